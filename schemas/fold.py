@@ -1,0 +1,154 @@
+"""The fold: what one record does to its stream. Pure, never raising, the same on every runner.
+
+`settle` runs the checks in the order of the design: `too_large`, `malformed`, `schema_version`, `malformed`
+again, then the stream's own rules. It knows no clock, no file and no network: time is the record's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from pydantic import BaseModel
+
+from schemas.control_fold import settle_control
+from schemas.entries import Entries
+from schemas.ids import CONTROL, JOB, REFUSED, parse_stream_key
+from schemas.job_event import SCHEMA_VERSION as EVENT_VERSION
+from schemas.job_event import event_fault
+from schemas.job_fold import JOB_RECORD_TYPES, settle_job
+from schemas.job_registry import JobCancellation, JobRegistration, body_fault
+from schemas.masking import mask_event, mask_opaque
+from schemas.record import (
+    JOB_CANCELLED,
+    JOB_EVENT,
+    JOB_REGISTERED,
+    VALUE_LIMIT_BYTES,
+    BadEnvelopeError,
+    Envelope,
+    Record,
+    read_envelope,
+)
+from schemas.sealing import Keyring
+from schemas.settled import Outcome, Settled, rejected
+from schemas.strict_json import MalformedJsonError, decode
+from schemas.verdicts import (
+    ACCEPTED,
+    FOLD_FAILED,
+    MALFORMED,
+    REJECTED,
+    SCHEMA_VERSION,
+    TOO_LARGE,
+    UNKNOWN_STREAM,
+)
+
+# A record without a usable key belongs to no stream; it is shown under this one.
+UNKEYED: Final = (REFUSED, "kafka")
+_MODELS: Final[dict[str, type[BaseModel]]] = {JOB_REGISTERED: JobRegistration, JOB_CANCELLED: JobCancellation}
+
+
+def settle(record: Record, entries: Entries, keyring: Keyring) -> Settled:
+    """What `record` does to its stream, whose past is in `entries`.
+
+    Changes of entries are kept for an accepted record and dropped for any other. Never raises: what the
+    fold's own code cannot handle is `fold_failed`.
+    """
+    try:
+        settled = _settle(record, entries, keyring)
+    except Exception as error:  # noqa: BLE001  a bug must cost one record, not the stream
+        kind, name = parse_stream_key(record.key) or UNKEYED
+        masked, shown = mask_opaque(record.value)
+        settled = Settled(REJECTED, kind, name, FOLD_FAILED, type(error).__name__, masked=masked, shown=shown)
+    if settled.verdict == ACCEPTED:
+        entries.keep()
+    else:
+        entries.drop()
+    return settled
+
+
+def _settle(record: Record, entries: Entries, keyring: Keyring) -> Settled:
+    stream = parse_stream_key(record.key)
+    kind, name = stream or UNKEYED
+    value = record.value
+    try:
+        envelope = read_envelope(record)
+    except BadEnvelopeError as error:
+        reason = TOO_LARGE if value is not None and len(value) > VALUE_LIMIT_BYTES else MALFORMED
+        return _opaque(record, kind, name, None, rejected(reason, str(error)))
+    if value is not None and (envelope.body_bytes is not None or len(value) > VALUE_LIMIT_BYTES):
+        size = envelope.body_bytes or len(value)
+        return _opaque(record, kind, name, envelope, rejected(TOO_LARGE, f"a body of {size} bytes"))
+    if stream is None:
+        return _opaque(record, kind, name, envelope, rejected(MALFORMED, "the key is no stream's"))
+    if value is None:
+        return _opaque(record, kind, name, envelope, rejected(MALFORMED, "no value"))
+    if kind == REFUSED:
+        why = "the door could not tell which stream it belongs to"
+        return _opaque(record, kind, name, envelope, rejected(MALFORMED, why))
+    try:
+        body, plain = decode(value)
+    except MalformedJsonError as error:
+        return _opaque(record, kind, name, envelope, rejected(MALFORMED, str(error)))
+    if type(body) is not dict:
+        return _opaque(record, kind, name, envelope, rejected(MALFORMED, "not an object"))
+    return _settle_body(record, kind, name, envelope, body, plain, entries, keyring)
+
+
+def _settle_body(
+    record: Record,
+    kind: str,
+    name: str,
+    envelope: Envelope,
+    body: dict[str, Any],
+    plain: bool,
+    entries: Entries,
+    keyring: Keyring,
+) -> Settled:
+    masked, shown = mask_event(body)
+    outcome = _body_fault(kind, name, envelope.type, body)
+    if outcome is None:
+        if kind == JOB:
+            is_masked = masked is not None
+            outcome = settle_job(record, envelope, name, body, plain, is_masked, entries, keyring)
+        elif kind == CONTROL:
+            outcome = settle_control(name, envelope, body, entries)
+        else:
+            outcome = rejected(UNKNOWN_STREAM, "no such kind of stream")
+    seq, sent_at = body.get("seq"), body.get("timestamp")
+    return Settled(
+        outcome.verdict,
+        kind,
+        name,
+        outcome.reason,
+        outcome.why,
+        outcome.late,
+        outcome.changes,
+        outcome.status_after,
+        seq if type(seq) is int else None,
+        sent_at if type(sent_at) is str else None,
+        masked,
+        shown,
+        envelope,
+    )
+
+
+def _body_fault(kind: str, name: str, record_type: str, body: dict[str, Any]) -> Outcome | None:
+    version = body.get("schema_version")
+    if type(version) is not int:
+        return rejected(MALFORMED, "schema_version: expected an integer")
+    if kind == JOB and body.get("job_id") != name:
+        return rejected(MALFORMED, "job_id: not the one of its topic")
+    if version != EVENT_VERSION:
+        return rejected(SCHEMA_VERSION, f"schema_version: this backbone reads {EVENT_VERSION}")
+    if kind != JOB:
+        return None
+    if record_type not in JOB_RECORD_TYPES:
+        return rejected(MALFORMED, "ce_type: no type of a job's stream")
+    fault = event_fault(body) if record_type == JOB_EVENT else body_fault(_MODELS[record_type], body)
+    return None if fault is None else rejected(MALFORMED, fault)
+
+
+def _opaque(record: Record, kind: str, name: str, envelope: Envelope | None, outcome: Outcome) -> Settled:
+    masked, shown = mask_opaque(record.value)
+    settled = Settled(outcome.verdict, kind, name, outcome.reason, outcome.why, masked=masked, shown=shown)
+    return settled if envelope is None else msgspec.structs.replace(settled, envelope=envelope)

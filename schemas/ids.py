@@ -1,0 +1,57 @@
+"""Ids, names and stream keys (CM-01): what may stand in a topic, a file name or a Kafka key."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from functools import lru_cache
+from typing import Final
+
+NAME_LIMIT: Final = 128
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}").fullmatch
+_JOB_ID = re.compile(r"[0-9a-f]{8}").fullmatch
+
+# The kinds of stream that exist. A kind beyond these is `unknown_stream`.
+JOB: Final = "job"
+REFUSED: Final = "refused"
+CONTROL: Final = "control"
+STREAM_KINDS: Final = (JOB, REFUSED, CONTROL)
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` is a name by CM-01: no slash, no MQTT wildcard, no control character, 1 to 128 long."""
+    return _NAME(text) is not None
+
+
+def is_job_id(text: object) -> bool:
+    """Whether `text` is a job id: 8 lower-case hex digits."""
+    return isinstance(text, str) and _JOB_ID(text) is not None
+
+
+def new_job_id() -> str:
+    """A fresh job id from 32 random bits. The registry settles a collision as `seq_conflict`."""
+    return secrets.token_hex(4)
+
+
+def stream_key(kind: str, name: str) -> str:
+    """The Kafka key of a stream, `kind/name`. Raises ValueError for a name that CM-01 forbids."""
+    if not is_name(name) or (kind == JOB and not is_job_id(name)):
+        raise ValueError(f"not a name for a stream of kind {kind}: {name!r}")
+    return f"{kind}/{name}"
+
+
+@lru_cache(maxsize=65_536)
+def parse_stream_key(key: bytes | None) -> tuple[str, str] | None:
+    """`(kind, name)` of a Kafka key, or None if it is no stream's key. Never raises."""
+    if key is None or len(key) > 2 * NAME_LIMIT:
+        return None
+    try:
+        kind, slash, name = key.decode("ascii").partition("/")
+    except UnicodeDecodeError:
+        return None
+    if not slash or not _NAME(kind) or not _NAME(name):
+        return None
+    if kind == JOB and not _JOB_ID(name):
+        return None
+    return kind, name

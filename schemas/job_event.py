@@ -1,0 +1,95 @@
+"""The wire model of a job event (JE-02): pydantic for users and documents, a plain check for the fold.
+
+`JobEvent` is what a publisher builds and what the AsyncAPI document is made of. `event_fault` decides the
+same for a decoded document in about a microsecond; a property test holds the two equal.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from schemas.ids import is_job_id
+from schemas.strict_json import INT_MAX
+
+SCHEMA_VERSION: Final = 1
+DETAIL_LIMIT: Final = 500
+STARTED: Final = "started"
+PROGRESS: Final = "progress"
+PERMISSION_REQUIRED: Final = "permission_required"
+COMPLETED: Final = "completed"
+ERROR: Final = "error"
+EVENTS: Final = (STARTED, PROGRESS, PERMISSION_REQUIRED, COMPLETED, ERROR)
+TERMINAL_EVENTS: Final = (COMPLETED, ERROR)
+_EVENT_SET: Final = frozenset(EVENTS)
+
+
+def has_control_characters(text: str) -> bool:
+    """Whether `text` holds a C0 or C1 control character or DEL (also newline and tab)."""
+    return not text.isprintable() and any(c < " " or "\x7f" <= c <= "\x9f" for c in text)
+
+
+def is_utc_timestamp(text: str) -> bool:
+    """Whether `text` is a date and time by ISO 8601 in the extended format, with seconds and `Z`."""
+    if not (20 <= len(text) <= 30 and text[-1] == "Z" and text[10] == "T" and text.isascii()):
+        return False
+    if text[4] != "-" or text[13] != ":" or text[16] != ":" or (len(text) > 20 and text[19] != "."):
+        return False
+    try:
+        # Python reads at most microseconds; finer fractions are legal and the rest of them is not used.
+        datetime.fromisoformat(text[:-1][:26])
+    except ValueError:
+        return False
+    return len(text) <= 20 or text[20:-1].isdigit()
+
+
+def _timestamp(text: str) -> str:
+    if not is_utc_timestamp(text):
+        raise ValueError("not an ISO 8601 time in UTC such as 2026-11-21T10:00:00Z")
+    return text
+
+
+def _printable(text: str) -> str:
+    if has_control_characters(text):
+        raise ValueError("holds a control character")
+    return text
+
+
+class JobEvent(BaseModel):
+    """One event of a job as it stands on the wire. Unknown keys are kept and are part of what is signed."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    schema_version: Literal[1]
+    seq: Annotated[int, Field(ge=1, le=INT_MAX)]
+    job_id: Annotated[str, Field(pattern=r"^[0-9a-f]{8}\z")]
+    event: Literal["started", "progress", "permission_required", "completed", "error"]
+    timestamp: Annotated[str, AfterValidator(_timestamp)]
+    detail: Annotated[str, Field(max_length=DETAIL_LIMIT), AfterValidator(_printable)]
+    data: dict[str, Any]
+
+
+def event_fault(event: dict[str, Any]) -> str | None:
+    """What is wrong with the fields of a decoded event beside `schema_version`, or None. Never raises."""
+    get = event.get
+    seq = get("seq")
+    if type(seq) is not int or not 1 <= seq <= INT_MAX:
+        return "seq: expected an integer from 1"
+    if not is_job_id(get("job_id")):
+        return "job_id: expected 8 lower-case hex digits"
+    kind = get("event")
+    if type(kind) is not str or kind not in _EVENT_SET:
+        return "event: expected one of " + ", ".join(EVENTS)
+    timestamp = get("timestamp")
+    if type(timestamp) is not str or not is_utc_timestamp(timestamp):
+        return "timestamp: expected ISO 8601 in UTC with Z"
+    detail = get("detail")
+    if type(detail) is not str or len(detail) > DETAIL_LIMIT:
+        return f"detail: expected text of at most {DETAIL_LIMIT} characters"
+    if has_control_characters(detail):
+        return "detail: holds a control character"
+    if type(get("data")) is not dict:
+        return "data: expected an object"
+    return None

@@ -1,0 +1,148 @@
+"""The ledger: one row per Kafka record, settled. Its columns, and how a row is made of record and verdict."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import orjson
+
+from schemas.entries import Writes
+from schemas.record import STANDARD_HEADERS, Record
+from schemas.sealing import Keyring, value_purpose
+from schemas.settled import FOLD_VERSION, Settled
+
+LEDGER: Final = "ledger"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_encode_changes: Final = msgspec.json.Encoder().encode
+
+
+class LedgerRow(NamedTuple):
+    """One row of `ledger`, in the order of its columns.
+
+    Times are microseconds since 1970 UTC. `sent_at` is what the sender claims and decides nothing.
+    `value`: the bytes as they came, masked where `masked` names something; `value_sealed` then holds them
+    as they came, sealed for `value/<topic>/<partition>/<offset>`. `changes`: JSON, a list of
+    `{view, key, row}`. `entries`: the stream's entries written in this micro-batch, on the stream's last
+    record in it, None for a deleted one. `wire`: key and headers as JSON (base64) where the other columns
+    do not give them back; else null.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    stream_kind: str
+    stream_id: str
+    door: str | None
+    principal: str | None
+    ce_id: str | None
+    type: str | None
+    seq: int | None
+    sent_at: int | None
+    logged_at: int
+    verdict: str
+    reason: str | None
+    why: str | None
+    late: bool
+    masked: str | None
+    status_after: str | None
+    fold_version: int
+    value: bytes | None
+    value_sealed: str | None
+    changes: str | None
+    entries: list[tuple[str, bytes | None]] | None
+    wire: str | None
+
+
+COLUMNS: Final = LedgerRow._fields
+
+
+def ledger_row(record: Record, settled: Settled, keyring: Keyring) -> LedgerRow:
+    """The row of one settled record, without entries: those belong to the end of the micro-batch."""
+    envelope = settled.envelope
+    sealed = None
+    if settled.masked is not None and record.value is not None:
+        purpose = value_purpose(record.topic, record.partition, record.offset)
+        sealed = keyring.seal(record.value, purpose)
+    return LedgerRow(
+        record.topic,
+        record.partition,
+        record.offset,
+        settled.stream_kind,
+        settled.stream_id,
+        None if envelope is None else envelope.door,
+        None if envelope is None else envelope.principal,
+        None if envelope is None else envelope.ce_id,
+        None if envelope is None else envelope.type,
+        settled.seq,
+        None if settled.sent_at is None else timestamp_us(settled.sent_at),
+        record.logged_at_us,
+        settled.verdict,
+        settled.reason,
+        settled.why,
+        settled.late,
+        settled.masked,
+        settled.status_after,
+        FOLD_VERSION,
+        record.value if settled.shown is None else settled.shown,
+        sealed,
+        _encode_changes(settled.changes).decode("utf-8") if settled.changes else None,
+        None,
+        None if envelope is not None and record.header_names == STANDARD_HEADERS else _wire(record),
+    )
+
+
+def with_entries(row: LedgerRow, writes: Writes) -> LedgerRow:
+    """`row` as the stream's last of a micro-batch, with the entries that the batch wrote."""
+    return row._replace(entries=sorted(writes.items()) or None)
+
+
+def timestamp_us(text: str) -> int | None:
+    """Microseconds since 1970 of an ISO 8601 UTC time; None when it is none (it is only advisory)."""
+    try:
+        moment = datetime.fromisoformat(text[:-1][:26] + "+00:00")
+        return int((moment - _EPOCH).total_seconds() * 1_000_000)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _text(raw: bytes | None) -> str | None:
+    return None if raw is None else base64.b64encode(raw).decode("ascii")
+
+
+def _wire(record: Record) -> str:
+    document: dict[str, Any] = {
+        "key": _text(record.key),
+        "headers": [
+            [name, _text(raw)] for name, raw in zip(record.header_names, record.header_values, strict=True)
+        ],
+    }
+    return orjson.dumps(document).decode("utf-8")
+
+
+def record_of_row(row: LedgerRow, keyring: Keyring) -> Record:
+    """The Kafka record that `row` was made of, for a refold. Raises UnsealError, ValueError.
+
+    Equal to the original in everything that the fold reads; `ce_time` and `content-type`, which it does not
+    read, are empty.
+    """
+    value = row.value
+    if row.value_sealed is not None:
+        value = keyring.open(row.value_sealed, value_purpose(row.topic, row.partition, row.offset))
+    if row.wire is not None:
+        wire = orjson.loads(row.wire)
+        key, headers = _raw(wire["key"]), [(name, _raw(text)) for name, text in wire["headers"]]
+    else:
+        key = f"{row.stream_kind}/{row.stream_id}".encode("ascii")
+        source = f"{row.door}/{row.principal}"
+        texts = ("1.0", row.ce_id, source, row.type, "", None, "")
+        pairs = zip(STANDARD_HEADERS, texts, strict=True)
+        headers = [(name, key if text is None else text.encode("utf-8")) for name, text in pairs]
+    names, values = tuple(name for name, _ in headers), tuple(raw for _, raw in headers)
+    return Record(row.topic, row.partition, row.offset, row.logged_at, key, value, names, values)
+
+
+def _raw(text: str | None) -> bytes | None:
+    return None if text is None else base64.b64decode(text)

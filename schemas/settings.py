@@ -1,0 +1,202 @@
+"""Every setting of Trunkline: one frozen model, read once at the start and passed on as an argument.
+
+Order of precedence, the later wins: the defaults below, `conf/trunkline.yaml` (or the file named by
+`TRUNKLINE_CONF`), variables `TRUNKLINE__SECTION__NAME`. The broker variables of JE-13 (`MQTT_BROKER`,
+`MQTT_PORT`, …) are aliases that the `TRUNKLINE__MQTT__…` names override. Paths in the settings are relative
+to the checkout unless they are absolute.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+PROJECT_ROOT = Path(__file__).resolve().parent.parent
+ENV_PREFIX = "TRUNKLINE__"
+
+# JE-13: the names that users of MQTT tools already have in their environment.
+_ALIASES = {
+    "MQTT_BROKER": ("mqtt", "host"),
+    "MQTT_PORT": ("mqtt", "port"),
+    "MQTT_TLS": ("mqtt", "tls"),
+    "MQTT_CA_CERTS": ("mqtt", "ca_certs"),
+    "MQTT_CERTFILE": ("mqtt", "certfile"),
+    "MQTT_KEYFILE": ("mqtt", "keyfile"),
+    "MQTT_USERNAME": ("mqtt", "username"),
+    "MQTT_PASSWORD": ("mqtt", "password"),
+}
+
+
+class SettingsError(Exception):
+    """A setting is wrong or unknown. The message names it; nothing was started."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class KafkaSettings(_Section):
+    """The log. `partitions` and `epoch` are stored in the log itself and checked by every program."""
+
+    bootstrap_servers: str = "127.0.0.1:19092"
+    topic: str = "trunk.events"
+    partitions: int = Field(default=4, ge=1, le=1024)
+    epoch: int = Field(default=1, ge=1)
+    replication_factor: int = Field(default=1, ge=1)
+    record_limit_bytes: int = Field(default=4 * 1024 * 1024, ge=64 * 1024)
+    delivery_timeout_s: float = Field(default=30.0, gt=0)
+    heap_mb: int = Field(default=384, ge=128, description="heap of the local stack's broker")
+
+
+class MqttSettings(_Section):
+    """The broker of job events (JE-01, JE-13) and the publisher's timing (JE-15)."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=1883, ge=1, le=65535)
+    tls: bool = False
+    ca_certs: Path | None = None
+    certfile: Path | None = None
+    keyfile: Path | None = None
+    username: str | None = None
+    password: SecretStr | None = None
+    topic_prefix: str = Field(default="python/mqtt/jobs", pattern=r"^[^+#\x00]+[^+#/\x00]$")
+    connect_timeout_s: float = Field(default=10.0, gt=0)
+    puback_timeout_s: float = Field(default=5.0, gt=0)
+    receipt_timeout_s: float = Field(default=10.0, gt=0)
+    publish_attempts: int = Field(default=3, ge=1)
+    backoff_base_s: float = Field(default=0.5, ge=0)
+    backoff_max_s: float = Field(default=8.0, ge=0)
+    bridge_client_id: str = "trunkline-bridge"
+    session_expiry_s: int = Field(default=7 * 24 * 3600, ge=1)
+    bridge_inflight: int = Field(default=1000, ge=1, le=65535)
+
+
+class LimitSettings(_Section):
+    """What a door lets in (CM-02)."""
+
+    payload_bytes: int = Field(default=1024 * 1024, ge=1024)
+
+
+class SparkSettings(_Section):
+    """The settling job. `shuffle_partitions` is frozen by the checkpoint: choose it at the first start."""
+
+    master: str = "local[2]"
+    driver_memory: str = "1g"
+    shuffle_partitions: int = Field(default=2, ge=1)
+    max_offsets_per_trigger: int = Field(default=60_000, ge=1)
+    trigger_interval_ms: int = Field(default=0, ge=0)
+
+
+class StorageSettings(_Section):
+    """Where things lie. None means: below `data_dir`. URIs of an object store are taken as they are."""
+
+    tables: str | None = None
+    checkpoints: str | None = None
+
+
+class Settings(_Section):
+    """All settings. Build it with `load_settings()`; tests build it directly."""
+
+    data_dir: Path = Path("var")
+    master_key_file: Path | None = None
+    master_key: SecretStr | None = None
+    kafka: KafkaSettings = KafkaSettings()
+    mqtt: MqttSettings = MqttSettings()
+    limits: LimitSettings = LimitSettings()
+    spark: SparkSettings = SparkSettings()
+    storage: StorageSettings = StorageSettings()
+
+    @property
+    def data_path(self) -> Path:
+        """The data directory as an absolute path."""
+        return self.data_dir if self.data_dir.is_absolute() else PROJECT_ROOT / self.data_dir
+
+    @property
+    def tables_root(self) -> str:
+        """Directory or URI below which each Delta table has a folder of its own."""
+        return self.storage.tables or str(self.data_path / "tables")
+
+    @property
+    def checkpoints_root(self) -> str:
+        """Directory or URI below which each streaming query has its checkpoint."""
+        return self.storage.checkpoints or str(self.data_path / "checkpoints")
+
+    @property
+    def key_file(self) -> Path:
+        """The 0600 file with the master keys."""
+        return self.master_key_file or self.data_path / "keys" / "master.json"
+
+    def table_path(self, table: str) -> str:
+        """Path or URI of one Delta table."""
+        return f"{self.tables_root}/{table}"
+
+
+def _merge(base: dict[str, Any], path: tuple[str, ...], value: object) -> None:
+    node = base
+    for part in path[:-1]:
+        child = node.setdefault(part, {})
+        if not isinstance(child, dict):
+            raise SettingsError(f"setting {'.'.join(path)}: {part} is not a section")
+        node = child
+    node[path[-1]] = value
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise SettingsError(f"cannot read settings from {path}: {error}") from error
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise SettingsError(f"{path}: expected a mapping of sections, found {type(loaded).__name__}")
+    return loaded
+
+
+def load_settings(environ: Mapping[str, str] | None = None, file: Path | None = None) -> Settings:
+    """Read the settings from file and environment.
+
+    Raises SettingsError that names the setting: an unknown one, also a misspelt section in a variable's
+    name, is an error and not ignored.
+    """
+    env = os.environ if environ is None else environ
+    default_file = PROJECT_ROOT / "conf" / "trunkline.yaml"
+    chosen = file or (Path(env["TRUNKLINE_CONF"]) if env.get("TRUNKLINE_CONF") else default_file)
+    values = _from_file(chosen) if chosen != default_file or chosen.exists() else {}
+    for name, alias in _ALIASES.items():
+        if env.get(name):
+            _merge(values, alias, env[name])
+    for name in sorted(env):
+        if name.startswith(ENV_PREFIX):
+            path: tuple[str, ...] = tuple(part.lower() for part in name[len(ENV_PREFIX) :].split("__"))
+            _merge(values, path, env[name])
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        lines = [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()]
+        raise SettingsError("wrong settings: " + "; ".join(lines)) from None
+
+
+def settings_environment(settings: Settings) -> dict[str, str]:
+    """The `TRUNKLINE__…` variables that make `load_settings` in a child process equal to `settings`.
+
+    Only what differs from the defaults is named. Secrets travel in the environment, never as arguments.
+    """
+    found: dict[str, str] = {}
+
+    def walk(model: BaseModel, path: tuple[str, ...]) -> None:
+        for name in type(model).model_fields:
+            value = getattr(model, name)
+            if isinstance(value, BaseModel):
+                walk(value, (*path, name))
+            elif value is not None and value != type(model).model_fields[name].default:
+                plain = value.get_secret_value() if isinstance(value, SecretStr) else value
+                found[ENV_PREFIX + "__".join((*path, name)).upper()] = str(plain)
+
+    walk(settings, ())
+    return found

@@ -1,0 +1,111 @@
+"""What a job event's `detail` must not hold (JE-04): a fixed table of patterns with their examples.
+
+The same table serves the publisher (which refuses to send) and the ledger (which masks). It errs on the
+side of letting harmless text through: masking is a net below the publisher's own check, not a filter that
+an attacker is measured against.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+
+class UnsafePattern(NamedTuple):
+    """One row of the table. `unsafe` are examples that match, `safe` near misses that must not. A text
+    without any of the literals in `needs` cannot match, which spares most texts the expression.
+    """
+
+    name: str
+    expression: str
+    needs: tuple[str, ...]
+    unsafe: tuple[str, ...]
+    safe: tuple[str, ...]
+
+
+PATTERNS: Final = (
+    UnsafePattern(
+        "posix_path",
+        # Absolute, below a top directory that systems have: `GET /api/x` and `3/10` are no paths.
+        r"/(?<![\w.:/-]/)(?:home|root|etc|usr|var|tmp|opt|srv|mnt|media|proc|sys|dev|run|boot|lib|lib64|bin|sbin"
+        r"|data|work|workspace|app|Users|Library|Applications|Volumes|System|private|nix|snap)(?![\w-])",
+        ("/",),
+        ("/etc/passwd", "wrote /home/ann/x.txt", "(/tmp/a)", "cwd=/root", "see:'/Users/bo/k'", "in /var"),
+        ("GET /api/x", "3/10", "https://example.org/home/x", "a/tmp/b", "and/or", "/variance", "1 /2", "n/a"),
+    ),
+    UnsafePattern(
+        "file_url",
+        r"(?i)\bfile:/",
+        (":/",),
+        ("file:///srv/x", "FILE:/etc"),
+        ("profile: /x", "file: done"),
+    ),
+    UnsafePattern(
+        "windows_path",
+        r"(?<![A-Za-z0-9])[A-Za-z]:[\\/](?!/)|\\\\[\w.$-]+\\\w",
+        (":\\", ":/", "\\\\"),
+        (r"C:\Users\x", "d:/data/y", r"\\server\share"),
+        ("http://x", "ratio a:b", "at 10:30", r"a\nb", "C: drive"),
+    ),
+    UnsafePattern(
+        "home_path",
+        r"(?<![\w~])~(?:[A-Za-z_][\w-]*)?/",
+        ("~",),
+        ("~/notes", "~ann/x", "in ~/.ssh"),
+        ("~10 min", "a~b", "approx ~ 5/6"),
+    ),
+    UnsafePattern(
+        "environment_assignment",
+        r"(?<![\w$])\$?[A-Z][A-Z0-9_]*=\S",
+        ("=",),
+        ("API_KEY=abc", "PATH=x", "export HOME=y", "$A=1"),
+        ("retries=3", "A = b", "x=Y", "maxRetries=3", "E=", "camelCASE=1"),
+    ),
+    UnsafePattern(
+        "password_or_token",
+        r"(?i)\b(?:pass(?:word|wd|phrase)?|pwd|secret|token|api[_-]?key|auth(?:orization)?|bearer|credentials?)"
+        r"\s*[:=]\s*['\"]?\S",
+        (":", "="),
+        ("password: hunter2", "token=abc", "api-key: x", "Authorization: Basic x", "pwd='x'"),
+        ("token count 3", "passed: 4 tests", "secretary: Bo", "asks for a password", "author: Ann"),
+    ),
+    UnsafePattern(
+        "bearer_token",
+        r"(?i)\bbearer +(?=\S*[0-9._~+/=-])[A-Za-z0-9._~+/=-]{8,}",
+        ("earer ", "EARER "),
+        ("Bearer abcdefgh12", "bearer eyJhbGciOi.x"),
+        ("the bearer of news", "bearer it", "bearer instruments"),
+    ),
+    UnsafePattern(
+        "known_token_form",
+        r"\b(?:gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|sk-[A-Za-z0-9_-]{16,}|xox[abprs]-[A-Za-z0-9-]{10,}"
+        r"|AKIA[0-9A-Z]{12,}|AIza[\w-]{20,}|glpat-[\w-]{16,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,})"
+        r"|-----BEGIN [A-Z ]*PRIVATE KEY",
+        ("gh", "sk-", "xox", "AKIA", "AIza", "glpat-", "eyJ", "-----BEGIN "),
+        (
+            "ghp_abcdefghijklmnop1234",
+            "sk-proj-abcdefghijklmnop",
+            "AKIAABCDEFGHIJKLMNOP",
+            "-----BEGIN RSA PRIVATE KEY",
+        ),
+        ("sk-1", "ghp_x", "task-list of everything here"),
+    ),
+    UnsafePattern(
+        "url_credentials",
+        r"\b[a-zA-Z][a-zA-Z0-9+.-]*://[^\s/@:]+:[^\s/@]+@",
+        ("://",),
+        ("https://ann:pw@example.org", "amqp://u:p@h"),
+        ("https://example.org:8080/x@y", "mailto:ann@example.org"),
+    ),
+)
+
+_COMPILED: Final = tuple((p.name, p.needs, re.compile(p.expression).search) for p in PATTERNS)
+
+
+def unsafe_pattern(text: str) -> str | None:
+    """The name of the first row of the table that `text` meets, or None when it is safe."""
+    for name, needs, search in _COMPILED:
+        for literal in needs:
+            if literal in text and search(text) is not None:
+                return name
+    return None
