@@ -1,0 +1,118 @@
+"""The fold as a stateful operator: `transformWithState` over buckets of streams, packed records in and out.
+
+A bucket is one Kafka partition of the topic, so that all records of a stream meet in one bucket, in the
+order of their offsets. Spark groups but does not order: the processor sorts the packed runs and refuses to
+go backwards, also against what the bucket has seen in earlier micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+from jobs.record_packing import from_cell, records_of, to_cell
+from jobs.stream_state import StreamState
+from schemas.entries import Entries
+from schemas.fold import settle
+from schemas.ids import parse_stream_key
+from schemas.ledger import LedgerRow, ledger_row, with_entries
+from schemas.ledger_arrow import ledger_batch
+from schemas.record import Record
+from schemas.sealing import Keyring
+from schemas.spark_types import BUCKET_STATE, STREAM_ENTRIES, STREAM_KEY
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.stateful_processor import TimerValues
+
+ROWS_PER_CELL = 20_000
+
+
+class OrderError(Exception):
+    """Records of one bucket came out of order, or again, inside one query. The query must stop."""
+
+
+def in_order(records: list[Record], last_offset: int) -> int:
+    """The last offset of `records`, which must rise from beyond `last_offset`. Raises OrderError."""
+    for record in records:
+        if record.offset <= last_offset:
+            raise OrderError(
+                f"{record.topic}-{record.partition}: offset {record.offset} after {last_offset}; the "
+                "micro-batch was not settled. If the topic was made anew, the checkpoint must be, too."
+            )
+        last_offset = record.offset
+    return last_offset
+
+
+def settle_run(
+    records: list[Record],
+    entries: Mapping[bytes | None, Entries],
+    keyring: Keyring,
+) -> list[LedgerRow]:
+    """The ledger rows of `records`, which are one bucket's share of a micro-batch, in their order.
+
+    `entries` holds those of every key among the records. A stream's writes stand on its last row.
+    """
+    last = {record.key: position for position, record in enumerate(records)}
+    rows = []
+    for position, record in enumerate(records):
+        stream = entries[record.key]
+        row = ledger_row(record, settle(record, stream, keyring), keyring)
+        if last[record.key] == position:
+            writes = stream.take_writes()
+            if writes:
+                row = with_entries(row, writes)
+        rows.append(row)
+    return rows
+
+
+class SettleStreams(StatefulProcessor):
+    """Settles the records of one bucket. `keyring_source` is called once in each worker process."""
+
+    def __init__(self, keyring_source: Callable[[], Keyring]) -> None:
+        self._keyring_source = keyring_source
+        self._keyring: Keyring | None = None
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the state: each stream's entries, and the last offset of the bucket."""
+        self._streams = StreamState(handle.getMapState("streams", STREAM_KEY, STREAM_ENTRIES))
+        self._bucket = handle.getValueState("bucket", BUCKET_STATE)
+
+    def handleInputRows(  # noqa: N802  Spark's name
+        self,
+        key: Any,
+        rows: Iterator[pd.DataFrame],
+        timerValues: TimerValues,  # noqa: N803
+    ) -> Iterator[pd.DataFrame]:
+        """Settle the bucket's share of the micro-batch; yields cells of packed ledger rows."""
+        if self._keyring is None:
+            self._keyring = self._keyring_source()
+        runs = [run for frame in rows for run in zip(frame["first_offset"], frame["records"], strict=True)]
+        runs.sort(key=lambda run: run[0])
+        records = [record for _, cell in runs for record in records_of(from_cell(cell))]
+        seen = self._bucket.get()
+        last_offset = in_order(records, -1 if seen is None else seen[0])
+        opened = self._open(records)
+        settled = settle_run(records, opened, self._keyring)
+        self._streams.store({_stream(row): opened[_key(row)].stored() for row in settled if row.entries})
+        self._bucket.update((last_offset,))
+        for start in range(0, len(settled), ROWS_PER_CELL):
+            batch = ledger_batch(settled[start : start + ROWS_PER_CELL])
+            yield pd.DataFrame({"rows": [to_cell(batch)]})
+
+    def _open(self, records: list[Record]) -> dict[bytes | None, Entries]:
+        """The entries for every key among `records`; what is no stream's key has none and keeps none."""
+        keys = list(dict.fromkeys(record.key for record in records))
+        named = {key: key.decode("ascii") for key in keys if key and parse_stream_key(key)}
+        stored = self._streams.load(list(named.values()))
+        return {key: Entries(stored[named[key]] if key in named else {}) for key in keys}
+
+
+def _stream(row: LedgerRow) -> str:
+    return f"{row.stream_kind}/{row.stream_id}"
+
+
+def _key(row: LedgerRow) -> bytes:
+    return _stream(row).encode("ascii")

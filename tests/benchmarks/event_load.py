@@ -1,0 +1,102 @@
+"""The load of the benchmarks: signed events of many jobs, as a door would put them into Kafka."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from confluent_kafka import Producer
+
+from schemas.job_event import COMPLETED, PROGRESS, STARTED
+from schemas.job_registry import registration_record
+from schemas.record import JOB_EVENT, OutgoingRecord, content_id
+from schemas.sealing import Keyring
+from schemas.signing import Signer
+from schemas.strict_json import canonical
+
+EVENTS_PER_JOB = 12
+CONCURRENT_JOBS = 500
+
+
+def registrations(jobs: int, keyring: Keyring, first: int = 0) -> Iterator[OutgoingRecord]:
+    """The records that register the jobs numbered from `first`."""
+    for number in range(first, first + jobs):
+        yield registration_record(f"{number:08x}", f"secret-{number}", "read, think, answer", keyring)
+
+
+def event(number: int, seq: int, kind: str, *, forged: bool = False) -> OutgoingRecord:
+    """One signed event of job `number`, about 330 bytes."""
+    job_id = f"{number:08x}"
+    body = {
+        "schema_version": 1,
+        "seq": seq,
+        "job_id": job_id,
+        "event": kind,
+        "timestamp": f"2026-11-21T10:{seq % 60:02d}:00.123Z",
+        "detail": f"step {seq} of {EVENTS_PER_JOB} done, reading the index",
+        "data": {"step": seq, "note": "all is well so far", "model": "small"},
+    }
+    signature = Signer(f"secret-{number}{'x' if forged else ''}").hexdigest(canonical(body))
+    body["data"] = {**body["data"], "hmac_sig": signature}  # type: ignore[dict-item]
+    value = canonical(body)
+    topic = f"python/mqtt/jobs/{job_id}/events".encode()
+    return OutgoingRecord(f"job/{job_id}", content_id(topic, value), "mqtt", "unverified", JOB_EVENT, value)
+
+
+def events(count: int, seed: int = 1, first: int = 0) -> Iterator[OutgoingRecord]:
+    """`count` events: 500 jobs at a time, each with 12 events; 5% duplicates, 1% forged, 1% out of order."""
+    draw = random.Random(seed)
+    running: list[tuple[int, list[int]]] = []
+    following = first
+    sent = 0
+    while sent < count:
+        while len(running) < CONCURRENT_JOBS:
+            order = list(range(1, EVENTS_PER_JOB + 1))
+            if draw.random() < 0.12:
+                at = draw.randrange(1, EVENTS_PER_JOB - 2)
+                order[at], order[at + 1] = order[at + 1], order[at]
+            running.append((following, order))
+            following += 1
+        at = draw.randrange(len(running))
+        number, order = running[at]
+        seq = order.pop(0)
+        kind = STARTED if seq == 1 else COMPLETED if seq == EVENTS_PER_JOB else PROGRESS
+        record = event(number, seq, kind, forged=draw.random() < 0.01)
+        for _ in range(2 if draw.random() < 0.05 else 1):
+            yield record
+            sent += 1
+        if not order:
+            running[at] = running[-1]
+            running.pop()
+
+
+def jobs_for(count: int) -> int:
+    """How many jobs `events(count)` needs at most."""
+    return count // EVENTS_PER_JOB + CONCURRENT_JOBS + 1
+
+
+def fill(bootstrap: str, topic: str, records: Iterator[OutgoingRecord]) -> int:
+    """Append the records to the topic, partitioned as ours; returns how many."""
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "linger.ms": 50,
+            "partitioner": "murmur2",
+            "enable.idempotence": True,
+            "queue.buffering.max.messages": 200_000,
+        }
+    )
+    count = 0
+    for record in records:
+        while True:
+            try:
+                producer.produce(topic, record.value, record.key, headers=record.headers())
+                break
+            except BufferError:
+                producer.poll(0.1)
+        count += 1
+        if count % 1000 == 0:
+            producer.poll(0)
+    if producer.flush(60):
+        raise RuntimeError("Kafka did not take all records in 60 s")
+    return count

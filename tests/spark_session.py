@@ -1,0 +1,34 @@
+"""A Spark session in this process, configured as the local stack configures spark-submit."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def start_session(
+    work_dir: Path, shuffle_partitions: int = 2, conf: Mapping[str, str] | None = None
+) -> SparkSession:
+    """Start the session; one a process. `work_dir` takes all that Spark writes beside tables."""
+    jars = ROOT / ".jars" / "spark"
+    assert list(jars.glob("*.jar")), "no jars: run ./trunkline once"
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ["PYSPARK_SUBMIT_ARGS"] = (
+        f"--properties-file {ROOT / 'conf' / 'spark-defaults.conf'} --driver-memory 2g "
+        f"--master local[2] --driver-class-path {jars}/* pyspark-shell"
+    )
+    builder = SparkSession.builder.appName("tests")
+    builder = builder.config("spark.sql.shuffle.partitions", str(shuffle_partitions))
+    builder = builder.config("spark.local.dir", str(work_dir / "spark-local"))
+    builder = builder.config("spark.sql.warehouse.dir", str(work_dir / "warehouse"))
+    builder = builder.config("spark.log.level", "ERROR")
+    for name, value in (conf or {}).items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
