@@ -1,0 +1,151 @@
+"""The command line's frame: finds the command, reads the settings, turns errors into exit codes.
+
+Only the chosen command's module is imported, and `--help` imports none: the standard library alone prints
+it, so that help works before anything is set up, and at once.
+
+A command's module offers `configure(parser)` and `run(args, settings) -> exit code`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol, cast
+
+from schemas.errors import TrunklineError
+
+if TYPE_CHECKING:
+    from schemas.settings import Settings
+
+PROGRAM = "trunkline"
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: the module that runs it, what it does in a line, and where the help shows it."""
+
+    module: str
+    summary: str
+    group: str
+
+
+class CommandModule(Protocol):
+    """What a command's module offers."""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the command's arguments."""
+
+    def run(self, args: argparse.Namespace, settings: Settings) -> int:
+        """Does it and returns the exit code."""
+
+
+STACK, EVENTS, WORK = "The local stack", "Jobs and events", "Trying and measuring"
+
+COMMANDS: dict[str, Command] = {
+    "up": Command("connectors.cli.up_command", "start brokers, bridge and settling job", STACK),
+    "down": Command("connectors.cli.down_command", "stop them all, in order", STACK),
+    "status": Command("connectors.cli.status_command", "show each part's state, age and memory", STACK),
+    "logs": Command("connectors.cli.logs_command", "show or follow the parts' logs", STACK),
+    "doctor": Command("connectors.cli.doctor_command", "check every part and say how to mend it", STACK),
+    "publish": Command("connectors.cli.publish_command", "publish a job's events", EVENTS),
+    "jobs": Command("connectors.cli.jobs_command", "register, list and show jobs", EVENTS),
+    "tail": Command("connectors.cli.tail_command", "follow events as they come in", EVENTS),
+    "demo": Command("connectors.cli.demo_command", "see the whole way of an event, in a minute", WORK),
+    "bench": Command("connectors.cli.bench_command", "run a benchmark", WORK),
+}
+
+_EXAMPLES = """\
+Examples:
+  trunkline up                  start everything, wait until it is ready
+  trunkline tail                see events as they are settled
+  trunkline doctor              something is odd: check every part
+"""
+
+
+def top_level_help() -> str:
+    """The help of the whole program: one line a command, grouped."""
+    lines = [
+        f"usage: {PROGRAM} COMMAND [arguments]",
+        "",
+        "Trunkline, an event backbone for multi-agent systems: many doors, one log, one fold.",
+    ]
+    groups = dict.fromkeys(command.group for command in COMMANDS.values())
+    for group in groups:
+        lines += ["", f"{group}:"]
+        lines += [f"  {name:<10}{c.summary}" for name, c in COMMANDS.items() if c.group == group]
+    lines += ["", "Tests:", f"  {'test':<10}run the tests; pytest's arguments may follow", "", _EXAMPLES]
+    return "\n".join(lines) + f"Help on one command: {PROGRAM} COMMAND --help\n"
+
+
+def _unknown(name: str) -> int:
+    close = get_close_matches(name, [*COMMANDS, "test"], n=1)
+    hint = f"Did you mean '{close[0]}'?" if close else f"See {PROGRAM} --help."
+    print(f"{PROGRAM}: there is no command '{name}'. {hint}", file=sys.stderr)
+    return EXIT_USAGE
+
+
+def _run_command(name: str, arguments: Sequence[str]) -> int:
+    command = COMMANDS[name]
+    module = cast(CommandModule, import_module(command.module))
+    parser = argparse.ArgumentParser(
+        prog=f"{PROGRAM} {name}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.configure(parser)
+    args = parser.parse_args(arguments)
+    # Imported here, because pydantic is slow to import and help must be quick.
+    from schemas.settings import load_settings
+
+    return module.run(args, load_settings())
+
+
+def _is_settings_error(error: BaseException) -> bool:
+    from schemas.settings import SettingsError
+
+    return isinstance(error, SettingsError)
+
+
+def _dispatch(arguments: Sequence[str]) -> int:
+    first = arguments[0] if arguments else "--help"
+    if first == "help" and len(arguments) > 1 and arguments[1] in COMMANDS:
+        return _run_command(arguments[1], ["--help"])
+    if first in {"-h", "--help", "help"}:
+        print(top_level_help(), end="")
+        return 0
+    if first not in COMMANDS:
+        return _unknown(first)
+    return _run_command(first, arguments[1:])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    said_by = " ".join([PROGRAM, *arguments[:1]])
+    try:
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has gone. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except TrunklineError as error:
+        print(f"{said_by}: {error}", file=sys.stderr)
+        return error.exit_code
+    except Exception as error:
+        if not _is_settings_error(error):
+            raise
+        print(f"{said_by}: {error}", file=sys.stderr)
+        print("Mend it in conf/trunkline.yaml or in the TRUNKLINE__ variables.", file=sys.stderr)
+        return EXIT_USAGE

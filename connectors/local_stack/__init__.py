@@ -1,0 +1,8 @@
+"""The local stack: starts and supervises Kafka, Mosquitto, the bridge and the settling job on loopback."""
+
+from connectors.local_stack.part import Part, PartFailed
+from connectors.local_stack.part_plan import ALL_PARTS
+from connectors.local_stack.ports import free_port
+from connectors.local_stack.stack import LocalStack
+
+__all__ = ["ALL_PARTS", "LocalStack", "Part", "PartFailed", "free_port"]

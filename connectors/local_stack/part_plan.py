@@ -1,0 +1,46 @@
+"""What the stack has to know about one part in order to run it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+KAFKA, MOSQUITTO, BRIDGE, SETTLE = "kafka", "mosquitto", "bridge", "settle"
+
+# Parts of one stage start together; the next stage starts when they are ready.
+STAGES: tuple[tuple[str, ...], ...] = ((KAFKA, MOSQUITTO), (BRIDGE, SETTLE))
+ALL_PARTS = tuple(name for stage in STAGES for name in stage)
+# Nothing that still writes may lose what it writes to.
+STOP_ORDER = (BRIDGE, SETTLE, MOSQUITTO, KAFKA)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _terminate(pid: int) -> None:
+    os.kill(pid, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class PartPlan:
+    """How one part is started, when it is ready, and how long its ends may take.
+
+    `prepare` runs before each start, `on_first_ready` once, after the first start of the stack.
+    `terminate` asks the process with this id to end.
+    """
+
+    name: str
+    summary: str
+    command: Callable[[], list[str]]
+    is_ready: Callable[[], bool]
+    ready_within_s: float
+    stop_within_s: float
+    cwd: Path
+    prepare: Callable[[], None] = _nothing
+    terminate: Callable[[int], None] = _terminate
+    on_first_ready: Callable[[], None] = _nothing
+    environment: Mapping[str, str] = field(default_factory=dict)

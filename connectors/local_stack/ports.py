@@ -1,0 +1,61 @@
+"""Ports on loopback: finding free ones, and saying who has the one that is wanted."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+import psutil
+
+from schemas.errors import TrunklineError
+
+LOOPBACK = "127.0.0.1"
+# Below the range of the kernel's ports for outgoing connections: none of those can come in between.
+_FIRST, _LAST = 20_000, 32_000
+_handed_out: set[int] = set()
+
+
+def port_is_free(port: int) -> bool:
+    """Whether a server could listen on this port of loopback now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # Like the servers do: a port is free although connections of its last owner are still winding down.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port() -> int:
+    """A free port of loopback; never the same twice in one process."""
+    choice = random.SystemRandom()
+    for _ in range(1000):
+        port = choice.randrange(_FIRST, _LAST)
+        if port not in _handed_out and port_is_free(port):
+            _handed_out.add(port)
+            return port
+    raise TrunklineError(f"no free port between {_FIRST} and {_LAST}: end some programs and try again")
+
+
+def port_owner(port: int) -> str:
+    """Who listens on the port, as far as we may see: `pid 123 (java)`, or `another program`."""
+    try:
+        for connection in psutil.net_connections(kind="tcp"):
+            if connection.laddr and connection.laddr.port == port and connection.status == psutil.CONN_LISTEN:
+                if connection.pid:
+                    return f"pid {connection.pid} ({psutil.Process(connection.pid).name()})"
+                break
+    except psutil.Error:
+        pass
+    return "another program"
+
+
+def require_free(port: int, setting: str) -> None:
+    """Raise an error that names port, setting and owner unless the port is free."""
+    if not port_is_free(port):
+        variable = "TRUNKLINE__" + setting.upper().replace(".", "__")
+        raise TrunklineError(
+            f"port {port} (setting {setting}) is taken by {port_owner(port)}: end that, or set {variable} "
+            "to another"
+        )

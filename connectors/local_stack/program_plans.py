@@ -1,0 +1,111 @@
+"""The plans of our own programs: the MQTT bridge and the settling job under spark-submit."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from connectors.local_stack.part_plan import BRIDGE, SETTLE, PartPlan
+from connectors.local_stack.programs import jar_files, java_home, spark_home
+from schemas.settings import PROJECT_ROOT, Settings
+
+# The program creates the file that this variable names when it has subscribed, or its query runs.
+READY_FILE = "TRUNKLINE_READY_FILE"
+_JOB = PROJECT_ROOT / "jobs" / "settle_events.py"
+
+
+def _ready_file(settings: Settings, name: str) -> Path:
+    return settings.data_path / "run" / f"{name}.ready"
+
+
+def bridge_plan(settings: Settings) -> PartPlan:
+    """The bridge from MQTT to Kafka."""
+    ready = _ready_file(settings, BRIDGE)
+    return PartPlan(
+        name=BRIDGE,
+        summary="MQTT bridge",
+        prepare=lambda: ready.unlink(missing_ok=True),
+        command=lambda: [sys.executable, "-P", "-m", "connectors.mqtt_bridge"],
+        is_ready=ready.exists,
+        ready_within_s=60,
+        stop_within_s=15,
+        cwd=PROJECT_ROOT,
+        environment={READY_FILE: str(ready)},
+    )
+
+
+def _spark_submit(settings: Settings, scratch: Path) -> list[str]:
+    jars = [str(jar) for jar in jar_files("spark")]
+    java_options = f"-Dlog4j2.configurationFile={(PROJECT_ROOT / 'conf' / 'log4j2.properties').as_uri()}"
+    return [
+        str(spark_home() / "bin" / "spark-submit"),
+        "--properties-file",
+        str(PROJECT_ROOT / "conf" / "spark-defaults.conf"),
+        "--master",
+        settings.spark.master,
+        "--driver-memory",
+        settings.spark.driver_memory,
+        "--jars",
+        ",".join(jars),
+        # Hadoop looks for its file system before Spark has added the jars.
+        "--driver-class-path",
+        ":".join(jars),
+        "--driver-java-options",
+        java_options,
+        "--conf",
+        f"spark.local.dir={scratch}",
+        "--conf",
+        f"spark.sql.warehouse.dir={settings.data_path / 'warehouse'}",
+        "--conf",
+        f"spark.sql.shuffle.partitions={settings.spark.shuffle_partitions}",
+        str(_JOB),
+    ]
+
+
+def _terminate_driver(pid: int) -> None:
+    """Ask the job's own Python program to end; the JVM around it then follows. The other way round the program
+    would lose its JVM in the middle of a micro-batch.
+    """
+    with suppress(psutil.Error):
+        for child in psutil.Process(pid).children():
+            if any(argument.endswith(_JOB.name) for argument in child.cmdline()):
+                child.terminate()
+                return
+        psutil.Process(pid).terminate()
+
+
+def settle_plan(settings: Settings) -> PartPlan:
+    """The job that settles events, in one JVM."""
+    ready = _ready_file(settings, SETTLE)
+    scratch = settings.data_path / "spark-scratch"
+
+    def prepare() -> None:
+        ready.unlink(missing_ok=True)
+        # A killed Spark leaves its scratch files behind.
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+
+    return PartPlan(
+        name=SETTLE,
+        summary="settling job (Spark)",
+        prepare=prepare,
+        command=lambda: _spark_submit(settings, scratch),
+        is_ready=ready.exists,
+        terminate=_terminate_driver,
+        ready_within_s=110,
+        stop_within_s=20,
+        cwd=PROJECT_ROOT,
+        environment={
+            READY_FILE: str(ready),
+            "JAVA_HOME": str(java_home()),
+            "SPARK_HOME": str(spark_home()),
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            # An old address of this machine in its hosts file would make Spark listen elsewhere.
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        },
+    )

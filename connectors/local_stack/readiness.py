@@ -1,0 +1,46 @@
+"""Is a broker answering? One request in the broker's own protocol, without a client library."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+# Kafka: ApiVersions, version 0, correlation id 7, no client id. The answer repeats the correlation id.
+_API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 7, -1)
+# MQTT 3.1.1: CONNECT, clean session, keep-alive 5 s, no client id. Whatever the answer, a broker wrote it.
+_CONNECT = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x05\x00\x00"
+_CONNACK, _DISCONNECT = 0x20, b"\xe0\x00"
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    received = b""
+    while len(received) < size:
+        piece = connection.recv(size - len(received))
+        if not piece:
+            break
+        received += piece
+    return received
+
+
+def kafka_answers(host: str, port: int, timeout_s: float = 1.0) -> bool:
+    """Whether a Kafka broker handles requests here. An open port alone does not mean that yet."""
+    try:
+        with socket.create_connection((host, port), timeout=timeout_s) as connection:
+            connection.sendall(_API_VERSIONS)
+            return _receive(connection, 8)[4:] == struct.pack(">i", 7)
+    except OSError:
+        return False
+
+
+def mqtt_answers(host: str, port: int, timeout_s: float = 1.0) -> bool:
+    """Whether an MQTT broker without TLS lets us in or refuses us politely here."""
+    try:
+        with socket.create_connection((host, port), timeout=timeout_s) as connection:
+            connection.sendall(_CONNECT)
+            answer = _receive(connection, 4)
+            if answer[:1] != bytes([_CONNACK]):
+                return False
+            connection.sendall(_DISCONNECT)
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,176 @@
+"""The local stack: Kafka, Mosquitto, the bridge and the settling job on loopback, as one thing."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from connectors.local_stack import child_process, log_files, state_file
+from connectors.local_stack.broker_plans import kafka_plan, mosquitto_plan
+from connectors.local_stack.part import Part
+from connectors.local_stack.part_plan import (
+    ALL_PARTS,
+    BRIDGE,
+    KAFKA,
+    MOSQUITTO,
+    SETTLE,
+    STAGES,
+    STOP_ORDER,
+    PartPlan,
+)
+from connectors.local_stack.program_plans import bridge_plan, settle_plan
+from schemas.errors import Refused, TrunklineError, UsageError
+from schemas.sealing import ensure_keyring
+from schemas.settings import Settings
+
+PLANS: dict[str, Callable[[Settings], PartPlan]] = {
+    KAFKA: kafka_plan,
+    MOSQUITTO: mosquitto_plan,
+    BRIDGE: bridge_plan,
+    SETTLE: settle_plan,
+}
+START_LIMIT_S = 120.0
+_POLL_S = 0.05
+
+
+class StackRuns(Refused):
+    """Another process runs a stack with the same data directory."""
+
+
+def check_parts(names: Iterable[str]) -> tuple[str, ...]:
+    """The parts in the order of their start; raises UsageError for a name that is none."""
+    wanted = set(names)
+    unknown = sorted(wanted - set(ALL_PARTS))
+    if unknown or not wanted:
+        raise UsageError(
+            f"no such part: {', '.join(unknown) or '(none named)'}; there are {', '.join(ALL_PARTS)}"
+        )
+    return tuple(name for name in ALL_PARTS if name in wanted)
+
+
+class LocalStack:
+    """Runs parts of the stack as children of this process. A context manager; nothing is left after its end.
+
+    Start it from a thread that lasts (the main one): the kernel ends the parts when the thread that started
+    them ends. One stack per data directory: a second one is refused.
+
+        with LocalStack(settings, parts=("kafka", "mosquitto")) as stack:
+            stack["kafka"].kill()
+            stack["kafka"].start()
+    """
+
+    def __init__(self, settings: Settings, parts: Iterable[str] = ALL_PARTS, *, detached: bool = False) -> None:
+        self.settings = settings
+        self.parts = {name: Part(PLANS[name](settings), settings) for name in check_parts(parts)}
+        self._phase = state_file.STARTING
+        self._error: str | None = None
+        self._detached = detached
+        self._lock: IO[str] | None = None
+        self._started_at = time.time()
+
+    def __getitem__(self, name: str) -> Part:
+        return self.parts[name]
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def run_path(self) -> Path:
+        """Where state, lock and readiness files are."""
+        return self.settings.data_path / "run"
+
+    def start(self, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Start all parts and wait until they are ready; if one does not become so, stop them all and raise."""
+        self._take_lock()
+        try:
+            child_process.kill_marked(child_process.mark_of(self.settings.data_path, ""))
+            ensure_keyring(self.settings)
+            self._phase, self._started_at = state_file.STARTING, time.time()
+            deadline = time.monotonic() + START_LIMIT_S
+            for stage in STAGES:
+                self._start_stage(
+                    [self.parts[name] for name in stage if name in self.parts], deadline, should_stop
+                )
+                if should_stop():
+                    return
+            self._phase = state_file.RUNNING
+            self.write_state()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start_stage(self, parts: list[Part], deadline: float, should_stop: Callable[[], bool]) -> None:
+        for part in parts:
+            self.write_state()
+            part.launch()
+        waiting = list(parts)
+        while waiting and not should_stop():
+            self.write_state()
+            for part in list(waiting):
+                if part.check_ready():
+                    part.plan.on_first_ready()
+                    waiting.remove(part)
+            if waiting and time.monotonic() > deadline:
+                names = ", ".join(part.name for part in waiting)
+                raise TrunklineError(
+                    f"not ready within {START_LIMIT_S:.0f} s: {names}; see {waiting[0].log_path}"
+                )
+            time.sleep(_POLL_S)
+
+    def look_after(self) -> None:
+        """Restart what has died and keep the logs bounded. To be called a few times a second."""
+        changed = [part.look_after() for part in self.parts.values()]
+        if any(changed):
+            self.write_state()
+        for part in self.parts.values():
+            log_files.keep_bounded(part.log_path)
+
+    def stop(self) -> None:
+        """End all parts in order, then whatever is left of them. Harmless when nothing runs."""
+        if self._lock is None:
+            return
+        try:
+            self._phase = state_file.STOPPING
+            for name in STOP_ORDER:
+                if name in self.parts:
+                    self.write_state()
+                    self.parts[name].stop()
+            child_process.kill_marked(child_process.mark_of(self.settings.data_path, ""))
+            state_file.remove_state(self.settings)
+        finally:
+            self._lock.close()
+            self._lock = None
+
+    def _take_lock(self) -> None:
+        self.run_path.mkdir(parents=True, exist_ok=True)
+        lock = (self.run_path / "stack.lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise StackRuns(
+                f"a stack runs already with data_dir {self.settings.data_path}: "
+                "trunkline down, or set another data_dir"
+            ) from None
+        self._lock = lock
+
+    def write_state(self) -> None:
+        """Tell others how far it is."""
+        state: dict[str, Any] = {
+            "phase": self._phase,
+            "supervisor": state_file.identity(),
+            "detached": self._detached,
+            "started_at": self._started_at,
+            "parts": {name: part.as_json() for name, part in self.parts.items()},
+        }
+        state_file.write_state(self.settings, state)

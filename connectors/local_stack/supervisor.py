@@ -1,0 +1,78 @@
+"""The process behind `trunkline up`: starts the stack, looks after it, stops it in order on SIGTERM.
+
+Run as `python -m connectors.local_stack.supervisor kafka mosquitto …`; the settings come from the environment.
+It tells how far it is in the state file, and leaves there why it failed.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+import traceback
+from types import FrameType
+
+from connectors.local_stack import log_files, state_file
+from connectors.local_stack.stack import LocalStack, StackRuns
+from schemas.errors import TrunklineError
+from schemas.settings import Settings, load_settings
+
+_TICK_S = 0.2
+
+
+class _StopRequest:
+    """Remembers that a signal asked for the end."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._remember)
+
+    def _remember(self, _number: int, _frame: FrameType | None) -> None:
+        self.asked = True
+
+    def __call__(self) -> bool:
+        return self.asked
+
+
+def _record_failure(settings: Settings, error: BaseException) -> None:
+    state = {
+        "phase": state_file.FAILED,
+        "supervisor": state_file.identity(),
+        "detached": True,
+        "error": str(error),
+        "parts": {},
+    }
+    state_file.write_state(settings, state)
+
+
+def supervise(settings: Settings, parts: list[str]) -> int:
+    """Run the stack until a signal asks for the end."""
+    should_stop = _StopRequest()
+    stack = LocalStack(settings, parts, detached=True)
+    try:
+        stack.start(should_stop)
+        while not should_stop():
+            stack.look_after()
+            log_files.keep_bounded(settings.data_path / "logs" / "supervisor.log")
+            time.sleep(_TICK_S)
+    except StackRuns as error:
+        # The state file is the other one's: leave it alone.
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except TrunklineError as error:
+        print(error, file=sys.stderr)
+        _record_failure(settings, error)
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001 told to whoever waits for us, whatever it is
+        traceback.print_exc()
+        stack.stop()
+        _record_failure(settings, error)
+        return 1
+    finally:
+        stack.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(supervise(load_settings(), sys.argv[1:]))

@@ -1,0 +1,140 @@
+"""The command line's frame: help, wrong commands, wrong settings, exit codes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from connectors.cli.main import COMMANDS, Command, main
+from schemas.settings import PROJECT_ROOT
+
+TIMEOUT_S = 60
+
+
+def run_cli(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "connectors.cli", *arguments],
+        env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT), **variables},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+
+
+def test_help_names_every_command_once_and_stays_on_one_screen(capsys: pytest.CaptureFixture[str]):
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name, command in COMMANDS.items():
+        assert [line for line in lines if line.startswith(f"  {name} ")] == [f"  {name:<10}{command.summary}"]
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 100
+
+
+def test_help_imports_nothing_but_the_standard_library():
+    program = (
+        "import sys; from connectors.cli.main import main; main(['--help']);"
+        "ours = {'connectors', 'schemas'};"
+        "names = {name.partition('.')[0] for name in sys.modules} - ours - {'__main__'};"
+        "print(sorted(n for n in names if n not in sys.stdlib_module_names), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-P", "-c", program],
+        env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert (done.returncode, done.stderr.strip()) == (0, "[]")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: trunkline {name}" in capsys.readouterr().out
+
+
+def test_an_unknown_command_suggests_the_closest(capsys: pytest.CaptureFixture[str]):
+    assert main(["stauts"]) == 2
+    assert "there is no command 'stauts'. Did you mean 'status'?" in capsys.readouterr().err
+
+
+def test_a_misspelt_setting_ends_with_2_and_its_name():
+    done = run_cli("status", TRUNKLINE__KAFKA__TOPPIC="x")
+    assert done.returncode == 2
+    assert "kafka.toppic" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [
+        ("errors.TrunklineError('w')", 1),
+        ("errors.UsageError('w')", 2),
+        ("errors.NotFound('w')", 3),
+        ("errors.Refused('w')", 4),
+        ("errors.BackboneUnreachable('w')", 5),
+        ("KeyboardInterrupt", 130),
+        ("BrokenPipeError", 0),
+    ],
+)
+def test_an_error_ends_with_its_exit_code_and_no_traceback(raised: str, code: int, tmp_path: Path):
+    (tmp_path / "raising.py").write_text(
+        f"from schemas import errors\ndef configure(parser): pass\ndef run(args, settings): raise {raised}\n"
+    )
+    program = (
+        "import sys; from connectors.cli.main import COMMANDS, Command, main;"
+        "COMMANDS['raise'] = Command('raising', 'raises', 'Tests'); sys.exit(main(['raise']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        env={**os.environ, "PYTHONPATH": f"{PROJECT_ROOT}{os.pathsep}{tmp_path}"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    said = "trunkline raise: w\n" if raised.startswith("errors.") else ""
+    assert (done.returncode, done.stderr, done.stdout) == (code, said, "")
+
+
+def test_a_reader_that_has_gone_is_no_error():
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as closed:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "connectors.cli", "--help"],
+            env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)},
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            timeout=TIMEOUT_S,
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_the_wrapper_finds_its_checkout_through_a_link_from_anywhere(tmp_path: Path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "direct").symlink_to(PROJECT_ROOT / "trunkline")
+    (tmp_path / "trunk").symlink_to("bin/direct")
+    # A folder of this name where one stands must not be taken for ours.
+    (tmp_path / "connectors").mkdir()
+    done = subprocess.run(
+        ["./trunk", "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "usage: trunkline COMMAND [arguments]")
+
+
+def test_bench_lists_programs_and_names_what_there_is_for_an_unknown_one(capsys: pytest.CaptureFixture[str]):
+    assert main(["bench"]) == 0
+    capsys.readouterr()
+    assert main(["bench", "nothing"]) == 3
+    assert "no benchmark 'nothing'; there are:" in capsys.readouterr().err
+
+
+def test_commands_are_modules_of_the_command_line():
+    assert all(isinstance(command, Command) for command in COMMANDS.values())
+    assert {command.module.rpartition(".")[0] for command in COMMANDS.values()} == {"connectors.cli"}

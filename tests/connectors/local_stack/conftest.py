@@ -1,0 +1,81 @@
+"""Settings of a stack of its own for each test, and a watch that nothing of it is left."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connectors.local_stack import child_process, free_port
+from connectors.local_stack.part import child_environment
+from schemas.settings import PROJECT_ROOT, KafkaSettings, MqttSettings, Settings
+
+CLI_TIMEOUT_S = 150
+
+
+def settings_in(folder: Path) -> Settings:
+    """Settings with free ports and a data directory below the folder."""
+    return Settings(
+        data_dir=folder,
+        kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}", partitions=2),
+        mqtt=MqttSettings(port=free_port()),
+    )
+
+
+def still_running(settings: Settings) -> list[str]:
+    """The command lines of all processes that belong to the stack of these settings."""
+    found = child_process.marked_processes(child_process.mark_of(settings.data_path, ""))
+    return [" ".join(process.cmdline())[:200] for process in found]
+
+
+@pytest.fixture
+def stack_settings(tmp_path: Path) -> Iterator[Settings]:
+    """Settings for one stack. What a failed test leaves running is killed afterwards."""
+    settings = settings_in(tmp_path / "data")
+    yield settings
+    child_process.kill_marked(child_process.mark_of(settings.data_path, ""))
+
+
+@pytest.fixture
+def other_settings(tmp_path: Path) -> Iterator[Settings]:
+    """Settings for a second stack."""
+    settings = settings_in(tmp_path / "other")
+    yield settings
+    child_process.kill_marked(child_process.mark_of(settings.data_path, ""))
+
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def cli(stack_settings: Settings) -> Iterator[Cli]:
+    """Runs `trunkline …` with the test's settings; at the end the stack is taken down."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-P", "-m", "connectors.cli", *arguments],
+            cwd=PROJECT_ROOT,
+            env=child_environment(stack_settings),
+            capture_output=True,
+            text=True,
+            timeout=CLI_TIMEOUT_S,
+        )
+
+    yield run
+    run("down")
+
+
+@pytest.fixture
+def part_status(cli: Cli) -> Callable[[str], dict[str, Any]]:
+    """Reads one part's line of `status --json`."""
+
+    def read(name: str) -> dict[str, Any]:
+        parts = json.loads(cli("status", "--json").stdout)["parts"]
+        return next(part for part in parts if part["name"] == name)
+
+    return read

@@ -1,0 +1,110 @@
+"""The stack in this process: real brokers start, die, come back and end."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from connectors.kafka_topic import check_topic
+from connectors.local_stack import ALL_PARTS, LocalStack, PartFailed, free_port
+from connectors.local_stack.broker_plans import mosquitto_plan
+from connectors.local_stack.part import Part
+from connectors.local_stack.readiness import kafka_answers, mqtt_answers
+from connectors.local_stack.stack import PLANS
+from schemas.errors import TrunklineError, UsageError
+from schemas.settings import KafkaSettings, Settings
+from tests.connectors.local_stack.conftest import still_running
+
+BROKERS = ("kafka", "mosquitto")
+
+
+def kafka_address(settings: Settings) -> tuple[str, int]:
+    host, _, port = settings.kafka.bootstrap_servers.rpartition(":")
+    return host, int(port)
+
+
+def test_a_stack_is_ready_when_start_returns_and_nothing_is_left_after_stop(stack_settings: Settings):
+    with LocalStack(stack_settings, BROKERS) as stack:
+        assert kafka_answers(*kafka_address(stack_settings))
+        assert mqtt_answers("127.0.0.1", stack_settings.mqtt.port)
+        check_topic(stack_settings)
+        assert all(part.pid for part in stack.parts.values())
+    assert still_running(stack_settings) == []
+    assert not kafka_answers(*kafka_address(stack_settings))
+
+
+def test_a_killed_broker_starts_again_with_its_data(stack_settings: Settings):
+    with LocalStack(stack_settings, ("kafka",)) as stack:
+        before = stack["kafka"].pid
+        stack["kafka"].kill()
+        assert stack["kafka"].pid is None
+        stack["kafka"].start()
+        assert stack["kafka"].pid not in (None, before)
+        check_topic(stack_settings)
+
+
+def test_two_stacks_at_once_do_not_meet(stack_settings: Settings, other_settings: Settings):
+    with (
+        LocalStack(stack_settings, ("mosquitto",)) as first,
+        LocalStack(other_settings, ("mosquitto",)) as second,
+    ):
+        first["mosquitto"].kill()
+        assert mqtt_answers("127.0.0.1", other_settings.mqtt.port)
+        assert second["mosquitto"].pid is not None
+
+
+def test_a_second_stack_on_the_same_data_is_refused(stack_settings: Settings):
+    with (
+        LocalStack(stack_settings, ("mosquitto",)) as first,
+        pytest.raises(TrunklineError, match="runs already with data_dir"),
+    ):
+        LocalStack(stack_settings, ("mosquitto",)).start()
+    assert first["mosquitto"].pid is None
+
+
+def test_a_taken_port_is_named_with_its_setting(stack_settings: Settings):
+    with (
+        socket.create_server(("127.0.0.1", stack_settings.mqtt.port)),
+        pytest.raises(
+            TrunklineError, match=rf"port {stack_settings.mqtt.port} \(setting mqtt.port\) is taken by"
+        ),
+    ):
+        LocalStack(stack_settings, ("mosquitto",)).start()
+    assert still_running(stack_settings) == []
+
+
+def test_a_part_that_ends_at_its_start_is_an_error_that_quotes_its_log(stack_settings: Settings):
+    program = "import sys; print('the disk is full'); sys.exit(3)"
+    plan = replace(mosquitto_plan(stack_settings), command=lambda: [sys.executable, "-c", program])
+    with pytest.raises(
+        PartFailed, match=r"(?s)exit code 3 before it was ready.*mosquitto\.log.*the disk is full"
+    ):
+        Part(plan, stack_settings).start()
+
+
+def test_a_broker_elsewhere_is_not_started_here(stack_settings: Settings):
+    elsewhere = stack_settings.model_copy(
+        update={"kafka": KafkaSettings(bootstrap_servers="kafka.example:9092")}
+    )
+    with pytest.raises(UsageError, match=r"kafka\.bootstrap_servers is 'kafka\.example:9092'"):
+        LocalStack(elsewhere, ("kafka",))
+
+
+def test_a_part_that_does_not_exist_is_named(stack_settings: Settings):
+    with pytest.raises(UsageError, match="no such part: zookeeper"):
+        LocalStack(stack_settings, ("zookeeper",))
+
+
+def test_every_part_has_a_plan_and_free_ports_differ():
+    assert tuple(PLANS) == ALL_PARTS
+    assert len({free_port() for _ in range(20)}) == 20
+
+
+def test_the_data_of_a_stack_is_below_its_data_directory(stack_settings: Settings, tmp_path: Path):
+    with LocalStack(stack_settings, ("mosquitto",)) as stack:
+        assert stack["mosquitto"].log_path == tmp_path / "data" / "logs" / "mosquitto.log"
+    assert {path.name for path in (tmp_path / "data").iterdir()} == {"keys", "logs", "mosquitto", "run"}

@@ -1,0 +1,140 @@
+"""`up`, `status`, `logs` and `down`: a stack that a process in the background looks after."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from connectors.local_stack import child_process, state_file
+from schemas.settings import Settings
+from tests.connectors.local_stack.conftest import Cli, still_running
+
+PartStatusReader = Callable[[str], dict[str, Any]]
+
+
+def wait_until(condition: Callable[[], bool], within_s: float, what: str) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {within_s} s: {what}")
+        time.sleep(0.1)
+
+
+def supervisor(settings: Settings) -> dict[str, Any]:
+    state = state_file.read_state(settings)
+    assert state is not None
+    return dict(state["supervisor"])
+
+
+def test_a_killed_kafka_is_started_again(cli: Cli, part_status: PartStatusReader):
+    assert cli("up", "--only", "kafka").returncode == 0
+    killed = part_status("kafka")["pid"]
+    os.kill(killed, signal.SIGKILL)
+
+    def is_back() -> bool:
+        now = part_status("kafka")
+        return now["state"] == "ready" and now["pid"] != killed
+
+    wait_until(is_back, 60, "Kafka is back")
+    assert part_status("kafka")["restarts"] == 1
+
+
+def test_up_twice_is_harmless_and_down_leaves_nothing(cli: Cli, stack_settings: Settings):
+    first = cli("up", "--only", "mosquitto")
+    assert (first.returncode, "Ready after" in first.stdout) == (0, True)
+    running = supervisor(stack_settings)
+    second = cli("up", "--only", "mosquitto")
+    assert (second.returncode, "runs already" in second.stdout) == (0, True)
+    assert supervisor(stack_settings) == running
+    assert cli("down").returncode == 0
+    assert still_running(stack_settings) == []
+    assert not state_file.is_alive(running)
+    again = cli("down")
+    assert (again.returncode, "Nothing runs" in again.stdout) == (0, True)
+
+
+def test_up_with_more_parts_than_run_says_what_to_do(cli: Cli):
+    cli("up", "--only", "mosquitto")
+    more = cli("up", "--only", "mosquitto,kafka")
+    assert more.returncode == 4
+    assert "without kafka: trunkline down, then up again" in more.stderr
+
+
+def test_a_port_taken_ends_up_with_its_name(cli: Cli, stack_settings: Settings):
+    with socket.create_server(("127.0.0.1", stack_settings.mqtt.port)):
+        failed = cli("up", "--only", "mosquitto")
+    assert failed.returncode == 1
+    assert f"port {stack_settings.mqtt.port} (setting mqtt.port) is taken by" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def test_the_parts_end_with_a_killed_supervisor_and_up_works_again(cli: Cli, stack_settings: Settings):
+    cli("up", "--only", "mosquitto")
+    os.kill(supervisor(stack_settings)["pid"], signal.SIGKILL)
+    wait_until(lambda: still_running(stack_settings) == [], 10, "the parts end with their supervisor")
+    assert cli("status").returncode == 1
+    assert cli("up", "--only", "mosquitto").returncode == 0
+
+
+def test_down_finds_what_a_killed_supervisor_left(cli: Cli, stack_settings: Settings):
+    mark = child_process.mark_of(stack_settings.data_path, "settle")
+    left = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(300)"],
+        env={**os.environ, child_process.MARK: mark},
+        start_new_session=True,
+    )
+    try:
+        wait_until(lambda: still_running(stack_settings) != [], 10, "it has started")
+        assert "Stopped" in cli("down").stdout
+        assert left.wait(timeout=10) == -signal.SIGKILL
+    finally:
+        left.kill()
+
+
+def test_status_shows_each_part(cli: Cli):
+    assert cli("status").returncode == 1
+    cli("up", "--only", "mosquitto")
+    shown = cli("status", "--json")
+    parts = {part["name"]: part for part in json.loads(shown.stdout)["parts"]}
+    assert shown.returncode == 0
+    assert parts["mosquitto"]["state"] == "ready"
+    assert parts["mosquitto"]["rss_mb"] > 1
+    assert parts["kafka"]["state"] == "stopped"
+
+
+def test_logs_shows_the_end_of_a_log_and_says_when_there_is_none(cli: Cli, stack_settings: Settings):
+    assert cli("logs").returncode == 3
+    folder = stack_settings.data_path / "logs"
+    folder.mkdir(parents=True)
+    (folder / "kafka.log").write_text("one\ntwo\nthree\n")
+    assert cli("logs", "kafka", "-n", "2").stdout == "two\nthree\n"
+    assert cli("logs", "-n", "1").stdout == "kafka      | three\n"
+
+
+def test_doctor_names_the_key_file_that_others_can_read(cli: Cli, stack_settings: Settings):
+    keys = stack_settings.key_file
+    keys.parent.mkdir(parents=True)
+    keys.write_text("{}")
+    keys.chmod(0o644)
+    answer = cli("doctor", "--json")
+    checks = {check["check"]: check for check in json.loads(answer.stdout)["checks"]}
+    assert answer.returncode == 1
+    assert (checks["keys"]["level"], checks["keys"]["mend"]) == ("fail", f"chmod 600 {keys}")
+    assert (checks["kafka"]["level"], checks["kafka"]["mend"]) == ("warn", "start it: trunkline up")
+
+
+def test_doctor_is_content_with_a_running_stack(cli: Cli):
+    cli("up", "--only", "kafka,mosquitto")
+    answer = cli("doctor", "--json")
+    checks = {check["check"]: check["level"] for check in json.loads(answer.stdout)["checks"]}
+    assert answer.returncode == 0, answer.stdout
+    assert {checks[name] for name in ("java", "kafka", "mqtt", "ports", "keys")} == {"ok"}
