@@ -24,7 +24,7 @@ def to_cell(batch: pa.RecordBatch) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
+    return bytes(sink.getvalue().to_pybytes())
 
 
 def from_cell(cell: bytes | pa.Buffer) -> pa.RecordBatch:

@@ -12,29 +12,31 @@ Run it with spark-submit; settings as everywhere (conf/trunkline.yaml, TRUNKLINE
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 
-from pyspark.errors import StreamingQueryException
+from pydantic import SecretStr
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from jobs.once_sink import OnceSink
 from jobs.record_packing import RECORD_COLUMNS, pack_records, unpack_rows
 from jobs.settling import SettleStreams
 from schemas.ledger import LEDGER
 from schemas.sealing import Keyring, load_keyring
-from schemas.settings import Settings, SettingsError, load_settings
+from schemas.settings import MASTER_KEY_VARIABLE, Settings, SettingsError, load_settings
 from schemas.spark_types import LEDGER_SPARK, PACKED_RECORDS, PACKED_ROWS
 
 QUERY_NAME = "settle_events"
 _SPREAD = 64
+_POLL_S = 0.2
 
 
 def bucket_key(partition: int) -> int:
@@ -64,8 +66,10 @@ def spark_hash(number: int) -> int:
     return h ^ h >> 16
 
 
-def read_records(spark: SparkSession, settings: Settings) -> DataFrame:
-    """The topic as a stream, from its beginning, with the headers."""
+def read_records(
+    spark: SparkSession, settings: Settings, options: Mapping[str, str] | None = None
+) -> DataFrame:
+    """The topic as a stream, from its beginning, with the headers. `options`: more of Spark's Kafka source."""
     return (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", settings.kafka.bootstrap_servers)
@@ -74,15 +78,18 @@ def read_records(spark: SparkSession, settings: Settings) -> DataFrame:
         .option("includeHeaders", "true")
         .option("failOnDataLoss", "true")
         .option("maxOffsetsPerTrigger", str(settings.spark.max_offsets_per_trigger))
+        .options(**(options or {}))
         .load()
     )
 
 
-def settle_frame(records: DataFrame, settings: Settings) -> DataFrame:
-    """The ledger rows of a stream of Kafka records."""
+def settle_frame(
+    records: DataFrame, settings: Settings, keyring_source: Callable[[], Keyring] | None = None
+) -> DataFrame:
+    """The ledger rows of a stream of Kafka records. `keyring_source` is called in each worker."""
     keys = [F.lit(bucket_key(partition)) for partition in range(settings.kafka.partitions)]
     bucket: Column = F.element_at(F.array(*keys), F.col("partition") + 1)
-    processor = SettleStreams(_worker_keyring)
+    processor = SettleStreams(keyring_source or functools.partial(worker_keyring, settings.key_file))
     return (
         records.select(bucket.alias("bucket"), *RECORD_COLUMNS)
         .mapInArrow(pack_records, PACKED_RECORDS)
@@ -92,17 +99,26 @@ def settle_frame(records: DataFrame, settings: Settings) -> DataFrame:
     )
 
 
-def _worker_keyring() -> Keyring:
-    # In the worker's own process: the key is never part of a serialized task.
-    return load_keyring(load_settings())
+def worker_keyring(key_file: Path) -> Keyring:
+    """The keyring, read in the worker's own process: a key is never part of a serialized task."""
+    secret = os.environ.get(MASTER_KEY_VARIABLE)
+    return load_keyring(Settings(master_key_file=key_file, master_key=SecretStr(secret) if secret else None))
 
 
-def start(spark: SparkSession, settings: Settings, *, available_now: bool = False) -> StreamingQuery:
-    """Start the query. `available_now`: stop when all that is in the topic is settled."""
-    sink = OnceSink(settings.table_path(LEDGER), _ready_file())
-    frame = settle_frame(read_records(spark, settings), settings)
+def start(
+    spark: SparkSession,
+    settings: Settings,
+    *,
+    available_now: bool = False,
+    after_batch: Callable[[int], None] | None = None,
+) -> StreamingQuery:
+    """Start the query. `available_now`: it ends when all that is in the topic is settled. `after_batch` is
+    called with a micro-batch's id when it is in the table and Spark does not know it yet.
+    """
+    sink = OnceSink(settings.table_path(LEDGER), after_batch)
     writer = (
-        frame.writeStream.queryName(QUERY_NAME)
+        settle_frame(read_records(spark, settings), settings)
+        .writeStream.queryName(QUERY_NAME)
         .option("checkpointLocation", f"{settings.checkpoints_root}/{QUERY_NAME}")
         .outputMode("append")
         .foreachBatch(sink)
@@ -116,15 +132,9 @@ def start(spark: SparkSession, settings: Settings, *, available_now: bool = Fals
     return query
 
 
-def _ready_file() -> Callable[[int], None] | None:
-    path = os.environ.get("TRUNKLINE_READY_FILE")
-    if not path:
-        return None
-
-    def ready(batch_id: int) -> None:
-        Path(path).touch()
-
-    return ready
+def is_ready(query: StreamingQuery) -> bool:
+    """Whether the query has read its sources and waits for records, or has settled some."""
+    return query.lastProgress is not None or query.status["message"] == "Waiting for data to arrive"
 
 
 def main() -> int:
@@ -144,17 +154,20 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+    ready_file = os.environ.get("TRUNKLINE_READY_FILE")
     query = start(spark, settings)
     try:
-        while not stopping.is_set() and not query.awaitTermination(1):
-            pass
+        while query.isActive and not stopping.wait(_POLL_S):
+            if ready_file and is_ready(query):
+                Path(ready_file).touch()
+                ready_file = None
         query.stop()
-    except StreamingQueryException as error:
-        print(f"settle_events: {error}", file=sys.stderr)
-        return 1
+        failure = query.exception()
     finally:
         spark.stop()
-    return 0
+    if failure is not None:
+        print(f"settle_events: {failure}", file=sys.stderr)
+    return 0 if failure is None else 1
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from jobs.record_packing import from_cell, records_of, to_cell
 from jobs.stream_state import StreamState
@@ -80,7 +80,7 @@ class SettleStreams(StatefulProcessor):
         self._streams = StreamState(handle.getMapState("streams", STREAM_KEY, STREAM_ENTRIES))
         self._bucket = handle.getValueState("bucket", BUCKET_STATE)
 
-    def handleInputRows(  # noqa: N802  Spark's name
+    def handleInputRows(  # type: ignore[override]  # noqa: N802  Spark's name; frames, never rows
         self,
         key: Any,
         rows: Iterator[pd.DataFrame],

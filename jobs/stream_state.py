@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 import pyspark.sql.streaming.proto.StateMessage_pb2 as messages
-from pyspark.serializers import write_int
 from pyspark.sql.streaming.stateful_processor import MapState
 
 # Requests under way at once. Their answers (of reads) or they themselves (of writes) fit the socket's
 # buffers many times over, so that neither side waits for the other to read.
 _WINDOW: Final = 64
 _MISSING: Final = b""
+_HEADER: Final = struct.Struct("!ii")
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(dict[str, bytes]).decode
@@ -70,9 +71,8 @@ class StreamState:
             message = messages.StateRequest(
                 stateVariableRequest=messages.StateVariableRequest(mapStateCall=call)
             ).SerializeToString()
-            write_int(0, socket)
-            write_int(len(message), socket)
-            socket.write(message)
+            # Version of the protocol, length, message.
+            socket.write(_HEADER.pack(0, len(message)) + message)
             waiting += 1
             if waiting == _WINDOW:
                 socket.flush()

@@ -15,7 +15,7 @@ from schemas.control_fold import settle_control
 from schemas.entries import Entries
 from schemas.ids import CONTROL, JOB, REFUSED, parse_stream_key
 from schemas.job_event import SCHEMA_VERSION as EVENT_VERSION
-from schemas.job_event import event_fault
+from schemas.job_event import event_fault, is_utc_timestamp
 from schemas.job_fold import JOB_RECORD_TYPES, settle_job
 from schemas.job_registry import JobCancellation, JobRegistration, body_fault
 from schemas.masking import mask_event, mask_opaque
@@ -115,6 +115,8 @@ def _settle_body(
         else:
             outcome = rejected(UNKNOWN_STREAM, "no such kind of stream")
     seq, sent_at = body.get("seq"), body.get("timestamp")
+    # What is not rejected passed its wire model, which checked the time.
+    is_time = type(sent_at) is str and (outcome.verdict != REJECTED or is_utc_timestamp(sent_at))
     return Settled(
         outcome.verdict,
         kind,
@@ -125,7 +127,7 @@ def _settle_body(
         outcome.changes,
         outcome.status_after,
         seq if type(seq) is int else None,
-        sent_at if type(sent_at) is str else None,
+        sent_at if is_time else None,
         masked,
         shown,
         envelope,

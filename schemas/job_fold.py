@@ -17,7 +17,7 @@ from schemas.entries import Entries
 from schemas.job_event import COMPLETED, ERROR, STARTED
 from schemas.masking import MASK, carries_token
 from schemas.record import JOB_CANCELLED, JOB_EVENT, JOB_REGISTERED, Envelope, Record
-from schemas.sealing import Keyring, job_secret_purpose
+from schemas.sealing import Keyring
 from schemas.seq_memory import SeqMemory
 from schemas.settled import REGISTRY_JOBS, Change, JobRow, Outcome, accepted, duplicate, rejected
 from schemas.signing import SIGNATURE_FIELD, signed_bytes
@@ -154,7 +154,7 @@ def _settle_event(
 ) -> Outcome:
     status = progress.status
     signature = event["data"].get(SIGNATURE_FIELD)
-    signer = keyring.signer(job.sealed_secret, job_secret_purpose(job_id))
+    signer = keyring.job_signer(job.sealed_secret, job_id)
     if not signer.verifies(_to_sign(event, plain), signature):
         return rejected(BAD_SIGNATURE, "data.hmac_sig is missing or does not fit the job's secret", status)
     if masked and carries_token(event):

@@ -72,7 +72,9 @@ def body_fault(model: type[BaseModel], body: dict[str, Any]) -> str | None:
         model.model_validate(body)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
-        return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        unknown_key = first["type"] == "extra_forbidden"
+        where = [str(part) for part in (first["loc"][:-1] if unknown_key else first["loc"])]
+        return f"{'.'.join(where) or 'body'}: {first['msg']}"
     return None
 
 

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import base64
-from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import orjson
 
 from schemas.entries import Writes
+from schemas.ids import parse_stream_key
 from schemas.record import STANDARD_HEADERS, Record
 from schemas.sealing import Keyring, value_purpose
 from schemas.settled import FOLD_VERSION, Settled
 
 LEDGER: Final = "ledger"
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _encode_changes: Final = msgspec.json.Encoder().encode
 
 
 class LedgerRow(NamedTuple):
     """One row of `ledger`, in the order of its columns.
 
-    Times are microseconds since 1970 UTC. `sent_at` is what the sender claims and decides nothing.
+    `logged_at` is in microseconds since 1970 UTC. `sent_at` is what the sender claims, as it claims it: it
+    decides nothing, and becomes a time in the table if it is one.
     `value`: the bytes as they came, masked where `masked` names something; `value_sealed` then holds them
     as they came, sealed for `value/<topic>/<partition>/<offset>`. `changes`: JSON, a list of
     `{view, key, row}`. `entries`: the stream's entries written in this micro-batch, on the stream's last
@@ -40,7 +40,7 @@ class LedgerRow(NamedTuple):
     ce_id: str | None
     type: str | None
     seq: int | None
-    sent_at: int | None
+    sent_at: str | None
     logged_at: int
     verdict: str
     reason: str | None
@@ -77,7 +77,7 @@ def ledger_row(record: Record, settled: Settled, keyring: Keyring) -> LedgerRow:
         None if envelope is None else envelope.ce_id,
         None if envelope is None else envelope.type,
         settled.seq,
-        None if settled.sent_at is None else timestamp_us(settled.sent_at),
+        settled.sent_at,
         record.logged_at_us,
         settled.verdict,
         settled.reason,
@@ -90,7 +90,7 @@ def ledger_row(record: Record, settled: Settled, keyring: Keyring) -> LedgerRow:
         sealed,
         _encode_changes(settled.changes).decode("utf-8") if settled.changes else None,
         None,
-        None if envelope is not None and record.header_names == STANDARD_HEADERS else _wire(record),
+        None if _is_given_back_by_columns(record, settled) else _wire(record),
     )
 
 
@@ -99,13 +99,9 @@ def with_entries(row: LedgerRow, writes: Writes) -> LedgerRow:
     return row._replace(entries=sorted(writes.items()) or None)
 
 
-def timestamp_us(text: str) -> int | None:
-    """Microseconds since 1970 of an ISO 8601 UTC time; None when it is none (it is only advisory)."""
-    try:
-        moment = datetime.fromisoformat(text[:-1][:26] + "+00:00")
-        return int((moment - _EPOCH).total_seconds() * 1_000_000)
-    except (ValueError, OverflowError):
-        return None
+def _is_given_back_by_columns(record: Record, settled: Settled) -> bool:
+    standard = settled.envelope is not None and record.header_names == STANDARD_HEADERS
+    return standard and parse_stream_key(record.key) is not None
 
 
 def _text(raw: bytes | None) -> str | None:

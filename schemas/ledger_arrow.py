@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 import pyarrow as pa
 
+from schemas.job_event import is_utc_timestamp
 from schemas.ledger import LedgerRow
 
 _MOMENT: Final = pa.timestamp("us", tz="UTC")
@@ -46,5 +48,22 @@ def ledger_batch(rows: Sequence[LedgerRow]) -> pa.RecordBatch:
     if not rows:
         return LEDGER_ARROW.empty_table().to_batches(max_chunksize=1)[0]
     columns = zip(*rows, strict=True)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, LEDGER_ARROW, strict=True)]
+    arrays = [
+        _moments(column) if field.name == "sent_at" else pa.array(column, field.type)
+        for column, field in zip(columns, LEDGER_ARROW, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=LEDGER_ARROW)
+
+
+def _moments(texts: Sequence[str | None]) -> pa.Array:
+    """ISO 8601 texts as times; what is none becomes null."""
+    try:
+        return pa.array(texts, pa.string()).cast(_MOMENT)
+    except pa.ArrowInvalid:
+        return pa.array([_moment(text) for text in texts], _MOMENT)
+
+
+def _moment(text: str | None) -> datetime | None:
+    if text is None or not is_utc_timestamp(text):
+        return None
+    return datetime.fromisoformat(text[:-1][:26]).replace(tzinfo=UTC)

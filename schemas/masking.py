@@ -12,8 +12,9 @@ MASK: Final = "[masked]"
 DETAIL: Final = "detail"
 AUTH_TOKEN: Final = "data.auth_token"  # noqa: S105  a field's name
 WHOLE_VALUE: Final = "value"
-# In bytes that could not be read as JSON an escape may hide the word, so an escape is reason enough.
-_MAY_HIDE: Final = re.compile(rb"auth_token|\\u", re.IGNORECASE)
+# In bytes that could not be read as JSON an escape may hide a word or a path, and so may another encoding
+# (UTF-16 has zero bytes): either is reason enough.
+_MAY_HIDE: Final = re.compile(rb"auth_token|\\|\0", re.IGNORECASE)
 
 
 def carries_token(document: dict[str, Any]) -> bool:
@@ -25,7 +26,8 @@ def carries_token(document: dict[str, Any]) -> bool:
 def mask_event(document: dict[str, Any]) -> tuple[str | None, bytes | None]:
     """`(what was masked, the bytes to show)` of a decoded event; `(None, None)` when all may be shown."""
     detail = document.get("detail")
-    unsafe = type(detail) is str and unsafe_pattern(detail) is not None
+    # A detail that is no text is refused as malformed; what it holds is nobody's business either.
+    unsafe = unsafe_pattern(detail) is not None if type(detail) is str else isinstance(detail, dict | list)
     token = carries_token(document)
     if not unsafe and not token:
         return None, None

@@ -141,14 +141,16 @@ def refused_stream(door: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _door_and_principal(source: bytes) -> tuple[str, str]:
+def _sender(source: bytes, kind: bytes) -> tuple[str, str, str]:
+    """Door, principal and type: few of them, in every record. Raises BadEnvelopeError."""
     try:
         door, _, principal = source.decode("ascii").partition("/")
+        record_type = kind.decode("ascii")
     except UnicodeDecodeError:
-        raise BadEnvelopeError("ce_source is not ASCII") from None
+        raise BadEnvelopeError("ce_source or ce_type is not ASCII") from None
     if not is_name(door) or not is_name(principal):
         raise BadEnvelopeError("ce_source is not a door and a principal")
-    return door, principal
+    return door, principal, record_type
 
 
 def read_envelope(record: Record) -> Envelope:
@@ -173,11 +175,11 @@ def read_envelope(record: Record) -> Envelope:
         raise BadEnvelopeError("ce_subject is not the key")
     if not ce_id or source is None or kind is None or len(ce_id) > _ID_LIMIT:
         raise BadEnvelopeError("a header that is empty or too long")
-    door, principal = _door_and_principal(source)
+    door, principal, record_type = _sender(source, kind)
     try:
-        return Envelope(ce_id.decode("utf-8"), door, principal, kind.decode("utf-8"), size)
+        return Envelope(ce_id.decode("utf-8"), door, principal, record_type, size)
     except UnicodeDecodeError:
-        raise BadEnvelopeError("a header that is not UTF-8") from None
+        raise BadEnvelopeError("ce_id is not UTF-8") from None
 
 
 def _size(text: bytes | None) -> int:

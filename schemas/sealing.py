@@ -45,7 +45,7 @@ class Keyring:
         self.active = active
         self._ciphers = {i: AESGCM(key) for i, key in keys.items()}
         self._nonce_keys = {i: hmac.digest(key, b"trunkline nonce", "sha256") for i, key in keys.items()}
-        self._signers: dict[tuple[str, str], Signer] = {}
+        self._signers: dict[str, tuple[str, Signer]] = {}
 
     def seal(self, plaintext: bytes, purpose: str) -> str:
         """`plaintext` sealed for `purpose`, as text `<key id>:<base64 of nonce and ciphertext>`."""
@@ -67,14 +67,18 @@ class Keyring:
         except (ValueError, InvalidTag) as error:
             raise UnsealError("sealed for something else, or changed") from error
 
-    def signer(self, sealed: str, purpose: str) -> Signer:
-        """The Signer of a sealed secret; opened once and kept (at most 50,000). Raises UnsealError."""
-        found = self._signers.get((sealed, purpose))
-        if found is None:
-            if len(self._signers) >= _SIGNER_CACHE:
-                self._signers.clear()
-            found = self._signers[(sealed, purpose)] = Signer(self.open(sealed, purpose).decode("utf-8"))
-        return found
+    def job_signer(self, sealed: str, job_id: str) -> Signer:
+        """The Signer of a job's sealed secret; opened once and kept (at most 50,000). Raises UnsealError."""
+        known = self._signers.get(sealed)
+        # The job is compared, too: another job's registration may carry a copy of the sealed text.
+        if known is not None and known[0] == job_id:
+            return known[1]
+        secret = self.open(sealed, job_secret_purpose(job_id)).decode("utf-8")
+        if len(self._signers) >= _SIGNER_CACHE:
+            self._signers.clear()
+        signer = Signer(secret)
+        self._signers[sealed] = (job_id, signer)
+        return signer
 
 
 def job_secret_purpose(job_id: str) -> str:
@@ -123,7 +127,7 @@ def ensure_keyring(settings: Settings) -> Keyring:
         key = secrets.token_bytes(_KEY_BYTES)
         key_id = "k" + hashlib.sha256(key).hexdigest()[:8]
         document = {"active": key_id, "keys": {key_id: base64.b64encode(key).decode("ascii")}}
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump(document, file)
             file.flush()

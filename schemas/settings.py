@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 ENV_PREFIX = "TRUNKLINE__"
+MASTER_KEY_VARIABLE = "TRUNKLINE__MASTER_KEY"
 
 # JE-13: the names that users of MQTT tools already have in their environment.
 _ALIASES = {
@@ -30,6 +31,9 @@ _ALIASES = {
     "MQTT_USERNAME": ("mqtt", "username"),
     "MQTT_PASSWORD": ("mqtt", "password"),
 }
+
+
+_SECRETS = (("", "master_key"), ("mqtt", "password"))
 
 
 class SettingsError(Exception):
@@ -149,12 +153,18 @@ def _merge(base: dict[str, Any], path: tuple[str, ...], value: object) -> None:
 def _from_file(path: Path) -> dict[str, Any]:
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise SettingsError(f"cannot read settings from {path}: {error}") from error
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
         raise SettingsError(f"{path}: expected a mapping of sections, found {type(loaded).__name__}")
+    for section, name in _SECRETS:
+        node = loaded.get(section, {}) if section else loaded
+        if isinstance(node, dict) and name in node:
+            raise SettingsError(
+                f"{name} in {path}: a secret comes from the environment, never from a file of conf"
+            )
     return loaded
 
 

@@ -1,0 +1,172 @@
+"""How fast a full topic is settled: a plain Spark copy, the pipeline, and a Python peer, interleaved.
+
+All three write the ledger's columns. The rates of the Spark ones are taken inside the micro-batches, the
+peer's from its first record to its last commit. The first pass is reported as cold, the medians of the
+others as the result: the JVM alone makes the copy three times as fast between its first and third pass.
+
+    ./trunkline bench drain --events 300000 --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
+
+from connectors.kafka_topic import ensure_topic
+from connectors.local_stack import LocalStack, free_port
+from jobs import settle_events
+from jobs.once_sink import OnceSink
+from schemas.ledger import LEDGER
+from schemas.sealing import ensure_keyring
+from schemas.settings import KafkaSettings, Settings, StorageSettings, settings_environment
+from schemas.spark_types import LEDGER_SPARK
+from tests.benchmarks.event_load import events, fill, jobs_for, registrations
+from tests.spark_session import start_session
+
+PASS_LIMIT_S = 600
+
+
+def say(text: str) -> None:
+    """Progress, on stderr: stdout is for the result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def copy_frame(records: DataFrame) -> DataFrame:
+    """A plain copy with the ledger's columns: what Kafka gives, literals for the rest, no Python."""
+    key = F.col("key").cast("string")
+    given = {
+        "topic": F.col("topic"),
+        "partition": F.col("partition"),
+        "offset": F.col("offset"),
+        "stream_kind": F.substring_index(key, "/", 1),
+        "stream_id": F.substring_index(key, "/", -1),
+        "ce_id": F.col("headers").getItem(1)["value"].cast("string"),
+        "type": F.col("headers").getItem(3)["value"].cast("string"),
+        "logged_at": F.col("timestamp"),
+        "verdict": F.lit("accepted"),
+        "late": F.lit(False),
+        "fold_version": F.lit(1),
+        "value": F.col("value"),
+    }
+    columns = [given.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in LEDGER_SPARK]
+    return records.select(*columns)
+
+
+def start_copy(spark: SparkSession, settings: Settings) -> StreamingQuery:
+    """The copy as a query that ends when all is copied, with the pipeline's own sink."""
+    sink = OnceSink(settings.table_path(LEDGER))
+    writer = copy_frame(settle_events.read_records(spark, settings)).writeStream
+    writer = writer.option("checkpointLocation", f"{settings.checkpoints_root}/copy").foreachBatch(sink)
+    query = writer.trigger(availableNow=True).start()
+    sink.started(query.id)
+    return query
+
+
+def spark_rate(query: StreamingQuery, expected: int) -> tuple[float, int]:
+    """Records a second inside the micro-batches, and how many of those there were."""
+    if not query.awaitTermination(PASS_LIMIT_S):
+        raise RuntimeError("a pass took longer than its limit")
+    progress = [p for p in query.recentProgress if p["numInputRows"]]
+    rows = sum(p["numInputRows"] for p in progress)
+    if rows != expected:
+        raise RuntimeError(f"settled {rows} of {expected}")
+    return rows / sum(p["durationMs"]["triggerExecution"] for p in progress) * 1000, len(progress)
+
+
+def peer_rate(settings: Settings, expected: int) -> float:
+    """Records a second of the peer, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.benchmarks.drain_peer", settings.table_path(LEDGER), str(expected)],
+        capture_output=True,
+        text=True,
+        timeout=PASS_LIMIT_S,
+        env=os.environ | settings_environment(settings),
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"the peer failed:\n{done.stderr}")
+    result = json.loads(done.stdout)
+    return float(result["rows"] / result["seconds"])
+
+
+def one_pass(spark: SparkSession, settings: Settings, root: Path, expected: int) -> dict[str, float]:
+    """One pass of each, in turn, each into tables of its own."""
+    rates: dict[str, float] = {}
+    for name in ("copy", "pipeline", "peer"):
+        own = StorageSettings(tables=str(root / name), checkpoints=str(root / f"{name}-checkpoint"))
+        at = settings.model_copy(update={"storage": own})
+        batches = 1
+        if name == "peer":
+            rates[name] = peer_rate(at, expected)
+        else:
+            start = start_copy if name == "copy" else start_pipeline
+            rates[name], batches = spark_rate(start(spark, at), expected)
+        say(f"  {name}: {rates[name]:,.0f} records/s in {batches} batches")
+    return rates
+
+
+def start_pipeline(spark: SparkSession, settings: Settings) -> StreamingQuery:
+    """The full pipeline as a query that ends when all is settled."""
+    return settle_events.start(spark, settings, available_now=True)
+
+
+def summary(passes: list[dict[str, float]]) -> dict[str, Any]:
+    """The figures of some passes: medians, and the ratios of the medians."""
+    median = {name: statistics.median(p[name] for p in passes) for name in passes[0]}
+    return {
+        "copy_eps": round(median["copy"]),
+        "pipeline_eps": round(median["pipeline"]),
+        "peer_eps": round(median["peer"]),
+        "ratio_copy": round(median["pipeline"] / median["copy"], 3),
+        "ratio_peer": round(median["pipeline"] / median["peer"], 3),
+    }
+
+
+def measure(events_wanted: int, warm_passes: int, work: Path) -> dict[str, Any]:
+    """Fill a topic and drain it `1 + warm_passes` times by each of the three."""
+    settings = Settings(
+        data_dir=work / "data", kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}")
+    )
+    with LocalStack(settings, parts=("kafka",)):
+        keyring = ensure_keyring(settings)
+        ensure_topic(settings)
+        os.environ.update(settings_environment(settings))
+        where = (settings.kafka.bootstrap_servers, settings.kafka.topic)
+        count = fill(*where, registrations(jobs_for(events_wanted), keyring))
+        count += fill(*where, events(events_wanted)) + 1  # and the topology
+        say(f"{count:,} records in the topic")
+        spark = start_session(work, settings.spark.shuffle_partitions)
+        passes = []
+        for number in range(1 + warm_passes):
+            say(f"pass {number + 1} of {1 + warm_passes}")
+            passes.append(one_pass(spark, settings, work / f"pass-{number}", count))
+        spark.stop()
+    return {**summary(passes[1:]), "events": count, "warm_passes": warm_passes, "cold": summary(passes[:1])}
+
+
+def main() -> int:
+    """Run the benchmark; `--json` prints the result as one line."""
+    parser = argparse.ArgumentParser(prog="trunkline bench drain", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--events", type=int, default=300_000, help="job events to settle (default 300,000)")
+    parser.add_argument("--passes", type=int, default=3, help="warm passes, of which the median counts")
+    parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="trunkline-drain-") as work:
+        result = measure(args.events, args.passes, Path(work))
+    print(json.dumps(result) if args.json else json.dumps(result, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

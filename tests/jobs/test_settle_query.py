@@ -1,0 +1,178 @@
+"""The settling job on a real Kafka: rows, order, repetition, poison."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from jobs import settle_events
+from jobs.once_sink import OnceSink
+from schemas.ledger import LEDGER
+from schemas.sealing import Keyring
+from schemas.settings import Settings
+from tests.jobs.conftest import DRAIN_LIMIT_S, ledger_rows
+from tests.jobs.planted_bug import TRIGGER, keyring_with_a_bug
+from tests.jobs.topic_load import append_all, append_raw, event, raw_event, registration
+
+JOB = "0badcafe"
+
+
+def verdicts(rows: list[dict[str, Any]]) -> Counter[tuple[str, str | None]]:
+    """How many rows have which verdict and reason."""
+    return Counter((row["verdict"], row["reason"]) for row in rows)
+
+
+@pytest.mark.requirement("JE-06")
+@pytest.mark.requirement("JE-07")
+@pytest.mark.requirement("JE-08")
+def test_each_record_has_one_row_with_its_verdict_bytes_changes_and_entries(
+    drain: Callable[[], list[dict[str, Any]]], backbone_settings: Settings, keyring: Keyring
+) -> None:
+    done = event(JOB, 3, "completed")
+    append_all(
+        backbone_settings,
+        [
+            registration(JOB, keyring),
+            event(JOB, 1, "started"),
+            event(JOB, 2),
+            done,
+            done,
+            event(JOB, 4),
+            event("00000bad", 1),
+        ],
+    )
+    rows = drain()
+    job = [row for row in rows if row["stream_id"] == JOB]
+    assert [(r["verdict"], r["reason"], r["status_after"]) for r in job] == [
+        ("accepted", None, "pending"),
+        ("accepted", None, "running"),
+        ("accepted", None, "running"),
+        ("accepted", None, "completed"),
+        ("duplicate", None, "completed"),
+        ("rejected", "after_terminal", "completed"),
+    ]
+    assert job[3]["value"] == done.value
+    assert [bool(r["changes"]) for r in job] == [True, True, True, True, False, False]
+    assert [bool(r["entries"]) for r in job] == [False] * 5 + [True], "entries stand on the last row of a batch"
+    assert {name for name, _ in job[5]["entries"]} == {"job", "progress"}
+    assert verdicts(rows)["rejected", "unknown_stream"] == 1
+    assert verdicts(rows)["accepted", None] == 5, "the four of the job and the topology"
+
+
+def test_a_second_start_goes_on_where_the_first_ended_and_knows_its_streams(
+    drain: Callable[[], list[dict[str, Any]]], backbone_settings: Settings, keyring: Keyring
+) -> None:
+    append_all(backbone_settings, [registration(JOB, keyring), event(JOB, 1, "started")])
+    drain()
+    append_all(backbone_settings, [event(JOB, 1, "started"), event(JOB, 2)])
+    rows = drain()
+    assert [r["verdict"] for r in rows if r["stream_id"] == JOB] == ["accepted"] * 2 + ["duplicate", "accepted"]
+    assert len({(r["partition"], r["offset"]) for r in rows}) == len(rows) == 5
+
+
+def test_the_fold_sees_a_stream_in_offset_order_whatever_spark_does_to_it(
+    spark: SparkSession, backbone_settings: Settings, keyring: Keyring
+) -> None:
+    count = 50_000
+    events = (event(JOB, seq, "started" if seq == 1 else "progress") for seq in range(1, count + 1))
+    append_all(backbone_settings, [registration(JOB, keyring)])
+    append_all(backbone_settings, events)
+    settings = backbone_settings.model_copy(
+        update={"spark": backbone_settings.spark.model_copy(update={"max_offsets_per_trigger": 10 * count})}
+    )
+    before = spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "700")
+    try:
+        # Several map tasks read one Kafka partition, each in chunks of 700.
+        records = settle_events.read_records(spark, settings, {"minPartitions": "16"})
+        sink = OnceSink(settings.table_path(LEDGER))
+        query = (
+            settle_events.settle_frame(records, settings)
+            .writeStream.option("checkpointLocation", f"{settings.checkpoints_root}/order")
+            .trigger(availableNow=True)
+            .foreachBatch(sink)
+            .start()
+        )
+        sink.started(query.id)
+        assert query.awaitTermination(DRAIN_LIMIT_S)
+    finally:
+        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", before)
+    assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [count + 2]
+    rows = [row for row in ledger_rows(settings) if row["type"] == "job.event"]
+    assert [row["seq"] for row in rows] == list(range(1, count + 1))
+    assert {(row["verdict"], row["late"]) for row in rows} == {("accepted", False)}
+
+
+@pytest.mark.requirement("CM-02")
+def test_poison_has_its_row_and_reason_and_the_stream_goes_on(
+    drain: Callable[[], list[dict[str, Any]]], backbone_settings: Settings, keyring: Keyring
+) -> None:
+    key = f"job/{JOB}".encode()
+    good = event(JOB, 1, "started")
+    append_all(backbone_settings, [registration(JOB, keyring)])
+    for value in (
+        b"[" * 5_000 + b"]" * 5_000,
+        b"\xff\xfe{}",
+        b'{"schema_version":1,"detail":"\\ud800"}',
+        b'{"schema_version":1,"seq":' + b"9" * 10_000 + b"}",
+        b"",
+    ):
+        append_all(backbone_settings, [raw_event(JOB, value)])
+    append_all(backbone_settings, [raw_event(JOB, b"x" * 10 * 1024 * 1024)])
+    append_raw(backbone_settings, key, good.value, [])
+    append_raw(backbone_settings, key, good.value, good.headers() + good.headers())
+    append_raw(backbone_settings, key, None, good.headers())
+    append_raw(backbone_settings, None, good.value, good.headers())
+    append_raw(backbone_settings, b"job/#", good.value, good.headers())
+    append_raw(backbone_settings, b"\xff/\x00", None, [("\x00", b"\xff")])
+    append_all(backbone_settings, [good])
+    rows = drain()
+    assert verdicts(rows) == {
+        ("accepted", None): 3,
+        ("rejected", "malformed"): 11,
+        ("rejected", "too_large"): 1,
+    }
+    assert all(row["why"] for row in rows if row["verdict"] == "rejected")
+    large = next(row for row in rows if row["reason"] == "too_large")
+    assert len(large["value"]) == 1024
+    assert str(10 * 1024 * 1024) in large["why"]
+
+
+def test_a_bug_in_the_fold_costs_its_record_and_not_the_stream(
+    spark: SparkSession, backbone_settings: Settings, keyring: Keyring
+) -> None:
+    settings = backbone_settings
+    append_all(
+        settings,
+        [
+            registration(JOB, keyring),
+            event(JOB, 1, "started"),
+            event(JOB, 2, detail=TRIGGER),
+            event(JOB, 3, "completed"),
+        ],
+    )
+    sink = OnceSink(settings.table_path(LEDGER))
+    source = functools.partial(keyring_with_a_bug, settings.key_file)
+    query = (
+        settle_events.settle_frame(settle_events.read_records(spark, settings), settings, source)
+        .writeStream.option("checkpointLocation", f"{settings.checkpoints_root}/bug")
+        .trigger(availableNow=True)
+        .foreachBatch(sink)
+        .start()
+    )
+    sink.started(query.id)
+    assert query.awaitTermination(DRAIN_LIMIT_S)
+    job = [row for row in ledger_rows(settings) if row["stream_id"] == JOB]
+    assert [(r["verdict"], r["reason"]) for r in job] == [
+        ("accepted", None),
+        ("accepted", None),
+        ("rejected", "fold_failed"),
+        ("accepted", None),
+    ]
+    assert job[2]["why"] == "ZeroDivisionError"
+    assert job[3]["status_after"] == "completed"

@@ -1,0 +1,67 @@
+"""Records for the Spark tests, put into Kafka as they are, also those that no door would let in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kafka import KafkaProducer
+
+from connectors.kafka_topic import partition_for
+from connectors.publisher import Publisher
+from schemas.job_registry import registration_record
+from schemas.record import JOB_EVENT, OutgoingRecord, content_id
+from schemas.sealing import Keyring
+from schemas.settings import Settings
+from schemas.signing import sign_event
+from schemas.strict_json import canonical
+
+SECRET = "a secret of the tests"
+
+
+def registration(job_id: str, keyring: Keyring) -> OutgoingRecord:
+    """The record that registers a job whose secret is SECRET."""
+    return registration_record(job_id, SECRET, "test the settling", keyring)
+
+
+def event(job_id: str, seq: int, kind: str = "progress", detail: str = "going on") -> OutgoingRecord:
+    """A signed event as the bridge would append it."""
+    body = {
+        "schema_version": 1,
+        "seq": seq,
+        "job_id": job_id,
+        "event": kind,
+        "timestamp": "2026-11-21T10:00:00Z",
+        "detail": detail,
+        "data": {},
+    }
+    return raw_event(job_id, canonical(sign_event(body, SECRET)))
+
+
+def raw_event(job_id: str, value: bytes) -> OutgoingRecord:
+    """Any bytes as an event of a job."""
+    ce_id = content_id(job_id.encode(), value)
+    return OutgoingRecord(f"job/{job_id}", ce_id, "mqtt", "unverified", JOB_EVENT, value)
+
+
+def append_all(settings: Settings, records: Iterable[OutgoingRecord]) -> int:
+    """Append records through the publisher and wait until Kafka has them; returns how many."""
+    with Publisher(settings) as publisher:
+        waiting = [publisher.append(record) for record in records]
+        for future in waiting:
+            future.result(30)
+    return len(waiting)
+
+
+def append_raw(
+    settings: Settings,
+    key: bytes | None,
+    value: bytes | None,
+    headers: list[tuple[str, bytes]],
+) -> None:
+    """Append one record as it is, past all doors."""
+    producer = KafkaProducer(bootstrap_servers=settings.kafka.bootstrap_servers)
+    try:
+        partition = partition_for(key or b"", settings.kafka.partitions)
+        producer.send(settings.kafka.topic, value, key, headers, partition=partition).get(30)
+    finally:
+        producer.close()
