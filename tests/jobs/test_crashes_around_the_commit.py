@@ -1,0 +1,62 @@
+"""kill -9 of the settling job before and after Delta's commit: each record is in the ledger once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from jobs import settle_events
+from schemas.ledger import LEDGER
+from schemas.sealing import Keyring
+from schemas.settings import Settings, settings_environment
+from tests.jobs.conftest import DRAIN_LIMIT_S, ledger_rows
+from tests.jobs.topic_load import append_all, event, registration
+
+JOBS = [f"{number:08x}" for number in range(20)]
+EVENTS = 30
+
+
+def crash(settings: Settings, point: str, batch: int, work_dir: Path) -> None:
+    """Run the job until it kills itself at the named point."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.jobs.crashing_settle", point, str(batch), str(work_dir)],
+        env=os.environ | settings_environment(settings),
+        capture_output=True,
+        text=True,
+        timeout=DRAIN_LIMIT_S,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
+
+
+def committed_batches(spark: SparkSession, settings: Settings) -> int:
+    """How many micro-batches are in the ledger."""
+    history = spark.sql(f"DESCRIBE HISTORY delta.`{settings.table_path(LEDGER)}`")
+    return history.where("userMetadata IS NOT NULL").count()
+
+
+def test_a_kill_before_or_after_the_commit_neither_loses_nor_doubles_a_record(
+    spark: SparkSession, backbone_settings: Settings, keyring: Keyring, tmp_path: Path
+) -> None:
+    limits = backbone_settings.spark.model_copy(update={"max_offsets_per_trigger": 200})
+    settings = backbone_settings.model_copy(update={"spark": limits})
+    append_all(settings, (registration(job, keyring) for job in JOBS))
+    kinds = {1: "started", EVENTS: "completed"}
+    count = append_all(
+        settings, (event(job, seq, kinds.get(seq, "progress")) for seq in range(1, EVENTS + 1) for job in JOBS)
+    )
+    crash(settings, "before", 1, tmp_path / "first")
+    assert committed_batches(spark, settings) == 1
+    crash(settings, "after", 2, tmp_path / "second")
+    assert committed_batches(spark, settings) == 3
+    query = settle_events.start(spark, settings, available_now=True)
+    assert query.awaitTermination(DRAIN_LIMIT_S)
+    rows = ledger_rows(settings)
+    assert len(rows) == len({(row["partition"], row["offset"]) for row in rows}) == count + len(JOBS) + 1
+    # Every event is accepted once: the state of the batch that was settled twice is the right one.
+    assert {row["verdict"] for row in rows} == {"accepted"}
+    assert {row["late"] for row in rows} == {False}
