@@ -62,7 +62,8 @@ class JobEvent(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
-    schema_version: Literal[1]
+    # Not Literal[1]: that takes `true` for 1.
+    schema_version: Annotated[int, Field(ge=1, le=1, json_schema_extra={"const": 1})]
     seq: Annotated[int, Field(ge=1, le=INT_MAX)]
     job_id: Annotated[str, Field(pattern=r"^[0-9a-f]{8}\z")]
     event: Literal["started", "progress", "permission_required", "completed", "error"]

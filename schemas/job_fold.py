@@ -52,7 +52,7 @@ class JobEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ProgressEntry(msgspec.Struct, array_like=True, gc=False):
-    """How far the job is. `cancel_id` is the CloudEvents id of the record that cancelled it."""
+    """How far the job is. `cancelled_by`: CloudEvents id and content digest of what cancelled it."""
 
     version: int
     status: str
@@ -62,7 +62,7 @@ class ProgressEntry(msgspec.Struct, array_like=True, gc=False):
     last_event: str | None = None
     last_detail: str | None = None
     events: int = 0
-    cancel_id: str | None = None
+    cancelled_by: tuple[str, bytes] | None = None
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -93,14 +93,14 @@ def settle_job(
         return rejected(UNKNOWN_STREAM, "no job with this id was registered")
     job, progress = _decode_job(raw_job), _decode_progress(raw_progress)
     if envelope.type == JOB_CANCELLED:
-        return _settle_cancellation(record, envelope, job_id, job, progress, entries)
+        return _settle_cancellation(record, envelope, job_id, body, job, progress, entries)
     return _settle_event(record, job_id, body, plain, masked, job, progress, entries, keyring)
 
 
 def _settle_registration(
     record: Record, envelope: Envelope, job_id: str, body: dict[str, Any], entries: Entries
 ) -> Outcome:
-    digest = hashlib.sha256(canonical(body)).digest()[:16]
+    digest = _digest(body)
     known = entries.get(_JOB)
     if known is not None:
         status = _decode_progress(entries.get(_PROGRESS) or b"").status
@@ -127,17 +127,21 @@ def _settle_cancellation(
     record: Record,
     envelope: Envelope,
     job_id: str,
+    body: dict[str, Any],
     job: JobEntry,
     progress: ProgressEntry,
     entries: Entries,
 ) -> Outcome:
-    if progress.cancel_id == envelope.ce_id:
+    identity = (envelope.ce_id, _digest(body))
+    if progress.cancelled_by == identity:
         return duplicate(progress.status)
+    if progress.cancelled_by is not None and progress.cancelled_by[0] == envelope.ce_id:
+        return rejected(SEQ_CONFLICT, "this request id cancelled the job with another reason", progress.status)
     if progress.status in states.JOB_TERMINAL:
         return rejected(AFTER_TERMINAL, f"the job is {progress.status}", progress.status)
     progress.status = states.CANCELLED
     progress.ended_at = record.logged_at_us
-    progress.cancel_id = envelope.ce_id
+    progress.cancelled_by = identity
     return _keep(job_id, job, progress, entries, late=False)
 
 
@@ -186,6 +190,10 @@ def _settle_event(
     if progress.status != states.RUNNING:
         progress.ended_at = record.logged_at_us
     return _keep(job_id, job, progress, entries, late=late)
+
+
+def _digest(body: dict[str, Any]) -> bytes:
+    return hashlib.sha256(canonical(body)).digest()[:16]
 
 
 def _to_sign(event: dict[str, Any], plain: bool) -> bytes:

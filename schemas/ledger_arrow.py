@@ -46,7 +46,7 @@ LEDGER_ARROW: Final = pa.schema(
 def ledger_batch(rows: Sequence[LedgerRow]) -> pa.RecordBatch:
     """`rows` as one Arrow batch of `LEDGER_ARROW`. An empty sequence gives an empty batch."""
     if not rows:
-        return LEDGER_ARROW.empty_table().to_batches(max_chunksize=1)[0]
+        return pa.RecordBatch.from_pylist([], schema=LEDGER_ARROW)
     columns = zip(*rows, strict=True)
     arrays = [
         _moments(column) if field.name == "sent_at" else pa.array(column, field.type)

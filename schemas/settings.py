@@ -68,7 +68,7 @@ class MqttSettings(_Section):
     keyfile: Path | None = None
     username: str | None = None
     password: SecretStr | None = None
-    topic_prefix: str = Field(default="python/mqtt/jobs", pattern=r"^[^+#\x00]+[^+#/\x00]$")
+    topic_prefix: str = Field(default="python/mqtt/jobs", pattern=r"^[^+#\x00]*[^+#/\x00]$")
     connect_timeout_s: float = Field(default=10.0, gt=0)
     puback_timeout_s: float = Field(default=5.0, gt=0)
     receipt_timeout_s: float = Field(default=10.0, gt=0)
@@ -182,7 +182,8 @@ def load_settings(environ: Mapping[str, str] | None = None, file: Path | None = 
         if env.get(name):
             _merge(values, alias, env[name])
     for name in sorted(env):
-        if name.startswith(ENV_PREFIX):
+        # Empty means not set, as with the aliases: a path of "" would be the current directory.
+        if name.startswith(ENV_PREFIX) and env[name]:
             path: tuple[str, ...] = tuple(part.lower() for part in name[len(ENV_PREFIX) :].split("__"))
             _merge(values, path, env[name])
     try:

@@ -25,6 +25,31 @@ LINE_COLUMNS: Final = (
     "masked",
     "value",
 )
+# All but what only refold and replay open.
+JSON_COLUMNS: Final = (
+    "topic",
+    "partition",
+    "offset",
+    "stream_kind",
+    "stream_id",
+    "door",
+    "principal",
+    "ce_id",
+    "type",
+    "seq",
+    "sent_at",
+    "logged_at",
+    "verdict",
+    "reason",
+    "why",
+    "late",
+    "masked",
+    "status_after",
+    "fold_version",
+    "value",
+    "changes",
+    "wire",
+)
 _TIME_WIDTH, _STREAM_WIDTH, _SEQ_WIDTH, _EVENT_WIDTH, _VERDICT_WIDTH = 24, 16, 4, 19, 9
 LINE_HEADING: Final = (
     f"{'TIME (UTC)':<{_TIME_WIDTH}}  {'STREAM':<{_STREAM_WIDTH}}  {'SEQ':>{_SEQ_WIDTH}}  "

@@ -1,0 +1,90 @@
+"""Plays the plan: agents publish through `JobPublisher`, an unruly connection does the rest."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from connectors.demo.outcome import Delivery
+from connectors.demo.plan import Plan
+from connectors.demo.steps import AgentEvent, Cancellation, RawMessage, Script
+from connectors.demo.unruly_connection import UnrulyConnection
+from connectors.job_registry import cancel_job
+from connectors.job_topics import job_id_of
+from connectors.mqtt_publisher import JobPublisher
+from connectors.publisher import Publisher
+from schemas.ids import JOB, stream_key
+from schemas.record import refused_stream
+from schemas.settings import Settings
+
+AT_ONCE: Final = 4
+_TICK_S: Final = 0.1
+_DOOR: Final = "mqtt"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What playing needs. `state_dir`: where the publishers keep seq and outbox."""
+
+    settings: Settings
+    publisher: Publisher
+    unruly: UnrulyConnection
+    state_dir: Path
+
+
+def play(plan: Plan, stage: Stage, progress: Callable[[int], None]) -> list[Delivery]:
+    """Send all messages, several jobs at once, each job's in its order. Returns what was sent.
+
+    `progress` is called a few times a second from this thread with the number of messages sent so far.
+    Raises what the first failing script raised: BackboneUnreachable, Refused.
+    """
+    stopping = threading.Event()
+    sent: list[Delivery] = []
+    threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="demo")
+    try:
+        waiting = {threads.submit(_play_script, script, stage, sent, stopping) for script in plan.scripts}
+        while waiting:
+            done, waiting = wait(waiting, _TICK_S, FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+            progress(len(sent))
+    finally:
+        stopping.set()
+        threads.shutdown(wait=False, cancel_futures=True)
+    return sent
+
+
+def _play_script(script: Script, stage: Stage, sent: list[Delivery], stopping: threading.Event) -> None:
+    agent = None
+    if script.actor is not None:
+        agent = JobPublisher(stage.settings, script.actor.job_id, script.actor.secret, stage.state_dir)
+    ids: dict[int, str] = {}
+    for number, step in enumerate(script.steps):
+        if stopping.is_set():
+            return
+        action = step.action
+        if isinstance(action, RawMessage):
+            ids[number] = stage.unruly.send(action.topic_id, action.payload, retain=action.retain)
+            sent.append(Delivery(step, _stream(stage.settings, action.topic_id), ids[number]))
+            continue
+        assert script.actor is not None and agent is not None  # noqa: S101  strangers only send raw bytes
+        job_id = script.actor.job_id
+        if isinstance(action, Cancellation):
+            cancel_job(stage.publisher, job_id, reason="the demo's operator changed her mind")
+            continue
+        if isinstance(action, AgentEvent):
+            ids[number] = agent.publish(action.event, action.detail, action.data).ce_id
+            stage.unruly.note_sent(ids[number])
+        else:
+            ids[number] = stage.unruly.send_again(job_id, ids[action.of])
+        sent.append(Delivery(step, stream_key(JOB, job_id), ids[number]))
+
+
+def _stream(settings: Settings, topic_id: str) -> str:
+    prefix = settings.mqtt.topic_prefix
+    job_id = job_id_of(prefix, f"{prefix}/{topic_id}/events")
+    return refused_stream(_DOOR) if job_id is None else stream_key(JOB, job_id)

@@ -1,0 +1,132 @@
+"""The demo's report on standard output: jobs, dead letters by reason, one timeline, places, figures."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Any, Final
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from connectors.cli.ledger_lines import LINE_HEADING, text_line
+from connectors.demo.outcome import Row, stream_of
+from connectors.demo.performance import Performance
+from connectors.demo.steps import Script
+from connectors.terminal_text import escaped, is_coloured
+from schemas.ids import JOB
+from schemas.ledger import LEDGER
+from schemas.record import JOB_EVENT
+from schemas.settings import Settings
+from schemas.strict_json import MalformedJsonError, decode
+from schemas.verdicts import ACCEPTED, DUPLICATE, REASONS, REJECTED
+
+_PLAIN_WIDTH: Final = 120
+_SHOWN_LIMIT: Final = 44
+_STATE_COLOURS: Final = {
+    "completed": "green",
+    "error": "red",
+    "cancelled": "magenta",
+    "running": "cyan",
+    "pending": "yellow",
+}
+
+
+def show(performance: Performance, settings: Settings) -> None:
+    """Print the whole report."""
+    console = Console(
+        file=sys.stdout,
+        width=None if sys.stdout.isatty() else _PLAIN_WIDTH,
+        highlight=False,
+        markup=False,
+        no_color=not is_coloured(),
+    )
+    console.print(_jobs(performance))
+    console.print(_dead_letters(performance))
+    _timeline(console, performance)
+    console.print()
+    console.print(f"The ledger is the Delta table {settings.table_path(LEDGER)}", soft_wrap=True)
+    outcome = performance.outcome
+    console.print(
+        f"{outcome.sent} job events reached Kafka = {outcome.accepted} accepted + "
+        f"{outcome.duplicate} duplicate + {sum(outcome.rejected.values())} rejected"
+    )
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in ("acc.", "dup.", "rej.", "rows") else "left")
+    return table
+
+
+def _jobs(performance: Performance) -> Table:
+    table = _table("What became of each job", "job", "state", "acc.", "dup.", "rej.", "its part")
+    counts = Counter((row["stream_id"], row["verdict"]) for row in _events(performance))
+    for script in performance.plan.scripts:
+        if script.actor is None:
+            continue
+        job_id = script.actor.job_id
+        state = _state(performance, job_id)
+        numbers = [str(counts[(job_id, verdict)]) for verdict in (ACCEPTED, DUPLICATE, REJECTED)]
+        shown = Text(state, style=_STATE_COLOURS.get(state, ""))
+        table.add_row(job_id, shown, *numbers, script.title)
+    return table
+
+
+def _state(performance: Performance, job_id: str) -> str:
+    states = [r["status_after"] for r in performance.rows if r["stream_id"] == job_id and r["status_after"]]
+    return str(states[-1]) if states else "unknown"
+
+
+def _dead_letters(performance: Performance) -> Table:
+    table = _table("Dead letters by reason, an example each", "reason", "rows", "an example", "what it said")
+    labels = {delivery.ce_id: delivery.step.label for delivery in performance.deliveries}
+    rejected = [row for row in _events(performance) if row["verdict"] == REJECTED]
+    for reason in REASONS:
+        rows = [row for row in rejected if row["reason"] == reason]
+        if rows:
+            # An empty body is a poor example.
+            row = max(rows, key=lambda candidate: bool(candidate["value"]))
+            label = labels.get(row["ce_id"], row["why"] or "")
+            table.add_row(reason, str(len(rows)), escaped(f"{label}, {stream_of(row)}"), _said(row["value"]))
+    return table
+
+
+def _said(value: bytes | None) -> str:
+    """What the bytes of a rejected event say, in at most 44 characters, nothing of it believed."""
+    try:
+        body = decode(value or b"")[0]
+        text = f"{body['event']} {body['seq']}: {body['detail']}"
+    except (MalformedJsonError, KeyError, TypeError):
+        text = (value or b"")[:_SHOWN_LIMIT].decode("utf-8", "backslashreplace")
+    text = escaped(text)
+    return text if len(text) <= _SHOWN_LIMIT else text[: _SHOWN_LIMIT - 3] + "..."
+
+
+def _timeline(console: Console, performance: Performance) -> None:
+    rows = {script.title: _rows_of(performance, script) for script in performance.plan.scripts}
+    # The most telling one: the most different verdicts and reasons, and not too long.
+    title = max(rows, key=lambda name: _variety(rows[name]))
+    console.print(Text(f"One job's timeline: {title}", style="bold"), soft_wrap=True)
+    console.print(LINE_HEADING, soft_wrap=True)
+    for row in rows[title]:
+        console.print(Text.from_ansi(text_line(row, coloured=is_coloured())), soft_wrap=True)
+
+
+def _rows_of(performance: Performance, script: Script) -> list[Row]:
+    if script.actor is None:
+        return []
+    job_id = script.actor.job_id
+    return [r for r in performance.rows if r["stream_kind"] == JOB and r["stream_id"] == job_id]
+
+
+def _variety(rows: list[Row]) -> tuple[int, int]:
+    kinds = {(row["verdict"], row["reason"], row["late"]) for row in rows}
+    return len(kinds), -len(rows)
+
+
+def _events(performance: Performance) -> list[dict[str, Any]]:
+    return [row for row in performance.rows if row["type"] == JOB_EVENT]

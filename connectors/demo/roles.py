@@ -1,0 +1,197 @@
+"""The parts that the demo's jobs play: plain lives, and each kind of trouble once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from connectors.demo.malformed_bodies import malformed_bodies
+from connectors.demo.steps import ScriptBuilder
+from schemas.job_event import COMPLETED, ERROR, PERMISSION_REQUIRED, PROGRESS, STARTED
+from schemas.masking import AUTH_TOKEN, DETAIL
+from schemas.strict_json import canonical
+from schemas.verdicts import (
+    AFTER_TERMINAL,
+    BAD_SIGNATURE,
+    ILLEGAL_TRANSITION,
+    SCHEMA_VERSION,
+    SECRET_IN_EVENT,
+    SEQ_CONFLICT,
+    TOO_LARGE,
+)
+
+TOKEN_FIELD: Final = AUTH_TOKEN.removeprefix("data.")
+Role = Callable[[ScriptBuilder, int], None]
+
+
+def completes(job: ScriptBuilder, limit_bytes: int) -> None:
+    """Works and completes."""
+    job.work()
+    job.agent(COMPLETED, "all done")
+
+
+def fails(job: ScriptBuilder, limit_bytes: int) -> None:
+    """Works and ends with an error."""
+    job.work()
+    job.agent(ERROR, "the last check failed")
+
+
+def waits(job: ScriptBuilder, limit_bytes: int) -> None:
+    """Asks for permission and still waits for it at the demo's end."""
+    job.work()
+    job.agent(PERMISSION_REQUIRED, "publish the report")
+
+
+def idles(job: ScriptBuilder, limit_bytes: int) -> None:
+    """Is registered; nobody picks it."""
+
+
+def is_cancelled(job: ScriptBuilder, limit_bytes: int) -> None:
+    """Is cancelled by the operator; its agent has not heard of it."""
+    job.work()
+    job.cancel()
+    late = job.body(PROGRESS, job.next_seq, "still at it")
+    job.refused("an event after the cancellation", AFTER_TERMINAL, late)
+
+
+def is_redelivered(job: ScriptBuilder, limit_bytes: int) -> None:
+    """Its events come again by another connection, also after the end."""
+    first = job.agent(STARTED, "begins")
+    job.again(first, "started, redelivered")
+    second = job.agent(PROGRESS, done=1)
+    job.again(second, "progress, redelivered")
+    job.again(second, "progress, redelivered once more")
+    last = job.agent(COMPLETED, "all done")
+    job.again(first, "started, redelivered after the end")
+    job.again(last, "the end, redelivered")
+
+
+def is_reworded(job: ScriptBuilder, limit_bytes: int) -> None:
+    """The same event in other bytes: its content counts."""
+    job.work()
+    job.reworded(PROGRESS, "said twice")
+    job.signed("the end, sent past the publisher", COMPLETED, job.next_seq, "all done")
+
+
+def is_reordered(job: ScriptBuilder, limit_bytes: int) -> None:
+    """Two events overtake one another."""
+    job.work()
+    seq = job.next_seq
+    job.signed("the later one of a reordered pair", PROGRESS, seq + 1, "the second, first")
+    job.signed("the earlier one of a reordered pair", PROGRESS, seq, "the first, second", late=True)
+    job.signed("the end, sent past the publisher", COMPLETED, seq + 2, "all done")
+
+
+def contradicts_itself(job: ScriptBuilder, limit_bytes: int) -> None:
+    """Two agents share a secret and both take the same seq."""
+    job.work()
+    seq = job.next_seq
+    job.agent(PROGRESS, "one of two that share a secret", copy=1)
+    other = job.body(PROGRESS, seq, "the other one", copy=2)
+    job.refused("the same seq with other content, well signed", SEQ_CONFLICT, other)
+    job.agent(COMPLETED, "all done")
+
+
+def is_forged(job: ScriptBuilder, limit_bytes: int) -> None:
+    """Somebody without the secret declares the job done."""
+    job.work()
+    fake = job.body(COMPLETED, job.next_seq, "all done, believe me")
+    job.refused("a forged signature", BAD_SIGNATURE, fake, secret=job.forger_secret)
+    changed = job.body(COMPLETED, job.next_seq, "all done", hmac_sig="0" * 64)
+    job.refused_bytes("a made-up signature", BAD_SIGNATURE, canonical(changed))
+    job.agent(ERROR, "not done at all")
+
+
+def is_unsigned(job: ScriptBuilder, limit_bytes: int) -> None:
+    """Events without a signature, one with a signature that is no text."""
+    job.work()
+    plain = job.body(PROGRESS, job.next_seq, "not signed")
+    job.refused_bytes("no signature", BAD_SIGNATURE, canonical(plain))
+    odd = job.body(PROGRESS, job.next_seq, "not signed", hmac_sig=None)
+    job.refused_bytes("null for a signature", BAD_SIGNATURE, canonical(odd))
+    job.agent(COMPLETED, "all done")
+
+
+def speaks_another_version(job: ScriptBuilder, limit_bytes: int) -> None:
+    """Well signed events of a schema that does not exist yet."""
+    job.work()
+    for version in (0, 2):
+        body = {**job.body(PROGRESS, job.next_seq, "from elsewhere"), "schema_version": version}
+        job.refused(f"schema_version {version}", SCHEMA_VERSION, body)
+    job.agent(COMPLETED, "all done")
+
+
+def stammers(job: ScriptBuilder, limit_bytes: int) -> None:
+    """Each kind of malformed body once."""
+    job.work()
+    for label, payload, masked in malformed_bodies(job.body(PROGRESS, job.next_seq, "not readable")):
+        job.refused_bytes(f"malformed: {label}", "malformed", payload, masked)
+    job.agent(COMPLETED, "all done")
+
+
+def talks_too_much(job: ScriptBuilder, limit_bytes: int) -> None:
+    """A body over the limit; only its size, hash and first 1 KiB travel."""
+    job.work()
+    body = job.body(PROGRESS, job.next_seq, "far too much", text="x" * limit_bytes)
+    job.refused("a body over the limit", TOO_LARGE, body)
+    job.agent(COMPLETED, "all done")
+
+
+def shows_a_path(job: ScriptBuilder, limit_bytes: int) -> None:
+    """An unsafe detail past the publisher's check: it counts, and is masked."""
+    job.work()
+    unsafe = job.signed(
+        "a path in the detail", PROGRESS, job.next_seq, "wrote /home/ann/report.txt", masked=DETAIL
+    )
+    job.again(unsafe, "a path in the detail, redelivered")
+    job.signed("a password in the last detail", COMPLETED, job.next_seq, "password: hunter2", masked=DETAIL)
+
+
+def sends_its_token(job: ScriptBuilder, limit_bytes: int) -> None:
+    """A token inside a well signed event."""
+    job.work()
+    body = job.body(PROGRESS, job.next_seq, "with a token", **{TOKEN_FIELD: "not a real one"})
+    job.refused("a token in data.auth_token", SECRET_IN_EVENT, body, masked=AUTH_TOKEN)
+    job.agent(COMPLETED, "all done")
+
+
+def goes_on(job: ScriptBuilder, limit_bytes: int) -> None:
+    """Events after the end; the end itself, sent again, is a duplicate and no violation."""
+    job.work(least=2)
+    last = job.agent(COMPLETED, "all done")
+    job.again(last, "the end, redelivered")
+    after = job.body(PROGRESS, job.next_seq, "one more thing")
+    job.refused("progress after the end", AFTER_TERMINAL, after)
+    second = job.body(ERROR, job.next_seq + 1, "or rather not")
+    job.refused("a second end", AFTER_TERMINAL, second)
+
+
+def starts_late(job: ScriptBuilder, limit_bytes: int) -> None:
+    """A second start in the middle of the work."""
+    job.work()
+    body = job.body(STARTED, job.next_seq, "begins anew")
+    job.refused("started with another seq than 1", ILLEGAL_TRANSITION, body)
+    job.agent(COMPLETED, "all done")
+
+
+ROLES: Final[tuple[Role, ...]] = (
+    completes,
+    is_redelivered,
+    is_reordered,
+    contradicts_itself,
+    is_forged,
+    is_unsigned,
+    speaks_another_version,
+    stammers,
+    talks_too_much,
+    shows_a_path,
+    sends_its_token,
+    goes_on,
+    starts_late,
+    is_reworded,
+    is_cancelled,
+    fails,
+    waits,
+    idles,
+)
+PLAIN_ROLES: Final[tuple[Role, ...]] = (completes, completes, fails, waits)

@@ -1,0 +1,92 @@
+"""The stack that the demo plays on: its own, which ends with it, or with --keep the one that `up` starts."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from connectors.demo.progress import Progress
+from connectors.local_stack import LocalStack, control, free_port
+from connectors.local_stack.part_plan import ALL_PARTS
+from connectors.local_stack.ports import LOOPBACK
+from schemas.settings import MqttSettings, Settings, StorageSettings
+
+Tick = Callable[[], None]
+# What nobody wants to look at after the demo; tables, keys and logs stay.
+_SPENT: Final = ("kafka", "mosquitto", "checkpoints", "spark-scratch", "warehouse", "run", "publisher")
+_PREFIX: Final = "trunkline-demo-"
+_RECEIPT_S: Final = 30.0
+
+
+def temporary_data_dir() -> Path:
+    """A new data directory that no other stack knows of."""
+    return Path(tempfile.mkdtemp(prefix=_PREFIX))
+
+
+def own_settings(settings: Settings, data_dir: Path) -> Settings:
+    """Settings of a stack of its own: free ports, `data_dir` for everything, sizes as configured."""
+    address = f"{LOOPBACK}:{free_port()}"
+    return Settings(
+        data_dir=data_dir.absolute(),
+        kafka=settings.kafka.model_copy(update={"bootstrap_servers": address}),
+        mqtt=MqttSettings(host=LOOPBACK, port=free_port(), receipt_timeout_s=_RECEIPT_S),
+        limits=settings.limits,
+        spark=settings.spark,
+        storage=StorageSettings(),
+    )
+
+
+@contextmanager
+def own_stack(settings: Settings, progress: Progress) -> Iterator[Tick]:
+    """A stack that ends with the block. The tick brings back what has died; call it a few times a second."""
+    stack = LocalStack(settings)
+
+    def watch() -> bool:
+        parts = {name: part.as_json() for name, part in stack.parts.items()}
+        progress.tell(_waiting_for(parts))
+        return False
+
+    progress.begin("Start Kafka, Mosquitto, bridge, Spark")
+    try:
+        stack.start(watch)
+        progress.done(f"ready, on {settings.kafka.bootstrap_servers} and {LOOPBACK}:{settings.mqtt.port}")
+        yield stack.look_after
+    finally:
+        started = time.monotonic()
+        progress.say("Stopping what was started ...")
+        stack.stop()
+        progress.say(f"Stopped after {time.monotonic() - started:.1f} s")
+
+
+@contextmanager
+def kept_stack(settings: Settings, progress: Progress) -> Iterator[Tick]:
+    """The configured stack under its supervisor, as `trunkline up` starts it. It stays up after the block; when
+    the block fails, too, unless it was interrupted and the stack is ours.
+    """
+    ran_before = control.running_state(settings) is not None
+    progress.begin("Start the stack that stays")
+    control.start_detached(settings, ALL_PARTS, lambda state: progress.tell(_waiting_for(state["parts"])))
+    progress.done("it ran already" if ran_before else "ready")
+    try:
+        yield lambda: None
+    except KeyboardInterrupt:
+        if not ran_before:
+            progress.say("Stopping what was started ...")
+            control.stop_detached(settings, lambda state: None)
+        raise
+
+
+def clear_spent(data_dir: Path) -> None:
+    """Remove what a stopped demo leaves in its own directory beside tables, keys and logs."""
+    for name in _SPENT:
+        shutil.rmtree(data_dir / name, ignore_errors=True)
+
+
+def _waiting_for(parts: dict[str, Any]) -> str:
+    waiting = [name for name, part in parts.items() if part["state"] != "ready"]
+    return f"waiting for {', '.join(waiting)}" if waiting else "ready"

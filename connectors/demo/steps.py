@@ -1,0 +1,190 @@
+"""What a plan of the demo is made of: steps, scripts, and the builder that writes a job's script."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from schemas import life_cycles as states
+from schemas.job_event import COMPLETED, ERROR, PROGRESS, SCHEMA_VERSION, STARTED, TERMINAL_EVENTS
+from schemas.signing import sign_event
+from schemas.strict_json import canonical
+from schemas.verdicts import ACCEPTED, DUPLICATE, REJECTED, Verdict
+
+_STATE_AFTER: Final = {COMPLETED: states.COMPLETED, ERROR: states.ERROR}
+_DOING: Final = (
+    "reading the index",
+    "comparing drafts",
+    "running the checks",
+    "asking a colleague",
+    "summing up",
+)
+
+
+@dataclass(frozen=True)
+class Actor:
+    """A registered job of the demo. The secret is what its agent signs with."""
+
+    job_id: str
+    secret: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class AgentEvent:
+    """An event that the job's own publisher sends: it numbers, signs and waits for the receipt."""
+
+    event: str
+    detail: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RawMessage:
+    """Bytes that an unruly connection publishes below `<prefix>/<topic_id>/events`."""
+
+    topic_id: str
+    payload: bytes = field(repr=False)
+    retain: bool = False
+
+
+@dataclass(frozen=True)
+class SentAgain:
+    """The same bytes as an earlier step of the script, by another connection."""
+
+    of: int
+
+
+@dataclass(frozen=True)
+class Cancellation:
+    """The operator cancels the job. No job event: it is a record of its own type."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that happens, and the ledger row that must come of it (none for a cancellation)."""
+
+    action: AgentEvent | RawMessage | SentAgain | Cancellation
+    label: str
+    verdict: Verdict = ACCEPTED
+    reason: str | None = None
+    late: bool = False
+    masked: str | None = None
+
+
+@dataclass(frozen=True)
+class Script:
+    """Steps in the order in which they must reach Kafka. `actor` and `state` are None for strangers."""
+
+    title: str
+    actor: Actor | None
+    steps: tuple[Step, ...]
+    state: str | None
+
+
+class ScriptBuilder:
+    """Writes the script of one job; knows its seq and state. `sent_at` goes into events it signs itself;
+    `forger_secret` is what somebody who does not know the job's secret signs with.
+    """
+
+    def __init__(
+        self, title: str, actor: Actor, draw: random.Random, sent_at: str, forger_secret: str = ""
+    ) -> None:
+        self.actor = actor
+        self.forger_secret = forger_secret
+        self.draw = draw
+        self.next_seq = 1
+        self._title = title
+        self._sent_at = sent_at
+        self._steps: list[Step] = []
+        self._state = states.PENDING
+        self._raw_seqs = False
+
+    def script(self) -> Script:
+        """The finished script."""
+        return Script(self._title, self.actor, tuple(self._steps), self._state)
+
+    def agent(self, event: str, detail: str | None = None, **data: Any) -> int:
+        """The agent's publisher sends the next event; it is accepted. Returns the step's number."""
+        if self._raw_seqs:
+            raise ValueError("the publisher's own count is behind: go on with `signed`")
+        text = detail or f"{self.draw.choice(_DOING)}, step {self.next_seq}"
+        self._accept(event)
+        self.next_seq += 1
+        return self._add(Step(AgentEvent(event, text, data), f"{event} by the agent's publisher"))
+
+    def work(self, least: int = 1, most: int = 3) -> None:
+        """Started, and some progress."""
+        self.agent(STARTED, "begins")
+        for number in range(self.draw.randint(least, most)):
+            self.agent(PROGRESS, done=number + 1)
+
+    def body(self, event: str, seq: int, detail: str, **data: Any) -> dict[str, Any]:
+        """An event's fields, not signed."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "seq": seq,
+            "job_id": self.actor.job_id,
+            "event": event,
+            "timestamp": self._sent_at,
+            "detail": detail,
+            "data": data,
+        }
+
+    def signed(
+        self, label: str, event: str, seq: int, detail: str, *, late: bool = False, masked: str | None = None
+    ) -> int:
+        """The agent sends an event past its publisher, signed well and with a new seq: accepted."""
+        self._raw_seqs = True
+        self._accept(event)
+        self.next_seq = max(self.next_seq, seq + 1)
+        payload = canonical(sign_event(self.body(event, seq, detail), self.actor.secret))
+        raw = RawMessage(self.actor.job_id, payload, retain=event in TERMINAL_EVENTS)
+        return self._add(Step(raw, label, late=late, masked=masked))
+
+    def refused(
+        self,
+        label: str,
+        reason: str,
+        body: dict[str, Any],
+        secret: str | None = None,
+        masked: str | None = None,
+    ) -> int:
+        """A signed event that is rejected; `secret` is the job's own unless another is given."""
+        payload = canonical(sign_event(body, self.actor.secret if secret is None else secret))
+        return self.refused_bytes(label, reason, payload, masked)
+
+    def refused_bytes(self, label: str, reason: str, payload: bytes, masked: str | None = None) -> int:
+        """Bytes on the job's topic that are rejected."""
+        return self._add(Step(RawMessage(self.actor.job_id, payload), label, REJECTED, reason, masked=masked))
+
+    def again(self, of: int, label: str) -> int:
+        """The bytes of an accepted step once more: a duplicate."""
+        return self._add(Step(SentAgain(of), label, DUPLICATE, masked=self._steps[of].masked))
+
+    def reworded(self, event: str, detail: str) -> None:
+        """One signed event, then the same with its keys in another order and spaces: also a duplicate."""
+        seq = self.next_seq
+        self.signed(f"{event}, sent past the publisher", event, seq, detail)
+        signed = sign_event(self.body(event, seq, detail), self.actor.secret)
+        text = "{ " + ", ".join(f"{_json(k)}: {_json(signed[k])}" for k in reversed(list(signed))) + " }"
+        raw = RawMessage(self.actor.job_id, text.encode("utf-8"))
+        self._add(Step(raw, "the same event, keys in another order", DUPLICATE))
+
+    def cancel(self) -> None:
+        """The operator cancels the job."""
+        self._state = states.CANCELLED
+        self._add(Step(Cancellation(), "cancelled by the operator"))
+
+    def _accept(self, event: str) -> None:
+        if self._state in states.JOB_TERMINAL:
+            raise ValueError("the job has ended")
+        self._state = _STATE_AFTER.get(event, states.RUNNING)
+
+    def _add(self, step: Step) -> int:
+        self._steps.append(step)
+        return len(self._steps) - 1
+
+
+def _json(value: Any) -> str:
+    return canonical(value).decode("utf-8")

@@ -1,0 +1,67 @@
+"""Logs of a program: one JSON object a line on stderr, secrets blanked out by key and by value."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable, MutableMapping
+from typing import Any, Final
+
+import structlog
+
+BLANK: Final = "[secret]"
+_SECRET_KEYS: Final = ("secret", "password", "token", "authorization", "private_key", "master_key")
+
+
+class _Redactor:
+    def __init__(self, secrets: Iterable[str]) -> None:
+        self._secrets = tuple(s for s in secrets if s)
+
+    def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        for key, value in event.items():
+            if any(word in key.lower() for word in _SECRET_KEYS):
+                event[key] = BLANK
+            elif isinstance(value, str):
+                for secret in self._secrets:
+                    value = value.replace(secret, BLANK)
+                event[key] = value
+        return event
+
+
+def configure_json_log(program: str, secrets: Iterable[str] = (), level: int = logging.INFO) -> None:
+    """Send structlog's and the libraries' log lines as JSON to stderr; libraries from WARNING on.
+
+    `secrets` are values that are blanked out wherever they stand. Call it once, in a program's `main`.
+    """
+    chain: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        _Redactor(secrets),
+    ]
+    structlog.configure(
+        processors=[*chain, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.ExtraAdder(), *chain],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.JSONRenderer(),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    # Says only that callbacks of ours took their time.
+    logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
+    logging.getLogger("connectors").setLevel(level)
+    logging.getLogger(program).setLevel(level)
+    structlog.contextvars.bind_contextvars(program=program)

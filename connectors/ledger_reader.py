@@ -1,0 +1,214 @@
+"""Reads the Delta table `ledger` without Spark: whole, its newest rows, or commit by commit as they land.
+
+A whole read takes one version of the table. Following reads the `add` actions (dataChange) of each next
+commit in `_delta_log`; on an object store through deltalake's own storage layer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import reduce
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.fs import DeltaStorageHandler
+from pyarrow.fs import FileSystem, FileType, LocalFileSystem, PyFileSystem, SubTreeFileSystem
+
+from schemas.errors import NotFound, TrunklineError
+from schemas.ledger import LEDGER
+from schemas.ledger_arrow import LEDGER_ARROW
+from schemas.settings import Settings
+
+POLL_S: Final = 0.05
+_NO_TABLE_POLL_S: Final = 0.25
+_GAP_CHECK_POLLS: Final = 100
+_FILES_AT_ONCE: Final = 4
+_ORDER: Final = [("logged_at", "ascending"), ("partition", "ascending"), ("offset", "ascending")]
+_ORDER_COLUMNS: Final = tuple(name for name, _ in _ORDER)
+
+
+class LedgerPart(NamedTuple):
+    """Rows of the ledger and the version of the table that they were read from or added in."""
+
+    version: int
+    rows: pa.Table
+
+
+@dataclass(frozen=True)
+class LedgerFilter:
+    """Which rows are wanted; None is any. `since`: Kafka's append time at or after it (with a time zone)."""
+
+    stream_kind: str | None = None
+    stream_id: str | None = None
+    verdict: str | None = None
+    reason: str | None = None
+    door: str | None = None
+    type: str | None = None
+    since: datetime | None = None
+
+    def expression(self) -> ds.Expression | None:
+        """The filter as an Arrow expression; None lets every row through."""
+        terms = [
+            pc.field(name) == pa.scalar(wanted)
+            for name in ("stream_kind", "stream_id", "verdict", "reason", "door", "type")
+            if (wanted := getattr(self, name)) is not None
+        ]
+        if self.since is not None:
+            terms.append(pc.field("logged_at") >= pa.scalar(self.since, LEDGER_ARROW.field("logged_at").type))
+        return reduce(lambda left, right: left & right, terms) if terms else None
+
+
+ALL_ROWS: Final = LedgerFilter()
+
+
+class LedgerReader:
+    """Reads the ledger that the settings name. Keeps no file open between calls."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.path = settings.table_path(LEDGER)
+
+    def exists(self) -> bool:
+        """Whether the table is there: it appears with the first settled record."""
+        return bool(DeltaTable.is_deltatable(self.path))
+
+    def version(self) -> int | None:
+        """The table's newest version, None while there is no table."""
+        return self._open().version() if self.exists() else None
+
+    def rows(self, where: LedgerFilter = ALL_ROWS, columns: Sequence[str] | None = None) -> LedgerPart:
+        """All rows that `where` wants, in the order of Kafka's append time, partition and offset.
+
+        Only `columns`, all when None. Raises NotFound when there is no table.
+        """
+        table = self._open()
+        files = table.to_pyarrow_dataset(filesystem=self._storage())
+        found = files.to_table(filter=where.expression(), columns=_with_order(columns))
+        return LedgerPart(table.version(), _selected(found.sort_by(_ORDER), columns))
+
+    def newest_rows(
+        self, count: int, where: LedgerFilter = ALL_ROWS, columns: Sequence[str] | None = None
+    ) -> LedgerPart:
+        """The newest `count` rows that `where` wants, oldest first; reads the newest files and stops early.
+
+        Raises NotFound when there is no table.
+        """
+        table = self._open()
+        actions = pa.table(table.get_add_actions(flatten=True)).select(["path", "modification_time"])
+        newest_first = actions.sort_by([("modification_time", "descending")]).column("path").to_pylist()
+        paths = [unquote(path) for path in newest_first]
+        storage, found, at_once = self._storage(), _empty(columns), _FILES_AT_ONCE
+        while paths and found.num_rows < count:
+            found = pa.concat_tables([found, _read(storage, paths[:at_once], where, columns)])
+            paths, at_once = paths[at_once:], at_once * 2
+        newest = found.sort_by(_ORDER).slice(max(0, found.num_rows - count), count)
+        return LedgerPart(table.version(), _selected(newest, columns))
+
+    def follow(
+        self,
+        after_version: int | None = None,
+        where: LedgerFilter = ALL_ROWS,
+        columns: Sequence[str] | None = None,
+        *,
+        stop: Callable[[], bool] = lambda: False,
+        poll_s: float = POLL_S,
+    ) -> Iterator[LedgerPart]:
+        """The rows that each commit after `after_version` adds, as soon as it lands, without end.
+
+        None: what lands from now on; -1: from the first commit. Waits for a table that does not exist yet.
+        `stop` is asked at least every `poll_s` seconds. A commit without wanted rows is passed over.
+        Raises TrunklineError when commits, or their files, are gone that should come next.
+        """
+        version = (self.version() if self.exists() else -1) if after_version is None else after_version
+        assert version is not None  # noqa: S101  for the type checker: the table exists
+        while not self.exists():
+            if stop():
+                return
+            time.sleep(max(poll_s, _NO_TABLE_POLL_S))
+        storage, empty_polls = self._storage(), 0
+        while not stop():
+            paths = _added_files(storage, version + 1)
+            if paths is None:
+                empty_polls += 1
+                if empty_polls % _GAP_CHECK_POLLS == 1:
+                    self._check_gap(storage, version + 1)
+                time.sleep(poll_s)
+                continue
+            version, empty_polls = version + 1, 0
+            rows = _read(storage, paths, where, columns)
+            if rows.num_rows:
+                yield LedgerPart(version, _selected(rows.sort_by(_ORDER), columns))
+
+    def _open(self) -> DeltaTable:
+        try:
+            return DeltaTable(self.path)
+        except TableNotFoundError:
+            raise NotFound(
+                f"there is no ledger at {self.path} yet: it appears with the first settled event. "
+                "Start the stack with 'trunkline up'; or set data_dir or storage.tables to where it is"
+            ) from None
+        except DeltaError as error:
+            raise TrunklineError(f"the ledger at {self.path} cannot be read: {error}") from error
+
+    def _storage(self) -> FileSystem:
+        if "://" in self.path:
+            return PyFileSystem(DeltaStorageHandler(self.path))
+        # Not through Python: Arrow's own threads would ask for the interpreter lock while we exit, and abort.
+        return SubTreeFileSystem(self.path, LocalFileSystem())
+
+    def _check_gap(self, storage: FileSystem, version: int) -> None:
+        newest = self._open().version()
+        # Looked at again: it may have landed between the poll and this.
+        if newest >= version and _added_files(storage, version) is None:
+            raise TrunklineError(
+                f"commit {version} of the ledger is not in its log any more (the newest is {newest}): "
+                "read the table whole and follow from there"
+            )
+
+
+def _added_files(storage: FileSystem, version: int) -> list[str] | None:
+    """The files that commit `version` adds for new rows, None while there is no such commit."""
+    path = f"_delta_log/{version:020d}.json"
+    if storage.get_file_info([path])[0].type != FileType.File:
+        return None
+    with storage.open_input_stream(path) as stream:
+        actions: list[dict[str, Any]] = [orjson.loads(line) for line in stream.read().splitlines() if line]
+    adds = [action["add"] for action in actions if "add" in action]
+    return [unquote(add["path"]) for add in adds if add["dataChange"]]
+
+
+def _read(
+    storage: FileSystem, paths: list[str], where: LedgerFilter, columns: Sequence[str] | None
+) -> pa.Table:
+    if not paths:
+        return _empty(columns)
+    try:
+        files = ds.dataset(paths, schema=LEDGER_ARROW, format="parquet", filesystem=storage)
+        return files.to_table(filter=where.expression(), columns=_with_order(columns))
+    except FileNotFoundError as error:
+        raise TrunklineError(
+            f"a file of the ledger is gone since its commit, by compaction and cleaning: {error}; "
+            "read the table whole and follow from there"
+        ) from error
+
+
+def _empty(columns: Sequence[str] | None) -> pa.Table:
+    table = LEDGER_ARROW.empty_table()
+    wanted = _with_order(columns)
+    return table if wanted is None else table.select(wanted)
+
+
+def _with_order(columns: Sequence[str] | None) -> list[str] | None:
+    return None if columns is None else list(dict.fromkeys((*columns, *_ORDER_COLUMNS)))
+
+
+def _selected(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
+    return table if columns is None else table.select(list(columns))

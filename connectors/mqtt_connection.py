@@ -1,0 +1,75 @@
+"""An MQTT 5 client from the settings: what every MQTT connection of ours has in common.
+
+A client made here lives for one connection. It never reconnects by itself, so an acknowledgement that was
+meant for an earlier connection can never go out on a later one: it belongs to a client that is gone.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from contextlib import suppress
+from typing import Final, cast
+
+from paho.mqtt.client import Client, MQTTv5
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from schemas.settings import MqttSettings, SettingsError
+
+KEEPALIVE_S: Final = 60
+
+
+def new_client(mqtt: MqttSettings, client_id: str = "", *, manual_ack: bool = False) -> Client:
+    """A paho client for one connection, with TLS and credentials set, not connected yet.
+
+    An empty `client_id` lets the broker choose. Raises SettingsError for certificates that cannot be read.
+    """
+    client = Client(
+        CallbackAPIVersion.VERSION2,
+        client_id=client_id,
+        protocol=MQTTv5,
+        reconnect_on_failure=False,
+        manual_ack=manual_ack,
+    )
+    client.connect_timeout = mqtt.connect_timeout_s
+    if mqtt.username is not None:
+        client.username_pw_set(mqtt.username, mqtt.password.get_secret_value() if mqtt.password else None)
+    if mqtt.tls:
+        client.tls_set_context(_tls_context(mqtt))
+    return client
+
+
+def connect_properties(session_expiry_s: int = 0, receive_maximum: int | None = None) -> Properties:
+    """CONNECT properties: how long the broker keeps the session, how many messages may be unacknowledged."""
+    found = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+    found.SessionExpiryInterval = session_expiry_s
+    if receive_maximum is not None:
+        found.ReceiveMaximum = receive_maximum
+    return found
+
+
+def cut_connection(client: Client) -> None:
+    """End a client's connection at once, also one that hangs, without a word to the broker, and its thread."""
+    connected = client.socket()
+    if connected is not None:
+        with suppress(OSError):
+            cast(socket.socket, connected).shutdown(socket.SHUT_RDWR)
+    client.loop_stop()
+
+
+def broker_name(mqtt: MqttSettings) -> str:
+    """The broker as it stands in messages: host and port, nothing secret."""
+    return f"{mqtt.host}:{mqtt.port}"
+
+
+def _tls_context(mqtt: MqttSettings) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=str(mqtt.ca_certs) if mqtt.ca_certs else None)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if mqtt.certfile is not None:
+            context.load_cert_chain(mqtt.certfile, mqtt.keyfile)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(f"mqtt.ca_certs, mqtt.certfile or mqtt.keyfile: {error}") from error
+    return context

@@ -1,0 +1,194 @@
+"""Sends a job's pending events over a fresh MQTT connection and waits for PUBACK and receipt (JE-15, JE-17)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Final, Self
+
+from paho.mqtt.client import Client, ConnectFlags, MQTTMessage
+from paho.mqtt.reasoncodes import ReasonCode
+
+from connectors.job_topics import events_topic, receipts_topic
+from connectors.mqtt_connection import (
+    KEEPALIVE_S,
+    broker_name,
+    connect_properties,
+    cut_connection,
+    new_client,
+)
+from connectors.publish_outbox import PendingEvent
+from connectors.receipt import Receipt, read_receipt
+from schemas.errors import BackboneUnreachable, Refused
+from schemas.record import content_id
+from schemas.settings import MqttSettings
+
+_DISCONNECT_S: Final = 1.0
+# Reason codes of MQTT 5 that another attempt will not change: bad credentials, not authorized, banned.
+_FINAL_REASONS: Final = (0x86, 0x87, 0x8A, 0x8C)
+
+
+class ReceiptMissing(BackboneUnreachable):
+    """The broker took the event, but no receipt came in time: the bridge or Kafka is down, or slow."""
+
+
+def deliver(
+    mqtt: MqttSettings,
+    job_id: str,
+    events: Iterable[PendingEvent],
+    confirmed: Callable[[PendingEvent, Receipt], None],
+    *,
+    wait_for_receipt: bool = True,
+) -> None:
+    """Send `events` in order; `confirmed` is called for each before the next is sent.
+
+    Each attempt is a connection of its own. Socket errors and time-outs are tried again, up to
+    `publish_attempts` times in all, after `min(base * 2^(n-1), max)` seconds. Raises BackboneUnreachable
+    after the last attempt, ReceiptMissing without another attempt, Refused when the broker forbids it.
+    """
+    left = list(events)
+    for attempt in range(1, mqtt.publish_attempts + 1):
+        try:
+            with DeliveryConnection(mqtt, job_id, wait_for_receipt) as connection:
+                while left:
+                    confirmed(left[0], connection.send(left[0]))
+                    left.pop(0)
+            return
+        except ReceiptMissing:
+            raise
+        except BackboneUnreachable as error:
+            if attempt == mqtt.publish_attempts:
+                raise BackboneUnreachable(f"{error} ({attempt} attempts)") from error
+        time.sleep(min(mqtt.backoff_base_s * 2 ** (attempt - 1), mqtt.backoff_max_s))
+
+
+class DeliveryConnection:
+    """One connection of a publisher, subscribed to the job's receipts before anything is sent."""
+
+    def __init__(self, mqtt: MqttSettings, job_id: str, wait_for_receipt: bool) -> None:
+        self._mqtt = mqtt
+        self._wait_for_receipt = wait_for_receipt
+        self._events_topic = events_topic(mqtt.topic_prefix, job_id)
+        self._receipts_topic = receipts_topic(mqtt.topic_prefix, job_id)
+        self._changed = threading.Condition()
+        self._connack: ReasonCode | None = None
+        self._suback: ReasonCode | None = None
+        self._pubacks: dict[int, ReasonCode] = {}
+        self._receipts: dict[str, Receipt] = {}
+        self._waiting_for: str | None = None
+        self._lost: str | None = None
+        self._client = new_client(mqtt)
+        self._client.on_connect = self._on_connect
+        self._client.on_subscribe = self._on_subscribe
+        self._client.on_publish = self._on_publish
+        self._client.on_message = self._on_message
+        self._client.on_disconnect = self._on_disconnect
+
+    def __enter__(self) -> Self:
+        deadline = time.monotonic() + self._mqtt.connect_timeout_s
+        try:
+            self._client.connect(
+                self._mqtt.host,
+                self._mqtt.port,
+                keepalive=KEEPALIVE_S,
+                clean_start=True,
+                properties=connect_properties(),
+            )
+        except OSError as error:
+            raise self._unreachable(str(error)) from error
+        self._client.loop_start()
+        try:
+            self._wait(lambda: self._connack, deadline - time.monotonic(), "CONNACK")
+            self._permit(self._connack, "the connection")
+            if self._wait_for_receipt:
+                self._client.subscribe(self._receipts_topic, qos=1)
+                self._wait(lambda: self._suback, self._mqtt.puback_timeout_s, "SUBACK")
+                self._permit(self._suback, "reading the job's receipts; --no-receipt does without")
+        except BaseException:
+            cut_connection(self._client)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._client.disconnect()
+            with self._changed:
+                self._changed.wait_for(lambda: self._lost is not None, _DISCONNECT_S)
+        cut_connection(self._client)
+
+    def send(self, pending: PendingEvent) -> Receipt:
+        """Publish one event and wait for its PUBACK and, when asked for, its receipt."""
+        ce_id = content_id(self._events_topic.encode("utf-8"), pending.wire_bytes)
+        self._waiting_for = ce_id
+        sent = self._client.publish(self._events_topic, pending.wire_bytes, qos=1, retain=pending.is_terminal)
+        puback = self._wait(lambda: self._pubacks.get(sent.mid), self._mqtt.puback_timeout_s, "PUBACK")
+        self._permit(puback, "publishing this job's events")
+        if not self._wait_for_receipt:
+            return Receipt(ce_id, pending.seq)
+        try:
+            receipt: Receipt = self._wait(
+                lambda: self._receipts.get(ce_id), self._mqtt.receipt_timeout_s, "receipt"
+            )
+        except BackboneUnreachable:
+            raise ReceiptMissing(
+                f"no receipt within {self._mqtt.receipt_timeout_s:g} s: the MQTT broker has seq {pending.seq}, "
+                "the bridge or Kafka did not confirm it. It stays in the outbox and is sent again, the same, "
+                "with the next publish; './trunkline doctor' says what is down"
+            ) from None
+        return receipt
+
+    def _wait(self, found: Callable[[], Any], timeout_s: float, what: str) -> Any:
+        with self._changed:
+            self._changed.wait_for(lambda: found() is not None or self._lost is not None, max(0.0, timeout_s))
+            answer = found()
+        if answer is None:
+            raise self._unreachable(self._lost or f"no {what} in time")
+        return answer
+
+    def _permit(self, reason: ReasonCode | None, what: str) -> None:
+        if reason is None or not reason.is_failure:
+            return
+        if reason.value in _FINAL_REASONS:
+            raise Refused(f"MQTT broker {broker_name(self._mqtt)} refuses {what}: {reason}")
+        raise self._unreachable(f"{what}: {reason}")
+
+    def _unreachable(self, why: str) -> BackboneUnreachable:
+        return BackboneUnreachable(f"MQTT broker {broker_name(self._mqtt)}: {why}")
+
+    def _on_connect(
+        self, client: Client, userdata: Any, flags: ConnectFlags, reason: ReasonCode, properties: Any
+    ) -> None:
+        with self._changed:
+            self._connack = reason
+            self._changed.notify_all()
+
+    def _on_subscribe(
+        self, client: Client, userdata: Any, mid: int, reasons: list[ReasonCode], properties: Any
+    ) -> None:
+        with self._changed:
+            self._suback = reasons[0]
+            self._changed.notify_all()
+
+    def _on_publish(self, client: Client, userdata: Any, mid: int, reason: ReasonCode, properties: Any) -> None:
+        with self._changed:
+            self._pubacks[mid] = reason
+            self._changed.notify_all()
+
+    def _on_message(self, client: Client, userdata: Any, message: MQTTMessage) -> None:
+        receipt = read_receipt(bytes(message.payload))
+        # Receipts of other events, and whatever a forger publishes here, are not kept.
+        if receipt is not None and receipt.ce_id == self._waiting_for:
+            with self._changed:
+                self._receipts[receipt.ce_id] = receipt
+                self._changed.notify_all()
+
+    def _on_disconnect(
+        self, client: Client, userdata: Any, flags: Any, reason: ReasonCode, properties: Any
+    ) -> None:
+        with self._changed:
+            self._lost = f"connection lost: {reason}"
+            self._changed.notify_all()

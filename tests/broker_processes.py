@@ -1,0 +1,237 @@
+"""Real brokers and our own programs as child processes, and the bounded wait that tests use."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from schemas.settings import PROJECT_ROOT, Settings, settings_environment
+
+START_S = 60.0
+STOP_S = 20.0
+LOOPBACK = "127.0.0.1"
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0, what: str = "condition") -> Any:
+    """The first true answer of `condition`, asked often; fails the test after `timeout_s` seconds."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = condition()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {timeout_s} s: {what}")
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    """A TCP port of the loopback that nobody uses now."""
+    with socket.create_server((LOOPBACK, 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def accepts(port: int) -> bool:
+    """Whether something listens on a loopback port."""
+    try:
+        socket.create_connection((LOOPBACK, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+@dataclass
+class BrokerProcess:
+    """A broker that a test may stop, kill and start again on the same port and data."""
+
+    command: list[str]
+    port: int
+    log_path: Path
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _log: IO[bytes] | None = field(default=None, init=False)
+
+    def start(self) -> None:
+        """Start it and wait until its port answers."""
+        self._log = self.log_path.open("ab")
+        self.process = subprocess.Popen(
+            self.command, stdout=self._log, stderr=self._log, stdin=subprocess.DEVNULL
+        )
+        wait_until(self._is_up, START_S, f"{self.command[0]} on port {self.port}")
+
+    def _is_up(self) -> bool:
+        assert self.process is not None
+        if self.process.poll() is not None:
+            pytest.fail(f"{self.command[0]} ended at its start:\n{self.log_path.read_text()[-3000:]}")
+        return accepts(self.port)
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """End it, by SIGTERM in order or by SIGKILL."""
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+            try:
+                self.process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(STOP_S)
+        self.process = None
+        if self._log is not None:
+            self._log.close()
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.stop(signal.SIGKILL)
+
+
+_KAFKA_PROPERTIES = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+log.dirs={folder}/log
+auto.create.topics.enable=false
+message.max.bytes=8388608
+replica.fetch.max.bytes=8388608
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=4
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=2
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+share.coordinator.state.topic.num.partitions=2
+group.initial.rebalance.delay.ms=0
+log.cleaner.dedupe.buffer.size=16777216
+controlled.shutdown.enable=false
+"""
+
+_MOSQUITTO_CONF = """\
+listener {port} 127.0.0.1
+allow_anonymous true
+user {user}
+persistence true
+persistence_location {folder}/
+autosave_on_changes false
+autosave_interval 300
+max_queued_messages 0
+max_inflight_messages 1000
+message_size_limit 16777216
+max_packet_size 16777216
+set_tcp_nodelay true
+connection_messages false
+log_dest stderr
+"""
+
+
+def _kafka_jars() -> Path:
+    checkout = PROJECT_ROOT / ".jars" / "kafka"
+    named = os.environ.get("TRUNKLINE_JARS")
+    for folder in (checkout, Path(named) if named else checkout):
+        if any(folder.glob("kafka_2.13-*.jar")):
+            return folder
+    pytest.fail("no Kafka jars: run ./trunkline once, or set TRUNKLINE_JARS to the folder that holds them")
+
+
+def make_kafka(folder: Path) -> BrokerProcess:
+    """A formatted one-node Kafka below `folder`, not started yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    jars = f"{_kafka_jars()}/*"
+    port = free_port()
+    properties = folder / "server.properties"
+    properties.write_text(_KAFKA_PROPERTIES.format(port=port, controller=free_port(), folder=folder))
+    java = ["java", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", jars]
+    cluster = secrets.token_urlsafe(16)
+    tool = [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties)]
+    done = subprocess.run(tool, capture_output=True, timeout=START_S, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return BrokerProcess([*java, "kafka.Kafka", str(properties)], port, folder / "kafka.log")
+
+
+def make_mosquitto(folder: Path, more: str = "") -> BrokerProcess:
+    """A Mosquitto below `folder`, not started yet; `more` is added to its configuration."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    user = "root" if os.geteuid() == 0 else os.environ.get("USER", "nobody")
+    conf = folder / "mosquitto.conf"
+    conf.write_text(_MOSQUITTO_CONF.format(port=port, folder=folder, user=user) + more)
+    program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+    if program is None:
+        pytest.fail("Mosquitto is not installed; ./trunkline says how")
+    return BrokerProcess([program, "-c", str(conf)], port, folder / "mosquitto.log")
+
+
+def program_environment(settings: Settings) -> dict[str, str]:
+    """The environment in which a child process loads `settings`."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("TRUNKLINE", "MQTT_"))}
+    # A file that is not there would be an error, so an empty one keeps the checkout's conf out.
+    return inherited | settings_environment(settings)
+
+
+class ProgramProcess:
+    """One `python -m <module>` of ours as a child process, its log in a file."""
+
+    def __init__(self, module: str, settings: Settings, folder: Path, name: str = "program") -> None:
+        self.ready_file = folder / f"{name}.{uuid.uuid4().hex[:6]}.ready"
+        self.log_path = folder / f"{name}.log"
+        environment = program_environment(settings) | {"TRUNKLINE_READY_FILE": str(self.ready_file)}
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module],
+                cwd=PROJECT_ROOT,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+            )
+
+    def wait_ready(self, timeout_s: float = 30.0) -> None:
+        """Wait until the program has made its ready file."""
+
+        def ready() -> bool:
+            if self.process.poll() is not None:
+                pytest.fail(f"ended with {self.process.returncode}:\n{self.log_path.read_text()[-3000:]}")
+            return self.ready_file.exists()
+
+        wait_until(ready, timeout_s, f"ready file; log:\n{self.log_path}")
+
+    def stop(self, number: int = signal.SIGTERM, timeout_s: float = STOP_S) -> int:
+        """Send a signal and wait for the end. Returns the exit code; kills what does not end."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(timeout_s)
+            pytest.fail(f"did not end:\n{self.log_path.read_text()[-3000:]}")
+
+    def log(self) -> str:
+        """What it has logged so far."""
+        return self.log_path.read_text()
+
+
+def with_mqtt(settings: Settings, **changes: Any) -> Settings:
+    """`settings` with other values in the section `mqtt`."""
+    return settings.model_copy(update={"mqtt": settings.mqtt.model_copy(update=changes)})
+
+
+def with_kafka(settings: Settings, **changes: Any) -> Settings:
+    """`settings` with other values in the section `kafka`."""
+    return settings.model_copy(update={"kafka": settings.kafka.model_copy(update=changes)})

@@ -1,0 +1,119 @@
+"""Fixtures that several test folders share: real brokers on free ports, and settings that point at them.
+
+`kafka_broker` and `mosquitto_broker` live for the session; `backbone_settings` gives each test a topic, an
+MQTT prefix and a data directory of its own. `start_bridge` runs the bridge, `read_topic` reads the log.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connectors.kafka_topic import ensure_topic, topic_reader
+from schemas.sealing import Keyring, ensure_keyring
+from schemas.settings import KafkaSettings, LimitSettings, MqttSettings, Settings
+from tests.broker_processes import (
+    LOOPBACK,
+    STOP_S,
+    BrokerProcess,
+    ProgramProcess,
+    make_kafka,
+    make_mosquitto,
+)
+
+
+@pytest.fixture(scope="session")
+def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A running Kafka for the whole session. A test that stops it starts it again."""
+    broker = make_kafka(tmp_path_factory.mktemp("kafka"))
+    broker.start()
+    yield broker
+    broker.kill()
+
+
+@pytest.fixture(scope="session")
+def mosquitto_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A running Mosquitto for the whole session. A test that stops it starts it again."""
+    broker = make_mosquitto(tmp_path_factory.mktemp("mosquitto"))
+    broker.start()
+    yield broker
+    broker.kill()
+
+
+@pytest.fixture
+def backbone_settings(kafka_broker: BrokerProcess, mosquitto_broker: BrokerProcess, tmp_path: Path) -> Settings:
+    """Settings with a topic (made, checked), an MQTT prefix, a data directory and a keyring of their own."""
+    own = uuid.uuid4().hex[:12]
+    settings = Settings(
+        data_dir=tmp_path / "data",
+        kafka=KafkaSettings(
+            bootstrap_servers=f"{LOOPBACK}:{kafka_broker.port}",
+            topic=f"test.{own}",
+            record_limit_bytes=1024 * 1024,
+            delivery_timeout_s=10,
+        ),
+        limits=LimitSettings(payload_bytes=256 * 1024),
+        mqtt=MqttSettings(
+            host=LOOPBACK,
+            port=mosquitto_broker.port,
+            topic_prefix=f"test/{own}/jobs",
+            bridge_client_id=f"bridge-{own}",
+            connect_timeout_s=5,
+            backoff_base_s=0.1,
+            backoff_max_s=1,
+        ),
+    )
+    ensure_keyring(settings)
+    ensure_topic(settings)
+    return settings
+
+
+@pytest.fixture
+def keyring(backbone_settings: Settings) -> Keyring:
+    """The keyring of `backbone_settings`."""
+    return ensure_keyring(backbone_settings)
+
+
+@pytest.fixture
+def start_bridge(backbone_settings: Settings, tmp_path: Path) -> Iterator[Callable[..., ProgramProcess]]:
+    """Starts the MQTT bridge as a process and waits until it is subscribed; all end with the test."""
+    started: list[ProgramProcess] = []
+
+    def start(settings: Settings | None = None, *, wait: bool = True) -> ProgramProcess:
+        bridge = ProgramProcess("connectors.mqtt_bridge", settings or backbone_settings, tmp_path, "bridge")
+        started.append(bridge)
+        if wait:
+            bridge.wait_ready()
+        return bridge
+
+    start.started = started  # type: ignore[attr-defined]
+    yield start
+    for bridge in started:
+        if bridge.process.poll() is None:
+            bridge.process.kill()
+        bridge.process.wait(STOP_S)
+
+
+@pytest.fixture
+def read_topic(backbone_settings: Settings) -> Callable[..., list[Any]]:
+    """Reads the whole topic, waiting until it holds `at_least` records beside the topology record."""
+
+    def read(at_least: int = 0, timeout_s: float = 30.0) -> list[Any]:
+        found: list[Any] = []
+        deadline = time.monotonic() + timeout_s
+        with topic_reader(backbone_settings.kafka) as consumer:
+            while True:
+                for batch in consumer.poll(timeout_ms=200).values():
+                    found += [r for r in batch if r.key != b"control/topology"]
+                ends = consumer.end_offsets(sorted(consumer.assignment()))
+                if len(found) >= at_least and all(consumer.position(p) >= end for p, end in ends.items()):
+                    return found
+                if time.monotonic() > deadline:
+                    pytest.fail(f"{len(found)} of {at_least} records after {timeout_s} s")
+
+    return read

@@ -1,0 +1,102 @@
+"""Runs the fold over a plan of the demo: the ledger that the demo must find, without any broker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from connectors.bridge_records import job_event_record
+from connectors.demo.outcome import Delivery
+from connectors.demo.plan import Plan, build_plan
+from connectors.demo.steps import Actor, AgentEvent, Cancellation, RawMessage, Script, SentAgain
+from connectors.job_topics import events_topic
+from schemas.entries import Entries
+from schemas.fold import settle
+from schemas.job_registry import cancellation_record, registration_record
+from schemas.ledger import LedgerRow, ledger_row
+from schemas.ledger_arrow import ledger_batch
+from schemas.record import OutgoingRecord, Record, oversized
+from schemas.sealing import Keyring
+from schemas.settled import Settled
+from schemas.signing import sign_event
+from schemas.strict_json import canonical
+
+PREFIX = "python/mqtt/jobs"
+LIMIT_BYTES = 64 * 1024
+SENT_AT = "2026-11-21T10:00:00Z"
+KEYRING = Keyring({"test": b"k" * 32}, "test")
+
+
+def plan_of(jobs: int, seed: int = 1) -> Plan:
+    """A plan for `jobs` jobs with fixed ids and secrets."""
+    actors = [Actor(f"{number:08x}", f"secret-{number}") for number in range(jobs)]
+    stranger = Actor("eeeeeeee", "stranger-secret")
+    return build_plan(actors, stranger, seed=seed, sent_at=SENT_AT, payload_limit_bytes=LIMIT_BYTES)
+
+
+class FoldedPlan:
+    """The plan's messages, settled in the order of the scripts: `settled` by step, the rows, the deliveries."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.rows: list[LedgerRow] = []
+        self.settled: list[Settled] = []
+        self.deliveries: list[Delivery] = []
+        self._entries: dict[str, Entries] = {}
+        for script in plan.scripts:
+            self._play(script)
+
+    def row_dicts(self) -> list[dict[str, Any]]:
+        """The rows as the ledger's reader gives them."""
+        found: list[dict[str, Any]] = ledger_batch(self.rows).to_pylist()
+        return found
+
+    def _play(self, script: Script) -> None:
+        sent: dict[int, OutgoingRecord] = {}
+        seq = 0
+        if script.actor is not None:
+            actor = script.actor
+            self._settle(registration_record(actor.job_id, actor.secret, script.title, KEYRING))
+        for number, step in enumerate(script.steps):
+            action = step.action
+            if isinstance(action, Cancellation):
+                assert script.actor is not None
+                self._settle(cancellation_record(script.actor.job_id, request_id="demo"))
+                continue
+            if isinstance(action, AgentEvent):
+                assert script.actor is not None
+                seq += 1
+                sent[number] = _agent_record(script.actor, action, seq)
+            elif isinstance(action, RawMessage):
+                topic = f"{PREFIX}/{action.topic_id}/events"
+                sent[number] = job_event_record(PREFIX, topic, action.payload, None)
+            else:
+                assert isinstance(action, SentAgain)
+                sent[number] = sent[action.of]
+            self.settled.append(self._settle(sent[number]))
+            self.deliveries.append(Delivery(step, sent[number].stream, sent[number].ce_id))
+
+    def _settle(self, outgoing: OutgoingRecord) -> Settled:
+        outgoing = oversized(outgoing, LIMIT_BYTES)
+        headers = outgoing.headers()
+        names, values = tuple(name for name, _ in headers), tuple(raw for _, raw in headers)
+        offset = len(self.rows)
+        record = Record(
+            "t", 0, offset, 1_800_000_000_000_000 + offset, outgoing.key, outgoing.value, names, values
+        )
+        settled = settle(record, self._entries.setdefault(outgoing.stream, Entries()), KEYRING)
+        self.rows.append(ledger_row(record, settled, KEYRING))
+        return settled
+
+
+def _agent_record(actor: Actor, action: AgentEvent, seq: int) -> OutgoingRecord:
+    body = {
+        "schema_version": 1,
+        "seq": seq,
+        "job_id": actor.job_id,
+        "event": action.event,
+        "timestamp": f"2026-11-21T10:00:{seq:02d}.500Z",
+        "detail": action.detail,
+        "data": action.data,
+    }
+    payload = canonical(sign_event(body, actor.secret))
+    return job_event_record(PREFIX, events_topic(PREFIX, actor.job_id), payload, None)

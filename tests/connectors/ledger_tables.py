@@ -1,0 +1,76 @@
+"""Ledger tables for tests: made of records that went through the fold, written without Spark."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+from deltalake import write_deltalake
+
+from schemas.entries import Entries
+from schemas.fold import settle
+from schemas.job_registry import registration_record
+from schemas.ledger import LedgerRow, ledger_row
+from schemas.ledger_arrow import ledger_batch
+from schemas.record import JOB_EVENT, OutgoingRecord, Record, content_id
+from schemas.sealing import Keyring
+from schemas.settings import Settings, StorageSettings
+from schemas.signing import sign_event
+from schemas.strict_json import canonical
+
+KEYRING = Keyring({"test": b"k" * 32}, "test")
+SECRET = "a-secret"
+FIRST_MOMENT_US = 1_790_000_000_000_000
+STEP_US = 1_000_000
+
+
+def settings_below(folder: Path) -> Settings:
+    """Settings whose tables lie in this folder."""
+    return Settings(data_dir=folder, storage=StorageSettings(tables=str(folder / "tables")))
+
+
+class LedgerTable:
+    """A ledger that grows by what the fold makes of each record, one second apart."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.path = settings.table_path("ledger")
+        self._offsets = itertools.count()
+        self._entries: dict[str, Entries] = {}
+
+    def commit(self, *rows: LedgerRow) -> None:
+        """Append rows in one commit, as settle_events does with a micro-batch."""
+        write_deltalake(self.path, ledger_batch(rows), mode="append")
+
+    def registered(self, job_id: str) -> LedgerRow:
+        """The settled registration of a job."""
+        return self.settled(registration_record(job_id, SECRET, "a job", KEYRING))
+
+    def event(self, job_id: str, seq: int, detail: str, **fields: Any) -> LedgerRow:
+        """A settled event, signed well; `fields` overwrite its own."""
+        body = {
+            "schema_version": 1,
+            "seq": seq,
+            "job_id": job_id,
+            "event": "started" if seq == 1 else "progress",
+            "timestamp": "2026-11-21T10:00:00.250Z",
+            "detail": detail,
+            "data": {},
+            **fields,
+        }
+        return self.message(f"job/{job_id}", canonical(sign_event(body, SECRET)))
+
+    def message(self, stream: str, value: bytes, door: str = "mqtt") -> LedgerRow:
+        """The settled bytes of a job event, whatever they are."""
+        ce_id = content_id(stream.encode(), value)
+        return self.settled(OutgoingRecord(stream, ce_id, door, "unverified", JOB_EVENT, value))
+
+    def settled(self, outgoing: OutgoingRecord) -> LedgerRow:
+        """The row of any record."""
+        offset = next(self._offsets)
+        headers = outgoing.headers()
+        names, values = tuple(name for name, _ in headers), tuple(raw for _, raw in headers)
+        moment = FIRST_MOMENT_US + offset * STEP_US
+        record = Record("trunk.events", 0, offset, moment, outgoing.key, outgoing.value, names, values)
+        entries = self._entries.setdefault(outgoing.stream, Entries())
+        return ledger_row(record, settle(record, entries, KEYRING), KEYRING)

@@ -1,0 +1,195 @@
+"""`trunkline jobs` and `trunkline publish` as a user runs them: output, exit codes, and where secrets stay."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from connectors.job_registry import cancel_job, register_job
+from connectors.publisher import Publisher
+from schemas.errors import UsageError
+from schemas.ids import is_job_id
+from schemas.sealing import job_secret_purpose
+from schemas.settings import PROJECT_ROOT
+from tests.broker_processes import free_port, program_environment, wait_until, with_kafka, with_mqtt
+
+JOB = "0a1b2c3d"
+SECRET = "canary-77aa10c4-secret"
+
+
+def _run(settings, *arguments, stdin=None, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "connectors.cli", *arguments],
+        cwd=PROJECT_ROOT,
+        env=program_environment(settings) | environment,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.requirement("JE-10")
+@pytest.mark.requirement("CM-05")
+def test_register_prints_id_and_secret_once_and_the_log_has_the_secret_sealed(
+    backbone_settings, keyring, read_topic
+):
+    arguments = ("jobs", "register", "--description", "build the docs", "--session", "s1", "--json")
+    done = _run(backbone_settings, *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    (record,) = read_topic(1)
+    assert record.key == f"job/{told['job_id']}".encode()
+    assert told["position"] == [record.partition, record.offset]
+    assert told["secret"] not in record.value.decode()
+    body = json.loads(record.value)
+    assert (body["description"], body["session"]) == ("build the docs", "s1")
+    assert keyring.open(body["sealed_secret"], job_secret_purpose(told["job_id"])).decode() == told["secret"]
+
+
+@pytest.mark.requirement("JE-10")
+@pytest.mark.requirement("CM-05")
+def test_register_writes_the_secret_to_a_new_file_for_its_owner_alone(backbone_settings, tmp_path, read_topic):
+    file = tmp_path / "job.secret"
+    arguments = ("jobs", "register", "--description", "x", "--secret-file", str(file))
+    done = _run(backbone_settings, *arguments)
+    assert done.returncode == 0
+    secret = file.read_text().strip()
+    assert len(secret) == 43
+    assert secret not in done.stdout
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    again = _run(backbone_settings, *arguments)
+    assert again.returncode == 2
+    assert "not overwritten" in again.stderr
+    assert file.read_text().strip() == secret
+    assert len(read_topic(1)) == 1
+
+
+@pytest.mark.requirement("JE-12")
+def test_cancel_puts_the_cancellation_into_the_log_with_the_callers_request_id(backbone_settings, read_topic):
+    arguments = ("jobs", "cancel", JOB, "--reason", "not needed", "--request-id", "r-1", "--json")
+    done = [_run(backbone_settings, *arguments) for _ in range(2)]
+    assert [d.returncode for d in done] == [0, 0]
+    records = read_topic(2)
+    assert json.loads(records[0].value) == {
+        "schema_version": 1,
+        "job_id": JOB,
+        "reason": "not needed",
+        "request_id": "r-1",
+    }
+    assert len({dict(r.headers)["ce_id"] for r in records}) == 1
+
+
+@pytest.mark.requirement("CM-01")
+def test_bad_fields_are_named_and_nothing_reaches_the_log(backbone_settings, keyring, read_topic):
+    with Publisher(backbone_settings) as publisher:
+        for call in (
+            lambda: register_job(publisher, keyring, "x" * 5000),
+            lambda: register_job(publisher, keyring, "bell \a"),
+            lambda: register_job(publisher, keyring, "x", session="../x"),
+            lambda: cancel_job(publisher, "NOT-A-JOB"),
+            lambda: cancel_job(publisher, JOB, request_id="a/b"),
+            lambda: cancel_job(publisher, JOB, reason="x" * 501),
+        ):
+            with pytest.raises(UsageError):
+                call()
+    assert read_topic() == []
+
+
+@pytest.mark.requirement("CM-05")
+def test_a_registered_job_does_not_show_its_secret_when_it_is_printed(backbone_settings, keyring):
+    with Publisher(backbone_settings) as publisher:
+        job = register_job(publisher, keyring, "x")
+    assert is_job_id(job.job_id)
+    assert job.secret not in repr(job)
+
+
+def test_no_command_appends_to_a_topic_that_does_not_fit(backbone_settings):
+    wrong = with_kafka(backbone_settings, partitions=3)
+    for arguments in (("register", "--description", "x"), ("cancel", JOB)):
+        done = _run(wrong, "jobs", *arguments)
+        assert done.returncode == 1
+        assert "kafka.partitions is 3" in done.stderr
+
+
+def test_an_unreachable_kafka_is_exit_code_5(backbone_settings):
+    away = with_kafka(backbone_settings, bootstrap_servers=f"127.0.0.1:{free_port()}")
+    done = _run(away, "jobs", "cancel", JOB)
+    assert done.returncode == 5
+    assert "Kafka does not answer" in done.stderr
+
+
+@pytest.mark.requirement("JE-17")
+def test_publish_says_where_the_event_lies(backbone_settings, start_bridge, tmp_path, read_topic):
+    start_bridge()
+    shared = ("publish", "--job", JOB, "--state-dir", str(tmp_path / "state"))
+    environment = {"TRUNKLINE_JOB_SECRET": SECRET}
+    done = _run(backbone_settings, *shared, "--event", "started", "--detail", "begins", **environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    (record,) = read_topic(1)
+    assert f"partition {record.partition}, offset {record.offset}" in done.stdout
+    more = ("--event", "progress", "--data", "-", "--json")
+    done = _run(backbone_settings, *shared, *more, stdin='{"done": 3}', **environment)
+    told = json.loads(done.stdout)
+    assert (told["seq"], told["verdict"]) == (2, None)
+    assert json.loads(read_topic(2)[1].value)["data"]["done"] == 3
+    assert SECRET not in done.stdout
+
+
+@pytest.mark.requirement("CM-05")
+def test_the_job_secret_is_in_no_message_and_no_process_list(backbone_settings, tmp_path):
+    away = with_mqtt(backbone_settings, port=free_port(), publish_attempts=8, backoff_base_s=0.4)
+    file = tmp_path / "job.secret"
+    file.touch(0o600)
+    file.write_text(SECRET)
+    arguments = ["publish", "--job", JOB, "--event", "progress", "--secret-file", str(file)]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "connectors.cli", *arguments],
+        cwd=PROJECT_ROOT,
+        env=program_environment(away),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    state = Path(away.data_dir) / "publisher" / f"{JOB}.json"
+    wait_until(state.exists, what="the publisher at work")
+    for name in ("cmdline", "environ"):
+        assert SECRET.encode() not in Path(f"/proc/{child.pid}/{name}").read_bytes()
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 5
+    assert SECRET.encode() not in out + err + state.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "secret", "said"),
+    [
+        (("--event", "progress"), "", "set TRUNKLINE_JOB_SECRET"),
+        ((), SECRET, "give --event"),
+        (("--event", "progress", "--resend"), SECRET, "give --event"),
+        (("--event", "progress", "--data", "{"), SECRET, "--data: not JSON at character"),
+        (("--event", "progress", "--data", "[1]"), SECRET, "expected a JSON object"),
+        (("--event", "progress", "--detail", "in /etc/x"), SECRET, "posix_path"),
+        (("--event", "nonsense"), SECRET, "invalid choice"),
+    ],
+)
+def test_a_wrong_call_is_exit_code_2_and_says_what_is_wrong(backbone_settings, arguments, secret, said):
+    shared = ("publish", "--job", JOB)
+    done = _run(backbone_settings, *shared, *arguments, TRUNKLINE_JOB_SECRET=secret)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert SECRET not in done.stderr
+
+
+def test_a_secret_file_that_others_can_read_is_refused(backbone_settings, tmp_path):
+    file = tmp_path / "job.secret"
+    file.write_text(SECRET)
+    file.chmod(0o644)
+    arguments = ("publish", "--job", JOB, "--event", "progress", "--secret-file", str(file))
+    done = _run(backbone_settings, *arguments)
+    assert done.returncode == 2
+    assert "chmod 600" in done.stderr

@@ -1,0 +1,257 @@
+"""The model of one job's stream: JE-02 to JE-08 and CM-02 written again from the spec, slowly and plainly.
+
+It shares no code with `schemas`. Where the fold keeps a bounded memory, the model keeps everything and works
+out what the spec lets the fold remember.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+from datetime import datetime
+from typing import Any, NamedTuple
+
+TERMINAL = ("completed", "error", "cancelled")
+# Details that JE-04 calls unsafe; the generators of the tests draw from these and from harmless ones.
+UNSAFE_DETAILS = ("wrote /etc/passwd", "set API_KEY=abc", "password: hunter2", "see ~/notes", r"C:\Users\x")
+
+
+class Expected(NamedTuple):
+    """What the fold must say of a record."""
+
+    verdict: str
+    reason: str | None = None
+    late: bool = False
+    status: str | None = None
+    row: dict[str, Any] | None = None
+
+
+class _Refused(Exception):
+    """The first rule that a record breaks."""
+
+
+def parse(value: bytes) -> Any:
+    """The document in `value` by CM-02. Raises ValueError or RecursionError for what is malformed."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len({key for key, _ in pairs}) != len(pairs):
+            raise ValueError("key twice")
+        return dict(pairs)
+
+    def constant(name: str) -> None:
+        raise ValueError(name)
+
+    document = json.JSONDecoder(object_pairs_hook=unique, parse_constant=constant).decode(value.decode("utf-8"))
+    _check(document, 0)
+    return document
+
+
+def _check(item: Any, depth: int) -> None:
+    if isinstance(item, str):
+        item.encode("utf-8")  # a lone surrogate raises
+    elif isinstance(item, float):
+        if item in (float("inf"), float("-inf")):
+            raise ValueError("infinite")
+    elif isinstance(item, int):
+        if not -(2**63) <= item < 2**63:
+            raise ValueError("beyond 64 bits")
+    elif isinstance(item, dict | list):
+        if depth == 64:
+            raise ValueError("too deep")
+        for part in [*item.keys(), *item.values()] if isinstance(item, dict) else item:
+            _check(part, depth + 1)
+
+
+def canonical(document: Any) -> bytes:
+    """Canonical JSON by JE-05."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+
+
+def content_of(event: dict[str, Any]) -> bytes:
+    """What is signed: everything but the signature."""
+    return canonical({**event, "data": {k: v for k, v in event["data"].items() if k != "hmac_sig"}})
+
+
+def _printable(text: str, allowed: str = "") -> bool:
+    return not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in text if c not in allowed)
+
+
+def _is_time(text: str) -> bool:
+    found = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,9})?Z", text, re.ASCII)
+    if found is None:
+        return False
+    try:
+        datetime.strptime(found[1], "%Y-%m-%dT%H:%M:%S")  # noqa: DTZ007  only its form counts
+    except ValueError:
+        return False
+    return True
+
+
+def _is_event(body: dict[str, Any]) -> bool:
+    kinds = ("started", "progress", "permission_required", "completed", "error")
+    detail, seq = body.get("detail"), body.get("seq")
+    return (
+        isinstance(seq, int)
+        and not isinstance(seq, bool)
+        and seq >= 1
+        and body.get("event") in kinds
+        and isinstance(body.get("timestamp"), str)
+        and _is_time(body["timestamp"])
+        and isinstance(detail, str)
+        and len(detail) <= 500
+        and _printable(detail)
+        and isinstance(body.get("data"), dict)
+    )
+
+
+def _is_registration(body: dict[str, Any]) -> bool:
+    allowed = {"schema_version", "job_id", "description", "session", "broker", "sealed_secret"}
+    texts = isinstance(body.get("description"), str) and isinstance(body.get("sealed_secret"), str)
+    return texts and set(body) <= allowed and _printable(body["description"], "\n\t")
+
+
+def _is_cancellation(body: dict[str, Any]) -> bool:
+    return set(body) <= {"schema_version", "job_id", "request_id", "reason"} and isinstance(
+        body.get("request_id"), str
+    )
+
+
+class JobModel:
+    """One job's stream. `secrets` maps a sealed secret to what is in it; `kept` is the 256 of JE-07."""
+
+    def __init__(self, job_id: str, secrets: dict[str, str], kept: int = 256) -> None:
+        self.job_id = job_id
+        self.secrets = secrets
+        self.kept = kept
+        self.registration: dict[str, Any] | None = None
+        self.settled: dict[int, bytes] = {}
+        self.cancel: tuple[str, dict[str, Any]] | None = None
+        self.row: dict[str, Any] = {}
+
+    def settle(
+        self, record_type: str, ce_id: str, sender: str, value: bytes, time_us: int, cut: bool = False
+    ) -> Expected:
+        """What the fold must say. `cut`: the door took the body away because it was over the limit."""
+        try:
+            return self._settle(record_type, ce_id, sender, value, time_us, cut)
+        except _Refused as refusal:
+            reason, *status = refusal.args
+            return Expected("rejected", reason, status=status[0] if status else None)
+
+    def _settle(
+        self, record_type: str, ce_id: str, sender: str, value: bytes, time_us: int, cut: bool
+    ) -> Expected:
+        if cut:
+            raise _Refused("too_large")
+        body = self._body(record_type, value)
+        if record_type == "job.registered":
+            return self._register(body, sender, time_us)
+        if self.registration is None:
+            raise _Refused("unknown_stream")
+        if record_type == "job.cancelled":
+            return self._cancel(ce_id, body, time_us)
+        return self._event(body, time_us)
+
+    def _body(self, record_type: str, value: bytes) -> dict[str, Any]:
+        try:
+            body = parse(value)
+        except (ValueError, RecursionError):
+            raise _Refused("malformed") from None
+        if not isinstance(body, dict):
+            raise _Refused("malformed")
+        version = body.get("schema_version")
+        if isinstance(version, bool) or not isinstance(version, int) or body.get("job_id") != self.job_id:
+            raise _Refused("malformed")
+        if version != 1:
+            raise _Refused("schema_version")
+        forms = {"job.event": _is_event, "job.registered": _is_registration, "job.cancelled": _is_cancellation}
+        if record_type not in forms or not forms[record_type](body):
+            raise _Refused("malformed")
+        return body
+
+    def _register(self, body: dict[str, Any], sender: str, time_us: int) -> Expected:
+        if self.registration is not None:
+            if body == self.registration:
+                return Expected("duplicate", status=self.row["status"])
+            raise _Refused("seq_conflict", self.row["status"])
+        self.registration = body
+        self.row = {
+            "job_id": self.job_id,
+            "status": "pending",
+            "description": body["description"],
+            "session": body.get("session"),
+            "registered_by": sender,
+            "registered_at": time_us,
+            "started_at": None,
+            "ended_at": None,
+            "last_seq": 0,
+            "last_event": None,
+            "last_detail": None,
+            "events": 0,
+        }
+        return self._accepted()
+
+    def _cancel(self, ce_id: str, body: dict[str, Any], time_us: int) -> Expected:
+        status = self.row["status"]
+        if self.cancel is not None and self.cancel[0] == ce_id:
+            if self.cancel[1] == body:
+                return Expected("duplicate", status=status)
+            raise _Refused("seq_conflict", status)
+        if status in TERMINAL:
+            raise _Refused("after_terminal", status)
+        self.cancel = (ce_id, body)
+        self.row.update(status="cancelled", ended_at=time_us)
+        return self._accepted()
+
+    def _event(self, event: dict[str, Any], time_us: int) -> Expected:
+        status, seq, content = self.row["status"], event["seq"], content_of(event)
+        assert self.registration is not None
+        secret = self.secrets[self.registration["sealed_secret"]].encode("utf-8")
+        if event["data"].get("hmac_sig") != hmac.new(secret, content, hashlib.sha256).hexdigest():
+            raise _Refused("bad_signature", status)
+        if "auth_token" in event["data"]:
+            raise _Refused("secret_in_event", status)
+        known = self._what_is_known_of(seq)
+        if known == "nothing can be told":
+            raise _Refused("too_late", status)
+        if known == "settled" or known == content:
+            return Expected("duplicate", status=status)
+        if known is not None:
+            raise _Refused("seq_conflict", status)
+        if status in TERMINAL:
+            raise _Refused("after_terminal", status)
+        if event["event"] == "started" and seq != 1:
+            raise _Refused("illegal_transition", status)
+        return self._accept_event(event, content, time_us)
+
+    def _what_is_known_of(self, seq: int) -> bytes | str | None:
+        newest = sorted(self.settled)[-self.kept :]
+        floor = 0
+        while floor + 1 in self.settled:
+            floor += 1
+        if seq in newest:
+            return self.settled[seq]
+        if seq <= floor:
+            return "settled"
+        return "nothing can be told" if len(newest) == self.kept and seq < newest[0] else None
+
+    def _accept_event(self, event: dict[str, Any], content: bytes, time_us: int) -> Expected:
+        late = any(seq > event["seq"] for seq in self.settled)
+        self.settled[event["seq"]] = content
+        kind, detail = event["event"], event["detail"]
+        self.row["events"] += 1
+        self.row["last_seq"] = max(self.settled)
+        self.row["status"] = kind if kind in TERMINAL else "running"
+        if self.row["started_at"] is None:
+            self.row["started_at"] = time_us
+        if kind in TERMINAL:
+            self.row["ended_at"] = time_us
+        if not late:
+            self.row["last_event"] = kind
+            self.row["last_detail"] = "[masked]" if detail in UNSAFE_DETAILS else detail
+        return self._accepted(late)
+
+    def _accepted(self, late: bool = False) -> Expected:
+        return Expected("accepted", None, late, self.row["status"], dict(self.row))

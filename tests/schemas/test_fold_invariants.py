@@ -1,0 +1,200 @@
+"""What holds for every record whatsoever: the fold never raises, and only accepted records change anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas import fold
+from schemas.entries import Entries
+from schemas.fold import settle
+from schemas.ledger import ledger_row, record_of_row
+from schemas.record import STANDARD_HEADERS, Record
+from schemas.settled import Settled
+from schemas.verdicts import REASONS
+from tests.schemas.job_records import (
+    JOB_ID,
+    KEYRING,
+    START_US,
+    TOPIC,
+    cancellation,
+    document_record,
+    event,
+    make_record,
+    registration,
+    signed,
+)
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=20,
+)
+FIELDS = st.sampled_from((*event(), *registration(), *cancellation(), "auth_token"))
+ALMOST_EVENTS = st.builds(
+    lambda base, changed, gone: {k: v for k, v in {**base, **changed}.items() if k not in gone},
+    st.sampled_from((signed(), registration(), cancellation())),
+    st.dictionaries(FIELDS, JSON, max_size=3),
+    st.sets(FIELDS, max_size=1),
+)
+KEYS = st.sampled_from(
+    (
+        None,
+        b"",
+        b"job/ab12cd34",
+        b"job/AB12CD34",
+        b"job/",
+        b"refused/mqtt",
+        b"control/topology",
+        b"task/t1",
+        b"x",
+    )
+) | st.binary(max_size=300)
+HEADERS = st.lists(
+    st.tuples(
+        st.sampled_from((*STANDARD_HEADERS, "ce_bodysize", "traceparent")) | st.text(max_size=5),
+        st.none() | st.binary(max_size=12) | st.sampled_from((b"1.0", b"job.event", b"mqtt/x", b"9" * 20)),
+    ),
+    max_size=9,
+)
+TYPES = st.sampled_from(
+    ("job.event", "job.registered", "job.cancelled", "control.topology", "message.posted", "")
+)
+
+
+@st.composite
+def any_records(draw: st.DrawFn) -> Record:
+    """Records from near right to pure noise."""
+    document = st.builds(lambda d: document_record(d).value, ALMOST_EVENTS | JSON)
+    value, key = draw(document | st.none() | st.binary(max_size=60)), draw(KEYS)
+    if draw(st.booleans()):
+        return make_record(value, draw(TYPES), key=key, more_headers=draw(st.just([]) | HEADERS))
+    headers = draw(HEADERS)
+    names, values = tuple(name for name, _ in headers), tuple(raw for _, raw in headers)
+    return Record(TOPIC, 0, 0, START_US, key, value, names, values)
+
+
+def a_running_job() -> Entries:
+    """The entries of a job that was registered and has had its first event."""
+    entries = Entries()
+    for record in (document_record(registration(), "job.registered"), document_record(signed(1, "started"))):
+        assert settle(record, entries, KEYRING).verdict == "accepted"
+    return entries
+
+
+@given(any_records(), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_no_record_makes_the_fold_raise_or_fail_and_only_an_accepted_one_changes_entries(
+    record: Record, registered: bool
+) -> None:
+    entries = a_running_job() if registered else Entries()
+    entries.take_writes()
+    before = dict(entries.stored())
+    settled = settle(record, entries, KEYRING)
+    assert settled.reason != "fold_failed"
+    assert (settled.reason in REASONS) == (settled.verdict == "rejected")
+    if settled.verdict != "accepted":
+        assert (dict(entries.stored()), entries.take_writes(), settled.changes) == (before, {}, ())
+
+
+@given(any_records(), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_a_record_that_comes_again_is_a_duplicate_or_refused_for_the_same_reason(
+    record: Record, registered: bool
+) -> None:
+    entries = a_running_job() if registered else Entries()
+    first, again = settle(record, entries, KEYRING), settle(record, entries, KEYRING)
+    if first.verdict == "rejected":
+        assert again == first
+    else:
+        assert (again.verdict, again.changes) == ("duplicate", ())
+
+
+@given(any_records(), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_a_record_made_of_its_ledger_row_settles_to_the_same_row(record: Record, registered: bool) -> None:
+    entries, refolded = (a_running_job() if registered else Entries() for _ in range(2))
+    row = ledger_row(record, settle(record, entries, KEYRING), KEYRING)
+    copy = record_of_row(row, KEYRING)
+    assert (copy.key, copy.value) == (record.key, record.value)
+    assert ledger_row(copy, settle(copy, refolded, KEYRING), KEYRING) == row
+    assert refolded.stored() == entries.stored()
+
+
+@given(st.dictionaries(st.sampled_from(("job", "progress", "declared")), st.binary(max_size=40)), any_records())
+@settings(max_examples=100, deadline=None)
+def test_entries_that_cannot_be_read_are_left_as_they_are(stored: dict[str, bytes], record: Record) -> None:
+    entries = Entries(dict(stored))
+    settled = settle(record, entries, KEYRING)
+    if settled.verdict != "accepted":
+        assert entries.stored() == stored
+
+
+@pytest.mark.requirement("CM-04")
+@given(st.lists(st.integers(1, 12), max_size=20), st.integers(0, 22))
+@settings(max_examples=60, deadline=None)
+def test_replaying_any_prefix_of_a_job_changes_nothing(seqs: list[int], length: int) -> None:
+    records = [document_record(registration(), "job.registered")]
+    records += [document_record(signed(seq), offset=n) for n, seq in enumerate(seqs, 1)]
+    records.append(document_record(signed(13, "completed"), offset=99))
+    entries = Entries()
+    for record in records:
+        settle(record, entries, KEYRING)
+    entries.take_writes()
+    before = dict(entries.stored())
+    for record in records[:length]:
+        assert settle(record, entries, KEYRING).verdict == "duplicate"
+    assert (dict(entries.stored()), entries.take_writes()) == (before, {})
+
+
+def _break_the_fold(patch: pytest.MonkeyPatch) -> None:
+    def planted(*_: Any) -> None:
+        raise RuntimeError("a planted bug with hunter2 in its message")
+
+    patch.setattr(fold, "settle_job", planted)
+
+
+def test_a_bug_in_the_fold_costs_one_record_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = a_running_job()
+    before = dict(entries.stored())
+    record = document_record(signed(2))
+    with monkeypatch.context() as patch:
+        _break_the_fold(patch)
+        settled = settle(record, entries, KEYRING)
+    assert (settled.verdict, settled.reason, settled.why) == ("rejected", "fold_failed", "RuntimeError")
+    assert (settled.stream_kind, settled.stream_id, settled.changes) == ("job", JOB_ID, ())
+    assert entries.stored() == before
+    assert settle(record, entries, KEYRING).verdict == "accepted", "the stream goes on"
+
+
+def test_what_a_broken_fold_wrote_before_it_failed_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def writes_and_fails(*arguments: Any) -> None:
+        entries = next(a for a in arguments if isinstance(a, Entries))
+        entries.put("job", b"half")
+        entries.delete("progress")
+        raise KeyError("planted")
+
+    entries = a_running_job()
+    before = dict(entries.stored())
+    monkeypatch.setattr(fold, "settle_job", writes_and_fails)
+    assert settle(document_record(signed(2)), entries, KEYRING).reason == "fold_failed"
+    assert (entries.stored(), entries.get("job")) == (before, before["job"])
+
+
+def test_a_record_that_the_fold_failed_on_can_be_refolded_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries, record = a_running_job(), document_record(signed(2, detail="wrote /etc/passwd"))
+    with monkeypatch.context() as patch:
+        _break_the_fold(patch)
+        row = ledger_row(record, settle(record, entries, KEYRING), KEYRING)
+    copy = record_of_row(row, KEYRING)
+    assert msgspec.structs.replace(copy, header_values=record.header_values) == record
+    settled: Settled = settle(copy, entries, KEYRING)
+    assert settled.verdict == "accepted"
