@@ -75,28 +75,43 @@ def jobs_for(count: int) -> int:
     return count // EVENTS_PER_JOB + CONCURRENT_JOBS + 1
 
 
-def fill(bootstrap: str, topic: str, records: Iterator[OutgoingRecord]) -> int:
-    """Append the records to the topic, partitioned as ours; returns how many."""
-    producer = Producer(
-        {
-            "bootstrap.servers": bootstrap,
-            "linger.ms": 50,
-            "partitioner": "murmur2",
-            "enable.idempotence": True,
-            "queue.buffering.max.messages": 200_000,
-        }
-    )
-    count = 0
-    for record in records:
+class TopicWriter:
+    """Appends records to a topic, partitioned as ours."""
+
+    def __init__(self, bootstrap: str, topic: str, linger_ms: int = 50) -> None:
+        self._topic = topic
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "linger.ms": linger_ms,
+                "partitioner": "murmur2",
+                "enable.idempotence": True,
+                "queue.buffering.max.messages": 200_000,
+            }
+        )
+
+    def append(self, record: OutgoingRecord) -> None:
+        """Hand one record over; waits while the buffer is full."""
         while True:
             try:
-                producer.produce(topic, record.value, record.key, headers=record.headers())
-                break
+                self._producer.produce(self._topic, record.value, record.key, headers=record.headers())
             except BufferError:
-                producer.poll(0.1)
+                self._producer.poll(0.1)
+            else:
+                return
+
+    def flush(self) -> None:
+        """Wait until Kafka has all. Raises RuntimeError after 60 s."""
+        if self._producer.flush(60):
+            raise RuntimeError("Kafka did not take all records in 60 s")
+
+
+def fill(bootstrap: str, topic: str, records: Iterator[OutgoingRecord]) -> int:
+    """Append all records; returns how many."""
+    writer = TopicWriter(bootstrap, topic)
+    count = 0
+    for record in records:
+        writer.append(record)
         count += 1
-        if count % 1000 == 0:
-            producer.poll(0)
-    if producer.flush(60):
-        raise RuntimeError("Kafka did not take all records in 60 s")
+    writer.flush()
     return count

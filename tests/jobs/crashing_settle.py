@@ -1,6 +1,6 @@
 """The settling job in a process of its own that kills itself, and its JVM, around a Delta commit.
 
-    python -m tests.jobs.crashing_settle before|after BATCH WORK_DIR
+python -m tests.jobs.crashing_settle before|after BATCH WORK_DIR
 """
 
 from __future__ import annotations

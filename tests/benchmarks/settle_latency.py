@@ -1,0 +1,192 @@
+"""One way to run the fold, one sink, one file system: its throughput and its latency, for decision 0003.
+
+Latency is from Kafka's append time to the modification time of the commit that holds the record, at a
+steady rate; throughput is taken inside the micro-batches that hold events, after a first pass that warms
+the JVM. `--all` runs each combination that the decision compares, a process each.
+
+    ./trunkline bench settle_latency --all --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from connectors.kafka_topic import ensure_topic
+from connectors.local_stack import LocalStack, free_port
+from jobs.once_sink import OnceSink
+from jobs.settle_events import read_records
+from schemas.ledger import LEDGER
+from schemas.sealing import ensure_keyring
+from schemas.settings import KafkaSettings, Settings, SparkSettings, StorageSettings, settings_environment
+from tests.benchmarks.event_load import TopicWriter, events, fill, jobs_for, registrations
+from tests.benchmarks.settle_forms import FORMS, build
+from tests.spark_session import start_session
+
+DEFAULT_FILE_SYSTEM = {"spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem"}
+LIMIT_S = 600
+
+
+def start(
+    spark: SparkSession, settings: Settings, args: argparse.Namespace, available_now: bool
+) -> StreamingQuery:
+    """The query of one combination."""
+    frame = build(args.form, read_records(spark, settings), settings)
+    writer = frame.writeStream.option("checkpointLocation", f"{settings.checkpoints_root}/q")
+    if available_now:
+        writer = writer.trigger(availableNow=True)
+    path = settings.table_path(LEDGER)
+    if args.sink == "delta":
+        return writer.format("delta").outputMode("append").start(path)
+    sink = OnceSink(path)
+    query = writer.foreachBatch(sink).start()
+    sink.started(query.id)
+    return query
+
+
+def throughput(spark: SparkSession, settings: Settings, args: argparse.Namespace, root: Path) -> dict[str, Any]:
+    """Events a second inside the micro-batches, cold and warm; those that only register are not counted."""
+    rates = []
+    for number in range(args.passes):
+        own = StorageSettings(tables=str(root / f"t{number}"), checkpoints=str(root / f"c{number}"))
+        query = start(spark, settings.model_copy(update={"storage": own}), args, True)
+        assert query.awaitTermination(LIMIT_S), "a pass took longer than its limit"
+        progress = [p for p in query.recentProgress if p["numInputRows"]]
+        # Registrations come first in each partition: the later micro-batches hold events alone.
+        progress = progress[-max(1, args.events // settings.spark.max_offsets_per_trigger - 1) :]
+        spent = sum(p["durationMs"]["triggerExecution"] for p in progress)
+        rates.append(sum(p["numInputRows"] for p in progress) / spent * 1000)
+    return {"cold_eps": round(rates[0]), "warm_eps": round(statistics.median(rates[1:] or rates))}
+
+
+def steady_load(settings: Settings, rate: int, seconds: int, first: int) -> None:
+    """Append `rate` events a second for `seconds`, in steps of 20 ms."""
+    writer = TopicWriter(settings.kafka.bootstrap_servers, settings.kafka.topic, linger_ms=0)
+    step = max(1, rate // 50)
+    began = time.monotonic()
+    for number, record in enumerate(events(rate * seconds, seed=2, first=first)):
+        if number % step == 0:
+            writer.flush()
+            time.sleep(max(0.0, began + number / rate - time.monotonic()))
+        writer.append(record)
+    writer.flush()
+
+
+def latency(spark: SparkSession, settings: Settings, args: argparse.Namespace, root: Path) -> dict[str, Any]:
+    """Seconds from append to commit, in the second half of a steady load."""
+    own = StorageSettings(tables=str(root / "lt"), checkpoints=str(root / "lc"))
+    at = settings.model_copy(update={"storage": own})
+    query = start(spark, at, args, False)
+    deadline = time.monotonic() + LIMIT_S
+    while (query.lastProgress or {}).get("numInputRows", 1) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    began = time.time()
+    load = threading.Thread(target=steady_load, args=(settings, args.rate, args.seconds, jobs_for(args.events)))
+    load.start()
+    load.join()
+    time.sleep(5)
+    batches = [p["durationMs"]["triggerExecution"] for p in query.recentProgress if p["numInputRows"]]
+    query.stop()
+    table = DeltaTable(at.table_path(LEDGER))
+    lags = []
+    for action in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+        landed = action["modification_time"].timestamp()
+        if landed < began + args.seconds / 2:
+            continue
+        part = table.to_pyarrow_dataset().filesystem.open_input_file(action["path"])
+        lags += commit_lags(part, landed)
+    lags.sort()
+    pick = [round(lags[int(len(lags) * q)], 3) for q in (0.5, 0.95)]
+    return {
+        "latency_p50_s": pick[0],
+        "latency_p95_s": pick[1],
+        "batch_p50_ms": statistics.median(batches[-50:]),
+    }
+
+
+def commit_lags(file: Any, landed: float) -> list[float]:
+    """How old each row of a Parquet file was when its file was written."""
+    column = parquet.read_table(file, columns=["logged_at"])["logged_at"]
+    return [landed - moment.timestamp() for moment in column.to_pylist()]
+
+
+def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """One combination, on a Kafka of its own."""
+    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}", partitions=args.partitions)
+    settings = Settings(
+        data_dir=work / "data", kafka=kafka, spark=SparkSettings(shuffle_partitions=args.shuffle_partitions)
+    )
+    with LocalStack(settings, parts=("kafka",)):
+        keyring = ensure_keyring(settings)
+        ensure_topic(settings)
+        os.environ.update(settings_environment(settings))
+        where = (settings.kafka.bootstrap_servers, settings.kafka.topic)
+        # Jobs for both loads, and those that are only known.
+        jobs = jobs_for(args.events) + jobs_for(args.rate * args.seconds)
+        fill(*where, registrations(max(jobs, args.known), keyring))
+        fill(*where, events(args.events))
+        conf = DEFAULT_FILE_SYSTEM if args.file_system == "hadoop" else {}
+        spark = start_session(work, args.shuffle_partitions, conf)
+        result = {**throughput(spark, settings, args, work), **latency(spark, settings, args, work)}
+        spark.stop()
+    names = ("form", "sink", "file_system", "partitions", "shuffle_partitions", "known")
+    return {**{name: getattr(args, name) for name in names}, **result}
+
+
+def combinations() -> list[list[str]]:
+    """What decision 0003 compares: each form; then the chosen one with one thing changed at a time."""
+    chosen = ["--form", "packed"]
+    return [["--form", form] for form in FORMS] + [
+        [*chosen, "--sink", "delta"],
+        [*chosen, "--file-system", "hadoop"],
+        [*chosen, "--known", "100000"],
+        ["--form", "blob", "--known", "100000"],
+        [*chosen, "--partitions", "2"],
+        [*chosen, "--partitions", "8", "--shuffle-partitions", "4"],
+    ]
+
+
+def main() -> int:
+    """Run one combination, or all of them."""
+    parser = argparse.ArgumentParser(prog="trunkline bench settle_latency", description=__doc__)
+    parser.add_argument("--form", choices=FORMS, default="packed")
+    parser.add_argument("--sink", choices=("once", "delta"), default="once")
+    parser.add_argument("--file-system", choices=("bare", "hadoop"), default="bare")
+    parser.add_argument("--partitions", type=int, default=4)
+    parser.add_argument("--shuffle-partitions", type=int, default=2)
+    parser.add_argument("--known", type=int, default=0, help="jobs that are known and silent")
+    parser.add_argument("--events", type=int, default=240_000)
+    parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--rate", type=int, default=500, help="events a second of the steady load")
+    parser.add_argument("--seconds", type=int, default=30)
+    parser.add_argument("--all", action="store_true", help="every combination of the decision")
+    parser.add_argument("--json", action="store_true", help="accepted for symmetry: the output is JSON anyway")
+    args = parser.parse_args()
+    if args.all:
+        shared = ["--events", str(args.events), "--passes", str(args.passes), "--seconds", str(args.seconds)]
+        for combination in combinations():
+            command = [sys.executable, "-m", "tests.benchmarks.settle_latency", *combination, *shared]
+            subprocess.run(command, check=False, timeout=2 * LIMIT_S)
+        return 0
+    with tempfile.TemporaryDirectory(prefix="trunkline-latency-") as work:
+        print(json.dumps(measure(args, Path(work))), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

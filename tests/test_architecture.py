@@ -1,0 +1,271 @@
+"""The shape of the source, held by `ast`: who imports whom, sizes, names, docstrings, no machine's paths."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("schemas", "connectors", "jobs")
+FILE_LINES, FUNCTION_LINES, README_LINES, RECORD_LINES, LINE_WIDTH = 400, 70, 130, 40, 112
+EMPTY_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "core", "misc", "base", "stuff"}
+SPARK_FILE = Path("schemas/spark_types.py")
+DELTA_LIBRARIES = {"delta", "deltalake"}
+
+
+@cache
+def project_files() -> tuple[Path, ...]:
+    """All files of the project: what git has or would add, so no build products."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    names = sorted(name for name in listed.stdout.split("\0") if name)
+    return tuple(Path(name) for name in names if (ROOT / name).is_file())
+
+
+def python_files(*folders: str) -> list[Path]:
+    """The Python files below these folders, relative to the checkout."""
+    return [p for p in project_files() if p.suffix == ".py" and (not folders or p.parts[0] in folders)]
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse((ROOT / path).read_text(encoding="utf-8"), str(path))
+
+
+def imports_of(path: Path) -> Iterator[tuple[str, int]]:
+    """Each module that a file imports, and how many dots stand before it."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, 0) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or "", node.level
+
+
+def offenders(found: Iterator[str] | list[str]) -> None:
+    """Fail with the list of what breaks the rule."""
+    wrong = list(found)
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_the_rules_look_at_every_package() -> None:
+    for package in (*PACKAGES, "tests"):
+        assert python_files(package), package
+
+
+@pytest.mark.parametrize(
+    ("package", "forbidden"),
+    [
+        ("schemas", {"connectors", "jobs", "tests"}),
+        ("connectors", {"jobs", "tests"}),
+        ("jobs", {"connectors", "tests"}),
+    ],
+)
+def test_schemas_imports_nothing_of_ours_and_connectors_and_jobs_never_each_other(
+    package: str, forbidden: set[str]
+) -> None:
+    offenders(
+        f"{path} imports {module}"
+        for path in python_files(package)
+        for module, _ in imports_of(path)
+        if module.split(".")[0] in forbidden
+    )
+
+
+def test_spark_is_imported_by_jobs_and_one_file_of_schemas_only() -> None:
+    offenders(
+        f"{path} imports {module}"
+        for path in python_files("schemas", "connectors")
+        for module, _ in imports_of(path)
+        if module.split(".")[0] in {"pyspark", "py4j"} and path != SPARK_FILE
+    )
+    assert any(module.startswith("pyspark") for module, _ in imports_of(SPARK_FILE))
+
+
+def test_the_file_with_the_spark_types_is_imported_by_jobs_only() -> None:
+    offenders(
+        f"{path} imports {module}"
+        for path in python_files("schemas", "connectors")
+        for module, _ in imports_of(path)
+        if module == "schemas.spark_types"
+    )
+
+
+def test_delta_is_written_by_jobs_only() -> None:
+    """Reading without a JVM (`deltalake`) is for connectors, too, in files that say so by their name."""
+    offenders(
+        f"{path} imports {module}"
+        for path in python_files("schemas", "connectors")
+        for module, _ in imports_of(path)
+        if module.split(".")[0] in DELTA_LIBRARIES
+        and not (
+            module.startswith("deltalake") and path.parts[0] == "connectors" and path.stem.endswith("_reader")
+        )
+    )
+    writes = re.compile(
+        r"\b(?:write_deltalake|convert_to_deltalake)\b|\.(?:merge|delete|vacuum|optimize|alter)\b"
+    )
+    offenders(
+        f"{path}: {found[0]}"
+        for path in python_files("connectors")
+        if path.stem.endswith("_reader")
+        for found in writes.finditer((ROOT / path).read_text(encoding="utf-8"))
+    )
+
+
+def test_imports_are_absolute() -> None:
+    offenders(
+        f"{path}: {'.' * dots}{name}" for path in python_files() for name, dots in imports_of(path) if dots
+    )
+
+
+@cache
+def library_modules() -> frozenset[str]:
+    """The top-level modules of the standard library and of every installed library."""
+    installed = importlib.metadata.packages_distributions()
+    return frozenset(sys.stdlib_module_names) | frozenset(installed) - {*PACKAGES, "tests"}
+
+
+def test_no_module_hides_one_of_the_standard_library_or_of_an_installed_library() -> None:
+    offenders(
+        f"{path} is named like a library"
+        for path in python_files(*PACKAGES, "tests")
+        for name in {path.stem, path.parent.name}
+        if name in library_modules() and name not in {"__init__", "__main__"}
+    )
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    offenders(
+        f"{path}: {part}"
+        for path in python_files()
+        for part in (*path.parts[:-1], path.stem)
+        if EMPTY_NAMES & set(part.split("_"))
+    )
+
+
+def test_files_are_short() -> None:
+    def lines(path: Path) -> int:
+        return len((ROOT / path).read_text(encoding="utf-8").splitlines())
+
+    offenders(f"{path}: {lines(path)} lines" for path in python_files() if lines(path) > FILE_LINES)
+
+
+def functions_of(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Every function and method of a file."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def test_functions_are_short() -> None:
+    offenders(
+        f"{path}:{node.lineno} {node.name}: {node.end_lineno - node.lineno + 1} lines"
+        for path in python_files()
+        for node in functions_of(path)
+        if node.end_lineno is not None and node.end_lineno - node.lineno + 1 > FUNCTION_LINES
+    )
+
+
+def test_every_module_opens_with_a_docstring_whose_first_line_is_a_sentence() -> None:
+    def first_line(path: Path) -> str:
+        return (ast.get_docstring(tree_of(path)) or "").split("\n")[0]
+
+    offenders(
+        f"{path}: {first_line(path)!r}"
+        for path in python_files()
+        if path.name != "__init__.py" and len(first_line(path)) < 15
+    )
+
+
+def public_definitions(
+    body: list[ast.stmt], prefix: str = ""
+) -> Iterator[tuple[str, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Public classes, functions and methods, with their qualified names."""
+    for node in body:
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or node.name[0] == "_":
+            continue
+        yield prefix + node.name, node
+        if isinstance(node, ast.ClassDef):
+            yield from public_definitions(node.body, f"{prefix}{node.name}.")
+
+
+def test_public_classes_functions_and_methods_say_what_they_promise() -> None:
+    offenders(
+        f"{path}:{node.lineno} {name}"
+        for path in python_files(*PACKAGES)
+        for name, node in public_definitions(tree_of(path).body)
+        if ast.get_docstring(node) is None
+    )
+
+
+def test_tests_are_no_package_and_their_names_are_sentences() -> None:
+    offenders([str(path) for path in python_files("tests") if path.name == "__init__.py"])
+    offenders(
+        f"{path}:{node.lineno} {node.name}"
+        for path in python_files("tests")
+        if path.stem.startswith("test_")
+        for node in functions_of(path)
+        if node.name.startswith("test_") and node.name.count("_") < 3
+    )
+
+
+def test_no_test_is_skipped_or_sleeps() -> None:
+    words = re.compile(r"pytest\.(?:skip|importorskip|xfail|mark\.(?:skip|skipif|xfail))\b")
+    itself = Path(__file__).name
+    offenders(
+        f"{path}: {found[0]}"
+        for path in python_files("tests")
+        if path.name != itself and (found := words.search((ROOT / path).read_text(encoding="utf-8")))
+    )
+
+
+# What belongs to one machine or one network: a home, a working directory, an index of packages. Ann and Bo
+# are the people of our examples.
+MACHINE = re.compile(
+    r"(?<![\w.$}-])/(?:home|Users|root|work|workspace|tmp|mnt|media)/(?!(?:ann|bo)\b)[\w.-]+"
+    r"|\bhttps?://(?:[\w-]+\.)*(?:pypi|artifactory|nexus|jfrog|devpi|repo1?\.maven|mirrors?)[\w.-]*\.\w+[\w./-]*"
+    r"|(?:--|^)(?:extra-)?index-url\b",
+    re.MULTILINE,
+)
+TEXTS = {".py", ".md", ".toml", ".yaml", ".yml", ".conf", ".properties", ".xml", ".json", ".ipynb", ".lock", ""}
+
+
+def may_show_paths(path: Path) -> bool:
+    """Examples of unsafe text are paths; tests may send them."""
+    return path == Path("schemas/unsafe_text.py") or path.parts[0] == "tests"
+
+
+def test_no_file_holds_a_path_of_a_machine_or_the_address_of_a_registry() -> None:
+    offenders(
+        f"{path}: {found[0]}"
+        for path in project_files()
+        if path.suffix in TEXTS and path.parts[0] != ".ci" and not may_show_paths(path)
+        for found in MACHINE.finditer((ROOT / path).read_text(encoding="utf-8"))
+    )
+
+
+def test_the_readme_is_short() -> None:
+    readme = ROOT / "README.md"
+    assert not readme.exists() or len(readme.read_text(encoding="utf-8").splitlines()) <= README_LINES
+
+
+def test_a_decision_record_is_short_beside_its_tables() -> None:
+    def prose(path: Path) -> int:
+        return sum(not line.startswith("|") for line in (ROOT / path).read_text(encoding="utf-8").splitlines())
+
+    records = [p for p in project_files() if p.parts[:2] == ("docs", "decisions") and p.suffix == ".md"]
+    offenders(f"{path}: {prose(path)} lines" for path in records if prose(path) > RECORD_LINES)

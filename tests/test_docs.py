@@ -1,0 +1,65 @@
+"""Every setting, reason, job, door and table is named in the docs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from schemas import ledger, settled
+from schemas.settings import Settings
+from schemas.verdicts import REASONS
+
+ROOT = Path(__file__).resolve().parent.parent
+DOORS = ("_bridge", "_hub", "_mcp", "_pump", "_queue", "gateway", "dashboard")
+
+
+@cache
+def docs() -> str:
+    """All pages of docs/, without the decision records."""
+    return "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
+
+
+def settings_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """The dotted name of each setting."""
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from settings_of(kind, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def jobs() -> list[str]:
+    """The programs for spark-submit: files of jobs/ that can be run."""
+    return [p.stem for p in sorted((ROOT / "jobs").glob("*.py")) if '__name__ == "__main__"' in p.read_text()]
+
+
+def doors() -> list[str]:
+    """The doors: files and folders of connectors/ named `<system>_bridge`, `<system>_hub` and the like."""
+    return sorted({p.stem for p in (ROOT / "connectors").iterdir() if p.stem.endswith(DOORS)})
+
+
+def tables() -> list[str]:
+    """The tables that the contracts name."""
+    return [ledger.LEDGER, settled.REGISTRY_JOBS]
+
+
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [
+        ("settings", list(settings_of(Settings))),
+        ("reasons", list(REASONS)),
+        ("jobs", jobs()),
+        ("doors", doors()),
+        ("tables", tables()),
+    ],
+    ids=["settings", "reasons", "jobs", "doors", "tables"],
+)
+def test_the_docs_name_every_one_of_them(what: str, names: list[str]) -> None:
+    assert names, f"no {what} were found to look for"
+    missing = [name for name in names if f"`{name}`" not in docs()]
+    assert not missing, f"docs/*.md name none of these {what} (as `name`): {', '.join(missing)}"
