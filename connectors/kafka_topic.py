@@ -1,107 +1,23 @@
-"""The one topic: which partition a stream lives in, how the topic is made, and the check before every start.
-
-The partition of a stream hangs on the partition count, so the count and the epoch are stored as the log's
-first record. Every program calls `check_topic` before it starts and refuses to run on a mismatch.
-"""
+"""Making the one topic, with its topology as the first record."""
 
 from __future__ import annotations
 
-import socket
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import lru_cache
-from typing import Any, Final
+from contextlib import suppress
 
-import orjson
-from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition  # type: ignore[import-untyped]
-from kafka.admin import ConfigResource, ConfigResourceType, NewTopic  # type: ignore[import-untyped]
-from kafka.errors import KafkaError, TopicAlreadyExistsError  # type: ignore[import-untyped]
-from kafka.partitioner.default import murmur2  # type: ignore[import-untyped]
+from kafka.admin import NewTopic  # type: ignore[import-untyped]
+from kafka.errors import TopicAlreadyExistsError  # type: ignore[import-untyped]
 
-from schemas.control_fold import TOPOLOGY_STREAM, topology_record
-from schemas.errors import BackboneUnreachable, TrunklineError
-from schemas.record import CONTROL_TOPOLOGY
+from connectors.publisher import Publisher
+from schemas.control_fold import topology_record
+from schemas.event_topic import (
+    REACH_TIMEOUT_S,
+    admin_client,
+    check_topic,
+    partition_count,
+    topic_config,
+    topic_reader,
+)
 from schemas.settings import KafkaSettings, Settings
-
-REACH_TIMEOUT_S: Final = 10.0
-_HASH_CACHE: Final = 65_536
-_GROWING: Final = "neither can change in a topic: to grow, raise kafka.epoch and choose a new kafka.topic"
-
-
-class TopicMismatchError(TrunklineError):
-    """The topic in Kafka and the settings disagree. The message names both values and says what to do."""
-
-
-class TopicMissingError(TrunklineError):
-    """The topic does not exist, or its first record is missing."""
-
-
-@lru_cache(maxsize=_HASH_CACHE)
-def _positive_hash(key: bytes) -> int:
-    return int(murmur2(key)) & 0x7FFFFFFF
-
-
-def partition_for(key: bytes, partitions: int) -> int:
-    """The partition of `key`, as Java's default partitioner chooses it. Cached: murmur2 in Python is slow."""
-    return _positive_hash(key) % partitions
-
-
-def bootstrap_addresses(kafka: KafkaSettings) -> list[tuple[str, int]]:
-    """Host and port of each bootstrap server. Raises TrunklineError for one that has no port."""
-    found = []
-    for server in kafka.bootstrap_servers.split(","):
-        host, _, port = server.strip().rpartition(":")
-        if not host or not port.isdigit():
-            raise TrunklineError(f"kafka.bootstrap_servers: expected host:port, found {server.strip()!r}")
-        found.append((host.strip("[]"), int(port)))
-    return found
-
-
-def reach_kafka(kafka: KafkaSettings, timeout_s: float = REACH_TIMEOUT_S) -> None:
-    """Return when a bootstrap server takes a TCP connection; else raise BackboneUnreachable.
-
-    Asked before a client is made: a kafka-python client that cannot bootstrap leaves its thread behind.
-    """
-    last: OSError | None = None
-    for address in bootstrap_addresses(kafka):
-        try:
-            socket.create_connection(address, timeout=timeout_s).close()
-        except OSError as error:
-            last = error
-        else:
-            return
-    raise BackboneUnreachable(f"Kafka does not answer at {kafka.bootstrap_servers}: {last}") from last
-
-
-@contextmanager
-def _admin(kafka: KafkaSettings) -> Iterator[Any]:
-    reach_kafka(kafka)
-    timeout_ms = int(REACH_TIMEOUT_S * 1000)
-    try:
-        client = KafkaAdminClient(
-            bootstrap_servers=kafka.bootstrap_servers,
-            client_id="trunkline-topic",
-            bootstrap_timeout_ms=timeout_ms,
-            request_timeout_ms=timeout_ms,
-        )
-        try:
-            yield client
-        finally:
-            client.close()
-    except KafkaError as error:
-        raise BackboneUnreachable(f"Kafka at {kafka.bootstrap_servers}: {error}") from error
-
-
-def topic_config(kafka: KafkaSettings) -> dict[str, str]:
-    """The topic's configuration: Kafka stamps the time, nothing is deleted, records up to the set size."""
-    return {
-        "message.timestamp.type": "LogAppendTime",
-        "retention.ms": "-1",
-        "retention.bytes": "-1",
-        "cleanup.policy": "delete",
-        "max.message.bytes": str(kafka.record_limit_bytes),
-    }
 
 
 def ensure_topic(settings: Settings) -> None:
@@ -110,127 +26,22 @@ def ensure_topic(settings: Settings) -> None:
     Several callers at once do no harm: one creates, and a topology stored twice is a duplicate.
     Raises what `check_topic` raises.
     """
-    # Imported here because the publisher needs `partition_for` of this module.
-    from connectors.publisher import Publisher
-
     kafka = settings.kafka
-    with _admin(kafka) as admin:
+    with admin_client(kafka) as admin:
         topic = NewTopic(
             kafka.topic, kafka.partitions, kafka.replication_factor, topic_configs=topic_config(kafka)
         )
         with suppress(TopicAlreadyExistsError):
             admin.create_topics([topic])
         admin.wait_for_topics([kafka.topic], timeout_ms=int(REACH_TIMEOUT_S * 1000))
-        count = _partition_count(admin, kafka.topic)
+        count = partition_count(admin, kafka.topic)
     if count == kafka.partitions and _is_empty(kafka):
         with Publisher(settings) as publisher:
             publisher.append(topology_record(kafka.partitions, kafka.epoch)).result(kafka.delivery_timeout_s)
     check_topic(settings)
 
 
-def check_topic(settings: Settings) -> None:
-    """Compare the topic with the settings. Every program calls this before it starts.
-
-    Raises BackboneUnreachable (within about 10 s), TopicMissingError, or TopicMismatchError that names
-    both values.
-    """
-    kafka = settings.kafka
-    with _admin(kafka) as admin:
-        count = _partition_count(admin, kafka.topic)
-        if count is None:
-            raise TopicMissingError(f"Kafka has no topic {kafka.topic!r}; './trunkline up' makes it")
-        if count != kafka.partitions:
-            raise TopicMismatchError(
-                f"kafka.partitions is {kafka.partitions}, but topic {kafka.topic!r} has {count} partitions; "
-                + _GROWING
-            )
-        resource = ConfigResource(ConfigResourceType.TOPIC, kafka.topic)
-        stored = admin.describe_configs([resource], config_filter="all")["topic"][kafka.topic]
-    for name in ("message.timestamp.type", "max.message.bytes"):
-        wanted, found = topic_config(kafka)[name], str(stored[name]["value"])
-        if wanted != found:
-            raise TopicMismatchError(
-                f"topic {kafka.topic!r} has {name}={found}, the settings want {wanted}; set it with Kafka's "
-                "own tools (kafka-configs --alter) or change the settings"
-            )
-    _check_topology(kafka)
-
-
-def _check_topology(kafka: KafkaSettings) -> None:
-    found = _first_record(kafka, partition_for(TOPOLOGY_STREAM.encode(), kafka.partitions))
-    if found is None:
-        raise TopicMissingError(
-            f"topic {kafka.topic!r} does not say its partition count and epoch: "
-            "its first record is missing; './trunkline up' stores it in an empty topic"
-        )
-    headers = dict(found.headers)
-    if found.key != TOPOLOGY_STREAM.encode() or headers.get("ce_type") != CONTROL_TOPOLOGY.encode():
-        raise TopicMismatchError(
-            f"topic {kafka.topic!r} does not begin with a {CONTROL_TOPOLOGY} record: it is not a topic of "
-            "Trunkline's; choose another kafka.topic"
-        )
-    try:
-        body = orjson.loads(found.value)
-        stored = (body["partitions"], body["epoch"])
-    except (ValueError, KeyError, TypeError):
-        raise TopicMismatchError(f"the first record of topic {kafka.topic!r} cannot be read") from None
-    if stored != (kafka.partitions, kafka.epoch):
-        raise TopicMismatchError(
-            f"topic {kafka.topic!r} was made with partitions={stored[0]} and epoch={stored[1]}, the settings "
-            f"say partitions={kafka.partitions} and epoch={kafka.epoch}; {_GROWING}"
-        )
-
-
-def _partition_count(admin: Any, topic: str) -> int | None:
-    (described,) = admin.describe_topics([topic])
-    return None if described["error_code"] else len(described["partitions"])
-
-
-@contextmanager
-def topic_reader(kafka: KafkaSettings, partitions: list[int] | None = None) -> Iterator[Any]:
-    """A kafka-python consumer assigned to `partitions` (None: all) from their beginning, without a group.
-
-    Raises BackboneUnreachable.
-    """
-    reach_kafka(kafka)
-    timeout_ms = int(REACH_TIMEOUT_S * 1000)
-    try:
-        consumer = KafkaConsumer(
-            bootstrap_servers=kafka.bootstrap_servers,
-            client_id="trunkline-reader",
-            group_id=None,
-            enable_auto_commit=False,
-            auto_offset_reset="earliest",
-            bootstrap_timeout_ms=timeout_ms,
-            fetch_max_wait_ms=100,
-            max_partition_fetch_bytes=max(1024 * 1024, kafka.record_limit_bytes),
-        )
-        try:
-            wanted = range(kafka.partitions) if partitions is None else partitions
-            assigned = [TopicPartition(kafka.topic, number) for number in wanted]
-            consumer.assign(assigned)
-            consumer.seek_to_beginning(*assigned)
-            yield consumer
-        finally:
-            consumer.close(autocommit=False)
-    except KafkaError as error:
-        raise BackboneUnreachable(f"Kafka at {kafka.bootstrap_servers}: {error}") from error
-
-
 def _is_empty(kafka: KafkaSettings) -> bool:
     with topic_reader(kafka) as consumer:
         ends = consumer.end_offsets(sorted(consumer.assignment()))
     return all(offset == 0 for offset in ends.values())
-
-
-def _first_record(kafka: KafkaSettings, partition: int) -> Any | None:
-    """The first record of a partition, None when it is empty. Raises BackboneUnreachable."""
-    with topic_reader(kafka, [partition]) as consumer:
-        (assigned,) = consumer.assignment()
-        if consumer.end_offsets([assigned])[assigned] == 0:
-            return None
-        deadline = time.monotonic() + REACH_TIMEOUT_S
-        while time.monotonic() < deadline:
-            for batch in consumer.poll(timeout_ms=500, max_records=1).values():
-                return batch[0]
-    raise BackboneUnreachable(f"Kafka at {kafka.bootstrap_servers} hands out no records of {kafka.topic!r}")

@@ -26,9 +26,9 @@ import structlog
 
 from connectors.bridge_connection import BridgeConnection, Tally
 from connectors.json_log import configure_json_log
-from connectors.kafka_topic import check_topic
 from connectors.publisher import Publisher
 from schemas.errors import BackboneUnreachable, TrunklineError
+from schemas.event_topic import check_topic
 from schemas.settings import Settings, SettingsError, load_settings
 
 log = structlog.stdlib.get_logger("connectors.mqtt_bridge")  # __name__ is __main__ when it runs

@@ -27,8 +27,8 @@ from kafka.errors import (  # type: ignore[import-untyped]
     RecordListTooLargeError,
 )
 
-from connectors.kafka_topic import REACH_TIMEOUT_S, partition_for, reach_kafka
 from schemas.errors import BackboneUnreachable, Refused
+from schemas.event_topic import REACH_TIMEOUT_S, partition_for, reach_kafka
 from schemas.record import OVERSIZE_PREFIX_BYTES, OutgoingRecord, oversized
 from schemas.settings import Settings
 

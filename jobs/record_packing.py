@@ -7,7 +7,8 @@ holds one: decision 0003 has the figures.
 
 from __future__ import annotations
 
-import itertools
+import base64
+import json
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -16,7 +17,17 @@ import pyarrow.compute as pc
 
 from schemas.record import STANDARD_HEADERS, Record
 
-RECORD_COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
+RECORD_COLUMNS: Final = (
+    "topic",
+    "partition",
+    "offset",
+    "timestamp",
+    "key",
+    "value",
+    "usual_headers",
+    "odd_headers",
+)
+SEPARATOR: Final = b"\x1f"
 
 
 def to_cell(batch: pa.RecordBatch) -> bytes:
@@ -59,21 +70,22 @@ def unpack_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def records_of(batch: pa.RecordBatch) -> list[Record]:
     """The records in a batch with RECORD_COLUMNS, in its order."""
-    columns = [batch.column(name).to_pylist() for name in ("topic", "partition", "offset")]
-    columns.append(batch.column("timestamp").cast(pa.int64()).to_pylist())
-    columns.extend(batch.column(name).to_pylist() for name in ("key", "value"))
-    names, values = _headers_of(batch.column("headers"))
-    return [Record(*cells) for cells in zip(*columns, names, values, strict=True)]
+    columns = {name: batch.column(name) for name in RECORD_COLUMNS}
+    columns["timestamp"] = columns["timestamp"].cast(pa.int64())
+    cells = zip(*(column.to_pylist() for column in columns.values()), strict=True)
+    return [
+        Record(topic, partition, offset, moment, key, value, *names_and_values(usual, odd))
+        for topic, partition, offset, moment, key, value, usual, odd in cells
+    ]
 
 
-def _headers_of(
-    column: pa.ListArray,
-) -> tuple[Iterable[tuple[str, ...]], Iterable[tuple[bytes | None, ...]]]:
-    flat = column.flatten()
-    names, values = flat.field("key").to_pylist(), flat.field("value").to_pylist()
-    width, rows = len(STANDARD_HEADERS), len(column)
-    if names == list(STANDARD_HEADERS) * rows and pc.all(pc.equal(pc.list_value_length(column), width)).as_py():
-        return itertools.repeat(STANDARD_HEADERS, rows), zip(*[iter(values)] * width, strict=True)
-    offsets = column.offsets.to_pylist()
-    spans = [(start - offsets[0], end - offsets[0]) for start, end in itertools.pairwise(offsets)]
-    return [tuple(names[a:b]) for a, b in spans], [tuple(values[a:b]) for a, b in spans]
+def names_and_values(usual: bytes | None, odd: str | None) -> tuple[tuple[str, ...], tuple[bytes | None, ...]]:
+    """Header names and values out of the two columns that carry them."""
+    if usual is not None:
+        return STANDARD_HEADERS, tuple(usual.split(SEPARATOR))
+    pairs = [] if odd is None else json.loads(odd)
+    values = (pair.get("value") for pair in pairs)
+    return (
+        tuple(pair.get("key", "") for pair in pairs),
+        tuple(None if value is None else base64.b64decode(value) for value in values),
+    )

@@ -27,9 +27,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from jobs.once_sink import OnceSink
-from jobs.record_packing import RECORD_COLUMNS, pack_records, unpack_rows
+from jobs.record_packing import RECORD_COLUMNS, SEPARATOR, pack_records, unpack_rows
 from jobs.settling import SettleStreams
+from schemas.errors import TrunklineError
+from schemas.event_topic import check_topic
 from schemas.ledger import LEDGER
+from schemas.record import STANDARD_HEADERS
 from schemas.sealing import Keyring, load_keyring
 from schemas.settings import MASTER_KEY_VARIABLE, Settings, SettingsError, load_settings
 from schemas.spark_types import LEDGER_SPARK, PACKED_RECORDS, PACKED_ROWS
@@ -77,6 +80,9 @@ def read_records(
         .option("startingOffsets", "earliest")
         .option("includeHeaders", "true")
         .option("failOnDataLoss", "true")
+        # A fetch that has reached the log's end waits this long for more: 500 ms by default, which the last
+        # micro-batch of a catch-up spends twice.
+        .option("kafka.fetch.max.wait.ms", "50")
         .option("maxOffsetsPerTrigger", str(settings.spark.max_offsets_per_trigger))
         .options(**(options or {}))
         .load()
@@ -87,16 +93,36 @@ def settle_frame(
     records: DataFrame, settings: Settings, keyring_source: Callable[[], Keyring] | None = None
 ) -> DataFrame:
     """The ledger rows of a stream of Kafka records. `keyring_source` is called in each worker."""
-    keys = [F.lit(bucket_key(partition)) for partition in range(settings.kafka.partitions)]
-    bucket: Column = F.element_at(F.array(*keys), F.col("partition") + 1)
     processor = SettleStreams(keyring_source or functools.partial(worker_keyring, settings.key_file))
     return (
-        records.select(bucket.alias("bucket"), *RECORD_COLUMNS)
+        bucketed(records, settings)
         .mapInArrow(pack_records, PACKED_RECORDS)
         .groupBy("bucket")
         .transformWithStateInPandas(processor, PACKED_ROWS, outputMode="Append", timeMode="None")
         .mapInArrow(unpack_rows, LEDGER_SPARK)
     )
+
+
+def bucketed(records: DataFrame, settings: Settings) -> DataFrame:
+    """The records with their bucket, and their headers in flat columns.
+
+    Spark asks after each record how large the Arrow batch has become, and for a list column that costs as
+    much as the batch is long. So the usual headers travel as one binary cell, `usual_headers`: their values,
+    separated; and what is not usual (other names, a value missing, a value with the separator in it) as
+    JSON, `odd_headers`. A record without headers has neither.
+    """
+    keys = [F.lit(bucket_key(partition)) for partition in range(settings.kafka.partitions)]
+    separator = F.lit(SEPARATOR)
+    values = [F.get(F.col("headers"), F.lit(i))["value"] for i in range(len(STANDARD_HEADERS))]
+    names_are_usual = F.col("headers.key") == F.array(*[F.lit(name) for name in STANDARD_HEADERS])
+    usual = F.coalesce(names_are_usual & ~F.contains(F.concat(*values), separator), F.lit(False))
+    separated = [part for value in values for part in (separator, value)][1:]
+    columns: dict[str, Column] = {
+        "bucket": F.element_at(F.array(*keys), F.col("partition") + 1),
+        "usual_headers": F.when(usual, F.concat(*separated)),
+        "odd_headers": F.when(~usual, F.to_json("headers")),
+    }
+    return records.withColumns(columns).select("bucket", *RECORD_COLUMNS)
 
 
 def worker_keyring(key_file: Path) -> Keyring:
@@ -138,13 +164,14 @@ def is_ready(query: StreamingQuery) -> bool:
 
 
 def main() -> int:
-    """Run until SIGTERM or SIGINT, or until the query fails. Exit 2: a wrong setting; 1: the query failed."""
+    """Run until SIGTERM or SIGINT, or until the query fails. Exit codes as everywhere; 1: the query failed."""
     try:
         settings = load_settings()
         load_keyring(settings)
-    except SettingsError as error:
+        check_topic(settings)
+    except (SettingsError, TrunklineError) as error:
         print(f"settle_events: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, SettingsError) else error.exit_code
     spark = SparkSession.builder.appName(QUERY_NAME).getOrCreate()
     spark.conf.set("spark.sql.shuffle.partitions", settings.spark.shuffle_partitions)
     stopping = threading.Event()

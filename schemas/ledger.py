@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Collection
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -12,7 +13,7 @@ from schemas.entries import Writes
 from schemas.ids import parse_stream_key
 from schemas.record import STANDARD_HEADERS, Record
 from schemas.sealing import Keyring, value_purpose
-from schemas.settled import FOLD_VERSION, Settled
+from schemas.settled import FOLD_VERSION, Change, Settled
 
 LEDGER: Final = "ledger"
 _encode_changes: Final = msgspec.json.Encoder().encode
@@ -24,10 +25,10 @@ class LedgerRow(NamedTuple):
     `logged_at` is in microseconds since 1970 UTC. `sent_at` is what the sender claims, as it claims it: it
     decides nothing, and becomes a time in the table if it is one.
     `value`: the bytes as they came, masked where `masked` names something; `value_sealed` then holds them
-    as they came, sealed for `value/<topic>/<partition>/<offset>`. `changes`: JSON, a list of
-    `{view, key, row}`. `entries`: the stream's entries written in this micro-batch, on the stream's last
-    record in it, None for a deleted one. `wire`: key and headers as JSON (base64) where the other columns
-    do not give them back; else null.
+    as they came, sealed for `value/<topic>/<partition>/<offset>`. `changes` and `entries` stand on the
+    stream's last row of a micro-batch and are what the batch did to the stream: JSON, a list of
+    `{view, key, row}`, the last for each view and key; and the entries written, None for a deleted one.
+    `wire`: key and headers as JSON (base64) where the other columns do not give them back; else null.
     """
 
     topic: str
@@ -59,8 +60,16 @@ class LedgerRow(NamedTuple):
 COLUMNS: Final = LedgerRow._fields
 
 
-def ledger_row(record: Record, settled: Settled, keyring: Keyring) -> LedgerRow:
-    """The row of one settled record, without entries: those belong to the end of the micro-batch."""
+def ledger_row(
+    record: Record,
+    settled: Settled,
+    keyring: Keyring,
+    changes: Collection[Change] = (),
+    writes: Writes | None = None,
+) -> LedgerRow:
+    """The row of one settled record. `changes` and `writes`: what the micro-batch changed in views and wrote
+    of the stream's entries, on the stream's last row in it.
+    """
     envelope = settled.envelope
     sealed = None
     if settled.masked is not None and record.value is not None:
@@ -88,15 +97,10 @@ def ledger_row(record: Record, settled: Settled, keyring: Keyring) -> LedgerRow:
         FOLD_VERSION,
         record.value if settled.shown is None else settled.shown,
         sealed,
-        _encode_changes(settled.changes).decode("utf-8") if settled.changes else None,
-        None,
+        _encode_changes(list(changes)).decode("utf-8") if changes else None,
+        sorted(writes.items()) if writes else None,
         None if _is_given_back_by_columns(record, settled) else _wire(record),
     )
-
-
-def with_entries(row: LedgerRow, writes: Writes) -> LedgerRow:
-    """`row` as the stream's last of a micro-batch, with the entries that the batch wrote."""
-    return row._replace(entries=sorted(writes.items()) or None)
 
 
 def _is_given_back_by_columns(record: Record, settled: Settled) -> bool:

@@ -101,10 +101,17 @@ PATTERNS: Final = (
 )
 
 _COMPILED: Final = tuple((p.name, p.needs, re.compile(p.expression).search) for p in PATTERNS)
+# Every `needs` holds one of these: a text without any is safe, and most details are such texts.
+_ANY_NEEDED: Final = ("/", "=", ":", "\\", "~", "-", "gh", "xox", "AKIA", "AIza", "eyJ", "earer ", "EARER ")
 
 
 def unsafe_pattern(text: str) -> str | None:
     """The name of the first row of the table that `text` meets, or None when it is safe."""
+    for literal in _ANY_NEEDED:
+        if literal in text:
+            break
+    else:
+        return None
     for name, needs, search in _COMPILED:
         for literal in needs:
             if literal in text and search(text) is not None:

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from connectors.kafka_topic import ensure_topic, topic_reader
+from connectors.kafka_topic import ensure_topic
+from schemas.event_topic import topic_reader
 from schemas.sealing import Keyring, ensure_keyring
 from schemas.settings import KafkaSettings, LimitSettings, MqttSettings, Settings
 from tests.broker_processes import (

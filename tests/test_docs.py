@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -63,3 +64,10 @@ def test_the_docs_name_every_one_of_them(what: str, names: list[str]) -> None:
     assert names, f"no {what} were found to look for"
     missing = [name for name in names if f"`{name}`" not in docs()]
     assert not missing, f"docs/*.md name none of these {what} (as `name`): {', '.join(missing)}"
+
+
+def test_every_test_that_the_guarantees_name_exists() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")))
+    written = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    assert named, "the guarantees name no tests"
+    assert sorted(name for name in named if f"def {name}(" not in written) == []

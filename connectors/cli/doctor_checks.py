@@ -139,7 +139,7 @@ def _is_started(settings: Settings, part: str) -> bool:
 
 def check_kafka(settings: Settings) -> Finding:
     """Kafka answers, and the topic has the partitions and the epoch of the settings."""
-    from connectors.kafka_topic import check_topic, reach_kafka
+    from schemas.event_topic import check_topic, reach_kafka
 
     where = settings.kafka.bootstrap_servers
     try:

@@ -16,9 +16,9 @@ import os
 from pathlib import Path
 
 from connectors.job_registry import cancel_job, register_job
-from connectors.kafka_topic import check_topic
 from connectors.publisher import Publisher
 from schemas.errors import UsageError
+from schemas.event_topic import check_topic
 from schemas.sealing import load_keyring
 from schemas.settings import Settings
 from schemas.signing import new_secret

@@ -12,13 +12,12 @@ from typing import Any, Final
 import msgspec
 import pandas as pd
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import Row
 
-from jobs.record_packing import RECORD_COLUMNS, from_cell, pack_records, records_of, to_cell, unpack_rows
-from jobs.settle_events import bucket_key, settle_frame, worker_keyring
+from jobs.record_packing import from_cell, names_and_values, pack_records, records_of, to_cell, unpack_rows
+from jobs.settle_events import bucketed, settle_frame, worker_keyring
 from jobs.settling import in_order, settle_run
 from schemas.entries import Entries
 from schemas.ledger_arrow import ledger_batch
@@ -34,12 +33,12 @@ _unpack_bucket: Final = msgspec.msgpack.Decoder(dict[bytes, dict[str, bytes]]).d
 
 def record_of(row: Any) -> Record:
     """The record in a row with RECORD_COLUMNS, as pandas or Spark hands it over."""
-    headers = [] if row.headers is None else [(h["key"], bytes(h["value"])) for h in row.headers]
-    names, values = zip(*headers, strict=True) if headers else ((), ())
+    usual = None if row.usual_headers is None else bytes(row.usual_headers)
     moment = int(pd.Timestamp(row.timestamp).value // 1000)
     key = None if row.key is None else bytes(row.key)
     value = None if row.value is None else bytes(row.value)
-    return Record(row.topic, int(row.partition), int(row.offset), moment, key, value, names, values)
+    headers = names_and_values(usual, row.odd_headers)
+    return Record(row.topic, int(row.partition), int(row.offset), moment, key, value, *headers)
 
 
 class _Settler(StatefulProcessor):
@@ -120,20 +119,13 @@ def settle_blob(
     yield pd.DataFrame({"rows": [to_cell(ledger_batch(settled))]})
 
 
-def _buckets(records: DataFrame, settings: Settings, buckets: int | None = None) -> DataFrame:
-    count = buckets or settings.kafka.partitions
-    keys = F.array(*[F.lit(bucket_key(number)) for number in range(count)])
-    number = F.col("partition") if buckets is None else F.pmod(F.hash("key"), F.lit(buckets))
-    return records.select(F.element_at(keys, number + 1).alias("bucket"), *RECORD_COLUMNS)
-
-
 def build(form: str, records: DataFrame, settings: Settings) -> DataFrame:
     """The ledger rows of `records` by one form. Raises KeyError for a form that is none."""
     source = functools.partial(worker_keyring, settings.key_file)
     if form == "packed":
         return settle_frame(records, settings, source)
     if form == "blob":
-        packed = _buckets(records, settings).mapInArrow(pack_records, PACKED_RECORDS).groupBy("bucket")
+        packed = bucketed(records, settings).mapInArrow(pack_records, PACKED_RECORDS).groupBy("bucket")
         settle = functools.partial(settle_blob, source)
         rows = packed.applyInPandasWithState(settle, PACKED_ROWS, "blob binary", "append", "NoTimeout")
     else:
@@ -142,7 +134,7 @@ def build(form: str, records: DataFrame, settings: Settings) -> DataFrame:
             "stream_pandas": (OneStream(source, True), "key", True),
             "stream_row": (OneStream(source, False), "key", False),
         }[form]
-        grouped = _buckets(records, settings).groupBy(grouping)
+        grouped = bucketed(records, settings).groupBy(grouping)
         run = grouped.transformWithStateInPandas if pandas else grouped.transformWithState
         rows = run(processor, PACKED_ROWS, outputMode="Append", timeMode="None")
     return rows.mapInArrow(unpack_rows, LEDGER_SPARK)

@@ -9,17 +9,11 @@ import pytest
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, ConfigResourceType
 
-from connectors.kafka_topic import (
-    TopicMismatchError,
-    TopicMissingError,
-    check_topic,
-    ensure_topic,
-    partition_for,
-    topic_reader,
-)
+from connectors.kafka_topic import ensure_topic
 from connectors.publisher import Publisher
 from schemas.control_fold import topology_record
 from schemas.errors import BackboneUnreachable
+from schemas.event_topic import TopicMismatchError, TopicMissingError, check_topic, partition_for, topic_reader
 from tests.broker_processes import free_port, with_kafka
 
 

@@ -12,9 +12,9 @@ from cloudevents.core.bindings.kafka import KafkaMessage, from_binary
 from cloudevents.core.formats.json import JSONFormat
 from kafka.future import Future
 
-from connectors.kafka_topic import partition_for
 from connectors.publisher import Position, Publisher, RecordRefused
 from schemas.errors import BackboneUnreachable
+from schemas.event_topic import partition_for
 from schemas.record import OutgoingRecord, oversized
 from tests.broker_processes import wait_until, with_kafka
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from jobs import settle_events
 from jobs.once_sink import OnceSink
 from schemas.ledger import LEDGER
 from schemas.sealing import Keyring
-from schemas.settings import Settings
+from schemas.settings import Settings, settings_environment
 from tests.jobs.conftest import DRAIN_LIMIT_S, ledger_rows
 from tests.jobs.planted_bug import TRIGGER, keyring_with_a_bug
 from tests.jobs.topic_load import append_all, append_raw, event, raw_event, registration
@@ -57,8 +58,14 @@ def test_each_record_has_one_row_with_its_verdict_bytes_changes_and_entries(
         ("rejected", "after_terminal", "completed"),
     ]
     assert job[3]["value"] == done.value
-    assert [bool(r["changes"]) for r in job] == [True, True, True, True, False, False]
     assert [bool(r["entries"]) for r in job] == [False] * 5 + [True], "entries stand on the last row of a batch"
+    assert [bool(r["changes"]) for r in job] == [False] * 5 + [True], "and so do the changed rows"
+    (change,) = json.loads(job[5]["changes"])
+    assert (change["view"], change["row"]["status"], change["row"]["last_seq"]) == (
+        "registry_jobs",
+        "completed",
+        3,
+    )
     assert {name for name, _ in job[5]["entries"]} == {"job", "progress"}
     assert verdicts(rows)["rejected", "unknown_stream"] == 1
     assert verdicts(rows)["accepted", None] == 5, "the four of the job and the topology"
@@ -176,3 +183,17 @@ def test_a_bug_in_the_fold_costs_its_record_and_not_the_stream(
     ]
     assert job[2]["why"] == "ZeroDivisionError"
     assert job[3]["status_after"] == "completed"
+
+
+def test_the_job_refuses_a_topic_that_does_not_fit_its_settings(
+    backbone_settings: Settings, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = backbone_settings.model_copy(
+        update={"kafka": backbone_settings.kafka.model_copy(update={"partitions": 7})}
+    )
+    for name, value in settings_environment(other).items():
+        monkeypatch.setenv(name, value)
+    assert settle_events.main() == 1
+    said = capfd.readouterr().err
+    assert "7" in said
+    assert str(backbone_settings.kafka.partitions) in said

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from kafka import KafkaProducer
 
-from connectors.kafka_topic import partition_for
 from connectors.publisher import Publisher
+from schemas.event_topic import partition_for
 from schemas.job_registry import registration_record
 from schemas.record import JOB_EVENT, OutgoingRecord, content_id
 from schemas.sealing import Keyring

@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from schemas.entries import Entries
 from schemas.fold import settle
-from schemas.ledger import COLUMNS, LedgerRow, ledger_row, record_of_row, with_entries
+from schemas.ledger import COLUMNS, LedgerRow, ledger_row, record_of_row
 from schemas.ledger_arrow import LEDGER_ARROW, ledger_batch
 from schemas.sealing import Keyring, UnsealError
 from schemas.settled import JobRow
@@ -51,8 +51,8 @@ def test_no_rows_make_an_empty_batch_of_the_same_schema() -> None:
 
 def test_a_row_survives_arrow_with_its_entries_and_changes() -> None:
     entries, record = Entries(), document_record(registration(), "job.registered", offset=5)
-    row = ledger_row(record, settle(record, entries, KEYRING), KEYRING)
-    row = with_entries(row, {**entries.take_writes(), "gone": None})
+    settled = settle(record, entries, KEYRING)
+    row = ledger_row(record, settled, KEYRING, settled.changes, {**entries.take_writes(), "gone": None})
     found = ledger_batch([row]).to_pylist()[0]
     assert dict(found["entries"]) == {**entries.stored(), "gone": None}
     assert [change["view"] for change in json.loads(found["changes"])] == ["registry_jobs"]
@@ -62,7 +62,7 @@ def test_a_row_survives_arrow_with_its_entries_and_changes() -> None:
 
 
 def test_a_batch_without_writes_has_no_entries() -> None:
-    assert with_entries(row_of("2026-11-21T10:00:00Z"), {}).entries is None
+    assert row_of("2026-11-21T10:00:00Z").entries is None
 
 
 TIMES = (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from schemas import fold
 from schemas.entries import Entries
 from schemas.fold import settle
-from schemas.ledger import LedgerRow, ledger_row, with_entries
+from schemas.ledger import LedgerRow, ledger_row
 from schemas.masking import MASK, mask_opaque
 from schemas.record import Record
 from schemas.sealing import value_purpose
@@ -79,8 +79,8 @@ def row_of(record: Record, entries: Entries | None = None) -> LedgerRow:
         settle(document_record(registration(), "job.registered"), entries, KEYRING)
         settle(document_record(signed(2, "progress")), entries, KEYRING)
         entries.take_writes()
-    row = ledger_row(record, settle(record, entries, KEYRING), KEYRING)
-    return with_entries(row, entries.take_writes())
+    settled = settle(record, entries, KEYRING)
+    return ledger_row(record, settled, KEYRING, settled.changes, entries.take_writes())
 
 
 def assert_hidden(row: LedgerRow, record: Record) -> None:

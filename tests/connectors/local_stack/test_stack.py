@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from connectors.kafka_topic import check_topic
 from connectors.local_stack import ALL_PARTS, LocalStack, PartFailed, free_port
 from connectors.local_stack.broker_plans import mosquitto_plan
 from connectors.local_stack.part import Part
 from connectors.local_stack.readiness import kafka_answers, mqtt_answers
 from connectors.local_stack.stack import PLANS
 from schemas.errors import TrunklineError, UsageError
+from schemas.event_topic import check_topic
 from schemas.settings import KafkaSettings, Settings
 from tests.connectors.local_stack.conftest import still_running
 
