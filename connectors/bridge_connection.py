@@ -22,10 +22,10 @@ from connectors.bridge_receipts import ReceiptChannel
 from connectors.bridge_records import durable_receipt, job_event_record, well_formed_traceparent
 from connectors.job_topics import events_filter, job_id_of
 from connectors.mqtt_connection import (
-    KEEPALIVE_S,
     broker_name,
     connect_properties,
     cut_connection,
+    dial,
     new_client,
 )
 from connectors.publisher import Append, Publisher, RecordRefused
@@ -136,18 +136,12 @@ class BridgeConnection:
         """Connect and subscribe. Raises BackboneUnreachable when that takes longer than `connect_timeout_s`."""
         self._receipts.open()
         deadline = time.monotonic() + self._mqtt.connect_timeout_s
+        properties = connect_properties(self._mqtt.session_expiry_s, self._mqtt.bridge_inflight)
         try:
-            self._client.connect(
-                self._mqtt.host,
-                self._mqtt.port,
-                keepalive=KEEPALIVE_S,
-                clean_start=False,
-                properties=connect_properties(self._mqtt.session_expiry_s, self._mqtt.bridge_inflight),
-            )
-        except OSError as error:
+            dial(self._client, self._mqtt, properties, clean_start=False)
+        except BackboneUnreachable:
             self._receipts.drop()
-            raise BackboneUnreachable(f"MQTT broker {broker_name(self._mqtt)}: {error}") from error
-        self._client.loop_start()
+            raise
         while not self._subscribed.is_set() and not self.lost.is_set() and time.monotonic() < deadline:
             self._subscribed.wait(0.05)
         if not self._subscribed.is_set():

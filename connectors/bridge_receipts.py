@@ -15,10 +15,10 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from connectors.job_topics import receipts_topic
 from connectors.mqtt_connection import (
-    KEEPALIVE_S,
     broker_name,
     connect_properties,
     cut_connection,
+    dial,
     new_client,
 )
 from schemas.errors import BackboneUnreachable
@@ -55,13 +55,7 @@ class ReceiptChannel:
 
     def open(self) -> None:
         """Connect. Raises BackboneUnreachable when that takes longer than `connect_timeout_s`."""
-        try:
-            self._client.connect(
-                self._mqtt.host, self._mqtt.port, KEEPALIVE_S, clean_start=True, properties=connect_properties()
-            )
-        except OSError as error:
-            raise BackboneUnreachable(f"MQTT broker {broker_name(self._mqtt)}: {error}") from error
-        self._client.loop_start()
+        dial(self._client, self._mqtt, connect_properties())
         if not self._answered.wait(self._mqtt.connect_timeout_s) or self._refusal:
             self.drop()
             why = self._refusal or "no CONNACK in time"

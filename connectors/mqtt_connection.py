@@ -16,6 +16,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
+from schemas.errors import BackboneUnreachable
 from schemas.settings import MqttSettings, SettingsError
 
 KEEPALIVE_S: Final = 60
@@ -48,6 +49,20 @@ def connect_properties(session_expiry_s: int = 0, receive_maximum: int | None = 
     if receive_maximum is not None:
         found.ReceiveMaximum = receive_maximum
     return found
+
+
+def dial(client: Client, mqtt: MqttSettings, properties: Properties, *, clean_start: bool = True) -> None:
+    """Connect and start the client's thread; the broker's answer comes to `on_connect`.
+
+    Raises BackboneUnreachable when nobody takes the connection.
+    """
+    try:
+        client.connect(
+            mqtt.host, mqtt.port, keepalive=KEEPALIVE_S, clean_start=clean_start, properties=properties
+        )
+    except OSError as error:
+        raise BackboneUnreachable(f"MQTT broker {broker_name(mqtt)}: {error}") from error
+    client.loop_start()
 
 
 def cut_connection(client: Client) -> None:

@@ -13,10 +13,10 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from connectors.job_topics import events_topic, receipts_topic
 from connectors.mqtt_connection import (
-    KEEPALIVE_S,
     broker_name,
     connect_properties,
     cut_connection,
+    dial,
     new_client,
 )
 from connectors.publish_outbox import PendingEvent
@@ -88,17 +88,7 @@ class DeliveryConnection:
 
     def __enter__(self) -> Self:
         deadline = time.monotonic() + self._mqtt.connect_timeout_s
-        try:
-            self._client.connect(
-                self._mqtt.host,
-                self._mqtt.port,
-                keepalive=KEEPALIVE_S,
-                clean_start=True,
-                properties=connect_properties(),
-            )
-        except OSError as error:
-            raise self._unreachable(str(error)) from error
-        self._client.loop_start()
+        dial(self._client, self._mqtt, connect_properties())
         try:
             self._wait(lambda: self._connack, deadline - time.monotonic(), "CONNACK")
             self._permit(self._connack, "the connection")

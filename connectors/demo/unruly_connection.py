@@ -15,10 +15,10 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from connectors.job_topics import events_filter
 from connectors.mqtt_connection import (
-    KEEPALIVE_S,
     broker_name,
     connect_properties,
     cut_connection,
+    dial,
     new_client,
 )
 from connectors.receipt import read_receipt
@@ -53,13 +53,7 @@ class UnrulyConnection:
 
     def __enter__(self) -> Self:
         mqtt = self._mqtt
-        try:
-            self._client.connect(
-                mqtt.host, mqtt.port, keepalive=KEEPALIVE_S, clean_start=True, properties=connect_properties()
-            )
-        except OSError as error:
-            raise BackboneUnreachable(f"MQTT broker {broker_name(mqtt)}: {error}") from error
-        self._client.loop_start()
+        dial(self._client, mqtt, connect_properties())
         try:
             self._wait(lambda: self._subscribed, mqtt.connect_timeout_s, "no answer to the subscription")
         except BackboneUnreachable:

@@ -1,0 +1,95 @@
+"""What the idle stack costs: time until ready, resident memory, share of a core, and how fast help comes.
+
+Starts the whole stack below a temporary directory on free ports, leaves it idle, measures, stops it.
+
+    ./trunkline bench footprint --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from connectors.local_stack import free_port
+from connectors.local_stack.child_process import marked_processes
+from schemas.settings import PROJECT_ROOT, KafkaSettings, MqttSettings, Settings, settings_environment
+
+WRAPPER = str(PROJECT_ROOT / "trunkline")
+
+
+def stack_processes(settings: Settings) -> list[psutil.Process]:
+    """Every process of the stack, the supervisor's children and theirs."""
+    return marked_processes(str(settings.data_path))
+
+
+def resident_mb(processes: list[psutil.Process]) -> float:
+    """Their resident memory together, in MB; pages that two share count twice."""
+    return sum(process.memory_info().rss for process in processes) / 1e6
+
+
+def cpu_seconds(processes: list[psutil.Process]) -> float:
+    """The CPU time that they have used together."""
+    return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
+
+
+def measure(settings: Settings, idle_s: int) -> dict[str, Any]:
+    """Start, wait, measure, stop."""
+    environment = os.environ | settings_environment(settings)
+    began = time.monotonic()
+    subprocess.run([WRAPPER, "up"], env=environment, check=True, stdout=sys.stderr)
+    ready_s = time.monotonic() - began
+    try:
+        time.sleep(15)  # what the start left to do
+        processes = stack_processes(settings)
+        before, clock = cpu_seconds(processes), time.monotonic()
+        time.sleep(idle_s)
+        used = (cpu_seconds(processes) - before) / (time.monotonic() - clock)
+        return {
+            "ready_s": round(ready_s, 1),
+            "rss_mb": round(resident_mb(processes)),
+            "cpu_percent_of_a_core": round(used * 100, 1),
+            "processes": len(processes),
+        }
+    finally:
+        subprocess.run([WRAPPER, "down"], env=environment, check=True, stdout=sys.stderr)
+
+
+def help_seconds(runs: int = 11) -> float:
+    """Median wall time of `./trunkline --help`."""
+    times = []
+    for _ in range(runs):
+        began = time.monotonic()
+        subprocess.run([WRAPPER, "--help"], check=True, stdout=subprocess.DEVNULL)
+        times.append(time.monotonic() - began)
+    return round(statistics.median(times), 3)
+
+
+def main() -> int:
+    """Run the benchmark; `--json` prints the result as one line."""
+    parser = argparse.ArgumentParser(prog="trunkline bench footprint", description=__doc__)
+    parser.add_argument("--idle", type=int, default=40, metavar="S", help="seconds of idleness (default 40)")
+    parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="trunkline-footprint-") as work:
+        settings = Settings(
+            data_dir=Path(work) / "data",
+            kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"),
+            mqtt=MqttSettings(port=free_port()),
+        )
+        result = {**measure(settings, args.idle), "help_s": help_seconds()}
+    print(json.dumps(result) if args.json else json.dumps(result, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
