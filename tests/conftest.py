@@ -6,6 +6,7 @@ MQTT prefix and a data directory of its own. `start_bridge` runs the bridge, `re
 
 from __future__ import annotations
 
+import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -26,6 +27,10 @@ from tests.broker_processes import (
     make_kafka,
     make_mosquitto,
 )
+
+
+# A shell that starts the tests in the background lets them ignore SIGINT, and their children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,10 +21,12 @@ def start_session(
     assert list(jars.glob("*.jar")), "no jars: run ./trunkline once"
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    os.environ["PYSPARK_SUBMIT_ARGS"] = (
-        f"--properties-file {ROOT / 'conf' / 'spark-defaults.conf'} --driver-memory 2g "
-        f"--master local[2] --driver-class-path {jars}/* pyspark-shell"
-    )
+    arguments = [
+        *("--properties-file", str(ROOT / "conf" / "spark-defaults.conf")),
+        *("--driver-memory", "2g", "--master", "local[2]", "--driver-class-path", f"{jars}/*"),
+        "pyspark-shell",
+    ]
+    os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join(arguments)
     builder = SparkSession.builder.appName("tests")
     builder = builder.config("spark.sql.shuffle.partitions", str(shuffle_partitions))
     builder = builder.config("spark.local.dir", str(work_dir / "spark-local"))

@@ -73,4 +73,5 @@ class LedgerTable:
         moment = FIRST_MOMENT_US + offset * STEP_US
         record = Record("trunk.events", 0, offset, moment, outgoing.key, outgoing.value, names, values)
         entries = self._entries.setdefault(outgoing.stream, Entries())
-        return ledger_row(record, settle(record, entries, KEYRING), KEYRING)
+        settled = settle(record, entries, KEYRING)
+        return ledger_row(record, settled, KEYRING, settled.changes)
