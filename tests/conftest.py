@@ -28,7 +28,6 @@ from tests.broker_processes import (
     make_mosquitto,
 )
 
-
 # A shell that starts the tests in the background lets them ignore SIGINT, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
