@@ -53,6 +53,7 @@ def measure(settings: Settings, idle_s: int) -> dict[str, Any]:
         processes = stack_processes(settings)
         before, clock = cpu_seconds(processes), time.monotonic()
         time.sleep(idle_s)
+        processes = [process for process in processes if process.is_running()]
         used = (cpu_seconds(processes) - before) / (time.monotonic() - clock)
         return {
             "ready_s": round(ready_s, 1),
