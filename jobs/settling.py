@@ -8,7 +8,7 @@ go backwards, also against what the bucket has seen in earlier micro-batches.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,14 @@ ROWS_PER_CELL = 20_000
 
 class OrderError(Exception):
     """Records of one bucket came out of order, or again, inside one query. The query must stop."""
+
+
+def unpack_runs(frames: Iterable[pd.DataFrame]) -> list[Record]:
+    """The records in frames of packed runs, run after run by their first offsets, however Spark sent them."""
+    runs = [run for frame in frames for run in zip(frame["first_offset"], frame["records"], strict=True)]
+    runs.sort(key=lambda run: run[0])
+    with _no_collection():
+        return [record for _, cell in runs for record in records_of(from_cell(cell))]
 
 
 def in_order(records: list[Record], last_offset: int) -> int:
@@ -110,10 +118,7 @@ class SettleStreams(StatefulProcessor):
         """Settle the bucket's share of the micro-batch; yields cells of packed ledger rows."""
         if self._keyring is None:
             self._keyring = self._keyring_source()
-        runs = [run for frame in rows for run in zip(frame["first_offset"], frame["records"], strict=True)]
-        runs.sort(key=lambda run: run[0])
-        with _no_collection():
-            records = [record for _, cell in runs for record in records_of(from_cell(cell))]
+        records = unpack_runs(rows)
         seen = self._bucket.get()
         last_offset = in_order(records, -1 if seen is None else seen[0])
         opened = self._open(records)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pandas as pd
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from jobs.record_packing import RECORD_COLUMNS, to_cell
 from jobs.settle_events import bucket_key, spark_hash
-from jobs.settling import OrderError, in_order
+from jobs.settling import OrderError, in_order, unpack_runs
 from schemas.record import Record
 
 
@@ -40,6 +43,21 @@ def test_the_keys_are_the_ones_that_checkpoints_hold() -> None:
 def test_going_backwards_stops_the_batch(offsets: list[int], last: int) -> None:
     with pytest.raises(OrderError, match="offset"):
         in_order([record(offset) for offset in offsets], last)
+
+
+def test_runs_that_spark_hands_over_in_any_order_are_settled_by_offset() -> None:
+    def run(first: int) -> bytes:
+        columns = dict.fromkeys(RECORD_COLUMNS, pa.array([None, None], pa.binary()))
+        columns |= {"topic": pa.array(["t", "t"]), "partition": pa.array([0, 0], pa.int32())}
+        columns |= {"offset": pa.array([first, first + 1]), "odd_headers": pa.array([None, None], pa.string())}
+        columns["timestamp"] = pa.array([0, 0], pa.timestamp("us", tz="UTC"))
+        return to_cell(pa.RecordBatch.from_pydict(columns))
+
+    frames = [
+        pd.DataFrame({"first_offset": [4, 0], "records": [run(4), run(0)]}),
+        pd.DataFrame({"first_offset": [2], "records": [run(2)]}),
+    ]
+    assert [record.offset for record in unpack_runs(frames)] == [0, 1, 2, 3, 4, 5]
 
 
 def test_gaps_are_no_disorder() -> None:
