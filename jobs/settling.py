@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+from jobs.initial_state import unpack_share
 from jobs.record_packing import from_cell, records_of, to_cell
 from jobs.stream_state import StreamState
 from schemas.entries import Entries
@@ -24,8 +25,9 @@ from schemas.ledger import LedgerRow, ledger_row
 from schemas.ledger_arrow import ledger_batch
 from schemas.record import Record
 from schemas.sealing import Keyring
-from schemas.settled import Change
+from schemas.settled import AppliedChange
 from schemas.spark_types import BUCKET_STATE, STREAM_ENTRIES, STREAM_KEY
+from schemas.verdicts import ACCEPTED
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import TimerValues
@@ -68,17 +70,22 @@ def settle_run(
     changed stand on its last row, coalesced.
     """
     last = {record.key: position for position, record in enumerate(records)}
-    changes: dict[bytes | None, dict[tuple[str, str], Change]] = {}
+    changes: dict[bytes | None, dict[tuple[str, str], AppliedChange]] = {}
+    accepted: dict[bytes | None, int] = {}
     rows = []
     with _no_collection():
         for position, record in enumerate(records):
             stream = entries[record.key]
             settled = settle(record, stream, keyring)
+            if settled.verdict == ACCEPTED:
+                accepted[record.key] = record.offset
             for change in settled.changes:
-                changes.setdefault(record.key, {})[change.view, change.key] = change
+                applied = AppliedChange(change.view, change.key, record.offset, change.row)
+                changes.setdefault(record.key, {})[change.view, change.key] = applied
             if last[record.key] == position:
                 changed = changes.pop(record.key, {}).values()
-                rows.append(ledger_row(record, settled, keyring, changed, stream.take_writes()))
+                writes, offset = stream.take_writes(), accepted.get(record.key)
+                rows.append(ledger_row(record, settled, keyring, changed, writes, offset))
             else:
                 rows.append(ledger_row(record, settled, keyring))
     return rows
@@ -128,6 +135,18 @@ class SettleStreams(StatefulProcessor):
         for start in range(0, len(settled), ROWS_PER_CELL):
             batch = ledger_batch(settled[start : start + ROWS_PER_CELL])
             yield pd.DataFrame({"rows": [to_cell(batch)]})
+
+    def handleInitialState(  # noqa: N802  Spark's name
+        self,
+        key: Any,
+        initialState: pd.DataFrame,  # type: ignore[override]  # noqa: N803
+        timerValues: TimerValues,  # noqa: N803
+    ) -> None:
+        """Load the bucket's streams as the tables know them, before its first record in a new checkpoint."""
+        for cell in initialState["state"]:
+            share = unpack_share(cell)
+            self._streams.store(share.streams)
+            self._bucket.update((share.last_offset,))
 
     def _open(self, records: list[Record]) -> dict[bytes | None, Entries]:
         """The entries for every key among `records`; what is no stream's key has none and keeps none."""

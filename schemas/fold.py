@@ -13,23 +13,35 @@ from pydantic import BaseModel
 
 from schemas.control_fold import settle_control
 from schemas.entries import Entries
-from schemas.ids import CONTROL, JOB, REFUSED, parse_stream_key
+from schemas.ids import CONTROL, JOB, MAILBOX, PRINCIPAL, REFUSED, SESSION, parse_stream_key
 from schemas.job_event import SCHEMA_VERSION as EVENT_VERSION
 from schemas.job_event import event_fault, is_utc_timestamp
-from schemas.job_fold import JOB_RECORD_TYPES, settle_job
-from schemas.job_registry import JobCancellation, JobRegistration, body_fault
+from schemas.job_fold import settle_job
+from schemas.job_registry import JobCancellation, JobPick, JobRegistration
+from schemas.mailbox_fold import settle_mailbox
 from schemas.masking import mask_event, mask_opaque
+from schemas.message import DEFAULT_REALM, Message
+from schemas.principal_fold import settle_principal
+from schemas.principals import PrincipalAddition, PrincipalRevocation
 from schemas.record import (
     JOB_CANCELLED,
     JOB_EVENT,
+    JOB_PICKED,
     JOB_REGISTERED,
+    MESSAGE_POSTED,
+    PRINCIPAL_ADDED,
+    PRINCIPAL_REVOKED,
+    REQUEST_REFUSED,
     VALUE_LIMIT_BYTES,
     BadEnvelopeError,
     Envelope,
     Record,
     read_envelope,
 )
+from schemas.refusal import Refusal
 from schemas.sealing import Keyring
+from schemas.session_fold import settle_session
+from schemas.session_registry import SESSION_MODELS
 from schemas.settled import Outcome, Settled, rejected
 from schemas.strict_json import MalformedJsonError, decode
 from schemas.verdicts import (
@@ -41,10 +53,19 @@ from schemas.verdicts import (
     TOO_LARGE,
     UNKNOWN_STREAM,
 )
+from schemas.wire_body import body_fault
 
 # A record without a usable key belongs to no stream; it is shown under this one.
 UNKEYED: Final = (REFUSED, "kafka")
-_MODELS: Final[dict[str, type[BaseModel]]] = {JOB_REGISTERED: JobRegistration, JOB_CANCELLED: JobCancellation}
+# The bodies that each kind of stream takes, by record type. A job's events have a check of their own, and a
+# control stream looks at its bodies itself.
+_MODELS: Final[dict[str, dict[str, type[BaseModel]]]] = {
+    JOB: {JOB_REGISTERED: JobRegistration, JOB_PICKED: JobPick, JOB_CANCELLED: JobCancellation},
+    SESSION: dict(SESSION_MODELS),
+    MAILBOX: {MESSAGE_POSTED: Message},
+    PRINCIPAL: {PRINCIPAL_ADDED: PrincipalAddition, PRINCIPAL_REVOKED: PrincipalRevocation},
+    REFUSED: {REQUEST_REFUSED: Refusal},
+}
 
 
 def settle(record: Record, entries: Entries, keyring: Keyring) -> Settled:
@@ -82,7 +103,7 @@ def _settle(record: Record, entries: Entries, keyring: Keyring) -> Settled:
         return _opaque(record, kind, name, envelope, rejected(MALFORMED, "the key is no stream's"))
     if value is None:
         return _opaque(record, kind, name, envelope, rejected(MALFORMED, "no value"))
-    if kind == REFUSED:
+    if kind == REFUSED and envelope.type != REQUEST_REFUSED:
         why = "the door could not tell which stream it belongs to"
         return _opaque(record, kind, name, envelope, rejected(MALFORMED, why))
     try:
@@ -110,10 +131,8 @@ def _settle_body(
         if kind == JOB:
             is_masked = masked is not None
             outcome = settle_job(record, envelope, name, body, plain, is_masked, entries, keyring)
-        elif kind == CONTROL:
-            outcome = settle_control(name, envelope, body, entries)
         else:
-            outcome = rejected(UNKNOWN_STREAM, "no such kind of stream")
+            outcome = _settle_other(record, kind, name, envelope, body, entries)
     seq, sent_at = body.get("seq"), body.get("timestamp")
     # What is not rejected passed its wire model, which checked the time.
     is_time = type(sent_at) is str and (outcome.verdict != REJECTED or is_utc_timestamp(sent_at))
@@ -134,20 +153,51 @@ def _settle_body(
     )
 
 
+def _settle_other(
+    record: Record, kind: str, name: str, envelope: Envelope, body: dict[str, Any], entries: Entries
+) -> Outcome:
+    if kind == SESSION:
+        return settle_session(record, envelope, name, body, entries)
+    if kind == MAILBOX:
+        return settle_mailbox(record, name, body, entries)
+    if kind == PRINCIPAL:
+        return settle_principal(record, envelope, name, body, entries)
+    if kind == REFUSED:
+        return rejected(body["reason"], body["why"])
+    if kind == CONTROL:
+        return settle_control(name, envelope, body, entries)
+    return rejected(UNKNOWN_STREAM, "no such kind of stream")
+
+
 def _body_fault(kind: str, name: str, record_type: str, body: dict[str, Any]) -> Outcome | None:
     version = body.get("schema_version")
     if type(version) is not int:
         return rejected(MALFORMED, "schema_version: expected an integer")
-    if kind == JOB and body.get("job_id") != name:
-        return rejected(MALFORMED, "job_id: not the one of its topic")
+    if kind == JOB:
+        if body.get("job_id") != name:
+            return rejected(MALFORMED, "job_id: not the one of its topic")
+    elif not _is_of_stream(kind, name, body):
+        return rejected(MALFORMED, "the body names another stream than the key")
     if version != EVENT_VERSION:
         return rejected(SCHEMA_VERSION, f"schema_version: this backbone reads {EVENT_VERSION}")
-    if kind != JOB:
+    if record_type == JOB_EVENT and kind == JOB:
+        fault = event_fault(body)
+        return None if fault is None else rejected(MALFORMED, fault)
+    models = _MODELS.get(kind)
+    if models is None:
         return None
-    if record_type not in JOB_RECORD_TYPES:
-        return rejected(MALFORMED, "ce_type: no type of a job's stream")
-    fault = event_fault(body) if record_type == JOB_EVENT else body_fault(_MODELS[record_type], body)
+    model = models.get(record_type)
+    if model is None:
+        return rejected(MALFORMED, f"ce_type: no type of a {kind} stream")
+    fault = body_fault(model, body)
     return None if fault is None else rejected(MALFORMED, fault)
+
+
+def _is_of_stream(kind: str, name: str, body: dict[str, Any]) -> bool:
+    if kind == MAILBOX:
+        realm, agent = body.get("realm", DEFAULT_REALM), body.get("to")
+        return type(realm) is str and type(agent) is str and f"{realm}/{agent}" == name
+    return kind not in (SESSION, PRINCIPAL) or body.get(kind) == name
 
 
 def _opaque(record: Record, kind: str, name: str, envelope: Envelope | None, outcome: Outcome) -> Settled:

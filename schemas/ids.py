@@ -14,9 +14,12 @@ _JOB_ID = re.compile(r"[0-9a-f]{8}").fullmatch
 
 # The kinds of stream that exist. A kind beyond these is `unknown_stream`.
 JOB: Final = "job"
+SESSION: Final = "session"
+MAILBOX: Final = "mailbox"  # its name is `<realm>/<agent>`
+PRINCIPAL: Final = "principal"
 REFUSED: Final = "refused"
 CONTROL: Final = "control"
-STREAM_KINDS: Final = (JOB, REFUSED, CONTROL)
+STREAM_KINDS: Final = (JOB, SESSION, MAILBOX, PRINCIPAL, REFUSED, CONTROL)
 
 
 def is_name(text: str) -> bool:
@@ -36,7 +39,7 @@ def new_job_id() -> str:
 
 def stream_key(kind: str, name: str) -> str:
     """The Kafka key of a stream, `kind/name`. Raises ValueError for a name that CM-01 forbids."""
-    if not is_name(name) or (kind == JOB and not is_job_id(name)):
+    if not _is_stream_name(kind, name):
         raise ValueError(f"not a name for a stream of kind {kind}: {name!r}")
     return f"{kind}/{name}"
 
@@ -44,14 +47,21 @@ def stream_key(kind: str, name: str) -> str:
 @lru_cache(maxsize=65_536)
 def parse_stream_key(key: bytes | None) -> tuple[str, str] | None:
     """`(kind, name)` of a Kafka key, or None if it is no stream's key. Never raises."""
-    if key is None or len(key) > 2 * NAME_LIMIT:
+    if key is None or len(key) > 3 * NAME_LIMIT + 2:
         return None
     try:
         kind, slash, name = key.decode("ascii").partition("/")
     except UnicodeDecodeError:
         return None
-    if not slash or not _NAME(kind) or not _NAME(name):
-        return None
-    if kind == JOB and not _JOB_ID(name):
+    if not slash or not _NAME(kind) or not _is_stream_name(kind, name):
         return None
     return kind, name
+
+
+def _is_stream_name(kind: str, name: str) -> bool:
+    if kind == JOB:
+        return _JOB_ID(name) is not None
+    if kind == MAILBOX:
+        realm, slash, agent = name.partition("/")
+        return bool(slash) and is_name(realm) and is_name(agent)
+    return is_name(name)

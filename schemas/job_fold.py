@@ -1,4 +1,5 @@
-"""The fold of `job/<id>`: what a registration, an event or a cancellation does to a job (JE-06 to JE-08).
+"""The fold of `job/<id>`: what a registration, a pick, an event or a cancellation does to a job (JE-06 to
+JE-08, JE-11).
 
 Two entries: `job`, written at registration, and `progress`, written by every accepted record. A finished
 job keeps both as its tombstone, without the description.
@@ -6,7 +7,7 @@ job keeps both as its tombstone, without the description.
 
 from __future__ import annotations
 
-import hashlib
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
@@ -16,10 +17,11 @@ from schemas import life_cycles as states
 from schemas.entries import Entries
 from schemas.job_event import COMPLETED, ERROR, STARTED
 from schemas.masking import MASK, carries_token
-from schemas.record import JOB_CANCELLED, JOB_EVENT, JOB_REGISTERED, Envelope, Record
-from schemas.sealing import Keyring
+from schemas.record import JOB_CANCELLED, JOB_PICKED, JOB_REGISTERED, Envelope, Record
+from schemas.request_memory import content_digest
+from schemas.sealing import Keyring, job_secret_purpose
 from schemas.seq_memory import SeqMemory
-from schemas.settled import REGISTRY_JOBS, Change, JobRow, Outcome, accepted, duplicate, rejected
+from schemas.settled import Change, Outcome, accepted, duplicate, rejected
 from schemas.signing import SIGNATURE_FIELD, signed_bytes
 from schemas.strict_json import canonical, canonical_plain
 from schemas.verdicts import (
@@ -31,6 +33,7 @@ from schemas.verdicts import (
     TOO_LATE,
     UNKNOWN_STREAM,
 )
+from schemas.view_rows import REGISTRY_JOBS, JobRow
 
 ENTRY_VERSION: Final = 1
 _JOB: Final = "job"
@@ -52,7 +55,9 @@ class JobEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ProgressEntry(msgspec.Struct, array_like=True, gc=False):
-    """How far the job is. `cancelled_by`: CloudEvents id and content digest of what cancelled it."""
+    """How far the job is. `cancelled_by`: CloudEvents id and content digest of what cancelled it.
+    `ended_by`: CloudEvents id of what ended it.
+    """
 
     version: int
     status: str
@@ -63,6 +68,9 @@ class ProgressEntry(msgspec.Struct, array_like=True, gc=False):
     last_detail: str | None = None
     events: int = 0
     cancelled_by: tuple[str, bytes] | None = None
+    session: str | None = None
+    picked_at: int | None = None
+    ended_by: str | None = None
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -92,15 +100,17 @@ def settle_job(
     if raw_job is None or raw_progress is None:
         return rejected(UNKNOWN_STREAM, "no job with this id was registered")
     job, progress = _decode_job(raw_job), _decode_progress(raw_progress)
+    if envelope.type == JOB_PICKED:
+        return _settle_pick(record, job_id, body["session"], job, progress, entries)
     if envelope.type == JOB_CANCELLED:
         return _settle_cancellation(record, envelope, job_id, body, job, progress, entries)
-    return _settle_event(record, job_id, body, plain, masked, job, progress, entries, keyring)
+    return _settle_event(record, envelope, job_id, body, plain, masked, job, progress, entries, keyring)
 
 
 def _settle_registration(
     record: Record, envelope: Envelope, job_id: str, body: dict[str, Any], entries: Entries
 ) -> Outcome:
-    digest = _digest(body)
+    digest = content_digest(body)
     known = entries.get(_JOB)
     if known is not None:
         status = _decode_progress(entries.get(_PROGRESS) or b"").status
@@ -132,7 +142,7 @@ def _settle_cancellation(
     progress: ProgressEntry,
     entries: Entries,
 ) -> Outcome:
-    identity = (envelope.ce_id, _digest(body))
+    identity = (envelope.ce_id, content_digest(body))
     if progress.cancelled_by == identity:
         return duplicate(progress.status)
     if progress.cancelled_by is not None and progress.cancelled_by[0] == envelope.ce_id:
@@ -141,12 +151,32 @@ def _settle_cancellation(
         return rejected(AFTER_TERMINAL, f"the job is {progress.status}", progress.status)
     progress.status = states.CANCELLED
     progress.ended_at = record.logged_at_us
+    progress.ended_by = envelope.ce_id
     progress.cancelled_by = identity
+    return _keep(job_id, job, progress, entries, late=False)
+
+
+def _settle_pick(
+    record: Record, job_id: str, session: str, job: JobEntry, progress: ProgressEntry, entries: Entries
+) -> Outcome:
+    status = progress.status
+    if progress.session == session:
+        return duplicate(status)
+    if status in states.JOB_TERMINAL:
+        return rejected(AFTER_TERMINAL, f"the job is {status}", status)
+    if status != states.PENDING:
+        return rejected(ILLEGAL_TRANSITION, "the job is taken", status)
+    if job.session is not None and job.session != session:
+        return rejected(ILLEGAL_TRANSITION, "the job waits for another session", status)
+    progress.status = states.RUNNING
+    progress.session = session
+    progress.picked_at = record.logged_at_us
     return _keep(job_id, job, progress, entries, late=False)
 
 
 def _settle_event(
     record: Record,
+    envelope: Envelope,
     job_id: str,
     event: dict[str, Any],
     plain: bool,
@@ -189,11 +219,8 @@ def _settle_event(
     progress.status = _STATUS_BY_EVENT.get(kind, states.RUNNING)
     if progress.status != states.RUNNING:
         progress.ended_at = record.logged_at_us
+        progress.ended_by = envelope.ce_id
     return _keep(job_id, job, progress, entries, late=late)
-
-
-def _digest(body: dict[str, Any]) -> bytes:
-    return hashlib.sha256(canonical(body)).digest()[:16]
 
 
 def _to_sign(event: dict[str, Any], plain: bool) -> bytes:
@@ -219,11 +246,14 @@ def _changes(job_id: str, job: JobEntry, progress: ProgressEntry) -> tuple[Chang
         job_id=job_id,
         status=progress.status,
         description=job.description,
-        session=job.session,
+        session_wanted=job.session,
+        session=progress.session,
         registered_by=job.registered_by,
         registered_at=job.registered_at,
+        picked_at=progress.picked_at,
         started_at=progress.started_at,
         ended_at=progress.ended_at,
+        ended_by=progress.ended_by,
         last_seq=progress.seqs.last,
         last_event=progress.last_event,
         last_detail=progress.last_detail,
@@ -232,4 +262,21 @@ def _changes(job_id: str, job: JobEntry, progress: ProgressEntry) -> tuple[Chang
     return (Change(REGISTRY_JOBS, job_id, row),)
 
 
-JOB_RECORD_TYPES: Final = (JOB_REGISTERED, JOB_EVENT, JOB_CANCELLED)
+@dataclass(frozen=True)
+class JobGrant:
+    """What the winner of a job gets (JE-11). `broker`: the job's overlay as JSON, its password sealed."""
+
+    job_id: str
+    description: str
+    broker: str | None
+    secret: str = field(repr=False)
+
+
+def job_grant(job_id: str, entries: Entries, keyring: Keyring) -> JobGrant | None:
+    """The grant of a job from its entries, None for an unknown job. Raises UnsealError."""
+    raw = entries.get(_JOB)
+    if raw is None:
+        return None
+    job = _decode_job(raw)
+    secret = keyring.open(job.sealed_secret, job_secret_purpose(job_id)).decode("utf-8")
+    return JobGrant(job_id, job.description, job.broker, secret)

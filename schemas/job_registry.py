@@ -1,38 +1,21 @@
-"""The records that register and cancel a job (JE-10, JE-12): wire models and how a door makes the records."""
+"""The records that register, assign and cancel a job (JE-10 to JE-12): wire models, and how a door makes
+them.
+"""
 
 from __future__ import annotations
 
 import uuid
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from schemas.ids import JOB, is_name, stream_key
-from schemas.job_event import has_control_characters
-from schemas.record import JOB_CANCELLED, JOB_REGISTERED, OutgoingRecord, content_id
+from schemas.ids import JOB, stream_key
+from schemas.record import JOB_CANCELLED, JOB_PICKED, JOB_REGISTERED, OutgoingRecord, content_id
 from schemas.sealing import Keyring, job_secret_purpose
 from schemas.strict_json import canonical
+from schemas.wire_body import JobId, Name, Note, Printable, WireBody
 
 DESCRIPTION_LIMIT: Final = 4000
-
-
-def _name(text: str) -> str:
-    if not is_name(text):
-        raise ValueError("not a name: letters, digits, '.', '_', '-', at most 128, first a letter or digit")
-    return text
-
-
-def _printable(text: str) -> str:
-    if has_control_characters(text.replace("\n", "").replace("\t", "")):
-        raise ValueError("holds a control character")
-    return text
-
-
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    schema_version: Literal[1] = 1
-    job_id: Annotated[str, Field(pattern=r"^[0-9a-f]{8}\z")]
 
 
 class BrokerOverlay(BaseModel):
@@ -50,32 +33,29 @@ class BrokerOverlay(BaseModel):
     sealed_password: str | None = None
 
 
-class JobRegistration(_Body):
+class JobRegistration(WireBody):
     """Body of `job.registered`. `sealed_secret` opens for `job-secret/<job_id>` only."""
 
-    description: Annotated[str, Field(max_length=DESCRIPTION_LIMIT), AfterValidator(_printable)]
-    session: Annotated[str, AfterValidator(_name)] | None = None
+    job_id: JobId
+    description: Annotated[Printable, Field(max_length=DESCRIPTION_LIMIT)]
+    session: Name | None = None
     broker: BrokerOverlay | None = None
     sealed_secret: str
 
 
-class JobCancellation(_Body):
+class JobPick(WireBody):
+    """Body of `job.picked`: the session takes the job. The same session again is the same pick."""
+
+    job_id: JobId
+    session: Name
+
+
+class JobCancellation(WireBody):
     """Body of `job.cancelled`. The same `request_id` again is the same cancellation."""
 
-    request_id: Annotated[str, AfterValidator(_name)]
-    reason: Annotated[str, Field(max_length=500), AfterValidator(_printable)] = ""
-
-
-def body_fault(model: type[BaseModel], body: dict[str, Any]) -> str | None:
-    """What is wrong with a body, by its model, in words without the input; None when nothing is."""
-    try:
-        model.model_validate(body)
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        unknown_key = first["type"] == "extra_forbidden"
-        where = [str(part) for part in (first["loc"][:-1] if unknown_key else first["loc"])]
-        return f"{'.'.join(where) or 'body'}: {first['msg']}"
-    return None
+    job_id: JobId
+    request_id: Name
+    reason: Note = ""
 
 
 def registration_record(
@@ -119,11 +99,31 @@ def cancellation_record(
     """The record that cancels a job. Raises pydantic.ValidationError for a bad reason or request id."""
     body = JobCancellation(job_id=job_id, reason=reason, request_id=request_id or str(uuid.uuid4()))
     value = canonical(body.model_dump(mode="json"))
+    # Without the job, two jobs that one request cancels would share the id of what ended them.
+    identity = (f"{door}/{principal}", job_id, body.request_id)
     return OutgoingRecord(
         stream=stream_key(JOB, job_id),
-        ce_id=content_id(JOB_CANCELLED.encode(), f"{door}/{principal}".encode(), body.request_id.encode()),
+        ce_id=content_id(JOB_CANCELLED.encode(), *(part.encode() for part in identity)),
         door=door,
         principal=principal,
         type=JOB_CANCELLED,
         value=value,
     )
+
+
+def pick_record(job_id: str, session: str, *, door: str = "http", principal: str) -> OutgoingRecord:
+    """The record by which a session takes a job. Raises pydantic.ValidationError for what is no name."""
+    value = canonical(JobPick(job_id=job_id, session=session).model_dump(mode="json"))
+    return OutgoingRecord(
+        stream=stream_key(JOB, job_id),
+        ce_id=pick_id(job_id, session),
+        door=door,
+        principal=principal,
+        type=JOB_PICKED,
+        value=value,
+    )
+
+
+def pick_id(job_id: str, session: str) -> str:
+    """The CloudEvents id of the pick of a job by a session: there is one such pick."""
+    return content_id(JOB_PICKED.encode(), job_id.encode("ascii"), session.encode("utf-8"))

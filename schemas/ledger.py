@@ -13,7 +13,7 @@ from schemas.entries import Writes
 from schemas.ids import parse_stream_key
 from schemas.record import STANDARD_HEADERS, Record
 from schemas.sealing import Keyring, value_purpose
-from schemas.settled import FOLD_VERSION, Change, Settled
+from schemas.settled import FOLD_VERSION, AppliedChange, Settled
 
 LEDGER: Final = "ledger"
 _encode_changes: Final = msgspec.json.Encoder().encode
@@ -25,9 +25,10 @@ class LedgerRow(NamedTuple):
     `logged_at` is in microseconds since 1970 UTC. `sent_at` is what the sender claims, as it claims it: it
     decides nothing, and becomes a time in the table if it is one.
     `value`: the bytes as they came, masked where `masked` names something; `value_sealed` then holds them
-    as they came, sealed for `value/<topic>/<partition>/<offset>`. `changes` and `entries` stand on the
-    stream's last row of a micro-batch and are what the batch did to the stream: JSON, a list of
-    `{view, key, row}`, the last for each view and key; and the entries written, None for a deleted one.
+    as they came, sealed for `value/<topic>/<partition>/<offset>`. `changes`, `entries` and
+    `accepted_offset` stand on the stream's last row of a micro-batch and are what the batch did to the
+    stream: JSON, a list of `{view, key, offset, row}`, the last for each view and key; the entries written,
+    None for a deleted one; and the offset of the last record that was accepted.
     `wire`: key and headers as JSON (base64) where the other columns do not give them back; else null.
     """
 
@@ -54,6 +55,7 @@ class LedgerRow(NamedTuple):
     value_sealed: str | None
     changes: str | None
     entries: list[tuple[str, bytes | None]] | None
+    accepted_offset: int | None
     wire: str | None
 
 
@@ -64,11 +66,12 @@ def ledger_row(
     record: Record,
     settled: Settled,
     keyring: Keyring,
-    changes: Collection[Change] = (),
+    changes: Collection[AppliedChange] = (),
     writes: Writes | None = None,
+    accepted_offset: int | None = None,
 ) -> LedgerRow:
-    """The row of one settled record. `changes` and `writes`: what the micro-batch changed in views and wrote
-    of the stream's entries, on the stream's last row in it.
+    """The row of one settled record. `changes`, `writes` and `accepted_offset`: what the micro-batch changed
+    in views, what it wrote of the stream's entries and by which record at last, on the stream's last row.
     """
     envelope = settled.envelope
     sealed = None
@@ -99,6 +102,7 @@ def ledger_row(
         sealed,
         _encode_changes(list(changes)).decode("utf-8") if changes else None,
         sorted(writes.items()) if writes else None,
+        accepted_offset,
         None if _is_given_back_by_columns(record, settled) else _wire(record),
     )
 

@@ -38,6 +38,7 @@ LEDGER_ARROW: Final = pa.schema(
         pa.field("value_sealed", pa.string()),
         pa.field("changes", pa.string()),
         pa.field("entries", pa.map_(pa.string(), pa.binary())),
+        pa.field("accepted_offset", pa.int64()),
         pa.field("wire", pa.string()),
     ]
 )

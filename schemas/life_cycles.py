@@ -1,4 +1,5 @@
-"""The life cycle of a job (JE-08), drawn once: fold, views, commands and docs use these words.
+"""The life cycles of a job (JE-08) and of a session (JE-14), drawn once: fold, views, commands and docs use
+these words.
 
 pending --> running --> completed
    |           |------> error
@@ -24,4 +25,18 @@ JOB_TRANSITIONS: Final[dict[str, frozenset[str]]] = {
     COMPLETED: frozenset(),
     ERROR: frozenset(),
     CANCELLED: frozenset(),
+}
+
+# The life cycle of an agent session (JE-14). Stopped: kept for resume; archived: released, left alive;
+# terminated: gone, for ever.
+STOPPED: Final = "stopped"
+ARCHIVED: Final = "archived"
+TERMINATED: Final = "terminated"
+
+SESSION_STATES: Final = (RUNNING, STOPPED, ARCHIVED, TERMINATED)
+SESSION_TRANSITIONS: Final[dict[str, frozenset[str]]] = {
+    RUNNING: frozenset({STOPPED, ARCHIVED, TERMINATED}),
+    STOPPED: frozenset({RUNNING, ARCHIVED, TERMINATED}),
+    ARCHIVED: frozenset({RUNNING, TERMINATED}),
+    TERMINATED: frozenset(),
 }

@@ -17,9 +17,34 @@ from schemas.ids import REFUSED, is_name, stream_key
 
 JOB_EVENT: Final = "job.event"
 JOB_REGISTERED: Final = "job.registered"
+JOB_PICKED: Final = "job.picked"
 JOB_CANCELLED: Final = "job.cancelled"
+SESSION_CREATED: Final = "session.created"
+SESSION_STOPPED: Final = "session.stopped"
+SESSION_RESUMED: Final = "session.resumed"
+SESSION_JOB_ASSIGNED: Final = "session.job_assigned"
+SESSION_JOB_ENDED: Final = "session.job_ended"
+MESSAGE_POSTED: Final = "message.posted"
+PRINCIPAL_ADDED: Final = "principal.added"
+PRINCIPAL_REVOKED: Final = "principal.revoked"
+REQUEST_REFUSED: Final = "request.refused"
 CONTROL_TOPOLOGY: Final = "control.topology"
-RECORD_TYPES: Final = (JOB_EVENT, JOB_REGISTERED, JOB_CANCELLED, CONTROL_TOPOLOGY)
+RECORD_TYPES: Final = (
+    JOB_EVENT,
+    JOB_REGISTERED,
+    JOB_PICKED,
+    JOB_CANCELLED,
+    SESSION_CREATED,
+    SESSION_STOPPED,
+    SESSION_RESUMED,
+    SESSION_JOB_ASSIGNED,
+    SESSION_JOB_ENDED,
+    MESSAGE_POSTED,
+    PRINCIPAL_ADDED,
+    PRINCIPAL_REVOKED,
+    REQUEST_REFUSED,
+    CONTROL_TOPOLOGY,
+)
 
 JSON_CONTENT: Final = "application/json"
 OVERSIZE_PREFIX_BYTES: Final = 1024

@@ -45,6 +45,7 @@ class Keyring:
         self.active = active
         self._ciphers = {i: AESGCM(key) for i, key in keys.items()}
         self._nonce_keys = {i: hmac.digest(key, b"trunkline nonce", "sha256") for i, key in keys.items()}
+        self._derive_keys = {i: hmac.digest(key, b"trunkline derive", "sha256") for i, key in keys.items()}
         self._signers: dict[str, tuple[str, Signer]] = {}
 
     def seal(self, plaintext: bytes, purpose: str) -> str:
@@ -54,6 +55,10 @@ class Keyring:
         nonce = hmac.digest(self._nonce_keys[self.active], material, "sha256")[:_NONCE_BYTES]
         sealed = nonce + self._ciphers[self.active].encrypt(nonce, plaintext, aad)
         return f"{self.active}:{base64.b64encode(sealed).decode('ascii')}"
+
+    def derive(self, purpose: str) -> bytes:
+        """32 bytes that follow from the active key and `purpose`: the same each time, secret like the key."""
+        return hmac.digest(self._derive_keys[self.active], purpose.encode("utf-8"), "sha256")
 
     def open(self, sealed: str, purpose: str) -> bytes:
         """The plaintext of `seal`. Raises UnsealError."""
@@ -84,6 +89,13 @@ class Keyring:
 def job_secret_purpose(job_id: str) -> str:
     """What a job's secret is sealed for."""
     return f"job-secret/{job_id}"
+
+
+def broker_password_purpose(host: str | None, port: int | None, username: str | None) -> str:
+    """What the password of a job's broker overlay is sealed for: the overlay's own fields, empty where it says
+    nothing. A copy of the sealed text under another host opens nothing.
+    """
+    return f"broker-password/{host or ''}:{port or ''}/{username or ''}"
 
 
 def value_purpose(topic: str, partition: int, offset: int) -> str:

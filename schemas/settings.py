@@ -75,15 +75,41 @@ class MqttSettings(_Section):
     publish_attempts: int = Field(default=3, ge=1)
     backoff_base_s: float = Field(default=0.5, ge=0)
     backoff_max_s: float = Field(default=8.0, ge=0)
-    bridge_client_id: str = "trunkline-bridge"
+    bridge_client_id: str = Field(default="trunkline-bridge", pattern=r"^[^+#/\x00]+$")
+    bridge_keepalive_s: int = Field(default=4, ge=1, le=60)
     session_expiry_s: int = Field(default=7 * 24 * 3600, ge=1)
     bridge_inflight: int = Field(default=1000, ge=1, le=65535)
+    receipt_verdict_wait_s: float = Field(default=1.0, ge=0)
+    overlay_poll_s: float = Field(default=2.0, gt=0)
+    overlay_linger_s: float = Field(default=60.0, ge=0)
+    accounts_dir: Path | None = None  # where our own Mosquitto has its password file; None: it is not ours
+    account_grace_s: float = Field(default=3600.0, ge=0)
 
 
 class LimitSettings(_Section):
     """What a door lets in (CM-02)."""
 
     payload_bytes: int = Field(default=1024 * 1024, ge=1024)
+
+
+class GatewaySettings(_Section):
+    """The HTTP hub. Loopback unless told otherwise; `url` is where the command line and the bridge find it."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=3200, ge=1, le=65535)
+    url: str | None = None
+    operator_token_file: Path | None = None
+    settle_timeout_s: float = Field(default=10.0, gt=0)
+    reactor_group: str = "trunkline-reactor"
+    session_check_s: float = Field(default=2.0, gt=0)
+
+
+class ViewSettings(_Section):
+    """The views' job: how often it writes, and how often it tidies the tables up (0: never)."""
+
+    interval_ms: int = Field(default=1000, ge=0)
+    maintenance_interval_s: float = Field(default=600.0, ge=0)
+    keep_old_files_h: float = Field(default=24.0, ge=0)
 
 
 class SparkSettings(_Section):
@@ -113,6 +139,8 @@ class Settings(_Section):
     mqtt: MqttSettings = MqttSettings()
     limits: LimitSettings = LimitSettings()
     spark: SparkSettings = SparkSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    views: ViewSettings = ViewSettings()
     storage: StorageSettings = StorageSettings()
 
     @property
@@ -134,6 +162,16 @@ class Settings(_Section):
     def key_file(self) -> Path:
         """The 0600 file with the master keys."""
         return self.master_key_file or self.data_path / "keys" / "master.json"
+
+    @property
+    def gateway_url(self) -> str:
+        """Where the gateway answers, without a slash at the end."""
+        return (self.gateway.url or f"http://{self.gateway.host}:{self.gateway.port}").rstrip("/")
+
+    @property
+    def operator_token_file(self) -> Path:
+        """The 0600 file with the operator's token."""
+        return self.gateway.operator_token_file or self.data_path / "keys" / "operator.token"
 
     def table_path(self, table: str) -> str:
         """Path or URI of one Delta table."""

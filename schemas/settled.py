@@ -8,26 +8,9 @@ import msgspec
 
 from schemas.record import Envelope
 from schemas.verdicts import ACCEPTED, DUPLICATE, REJECTED, Verdict
+from schemas.view_rows import ViewRow
 
-FOLD_VERSION: Final = 1
-REGISTRY_JOBS: Final = "registry_jobs"
-
-
-class JobRow(msgspec.Struct, frozen=True, gc=False):
-    """A row of `registry_jobs`. Times are Kafka's append times in microseconds since 1970 UTC."""
-
-    job_id: str
-    status: str
-    description: str
-    session: str | None
-    registered_by: str
-    registered_at: int
-    started_at: int | None
-    ended_at: int | None
-    last_seq: int
-    last_event: str | None
-    last_detail: str | None
-    events: int
+FOLD_VERSION: Final = 2
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
@@ -35,7 +18,16 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
     view: str
     key: str
-    row: JobRow | None
+    row: ViewRow | None
+
+
+class AppliedChange(msgspec.Struct, frozen=True, gc=False):
+    """A change and the offset of the record that made it: what the ledger keeps and a view table shows."""
+
+    view: str
+    key: str
+    offset: int
+    row: ViewRow | None
 
 
 class Settled(msgspec.Struct, frozen=True, gc=False):

@@ -41,6 +41,7 @@ LEDGER_SPARK: Final = StructType(
         StructField("value_sealed", StringType()),
         StructField("changes", StringType()),
         StructField("entries", MapType(StringType(), BinaryType())),
+        StructField("accepted_offset", LongType()),
         StructField("wire", StringType()),
     ]
 )

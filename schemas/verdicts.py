@@ -20,6 +20,9 @@ SEQ_CONFLICT: Final = "seq_conflict"
 TOO_LATE: Final = "too_late"
 AFTER_TERMINAL: Final = "after_terminal"
 ILLEGAL_TRANSITION: Final = "illegal_transition"
+UNAUTHORIZED: Final = "unauthorized"
+POLICY: Final = "policy"
+UNKNOWN_RECIPIENT: Final = "unknown_recipient"
 FOLD_FAILED: Final = "fold_failed"
 
 # In the order of checks: the first that applies is the reason. `malformed` stands at two places of that
@@ -35,5 +38,12 @@ REASONS: Final[tuple[str, ...]] = (
     TOO_LATE,
     AFTER_TERMINAL,
     ILLEGAL_TRANSITION,
+    UNAUTHORIZED,
+    POLICY,
+    UNKNOWN_RECIPIENT,
     FOLD_FAILED,
 )
+
+# These depend on more than one stream: the gateway decides them on its live view, and the fold keeps what
+# it says of them under `refused/<door>`.
+DOOR_REASONS: Final = (UNAUTHORIZED, POLICY, UNKNOWN_RECIPIENT)

@@ -1,4 +1,4 @@
-"""Every setting, reason, job, door and table is named in the docs."""
+"""Every setting, reason, record type, kind of stream, job, door and table is named in the docs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from schemas import ledger, settled
+from schemas import ledger
+from schemas.ids import STREAM_KINDS
+from schemas.record import RECORD_TYPES
 from schemas.settings import Settings
 from schemas.verdicts import REASONS
+from schemas.views import VIEW_TABLES
 
 ROOT = Path(__file__).resolve().parent.parent
 DOORS = ("_bridge", "_hub", "_mcp", "_pump", "_queue", "gateway", "dashboard")
@@ -46,7 +49,7 @@ def doors() -> list[str]:
 
 def tables() -> list[str]:
     """The tables that the contracts name."""
-    return [ledger.LEDGER, settled.REGISTRY_JOBS]
+    return [ledger.LEDGER, "dead_letters", *VIEW_TABLES]
 
 
 @pytest.mark.parametrize(
@@ -54,11 +57,13 @@ def tables() -> list[str]:
     [
         ("settings", list(settings_of(Settings))),
         ("reasons", list(REASONS)),
+        ("record types", list(RECORD_TYPES)),
+        ("kinds of streams", list(STREAM_KINDS)),
         ("jobs", jobs()),
         ("doors", doors()),
         ("tables", tables()),
     ],
-    ids=["settings", "reasons", "jobs", "doors", "tables"],
+    ids=["settings", "reasons", "record types", "kinds of streams", "jobs", "doors", "tables"],
 )
 def test_the_docs_name_every_one_of_them(what: str, names: list[str]) -> None:
     assert names, f"no {what} were found to look for"

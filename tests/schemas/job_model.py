@@ -1,4 +1,4 @@
-"""The model of one job's stream: JE-02 to JE-08 and CM-02 written again from the spec, slowly and plainly.
+"""The model of one job's stream: JE-02 to JE-08, JE-11 and CM-02 written again from the spec, plainly.
 
 It shares no code with `schemas`. Where the fold keeps a bounded memory, the model keeps everything and works
 out what the spec lets the fold remember.
@@ -118,6 +118,24 @@ def _is_cancellation(body: dict[str, Any]) -> bool:
     )
 
 
+def _is_pick(body: dict[str, Any]) -> bool:
+    session = body.get("session")
+    return (
+        set(body) == {"schema_version", "job_id", "session"}
+        and isinstance(session, str)
+        and len(session) <= 128
+        and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", session) is not None
+    )
+
+
+_FORMS = {
+    "job.event": _is_event,
+    "job.registered": _is_registration,
+    "job.picked": _is_pick,
+    "job.cancelled": _is_cancellation,
+}
+
+
 class JobModel:
     """One job's stream. `secrets` maps a sealed secret to what is in it; `kept` is the 256 of JE-07."""
 
@@ -150,9 +168,11 @@ class JobModel:
             return self._register(body, sender, time_us)
         if self.registration is None:
             raise _Refused("unknown_stream")
+        if record_type == "job.picked":
+            return self._pick(body["session"], time_us)
         if record_type == "job.cancelled":
             return self._cancel(ce_id, body, time_us)
-        return self._event(body, time_us)
+        return self._event(body, ce_id, time_us)
 
     def _body(self, record_type: str, value: bytes) -> dict[str, Any]:
         try:
@@ -166,8 +186,7 @@ class JobModel:
             raise _Refused("malformed")
         if version != 1:
             raise _Refused("schema_version")
-        forms = {"job.event": _is_event, "job.registered": _is_registration, "job.cancelled": _is_cancellation}
-        if record_type not in forms or not forms[record_type](body):
+        if record_type not in _FORMS or not _FORMS[record_type](body):
             raise _Refused("malformed")
         return body
 
@@ -181,16 +200,31 @@ class JobModel:
             "job_id": self.job_id,
             "status": "pending",
             "description": body["description"],
-            "session": body.get("session"),
+            "session_wanted": body.get("session"),
+            "session": None,
             "registered_by": sender,
             "registered_at": time_us,
+            "picked_at": None,
             "started_at": None,
             "ended_at": None,
+            "ended_by": None,
             "last_seq": 0,
             "last_event": None,
             "last_detail": None,
             "events": 0,
         }
+        return self._accepted()
+
+    def _pick(self, session: str, time_us: int) -> Expected:
+        assert self.registration is not None
+        status, wanted = self.row["status"], self.registration.get("session")
+        if self.row["session"] == session:
+            return Expected("duplicate", status=status)
+        if status in TERMINAL:
+            raise _Refused("after_terminal", status)
+        if status == "running" or (wanted is not None and wanted != session):
+            raise _Refused("illegal_transition", status)
+        self.row.update(status="running", session=session, picked_at=time_us)
         return self._accepted()
 
     def _cancel(self, ce_id: str, body: dict[str, Any], time_us: int) -> Expected:
@@ -202,10 +236,10 @@ class JobModel:
         if status in TERMINAL:
             raise _Refused("after_terminal", status)
         self.cancel = (ce_id, body)
-        self.row.update(status="cancelled", ended_at=time_us)
+        self.row.update(status="cancelled", ended_at=time_us, ended_by=ce_id)
         return self._accepted()
 
-    def _event(self, event: dict[str, Any], time_us: int) -> Expected:
+    def _event(self, event: dict[str, Any], ce_id: str, time_us: int) -> Expected:
         status, seq, content = self.row["status"], event["seq"], content_of(event)
         assert self.registration is not None
         secret = self.secrets[self.registration["sealed_secret"]].encode("utf-8")
@@ -224,7 +258,7 @@ class JobModel:
             raise _Refused("after_terminal", status)
         if event["event"] == "started" and seq != 1:
             raise _Refused("illegal_transition", status)
-        return self._accept_event(event, content, time_us)
+        return self._accept_event(event, content, ce_id, time_us)
 
     def _what_is_known_of(self, seq: int) -> bytes | str | None:
         newest = sorted(self.settled)[-self.kept :]
@@ -237,7 +271,7 @@ class JobModel:
             return "settled"
         return "nothing can be told" if len(newest) == self.kept and seq < newest[0] else None
 
-    def _accept_event(self, event: dict[str, Any], content: bytes, time_us: int) -> Expected:
+    def _accept_event(self, event: dict[str, Any], content: bytes, ce_id: str, time_us: int) -> Expected:
         late = any(seq > event["seq"] for seq in self.settled)
         self.settled[event["seq"]] = content
         kind, detail = event["event"], event["detail"]
@@ -247,7 +281,7 @@ class JobModel:
         if self.row["started_at"] is None:
             self.row["started_at"] = time_us
         if kind in TERMINAL:
-            self.row["ended_at"] = time_us
+            self.row.update(ended_at=time_us, ended_by=ce_id)
         if not late:
             self.row["last_event"] = kind
             self.row["last_detail"] = "[masked]" if detail in UNSAFE_DETAILS else detail

@@ -41,6 +41,11 @@ def cancellation(request_id: str = "r1", **changed: Any) -> dict[str, Any]:
     return {"schema_version": 1, "job_id": JOB_ID, "request_id": request_id, **changed}
 
 
+def pick(session: str = "s1", **changed: Any) -> dict[str, Any]:
+    """The body of a pick, with fields changed."""
+    return {"schema_version": 1, "job_id": JOB_ID, "session": session, **changed}
+
+
 def event(seq: int = 1, kind: str = "progress", /, **changed: Any) -> dict[str, Any]:
     """An event without a signature, with fields changed."""
     body = {

@@ -13,7 +13,7 @@ from schemas import fold
 from schemas.entries import Entries
 from schemas.fold import settle
 from schemas.ledger import ledger_row, record_of_row
-from schemas.record import STANDARD_HEADERS, Record
+from schemas.record import RECORD_TYPES, STANDARD_HEADERS, Record
 from schemas.settled import Settled
 from schemas.verdicts import REASONS
 from tests.schemas.job_records import (
@@ -21,13 +21,13 @@ from tests.schemas.job_records import (
     KEYRING,
     START_US,
     TOPIC,
-    cancellation,
     document_record,
     event,
     make_record,
     registration,
     signed,
 )
+from tests.schemas.stream_records import GOOD, JOB_KEY, known_stream
 
 JSON = st.recursive(
     st.none()
@@ -38,10 +38,12 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=20,
 )
-FIELDS = st.sampled_from((*event(), *registration(), *cancellation(), "auth_token"))
-ALMOST_EVENTS = st.builds(
+FIELDS = st.sampled_from(
+    sorted({name for _, body in GOOD.values() for name in body} | {*event(), "auth_token", "sender", "handle"})
+)
+ALMOST_RIGHT = st.builds(
     lambda base, changed, gone: {k: v for k, v in {**base, **changed}.items() if k not in gone},
-    st.sampled_from((signed(), registration(), cancellation())),
+    st.sampled_from([body for _, body in GOOD.values()]),
     st.dictionaries(FIELDS, JSON, max_size=3),
     st.sets(FIELDS, max_size=1),
 )
@@ -53,7 +55,13 @@ KEYS = st.sampled_from(
         b"job/AB12CD34",
         b"job/",
         b"refused/mqtt",
+        b"refused/http",
         b"control/topology",
+        b"session/s1",
+        b"mailbox/default/bo",
+        b"mailbox/None/bo",
+        b"mailbox/bo",
+        b"principal/ann",
         b"task/t1",
         b"x",
     )
@@ -65,15 +73,28 @@ HEADERS = st.lists(
     ),
     max_size=9,
 )
-TYPES = st.sampled_from(
-    ("job.event", "job.registered", "job.cancelled", "control.topology", "message.posted", "")
-)
+ENTRY_KEYS = st.sampled_from(("job", "progress", "declared", "session", "principal", "message/m1"))
+TYPES = st.sampled_from((*RECORD_TYPES, "job.painted", ""))
+
+
+@st.composite
+def nearly_right(draw: st.DrawFn) -> Record:
+    """A record of any type under its own key; often one field is missing, and others are anything."""
+    record_type = draw(st.sampled_from(RECORD_TYPES))
+    key, body = GOOD[record_type]
+    fields = st.sampled_from((*body, "more", "schema_version"))
+    body = body | draw(st.dictionaries(fields, JSON, max_size=2))
+    for name in draw(st.sets(fields, max_size=1)):
+        body.pop(name, None)
+    return document_record(body, record_type, key=key)
 
 
 @st.composite
 def any_records(draw: st.DrawFn) -> Record:
     """Records from near right to pure noise."""
-    document = st.builds(lambda d: document_record(d).value, ALMOST_EVENTS | JSON)
+    if draw(st.booleans()):
+        return draw(nearly_right())
+    document = st.builds(lambda d: document_record(d).value, ALMOST_RIGHT | JSON)
     value, key = draw(document | st.none() | st.binary(max_size=60)), draw(KEYS)
     if draw(st.booleans()):
         return make_record(value, draw(TYPES), key=key, more_headers=draw(st.just([]) | HEADERS))
@@ -90,13 +111,21 @@ def a_running_job() -> Entries:
     return entries
 
 
-@given(any_records(), st.booleans())
-@settings(max_examples=150, deadline=None)
-def test_no_record_makes_the_fold_raise_or_fail_and_only_an_accepted_one_changes_entries(
-    record: Record, registered: bool
-) -> None:
-    entries = a_running_job() if registered else Entries()
+def past_of(record: Record, known: bool) -> Entries:
+    """The entries that the record finds: of a running job or another known stream, or none."""
+    if not known:
+        return Entries()
+    entries = a_running_job() if record.key == JOB_KEY else known_stream(record.key)
     entries.take_writes()
+    return entries
+
+
+@given(any_records(), st.booleans())
+@settings(max_examples=400, deadline=None)
+def test_no_record_makes_the_fold_raise_or_fail_and_only_an_accepted_one_changes_entries(
+    record: Record, known: bool
+) -> None:
+    entries = past_of(record, known)
     before = dict(entries.stored())
     settled = settle(record, entries, KEYRING)
     assert settled.reason != "fold_failed"
@@ -108,9 +137,9 @@ def test_no_record_makes_the_fold_raise_or_fail_and_only_an_accepted_one_changes
 @given(any_records(), st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_a_record_that_comes_again_is_a_duplicate_or_refused_for_the_same_reason(
-    record: Record, registered: bool
+    record: Record, known: bool
 ) -> None:
-    entries = a_running_job() if registered else Entries()
+    entries = past_of(record, known)
     first, again = settle(record, entries, KEYRING), settle(record, entries, KEYRING)
     if first.verdict == "rejected":
         assert again == first
@@ -120,8 +149,8 @@ def test_a_record_that_comes_again_is_a_duplicate_or_refused_for_the_same_reason
 
 @given(any_records(), st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_a_record_made_of_its_ledger_row_settles_to_the_same_row(record: Record, registered: bool) -> None:
-    entries, refolded = (a_running_job() if registered else Entries() for _ in range(2))
+def test_a_record_made_of_its_ledger_row_settles_to_the_same_row(record: Record, known: bool) -> None:
+    entries, refolded = (past_of(record, known) for _ in range(2))
     row = ledger_row(record, settle(record, entries, KEYRING), KEYRING)
     copy = record_of_row(row, KEYRING)
     assert (copy.key, copy.value) == (record.key, record.value)
@@ -129,7 +158,21 @@ def test_a_record_made_of_its_ledger_row_settles_to_the_same_row(record: Record,
     assert refolded.stored() == entries.stored()
 
 
-@given(st.dictionaries(st.sampled_from(("job", "progress", "declared")), st.binary(max_size=40)), any_records())
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("record_type", RECORD_TYPES)
+@given(
+    key=st.sampled_from([key for key, _ in GOOD.values()]),
+    value=st.binary(max_size=40) | st.builds(lambda d: document_record(d).value, ALMOST_RIGHT | JSON),
+)
+@settings(max_examples=15, deadline=None)
+def test_no_body_of_any_type_under_any_kind_of_stream_makes_the_fold_fail(
+    record_type: str, known: bool, key: bytes, value: bytes
+) -> None:
+    record = make_record(value, record_type, key=key)
+    assert settle(record, past_of(record, known), KEYRING).reason != "fold_failed"
+
+
+@given(st.dictionaries(ENTRY_KEYS, st.binary(max_size=40)), any_records())
 @settings(max_examples=100, deadline=None)
 def test_entries_that_cannot_be_read_are_left_as_they_are(stored: dict[str, bytes], record: Record) -> None:
     entries = Entries(dict(stored))

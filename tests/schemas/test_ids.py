@@ -73,7 +73,7 @@ def test_new_job_ids_are_job_ids_and_differ() -> None:
 
 @given(st.sampled_from(STREAM_KINDS), st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", fullmatch=True))
 def test_the_key_of_a_stream_is_read_back_as_its_kind_and_name(kind: str, name: str) -> None:
-    if kind == "job" and not is_job_id(name):
+    if (kind == "job" and not is_job_id(name)) or kind == "mailbox":
         with pytest.raises(ValueError, match="not a name"):
             stream_key(kind, name)
     else:

@@ -11,19 +11,13 @@ from schemas.entries import Entries
 from schemas.fold import settle
 from schemas.job_registry import BrokerOverlay, cancellation_record, registration_record
 from schemas.ledger import ledger_row
-from schemas.record import OutgoingRecord, Record
-from schemas.settled import JobRow, Settled
+from schemas.settled import Settled
 from schemas.signing import new_secret, sign_event
-from tests.schemas.job_records import JOB_ID, KEYRING, document_record, event, said
+from schemas.view_rows import JobRow
+from tests.schemas.job_records import JOB_ID, KEYRING, START_US, document_record, event, said
+from tests.schemas.stream_records import as_read
 
 SECRET = new_secret()
-
-
-def as_read(made: OutgoingRecord, offset: int = 0) -> Record:
-    """The record as a runner reads it back."""
-    headers = made.headers()
-    names, values = tuple(name for name, _ in headers), tuple(raw for _, raw in headers)
-    return Record("t", 0, offset, 1_000_000 + offset, made.key, made.value, names, values)
 
 
 def row(settled: Settled) -> JobRow:
@@ -42,8 +36,9 @@ def test_a_registered_job_is_pending_and_believes_the_secret_it_was_given() -> N
     first = settle(as_read(made), entries, KEYRING)
     assert said(first) == ("accepted", None)
     found = row(first)
-    assert (found.status, found.description, found.session) == ("pending", "count\nthe stars", "s1")
-    assert (found.registered_by, found.registered_at, found.last_seq) == ("cli/operator", 1_000_000, 0)
+    assert (found.status, found.description, found.session_wanted) == ("pending", "count\nthe stars", "s1")
+    assert (found.registered_by, found.registered_at, found.last_seq) == ("cli/operator", START_US, 0)
+    assert (found.session, found.picked_at) == (None, None)
     body = sign_event(event(1, "started"), SECRET)
     assert row(settle(document_record(body), entries, KEYRING)).status == "running"
 
@@ -75,7 +70,7 @@ def test_a_job_is_cancelled_once_and_a_retry_with_the_same_request_is_a_duplicat
     settle(as_read(registration_record(JOB_ID, SECRET, "x", KEYRING)), entries, KEYRING)
     cancel = cancellation_record(JOB_ID, reason="no stars", request_id="r1")
     found = row(settle(as_read(cancel, 5), entries, KEYRING))
-    assert (found.status, found.ended_at, found.started_at) == ("cancelled", 1_000_005, None)
+    assert (found.status, found.ended_at, found.started_at) == ("cancelled", START_US + 5000, None)
     assert said(settle(as_read(cancel, 6), entries, KEYRING)) == ("duplicate", None)
     other = settle(as_read(cancellation_record(JOB_ID), 7), entries, KEYRING)
     assert (other.reason, other.status_after) == ("after_terminal", "cancelled")
@@ -83,10 +78,16 @@ def test_a_job_is_cancelled_once_and_a_retry_with_the_same_request_is_a_duplicat
     assert (late.reason, late.status_after) == ("after_terminal", "cancelled")
 
 
-def test_two_senders_with_the_same_request_id_are_two_cancellations() -> None:
+def test_a_cancellation_is_told_apart_by_sender_and_job_and_request_and_not_by_its_reason() -> None:
+    """What follows from the end of a job has its id from this one: two jobs must not share it."""
     one = cancellation_record(JOB_ID, request_id="r1", principal="ann")
-    two = cancellation_record(JOB_ID, request_id="r1", principal="bo")
-    assert one.ce_id != two.ce_id
+    others = [
+        cancellation_record(JOB_ID, request_id="r1", principal="bo"),
+        cancellation_record("00000000", request_id="r1", principal="ann"),
+        cancellation_record(JOB_ID, request_id="r2", principal="ann"),
+    ]
+    assert one.ce_id not in {other.ce_id for other in others}
+    assert one.ce_id == cancellation_record(JOB_ID, request_id="r1", principal="ann", reason="why").ce_id
 
 
 @pytest.mark.parametrize("description", ["x" * 4001, "bell \u0007", "\u009b31m", "\u007f"])

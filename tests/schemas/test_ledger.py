@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -15,10 +16,21 @@ from schemas.entries import Entries
 from schemas.fold import settle
 from schemas.ledger import COLUMNS, LedgerRow, ledger_row, record_of_row
 from schemas.ledger_arrow import LEDGER_ARROW, ledger_batch
+from schemas.record import RECORD_TYPES, read_envelope
 from schemas.sealing import Keyring, UnsealError
-from schemas.settled import JobRow
+from schemas.settled import AppliedChange
 from schemas.spark_types import LEDGER_SPARK
-from tests.schemas.job_records import KEYRING, START_US, document_record, make_record, registration, signed
+from schemas.view_rows import JobRow
+from tests.schemas.job_records import (
+    JOB_ID,
+    KEYRING,
+    START_US,
+    document_record,
+    make_record,
+    registration,
+    signed,
+)
+from tests.schemas.stream_records import good_record
 
 
 def row_of(timestamp: str, offset: int = 0) -> LedgerRow:
@@ -52,17 +64,21 @@ def test_no_rows_make_an_empty_batch_of_the_same_schema() -> None:
 def test_a_row_survives_arrow_with_its_entries_and_changes() -> None:
     entries, record = Entries(), document_record(registration(), "job.registered", offset=5)
     settled = settle(record, entries, KEYRING)
-    row = ledger_row(record, settled, KEYRING, settled.changes, {**entries.take_writes(), "gone": None})
+    changes = [AppliedChange(change.view, change.key, 5, change.row) for change in settled.changes]
+    row = ledger_row(record, settled, KEYRING, changes, {**entries.take_writes(), "gone": None}, 5)
     found = ledger_batch([row]).to_pylist()[0]
     assert dict(found["entries"]) == {**entries.stored(), "gone": None}
-    assert [change["view"] for change in json.loads(found["changes"])] == ["registry_jobs"]
-    assert set(json.loads(found["changes"])[0]["row"]) == set(JobRow.__struct_fields__)
+    (change,) = json.loads(found["changes"])
+    assert (change["view"], change["key"], change["offset"]) == ("registry_jobs", JOB_ID, 5)
+    assert msgspec.convert(change["row"], JobRow) == settled.changes[0].row
+    assert found["accepted_offset"] == 5
     assert found["logged_at"] == datetime.fromtimestamp(START_US // 10**6, UTC).replace(microsecond=5000)
     assert (found["verdict"], found["late"], found["offset"], found["wire"]) == ("accepted", False, 5, None)
 
 
 def test_a_batch_without_writes_has_no_entries() -> None:
-    assert row_of("2026-11-21T10:00:00Z").entries is None
+    row = row_of("2026-11-21T10:00:00Z")
+    assert (row.entries, row.changes, row.accepted_offset) == (None, None, None)
 
 
 TIMES = (
@@ -111,6 +127,18 @@ def test_key_and_headers_lie_in_the_row_only_where_its_columns_do_not_give_them_
     assert [row.wire is None for row in rows] == [True, False, False]
     assert record_of_row(rows[1], KEYRING) == odd
     assert record_of_row(rows[2], KEYRING) == unkeyed
+
+
+@pytest.mark.parametrize("record_type", RECORD_TYPES)
+def test_the_row_of_any_usual_record_gives_it_back_by_its_columns_alone(record_type: str) -> None:
+    record = good_record(record_type, offset=3, sender="http/ann", ce_id="r\u00e9")
+    row = ledger_row(record, settle(record, Entries(), KEYRING), KEYRING)
+    assert row.wire is None
+    copy = record_of_row(row, KEYRING)
+    assert read_envelope(copy) == read_envelope(record)
+    as_it_was = {"header_names": record.header_names, "header_values": record.header_values}
+    assert msgspec.structs.replace(copy, **as_it_was) == record
+    assert settle(copy, Entries(), KEYRING) == settle(record, Entries(), KEYRING)
 
 
 @pytest.mark.requirement("CM-05")

@@ -17,9 +17,20 @@ from tests.schemas.job_records import (
     document_record,
     event,
     make_record,
+    pick,
     registration,
     signed,
     written,
+)
+from tests.schemas.stream_records import (
+    PRINCIPAL_KEY,
+    REFUSED_KEY,
+    SESSION_KEY,
+    addition,
+    creation,
+    known_stream,
+    message,
+    refusal,
 )
 
 CUT = (("ce_bodysize", b"2000000"), ("ce_bodysha256", b"00"))
@@ -53,6 +64,27 @@ def ended() -> Entries:
 def long_job() -> Entries:
     """A job that remembers nothing of seq 2, and has ended."""
     return told(*(signed(seq) for seq in (1, *range(3, 300))), signed(300, "completed"))
+
+
+def picked_and_ended() -> Entries:
+    """A job that s1 has picked and completed."""
+    entries = told()
+    assert settle(document_record(pick(), "job.picked"), entries, KEYRING).verdict == "accepted"
+    assert settle(document_record(signed(1, "completed")), entries, KEYRING).verdict == "accepted"
+    return entries
+
+
+def terminated() -> Entries:
+    """A session that request q2 terminated."""
+    entries = known_stream(SESSION_KEY)
+    stop = document_record(creation("q2", mode="hard"), "session.stopped", key=SESSION_KEY, ce_id="q2")
+    assert settle(stop, entries, KEYRING).verdict == "accepted"
+    return entries
+
+
+def refused(reason: str) -> Record:
+    """A refusal of the HTTP door."""
+    return document_record(refusal(reason=reason), "request.refused", key=REFUSED_KEY)
 
 
 # Breaks two rules that stand next to each other -> the reason is the first of them.
@@ -124,6 +156,73 @@ PAIRS = [
     ),
     ("cancelled: unknown_stream", nothing, document_record(cancellation(), "job.cancelled"), "unknown_stream"),
     ("cancelled: after_terminal", ended, document_record(cancellation(), "job.cancelled"), "after_terminal"),
+    ("picked: malformed, unknown_stream", nothing, document_record(pick("a/b"), "job.picked"), "malformed"),
+    ("picked: unknown_stream", nothing, document_record(pick(), "job.picked"), "unknown_stream"),
+    ("picked: duplicate, after_terminal", picked_and_ended, document_record(pick(), "job.picked"), None),
+    (
+        "picked: after_terminal, illegal_transition",
+        picked_and_ended,
+        document_record(pick("s2"), "job.picked"),
+        "after_terminal",
+    ),
+    ("picked: illegal_transition", running, document_record(pick(), "job.picked"), "illegal_transition"),
+    (
+        "session: schema_version, malformed",
+        nothing,
+        document_record(creation(schema_version=2, more=1), "session.created", key=SESSION_KEY),
+        "schema_version",
+    ),
+    (
+        "session: malformed by its key, schema_version",
+        nothing,
+        document_record(creation(schema_version=2), "session.created", key=b"session/s2"),
+        "malformed",
+    ),
+    (
+        "session: malformed, unknown_stream",
+        nothing,
+        document_record(creation(mode="kill"), "session.stopped", key=SESSION_KEY),
+        "malformed",
+    ),
+    (
+        "session: duplicate, after_terminal",
+        terminated,
+        document_record(creation("q2", mode="hard"), "session.stopped", key=SESSION_KEY, ce_id="q2"),
+        None,
+    ),
+    (
+        "session: seq_conflict, after_terminal",
+        terminated,
+        document_record(creation("q2", mode="soft"), "session.stopped", key=SESSION_KEY, ce_id="q2"),
+        "seq_conflict",
+    ),
+    (
+        "session: after_terminal, illegal_transition",
+        terminated,
+        document_record(creation("q3"), "session.resumed", key=SESSION_KEY, ce_id="q3"),
+        "after_terminal",
+    ),
+    (
+        "mailbox: malformed by its key, schema_version",
+        nothing,
+        document_record(message(schema_version=2), "message.posted", key=b"mailbox/default/cy"),
+        "malformed",
+    ),
+    (
+        "principal: malformed, unknown_stream",
+        nothing,
+        document_record({**addition(), "more": 1}, "principal.revoked", key=PRINCIPAL_KEY),
+        "malformed",
+    ),
+    (
+        "refused: schema_version, then what the door says",
+        nothing,
+        document_record(refusal(schema_version=2), "request.refused", key=REFUSED_KEY),
+        "schema_version",
+    ),
+    ("refused: unauthorized", nothing, refused("unauthorized"), "unauthorized"),
+    ("refused: policy", nothing, refused("policy"), "policy"),
+    ("refused: unknown_recipient", nothing, refused("unknown_recipient"), "unknown_recipient"),
     (
         "other kind of stream: malformed first",
         nothing,

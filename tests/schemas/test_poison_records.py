@@ -8,10 +8,12 @@ import pytest
 
 from schemas.entries import Entries
 from schemas.fold import settle
-from schemas.ledger import ledger_row
+from schemas.ledger import ledger_row, record_of_row
 from schemas.ledger_arrow import ledger_batch
-from schemas.record import STANDARD_HEADERS, VALUE_LIMIT_BYTES, Record
+from schemas.record import RECORD_TYPES, STANDARD_HEADERS, VALUE_LIMIT_BYTES, Record
 from tests.schemas.job_records import KEYRING, make_record, registration, signed, written
+from tests.schemas.stream_records import GOOD as GOOD_BODIES
+from tests.schemas.stream_records import known_stream
 
 GOOD = written(signed())
 HEADERS = make_record(GOOD)
@@ -70,6 +72,64 @@ def test_poison_is_malformed_and_becomes_a_row(record: Record) -> None:
     assert (settled.verdict, settled.reason) == ("rejected", "malformed")
     assert entries.stored() == before
     assert ledger_batch([ledger_row(record, settled, KEYRING)]).num_rows == 1
+
+
+def poisons_of(record_type: str) -> dict[str, Record]:
+    """Poison of one record type, under the key of its stream."""
+    key, body = GOOD_BODIES[record_type]
+    good = written(body)
+    other = b"session/other" if not key.startswith(b"session/") else b"principal/other"
+    values = {
+        "not JSON": good[:-1],
+        "nested 5,000 deep": good[:-1] + b',"x":' + b"[" * 5000 + b"]" * 5000 + b"}",
+        "a key twice": good[:-1] + b',"schema_version":1}',
+        "NaN": good[:-1] + b',"x":NaN}',
+        "an escaped lone surrogate": good[:-1] + b',"x":"\\udc00"}',
+        "invalid UTF-8": good[:-1] + b',"x":"\xff"}',
+        "an integer of 10,000 digits": good[:-1] + b',"x":' + b"9" * 10_000 + b"}",
+        "UTF-16": good.decode().encode("utf-16"),
+        "an array": b"[" + good + b"]",
+        "null": b"null",
+        "empty": b"",
+        "no version": written({k: v for k, v in body.items() if k != "schema_version"}),
+        "a version that is true": written(body | {"schema_version": True}),
+        "a version with a point": written(body | {"schema_version": 1.0}),
+    }
+    records = {name: make_record(value, record_type, key=key) for name, value in values.items()}
+    records["no value"] = make_record(None, record_type, key=key)
+    records["no headers"] = Record("t", 0, 0, 0, key, good, (), ())
+    records["the key of another kind"] = make_record(good, record_type, key=other)
+    records["a key with a path"] = make_record(good, record_type, key=key + b"/../x")
+    records["a key with a control character"] = make_record(good, record_type, key=key + b"\x1b")
+    records["a type of no stream"] = make_record(good, "job.painted", key=key)
+    if record_type not in ("job.event", "control.topology"):
+        records["a key that nobody knows"] = make_record(written(body | {"more": 1}), record_type, key=key)
+    if record_type == "control.topology":
+        del records["a type of no stream"]  # unknown_stream: these streams look at their types themselves
+    return records
+
+
+@pytest.mark.requirement("CM-02")
+@pytest.mark.parametrize("record_type", RECORD_TYPES)
+def test_poison_of_every_record_type_is_malformed_and_becomes_a_row(record_type: str) -> None:
+    for name, record in poisons_of(record_type).items():
+        for entries in (Entries(), known_stream(GOOD_BODIES[record_type][0])):
+            before = dict(entries.stored())
+            settled = settle(record, entries, KEYRING)
+            assert (settled.verdict, settled.reason) == ("rejected", "malformed"), name
+            assert (entries.stored(), settled.changes) == (before, ()), name
+            row = ledger_row(record, settled, KEYRING)
+            assert ledger_batch([row]).num_rows == 1
+            copy = record_of_row(row, KEYRING)
+            assert (copy.key, copy.value) == (record.key, record.value), name
+
+
+@pytest.mark.requirement("CM-02")
+@pytest.mark.parametrize("record_type", RECORD_TYPES)
+def test_a_record_over_the_limit_is_too_large_whatever_its_type(record_type: str) -> None:
+    key, body = GOOD_BODIES[record_type]
+    cut = make_record(written(body), record_type, key=key, more_headers=[("ce_bodysize", b"1048577")])
+    assert settle(cut, known_stream(key), KEYRING).reason == "too_large"
 
 
 @pytest.mark.requirement("CM-02")

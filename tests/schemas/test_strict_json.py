@@ -157,7 +157,7 @@ def test_numbers_are_those_of_64_bits(literal: str, allowed: bool) -> None:
 @given(st.binary(max_size=30))
 def test_what_is_said_of_malformed_bytes_quotes_none_of_them(noise: bytes) -> None:
     secret = b'"canary-8d2f'
-    for value in (secret + noise, b'{"a":' + secret, noise + secret):
+    for value in (secret + noise.replace(b'"', b"'"), b'{"a":' + secret, noise + secret):
         with pytest.raises(MalformedJsonError) as caught:
             decode(value)
         assert "canary" not in str(caught.value)

@@ -1,0 +1,73 @@
+"""How far the view tables are: what stands in the commits of `stream_entries`, written by one, read by many.
+
+A micro-batch of `build_views` writes the registries first and `stream_entries` last, so every view table is
+at or beyond the offsets that the newest commit of `stream_entries` names.
+
+Each commit says it twice: as JSON in its metadata, for people and for Spark, and as transaction versions of
+Delta (`trunkline/…`), which are part of the table's state. The reader takes the latter: delta-rs 1.6.6 lists
+the history from the table's end whatever version is loaded, and a progress that is newer than the rows loses
+changes; besides, maintenance deletes old commits.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+import msgspec
+from deltalake import CommitProperties, DeltaTable, Transaction
+
+PROGRESS_KEY: Final = "trunkline"
+_LEDGER: Final = f"{PROGRESS_KEY}/ledger_version"
+_PARTITIONS: Final = f"{PROGRESS_KEY}/partitions"
+_OFFSET: Final = f"{PROGRESS_KEY}/offset/"
+
+
+class ViewProgress(msgspec.Struct, frozen=True):
+    """`offsets`: per Kafka partition the first offset that is not in the views; one that is absent has seen
+    nothing. `ledger_version`: the newest version of the ledger whose rows are all in them, -1 for none.
+    `query`, `batch`: the streaming query and micro-batch that wrote it; not read back.
+    """
+
+    offsets: dict[int, int]
+    ledger_version: int
+    query: str = ""
+    batch: int = -1
+
+    def metadata(self) -> dict[str, str]:
+        """What a commit says for people to read."""
+        document = {
+            "query": self.query,
+            "batch": self.batch,
+            "offsets": {str(partition): offset for partition, offset in sorted(self.offsets.items())},
+            "ledger_version": self.ledger_version,
+        }
+        return {PROGRESS_KEY: json.dumps(document)}
+
+    def commit_properties(self) -> CommitProperties:
+        """What each commit of `stream_entries` carries."""
+        if self == NO_PROGRESS:
+            return CommitProperties()
+        transactions = [
+            Transaction(_LEDGER, self.ledger_version),
+            Transaction(_PARTITIONS, max(self.offsets, default=-1) + 1),
+            *(Transaction(f"{_OFFSET}{partition}", offset) for partition, offset in self.offsets.items()),
+        ]
+        return CommitProperties(custom_metadata=self.metadata(), app_transactions=transactions)
+
+
+NO_PROGRESS: Final = ViewProgress({}, -1)
+
+
+def read_progress(table: DeltaTable) -> ViewProgress:
+    """The progress as of the version at which `table` is loaded; NO_PROGRESS where there is none yet.
+
+    A table that was written with the metadata alone is read by that, from its newest commit.
+    """
+    ledger_version = table.transaction_version(_LEDGER)
+    if ledger_version is None:
+        text = table.history(1)[0].get(PROGRESS_KEY)
+        return msgspec.json.decode(text, type=ViewProgress) if isinstance(text, str) else NO_PROGRESS
+    partitions = range(table.transaction_version(_PARTITIONS) or 0)
+    offsets = {partition: table.transaction_version(f"{_OFFSET}{partition}") for partition in partitions}
+    return ViewProgress({p: offset for p, offset in offsets.items() if offset is not None}, ledger_version)

@@ -1,0 +1,44 @@
+"""The views: which there are, what a row of each is, and which columns are its key."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from schemas.view_rows import (
+    MAILBOX_VIEW,
+    REGISTRY_JOBS,
+    REGISTRY_PRINCIPALS,
+    REGISTRY_SESSIONS,
+    JobRow,
+    MessageRow,
+    PrincipalRow,
+    SessionRow,
+    ViewRow,
+)
+
+STREAM_ENTRIES: Final = "stream_entries"
+
+
+class View(NamedTuple):
+    """One view. A change's `key` is the values of `key_columns`, joined by a slash."""
+
+    name: str
+    row_type: type[ViewRow]
+    key_columns: tuple[str, ...]
+
+    def key_of(self, row: ViewRow) -> str:
+        """The key of a row."""
+        return "/".join(getattr(row, column) for column in self.key_columns)
+
+
+# In the order in which a micro-batch is written; `stream_entries` comes last and says how far all are.
+VIEWS: Final[dict[str, View]] = {
+    view.name: view
+    for view in (
+        View(REGISTRY_JOBS, JobRow, ("job_id",)),
+        View(REGISTRY_SESSIONS, SessionRow, ("session",)),
+        View(REGISTRY_PRINCIPALS, PrincipalRow, ("principal",)),
+        View(MAILBOX_VIEW, MessageRow, ("realm", "recipient", "message_id")),
+    )
+}
+VIEW_TABLES: Final = (*VIEWS, STREAM_ENTRIES)

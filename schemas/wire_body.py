@@ -1,0 +1,58 @@
+"""What the bodies of our own records have in common: strict, versioned, named by CM-01."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from schemas.ids import is_name
+from schemas.job_event import has_control_characters
+
+
+def _name(text: str) -> str:
+    if not is_name(text):
+        raise ValueError("not a name: letters, digits, '.', '_', '-', at most 128, first a letter or digit")
+    return text
+
+
+def _printable(text: str) -> str:
+    if has_control_characters(text.replace("\n", "").replace("\t", "")):
+        raise ValueError("holds a control character")
+    return text
+
+
+Name = Annotated[str, AfterValidator(_name)]
+"""A name by CM-01."""
+JobId = Annotated[str, Field(pattern=r"^[0-9a-f]{8}\z")]
+"""8 lower-case hex digits."""
+Printable = Annotated[str, AfterValidator(_printable)]
+"""Text without control characters other than newline and tab."""
+Note = Annotated[str, Field(max_length=500), AfterValidator(_printable)]
+"""A short remark of a person or a program."""
+
+
+class WireBody(BaseModel):
+    """Body of a record that only our own doors make. Unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    # Not Literal[1] alone: that takes `true` for 1, and the fold has looked at the version before.
+    schema_version: Literal[1] = 1
+
+
+def body_fault(model: type[BaseModel], body: dict[str, Any]) -> str | None:
+    """What is wrong with a body, by its model, in words without the input; None when nothing is."""
+    try:
+        model.model_validate(body)
+    except ValidationError as error:
+        return first_fault(error)
+    return None
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first thing that a model refused, `field: reason`, without the input, which may be secret."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    unknown_key = first["type"] == "extra_forbidden"
+    where = [str(part) for part in (first["loc"][:-1] if unknown_key else first["loc"])]
+    return f"{'.'.join(where) or 'body'}: {first['msg']}"

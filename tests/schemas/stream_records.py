@@ -1,0 +1,116 @@
+"""Records of every kind of stream as tests make them: one good body for each record type."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from schemas.entries import Entries
+from schemas.fold import settle
+from schemas.record import OutgoingRecord, Record
+from tests.schemas.job_records import (
+    JOB_ID,
+    KEYRING,
+    START_US,
+    TOPIC,
+    cancellation,
+    document_record,
+    pick,
+    registration,
+    signed,
+)
+
+JOB_KEY: Final = b"job/" + JOB_ID.encode()
+SESSION_KEY: Final = b"session/s1"
+MAILBOX_KEY: Final = b"mailbox/default/bo"
+PRINCIPAL_KEY: Final = b"principal/ann"
+REFUSED_KEY: Final = b"refused/http"
+CONTROL_KEY: Final = b"control/topology"
+TOKEN_SHA256: Final = "0123456789abcdef" * 4
+
+
+def message(message_id: str = "m1", **changed: Any) -> dict[str, Any]:
+    """The body of a posted message, with fields changed."""
+    body = {
+        "schema_version": 1,
+        "message_id": message_id,
+        "realm": "default",
+        "from": "ann",
+        "to": "bo",
+        "kind": "ask",
+        "body": '{"stars":3}',
+    }
+    return {**body, **changed}
+
+
+def creation(request_id: str = "q1", **changed: Any) -> dict[str, Any]:
+    """The body of a session's creation, with fields changed."""
+    return {"schema_version": 1, "session": "s1", "request_id": request_id, **changed}
+
+
+def assignment(job_id: str = JOB_ID, **changed: Any) -> dict[str, Any]:
+    """The body that says which job a session has picked."""
+    return {"schema_version": 1, "session": "s1", "job_id": job_id, **changed}
+
+
+def addition(**changed: Any) -> dict[str, Any]:
+    """The body of a principal's addition, with fields changed."""
+    body = {"schema_version": 1, "principal": "ann", "role": "delegator", "token_sha256": TOKEN_SHA256}
+    return {**body, **changed}
+
+
+def refusal(**changed: Any) -> dict[str, Any]:
+    """The body of a refusal, with fields changed."""
+    body = {
+        "schema_version": 1,
+        "request_id": "q1",
+        "reason": "unauthorized",
+        "why": "no such token",
+        "principal": "anonymous",
+        "route": "/api/hub/jobs",
+        "policy_version": 1,
+        "suppressed": 0,
+    }
+    return {**body, **changed}
+
+
+# Record type -> the key of its stream and a good body.
+GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
+    "job.registered": (JOB_KEY, registration()),
+    "job.picked": (JOB_KEY, pick()),
+    "job.event": (JOB_KEY, signed()),
+    "job.cancelled": (JOB_KEY, cancellation()),
+    "session.created": (SESSION_KEY, creation()),
+    "session.stopped": (SESSION_KEY, creation("q2", mode="stop")),
+    "session.resumed": (SESSION_KEY, creation("q3")),
+    "session.job_assigned": (SESSION_KEY, assignment()),
+    "session.job_ended": (SESSION_KEY, assignment(outcome="completed")),
+    "message.posted": (MAILBOX_KEY, message()),
+    "principal.added": (PRINCIPAL_KEY, addition()),
+    "principal.revoked": (PRINCIPAL_KEY, {"schema_version": 1, "principal": "ann"}),
+    "request.refused": (REFUSED_KEY, refusal()),
+    "control.topology": (CONTROL_KEY, {"schema_version": 1, "partitions": 4, "epoch": 1}),
+}
+_FIRST: Final = ("job.registered", "session.created", "message.posted", "principal.added", "control.topology")
+
+
+def good_record(record_type: str, **changed: Any) -> Record:
+    """A record of this type that is right in itself."""
+    key, body = GOOD[record_type]
+    return document_record(body, record_type, key=key, **changed)
+
+
+def known_stream(key: bytes | None) -> Entries:
+    """The entries of a stream of GOOD after its first record; empty for any other key."""
+    entries = Entries()
+    for record_type in _FIRST:
+        if GOOD[record_type][0] == key:
+            assert settle(good_record(record_type, ce_id="first"), entries, KEYRING).verdict == "accepted"
+    entries.take_writes()
+    return entries
+
+
+def as_read(made: OutgoingRecord, offset: int = 0) -> Record:
+    """What a door made, as a runner reads it back."""
+    headers = made.headers()
+    names, values = tuple(name for name, _ in headers), tuple(raw for _, raw in headers)
+    return Record(TOPIC, 1, offset, START_US + offset * 1000, made.key, made.value, names, values)
