@@ -5,7 +5,8 @@ Owns: the table `ledger` and the checkpoint `settle_events`; nobody else writes 
 Guarantees: one row for each record, whatever its bytes; one commit a micro-batch; a record is settled after
 all records of its stream before it, once, also across kill -9.
 On restart: goes on from the checkpoint; a micro-batch that was in the table already is settled again for
-the state's sake and not written again.
+the state's sake and not written again. Without its checkpoint it goes on from the ledger and `stream_entries`
+(jobs/recovery.py), or refuses and says why.
 
 Run it with spark-submit; settings as everywhere (conf/trunkline.yaml, TRUNKLINE__… variables).
 """
@@ -13,21 +14,27 @@ Run it with spark-submit; settings as everywhere (conf/trunkline.yaml, TRUNKLINE
 from __future__ import annotations
 
 import functools
+import json
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from pydantic import SecretStr
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+from jobs.buckets import bucket_column
+from jobs.checkpoint_state import CheckpointGuard
 from jobs.once_sink import OnceSink
 from jobs.record_packing import RECORD_COLUMNS, SEPARATOR, pack_records, unpack_rows
+from jobs.recovery import Recovery, find_start
 from jobs.settling import SettleStreams
 from schemas.errors import TrunklineError
 from schemas.event_topic import check_topic
@@ -38,35 +45,9 @@ from schemas.settings import MASTER_KEY_VARIABLE, Settings, SettingsError, load_
 from schemas.spark_types import LEDGER_SPARK, PACKED_RECORDS, PACKED_ROWS
 
 QUERY_NAME = "settle_events"
-_SPREAD = 64
 _POLL_S = 0.2
-
-
-def bucket_key(partition: int) -> int:
-    """The state's key for a Kafka partition. It depends on the partition alone, for ever: the checkpoint
-    holds the state under it.
-
-    Spark places an integer key by Murmur3, and small consecutive integers often meet in one shuffle
-    partition. The key is the first integer from 1,024 times the partition on whose hash ends like the
-    partition's number, so that 2, 4, … 64 shuffle partitions get equal shares.
-    """
-    candidate = partition * _SPREAD * 16
-    while spark_hash(candidate) % _SPREAD != partition % _SPREAD:
-        candidate += 1
-    return candidate
-
-
-def spark_hash(number: int) -> int:
-    """Spark's `hash()` of one 32-bit integer: Murmur3 x86 32-bit with seed 42, unsigned."""
-    mask = 0xFFFFFFFF
-    k = number * 0xCC9E2D51 & mask
-    k = ((k << 15 | k >> 17) & mask) * 0x1B873593 & mask
-    h = 42 ^ k
-    h = ((h << 13 | h >> 19) & mask) * 5 + 0xE6546B64 & mask
-    h ^= 4
-    h = (h ^ h >> 16) * 0x85EBCA6B & mask
-    h = (h ^ h >> 13) * 0xC2B2AE35 & mask
-    return h ^ h >> 16
+# After its first micro-batch, which comes at once, a query with this trigger does nothing for long.
+_ONE_BATCH = "1 hour"
 
 
 def read_records(
@@ -90,15 +71,20 @@ def read_records(
 
 
 def settle_frame(
-    records: DataFrame, settings: Settings, keyring_source: Callable[[], Keyring] | None = None
+    records: DataFrame,
+    settings: Settings,
+    keyring_source: Callable[[], Keyring] | None = None,
+    state: GroupedData | None = None,
 ) -> DataFrame:
-    """The ledger rows of a stream of Kafka records. `keyring_source` is called in each worker."""
+    """The ledger rows of a stream of Kafka records. `keyring_source` is called in each worker. `state`: what
+    a new checkpoint starts with; Spark reads it in a query's very first micro-batch alone.
+    """
     processor = SettleStreams(keyring_source or functools.partial(worker_keyring, settings.key_file))
     return (
         bucketed(records, settings)
         .mapInArrow(pack_records, PACKED_RECORDS)
         .groupBy("bucket")
-        .transformWithStateInPandas(processor, PACKED_ROWS, outputMode="Append", timeMode="None")
+        .transformWithStateInPandas(processor, PACKED_ROWS, "Append", "None", state)
         .mapInArrow(unpack_rows, LEDGER_SPARK)
     )
 
@@ -111,14 +97,13 @@ def bucketed(records: DataFrame, settings: Settings) -> DataFrame:
     separated; and what is not usual (other names, a value missing, a value with the separator in it) as
     JSON, `odd_headers`. A record without headers has neither.
     """
-    keys = [F.lit(bucket_key(partition)) for partition in range(settings.kafka.partitions)]
     separator = F.lit(SEPARATOR)
     values = [F.get(F.col("headers"), F.lit(i))["value"] for i in range(len(STANDARD_HEADERS))]
     names_are_usual = F.col("headers.key") == F.array(*[F.lit(name) for name in STANDARD_HEADERS])
     usual = F.coalesce(names_are_usual & ~F.contains(F.concat(*values), separator), F.lit(False))
     separated = [part for value in values for part in (separator, value)][1:]
     columns: dict[str, Column] = {
-        "bucket": F.element_at(F.array(*keys), F.col("partition") + 1),
+        "bucket": bucket_column(settings.kafka.partitions),
         "usual_headers": F.when(usual, F.concat(*separated)),
         "odd_headers": F.when(~usual, F.to_json("headers")),
     }
@@ -138,22 +123,64 @@ def start(
     available_now: bool = False,
     after_batch: Callable[[int], None] | None = None,
 ) -> StreamingQuery:
-    """Start the query. `available_now`: it ends when all that is in the topic is settled. `after_batch` is
-    called with a micro-batch's id when it is in the table and Spark does not know it yet.
+    """Start the query, from its checkpoint, from the topic's beginning, or by a recovery from the tables.
+
+    A recovery brings the views to the ledger's end, so their own query must not run yet. `available_now`:
+    the query ends when all that is in the topic is settled. `after_batch` is called with a micro-batch's id
+    when it is in the table and Spark does not know it yet. Raises what `recovery.find_start` raises.
     """
-    sink = OnceSink(settings.table_path(LEDGER), after_batch)
+    checkpoint = f"{settings.checkpoints_root}/{QUERY_NAME}"
+    recovery = find_start(spark, settings, checkpoint)
+    if recovery is not None:
+        _load(spark, settings, recovery, checkpoint, after_batch)
+    frame = settle_frame(read_records(spark, settings), settings)
+    trigger: dict[str, Any] = {}
+    if available_now:
+        trigger = {"availableNow": True}
+    elif settings.spark.trigger_interval_ms:
+        trigger = {"processingTime": f"{settings.spark.trigger_interval_ms} milliseconds"}
+    return _started(frame, settings, checkpoint, trigger, after_batch)
+
+
+def _load(
+    spark: SparkSession,
+    settings: Settings,
+    recovery: Recovery,
+    checkpoint: str,
+    after_batch: Callable[[int], None] | None,
+) -> None:
+    """Make a new checkpoint of the tables: the query's first micro-batch, by a run of its own.
+
+    A run that carries the initial state plans it again in each micro-batch, for nothing.
+    """
+    offsets = {"startingOffsets": json.dumps(recovery.starting_offsets(settings.kafka))}
+    frame = settle_frame(
+        read_records(spark, settings, offsets), settings, state=recovery.state(spark, settings)
+    )
+    query = _started(frame, settings, checkpoint, {"processingTime": _ONE_BATCH}, after_batch)
+    while query.isActive and query.lastProgress is None:
+        time.sleep(_POLL_S)
+    query.stop()
+    failure = query.exception()
+    if failure is not None:
+        raise TrunklineError(f"the state could not be loaded from the tables: {failure}")
+
+
+def _started(
+    frame: DataFrame,
+    settings: Settings,
+    checkpoint: str,
+    trigger: Mapping[str, Any],
+    after_batch: Callable[[int], None] | None,
+) -> StreamingQuery:
+    sink = OnceSink(settings.table_path(LEDGER), after_batch, CheckpointGuard(checkpoint))
     writer = (
-        settle_frame(read_records(spark, settings), settings)
-        .writeStream.queryName(QUERY_NAME)
-        .option("checkpointLocation", f"{settings.checkpoints_root}/{QUERY_NAME}")
+        frame.writeStream.queryName(QUERY_NAME)
+        .option("checkpointLocation", checkpoint)
         .outputMode("append")
         .foreachBatch(sink)
     )
-    if available_now:
-        writer = writer.trigger(availableNow=True)
-    elif settings.spark.trigger_interval_ms:
-        writer = writer.trigger(processingTime=f"{settings.spark.trigger_interval_ms} milliseconds")
-    query = writer.start()
+    query = (writer.trigger(**trigger) if trigger else writer).start()
     sink.started(query.id)
     return query
 
@@ -182,7 +209,12 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     ready_file = os.environ.get("TRUNKLINE_READY_FILE")
-    query = start(spark, settings)
+    try:
+        query = start(spark, settings)
+    except TrunklineError as error:
+        spark.stop()
+        print(f"settle_events: {error}", file=sys.stderr)
+        return error.exit_code
     try:
         while query.isActive and not stopping.wait(_POLL_S):
             if ready_file and is_ready(query):

@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from jobs.buckets import bucket_key, spark_hash
 from jobs.record_packing import RECORD_COLUMNS, to_cell
-from jobs.settle_events import bucket_key, spark_hash
 from jobs.settling import OrderError, in_order, unpack_runs
 from schemas.record import Record
 

@@ -21,14 +21,14 @@ JOBS = [f"{number:08x}" for number in range(20)]
 EVENTS = 30
 
 
-def crash(settings: Settings, point: str, batch: int, work_dir: Path) -> None:
+def crash(settings: Settings, point: str, batch: int, work_dir: Path, limit_s: float = DRAIN_LIMIT_S) -> None:
     """Run the job until it kills itself at the named point."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.jobs.crashing_settle", point, str(batch), str(work_dir)],
         env=os.environ | settings_environment(settings),
         capture_output=True,
         text=True,
-        timeout=DRAIN_LIMIT_S,
+        timeout=limit_s,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
 

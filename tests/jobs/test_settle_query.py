@@ -67,6 +67,9 @@ def test_each_record_has_one_row_with_its_verdict_bytes_changes_and_entries(
         3,
     )
     assert {name for name, _ in job[5]["entries"]} == {"job", "progress"}
+    assert change["offset"] == job[3]["offset"], "of the record that made the row, not of the one it stands on"
+    assert [r["accepted_offset"] for r in job] == [None] * 5 + [job[3]["offset"]], "the last that was accepted"
+    assert {r["accepted_offset"] for r in rows if r["verdict"] == "rejected" and r not in job} == {None}
     assert verdicts(rows)["rejected", "unknown_stream"] == 1
     assert verdicts(rows)["accepted", None] == 5, "the four of the job and the topology"
 

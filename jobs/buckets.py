@@ -1,0 +1,41 @@
+"""Which bucket of the settling job's state a Kafka partition lives in, and where Spark puts it."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+_SPREAD = 64
+
+
+def bucket_key(partition: int) -> int:
+    """The state's key for a Kafka partition. It depends on the partition alone, for ever: the checkpoint
+    holds the state under it.
+
+    Spark places an integer key by Murmur3, and small consecutive integers often meet in one shuffle
+    partition. The key is the first integer from 1,024 times the partition on whose hash ends like the
+    partition's number, so that 2, 4, … 64 shuffle partitions get equal shares.
+    """
+    candidate = partition * _SPREAD * 16
+    while spark_hash(candidate) % _SPREAD != partition % _SPREAD:
+        candidate += 1
+    return candidate
+
+
+def spark_hash(number: int) -> int:
+    """Spark's `hash()` of one 32-bit integer: Murmur3 x86 32-bit with seed 42, unsigned."""
+    mask = 0xFFFFFFFF
+    k = number * 0xCC9E2D51 & mask
+    k = ((k << 15 | k >> 17) & mask) * 0x1B873593 & mask
+    h = 42 ^ k
+    h = ((h << 13 | h >> 19) & mask) * 5 + 0xE6546B64 & mask
+    h ^= 4
+    h = (h ^ h >> 16) * 0x85EBCA6B & mask
+    h = (h ^ h >> 13) * 0xC2B2AE35 & mask
+    return h ^ h >> 16
+
+
+def bucket_column(partitions: int) -> Column:
+    """The bucket of the column `partition`, in a topic of so many partitions."""
+    keys = [F.lit(bucket_key(partition)) for partition in range(partitions)]
+    return F.element_at(F.array(*keys), F.col("partition") + 1)

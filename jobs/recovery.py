@@ -1,0 +1,200 @@
+"""Where the settling job starts: from its checkpoint, from the topic's beginning, or from the tables.
+
+The tables know all that a checkpoint knows: the ledger how far the log is settled, `stream_entries` what the
+streams remember. So a lost checkpoint is made anew from both, each at a pinned version. Anything that would
+settle a record twice or leave one out is refused, and the message says what to do.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from delta.tables import DeltaTable
+from deltalake import DeltaTable as TableReader
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import GroupedData, SparkSession
+from pyspark.sql import functions as F
+
+from jobs.checkpoint_state import Checkpoint, CheckpointFolder
+from jobs.initial_state import initial_state
+from jobs.once_sink import last_commit
+from schemas.errors import TrunklineError
+from schemas.event_topic import topic_reader
+from schemas.ledger import LEDGER
+from schemas.settings import KafkaSettings, Settings
+from schemas.view_progress import ViewProgress, read_progress
+from schemas.views import STREAM_ENTRIES
+
+
+class RecoveryRefused(TrunklineError):
+    """The job cannot go on from the tables without losing or repeating records. Nothing was changed."""
+
+
+class Recovery(NamedTuple):
+    """A start from the tables: the first offset per partition that is not settled, and pinned versions."""
+
+    next_offsets: dict[int, int]
+    ledger_version: int
+    entries_version: int
+
+    def starting_offsets(self, kafka: KafkaSettings) -> dict[str, dict[str, int]]:
+        """For Spark's Kafka source: every partition of the topic by name."""
+        return {
+            kafka.topic: {str(number): self.next_offsets.get(number, 0) for number in range(kafka.partitions)}
+        }
+
+    def state(self, spark: SparkSession, settings: Settings) -> GroupedData:
+        """The initial state, from the pinned version of `stream_entries`."""
+        reader = spark.read.format("delta").option("versionAsOf", self.entries_version)
+        entries = reader.load(settings.table_path(STREAM_ENTRIES))
+        return initial_state(entries, self.next_offsets, settings.kafka.partitions)
+
+
+def find_start(spark: SparkSession, settings: Settings, checkpoint: str) -> Recovery | None:
+    """How to start the query: by a recovery, or (None) from its checkpoint or the topic's beginning, which
+    Spark does by itself. Brings the views to the ledger's end where it needs them: their own query must not
+    run yet. A checkpoint in which no micro-batch was finished is discarded when the ledger has rows: it
+    may hold the state of another start.
+
+    Raises CheckpointDamaged, RecoveryRefused, BackboneUnreachable, TrunklineError.
+    """
+    folder = CheckpointFolder(spark, checkpoint)
+    found = folder.look()
+    if found.last_batch is not None:
+        _check_agreement(spark, settings, found)
+        return None
+    if not _has_rows(spark, settings.table_path(LEDGER)):
+        if found.has_files and found.query_id is None:
+            folder.discard()
+        return None
+    print(f"settle_events: no checkpoint at {checkpoint}; starting from the tables", file=sys.stderr)
+    recovery = _recovery(spark, settings)
+    if found.has_files:
+        folder.discard()
+    return recovery
+
+
+def _check_agreement(spark: SparkSession, settings: Settings, checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint of another time than the ledger: put back from a copy, or left by a deleted table."""
+    assert checkpoint.last_batch is not None  # noqa: S101  for the type checker
+    path = settings.table_path(LEDGER)
+    committed = last_commit(spark, path)
+    if committed is None:
+        if _has_rows(spark, path):
+            # Maintenance may have removed the old part of the table's log: nothing speaks against it.
+            return
+        found = "has no rows"
+    elif committed.query_id != checkpoint.query_id:
+        found = f"ends with micro-batch {committed.batch_id} of another checkpoint"
+    elif committed.batch_id not in (checkpoint.last_batch, checkpoint.last_batch + 1):
+        found = f"ends with micro-batch {committed.batch_id}"
+    else:
+        # One more than the checkpoint's: the job was killed between the two commits.
+        return
+    raise RecoveryRefused(
+        f"the checkpoint {checkpoint.path} does not belong to the ledger as it is: it finished micro-batch "
+        f"{checkpoint.last_batch}, the ledger {found}. Put the right ledger back, or delete that directory and "
+        "start again: the job then goes on from the tables, or without a ledger from the log's beginning."
+    )
+
+
+def _has_rows(spark: SparkSession, path: str) -> bool:
+    return DeltaTable.isDeltaTable(spark, path) and not spark.read.format("delta").load(path).isEmpty()
+
+
+def _recovery(spark: SparkSession, settings: Settings) -> Recovery:
+    ledger_version = _version(spark, settings.table_path(LEDGER))
+    next_offsets = ledger_ends(spark, settings, ledger_version)
+    check_log(settings.kafka, next_offsets)
+    # Here, because that job may start this one.
+    from jobs import build_views
+
+    try:
+        build_views.catch_up(spark, settings)
+    except StreamingQueryException as error:
+        raise TrunklineError(f"the views could not be brought to the ledger's end: {error}") from error
+    entries = TableReader(settings.table_path(STREAM_ENTRIES))
+    check_views(read_progress(entries), next_offsets)
+    return Recovery(next_offsets, ledger_version, entries.version())
+
+
+def _version(spark: SparkSession, path: str) -> int:
+    row = DeltaTable.forPath(spark, path).history(1).select("version").first()
+    assert row is not None  # noqa: S101  a table has a commit
+    return int(row[0])
+
+
+def ledger_ends(spark: SparkSession, settings: Settings, version: int) -> dict[int, int]:
+    """The first offset per partition that is not in the ledger at `version`.
+
+    Raises RecoveryRefused unless the ledger holds, of our topic alone, each offset below it once.
+    """
+    ledger = spark.read.format("delta").option("versionAsOf", version).load(settings.table_path(LEDGER))
+    # Distinct offsets, counted exactly by bitmaps of 32,768 each: no row leaves its task.
+    buckets = ledger.groupBy("topic", "partition", F.bitmap_bucket_number("offset").alias("bucket")).agg(
+        F.count("*").alias("rows"),
+        F.bitmap_count(F.bitmap_construct_agg(F.bitmap_bit_position("offset"))).alias("distinct"),
+        F.max("offset").alias("last"),
+    )
+    partitions = buckets.groupBy("topic", "partition").agg(
+        F.sum("rows").alias("rows"), F.sum("distinct").alias("distinct"), F.max("last").alias("last")
+    )
+    ends: dict[int, int] = {}
+    for row in partitions.orderBy("topic", "partition").collect():
+        where = f"partition {row['partition']} of topic {row['topic']!r}"
+        if row["topic"] != settings.kafka.topic:
+            raise RecoveryRefused(
+                f"the ledger holds {where}, the settings name {settings.kafka.topic!r}: set kafka.topic "
+                "back, or give the new topic a data directory of its own"
+            )
+        if row["rows"] != row["distinct"]:
+            raise RecoveryRefused(f"the ledger holds {row['rows'] - row['distinct']} records of {where} twice")
+        if row["distinct"] != row["last"] + 1:
+            raise RecoveryRefused(
+                f"the ledger has a gap: {row['distinct']} of the {row['last'] + 1} records up to offset "
+                f"{row['last']} of {where}. {_FROM_THE_LOG}"
+            )
+        ends[int(row["partition"])] = int(row["last"]) + 1
+    return ends
+
+
+_FROM_THE_LOG: Final = (
+    "Put the missing part of the table back from a copy; or move the ledger, the views and all checkpoints "
+    "away, and everything is settled again from the log's beginning."
+)
+
+
+def check_log(kafka: KafkaSettings, next_offsets: Mapping[int, int]) -> None:
+    """Whether Kafka still has, in each partition, what comes after the ledger. Raises RecoveryRefused when it
+    begins beyond that or ends before; BackboneUnreachable.
+    """
+    with topic_reader(kafka) as consumer:
+        assigned = sorted(consumer.assignment())
+        beginnings: dict[Any, int] = consumer.beginning_offsets(assigned)
+        ends: dict[Any, int] = consumer.end_offsets(assigned)
+    for at in assigned:
+        wanted, first, end = next_offsets.get(at.partition, 0), beginnings[at], ends[at]
+        where = f"partition {at.partition} of topic {kafka.topic!r}"
+        if first > wanted:
+            raise RecoveryRefused(
+                f"the ledger ends before offset {wanted} of {where}, and Kafka begins at {first}: the records "
+                "between were deleted from the log and never settled"
+            )
+        if end < wanted:
+            raise RecoveryRefused(
+                f"the ledger has settled {where} up to offset {wanted - 1}, and Kafka ends before {end}: "
+                "the log lost records, or the topic was made anew"
+            )
+
+
+def check_views(progress: ViewProgress, next_offsets: Mapping[int, int]) -> None:
+    """Whether `stream_entries` has seen the whole ledger and no more. Raises RecoveryRefused."""
+    for partition in sorted(next_offsets.keys() | progress.offsets.keys()):
+        seen, settled = progress.offsets.get(partition, 0), next_offsets.get(partition, 0)
+        if seen != settled:
+            raise RecoveryRefused(
+                f"the views have seen partition {partition} up to offset {seen - 1}, the ledger ends at "
+                f"{settled - 1}: build the views anew (jobs/rebuild_views.py), then start again"
+            )

@@ -1,0 +1,219 @@
+"""The parity check: the fold runs again over the raw bytes of the whole ledger, and must say the same.
+
+Each ledger row is turned back into its Kafka record and settled; the verdict, the changes and the entries
+must be those in the row. The rows and entries that come out must be those in the view tables, as far as these
+say they are. Memory: one window of ledger rows, and the entries and rows of all streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.dataset as ds
+from deltalake import DeltaTable
+
+from jobs.view_changes import Key, RowChange, key_columns, next_offsets
+from schemas.entries import Entries, Writes
+from schemas.errors import NotFound
+from schemas.fold import settle
+from schemas.ledger import COLUMNS, LedgerRow, record_of_row
+from schemas.sealing import Keyring, UnsealError
+from schemas.settings import Settings
+from schemas.settled import AppliedChange
+from schemas.verdicts import ACCEPTED
+from schemas.view_arrow import VIEW_ARROW
+from schemas.view_progress import ViewProgress, read_progress
+from schemas.views import STREAM_ENTRIES, VIEW_TABLES
+
+_WINDOW: Final = 20_000
+_SHOWN: Final = 50
+_COMPARED: Final = ("verdict", "reason", "late", "status_after")
+_MOMENT: Final = pa.int64()
+
+
+class CheckResult(msgspec.Struct):
+    """`different`: how many differences; the first of them in words. `rows`: how many rows of each view table
+    were compared; `newer` of them were left out, because they are newer than the tables' progress."""
+
+    records: int = 0
+    different: int = 0
+    differences: list[str] = msgspec.field(default_factory=list)
+    rows: dict[str, int] = msgspec.field(default_factory=dict)
+    newer: int = 0
+    offsets: dict[int, int] = msgspec.field(default_factory=dict)
+
+    def differ(self, text: str) -> None:
+        """Count a difference and keep its text if it is among the first."""
+        self.different += 1
+        if len(self.differences) < _SHOWN:
+            self.differences.append(text)
+
+
+class Refold:
+    """Settles a ledger again, and keeps what its views should show up to `progress`."""
+
+    def __init__(self, keyring: Keyring, progress: ViewProgress, result: CheckResult) -> None:
+        self.expected: dict[str, dict[Key, RowChange]] = {table: {} for table in VIEW_TABLES}
+        self._keyring = keyring
+        self._progress = progress
+        self._result = result
+        self._streams: dict[bytes | None, Entries] = {}
+        self._changes: dict[bytes | None, dict[tuple[str, str], AppliedChange]] = {}
+
+    def settle(self, row: LedgerRow) -> None:
+        """Settle one row's record again, after all before it in its partition; compare and remember."""
+        self._result.records += 1
+        where = f"ledger {row.partition}:{row.offset}"
+        try:
+            record = record_of_row(row, self._keyring)
+        except (UnsealError, ValueError) as error:
+            self._result.differ(f"{where}: the record cannot be given back: {error}")
+            return
+        # What is no stream's key has no past and gets none.
+        known = self._streams.get(record.key)
+        entries = Entries() if known is None else known
+        settled = settle(record, entries, self._keyring)
+        for name in _COMPARED:
+            if getattr(settled, name) != getattr(row, name):
+                self._result.differ(
+                    f"{where}: {name} is {getattr(row, name)!r}, refolded {getattr(settled, name)!r}"
+                )
+        changed = self._changes.setdefault(record.key, {})
+        for change in settled.changes:
+            applied = AppliedChange(change.view, change.key, record.offset, change.row)
+            changed[change.view, change.key] = applied
+        if row.changes is not None or row.entries is not None:
+            # The stream's last row of a micro-batch: what the batch did stands here.
+            self._compare_changes(where, row, list(self._changes.pop(record.key).values()))
+            self._compare_entries(where, row, entries.take_writes())
+        elif not changed:
+            self._changes.pop(record.key)
+        if settled.verdict == ACCEPTED:
+            self._streams[record.key] = entries
+
+    def finish(self) -> None:
+        """After the last row: what was changed and never written down is a difference, too."""
+        for key, changes in self._changes.items():
+            name = (key or b"").decode("ascii", "replace")
+            self._result.differ(f"{name}: {len(changes)} changes stand in no ledger row")
+
+    def _is_shown(self, row: LedgerRow) -> bool:
+        return row.offset < self._progress.offsets.get(row.partition, 0)
+
+    def _compare_changes(self, where: str, row: LedgerRow, changes: list[AppliedChange]) -> None:
+        said = msgspec.json.decode(row.changes) if row.changes else []
+        if said != msgspec.to_builtins(changes):
+            self._result.differ(f"{where}: other changes than refolded")
+        if self._is_shown(row):
+            for change in changes:
+                key = tuple(change.key.split("/", len(key_columns(change.view)) - 1))
+                shown = None if change.row is None else msgspec.structs.asdict(change.row)
+                self._expect(change.view, key, RowChange(row.partition, change.offset, shown))
+
+    def _compare_entries(self, where: str, row: LedgerRow, writes: Writes) -> None:
+        if dict(row.entries or ()) != writes:
+            self._result.differ(f"{where}: other entries than refolded")
+        if not self._is_shown(row):
+            return
+        for entry, value in writes.items():
+            key = (row.stream_kind, row.stream_id, entry)
+            cells = {**dict(zip(key_columns(STREAM_ENTRIES), key, strict=True)), "value": value}
+            shown = None if value is None else {**cells, "fold_version": row.fold_version}
+            self._expect(STREAM_ENTRIES, key, RowChange(row.partition, row.accepted_offset or 0, shown))
+
+    def _expect(self, table: str, key: Key, change: RowChange) -> None:
+        if change.row is None:
+            self.expected[table].pop(key, None)
+        else:
+            self.expected[table][key] = change
+
+
+def check_views(settings: Settings, ledger: DeltaTable, keyring: Keyring) -> CheckResult:
+    """Refold `ledger` at the version at which it is loaded, and compare. Raises NotFound without views."""
+    result = CheckResult()
+    tables = {}
+    # The entries first: what the other tables hold beyond their progress is newer.
+    for table in reversed(VIEW_TABLES):
+        path = settings.table_path(table)
+        if not DeltaTable.is_deltatable(path):
+            raise NotFound(f"there is no table {path}: build the views with rebuild_views")
+        tables[table] = DeltaTable(path)
+    progress = read_progress(tables[STREAM_ENTRIES])
+    result.offsets = progress.offsets
+    # The views may be ahead of the ledger that the caller has loaded.
+    ledger.update_incremental()
+    refold = Refold(keyring, progress, result)
+    for row in ordered_rows(ledger):
+        refold.settle(row)
+    refold.finish()
+    for table in VIEW_TABLES:
+        compare_table(table, tables[table], refold.expected[table], progress, result)
+    return result
+
+
+def ordered_rows(ledger: DeltaTable) -> Iterator[LedgerRow]:
+    """All rows by partition and offset, a window at a time, wherever in the files they lie."""
+    dataset = ledger.to_pyarrow_dataset()
+    ends: dict[int, int] = {}
+    for batch in dataset.to_batches(columns=["partition", "offset"]):
+        for partition, end in next_offsets(pa.Table.from_batches([batch])).items():
+            ends[partition] = max(end, ends.get(partition, 0))
+    for partition, end in sorted(ends.items()):
+        for first in range(0, end, _WINDOW):
+            at = (ds.field("partition") == partition) & (ds.field("offset") >= first)
+            window = dataset.to_table(columns=list(COLUMNS), filter=at & (ds.field("offset") < first + _WINDOW))
+            window = window.sort_by("offset")
+            moments = window["logged_at"].cast(_MOMENT)
+            window = window.set_column(window.schema.get_field_index("logged_at"), "logged_at", moments)
+            for batch in window.to_batches(max_chunksize=1000):
+                columns = (batch.column(name).to_pylist() for name in COLUMNS)
+                yield from map(LedgerRow._make, zip(*columns, strict=True))
+
+
+def compare_table(
+    table: str,
+    stored: DeltaTable,
+    expected: dict[Key, RowChange],
+    progress: ViewProgress,
+    result: CheckResult,
+) -> None:
+    """Compare one view table with what it should hold; empties `expected`."""
+    names = VIEW_ARROW[table].names
+    keys = key_columns(table)
+    count = 0
+    for row in table_rows(stored, table):
+        key: Key = tuple(row[name] for name in keys)
+        where = f"{table} {'/'.join(key)}"
+        wanted = expected.pop(key, None)
+        if row["last_offset"] >= progress.offsets.get(row["partition"], 0):
+            result.newer += 1
+            continue
+        count += 1
+        if wanted is None or wanted.row is None:
+            result.differ(f"{where}: should not be there")
+            continue
+        cells = {**wanted.row, "partition": wanted.partition, "last_offset": wanted.offset}
+        for name in names:
+            if cells[name] != row[name]:
+                result.differ(f"{where}: {name} is {_brief(row[name])}, refolded {_brief(cells[name])}")
+    for key in sorted(expected):
+        result.differ(f"{table} {'/'.join(key)}: is missing")
+    result.rows[table] = count
+
+
+def table_rows(stored: DeltaTable, table: str) -> Iterator[dict[str, Any]]:
+    """The rows of a view table, times as microseconds."""
+    for batch in stored.to_pyarrow_dataset().to_batches(columns=VIEW_ARROW[table].names):
+        plain = {
+            name: column.cast(_MOMENT) if pa.types.is_timestamp(column.type) else column
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        }
+        yield from pa.table(plain).to_pylist()
+
+
+def _brief(value: object) -> str:
+    text = f"{len(value)} bytes" if isinstance(value, bytes) else repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -1,0 +1,105 @@
+"""Runs the streaming jobs together in one driver: settle_events, build_views, and maintenance between them.
+
+Reads: what settle_events and build_views read.
+Owns: what they own; it holds the lock of the views (view_lock.py) as long as it runs.
+Guarantees: either all run or none: when one query fails, all end, with exit code 1 and the reason.
+On restart: each goes on as it says of itself; settle_events first, because a recovery needs the views at rest.
+
+Run it with spark-submit; settings as everywhere (conf/trunkline.yaml, TRUNKLINE__… variables).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from jobs import build_views, settle_events
+from jobs.maintain_tables import Maintenance
+from jobs.view_lock import views_lock
+from schemas.errors import TrunklineError
+from schemas.event_topic import check_topic
+from schemas.sealing import load_keyring
+from schemas.settings import Settings, SettingsError, load_settings
+
+PROGRAM = "run_streams"
+_POLL_S = 0.2
+
+
+def prepare_session(settings: Settings) -> SparkSession:
+    """The session of both queries."""
+    spark = SparkSession.builder.appName(PROGRAM).getOrCreate()
+    spark.conf.set("spark.sql.shuffle.partitions", settings.spark.shuffle_partitions)
+    return spark
+
+
+def run(
+    spark: SparkSession, settings: Settings, stopping: threading.Event, ready_file: Path | None
+) -> str | None:
+    """Run all until `stopping` is set or a query ends; returns why one failed. Raises what the starts raise."""
+    queries: list[StreamingQuery] = []
+    maintenance = None
+    try:
+        build_views.create_ledger(spark, settings)
+        queries.append(settle_events.start(spark, settings))
+        build_views.prepare(spark, settings)
+        sink = build_views.ViewSink(settings)
+        queries.append(build_views.start(spark, settings, sink=sink))
+        maintenance = Maintenance(spark, settings, sink)
+        maintenance.start()
+        while all(query.isActive for query in queries) and not stopping.wait(_POLL_S):
+            if ready_file is not None and all(settle_events.is_ready(query) for query in queries):
+                ready_file.touch()
+                ready_file = None
+    finally:
+        if maintenance is not None:
+            maintenance.stop()
+        for query in queries:
+            query.stop()
+    for query in queries:
+        failure = query.exception()
+        if failure is not None:
+            return f"{query.name}: {failure}"
+    return None if stopping.is_set() else "a query ended by itself"
+
+
+def main() -> int:
+    """Run until SIGTERM or SIGINT, or until a query fails. Exit codes as everywhere; 1: a query failed."""
+    try:
+        settings = load_settings()
+        load_keyring(settings)
+        check_topic(settings)
+    except (SettingsError, TrunklineError) as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, SettingsError) else error.exit_code
+    stopping = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopping.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    named = os.environ.get("TRUNKLINE_READY_FILE")
+    try:
+        with views_lock(settings):
+            spark = prepare_session(settings)
+            try:
+                failure = run(spark, settings, stopping, Path(named) if named else None)
+            finally:
+                spark.stop()
+    except TrunklineError as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return error.exit_code
+    if failure is not None:
+        print(f"{PROGRAM}: {failure}", file=sys.stderr)
+    return 0 if failure is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

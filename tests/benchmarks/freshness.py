@@ -1,0 +1,230 @@
+"""How old an event is when it can be read: in the ledger, in `registry_jobs`, in the live view.
+
+Runs the whole stack on free ports. One generator publishes over persistent MQTT connections at a steady
+rate; what counts is the second half of the load, from `publish` to: the commit of its ledger row, the first
+commit of `registry_jobs` that shows it, its arrival at a client of the gateway's event stream. Then the same
+load once more with Spark stopped, for the live view's figure without it.
+
+    ./trunkline bench freshness --rate 500 --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pyarrow.parquet as parquet
+
+from connectors.job_topics import events_topic
+from connectors.local_stack import LocalStack, free_port
+from connectors.local_stack.part_plan import STREAMS
+from connectors.mqtt_connection import connect_properties, cut_connection, dial, new_client
+from connectors.mqtt_credentials import OPERATOR, role_mqtt
+from schemas.ledger import LEDGER
+from schemas.record import OutgoingRecord
+from schemas.sealing import load_keyring
+from schemas.settings import GatewaySettings, KafkaSettings, MqttSettings, Settings, ViewSettings
+from schemas.view_rows import REGISTRY_JOBS
+from tests.benchmarks.event_load import events, fill, jobs_for, registrations
+
+CONNECTIONS = 4
+STEPS_PER_S = 50
+SETTLED_WITHIN_S = 60
+Sent = dict[str, float]
+"""CloudEvents id to the moment of its first publish (seconds since 1970)."""
+
+
+class EventListener(threading.Thread):
+    """A client of the gateway's event stream that notes when each event arrived."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(daemon=True)
+        self._settings = settings
+        self.arrived: Sent = {}
+        self.connected = threading.Event()
+
+    def run(self) -> None:
+        """Read until the connection ends."""
+        token = self._settings.operator_token_file.read_text().strip()
+        where = f"{self._settings.gateway_url}/api/hub/events?type=job.event"
+        headers = {"Authorization": f"Bearer {token}"}
+        try:
+            with httpx.stream("GET", where, headers=headers, timeout=httpx.Timeout(10, read=600)) as answer:
+                answer.raise_for_status()
+                for line in answer.iter_lines():
+                    self.connected.set()
+                    if line.startswith("data:"):
+                        now = time.time()
+                        told = orjson.loads(line[5:])
+                        if "ce_id" in told:
+                            self.arrived.setdefault(told["ce_id"], now)
+        except httpx.HTTPError as error:
+            print(f"freshness: the event stream ended: {error}", file=sys.stderr)
+
+
+def publish_steadily(settings: Settings, records: list[OutgoingRecord], rate: int) -> Sent:
+    """Publish the records at `rate` a second over a few connections; when each went out first."""
+    mqtt = role_mqtt(settings, OPERATOR)
+    clients = [new_client(mqtt) for _ in range(CONNECTIONS)]
+    for client in clients:
+        client.max_inflight_messages_set(1000)
+        dial(client, mqtt, connect_properties())
+    topics = {r.stream: events_topic(mqtt.topic_prefix, r.stream.removeprefix("job/")) for r in records}
+    sent: Sent = {}
+    began = time.monotonic()
+    step = max(1, rate // STEPS_PER_S)
+    for number, record in enumerate(records):
+        if number % step == 0:
+            time.sleep(max(0.0, began + number / rate - time.monotonic()))
+        # A job's events take one connection, so that they stay in order.
+        client = clients[hash(record.stream) % CONNECTIONS]
+        sent.setdefault(record.ce_id, time.time())
+        client.publish(topics[record.stream], record.value, qos=1)
+    late_s = time.monotonic() - began - len(records) / rate
+    if late_s > 1:
+        print(f"freshness: the generator was {late_s:.1f} s behind its rate", file=sys.stderr)
+    time.sleep(2)
+    for client in clients:
+        client.disconnect()
+        cut_connection(client)
+    return sent
+
+
+def commits(table: str) -> Iterator[tuple[float, list[Path]]]:
+    """Moment and added files of each commit of a local table, oldest first."""
+    for log in sorted(Path(table, "_delta_log").glob("*.json")):
+        actions = [json.loads(line) for line in log.read_text().splitlines()]
+        added = [a["add"]["path"] for a in actions if "add" in a and a["add"]["dataChange"]]
+        yield log.stat().st_mtime, [Path(table, path) for path in added if Path(table, path).exists()]
+
+
+def ledger_moments(settings: Settings) -> tuple[Sent, dict[str, tuple[str, int]]]:
+    """When each accepted event was readable in the ledger, and its job and offset."""
+    moments: Sent = {}
+    places: dict[str, tuple[str, int]] = {}
+    columns = ["ce_id", "stream_id", "offset", "type", "verdict"]
+    for moment, files in commits(settings.table_path(LEDGER)):
+        for file in files:
+            for row in parquet.read_table(file, columns=columns, partitioning=None).to_pylist():
+                if row["type"] == "job.event" and row["verdict"] == "accepted":
+                    moments[row["ce_id"]] = moment
+                    places[row["ce_id"]] = (row["stream_id"], row["offset"])
+    return moments, places
+
+
+def view_moments(settings: Settings, places: dict[str, tuple[str, int]]) -> Sent:
+    """When the registry's row of its job first showed each event."""
+    shown: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    for moment, files in commits(settings.table_path(REGISTRY_JOBS)):
+        for file in files:
+            rows = parquet.read_table(file, columns=["job_id", "last_offset"], partitioning=None)
+            for row in rows.to_pylist():
+                shown[row["job_id"]].append((moment, row["last_offset"]))
+    found: Sent = {}
+    for ce_id, (job_id, offset) in places.items():
+        moments = [moment for moment, last in shown[job_id] if last >= offset]
+        if moments:
+            found[ce_id] = min(moments)
+    return found
+
+
+def ages(sent: Sent, seen: Sent, after: float) -> list[float]:
+    """Seconds from publish to `seen` of what was sent after a moment, sorted; raises if there is nothing."""
+    found = sorted(seen[ce_id] - moment for ce_id, moment in sent.items() if moment >= after and ce_id in seen)
+    if not found:
+        raise SystemExit("freshness: nothing arrived")
+    return found
+
+
+def at(sorted_ages: list[float], quantile: float) -> float:
+    """One quantile."""
+    return sorted_ages[min(len(sorted_ages) - 1, int(len(sorted_ages) * quantile))]
+
+
+def load(settings: Settings, rate: int, seconds: int, first: int) -> tuple[Sent, Sent]:
+    """Register jobs, publish their events; when each was sent and arrived at the event stream's client."""
+    count = rate * seconds
+    kafka = settings.kafka
+    fill(kafka.bootstrap_servers, kafka.topic, registrations(jobs_for(count), load_keyring(settings), first))
+    time.sleep(5)  # the accounts and views of the new jobs are not what is measured
+    records = list(events(count, seed=2, first=first))
+    listener = EventListener(settings)
+    listener.start()
+    if not listener.connected.wait(20):
+        raise SystemExit("freshness: the event stream did not open")
+    sent = publish_steadily(settings, records, rate)
+    deadline = time.monotonic() + SETTLED_WITHIN_S
+    while len(listener.arrived) < len(sent) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return sent, listener.arrived
+
+
+def measure(settings: Settings, rate: int, seconds: int) -> dict[str, Any]:
+    """With Spark busy, then without Spark."""
+    with LocalStack(settings) as stack:
+        # A first load warms Spark's JVM; cold figures say more about the compiler.
+        load(settings, rate, max(10, seconds // 2), first=0)
+        second = jobs_for(rate * seconds) + 10_000
+        sent, live = load(settings, rate, seconds, first=second)
+        time.sleep(15)
+        stack[STREAMS].stop()
+        idle_sent, idle_live = load(settings, rate, max(10, seconds // 2), first=2 * second)
+    ledger, places = ledger_moments(settings)
+    view = view_moments(settings, places)
+    half = min(sent.values()) + seconds / 2
+    idle_half = min(idle_sent.values()) + max(10, seconds // 2) / 2
+    counted = {ce_id: moment for ce_id, moment in sent.items() if ce_id in ledger}
+    missing = len(counted) - sum(ce_id in view for ce_id in counted)
+    ledger_ages, view_ages = ages(counted, ledger, half), ages(counted, view, half)
+    live_ages, idle_ages = ages(sent, live, half), ages(idle_sent, idle_live, idle_half)
+    return {
+        "ledger_p50_s": round(at(ledger_ages, 0.5), 3),
+        "ledger_p95_s": round(at(ledger_ages, 0.95), 3),
+        "view_p50_s": round(at(view_ages, 0.5), 3),
+        "view_p95_s": round(at(view_ages, 0.95), 3),
+        "live_p50_ms": round(at(live_ages, 0.5) * 1000, 1),
+        "live_p99_ms": round(at(live_ages, 0.99) * 1000, 1),
+        "live_idle_p50_ms": round(at(idle_ages, 0.5) * 1000, 1),
+        "live_idle_p99_ms": round(at(idle_ages, 0.99) * 1000, 1),
+        "events": len(sent),
+        "accepted_but_in_no_view": missing,
+    }
+
+
+def main() -> int:
+    """Run the benchmark; `--json` prints the result as one line."""
+    parser = argparse.ArgumentParser(prog="trunkline bench freshness", description=__doc__)
+    parser.add_argument("--rate", type=int, default=500, help="events a second (default 500)")
+    parser.add_argument("--seconds", type=int, default=40, help="length of the measured load (default 40)")
+    parser.add_argument("--partitions", type=int, default=None, help="partitions of the topic")
+    parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
+    args = parser.parse_args()
+    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}")
+    if args.partitions:
+        kafka = kafka.model_copy(update={"partitions": args.partitions})
+    with tempfile.TemporaryDirectory(prefix="trunkline-freshness-") as work:
+        settings = Settings(
+            data_dir=Path(work) / "data",
+            kafka=kafka,
+            mqtt=MqttSettings(port=free_port()),
+            gateway=GatewaySettings(port=free_port()),
+            # Compaction would take away the files that tell when a row was first readable.
+            views=ViewSettings(maintenance_interval_s=0),
+        )
+        result = measure(settings, args.rate, args.seconds)
+    print(json.dumps(result) if args.json else json.dumps(result, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""The forms that `view_merge` compares, each started beside a running settling query; and known jobs.
+
+`delta-rs`: the real job. `commits`: the same merge, but this process reads the ledger's new commits itself,
+without a second streaming query. `spark`: the same reduction, merged by Spark's MERGE with deletion vectors.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as parquet
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+
+from jobs import build_views
+from jobs.view_changes import CHANGE_COLUMNS, Changes, Key, RowChange, changes_of, key_columns
+from jobs.view_tables import open_tables
+from schemas.entries import Entries
+from schemas.fold import settle
+from schemas.ledger import LEDGER
+from schemas.record import OutgoingRecord, Record
+from schemas.sealing import Keyring
+from schemas.settings import Settings
+from schemas.view_arrow import VIEW_ARROW
+from schemas.view_progress import ViewProgress
+from schemas.view_rows import REGISTRY_JOBS
+from schemas.views import STREAM_ENTRIES, VIEW_TABLES
+from tests.benchmarks.event_load import EVENTS_PER_JOB, event, registrations
+
+Stop = Callable[[], None]
+POLL_S = 1.0
+
+
+def known_jobs(count: int) -> dict[str, dict[Key, RowChange]]:
+    """Rows and entries of `count` finished jobs that get no more events: one real job, under many ids."""
+    keyring = Keyring({"k": b"k" * 32}, "k")
+    entries = Entries()
+    kinds = ["started", *["progress"] * (EVENTS_PER_JOB - 2), "completed"]
+    records: list[OutgoingRecord] = [*registrations(1, keyring)]
+    records += [event(0, seq, kind) for seq, kind in enumerate(kinds, 1)]
+    for offset, record in enumerate(records):
+        names, values = zip(*record.headers(), strict=True)
+        settled = settle(Record("t", 0, offset, 1, record.key, record.value, names, values), entries, keyring)
+    row = msgspec.structs.asdict(settled.changes[0].row)
+    # Sealed secrets and digests: no two entries are alike, and none can be compressed.
+    draw = random.Random(1)
+    jobs: dict[Key, RowChange] = {}
+    stored: dict[Key, RowChange] = {}
+    for number in range(count):
+        job_id = f"{0xF0000000 + number:08x}"
+        jobs[job_id,] = RowChange(0, 0, {**row, "job_id": job_id})
+        for name, value in entries.stored().items():
+            key = ("job", job_id, name)
+            cells = dict(zip(("stream_kind", "stream_id", "entry"), key, strict=True))
+            stored[key] = RowChange(0, 0, {**cells, "value": draw.randbytes(len(value)), "fold_version": 2})
+    return {REGISTRY_JOBS: jobs, STREAM_ENTRIES: stored}
+
+
+def nothing(spark: SparkSession, settings: Settings) -> Stop:
+    """No views at all."""
+    return lambda: None
+
+
+def job(spark: SparkSession, settings: Settings) -> Stop:
+    """The job as it is."""
+    return build_views.start(spark, settings).stop
+
+
+def commits(spark: SparkSession, settings: Settings) -> Stop:
+    """A thread that reads each new commit of the ledger and merges by delta-rs."""
+    tables = open_tables(settings)
+    stopping = threading.Event()
+
+    def run() -> None:
+        ledger = DeltaTable(settings.table_path(LEDGER))
+        version, offsets = tables[STREAM_ENTRIES].progress.ledger_version, {}
+        while not stopping.wait(POLL_S):
+            ledger.update_incremental()
+            paths = [path for at in range(version + 1, ledger.version() + 1) for path in added(settings, at)]
+            version = ledger.version()
+            if not paths:
+                continue
+            parts = [parquet.read_table(path, columns=list(CHANGE_COLUMNS)) for path in paths]
+            changes = changes_of(pa.concat_tables(parts))
+            offsets |= changes.next_offsets
+            for name, table in tables.items():
+                progress = ViewProgress(dict(offsets), version) if name == STREAM_ENTRIES else None
+                table.apply(changes.tables[name], progress)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        stopping.set()
+        thread.join()
+
+    return stop
+
+
+def added(settings: Settings, version: int) -> list[str]:
+    """The files that a commit of the ledger added."""
+    root = settings.table_path(LEDGER)
+    with open(f"{root}/_delta_log/{version:020d}.json") as log:  # noqa: PTH123
+        actions = [json.loads(line) for line in log]
+    return [f"{root}/{action['add']['path']}" for action in actions if "add" in action]
+
+
+def spark_merge(spark: SparkSession, settings: Settings) -> Stop:
+    """A streaming query that merges by Spark, into tables with deletion vectors."""
+    version = open_tables(settings)[STREAM_ENTRIES].progress.ledger_version
+    spark.conf.set("spark.databricks.delta.merge.materializeSource", "none")
+    for name in VIEW_TABLES:
+        path = settings.table_path(name)
+        frame = spark.createDataFrame(
+            DeltaTable(path).to_pyarrow_dataset().to_table(columns=VIEW_ARROW[name].names)
+        )
+        frame.coalesce(1).write.format("delta").mode("overwrite").option("overwriteSchema", "true").option(
+            "delta.enableDeletionVectors", "true"
+        ).save(f"{path}.spark")
+    offsets: dict[int, int] = {}
+
+    def apply(frame: DataFrame, batch_id: int) -> None:
+        changes = changes_of(frame.toArrow())
+        offsets.update(changes.next_offsets)
+        progress = ViewProgress(dict(offsets), version, "spark", batch_id)
+        for name in VIEW_TABLES:
+            if changes.tables[name]:
+                merge(frame.sparkSession, f"{settings.table_path(name)}.spark", name, changes)
+        open_tables_entries.note(progress)
+
+    open_tables_entries = open_tables(settings)[STREAM_ENTRIES]
+    writer = (
+        build_views.read_changes(spark, settings, version)
+        .writeStream.option("checkpointLocation", f"{settings.checkpoints_root}/spark")
+        .trigger(processingTime=f"{settings.views.interval_ms} milliseconds")
+    )
+    return writer.foreachBatch(apply).start().stop
+
+
+def merge(spark: SparkSession, path: str, name: str, changes: Changes) -> None:
+    """One MERGE of the changes of one table."""
+    rows: list[dict[str, Any]] = [
+        {**(change.row or {}), "partition": change.partition, "last_offset": change.offset}
+        for change in changes.tables[name].values()
+    ]
+    source = spark.createDataFrame(pa.Table.from_pylist(rows, VIEW_ARROW[name]))
+    source.createOrReplaceTempView(f"changes_{name}")
+    same = " AND ".join(f"t.{column} = s.{column}" for column in key_columns(name))
+    spark.sql(
+        f"MERGE INTO delta.`{path}` t USING (SELECT /*+ BROADCAST */ * FROM changes_{name}) s ON {same} "  # noqa: S608
+        "WHEN MATCHED AND s.last_offset > t.last_offset THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+    )
+
+
+FORMS: dict[str, Callable[[SparkSession, Settings], Stop]] = {
+    "none": nothing,
+    "delta-rs": job,
+    "commits": commits,
+    "spark": spark_merge,
+}

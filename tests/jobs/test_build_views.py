@@ -1,0 +1,221 @@
+"""The views on a real ledger: rows, progress, repetition, crashes between two tables."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from jobs import build_views
+from jobs.refold import check_views
+from jobs.view_changes import key_columns
+from jobs.view_tables import ViewTable, open_tables
+from schemas.errors import Refused
+from schemas.job_registry import pick_record
+from schemas.ledger import LEDGER
+from schemas.record import OutgoingRecord
+from schemas.sealing import Keyring
+from schemas.session_registry import SessionCreation, session_record
+from schemas.settings import Settings, ViewSettings
+from schemas.view_arrow import VIEW_ARROW
+from schemas.view_progress import ViewProgress, read_progress
+from schemas.view_rows import REGISTRY_JOBS, REGISTRY_SESSIONS
+from schemas.views import STREAM_ENTRIES, VIEW_TABLES
+from tests.broker_processes import wait_until
+from tests.jobs.conftest import DRAIN_LIMIT_S, Rows
+from tests.jobs.topic_load import append_all, event, registration
+
+JOB = "0badcafe"
+
+
+def build(spark: SparkSession, settings: Settings) -> None:
+    """Bring the views to the ledger's end by the real job."""
+    query = build_views.start(spark, settings, available_now=True)
+    assert query.awaitTermination(DRAIN_LIMIT_S), "the query did not end in time"
+
+
+def rows_of(settings: Settings, table: str) -> list[dict[str, Any]]:
+    """The rows of a view table by key."""
+    columns = VIEW_ARROW[table].names
+    rows = DeltaTable(settings.table_path(table)).to_pyarrow_dataset().to_table(columns=columns).to_pylist()
+    return sorted(rows, key=lambda row: [row[name] for name in key_columns(table)])
+
+
+def progress_of(settings: Settings) -> ViewProgress:
+    return read_progress(DeltaTable(settings.table_path(STREAM_ENTRIES)))
+
+
+def ledger_ends(ledger: Rows) -> dict[int, int]:
+    """Per partition the offset after the last."""
+    return {
+        partition: offset + 1 for partition, offset in sorted((r["partition"], r["offset"]) for r in ledger)
+    }
+
+
+def versions(settings: Settings) -> dict[str, int]:
+    return {table: DeltaTable(settings.table_path(table)).version() for table in VIEW_TABLES}
+
+
+def session_created(session: str) -> OutgoingRecord:
+    return session_record(SessionCreation(session=session, request_id="r1"), door="cli", principal="ann")
+
+
+@pytest.mark.requirement("JE-10")
+@pytest.mark.requirement("JE-11")
+@pytest.mark.requirement("JE-14")
+def test_jobs_sessions_entries_and_progress_are_in_the_tables(
+    spark: SparkSession, drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring
+) -> None:
+    settings = backbone_settings
+    append_all(settings, [registration(JOB, keyring), session_created("s1")])
+    append_all(settings, [pick_record(JOB, "s1", principal="s1"), event(JOB, 1)])
+    ledger = drain()
+    build(spark, settings)
+    (job,) = rows_of(settings, REGISTRY_JOBS)
+    assert (job["job_id"], job["status"], job["session"], job["last_seq"]) == (JOB, "running", "s1", 1)
+    by_position = {(row["partition"], row["offset"]): row for row in ledger}
+    assert by_position[job["partition"], job["last_offset"]]["ce_id"] == event(JOB, 1).ce_id
+    assert job["registered_at"] == next(r["logged_at"] for r in ledger if r["type"] == "job.registered")
+    (session,) = rows_of(settings, REGISTRY_SESSIONS)
+    assert (session["session"], session["status"]) == ("s1", "running")
+    written = {(r["stream_id"], name): value for r in ledger for name, value in r["entries"] or ()}
+    stored = {(r["stream_id"], r["entry"]): r["value"] for r in rows_of(settings, STREAM_ENTRIES)}
+    assert stored == written
+    progress = progress_of(settings)
+    assert progress.offsets == ledger_ends(ledger)
+    assert progress.ledger_version == DeltaTable(settings.table_path(LEDGER)).version()
+    append_all(settings, [event(JOB, 2, "completed")])
+    before = versions(settings)
+    ledger = drain()
+    build(spark, settings)
+    (job,) = rows_of(settings, REGISTRY_JOBS)
+    assert (job["status"], job["last_seq"], job["ended_by"]) == (
+        "completed",
+        2,
+        event(JOB, 2, "completed").ce_id,
+    )
+    assert progress_of(settings).offsets == ledger_ends(ledger)
+    changed = {table for table, version in versions(settings).items() if version != before[table]}
+    assert changed == {REGISTRY_JOBS, STREAM_ENTRIES}, "only tables with changes are written"
+
+
+def test_what_is_rejected_changes_no_row_and_still_moves_the_progress(
+    spark: SparkSession, drain: Callable[[], Rows], backbone_settings: Settings
+) -> None:
+    append_all(backbone_settings, [event(JOB, seq) for seq in range(1, 5)])
+    ledger = drain()
+    build(spark, backbone_settings)
+    append_all(backbone_settings, [event("00000bad", 1)])
+    ledger = drain()
+    build(spark, backbone_settings)
+    assert {row["verdict"] for row in ledger if row["type"] == "job.event"} == {"rejected"}
+    assert rows_of(backbone_settings, REGISTRY_JOBS) == []
+    assert progress_of(backbone_settings).offsets == ledger_ends(ledger)
+
+
+class BoomError(Exception):
+    """Raised in the middle of a micro-batch."""
+
+
+@pytest.mark.parametrize("table", [REGISTRY_JOBS, REGISTRY_SESSIONS, STREAM_ENTRIES])
+@pytest.mark.parametrize("point", ["before", "after"])
+def test_a_crash_between_the_commits_of_two_tables_leaves_the_right_rows_after_a_restart(
+    spark: SparkSession,
+    drain: Callable[[], Rows],
+    backbone_settings: Settings,
+    keyring: Keyring,
+    monkeypatch: pytest.MonkeyPatch,
+    table: str,
+    point: str,
+) -> None:
+    settings = backbone_settings
+    append_all(settings, [registration(JOB, keyring), event(JOB, 1, "started"), session_created("s1")])
+    drain()
+    build(spark, settings)
+    append_all(settings, [event(JOB, 2), session_created("s2"), registration("0000000b", keyring)])
+    drain()
+    append_all(settings, [event(JOB, 3, "completed")])
+    ledger = drain()
+    apply = ViewTable.apply
+
+    def crashing(self: ViewTable, changes: Any, progress: Any = None) -> bool:
+        if self.name == table and point == "before":
+            raise BoomError
+        done = apply(self, changes, progress)
+        if self.name == table:
+            raise BoomError
+        return done
+
+    monkeypatch.setattr(ViewTable, "apply", crashing)
+    query = build_views.start(spark, settings, available_now=True)
+    with pytest.raises(StreamingQueryException, match="BoomError"):
+        query.awaitTermination(DRAIN_LIMIT_S)
+    monkeypatch.setattr(ViewTable, "apply", apply)
+    build(spark, settings)
+    jobs = {row["job_id"]: row["status"] for row in rows_of(settings, REGISTRY_JOBS)}
+    assert jobs == {JOB: "completed", "0000000b": "pending"}
+    assert [row["session"] for row in rows_of(settings, REGISTRY_SESSIONS)] == ["s1", "s2"]
+    assert progress_of(settings).offsets == ledger_ends(ledger)
+    check = check_views(settings, DeltaTable(settings.table_path(LEDGER)), keyring)
+    assert (check.differences, check.newer) == ([], 0)
+
+
+def test_reading_commits_again_commits_nothing_to_the_registries(
+    spark: SparkSession, drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring
+) -> None:
+    append_all(backbone_settings, [registration(JOB, keyring), event(JOB, 1, "started")])
+    drain()
+    build(spark, backbone_settings)
+    rows, before = [rows_of(backbone_settings, table) for table in VIEW_TABLES], versions(backbone_settings)
+    sink = build_views.ViewSink(backbone_settings)
+    progress = sink.progress
+    sink.tables[STREAM_ENTRIES].progress = ViewProgress(progress.offsets, 0)
+    query = build_views.start(spark, backbone_settings, available_now=True, sink=sink)
+    assert query.awaitTermination(DRAIN_LIMIT_S)
+    assert [rows_of(backbone_settings, table) for table in VIEW_TABLES] == rows
+    after = versions(backbone_settings)
+    assert {table for table in VIEW_TABLES if after[table] != before[table]} <= {STREAM_ENTRIES}
+    assert progress_of(backbone_settings).offsets == progress.offsets
+
+
+def test_without_its_tables_and_checkpoint_the_job_builds_them_from_the_ledger_first(
+    spark: SparkSession, drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring
+) -> None:
+    append_all(backbone_settings, [registration(JOB, keyring), event(JOB, 1, "started"), session_created("s1")])
+    drain()
+    build(spark, backbone_settings)
+    rows = [rows_of(backbone_settings, table) for table in VIEW_TABLES]
+    shutil.rmtree(backbone_settings.table_path(REGISTRY_JOBS))
+    shutil.rmtree(f"{backbone_settings.checkpoints_root}/{build_views.QUERY_NAME}")
+    build(spark, backbone_settings)
+    assert [rows_of(backbone_settings, table) for table in VIEW_TABLES] == rows
+
+
+def test_the_query_of_an_empty_ledger_waits_and_reads_what_comes(
+    spark: SparkSession, drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring
+) -> None:
+    quick = backbone_settings.model_copy(update={"views": ViewSettings(interval_ms=100)})
+    query = build_views.start(spark, quick)
+    try:
+        append_all(quick, [registration(JOB, keyring)])
+        ledger = drain()
+        wait_until(lambda: progress_of(quick).offsets == ledger_ends(ledger), 60, "the views are at the end")
+        assert [row["status"] for row in rows_of(quick, REGISTRY_JOBS)] == ["pending"]
+    finally:
+        query.stop()
+
+
+def test_views_that_are_ahead_of_the_ledger_are_refused(
+    spark: SparkSession, drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring
+) -> None:
+    append_all(backbone_settings, [registration(JOB, keyring)])
+    drain()
+    build_views.prepare(spark, backbone_settings)
+    open_tables(backbone_settings)[STREAM_ENTRIES].note(ViewProgress({3: 1}, 9))
+    with pytest.raises(Refused, match="rebuild_views"):
+        build_views.start(spark, backbone_settings)

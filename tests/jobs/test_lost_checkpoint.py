@@ -1,0 +1,184 @@
+"""The settling job after its checkpoint was lost: it goes on from the tables as if nothing had happened."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from jobs import settle_events
+from schemas.record import OutgoingRecord
+from schemas.sealing import Keyring
+from schemas.settings import Settings, StorageSettings
+from tests.broker_processes import wait_until
+from tests.jobs.conftest import DRAIN_LIMIT_S, ledger_rows
+from tests.jobs.test_crashes_around_the_commit import crash
+from tests.jobs.topic_load import append_all, event, raw_event, registration
+
+Rows = list[dict[str, Any]]
+JOBS = [f"{number:08x}" for number in range(12)]
+ENDED, OPEN = JOBS[:6], JOBS[6:]
+# A JVM that starts, recovers and dies.
+CRASH_LIMIT_S = 240
+# What a micro-batch did stands on a stream's last row in it, and batches may be cut otherwise.
+OF_THE_BATCH = {"changes", "entries", "accepted_offset"}
+
+
+def lose_checkpoint(settings: Settings) -> Path:
+    """Delete the settling job's checkpoint; returns where it was."""
+    checkpoint = Path(settings.checkpoints_root) / "settle_events"
+    shutil.rmtree(checkpoint)
+    return checkpoint
+
+
+def drained(spark: SparkSession, settings: Settings) -> Rows:
+    """Settle all that is in the topic, and read the ledger."""
+    query = settle_events.start(spark, settings, available_now=True)
+    assert query.awaitTermination(DRAIN_LIMIT_S), "the query did not end in time"
+    return ledger_rows(settings)
+
+
+def undisturbed(spark: SparkSession, settings: Settings) -> Rows:
+    """The ledger of a run over the same topic that never lost anything."""
+    own = StorageSettings(
+        tables=str(settings.data_path / "other"), checkpoints=str(settings.data_path / "other-cp")
+    )
+    return drained(spark, settings.model_copy(update={"storage": own}))
+
+
+def first_part(keyring: Keyring) -> list[OutgoingRecord]:
+    """Jobs that run, half of them to their end."""
+    records = [registration(job, keyring) for job in JOBS]
+    records += [event(job, seq, "started" if seq == 1 else "progress") for job in JOBS for seq in (1, 2, 3, 5)]
+    return records + [event(job, 6, "completed") for job in ENDED]
+
+
+def second_part(keyring: Keyring) -> list[OutgoingRecord]:
+    """Whatever only somebody who remembers the first part can judge."""
+    records = [event(job, 2) for job in JOBS]
+    records += [event(job, 3, detail="something else") for job in OPEN]
+    records += [event(job, 7) for job in JOBS]
+    records += [event(job, 4) for job in OPEN]
+    records += [
+        registration(JOBS[0], keyring),
+        registration("00000fff", keyring),
+        event("00000fff", 1, "started"),
+    ]
+    return [*records, event("0badcafe", 1), raw_event(OPEN[0], b"{}")]
+
+
+def plain(rows: Rows) -> Rows:
+    """The rows without what depends on where micro-batches are cut."""
+    return [{name: cell for name, cell in row.items() if name not in OF_THE_BATCH} for row in rows]
+
+
+def each_once(rows: Rows) -> bool:
+    """Whether every partition's offsets are there, each of them once."""
+    offsets: dict[int, list[int]] = {}
+    for row in rows:
+        offsets.setdefault(row["partition"], []).append(row["offset"])
+    return all(found == list(range(len(found))) for found in offsets.values())
+
+
+def test_what_comes_after_a_lost_checkpoint_is_settled_as_in_an_undisturbed_run(
+    spark: SparkSession, backbone_settings: Settings, keyring: Keyring
+) -> None:
+    append_all(backbone_settings, first_part(keyring))
+    before = drained(spark, backbone_settings)
+    lose_checkpoint(backbone_settings)
+    append_all(backbone_settings, second_part(keyring))
+    rows = drained(spark, backbone_settings)
+    assert each_once(rows)
+    later = [r for r in rows if r not in before]
+    assert {(r["verdict"], r["reason"]) for r in later if r["stream_id"] in JOBS} == {
+        ("accepted", None),
+        ("duplicate", None),
+        ("rejected", "seq_conflict"),
+        ("rejected", "after_terminal"),
+        ("rejected", "malformed"),
+    }
+    assert {r["stream_id"] for r in later if r["late"]} == set(OPEN)
+    # And the new checkpoint carries on, which Spark reads without the tables.
+    append_all(backbone_settings, [*first_part(keyring), *(event(job, 8, "completed") for job in OPEN)])
+    rows = drained(spark, backbone_settings)
+    assert each_once(rows)
+    assert plain(rows) == plain(undisturbed(spark, backbone_settings))
+
+
+def test_a_checkpoint_lost_twice_with_nothing_new_in_the_topic_changes_no_row(
+    spark: SparkSession, backbone_settings: Settings, keyring: Keyring
+) -> None:
+    append_all(backbone_settings, first_part(keyring))
+    before = drained(spark, backbone_settings)
+    for _ in range(2):
+        lose_checkpoint(backbone_settings)
+        assert drained(spark, backbone_settings) == before
+    append_all(backbone_settings, first_part(keyring))
+    rows = drained(spark, backbone_settings)
+    assert each_once(rows)
+    again = [row for row in rows if row not in before]
+    assert {row["verdict"] for row in again} == {"duplicate"}
+
+
+@pytest.mark.timeout(900)  # Two more JVMs
+def test_a_kill_around_the_first_commit_after_a_recovery_neither_loses_nor_doubles_a_record(
+    spark: SparkSession, backbone_settings: Settings, keyring: Keyring, tmp_path: Path
+) -> None:
+    append_all(backbone_settings, first_part(keyring))
+    before = drained(spark, backbone_settings)
+    checkpoint = lose_checkpoint(backbone_settings)
+    append_all(backbone_settings, second_part(keyring))
+    crash(backbone_settings, "before", 0, tmp_path / "first", CRASH_LIMIT_S)
+    assert ledger_rows(backbone_settings) == before
+    # It holds the state of the tables as they were; Spark alone would begin with an empty one.
+    assert (checkpoint / "metadata").exists()
+    assert list((checkpoint / "commits").glob("[0-9]*")) == []
+    crash(backbone_settings, "after", 0, tmp_path / "second", CRASH_LIMIT_S)
+    assert list((checkpoint / "commits").glob("[0-9]*")) == []
+    assert len(ledger_rows(backbone_settings)) > len(before)
+    append_all(backbone_settings, [event(job, 8, "completed") for job in OPEN])
+    rows = drained(spark, backbone_settings)
+    assert each_once(rows)
+    assert plain(rows) == plain(undisturbed(spark, backbone_settings))
+
+
+def test_a_checkpoint_deleted_under_load_costs_a_restart_and_no_record(
+    spark: SparkSession, backbone_settings: Settings, keyring: Keyring
+) -> None:
+    settings, stopping = backbone_settings, threading.Event()
+    append_all(settings, [registration(job, keyring) for job in JOBS])
+    sent: list[OutgoingRecord] = []
+
+    def feed() -> None:
+        seq = 0
+        while not stopping.wait(0.02):
+            seq += 1
+            batch = [event(job, seq, "started" if seq == 1 else "progress") for job in JOBS]
+            append_all(settings, batch)
+            sent.extend(batch)
+
+    feeding = threading.Thread(target=feed)
+    query = settle_events.start(spark, settings)
+    feeding.start()
+    try:
+        wait_until(lambda: (query.lastProgress or {"batchId": 0})["batchId"] >= 2, 60, "three micro-batches")
+        checkpoint = Path(settings.checkpoints_root) / "settle_events"
+        while (checkpoint / "metadata").exists():
+            shutil.rmtree(checkpoint, ignore_errors=True)
+        wait_until(lambda: not query.isActive, 60, "the query notices")
+        assert "checkpoint" in str(query.exception())
+        at_the_crash = len(ledger_rows(settings))
+        query = settle_events.start(spark, settings)
+        wait_until(lambda: (query.lastProgress or {"batchId": 0})["batchId"] >= 2, 60, "the stream goes on")
+    finally:
+        stopping.set()
+        feeding.join(30)
+        query.stop()
+    rows = drained(spark, settings)
+    assert each_once(rows)
+    assert len(rows) == len(sent) + len(JOBS) + 1 > at_the_crash
+    assert {(row["verdict"], row["late"]) for row in rows} == {("accepted", False)}

@@ -1,0 +1,293 @@
+"""Views built anew from the ledger, and the check that refolds its bytes, without Spark."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from jobs import rebuild_views, refold
+from jobs.rebuild_views import rebuild
+from jobs.settling import settle_run
+from jobs.view_changes import CHANGE_COLUMNS, changes_of, key_columns
+from jobs.view_lock import views_lock
+from jobs.view_tables import are_complete, open_tables
+from schemas.entries import Entries
+from schemas.errors import NotFound
+from schemas.job_registry import cancellation_record, pick_record
+from schemas.ledger import LEDGER
+from schemas.ledger_arrow import ledger_batch
+from schemas.record import OutgoingRecord, Record
+from schemas.sealing import Keyring, ensure_keyring
+from schemas.session_registry import SessionCreation, session_record
+from schemas.settings import Settings, settings_environment
+from schemas.view_arrow import VIEW_ARROW
+from schemas.view_progress import ViewProgress
+from schemas.view_rows import REGISTRY_JOBS
+from schemas.views import STREAM_ENTRIES, VIEW_TABLES
+from tests.jobs.topic_load import event, raw_event, registration
+
+PARTITIONS = 3
+FIRST_MOMENT_US = 1_790_000_000_000_000
+
+
+class Backbone:
+    """A ledger and its views, made without Kafka and Spark: the records of a run are settled batch by batch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.settings = Settings(data_dir=folder)
+        self.keyring: Keyring = ensure_keyring(self.settings)
+        self._entries: dict[bytes | None, Entries] = {}
+        self._ends = [0] * PARTITIONS
+        self._moment = FIRST_MOMENT_US
+
+    def settle(self, *records: OutgoingRecord) -> None:
+        """One micro-batch of settle_events."""
+        rows = []
+        for partition in range(PARTITIONS):
+            mine = [self._record(r, partition) for r in records if sum(r.key) % PARTITIONS == partition]
+            for record in mine:
+                self._entries.setdefault(record.key, Entries())
+            rows += settle_run(mine, self._entries, self.keyring)
+        write_deltalake(self.settings.table_path(LEDGER), ledger_batch(rows), mode="append")
+
+    def _record(self, record: OutgoingRecord, partition: int) -> Record:
+        names, values = zip(*record.headers(), strict=True)
+        offset, self._ends[partition] = self._ends[partition], self._ends[partition] + 1
+        self._moment += 1000
+        return Record("t", partition, offset, self._moment, record.key, record.value, names, values)
+
+    def build(self) -> None:
+        """What build_views does with all that it has not seen, in one micro-batch."""
+        tables = open_tables(self.settings)
+        ledger = DeltaTable(self.settings.table_path(LEDGER))
+        changes = changes_of(ledger.to_pyarrow_dataset().to_table(columns=list(CHANGE_COLUMNS)))
+        for name, table in tables.items():
+            progress = ViewProgress(changes.next_offsets, ledger.version()) if name == STREAM_ENTRIES else None
+            table.apply(changes.tables[name], progress)
+
+    def state(self) -> dict[str, Any]:
+        """All rows of all view tables."""
+        found: dict[str, Any] = {}
+        for table in VIEW_TABLES:
+            stored = DeltaTable(self.settings.table_path(table)).to_pyarrow_dataset()
+            rows = stored.to_table(columns=VIEW_ARROW[table].names).to_pylist()
+            found[table] = sorted(rows, key=lambda row: [row[name] for name in key_columns(table)])
+        return found
+
+    def check(self) -> refold.CheckResult:
+        """The parity check."""
+        return refold.check_views(self.settings, DeltaTable(self.settings.table_path(LEDGER)), self.keyring)
+
+
+@pytest.fixture
+def backbone(tmp_path: Path) -> Backbone:
+    """A ledger with some micro-batches of every kind of trouble, and its views."""
+    made = Backbone(tmp_path / "data")
+    draw = random.Random(7)
+    jobs = [f"{number:08x}" for number in range(12)]
+    made.settle(*(registration(job, made.keyring) for job in jobs))
+    for _ in range(6):
+        records: list[OutgoingRecord] = []
+        for job in draw.sample(jobs, 8):
+            kind = draw.choice(["started", "progress", "progress", "completed"])
+            records.append(
+                event(job, draw.randint(1, 5), kind, detail="sk-" + "a" * 40 if kind == "started" else "on")
+            )
+        records.append(raw_event(jobs[0], b"\xff{"))
+        records.append(pick_record(draw.choice(jobs), "s1", principal="s1"))
+        records.append(cancellation_record(draw.choice(jobs), request_id="c1"))
+        records.append(
+            session_record(SessionCreation(session="s1", request_id="r1"), door="cli", principal="ann")
+        )
+        made.settle(*records)
+    made.build()
+    return made
+
+
+@pytest.mark.requirement("CM-04")
+def test_a_refold_of_the_bytes_says_what_ledger_and_views_say(backbone: Backbone) -> None:
+    found = backbone.check()
+    assert (found.different, found.differences, found.newer) == (0, [], 0)
+    ledger = DeltaTable(backbone.settings.table_path(LEDGER)).to_pyarrow_table()
+    assert found.records == ledger.num_rows
+    assert {"accepted", "duplicate", "rejected"} == set(ledger["verdict"].to_pylist())
+    assert any(ledger["value_sealed"].to_pylist()), "the check opens sealed values"
+    assert found.rows == {table: len(rows) for table, rows in backbone.state().items()}
+
+
+def test_the_check_finds_rows_in_whatever_files_they_lie(
+    backbone: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refold, "_WINDOW", 3)
+    path = backbone.settings.table_path(LEDGER)
+    rows = DeltaTable(path).to_pyarrow_table()
+    order = list(range(rows.num_rows))
+    random.Random(1).shuffle(order)
+    write_deltalake(path, rows.take(order), mode="overwrite")
+    assert backbone.check().differences == []
+
+
+def test_the_check_leaves_out_what_the_views_have_not_seen_yet(backbone: Backbone) -> None:
+    backbone.settle(registration("000000ff", backbone.keyring), event("000000ff", 1, "started"))
+    assert backbone.check().differences == []
+    shutil.rmtree(backbone.settings.table_path(REGISTRY_JOBS))
+    ahead = open_tables(backbone.settings)[REGISTRY_JOBS]
+    ledger = DeltaTable(backbone.settings.table_path(LEDGER)).to_pyarrow_table()
+    ahead.apply(changes_of(ledger).tables[REGISTRY_JOBS])
+    found = backbone.check()
+    assert (found.differences, found.newer) == ([], 1)
+
+
+def change_ledger(backbone: Backbone, updates: dict[str, str], predicate: str) -> None:
+    DeltaTable(backbone.settings.table_path(LEDGER)).update(updates=updates, predicate=predicate)
+
+
+def change_jobs(backbone: Backbone, updates: dict[str, str], predicate: str) -> None:
+    DeltaTable(backbone.settings.table_path(REGISTRY_JOBS)).update(updates=updates, predicate=predicate)
+
+
+def delete_from(table: str, predicate: str) -> Callable[[Backbone], object]:
+    return lambda backbone: DeltaTable(backbone.settings.table_path(table)).delete(predicate)
+
+
+@pytest.mark.parametrize(
+    ("plant", "says"),
+    [
+        (
+            lambda b: change_jobs(b, {"last_detail": "'other'"}, "job_id = '00000003'"),
+            "00000003: last_detail is 'other'",
+        ),
+        (lambda b: change_jobs(b, {"last_offset": "0"}, "job_id = '00000001'"), "00000001: last_offset is 0"),
+        (delete_from(REGISTRY_JOBS, "job_id = '00000004'"), "00000004: is missing"),
+        (
+            delete_from(STREAM_ENTRIES, "stream_id = '00000004' AND entry = 'job'"),
+            "job/00000004/job: is missing",
+        ),
+        (
+            lambda b: change_jobs(b, {"job_id": "'0000aaaa'"}, "job_id = '00000005'"),
+            "0000aaaa: should not be there",
+        ),
+        (
+            lambda b: change_ledger(
+                b, {"verdict": "'rejected'"}, "stream_id = '00000002' AND type = 'job.registered'"
+            ),
+            "verdict is 'rejected', refolded 'accepted'",
+        ),
+        (lambda b: change_ledger(b, {"status_after": "'x'"}, "verdict = 'duplicate'"), "status_after is 'x'"),
+        (
+            lambda b: change_ledger(b, {"changes": "NULL"}, "type = 'job.registered'"),
+            "other changes than refolded",
+        ),
+        (
+            lambda b: change_ledger(b, {"entries": "NULL"}, "type = 'job.registered'"),
+            "other entries than refolded",
+        ),
+        (lambda b: change_ledger(b, {"value": "X'7b7d'"}, "type = 'job.registered'"), "refolded 'rejected'"),
+    ],
+)
+def test_the_check_names_a_planted_difference(
+    backbone: Backbone, plant: Callable[[Backbone], object], says: str
+) -> None:
+    plant(backbone)
+    found = backbone.check()
+    assert found.different > 0
+    assert any(says in line for line in found.differences), found.differences
+
+
+def test_all_tables_deleted_a_rebuild_brings_them_back_equal(
+    backbone: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rebuild_views, "_CHUNK_ROWS", 10)
+    before = backbone.state()
+    for table in VIEW_TABLES:
+        shutil.rmtree(backbone.settings.table_path(table))
+    progress = rebuild(backbone.settings)
+    assert backbone.state() == before
+    assert progress.ledger_version == DeltaTable(backbone.settings.table_path(LEDGER)).version()
+    assert open_tables(backbone.settings)[STREAM_ENTRIES].progress == progress
+    assert backbone.check().differences == []
+    assert sorted(path.name for path in Path(backbone.settings.tables_root).iterdir()) == sorted(
+        [LEDGER, *VIEW_TABLES]
+    )
+
+
+def test_a_rebuild_mends_a_table_that_differs(backbone: Backbone) -> None:
+    before = backbone.state()
+    delete_from(REGISTRY_JOBS, "job_id > '00000004'")(backbone)
+    rebuild(backbone.settings)
+    assert backbone.state() == before
+
+
+@pytest.mark.parametrize("killed_at", range(len(VIEW_TABLES)))
+def test_a_rebuild_killed_while_it_swaps_is_seen_and_can_be_repeated(
+    backbone: Backbone, monkeypatch: pytest.MonkeyPatch, killed_at: int
+) -> None:
+    before = backbone.state()
+    real, swapped = rebuild_views.swap, []
+
+    def swap(path: Path) -> None:
+        if len(swapped) == killed_at:
+            path.rename(path.with_name(f"{path.name}.old"))
+            raise KeyboardInterrupt
+        swapped.append(path)
+        real(path)
+
+    monkeypatch.setattr(rebuild_views, "swap", swap)
+    with pytest.raises(KeyboardInterrupt):
+        rebuild(backbone.settings)
+    assert not are_complete(backbone.settings), "so the job does not go on from half of it"
+    monkeypatch.setattr(rebuild_views, "swap", real)
+    rebuild(backbone.settings)
+    assert backbone.state() == before
+
+
+def test_without_a_ledger_or_views_it_says_so(tmp_path: Path) -> None:
+    empty = Backbone(tmp_path / "none")
+    with pytest.raises(NotFound, match="no ledger"):
+        rebuild(empty.settings)
+    empty.settle(registration("00000001", empty.keyring))
+    with pytest.raises(NotFound, match="rebuild_views"):
+        empty.check()
+
+
+def run_program(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str, str]:
+    for name, value in settings_environment(settings).items():
+        monkeypatch.setenv(name, value)
+    code = rebuild_views.main(list(arguments))
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_the_program_answers_by_exit_code_and_json_and_waits_for_no_writer(
+    backbone: Backbone, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def run(*arguments: str, settings: Settings = backbone.settings) -> tuple[int, str, str]:
+        return run_program(settings, monkeypatch, capsys, *arguments)
+
+    assert run()[0] == 0
+    code, out, _ = run("--check", "--json")
+    assert (code, json.loads(out)["different"]) == (0, 0)
+    with views_lock(backbone.settings):
+        code, _, err = run()
+        assert code == 4
+        assert "trunkline down" in err
+        assert run("--check")[0] == 0
+    change_jobs(backbone, {"events": "99"}, "true")
+    code, out, _ = run("--check")
+    assert code == 4
+    assert "events is 99" in out
+    code, out, _ = run("--check", "--json")
+    assert (code, json.loads(out)["different"]) == (4, 12)
+    nothing = Settings(data_dir=tmp_path / "none", master_key_file=backbone.settings.key_file)
+    code, _, err = run("--check", settings=nothing)
+    assert code == 3
+    assert "no ledger" in err

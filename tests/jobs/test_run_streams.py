@@ -1,0 +1,105 @@
+"""Both streaming queries in one driver, as the program that spark-submit runs."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from jobs.view_lock import views_lock
+from schemas.errors import Refused
+from schemas.ledger import LEDGER
+from schemas.sealing import Keyring
+from schemas.settings import Settings, ViewSettings
+from schemas.view_rows import REGISTRY_JOBS
+from tests.broker_processes import PROJECT_ROOT, ProgramProcess, program_environment, wait_until
+from tests.jobs.conftest import DRAIN_LIMIT_S
+from tests.jobs.topic_load import append_all, event, registration
+
+JOB = "0badcafe"
+
+
+@pytest.fixture
+def streams(
+    backbone_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., ProgramProcess]]:
+    """Starts the program and waits until it is ready; it ends with the test."""
+    jars = PROJECT_ROOT / ".jars" / "spark"
+    arguments = [
+        "--properties-file",
+        str(PROJECT_ROOT / "conf" / "spark-defaults.conf"),
+        "--master",
+        "local[2]",
+    ]
+    scratch = ["--conf", f"spark.local.dir={tmp_path / 'scratch'}", "--driver-class-path", f"{jars}/*"]
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", shlex.join([*arguments, *scratch, "pyspark-shell"]))
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    started: list[ProgramProcess] = []
+
+    def start(maintenance_interval_s: float = 0) -> ProgramProcess:
+        views = ViewSettings(interval_ms=200, maintenance_interval_s=maintenance_interval_s)
+        settings = backbone_settings.model_copy(update={"views": views})
+        program = ProgramProcess("jobs.run_streams", settings, tmp_path, "streams")
+        started.append(program)
+        program.wait_ready(DRAIN_LIMIT_S)
+        return program
+
+    yield start
+    for program in started:
+        if program.process.poll() is None:
+            program.process.kill()
+            program.process.wait(20)
+
+
+def status_of(settings: Settings) -> str | None:
+    """The job's status in its table, or None."""
+    rows = (
+        DeltaTable(settings.table_path(REGISTRY_JOBS))
+        .to_pyarrow_dataset()
+        .to_table(columns=["job_id", "status"])
+    )
+    return next((row["status"] for row in rows.to_pylist() if row["job_id"] == JOB), None)
+
+
+@pytest.mark.requirement("JE-10")
+@pytest.mark.timeout(600)
+def test_records_reach_ledger_and_views_across_a_stop_and_a_start_with_maintenance_between(
+    streams: Callable[..., ProgramProcess], backbone_settings: Settings, keyring: Keyring
+) -> None:
+    program = streams(maintenance_interval_s=2)
+    append_all(backbone_settings, [registration(JOB, keyring)])
+    wait_until(lambda: status_of(backbone_settings) == "pending", DRAIN_LIMIT_S, "a row in the view")
+    wait_until(lambda: "maintain_tables: done" in program.log(), DRAIN_LIMIT_S, "maintenance")
+    with pytest.raises(Refused, match=str(program.process.pid)), views_lock(backbone_settings):
+        pass
+    command = [sys.executable, "-m", "jobs.rebuild_views"]
+    environment = program_environment(backbone_settings)
+    refused = subprocess.run(command, cwd=PROJECT_ROOT, env=environment, capture_output=True, timeout=60)
+    assert refused.returncode == 4, refused.stderr
+    assert program.stop(timeout_s=60) == 0, program.log()[-3000:]
+    append_all(backbone_settings, [event(JOB, 1, "started")])
+    program = streams()
+    wait_until(lambda: status_of(backbone_settings) == "running", DRAIN_LIMIT_S, "a newer row")
+    assert program.stop(timeout_s=60) == 0, program.log()[-3000:]
+    assert subprocess.run([*command, "--check"], cwd=PROJECT_ROOT, env=environment, timeout=60).returncode == 0
+
+
+@pytest.mark.timeout(600)
+def test_when_one_query_fails_all_end_with_the_reason(
+    streams: Callable[..., ProgramProcess], backbone_settings: Settings, keyring: Keyring
+) -> None:
+    program = streams()
+    path = Path(backbone_settings.table_path(REGISTRY_JOBS))
+    shutil.rmtree(path)
+    path.write_text("no table")
+    append_all(backbone_settings, [registration(JOB, keyring)])
+    wait_until(lambda: program.process.poll() is not None, DRAIN_LIMIT_S, "the end of the program")
+    assert program.process.returncode == 1
+    assert "run_streams: build_views:" in program.log()
+    assert DeltaTable(backbone_settings.table_path(LEDGER)).to_pyarrow_table().num_rows >= 1
