@@ -1,0 +1,102 @@
+"""What follows from a settled record in another stream, told from the record and the rows alone.
+
+Derived twice, at any later time and by anybody, a follow-up is the same record with the same id: so it counts
+once.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Final
+
+from schemas.ids import JOB, is_name, parse_stream_key
+from schemas.job_registry import pick_id
+from schemas.life_cycles import JOB_TERMINAL
+from schemas.message import Message, posting_record
+from schemas.principals import REACTOR
+from schemas.record import (
+    JOB_CANCELLED,
+    JOB_EVENT,
+    JOB_PICKED,
+    MESSAGE_POSTED,
+    SESSION_JOB_ASSIGNED,
+    SESSION_JOB_ENDED,
+    BadEnvelopeError,
+    OutgoingRecord,
+    Record,
+    read_envelope,
+)
+from schemas.session_registry import SessionJobAssigned, SessionJobEnded, session_record
+from schemas.strict_json import canonical
+from schemas.view_rows import REGISTRY_JOBS, JobRow, ViewRow
+
+DOOR: Final = "reactor"
+SENDER: Final = "trunkline"
+_NAMESPACE: Final = uuid.UUID("5f0c86f1-6c6f-4bb0-9f5e-0d6f3a1c7d52")
+_CAUSES: Final = frozenset({JOB_PICKED, JOB_EVENT, JOB_CANCELLED})
+
+Rows = Callable[[str, str], ViewRow | None]
+"""`row(view, key)`, as of the record or of any time after it."""
+
+
+def follow_ups(record: Record, row: Rows) -> list[OutgoingRecord]:
+    """What follows from `record`, which is settled; most often nothing."""
+    stream = parse_stream_key(record.key)
+    if stream is None or stream[0] != JOB:
+        return []
+    try:
+        envelope = read_envelope(record)
+    except BadEnvelopeError:
+        return []
+    if envelope.type not in _CAUSES:
+        return []
+    job = row(REGISTRY_JOBS, stream[1])
+    if not isinstance(job, JobRow):
+        return []
+    if envelope.type == JOB_PICKED:
+        # Only the pick that counts has the id of its session's; the same again has the same id, and so has
+        # what follows from it.
+        if job.session is None or envelope.ce_id != pick_id(job.job_id, job.session):
+            return []
+        return [_assigned(job, job.session, envelope.ce_id)]
+    if envelope.ce_id != job.ended_by or job.status not in JOB_TERMINAL:
+        return []
+    told = _told(job, envelope.ce_id)
+    return told if job.session is None else [_ended(job, job.session, envelope.ce_id), *told]
+
+
+def follow_up_id(cause: str, effect: str) -> str:
+    """The id of one effect of the record with the CloudEvents id `cause`."""
+    return str(uuid.uuid5(_NAMESPACE, f"{cause}/{effect}"))
+
+
+def _assigned(job: JobRow, session: str, cause: str) -> OutgoingRecord:
+    ce_id = follow_up_id(cause, SESSION_JOB_ASSIGNED)
+    body = SessionJobAssigned(session=session, job_id=job.job_id)
+    return session_record(body, door=DOOR, principal=REACTOR, ce_id=ce_id)
+
+
+def _ended(job: JobRow, session: str, cause: str) -> OutgoingRecord:
+    ce_id = follow_up_id(cause, SESSION_JOB_ENDED)
+    body = SessionJobEnded.model_validate({"session": session, "job_id": job.job_id, "outcome": job.status})
+    return session_record(body, door=DOOR, principal=REACTOR, ce_id=ce_id)
+
+
+def _told(job: JobRow, cause: str) -> list[OutgoingRecord]:
+    """The message to who registered the job."""
+    recipient = job.registered_by.partition("/")[2]
+    if not is_name(recipient):
+        return []
+    body = {"job_id": job.job_id, "status": job.status, "detail": job.last_detail}
+    message = Message.model_validate(
+        {
+            "message_id": follow_up_id(cause, MESSAGE_POSTED),
+            "from": SENDER,
+            "from_verified": True,
+            "to": recipient,
+            "kind": f"job.{job.status}",
+            "body": canonical(body).decode("utf-8"),
+        }
+    )
+    return [posting_record(message, door=DOOR, principal=REACTOR)]

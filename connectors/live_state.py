@@ -1,0 +1,110 @@
+"""What the live view knows: every stream's entries and every view's rows, and the fold applied to them.
+
+No thread and no Kafka here: records go in one after another, in the order of each partition.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from connectors.publisher import Position
+from connectors.settled_feed import SettledRecord
+from schemas.entries import Entries
+from schemas.fold import settle
+from schemas.ids import parse_stream_key
+from schemas.record import Record
+from schemas.sealing import Keyring
+from schemas.settled import AppliedChange, Settled
+from schemas.view_rows import ViewRow
+from schemas.views import VIEWS
+
+_NEVER: Final = -1
+
+
+class LiveState:
+    """Entries by stream and rows by view and key, kept by the same fold as Spark's.
+
+    One thread calls `apply`; any thread reads. `applied_beyond`: for a stream whose loaded entries are ahead
+    of where the log is read from, the offset up to which they have it.
+    """
+
+    def __init__(self, keyring: Keyring) -> None:
+        self._keyring = keyring
+        # Held while a record changes a stream, so that nobody copies half of a change.
+        self._lock = threading.Lock()
+        self.entries_by_stream: dict[str, dict[str, bytes]] = {}
+        self.applied_beyond: dict[str, int] = {}
+        self.rows_by_view: dict[str, dict[str, ViewRow]] = {name: {} for name in VIEWS}
+        self.offsets_by_view: dict[str, dict[str, int]] = {name: {} for name in VIEWS}
+
+    def clear(self) -> None:
+        """Forget everything: before loading anew."""
+        self.entries_by_stream.clear()
+        self.applied_beyond.clear()
+        for name in VIEWS:
+            self.rows_by_view[name].clear()
+            self.offsets_by_view[name].clear()
+
+    def apply(self, record: Record, on_change: Callable[[AppliedChange], None]) -> SettledRecord | None:
+        """Settle `record`. None: its stream has it already, from the tables, and nothing is done."""
+        stream = _stream_of(record)
+        if stream is not None and record.offset <= self.applied_beyond.get(stream, _NEVER):
+            return None
+        stored = {} if stream is None else self.entries_by_stream.get(stream, {})
+        with self._lock:
+            settled = settle(record, Entries(stored), self._keyring)
+            if stored and stream is not None:
+                self.entries_by_stream[stream] = stored
+        for change in settled.changes:
+            applied = AppliedChange(change.view, change.key, record.offset, change.row)
+            if self._change(applied):
+                on_change(applied)
+        return _shown(record, settled)
+
+    def _change(self, change: AppliedChange) -> bool:
+        offsets, rows = self.offsets_by_view[change.view], self.rows_by_view[change.view]
+        # A table of rows may be ahead of that of the entries: what it has is newer then.
+        if change.offset < offsets.get(change.key, _NEVER):
+            return False
+        offsets[change.key] = change.offset
+        if change.row is None:
+            rows.pop(change.key, None)
+        else:
+            rows[change.key] = change.row
+        return True
+
+    def entries(self, stream: str) -> Entries:
+        """A copy of a stream's entries; none for a stream that nobody knows."""
+        with self._lock:
+            return Entries(dict(self.entries_by_stream.get(stream, {})))
+
+    def streams(self) -> list[str]:
+        """The streams that have entries."""
+        return list(self.entries_by_stream)
+
+
+def _stream_of(record: Record) -> str | None:
+    if record.key is None or parse_stream_key(record.key) is None:
+        return None
+    return record.key.decode("ascii")
+
+
+def _shown(record: Record, settled: Settled) -> SettledRecord:
+    envelope = settled.envelope
+    return SettledRecord(
+        Position(record.partition, record.offset),
+        f"{settled.stream_kind}/{settled.stream_id}",
+        None if envelope is None else envelope.type,
+        None if envelope is None else envelope.ce_id,
+        None if envelope is None else f"{envelope.door}/{envelope.principal}",
+        settled.verdict,
+        settled.reason,
+        settled.why,
+        settled.late,
+        settled.status_after,
+        settled.seq,
+        record.logged_at_us,
+        record.value if settled.shown is None else settled.shown,
+    )

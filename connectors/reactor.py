@@ -1,0 +1,186 @@
+"""The reactor: appends what follows from settled records in other streams, each follow-up once.
+
+Delivers: every follow-up at least once, under an id that hangs on its cause alone; the fold takes the first
+and calls the others duplicates. Any number of reactors share the partitions as one consumer group.
+Acknowledges when: Kafka has acknowledged the follow-ups of what was polled; only then are offsets committed.
+Loses when: Kafka refuses a follow-up for its own sake; that is logged, and the reactor goes on.
+
+Without committed offsets (a new group, or Kafka has forgotten an old one) it begins with the log's first
+record and derives everything again. Mailboxes know all their messages for ever, but a session only its
+newest 256 requests: so for causes older than a minute the ledger is asked, once a connection, and what it
+has of this door is not appended again. What is polled at once is less than a session knows.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import structlog
+from kafka import KafkaConsumer  # type: ignore[import-untyped]
+from kafka.errors import KafkaError  # type: ignore[import-untyped]
+
+from connectors.follow_ups import DOOR, follow_ups
+from connectors.kafka_records import to_record
+from connectors.kafka_repairs import join_in_one_go
+from connectors.live_tail import consumer_options
+from connectors.live_view import LiveView
+from connectors.publisher import Append, Position, Publisher, RecordRefused
+from connectors.verdict_reader import ids_by_door
+from schemas.errors import BackboneUnreachable, TrunklineError
+from schemas.event_topic import reach_kafka
+from schemas.record import OutgoingRecord
+from schemas.settings import Settings
+
+log = structlog.stdlib.get_logger(__name__)
+
+# The smallest that a broker takes by default: how long the partitions of a killed reactor lie idle.
+SESSION_TIMEOUT_MS: Final = 6_000
+_HEARTBEAT_MS: Final = 1_500
+_POLL_MS: Final = 200
+_POLL_RECORDS: Final = 100
+_OLD_S: Final = 60.0
+_SETTLE_TICK_S: Final = 0.5
+# A live view that was closed answers at once.
+_CLOSED_TICK_S: Final = 0.02
+_BACKOFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
+_STOP_S: Final = 10.0
+_ACK_GRACE_S: Final = 5.0
+
+
+def _no_step(name: str) -> None:
+    """What is called at each step: `seen`, `before_append`, `appended`, `acknowledged`, `committed`."""
+
+
+class Reactor:
+    """Follows the topic in the group `settings.gateway.reactor_group`. `start` it once, `stop` it once.
+
+    `step` is called on its thread at each step: tests kill the process there.
+    """
+
+    def __init__(self, settings: Settings, live_view: LiveView, step: Callable[[str], None] = _no_step) -> None:
+        self._settings = settings
+        self._live_view = live_view
+        self._step = step
+        self._stopping = threading.Event()
+        self._refused: set[str] = set()
+        self._already: set[str] | None = None
+        self._thread = threading.Thread(target=self._run, name="reactor", daemon=True)
+
+    def start(self) -> None:
+        """Start its thread and return at once; it connects by itself, for as long as it takes."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it and leave the group. What is not committed is done again by the next one."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_S)
+
+    def _run(self) -> None:
+        attempt = 0
+        while not self._stopping.is_set():
+            try:
+                self._already = None
+                with Publisher(self._settings) as publisher:
+                    consumer = self._connect()
+                    try:
+                        while not self._stopping.is_set():
+                            if self._turn(consumer, publisher):
+                                attempt = 0
+                    finally:
+                        with suppress(KafkaError):
+                            consumer.close(autocommit=False, timeout_ms=2000)
+            except (BackboneUnreachable, KafkaError) as error:
+                log.warning("reactor_waits", why=str(error))
+            except Exception:
+                log.exception("reactor_failed")
+            self._stopping.wait(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)])
+            attempt += 1
+
+    def _connect(self) -> Any:
+        kafka = self._settings.kafka
+        reach_kafka(kafka)
+        consumer = KafkaConsumer(
+            kafka.topic,
+            client_id="trunkline-reactor",
+            group_id=self._settings.gateway.reactor_group,
+            auto_offset_reset="earliest",
+            session_timeout_ms=SESSION_TIMEOUT_MS,
+            heartbeat_interval_ms=_HEARTBEAT_MS,
+            **consumer_options(kafka) | {"max_poll_records": _POLL_RECORDS},
+        )
+        join_in_one_go(consumer)
+        return consumer
+
+    def _turn(self, consumer: Any, publisher: Publisher) -> bool:
+        """Poll, append what follows, wait for Kafka, commit. Returns whether there was anything."""
+        polled = consumer.poll(timeout_ms=_POLL_MS)
+        if not polled:
+            return False
+        self._step("seen")
+        if not self._wait_settled(polled):
+            return False
+        oldest_s = min(batch[0].timestamp for batch in polled.values()) / 1000
+        if self._already is None and oldest_s < time.time() - _OLD_S:
+            self._already = self._appended_before()
+        wanted = [found for batch in polled.values() for consumed in batch for found in self._derive(consumed)]
+        # A cause that came twice has the same effect twice.
+        self._append([r for r in {r.ce_id: r for r in wanted}.values() if self._is_wanted(r)], publisher)
+        self._step("acknowledged")
+        consumer.commit()
+        self._step("committed")
+        return True
+
+    def _wait_settled(self, polled: Mapping[Any, Sequence[Any]]) -> bool:
+        """Wait until the live view has settled all of it; False when the reactor is to stop before that."""
+        for where, batch in polled.items():
+            position = Position(where.partition, batch[-1].offset)
+            while not self._stopping.is_set():
+                try:
+                    self._live_view.wait_offset(position, _SETTLE_TICK_S)
+                    break
+                except BackboneUnreachable:
+                    if self._live_view.failure is not None:
+                        raise
+                    self._stopping.wait(_CLOSED_TICK_S)
+        return not self._stopping.is_set()
+
+    def _derive(self, consumed: Any) -> list[OutgoingRecord]:
+        try:
+            return follow_ups(to_record(consumed), self._live_view.row)
+        except Exception:
+            log.exception("follow_up_failed", partition=consumed.partition, offset=consumed.offset)
+            return []
+
+    def _is_wanted(self, record: OutgoingRecord) -> bool:
+        return record.ce_id not in self._refused and record.ce_id not in (self._already or ())
+
+    def _append(self, wanted: Sequence[OutgoingRecord], publisher: Publisher) -> None:
+        """Append and wait for the acknowledgements. Raises BackboneUnreachable: do it all again."""
+        waiting: list[tuple[OutgoingRecord, Append]] = []
+        for record in wanted:
+            self._step("before_append")
+            waiting.append((record, publisher.append(record)))
+            self._step("appended")
+        failure: BackboneUnreachable | None = None
+        for record, append in waiting:
+            try:
+                append.result(self._settings.kafka.delivery_timeout_s + _ACK_GRACE_S)
+            except RecordRefused as error:
+                self._refused.add(record.ce_id)
+                log.error("follow_up_refused", stream=record.stream, ce_id=record.ce_id, why=str(error))
+            except BackboneUnreachable as error:
+                failure = error
+        if failure is not None:
+            raise failure
+
+    def _appended_before(self) -> set[str]:
+        try:
+            return ids_by_door(self._settings, DOOR)
+        except TrunklineError as error:
+            log.warning("past_follow_ups_unknown", why=str(error))
+            return set()

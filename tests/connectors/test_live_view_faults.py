@@ -1,0 +1,83 @@
+"""The live view while Kafka is killed, stopped and started again."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from unittest.mock import Mock
+
+import psutil
+import pytest
+from kafka.net.inet import KafkaNetSocket
+
+from connectors.live_view import LiveView
+from connectors.publisher import Position, Publisher
+from schemas.errors import BackboneUnreachable
+from schemas.view_rows import REGISTRY_JOBS
+from tests.broker_processes import LOOPBACK, free_port, wait_until, with_kafka
+from tests.connectors.test_live_view import JOB, opened
+from tests.jobs.topic_load import event, registration
+
+
+@pytest.mark.requirement("CM-04")
+def test_after_kafka_was_killed_and_is_back_the_live_view_goes_on_by_itself(
+    backbone_settings, keyring, kafka_broker, monkeypatch
+):
+    process = psutil.Process()
+    attempts = Mock(side_effect=KafkaNetSocket.connect_ex, autospec=True)
+    monkeypatch.setattr(KafkaNetSocket, "connect_ex", lambda *given: attempts(*given))
+    with opened(backbone_settings, keyring) as view:
+        with Publisher(backbone_settings) as publisher:
+            publisher.append(registration(JOB, keyring)).result(10)
+            before = publisher.append(event(JOB, 1)).result(10)
+        assert view.wait_settled(before, 10).verdict == "accepted"
+        coming = Position(before.partition, before.offset + 1)
+        answers = []
+        waiting = threading.Thread(target=lambda: answers.append(view.wait_settled(coming, 60)))
+        kafka_broker.kill()
+        try:
+            waiting.start()
+            with pytest.raises(BackboneUnreachable):
+                view.catch_up(0.5)
+            assert view.failure is None
+            # Each attempt to reach Kafka leaves nothing open.
+            fewest = process.num_fds()
+            wait_until(lambda: attempts.call_count > 20, 30, "attempts to connect")
+            assert process.num_fds() < fewest + 10
+        finally:
+            kafka_broker.start()
+
+        def appended():
+            try:
+                with Publisher(backbone_settings) as publisher:
+                    return publisher.append(event(JOB, 2)).result(10)
+            except BackboneUnreachable:
+                return None
+
+        assert wait_until(appended, 60, "Kafka takes records again") == coming
+        waiting.join(60)
+        (found,) = answers
+        assert (found.verdict, found.seq) == ("accepted", 2)
+        view.catch_up(20)
+        assert view.row(REGISTRY_JOBS, JOB).events == 2
+
+
+def test_a_kafka_that_hangs_for_a_while_costs_no_record(backbone_settings, keyring, kafka_broker):
+    with opened(backbone_settings, keyring) as view, Publisher(backbone_settings) as publisher:
+        publisher.append(registration(JOB, keyring)).result(10)
+        kafka_broker.process.send_signal(signal.SIGSTOP)
+        try:
+            append = publisher.append(event(JOB, 1))
+            with pytest.raises(BackboneUnreachable):
+                view.catch_up(1.0)
+        finally:
+            kafka_broker.process.send_signal(signal.SIGCONT)
+        assert view.wait_settled(append.result(30), 30).seq == 1
+
+
+def test_without_kafka_a_live_view_does_not_open(backbone_settings, keyring):
+    nowhere = with_kafka(backbone_settings, bootstrap_servers=f"{LOOPBACK}:{free_port()}")
+    view = LiveView(nowhere, keyring)
+    with pytest.raises(BackboneUnreachable, match="Kafka does not answer"):
+        view.open()
+    view.close()
