@@ -1,0 +1,132 @@
+"""The door's one gate: every route names its action, and nobody comes past here without a right to it.
+
+`AdmittedRoute` asks before a handler sees the request, also before its body is parsed. A route that names no
+action cannot be made; the few that need no token say so with `open_to_all`.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+import structlog
+from fastapi import Request, Response, Security
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
+
+from connectors.gateway.answers import INTERNAL, ApiError, error_response
+from connectors.gateway.identities import Identities, Unidentified
+from connectors.gateway.policy import Action, Caller, decide, needs_owner
+from connectors.gateway.refusals import RefusalRecorder
+from connectors.gateway.strict_request import StrictRequest
+from schemas.errors import TrunklineError
+from schemas.verdicts import POLICY, UNAUTHORIZED
+
+log = structlog.stdlib.get_logger(__name__)
+
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+OwnerOf = Callable[[Request], Awaitable[str | None]]
+"""Says whose the thing is that a request is about; None when it belongs to nobody known."""
+
+_OPEN: Final = "open"
+_BEARER: Final = HTTPBearer(auto_error=False, description="A principal's token.")
+_REALM: Final = 'Bearer realm="trunkline"'
+
+
+async def no_owner(request: Request) -> str | None:
+    """For what belongs to nobody: only roles that may do it to everything may do it."""
+    return None
+
+
+def asks_for(action: Action, owner_of: OwnerOf = no_owner) -> Callable[[Endpoint], Endpoint]:
+    """Mark an endpoint with the action that its caller must have a right to."""
+
+    def mark(endpoint: Endpoint) -> Endpoint:
+        endpoint.__trunkline_admission__ = (action, owner_of)  # type: ignore[attr-defined]
+        return endpoint
+
+    return mark
+
+
+def open_to_all(endpoint: Endpoint) -> Endpoint:
+    """Mark an endpoint that needs no token."""
+    endpoint.__trunkline_admission__ = _OPEN  # type: ignore[attr-defined]
+    return endpoint
+
+
+class Gate:
+    """Knows the callers and records whom it refuses."""
+
+    def __init__(self, identities: Identities, refusals: RefusalRecorder, body_limit_bytes: int) -> None:
+        self._identities = identities
+        self._refusals = refusals
+        self.body_limit_bytes = body_limit_bytes
+
+    async def admit(self, request: Request, route: str, action: Action, owner_of: OwnerOf) -> Caller:
+        """The caller, who may do `action`. Raises ApiError: 401 without a valid token, 403 without a right."""
+        caller = self._identities.identify(request.headers.get("authorization"))
+        if isinstance(caller, Unidentified):
+            self._refusals.record(UNAUTHORIZED, caller.why, caller.principal, route)
+            raise ApiError(401, UNAUTHORIZED, caller.why, {"WWW-Authenticate": _REALM})
+        owner = await owner_of(request) if needs_owner(caller, action) else None
+        decision = decide(caller, action, owner)
+        if not decision.allowed:
+            self._refusals.record(POLICY, decision.why, caller.principal, route)
+            raise ApiError(403, POLICY, decision.why)
+        return caller
+
+    def still_holds(self, request: Request) -> bool:
+        """Whether the token of a long answer's request is still that of the same caller."""
+        found = self._identities.identify(request.headers.get("authorization"))
+        return bool(found == request.state.caller)
+
+
+class AdmittedRoute(APIRoute):
+    """A route whose handler runs only for those whom the gate admits. Raises TypeError when it is made
+    without an action.
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        if not hasattr(endpoint, "__trunkline_admission__"):
+            raise TypeError(f"route {path}: its endpoint says neither asks_for(...) nor open_to_all")
+        self.admission = endpoint.__trunkline_admission__
+        if self.admission != _OPEN:
+            # For the OpenAPI page alone; the gate reads the token itself.
+            options["dependencies"] = [*(options.get("dependencies") or ()), Security(_BEARER)]
+            options["openapi_extra"] = {"x-trunkline-action": str(self.admission[0])}
+        super().__init__(path, endpoint, **options)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler with the gate before it, and with an answer for what nobody expected."""
+        handle = super().get_route_handler()
+        admission, path = self.admission, self.path
+
+        async def admitted(request: Request) -> Response:
+            gate: Gate = request.app.state.gate
+            strict = StrictRequest(request.scope, request.receive, gate.body_limit_bytes)
+            strict.scope["trunkline_route"] = path
+            if admission != _OPEN:
+                action, owner_of = admission
+                caller = await gate.admit(strict, f"{request.method} {path}", action, owner_of)
+                strict.state.caller = caller
+                strict.scope["trunkline_principal"] = caller.principal
+            return await _answered(handle, strict, path)
+
+        return admitted
+
+
+async def _answered(
+    handle: Callable[[Request], Coroutine[Any, Any, Response]], request: Request, path: str
+) -> Response:
+    try:
+        return await handle(request)
+    except (ApiError, TrunklineError):
+        raise
+    except Exception as error:
+        if type(error).__module__.startswith(("fastapi.", "starlette.")):
+            raise
+        # Not the error's text: it may quote what nobody should read.
+        where = "".join(traceback.format_tb(error.__traceback__)[-4:])
+        log.error("handler_failed", error=type(error).__name__, route=path, where=where)
+        return error_response(500, INTERNAL, "the gateway failed; its log says where")

@@ -1,0 +1,99 @@
+"""The gateway's web application: its routes, its gate, and one form for every error."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from connectors.gateway.access_log import AccessLog
+from connectors.gateway.admission import AdmittedRoute, Gate, open_to_all
+from connectors.gateway.answers import (
+    INTERNAL,
+    NOT_READY,
+    ApiError,
+    error_response,
+    http_error_response,
+    json_answer,
+    unavailable,
+)
+from connectors.gateway.hub import Hub
+from connectors.gateway.job_routes import add_job_routes
+from connectors.gateway.models import ERRORS, HealthAnswer, ReadyAnswer
+from connectors.gateway.principal_routes import add_mailbox_routes, add_principal_routes
+from connectors.gateway.session_routes import add_session_routes
+from connectors.gateway.stream_routes import add_stream_routes
+from schemas.errors import BackboneUnreachable, TrunklineError
+from schemas.verdicts import MALFORMED
+
+TITLE: Final = "Trunkline hub"
+VERSION: Final = "1"
+
+
+def build_application(hub: Hub) -> FastAPI:
+    """The application over an open hub."""
+    # No pages that load scripts from elsewhere, and no redirects: a path is right or unknown.
+    app = FastAPI(title=TITLE, version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.router.route_class = AdmittedRoute
+    gate = Gate(hub.identities, hub.refusals, hub.settings.limits.payload_bytes)
+    app.state.gate = gate
+    _add_error_handlers(app)
+    _add_health_routes(app, hub)
+    add_job_routes(app, hub)
+    add_stream_routes(app, hub, gate)
+    add_session_routes(app, hub)
+    add_principal_routes(app, hub)
+    add_mailbox_routes(app, hub)
+    app.add_middleware(AccessLog)
+    return app
+
+
+def _add_health_routes(app: FastAPI, hub: Hub) -> None:
+    @app.get("/healthz", response_model=HealthAnswer)
+    @open_to_all
+    async def healthz() -> Response:
+        """Whether the gateway answers."""
+        return json_answer({"status": "ok"})
+
+    @app.get("/readyz", response_model=ReadyAnswer, responses=ERRORS)
+    @open_to_all
+    async def readyz() -> Response:
+        """Whether the gateway can do its work: the live view follows the log, and Kafka takes records."""
+        if hub.stopping.is_set():
+            raise unavailable("the gateway is stopping", NOT_READY)
+        if hub.live_view.failure is not None:
+            raise unavailable("the live view has stopped", NOT_READY)
+        if hub.appender.away is not None:
+            raise unavailable("Kafka is away", NOT_READY)
+        lag = {str(number): records for number, records in hub.live_view.lag().items()}
+        return json_answer({"status": "ready", "lag": lag})
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(StarletteHTTPException)
+    async def refused(request: Request, error: StarletteHTTPException) -> Response:
+        headers: Any = error.headers
+        if isinstance(error, ApiError):
+            return error_response(error.status_code, error.reason, str(error.detail), headers)
+        return http_error_response(error.status_code, headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed_request(request: Request, error: RequestValidationError) -> Response:
+        return error_response(400, MALFORMED, first_fault(error))
+
+    @app.exception_handler(TrunklineError)
+    async def failed(request: Request, error: TrunklineError) -> Response:
+        if isinstance(error, BackboneUnreachable):
+            away = unavailable(str(error))
+            return error_response(away.status_code, away.reason, str(away.detail), dict(away.headers or {}))
+        return error_response(500, INTERNAL, str(error))
+
+
+def first_fault(error: RequestValidationError) -> str:
+    """The first thing that is wrong with a request, `place: what`, without the input, which may be secret."""
+    first = error.errors()[0]
+    # The last part of an unknown key's place is the key, and that is input.
+    place = first["loc"][:-1] if first["type"] == "extra_forbidden" else first["loc"]
+    return f"{'.'.join(str(part) for part in place)}: {first['msg']}"

@@ -1,0 +1,169 @@
+"""How the gateway's handlers append to the log: one Publisher, made anew after it has failed.
+
+**Delivers** each record at most once per call: a call that ends in an error may or may not have delivered.
+**Acknowledges when** Kafka has the record, and `settle` when the live view has settled it, too.
+**Loses when** never silently: while Kafka is away every call fails at once with BackboneUnreachable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+import structlog
+
+from connectors.gateway.answers import ApiError
+from connectors.live_view import LiveView
+from connectors.publisher import Append, Position, Publisher, RecordRefused
+from connectors.settled_feed import SettledRecord
+from schemas.errors import BackboneUnreachable, TrunklineError
+from schemas.event_topic import check_topic, reach_kafka
+from schemas.record import OutgoingRecord
+from schemas.settings import Settings
+from schemas.verdicts import TOO_LARGE
+
+log = structlog.stdlib.get_logger(__name__)
+
+_PROBE_S: Final = 1.0
+_CLOSE_S: Final = 5.0
+_UNATTENDED_LIMIT: Final = 1000
+
+
+class LogAppender:
+    """Appends for asyncio tasks and watches over Kafka. `open` it first, `close` it at the end."""
+
+    def __init__(self, settings: Settings, live_view: LiveView) -> None:
+        self._settings = settings
+        self._live_view = live_view
+        self._timeout_s = settings.gateway.settle_timeout_s
+        self._publisher: Publisher | None = None
+        self._away: str | None = "not opened yet"
+        # Append blocks when too much waits to be sent; the event loop must not.
+        self._hands = ThreadPoolExecutor(1, thread_name_prefix="gateway-append")
+        self._under_way: dict[int, float] = {}  # number of the call to when it began
+        self._calls = 0
+        self._unattended = threading.BoundedSemaphore(_UNATTENDED_LIMIT)
+        self._wake = threading.Event()
+        self._closing = False
+        self._watch = threading.Thread(target=self._watch_over, name="gateway-kafka-watch", daemon=True)
+
+    def open(self) -> None:
+        """Make the first publisher. Raises BackboneUnreachable, and what `check_topic` raises."""
+        check_topic(self._settings)
+        self._publisher = Publisher(self._settings)
+        self._away = None
+        self._watch.start()
+
+    def close(self) -> None:
+        """Wait a little for what was appended, and end."""
+        self._closing = True
+        self._wake.set()
+        if self._watch.is_alive():
+            self._watch.join(_CLOSE_S)
+        self._hands.shutdown(wait=True, cancel_futures=True)
+        if self._publisher is not None:
+            self._publisher.close(_CLOSE_S)
+
+    @property
+    def away(self) -> str | None:
+        """Why nothing can be appended now; None when it can."""
+        if self._away is None and self._under_way:
+            oldest = next(iter(self._under_way.values()), None)
+            if oldest is not None and time.monotonic() - oldest > self._timeout_s:
+                return "Kafka does not answer"
+        return self._away
+
+    async def append(self, record: OutgoingRecord) -> Position:
+        """Append and wait for Kafka. Raises BackboneUnreachable: at once while Kafka is away, else after
+        `gateway.settle_timeout_s`; ApiError (413) for a record that Kafka does not take.
+        """
+        publisher = self._usable()
+        self._calls += 1
+        call, self._under_way[self._calls] = self._calls, time.monotonic()
+        appending = self._hands.submit(publisher.append, record)
+        appending.add_done_callback(lambda done: self._handed_over(call, done))
+        try:
+            return await asyncio.wait_for(_acknowledged(appending), self._timeout_s)
+        except TimeoutError:
+            raise BackboneUnreachable(f"Kafka did not acknowledge within {self._timeout_s:g} s") from None
+        except RecordRefused as error:
+            raise ApiError(413, TOO_LARGE, "Kafka takes no record of this size") from error
+        except BackboneUnreachable:
+            self._wake.set()
+            raise
+
+    def check(self) -> None:
+        """Raise BackboneUnreachable when `append` would fail at once."""
+        self._usable()
+
+    def _usable(self) -> Publisher:
+        publisher, away = self._publisher, self.away
+        if away is not None or publisher is None:
+            raise BackboneUnreachable(f"nothing can be appended now: {away or 'the publisher has failed'}")
+        return publisher
+
+    async def settle(self, record: OutgoingRecord) -> SettledRecord:
+        """Append, wait for Kafka, wait until the live view has settled it. Raises as `append` does."""
+        return await self._live_view.settled(await self.append(record), self._timeout_s)
+
+    def append_unattended(self, record: OutgoingRecord) -> None:
+        """Append without waiting; while Kafka is away, or when too many wait, the record is dropped."""
+        publisher = self._publisher
+        if self.away is not None or publisher is None or not self._unattended.acquire(blocking=False):
+            log.warning("record_dropped", type=record.type, stream=record.stream)
+            return
+
+        def append() -> None:
+            try:
+                publisher.append(record).add_done_callback(lambda _: self._unattended.release())
+            except BaseException:
+                self._unattended.release()
+                raise
+
+        self._hands.submit(append)
+
+    def _handed_over(self, call: int, done: Future[Append]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            self._under_way.pop(call, None)
+        else:
+            done.result().add_done_callback(lambda _: self._under_way.pop(call, None))
+
+    def _watch_over(self) -> None:
+        while not self._closing:
+            self._wake.wait(_PROBE_S)
+            self._wake.clear()
+            if self._closing:
+                return
+            try:
+                reach_kafka(self._settings.kafka, _PROBE_S)
+                self._renew()
+            except (TrunklineError, OSError) as error:
+                self._say(str(error))
+            except Exception as error:
+                log.exception("kafka_watch_failed")
+                self._say(type(error).__name__)
+            else:
+                self._say(None)
+
+    def _renew(self) -> None:
+        publisher = self._publisher
+        if publisher is not None and not publisher.failed:
+            return
+        if publisher is not None:
+            self._say("the publisher has failed")
+            self._publisher = None
+            publisher.close(_PROBE_S)
+        self._publisher = Publisher(self._settings)
+
+    def _say(self, why: str | None) -> None:
+        if (why is None) != (self._away is None):
+            log.warning("kafka_away", why=why) if why is not None else log.info("kafka_back")
+        self._away = why
+
+
+async def _acknowledged(appending: Future[Append]) -> Position:
+    append = await asyncio.wrap_future(appending)
+    return await asyncio.wrap_future(append)

@@ -1,0 +1,280 @@
+"""The bodies that the gateway takes and gives, as its OpenAPI page shows them. Unknown fields are refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, SecretStr, create_model
+
+from schemas.ids import NAME_LIMIT
+from schemas.job_registry import DESCRIPTION_LIMIT
+from schemas.session_registry import STOP
+from schemas.view_rows import JobRow, MessageRow, SessionRow
+from schemas.wire_body import Name, Note, Printable
+
+NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+JOB_ID_PATTERN: Final = r"^[0-9a-f]{8}$"
+LIST_LIMIT: Final = 1000
+_NAME_FIELD: Final = Field(pattern=NAME_PATTERN, max_length=NAME_LIMIT)
+
+NamedThing = Annotated[Name, _NAME_FIELD]
+"""A name, with its pattern for those who read the OpenAPI page."""
+# As in schemas, with an end of pattern that every reader of the OpenAPI page understands.
+JobId = Annotated[str, Field(pattern=JOB_ID_PATTERN)]
+"""A job's id."""
+Handle = Annotated[str, Field(max_length=256, pattern=r"^(tmux|process)/[A-Za-z0-9._/-]+$")]
+"""What runs on a host, for a session."""
+_Text = Annotated[Printable, Field(min_length=1, max_length=255)]
+_File = Annotated[Printable, Field(min_length=1, max_length=1024)]
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class NoFields(_Request):
+    """An empty object."""
+
+
+class BrokerRequest(_Request):
+    """Broker settings of one job, over those of the environment (JE-13)."""
+
+    host: Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\s\x00-\x1f\x7f]+$")] | None = None
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    tls: bool | None = None
+    ca_certs: _File | None = None
+    certfile: _File | None = None
+    keyfile: _File | None = None
+    username: _Text | None = None
+    password: Annotated[SecretStr, Field(max_length=1024)] | None = None
+
+
+class JobRequest(_Request):
+    """A job to be done; `session`: only this one may pick it."""
+
+    description: Annotated[Printable, Field(max_length=DESCRIPTION_LIMIT)]
+    session: NamedThing | None = None
+    broker: BrokerRequest | None = None
+
+
+class PickRequest(_Request):
+    """Who wants a job, or is to have it."""
+
+    session: NamedThing
+
+
+class CancelRequest(_Request):
+    """Why a job is cancelled."""
+
+    reason: Note = ""
+
+
+class SessionRequest(_Request):
+    """A session that exists from now on."""
+
+    session: NamedThing
+    description: Note = ""
+    host: NamedThing | None = None
+    handle: Handle | None = None
+    for_job: JobId | None = None
+
+
+class StopRequest(_Request):
+    """How and why a session ends."""
+
+    mode: Literal["stop", "hard", "soft"] = STOP
+    reason: Note = ""
+    capture_id: NamedThing | None = None
+    graceful: bool = False
+
+
+class ResumeRequest(_Request):
+    """Where a session runs again."""
+
+    host: NamedThing | None = None
+    handle: Handle | None = None
+
+
+class PrincipalRequest(_Request):
+    """Somebody who gets a token."""
+
+    principal: NamedThing
+    role: Literal["operator", "delegator", "worker", "viewer"]
+
+
+class JobFilter(BaseModel):
+    """Which jobs to list: all that fit every filter given, newest first."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    state: Literal["pending", "running", "completed", "error", "cancelled"] | None = None
+    session: NamedThing | None = None
+    older_than_s: Annotated[float, Field(ge=0, le=1e10, allow_inf_nan=False)] | None = None
+    newer_than_s: Annotated[float, Field(ge=0, le=1e10, allow_inf_nan=False)] | None = None
+    limit: Annotated[int, Field(ge=1, le=LIST_LIMIT)] = 100
+
+
+class SessionFilter(BaseModel):
+    """Which sessions to list, newest first."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    state: Literal["running", "stopped", "archived", "terminated"] | None = None
+    limit: Annotated[int, Field(ge=1, le=LIST_LIMIT)] = LIST_LIMIT
+
+
+class MailboxFilter(BaseModel):
+    """How many of a mailbox's newest messages to show."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    limit: Annotated[int, Field(ge=1, le=LIST_LIMIT)] = 100
+
+
+class EventFilter(BaseModel):
+    """Which settled records to follow: those that fit every filter given."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    stream: (
+        Annotated[str, Field(max_length=2 * NAME_LIMIT + 20, pattern=r"^[a-z]+/[A-Za-z0-9._/-]+$")] | None
+    ) = None
+    kind: Annotated[str, Field(pattern=r"^[a-z]+$", max_length=20)] | None = None
+    type: Annotated[str, Field(pattern=r"^[a-z_.]+$", max_length=40)] | None = None
+    verdict: Literal["accepted", "duplicate", "rejected"] | None = None
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ErrorAnswer(_Answer):
+    """Every error. `reason` is a code, `message` says it in words."""
+
+    reason: str
+    message: str
+
+
+ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    "4XX": {"model": ErrorAnswer, "description": "The request was refused; the reason says why."},
+    "5XX": {"model": ErrorAnswer, "description": "Not the caller's fault; 503 says when to come again."},
+}
+
+
+class RegisteredAnswer(_Answer):
+    """A registered job. The secret is told here, and again for a retry with the same idempotency key."""
+
+    job_id: JobId
+    secret: str
+    position: tuple[int, int]
+
+
+class BrokerAnswer(_Answer):
+    """The broker of a picked job, the password opened."""
+
+    host: str | None = None
+    port: int | None = None
+    tls: bool | None = None
+    ca_certs: str | None = None
+    certfile: str | None = None
+    keyfile: str | None = None
+    username: str | None = None
+    password: str | None = None
+
+
+class GrantAnswer(_Answer):
+    """A picked job."""
+
+    job_id: JobId
+    description: str
+    broker: BrokerAnswer | None
+    secret: str
+
+
+class JobChangedAnswer(_Answer):
+    """A job that was assigned or cancelled."""
+
+    job_id: JobId
+    status: str
+    verdict: str
+
+
+def _row_answer(name: str, row_type: type[msgspec.Struct]) -> type[BaseModel]:
+    fields: dict[str, Any] = {}
+    for field in msgspec.structs.fields(row_type):
+        kind = field.type
+        if field.name.endswith("_at") and kind is not str and kind != (str | None):
+            is_optional = type(None) in getattr(kind, "__args__", ())
+            kind = AwareDatetime | None if is_optional else AwareDatetime
+        fields[field.name] = (kind, ...)
+    return create_model(name, __base__=_Answer, __doc__=f"A row of this kind: {name}.", **fields)
+
+
+JobAnswer: Final = _row_answer("JobAnswer", JobRow)
+SessionAnswer: Final = _row_answer("SessionAnswer", SessionRow)
+MessageAnswer: Final = _row_answer("MessageAnswer", MessageRow)
+
+
+class PrincipalAnswer(_Answer):
+    """A principal; of its token nothing is shown."""
+
+    principal: str
+    role: str
+    status: str
+    added_by: str
+    added_at: AwareDatetime
+    revoked_at: AwareDatetime | None
+
+
+class TokenAnswer(_Answer):
+    """A new principal. The token is told here, and again for a retry with the same idempotency key."""
+
+    principal: str
+    role: str
+    token: str
+
+
+class JobsAnswer(_Answer):
+    """The newest jobs that fit, and how many fit."""
+
+    jobs: list[JobAnswer]  # type: ignore[valid-type]
+    total: int
+
+
+class SessionsAnswer(_Answer):
+    """The newest sessions that fit, and how many fit."""
+
+    sessions: list[SessionAnswer]  # type: ignore[valid-type]
+    total: int
+
+
+class PrincipalsAnswer(_Answer):
+    """All principals, by name."""
+
+    principals: list[PrincipalAnswer]
+
+
+class MessagesAnswer(_Answer):
+    """The newest messages of a mailbox, oldest of them first, and how many there are. Nothing is taken."""
+
+    messages: list[MessageAnswer]  # type: ignore[valid-type]
+    total: int
+
+
+class BrokersAnswer(_Answer):
+    """The distinct broker overlays of live jobs, as canonical JSON with sealed passwords."""
+
+    brokers: list[str]
+
+
+class HealthAnswer(_Answer):
+    """The gateway answers."""
+
+    status: Literal["ok", "ready"]
+
+
+class ReadyAnswer(HealthAnswer):
+    """The gateway can do its work. `lag`: records behind the log's end, by partition."""
+
+    lag: dict[str, int]

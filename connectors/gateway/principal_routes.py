@@ -1,0 +1,115 @@
+"""Principals and their tokens (operator only), and a look into a mailbox."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from typing import Annotated, Any, Final
+
+from fastapi import FastAPI, Path, Query, Request, Response
+
+from connectors.gateway.admission import asks_for
+from connectors.gateway.answers import ApiError, json_answer, malformed, refuse_rejected, row_as_json
+from connectors.gateway.hub import Hub
+from connectors.gateway.idempotency import TOKEN_WINDOW_S, IdempotencyKey, derived_token, request_uuid
+from connectors.gateway.models import (
+    ERRORS,
+    NAME_PATTERN,
+    MailboxFilter,
+    MessagesAnswer,
+    NoFields,
+    PrincipalAnswer,
+    PrincipalRequest,
+    PrincipalsAnswer,
+    TokenAnswer,
+)
+from connectors.gateway.policy import Action
+from connectors.gateway.refusals import DOOR
+from connectors.live_view import LiveView
+from schemas.ids import NAME_LIMIT
+from schemas.message import DEFAULT_REALM
+from schemas.principals import ACTIVE, RESERVED_PRINCIPALS, addition_record, new_token, revocation_record
+from schemas.verdicts import DUPLICATE, SEQ_CONFLICT
+from schemas.view_rows import MAILBOX_VIEW, REGISTRY_PRINCIPALS, MessageRow, PrincipalRow
+
+PRINCIPALS: Final = "/api/hub/principals"
+NamePath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT)]
+
+
+def add_principal_routes(app: FastAPI, hub: Hub) -> None:
+    """Add the routes under `/api/hub/principals`."""
+
+    @app.post(PRINCIPALS, status_code=201, response_model=TokenAnswer, responses=ERRORS)
+    @asks_for(Action.PRINCIPAL_ADD)
+    async def add_principal(request: Request, body: PrincipalRequest, key: IdempotencyKey = None) -> Response:
+        """Add a principal. Its token is told here."""
+        if body.principal in RESERVED_PRINCIPALS:
+            raise malformed("principal: this name is reserved")
+        caller = request.state.caller.principal
+        made = request_uuid(caller, key)
+        token = new_token() if key is None else derived_token(hub.keyring, made, body.principal)
+        record = addition_record(body.principal, body.role, token, door=DOOR, principal=caller)
+        settled = refuse_rejected(await hub.appender.settle(record))
+        if settled.verdict == DUPLICATE:
+            _check_retold(_principal(hub, body.principal))
+        answer = {"principal": body.principal, "role": body.role, "token": token}
+        return json_answer(answer, 201, settled)
+
+    @app.get(PRINCIPALS, response_model=PrincipalsAnswer, responses=ERRORS)
+    @asks_for(Action.PRINCIPAL_LIST)
+    async def list_principals() -> Response:
+        """List all principals by name."""
+        rows = [row for row in hub.live_view.rows(REGISTRY_PRINCIPALS) if isinstance(row, PrincipalRow)]
+        return json_answer({"principals": [row_as_json(r) for r in sorted(rows, key=lambda r: r.principal)]})
+
+    @app.post(f"{PRINCIPALS}/{{name}}/revoke", response_model=PrincipalAnswer, responses=ERRORS)
+    @asks_for(Action.PRINCIPAL_REVOKE)
+    async def revoke_principal(
+        request: Request, name: NamePath, body: NoFields | None = None, key: IdempotencyKey = None
+    ) -> Response:
+        """Revoke a principal's token, for ever. A second time changes nothing."""
+        record = revocation_record(name, door=DOOR, principal=request.state.caller.principal)
+        settled = refuse_rejected(await hub.appender.settle(record))
+        row = _principal(hub, name)
+        return json_answer(None if row is None else row_as_json(row), settled=settled)
+
+
+def add_mailbox_routes(app: FastAPI, hub: Hub) -> None:
+    """Add the routes under `/api/hub/mailboxes`."""
+
+    @app.get("/api/hub/mailboxes/{realm}/{name}", response_model=MessagesAnswer, responses=ERRORS)
+    @asks_for(Action.MAILBOX_READ, _owner_of_mailbox)
+    async def peek(realm: NamePath, name: NamePath, wanted: Annotated[MailboxFilter, Query()]) -> Response:
+        """Show the newest messages of a mailbox and take none."""
+        return json_answer(await asyncio.to_thread(_messages, hub.live_view, realm, name, wanted.limit))
+
+
+def _principal(hub: Hub, name: str) -> PrincipalRow | None:
+    row = hub.live_view.row(REGISTRY_PRINCIPALS, name)
+    return row if isinstance(row, PrincipalRow) else None
+
+
+def _check_retold(row: PrincipalRow | None) -> None:
+    """Raise ApiError (409) when a token is not told again."""
+    if row is None or row.status != ACTIVE:
+        raise ApiError(409, SEQ_CONFLICT, "this principal was added by the same request, and is revoked")
+    if time.time() - row.added_at / 1e6 > TOKEN_WINDOW_S:
+        raise ApiError(409, SEQ_CONFLICT, "this principal was added by the same request, too long ago")
+
+
+async def _owner_of_mailbox(request: Request) -> str | None:
+    # A principal's name is known in one realm only; the others' names are their own affair.
+    if request.path_params.get("realm") != DEFAULT_REALM:
+        return None
+    return str(request.path_params.get("name"))
+
+
+def _messages(live_view: LiveView, realm: str, name: str, limit: int) -> dict[str, Any]:
+    rows = [
+        row
+        for row in live_view.rows(MAILBOX_VIEW)
+        if isinstance(row, MessageRow) and row.recipient == name and row.realm == realm
+    ]
+    newest = heapq.nlargest(limit, rows, key=lambda row: (row.posted_at, row.message_id))
+    return {"messages": [row_as_json(row) for row in reversed(newest)], "total": len(rows)}

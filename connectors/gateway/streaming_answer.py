@@ -1,0 +1,93 @@
+"""A long answer: chunks that are sent as they come, to a client that may be slow, or gone.
+
+Nothing is queued here: while the client does not read, the source is not asked. A client that takes nothing
+for a minute is cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Final
+
+from fastapi import Response
+from starlette.types import Message, Receive, Scope, Send
+
+SEND_TIMEOUT_S: Final = 60.0
+STREAMS_LIMIT: Final = 256
+
+
+class StreamPlaces:
+    """How many long answers there are at once."""
+
+    def __init__(self, limit: int = STREAMS_LIMIT) -> None:
+        self._free = limit
+
+    def take(self) -> bool:
+        """Take a place, if one is free."""
+        if self._free == 0:
+            return False
+        self._free -= 1
+        return True
+
+    def give_back(self) -> None:
+        """Free a place."""
+        self._free += 1
+
+
+class StreamingAnswer(Response):
+    """Sends what `chunks` yields, each at once. `places` has a place that was taken for it."""
+
+    def __init__(
+        self,
+        chunks: Callable[[], AsyncIterator[bytes]],
+        media_type: str,
+        places: StreamPlaces,
+        send_timeout_s: float = SEND_TIMEOUT_S,
+    ) -> None:
+        super().__init__(b"", 200, {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}, media_type)
+        del self.headers["content-length"]
+        self._chunks = chunks
+        self._places = places
+        self._send_timeout_s = send_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the source ends, the client goes, or it stops reading."""
+        try:
+            sending = asyncio.create_task(self._send_all(send))
+            leaving = asyncio.create_task(_left(receive))
+            try:
+                await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (sending, leaving):
+                    task.cancel()
+                await asyncio.gather(sending, leaving, return_exceptions=True)
+            if sending.done() and not sending.cancelled() and (error := sending.exception()) is not None:
+                # The answer has begun; all that is left is to break it off.
+                raise error
+        finally:
+            self._places.give_back()
+
+    async def _send_all(self, send: Send) -> None:
+        async def put(message: Message) -> None:
+            await _in_time(send(message), self._send_timeout_s)
+
+        try:
+            await put({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async with aclosing(self._chunks()) as chunks:  # type: ignore[type-var]
+                async for chunk in chunks:
+                    await put({"type": "http.response.body", "body": chunk, "more_body": True})
+            await put({"type": "http.response.body", "body": b"", "more_body": False})
+        except (TimeoutError, OSError):
+            return
+
+
+async def _in_time(sent: Awaitable[None], timeout_s: float) -> None:
+    async with asyncio.timeout(timeout_s):
+        await sent
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,52 @@
+"""Fixtures of the gateway's tests: gateway processes on the session's Kafka, and a client of the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from connectors.publisher import Publisher
+from schemas.settings import Settings
+from tests.broker_processes import STOP_S
+from tests.connectors.gateway.hub_access import GatewayProcess
+
+
+@pytest.fixture
+def start_gateway(backbone_settings: Settings, tmp_path: Path) -> Iterator[Callable[..., GatewayProcess]]:
+    """Starts gateways on free ports and waits until they serve; all end with the test."""
+    started: list[GatewayProcess] = []
+
+    def start(settings: Settings | None = None) -> GatewayProcess:
+        gateway = GatewayProcess(settings or backbone_settings, tmp_path)
+        started.append(gateway)
+        gateway.program.wait_ready()
+        return gateway
+
+    yield start
+    for gateway in started:
+        if gateway.program.process.poll() is None:
+            gateway.program.process.kill()
+        gateway.program.process.wait(STOP_S)
+
+
+@pytest.fixture
+def gateway(start_gateway: Callable[..., GatewayProcess]) -> GatewayProcess:
+    """One running gateway."""
+    return start_gateway()
+
+
+@pytest.fixture
+def operator(gateway: GatewayProcess) -> Iterator[httpx.Client]:
+    """A client with the operator's token."""
+    with gateway.client() as client:
+        yield client
+
+
+@pytest.fixture
+def publisher(backbone_settings: Settings) -> Iterator[Publisher]:
+    """A publisher beside the gateway."""
+    with Publisher(backbone_settings) as found:
+        yield found

@@ -1,0 +1,132 @@
+"""Every route of a running gateway, asked by every role: who gets in, and that answers are as documented."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jsonschema
+import pytest
+
+from tests.connectors.gateway.hub_access import add_principal, register
+
+ROLES = ("operator", "delegator", "worker", "viewer")
+
+
+class Ask(NamedTuple):
+    """A request, and the roles that may make it, by initials."""
+
+    roles: str
+    method: str
+    path: str
+    body: dict | None = None
+
+
+def questions(held, free, mine, role):
+    """One question for each route; sessions and principals have names of their own for each role."""
+    hub = "/api/hub"
+    own = f"made-by-{role}"
+    return {
+        f"{hub}/jobs GET": Ask("odv", "GET", f"{hub}/jobs"),
+        f"{hub}/jobs POST": Ask("od", "POST", f"{hub}/jobs", {"description": "x"}),
+        f"{hub}/jobs/pick POST": Ask("ow", "POST", f"{hub}/jobs/pick", {"session": "the-worker"}),
+        f"{hub}/jobs/{{job_id}} GET": Ask("odwv", "GET", f"{hub}/jobs/{held}"),
+        f"{hub}/jobs/{{job_id}}/events GET": Ask("odwv", "GET", f"{hub}/jobs/{held}/events"),
+        f"{hub}/jobs/{{job_id}}/cancel POST": Ask("od", "POST", f"{hub}/jobs/{free[role]}/cancel", {}),
+        f"{hub}/jobs/{{job_id}}/assign POST": Ask(
+            "od", "POST", f"{hub}/jobs/{mine[role]}/assign", {"session": f"for-{role}"}
+        ),
+        f"{hub}/events GET": Ask("odv", "GET", f"{hub}/events"),
+        f"{hub}/verdicts GET": Ask("o", "GET", f"{hub}/verdicts"),
+        f"{hub}/brokers GET": Ask("o", "GET", f"{hub}/brokers"),
+        f"{hub}/sessions GET": Ask("odv", "GET", f"{hub}/sessions"),
+        f"{hub}/sessions POST": Ask("od", "POST", f"{hub}/sessions", {"session": own}),
+        f"{hub}/sessions/{{name}} GET": Ask("odv", "GET", f"{hub}/sessions/made-by-operator"),
+        f"{hub}/sessions/{{name}}/stop POST": Ask("od", "POST", f"{hub}/sessions/{own}/stop", {"mode": "stop"}),
+        f"{hub}/sessions/{{name}}/resume POST": Ask("od", "POST", f"{hub}/sessions/{own}/resume", {}),
+        f"{hub}/principals GET": Ask("o", "GET", f"{hub}/principals"),
+        f"{hub}/principals POST": Ask("o", "POST", f"{hub}/principals", {"principal": own, "role": "viewer"}),
+        f"{hub}/principals/{{name}}/revoke POST": Ask("o", "POST", f"{hub}/principals/{own}/revoke", {}),
+        f"{hub}/mailboxes/{{realm}}/{{name}} GET": Ask(
+            "odw" if role != "viewer" else "o", "GET", f"{hub}/mailboxes/default/the-{role}"
+        ),
+    }
+
+
+def documented(page, route, answer):
+    """Check an answer against the OpenAPI page."""
+    path, method = route.rsplit(" ", 1)
+    operation = page["paths"][path][method.lower()]
+    status = str(answer.status_code)
+    described = operation["responses"].get(status) or operation["responses"][f"{status[0]}XX"]
+    schema = described["content"]["application/json"]["schema"]
+    jsonschema.validate(answer.json(), {**schema, "components": page["components"]})
+
+
+def test_every_route_lets_in_exactly_the_roles_of_the_table(gateway, operator):
+    page = operator.get("/openapi.json").json()
+    tokens = {r: add_principal(operator, f"the-{r}", r) for r in ROLES}
+    free = {role: register(operator, session="nobody")["job_id"] for role in ROLES}
+    register(operator)
+    held = operator.post("/api/hub/jobs/pick", json={"session": "the-worker"}).json()["job_id"]
+    with gateway.client(tokens["delegator"]) as delegator:
+        mine = {role: register(operator)["job_id"] for role in ROLES if role != "delegator"}
+        mine["delegator"] = register(delegator)["job_id"]
+    wrong, asked = [], set()
+    for role in ROLES:
+        with gateway.client(tokens[role]) as client, gateway.client("") as stranger:
+            for route, ask in questions(held, free, mine, role).items():
+                asked.add(route)
+                may = role[0] in ask.roles
+                with client.stream(ask.method, ask.path, json=ask.body) as answer:
+                    if (
+                        "json" in answer.headers["content-type"]
+                        and "ndjson" not in answer.headers["content-type"]
+                    ):
+                        answer.read()
+                        documented(page, route, answer)
+                    if (answer.status_code in (200, 201)) != may or (not may and answer.status_code != 403):
+                        wrong.append(f"{role} {route}: {answer.status_code}")
+                refused = stranger.request(ask.method, ask.path, json=ask.body)
+                if refused.status_code != 401 or refused.json()["reason"] != "unauthorized":
+                    wrong.append(f"without a token {route}: {refused.status_code}")
+    assert not wrong
+    routes = {f"{path} {method.upper()}" for path, methods in page["paths"].items() for method in methods}
+    assert routes - asked == {"/healthz GET", "/readyz GET"}
+    assert all("422" not in op["responses"] for methods in page["paths"].values() for op in methods.values())
+
+
+@pytest.mark.requirement("JE-11")
+def test_a_worker_comes_no_further_than_its_own(gateway, operator):
+    token = add_principal(operator, "ann", "worker")
+    register(operator)
+    other = operator.post("/api/hub/jobs/pick", json={"session": "bo"}).json()["job_id"]
+    with gateway.client(token) as ann:
+        for method, path, body in (
+            ("POST", "/api/hub/jobs/pick", {"session": "bo"}),
+            ("POST", "/api/hub/jobs/pick", {}),
+            ("POST", "/api/hub/jobs/pick", [1]),
+            ("GET", f"/api/hub/jobs/{other}", None),
+            ("GET", f"/api/hub/jobs/{other}/events", None),
+            ("GET", "/api/hub/jobs/ffffffff", None),
+            ("GET", "/api/hub/mailboxes/default/bo", None),
+            ("GET", "/api/hub/mailboxes/elsewhere/ann", None),
+        ):
+            answer = ann.request(method, path, json=body)
+            assert (answer.status_code, answer.json()["reason"]) == (403, "policy"), path
+        assert ann.get("/api/hub/mailboxes/default/ann").json() == {"messages": [], "total": 0}
+        assert ann.post("/api/hub/jobs/pick", json={"session": "ann"}).json()["reason"] == "no_match"
+
+
+@pytest.mark.requirement("JE-24")
+def test_a_delegator_assigns_the_jobs_that_it_registered_and_no_other(gateway, operator):
+    token = add_principal(operator, "dora", "delegator")
+    with gateway.client(token) as dora:
+        mine, other = register(dora)["job_id"], register(operator)["job_id"]
+        for _ in range(2):
+            given = dora.post(f"/api/hub/jobs/{mine}/assign", json={"session": "s-1"})
+            assert (given.status_code, given.json()["status"]) == (200, "running")
+        refused = dora.post(f"/api/hub/jobs/{other}/assign", json={"session": "s-2"})
+        assert (refused.status_code, refused.json()["reason"]) == (403, "policy")
+        taken = dora.post(f"/api/hub/jobs/{mine}/assign", json={"session": "s-2"})
+        assert (taken.status_code, taken.json()["reason"]) == (409, "illegal_transition")
+        assert dora.get(f"/api/hub/jobs/{mine}").json()["session"] == "s-1"

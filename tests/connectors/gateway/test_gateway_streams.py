@@ -1,0 +1,243 @@
+"""Following along: snapshot, settled events, resuming after a lost connection, gaps, verdicts by line."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+
+import pytest
+
+from connectors.gateway.settled_stream import EventWriter, Follower, Wanted, server_events
+from connectors.gateway.streaming_answer import StreamingAnswer, StreamPlaces
+from connectors.publisher import Position
+from connectors.settled_feed import SettledFeed, SettledRecord
+from schemas.record import JOB_EVENT, OutgoingRecord, content_id
+from schemas.signing import sign_event
+from tests.broker_processes import wait_until
+from tests.connectors.gateway.hub_access import (
+    JOBS,
+    SESSIONS,
+    add_principal,
+    register,
+)
+from tests.connectors.gateway.hub_access import (
+    server_events as events_of,
+)
+
+EVENTS = "/api/hub/events"
+
+
+def job_event(job, seq, event, detail="ok"):
+    body = {
+        "schema_version": 1,
+        "seq": seq,
+        "job_id": job["job_id"],
+        "event": event,
+        "timestamp": "2026-01-01T00:00:00Z",
+        "detail": detail,
+        "data": {},
+    }
+    value = json.dumps(sign_event(body, job["secret"])).encode()
+    stream = f"job/{job['job_id']}"
+    return OutgoingRecord(stream, content_id(value), "mqtt", "unverified", JOB_EVENT, value)
+
+
+@pytest.mark.requirement("JE-12")
+def test_a_follower_of_a_job_gets_its_row_and_then_what_is_settled(operator, publisher):
+    job = register(operator)
+    register(operator)
+    with operator.stream("GET", f"{JOBS}/{job['job_id']}/events") as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        events = events_of(answer)
+        first = next(events)
+        assert (first.name, first.data["row"]["status"]) == ("snapshot", "pending")
+        operator.post(f"{JOBS}/pick", json={"session": "s"})
+        publisher.append(job_event(job, 1, "started")).result(10)
+        publisher.append(job_event(job, 1, "started", "forged")).result(10)
+        picked, started, conflict = itertools.islice(events, 3)
+    assert {e.data["stream"] for e in (picked, started, conflict)} == {f"job/{job['job_id']}"}
+    assert (picked.data["type"], picked.data["principal"]) == ("job.picked", "http/operator")
+    assert (started.data["verdict"], started.data["seq"], started.data["status_after"]) == (
+        "accepted",
+        1,
+        "running",
+    )
+    assert started.data["body"]["detail"] == "ok" and started.data["logged_at"].endswith("Z")
+    assert (conflict.data["verdict"], conflict.data["reason"]) == ("rejected", "seq_conflict")
+
+
+@pytest.mark.requirement("CM-05")
+def test_a_follower_of_everything_sees_what_its_role_may_see_and_no_sealed_secret(gateway, operator):
+    token = add_principal(operator, "ann", "viewer")
+    with (
+        gateway.client(token) as ann,
+        ann.stream("GET", EVENTS) as shown,
+        operator.stream("GET", EVENTS) as all_,
+    ):
+        public, whole = events_of(shown), events_of(all_)
+        assert next(public).data["rows"] == {"registry_jobs": [], "registry_sessions": []}
+        assert next(whole).name == "snapshot"
+        add_principal(operator, "bo", "worker")
+        job = register(operator, broker={"host": "h", "password": "canary"})
+        seen, added, registered = next(public), next(whole), next(whole)
+    assert seen.data == registered.data
+    assert registered.data["stream"] == f"job/{job['job_id']}"
+    assert set(registered.data["body"]["broker"]) >= {"host"}
+    assert added.data["body"] == {"schema_version": 1, "principal": "bo", "role": "worker"}
+    for event in (registered, added):
+        assert "sealed" not in json.dumps(event.data) and "sha256" not in json.dumps(event.data)
+
+
+def test_filters_choose_by_stream_kind_type_and_verdict(operator):
+    job = register(operator)
+    queries = (
+        {"kind": "session"},
+        {"type": "job.cancelled", "verdict": "accepted"},
+        {"verdict": "rejected"},
+        {"stream": "session/s"},
+    )
+    wanted = ["session.created", "job.cancelled", "job.cancelled", "session.created"]
+    for query, expected in zip(queries, wanted, strict=True):
+        with operator.stream("GET", EVENTS, params=query) as answer:
+            events = events_of(answer)
+            assert next(events).name == "snapshot"
+            register(operator)
+            if "session" in str(query):
+                operator.post(SESSIONS, json={"session": "s"})
+            operator.post(f"{JOBS}/{job['job_id']}/cancel", json={})
+            found = next(events)
+            assert found.data["type"] == expected, query
+            job = register(operator) if query != queries[1] else job
+    for wrong in ({"kind": "JOB"}, {"stream": "job"}, {"verdict": "maybe"}, {"what": "x"}):
+        assert operator.get(EVENTS, params=wrong).status_code == 400
+
+
+def test_a_follower_that_comes_again_gets_exactly_what_it_missed(operator):
+    with operator.stream("GET", EVENTS) as answer:
+        events = events_of(answer)
+        next(events)
+        register(operator)
+        seen = next(events)
+    missed = [register(operator)["job_id"] for _ in range(3)]
+    with operator.stream("GET", EVENTS, headers={"Last-Event-ID": seen.id}) as answer:
+        again = list(itertools.islice(events_of(answer), 3))
+    assert [event.name for event in again] == ["settled"] * 3
+    assert [event.data["stream"] for event in again] == [f"job/{job_id}" for job_id in missed]
+
+
+def test_after_a_restart_a_follower_gets_a_gap_and_a_snapshot(start_gateway):
+    gateway = start_gateway()
+    with gateway.client() as operator:
+        job = register(operator)
+        with operator.stream("GET", EVENTS) as answer:
+            first = next(events_of(answer))
+    assert gateway.program.stop() == 0
+    with start_gateway().client() as operator:
+        for stale in (first.id, "nonsense", f"{first.id[:-1]}999999"):
+            with operator.stream("GET", EVENTS, headers={"Last-Event-ID": stale}) as answer:
+                gap, snapshot = itertools.islice(events_of(answer), 2)
+            assert (gap.name, snapshot.name) == ("gap", "snapshot")
+            assert [row["job_id"] for row in snapshot.data["rows"]["registry_jobs"]] == [job["job_id"]]
+
+
+def test_a_stream_ends_when_its_token_is_revoked_and_when_the_gateway_stops(gateway, operator):
+    token = add_principal(operator, "ann", "viewer")
+    with gateway.client(token) as ann, ann.stream("GET", EVENTS) as answer:
+        events = events_of(answer)
+        next(events)
+        operator.post("/api/hub/principals/ann/revoke", json={})
+        assert list(events) == []
+    with operator.stream("GET", EVENTS) as answer:
+        events = events_of(answer)
+        next(events)
+        assert gateway.program.stop() == 0
+        assert list(events) == []
+
+
+@pytest.mark.requirement("JE-17")
+def test_verdicts_on_job_events_come_by_line_and_a_line_at_least_every_second(operator, publisher):
+    job = register(operator)
+    with operator.stream("GET", "/api/hub/verdicts") as answer:
+        assert answer.headers["content-type"].startswith("application/x-ndjson")
+        lines = (json.loads(line) for line in answer.iter_lines())
+        assert next(lines) == {}
+        register(operator)
+        where = [
+            publisher.append(job_event(job, 1, "started")).result(10),
+            publisher.append(job_event(job, 1, "started", "forged")).result(10),
+        ]
+        found = []
+        while len(found) < 2:
+            found += next(lines).get("settled", [])
+        assert found == [[*where[0], "accepted", None], [*where[1], "rejected", "seq_conflict"]]
+        assert {} in (next(lines), next(lines))
+
+
+def _records(count):
+    return [
+        SettledRecord(
+            Position(0, n),
+            "job/00000000",
+            "job.event",
+            "x",
+            "mqtt/u",
+            "accepted",
+            None,
+            None,
+            False,
+            "running",
+            n,
+            n,
+            b"{}",
+        )
+        for n in range(count)
+    ]
+
+
+def test_a_follower_that_falls_behind_is_told_of_the_gap_and_let_go():
+    async def follow():
+        feed = SettledFeed(limit_records=10)
+        stream = server_events(
+            EventWriter("boot"), Follower(feed, lambda: True), Wanted(), None, lambda: {"rows": {}}
+        )
+        names = [(await anext(stream)).split(b"\n")[0]]
+        feed.extend(_records(50))
+        names += [chunk.split(b"\n")[0] async for chunk in stream]
+        return names
+
+    assert asyncio.run(follow()) == [b"event: snapshot", b"event: gap"]
+
+
+def test_a_client_that_does_not_read_is_cut_off_and_its_place_given_back():
+    places, asked = StreamPlaces(1), []
+
+    async def chunks():
+        for number in itertools.count():
+            asked.append(number)
+            yield b"x"
+
+    async def serve():
+        stuck, never = asyncio.Event(), asyncio.Event()
+
+        async def send(message):
+            if message.get("body"):
+                await stuck.wait()
+
+        async def receive():
+            await never.wait()
+
+        answer = StreamingAnswer(chunks, "text/plain", places, send_timeout_s=0.05)
+        await asyncio.wait_for(answer({}, receive, send), 5)
+
+    assert places.take() and not places.take()
+    asyncio.run(serve())
+    assert asked == [0]
+    assert places.take()
+
+
+def test_places_are_given_back_when_followers_leave(operator):
+    for _ in range(300):
+        with operator.stream("GET", "/api/hub/verdicts") as answer:
+            assert answer.status_code == 200
+    wait_until(lambda: operator.get("/healthz").is_success, what="the gateway")
