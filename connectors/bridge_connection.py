@@ -19,7 +19,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from connectors.bridge_receipts import ReceiptChannel
-from connectors.bridge_records import durable_receipt, job_event_record, well_formed_traceparent
+from connectors.bridge_records import event_receipt, job_event_record, well_formed_traceparent
 from connectors.job_topics import events_filter, job_id_of
 from connectors.mqtt_connection import (
     broker_name,
@@ -30,6 +30,7 @@ from connectors.mqtt_connection import (
 )
 from connectors.publisher import Append, Publisher, RecordRefused
 from connectors.receipt import LogPosition
+from connectors.verdict_stream import VerdictStream
 from schemas.errors import BackboneUnreachable
 from schemas.record import OutgoingRecord
 from schemas.settings import Settings
@@ -45,7 +46,7 @@ class Tally:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter(received=0, appended=0, acked=0, redelivered=0, refused=0)
+        self._counts: Counter[str] = Counter(received=0, appended=0, acked=0, redelivered=0, refused=0, told=0)
 
     def add(self, name: str, count: int = 1) -> None:
         """Count `count` more of `name`."""
@@ -110,26 +111,39 @@ class AckWindow:
 class BridgeConnection:
     """Receives job events, hands them to the publisher, acknowledges after Kafka, publishes receipts.
 
-    `suspects` holds the ids of records that Kafka refused for their own sake; they are sent cut.
-    `lost` is set, and `why` says the reason, once the connection is of no more use.
+    `suspects` holds the ids of records that Kafka refused for their own sake; they are sent cut. `verdicts`
+    tells how a record was settled (None: receipts say verdict null); `bridge` is our name on the presence
+    topic. `lost` is set, and `why` says the reason, once the connection is of no more use; `cut_off`, when
+    it was not our doing: perhaps another bridge has taken it over.
     """
 
-    def __init__(self, settings: Settings, publisher: Publisher, tally: Tally, suspects: set[str]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        publisher: Publisher,
+        tally: Tally,
+        suspects: set[str],
+        verdicts: VerdictStream | None = None,
+        bridge: str = "",
+    ) -> None:
         self._settings = settings
         self._mqtt = settings.mqtt
         self._publisher = publisher
         self._tally = tally
         self._suspects = suspects
+        self._verdicts = verdicts
         self._client = new_client(settings.mqtt, settings.mqtt.bridge_client_id, manual_ack=True)
         self._client.on_connect = self._on_connect
         self._client.on_subscribe = self._on_subscribe
         self._client.on_message = self._on_message
         self._client.on_disconnect = self._on_disconnect
         self._window = AckWindow(self._client.ack)
-        self._receipts = ReceiptChannel(self._mqtt, self._lose, partial(tally.add, "receipts_refused"))
+        refused = partial(tally.add, "receipts_refused")
+        self._receipts = ReceiptChannel(self._mqtt, bridge, self._lose, refused)
         self._closing = False
         self._subscribed = threading.Event()
         self.lost = threading.Event()
+        self.cut_off = False
         self.why = ""
 
     def open(self) -> None:
@@ -149,6 +163,15 @@ class BridgeConnection:
             self.drop()
             raise BackboneUnreachable(f"MQTT broker {broker_name(self._mqtt)}: {why}")
 
+    @property
+    def unacknowledged(self) -> int:
+        """How many messages wait for Kafka or for their receipt."""
+        return len(self._window)
+
+    def show_presence(self) -> None:
+        """Tell the bridges that stand by that this one is active."""
+        self._receipts.show_presence()
+
     def finish(self, timeout_s: float) -> None:
         """End in order: take nothing new, wait for Kafka and the acknowledgements, then disconnect."""
         self._closing = True
@@ -164,7 +187,10 @@ class BridgeConnection:
         self._closing = True
         self._window.close()
         cut_connection(self._client)
-        self._receipts.drop()
+        if self.cut_off:
+            self._receipts.leave()
+        else:
+            self._receipts.drop()
 
     def _lose(self, why: str) -> None:
         self._closing = True
@@ -194,6 +220,8 @@ class BridgeConnection:
     def _on_disconnect(
         self, client: Client, userdata: Any, flags: Any, reason: ReasonCode, properties: Any
     ) -> None:
+        # Reason 0x8E would say that another bridge has taken over, but who was just writing does not read it.
+        self.cut_off = self.cut_off or not self._closing
         self._lose(f"connection lost: {reason}")
 
     def _on_message(self, client: Client, userdata: Any, message: MQTTMessage) -> None:
@@ -236,9 +264,27 @@ class BridgeConnection:
         if job_id is None:
             self._acknowledge(entry)
             return
+        told = partial(self._settled, entry, record, job_id, LogPosition(*done.result()))
+        if self._verdicts is None:
+            told(None, None)
+        else:
+            self._verdicts.ask(done.result(), told)
+
+    def _settled(
+        self,
+        entry: list[Any],
+        record: OutgoingRecord,
+        job_id: str,
+        position: LogPosition,
+        verdict: str | None,
+        reason: str | None,
+    ) -> None:
+        """When the verdict is known, or is not waited for any longer; runs on any thread."""
+        if verdict is not None:
+            self._tally.add("told")
         # The event is acknowledged once the broker has its receipt, so a bridge that dies in between will
         # send it again.
-        receipt = durable_receipt(record, record.value, LogPosition(*done.result()))
+        receipt = event_receipt(record, position, verdict, reason)
         self._receipts.send(job_id, receipt, partial(self._acknowledge, entry))
 
     def _acknowledge(self, entry: list[Any]) -> None:

@@ -53,9 +53,11 @@ def well_formed_traceparent(properties: object) -> str | None:
     return str(found[0])
 
 
-def durable_receipt(record: OutgoingRecord, payload: bytes, position: LogPosition) -> bytes:
-    """The receipt of a record that Kafka has and nobody has settled yet: verdict null."""
-    return encode_receipt(Receipt(record.ce_id, _cheap_seq(payload), None, None, position))
+def event_receipt(
+    record: OutgoingRecord, position: LogPosition, verdict: str | None = None, reason: str | None = None
+) -> bytes:
+    """The receipt of a record that Kafka has; verdict None when nobody has told in time how it was settled."""
+    return encode_receipt(Receipt(record.ce_id, _cheap_seq(record.value), verdict, reason, position))
 
 
 def _cheap_seq(payload: bytes) -> int | None:

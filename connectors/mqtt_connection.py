@@ -51,14 +51,22 @@ def connect_properties(session_expiry_s: int = 0, receive_maximum: int | None = 
     return found
 
 
-def dial(client: Client, mqtt: MqttSettings, properties: Properties, *, clean_start: bool = True) -> None:
+def dial(
+    client: Client,
+    mqtt: MqttSettings,
+    properties: Properties,
+    *,
+    clean_start: bool = True,
+    keepalive_s: int = KEEPALIVE_S,
+) -> None:
     """Connect and start the client's thread; the broker's answer comes to `on_connect`.
 
-    Raises BackboneUnreachable when nobody takes the connection.
+    The broker gives a client up after one and a half times `keepalive_s` of silence. Raises
+    BackboneUnreachable when nobody takes the connection.
     """
     try:
         client.connect(
-            mqtt.host, mqtt.port, keepalive=KEEPALIVE_S, clean_start=clean_start, properties=properties
+            mqtt.host, mqtt.port, keepalive=keepalive_s, clean_start=clean_start, properties=properties
         )
     except OSError as error:
         raise BackboneUnreachable(f"MQTT broker {broker_name(mqtt)}: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -26,12 +27,21 @@ from schemas.record import content_id
 from schemas.settings import MqttSettings
 
 _DISCONNECT_S: Final = 1.0
+# PUBACK's reason when no client has a subscription that fits, and the pause before the same event goes again.
+_NOBODY_LISTENS: Final = 0x10
+_AGAIN_S: Final = 0.5
 # Reason codes of MQTT 5 that another attempt will not change: bad credentials, not authorized, banned.
 _FINAL_REASONS: Final = (0x86, 0x87, 0x8A, 0x8C)
+# Of these, what a broker also says at CONNECT while a new job's account is on its way to it.
+_NO_ACCOUNT_REASONS: Final = (0x86, 0x87)
 
 
 class ReceiptMissing(BackboneUnreachable):
     """The broker took the event, but no receipt came in time: the bridge or Kafka is down, or slow."""
+
+
+class _NoAccount(Refused):
+    """The broker does not know user name and password, perhaps not yet."""
 
 
 def deliver(
@@ -44,9 +54,10 @@ def deliver(
 ) -> None:
     """Send `events` in order; `confirmed` is called for each before the next is sent.
 
-    Each attempt is a connection of its own. Socket errors and time-outs are tried again, up to
-    `publish_attempts` times in all, after `min(base * 2^(n-1), max)` seconds. Raises BackboneUnreachable
-    after the last attempt, ReceiptMissing without another attempt, Refused when the broker forbids it.
+    Each attempt is a connection of its own. Socket errors, time-outs and an unknown account (a job's is made
+    after its registration) are tried again, up to `publish_attempts` times in all, after
+    `min(base * 2^(n-1), max)` seconds. Raises BackboneUnreachable or Refused after the last attempt,
+    ReceiptMissing without another attempt, Refused at once when the broker forbids something else.
     """
     left = list(events)
     for attempt in range(1, mqtt.publish_attempts + 1):
@@ -58,9 +69,10 @@ def deliver(
             return
         except ReceiptMissing:
             raise
-        except BackboneUnreachable as error:
+        except (BackboneUnreachable, _NoAccount) as error:
             if attempt == mqtt.publish_attempts:
-                raise BackboneUnreachable(f"{error} ({attempt} attempts)") from error
+                kind = Refused if isinstance(error, _NoAccount) else BackboneUnreachable
+                raise kind(f"{error} ({attempt} attempts)") from error
         time.sleep(min(mqtt.backoff_base_s * 2 ** (attempt - 1), mqtt.backoff_max_s))
 
 
@@ -91,7 +103,7 @@ class DeliveryConnection:
         dial(self._client, self._mqtt, connect_properties())
         try:
             self._wait(lambda: self._connack, deadline - time.monotonic(), "CONNACK")
-            self._permit(self._connack, "the connection")
+            self._admit(self._connack)
             if self._wait_for_receipt:
                 self._client.subscribe(self._receipts_topic, qos=1)
                 self._wait(lambda: self._suback, self._mqtt.puback_timeout_s, "SUBACK")
@@ -111,25 +123,38 @@ class DeliveryConnection:
         cut_connection(self._client)
 
     def send(self, pending: PendingEvent) -> Receipt:
-        """Publish one event and wait for its PUBACK and, when asked for, its receipt."""
+        """Publish one event and wait for its PUBACK and, when asked for, its receipt.
+
+        While the broker says that nobody is subscribed, the same bytes go out again: the bridge comes to a
+        job's own broker some seconds after the registration.
+        """
         ce_id = content_id(self._events_topic.encode("utf-8"), pending.wire_bytes)
         self._waiting_for = ce_id
-        sent = self._client.publish(self._events_topic, pending.wire_bytes, qos=1, retain=pending.is_terminal)
-        puback = self._wait(lambda: self._pubacks.get(sent.mid), self._mqtt.puback_timeout_s, "PUBACK")
-        self._permit(puback, "publishing this job's events")
-        if not self._wait_for_receipt:
-            return Receipt(ce_id, pending.seq)
-        try:
-            receipt: Receipt = self._wait(
-                lambda: self._receipts.get(ce_id), self._mqtt.receipt_timeout_s, "receipt"
-            )
-        except BackboneUnreachable:
+        deadline = time.monotonic() + self._mqtt.receipt_timeout_s
+        while True:
+            nobody_listens = self._publish(pending).value == _NOBODY_LISTENS
+            if not self._wait_for_receipt:
+                return Receipt(ce_id, pending.seq)
+            left_s = deadline - time.monotonic()
+            wait_s = min(left_s, _AGAIN_S) if nobody_listens else left_s
+            with suppress(BackboneUnreachable):
+                receipt: Receipt = self._wait(lambda: self._receipts.get(ce_id), wait_s, "receipt")
+                return receipt
+            if nobody_listens and wait_s < left_s and self._lost is None:
+                continue
             raise ReceiptMissing(
                 f"no receipt within {self._mqtt.receipt_timeout_s:g} s: the MQTT broker has seq {pending.seq}, "
                 "the bridge or Kafka did not confirm it. It stays in the outbox and is sent again, the same, "
                 "with the next publish; './trunkline doctor' says what is down"
-            ) from None
-        return receipt
+            )
+
+    def _publish(self, pending: PendingEvent) -> ReasonCode:
+        sent = self._client.publish(self._events_topic, pending.wire_bytes, qos=1, retain=pending.is_terminal)
+        puback: ReasonCode = self._wait(
+            lambda: self._pubacks.get(sent.mid), self._mqtt.puback_timeout_s, "PUBACK"
+        )
+        self._permit(puback, "publishing this job's events")
+        return puback
 
     def _wait(self, found: Callable[[], Any], timeout_s: float, what: str) -> Any:
         with self._changed:
@@ -138,6 +163,15 @@ class DeliveryConnection:
         if answer is None:
             raise self._unreachable(self._lost or f"no {what} in time")
         return answer
+
+    def _admit(self, reason: ReasonCode | None) -> None:
+        if reason is not None and reason.value in _NO_ACCOUNT_REASONS:
+            raise _NoAccount(
+                f"MQTT broker {broker_name(self._mqtt)} does not let user {self._mqtt.username!r} in: "
+                f"{reason}. The gateway makes a job's account at its registration and takes it away some time "
+                "after its end; './trunkline doctor' says whether the gateway runs"
+            )
+        self._permit(reason, "the connection")
 
     def _permit(self, reason: ReasonCode | None, what: str) -> None:
         if reason is None or not reason.is_failure:

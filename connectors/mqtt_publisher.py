@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from connectors.mqtt_credentials import job_mqtt
 from connectors.mqtt_delivery import deliver
 from connectors.publish_outbox import JobOutbox, PendingEvent, event_fields
 from connectors.receipt import Receipt
@@ -98,7 +99,7 @@ class JobPublisher:
             outbox.confirm(pending, rejected=receipt.verdict == REJECTED)
             receipts[pending.seq] = receipt
 
-        mqtt = self._settings.mqtt
+        mqtt = job_mqtt(self._settings.mqtt, self._job_id, self._secret)
         deliver(mqtt, self._job_id, outbox.pending, confirmed, wait_for_receipt=wait_for_receipt)
         for receipt in (receipts[wanted.seq], *receipts.values()):
             if receipt.verdict == REJECTED:

@@ -1,0 +1,102 @@
+"""Which MQTT user name and password a program of ours uses, decided in one place (JE-13).
+
+The first that there is: `mqtt.username` and `mqtt.password` of the settings; a job's own account (user name =
+job id, password derived from its secret) for its publisher; the account of a role, from the 0600 file
+`data_dir/keys/mqtt.json` that the local stack makes; nobody. The roles' passwords open the local stack's broker
+and nothing else, so they are sent to loopback only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Final
+
+from pydantic import SecretStr
+
+from schemas.mqtt_password import mqtt_password
+from schemas.settings import MqttSettings, Settings, SettingsError
+
+OPERATOR: Final = "operator"
+BRIDGE: Final = "bridge"
+DELEGATOR: Final = "delegator"
+ROLES: Final = (OPERATOR, BRIDGE, DELEGATOR)
+
+LOOPBACK_NAMES: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+_PASSWORD_BYTES: Final = 32
+
+
+def job_mqtt(mqtt: MqttSettings, job_id: str, secret: str) -> MqttSettings:
+    """The broker's settings as the publisher of this job uses them."""
+    if mqtt.username is not None:
+        return mqtt
+    return _as_user(mqtt, job_id, mqtt_password(secret, job_id))
+
+
+def role_mqtt(settings: Settings, role: str) -> MqttSettings:
+    """The broker's settings as a program in this role (`ROLES`) uses them. Raises SettingsError for a key file
+    that others can read or that is none.
+    """
+    mqtt = settings.mqtt
+    if mqtt.username is not None or mqtt.tls or mqtt.host not in LOOPBACK_NAMES:
+        return mqtt
+    passwords = load_role_passwords(settings)
+    return mqtt if passwords is None else _as_user(mqtt, role, passwords[role].get_secret_value())
+
+
+def role_file(settings: Settings) -> Path:
+    """The 0600 file with the roles' passwords."""
+    return settings.data_path / "keys" / "mqtt.json"
+
+
+def load_role_passwords(settings: Settings) -> dict[str, SecretStr] | None:
+    """The passwords by role, None where there is no file. Raises SettingsError as `role_mqtt` does."""
+    path = role_file(settings)
+    try:
+        mode = path.stat().st_mode
+        if mode & 0o077:
+            raise SettingsError(f"{path} is readable by others; run: chmod 600 {path}")
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {role: SecretStr(_text(found[role])) for role in ROLES}
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise SettingsError(
+            f"{path} does not hold the MQTT passwords: remove it, trunkline up makes it anew"
+        ) from None
+
+
+def ensure_role_passwords(settings: Settings) -> dict[str, SecretStr]:
+    """`load_role_passwords`, with random ones in a new 0600 file where there is none."""
+    path = role_file(settings)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        document = {role: secrets.token_hex(_PASSWORD_BYTES) for role in ROLES}
+        draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(document, file)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            # A link does not replace: of two processes that start at once, one makes the passwords.
+            os.link(draft, path)
+        except FileExistsError:
+            pass
+        finally:
+            draft.unlink()
+    found = load_role_passwords(settings)
+    if found is None:
+        raise SettingsError(f"{path} has gone while it was made")
+    return found
+
+
+def _as_user(mqtt: MqttSettings, username: str, password: str) -> MqttSettings:
+    return mqtt.model_copy(update={"username": username, "password": SecretStr(password)})
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError("a password is text")
+    return value

@@ -1,0 +1,64 @@
+"""The jobs of a log that is only in memory: the real fold behind the questions that the live view answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from schemas.entries import Entries
+from schemas.fold import settle
+from schemas.ids import new_job_id
+from schemas.job_registry import cancellation_record, registration_record
+from schemas.record import OutgoingRecord, Record
+from schemas.sealing import Keyring
+from schemas.settled import AppliedChange
+from schemas.signing import new_secret
+from schemas.verdicts import ACCEPTED
+from schemas.view_rows import ViewRow
+
+KEYRING = Keyring({"test": b"k" * 32}, "test")
+
+
+class FoldedJobs:
+    """Appends a record and has it settled at once; `ago_s` moves the log's clock back."""
+
+    def __init__(self) -> None:
+        self.secrets: dict[str, str] = {}
+        self.listeners: list[Callable[[AppliedChange], None]] = []
+        self._entries: dict[str, Entries] = {}
+        self._rows: dict[tuple[str, str], ViewRow] = {}
+        self._offset = 0
+
+    def row(self, view: str, key: str) -> ViewRow | None:
+        return self._rows.get((view, key))
+
+    def rows(self, view: str) -> list[ViewRow]:
+        return [row for (name, _), row in self._rows.items() if name == view]
+
+    def entries(self, stream: str) -> Entries:
+        return Entries(dict(self._entries[stream].stored()))
+
+    def register(self) -> tuple[str, str]:
+        """A new job: its id and its secret."""
+        job_id, secret = new_job_id(), new_secret()
+        self.secrets[job_id] = secret
+        self._append(registration_record(job_id, secret, "some work", KEYRING), 0)
+        return job_id, secret
+
+    def end(self, job_id: str, ago_s: float = 0) -> None:
+        """The job is cancelled."""
+        self._append(cancellation_record(job_id, request_id="end"), ago_s)
+
+    def _append(self, outgoing: OutgoingRecord, ago_s: float) -> None:
+        names, values = zip(*outgoing.headers(), strict=True)
+        moment = int((time.time() - ago_s) * 1e6)
+        record = Record("t", 0, self._offset, moment, outgoing.key, outgoing.value, names, values)
+        entries = self._entries.setdefault(outgoing.stream, Entries())
+        settled = settle(record, entries, KEYRING)
+        assert settled.verdict == ACCEPTED, settled
+        for change in settled.changes:
+            assert change.row is not None
+            self._rows[(change.view, change.key)] = change.row
+            for listener in self.listeners:
+                listener(AppliedChange(change.view, change.key, self._offset, change.row))
+        self._offset += 1
