@@ -100,8 +100,9 @@ def job_states(rows: Iterable[Row]) -> dict[str, str]:
 def compare(rows: Sequence[Row], deliveries: Sequence[Delivery], states: Mapping[str, str]) -> Outcome:
     """What `rows` (those in scope) hold, against what was sent and the states that the jobs must end in.
 
-    Every job event in the ledger counts: sent = accepted + duplicate + rejected. More duplicates than planned
-    are no difference, since MQTT may deliver twice; each must have its accepted event.
+    Every job event in the ledger counts: sent = accepted + duplicate + rejected. MQTT may deliver twice, so
+    more duplicates than planned are no difference, if each has its accepted event, nor is a planned rejection
+    that is there once more.
     """
     events = [row for row in rows if row["type"] == JOB_EVENT]
     verdicts = Counter(row["verdict"] for row in events)
@@ -110,7 +111,7 @@ def compare(rows: Sequence[Row], deliveries: Sequence[Delivery], states: Mapping
     differences = [
         *_message_differences(events, deliveries),
         *_untraced_duplicates(events),
-        *_count_differences(verdicts, rejected, deliveries),
+        *_count_differences(verdicts, rejected - _redelivered(events, deliveries), deliveries),
         *_state_differences(found_states, states),
     ]
     return Outcome(
@@ -139,10 +140,25 @@ def _message_differences(events: Sequence[Row], deliveries: Sequence[Delivery]) 
         missing = planned[ce_id] - found[ce_id]
         surplus = found[ce_id] - planned[ce_id]
         if planned[ce_id]:
-            surplus = Counter({e: n for e, n in surplus.items() if e.verdict != DUPLICATE})
+            surplus = Counter({e: n for e, n in surplus.items() if not _may_come_again(e, planned[ce_id])})
         if missing or surplus:
             differences.append(f"{name}: planned {_told(missing)}, the ledger has {_told(surplus)} instead")
     return differences
+
+
+def _may_come_again(found: _Expected, planned: Counter[_Expected]) -> bool:
+    return found.verdict == DUPLICATE or (found.verdict == REJECTED and found in planned)
+
+
+def _redelivered(events: Sequence[Row], deliveries: Sequence[Delivery]) -> Counter[str]:
+    """Of each reason, the rows beyond the plan whose message was planned to be rejected for it."""
+    planned = Counter((d.ce_id, d.step.reason) for d in deliveries if d.step.verdict == REJECTED)
+    found = Counter((row["ce_id"], row["reason"]) for row in events if row["verdict"] == REJECTED)
+    surplus: Counter[str] = Counter()
+    for identity, times in found.items():
+        if planned[identity]:
+            surplus[str(identity[1])] += max(0, times - planned[identity])
+    return surplus
 
 
 def _told(counted: Counter[_Expected]) -> str:

@@ -6,10 +6,11 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from connectors.demo.gateway_scene import GatewayScene, session_name
 from connectors.demo.outcome import (
     OUTCOME_COLUMNS,
     Delivery,
@@ -23,9 +24,12 @@ from connectors.demo.plan import Plan, build_plan
 from connectors.demo.playing import Stage, play
 from connectors.demo.progress import Progress
 from connectors.demo.steps import Actor, Cancellation
+from connectors.demo.told_verdicts import Told, told_verdicts
 from connectors.demo.unruly_connection import UnrulyConnection
 from connectors.job_registry import register_job
 from connectors.ledger_reader import LedgerFilter, LedgerReader
+from connectors.mqtt_credentials import OPERATOR, job_mqtt, role_mqtt
+from connectors.mqtt_login import wait_for_login
 from connectors.publisher import Publisher
 from schemas.ids import new_job_id
 from schemas.record import JOB_CANCELLED, JOB_REGISTERED
@@ -34,17 +38,22 @@ from schemas.settings import Settings
 from schemas.signing import new_secret
 
 QUIET_LIMIT_S: Final = 60.0
+_ACCOUNT_S: Final = 30.0
 _CLOCK_MARGIN: Final = timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
 class Performance:
-    """What was planned, what was sent, what the ledger holds of it, and the verdict over it."""
+    """What was planned, what was sent, what the ledger holds of it, and the verdict over it. `told`: what the
+    receipts said; `sessions`: those that picked a job and ended with it.
+    """
 
     plan: Plan
     deliveries: list[Delivery]
     rows: list[Row]
     outcome: Outcome
+    told: Told
+    sessions: list[str]
 
 
 def perform(settings: Settings, jobs: int, progress: Progress, tick: Callable[[], None]) -> Performance:
@@ -56,10 +65,11 @@ def perform(settings: Settings, jobs: int, progress: Progress, tick: Callable[[]
     reader = LedgerReader(settings)
     before = reader.version()
     started = datetime.now(UTC)
-    with Publisher(settings) as publisher, UnrulyConnection(settings.mqtt) as unruly:
+    scene = GatewayScene(settings)
+    with Publisher(settings) as publisher, UnrulyConnection(role_mqtt(settings, OPERATOR)) as unruly:
         progress.begin(f"Register {jobs} jobs through Kafka")
         actors = _register(settings, publisher, jobs)
-        progress.done("registered")
+        progress.done("registered, each has its account at the MQTT broker")
         plan = build_plan(
             actors,
             Actor(new_job_id(), new_secret()),
@@ -73,9 +83,10 @@ def perform(settings: Settings, jobs: int, progress: Progress, tick: Callable[[]
             tick()
             progress.tell(f"{sent} of {plan.sent}")
 
-        stage = Stage(settings, publisher, unruly, settings.data_path / "publisher")
+        stage = Stage(settings, publisher, unruly, scene, settings.data_path / "publisher")
         deliveries = play(plan, stage, told)
         progress.done(f"all {len(deliveries)} are in Kafka")
+        receipts = unruly.told()
     progress.begin("Wait until the ledger has all of it")
     missing = _wait(reader, -1 if before is None else before, plan, deliveries, progress, tick)
     progress.done("it has" if not missing else f"{missing} are missing")
@@ -84,17 +95,24 @@ def perform(settings: Settings, jobs: int, progress: Progress, tick: Callable[[]
     every = reader.rows(where, OUTCOME_COLUMNS).rows.to_pylist() if reader.exists() else []
     own = in_scope(every, deliveries, plan.states)
     outcome = compare(own, deliveries, plan.states)
+    verdicts = told_verdicts(receipts, own)
+    wrong = [*outcome.differences, *verdicts.differences, *scene.wait_closed()]
+    outcome = replace(outcome, differences=wrong)
     progress.done("as planned" if not outcome.differences else f"{len(outcome.differences)} differences")
-    return Performance(plan, deliveries, own, outcome)
+    return Performance(plan, deliveries, own, outcome, verdicts, scene.picked)
 
 
 def _register(settings: Settings, publisher: Publisher, jobs: int) -> list[Actor]:
     keyring = load_keyring(settings)
-    registered = [
-        register_job(publisher, keyring, f"demo job {number} of {jobs}", principal="demo")
-        for number in range(1, jobs + 1)
-    ]
-    return [Actor(job.job_id, job.secret) for job in registered]
+    actors = []
+    for number in range(1, jobs + 1):
+        job_id = new_job_id()
+        description, session = f"demo job {number} of {jobs}", session_name(job_id)
+        job = register_job(publisher, keyring, description, session=session, principal="demo", job_id=job_id)
+        actors.append(Actor(job.job_id, job.secret))
+    for actor in actors:
+        wait_for_login(job_mqtt(settings.mqtt, actor.job_id, actor.secret), _ACCOUNT_S)
+    return actors
 
 
 def _wait(

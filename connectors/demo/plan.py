@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from connectors.demo.roles import PLAIN_ROLES, ROLES
-from connectors.demo.steps import Actor, Cancellation, RawMessage, Script, ScriptBuilder, Step
+from connectors.demo.steps import Actor, Cancellation, Pick, RawMessage, Script, ScriptBuilder, Step
 from schemas.job_event import PROGRESS, STARTED
 from schemas.signing import sign_event
 from schemas.strict_json import canonical
@@ -34,7 +34,7 @@ class Plan:
         """All steps that send a job event, with their script."""
         for script in self.scripts:
             for step in script.steps:
-                if not isinstance(step.action, Cancellation):
+                if not isinstance(step.action, Cancellation | Pick):
                     yield script, step
 
     @property

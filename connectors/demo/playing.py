@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from connectors.demo.gateway_scene import GatewayScene
 from connectors.demo.outcome import Delivery
 from connectors.demo.plan import Plan
-from connectors.demo.steps import AgentEvent, Cancellation, RawMessage, Script
+from connectors.demo.steps import AgentEvent, Cancellation, Pick, RawMessage, Script
 from connectors.demo.unruly_connection import UnrulyConnection
 from connectors.job_registry import cancel_job
 from connectors.job_topics import job_id_of
@@ -33,6 +34,7 @@ class Stage:
     settings: Settings
     publisher: Publisher
     unruly: UnrulyConnection
+    gateway: GatewayScene
     state_dir: Path
 
 
@@ -75,6 +77,9 @@ def _play_script(script: Script, stage: Stage, sent: list[Delivery], stopping: t
         job_id = script.actor.job_id
         if isinstance(action, Cancellation):
             cancel_job(stage.publisher, job_id, reason="the demo's operator changed her mind")
+            continue
+        if isinstance(action, Pick):
+            stage.gateway.pick(job_id)
             continue
         if isinstance(action, AgentEvent):
             ids[number] = agent.publish(action.event, action.detail, action.data).ce_id

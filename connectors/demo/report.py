@@ -53,12 +53,24 @@ def show(performance: Performance, settings: Settings) -> None:
         f"{outcome.sent} job events reached Kafka = {outcome.accepted} accepted + "
         f"{outcome.duplicate} duplicate + {sum(outcome.rejected.values())} rejected"
     )
+    _receipts(console, performance)
+
+
+def _receipts(console: Console, performance: Performance) -> None:
+    told = performance.told
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in told.verdicts.items())
+    durable = f", {told.durable} only that the event is durable" if told.durable else ""
+    console.print(f"Receipts told the senders: {verdicts}{durable}", soft_wrap=True)
+    for session in performance.sessions:
+        console.print(f"Session {session} picked its job at the gateway and ended with it", soft_wrap=True)
 
 
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
     for column in columns:
-        table.add_column(column, justify="right" if column in ("acc.", "dup.", "rej.", "rows") else "left")
+        table.add_column(
+            column, justify="right" if column in ("acc.", "dup.", "rej.", "rows", "told") else "left"
+        )
     return table
 
 
@@ -82,7 +94,9 @@ def _state(performance: Performance, job_id: str) -> str:
 
 
 def _dead_letters(performance: Performance) -> Table:
-    table = _table("Dead letters by reason, an example each", "reason", "rows", "an example", "what it said")
+    table = _table(
+        "Dead letters by reason, an example each", "reason", "rows", "told", "an example", "what it said"
+    )
     labels = {delivery.ce_id: delivery.step.label for delivery in performance.deliveries}
     rejected = [row for row in _events(performance) if row["verdict"] == REJECTED]
     for reason in REASONS:
@@ -91,7 +105,9 @@ def _dead_letters(performance: Performance) -> Table:
             # An empty body is a poor example.
             row = max(rows, key=lambda candidate: bool(candidate["value"]))
             label = labels.get(row["ce_id"], row["why"] or "")
-            table.add_row(reason, str(len(rows)), escaped(f"{label}, {stream_of(row)}"), _said(row["value"]))
+            told = str(performance.told.rejections.get(reason, 0))
+            example = escaped(f"{label}, {stream_of(row)}")
+            table.add_row(reason, str(len(rows)), told, example, _said(row["value"]))
     return table
 
 

@@ -30,6 +30,13 @@ def completes(job: ScriptBuilder, limit_bytes: int) -> None:
     job.agent(COMPLETED, "all done")
 
 
+def is_picked(job: ScriptBuilder, limit_bytes: int) -> None:
+    """Is picked at the gateway by a session, completes, and the session ends with it."""
+    job.pick()
+    job.work()
+    job.agent(COMPLETED, "all done")
+
+
 def fails(job: ScriptBuilder, limit_bytes: int) -> None:
     """Works and ends with an error."""
     job.work()
@@ -175,7 +182,7 @@ def starts_late(job: ScriptBuilder, limit_bytes: int) -> None:
 
 
 ROLES: Final[tuple[Role, ...]] = (
-    completes,
+    is_picked,
     is_redelivered,
     is_reordered,
     contradicts_itself,

@@ -35,6 +35,10 @@ def own_settings(settings: Settings, data_dir: Path) -> Settings:
         data_dir=data_dir.absolute(),
         kafka=settings.kafka.model_copy(update={"bootstrap_servers": address}),
         mqtt=MqttSettings(host=LOOPBACK, port=free_port(), receipt_timeout_s=_RECEIPT_S),
+        gateway=settings.gateway.model_copy(
+            update={"host": LOOPBACK, "port": free_port(), "url": None, "operator_token_file": None}
+        ),
+        views=settings.views,
         limits=settings.limits,
         spark=settings.spark,
         storage=StorageSettings(),
@@ -51,7 +55,7 @@ def own_stack(settings: Settings, progress: Progress) -> Iterator[Tick]:
         progress.tell(_waiting_for(parts))
         return False
 
-    progress.begin("Start Kafka, Mosquitto, bridge, Spark")
+    progress.begin("Start Kafka, Mosquitto, bridge, gateway, Spark")
     try:
         stack.start(watch)
         progress.done(f"ready, on {settings.kafka.bootstrap_servers} and {LOOPBACK}:{settings.mqtt.port}")

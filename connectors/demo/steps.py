@@ -61,10 +61,15 @@ class Cancellation:
 
 
 @dataclass(frozen=True)
-class Step:
-    """One thing that happens, and the ledger row that must come of it (none for a cancellation)."""
+class Pick:
+    """A session picks the job at the gateway. No job event either."""
 
-    action: AgentEvent | RawMessage | SentAgain | Cancellation
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that happens, and the ledger row of a job event that must come of it, where it sends one."""
+
+    action: AgentEvent | RawMessage | SentAgain | Cancellation | Pick
     label: str
     verdict: Verdict = ACCEPTED
     reason: str | None = None
@@ -170,6 +175,11 @@ class ScriptBuilder:
         text = "{ " + ", ".join(f"{_json(k)}: {_json(signed[k])}" for k in reversed(list(signed))) + " }"
         raw = RawMessage(self.actor.job_id, text.encode("utf-8"))
         self._add(Step(raw, "the same event, keys in another order", DUPLICATE))
+
+    def pick(self) -> None:
+        """The job's session picks it."""
+        self._state = states.RUNNING
+        self._add(Step(Pick(), "picked at the gateway"))
 
     def cancel(self) -> None:
         """The operator cancels the job."""

@@ -1,4 +1,8 @@
-"""A raw MQTT connection that keeps no rule: hears every job's events and receipts, sends any bytes."""
+"""A raw MQTT connection that keeps no rule: hears every job's events and receipts, sends any bytes.
+
+The broker lets no stranger in, and no worker write for another job. So this connection has the operator's
+account: what it does is what somebody with a stolen one could do.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ from connectors.mqtt_connection import (
     dial,
     new_client,
 )
-from connectors.receipt import read_receipt
+from connectors.receipt import Receipt, read_receipt
 from schemas.errors import BackboneUnreachable
 from schemas.ids import is_job_id
 from schemas.record import content_id
@@ -42,6 +46,7 @@ class UnrulyConnection:
         self._changed = threading.Condition()
         self._heard: dict[str, bytes] = {}
         self._receipts: Counter[str] = Counter()
+        self._told: dict[str, list[Receipt]] = {}
         self._sent: Counter[str] = Counter()
         self._subscribed = False
         self._lost: str | None = None
@@ -66,6 +71,11 @@ class UnrulyConnection:
     ) -> None:
         self._client.disconnect()
         cut_connection(self._client)
+
+    def told(self) -> dict[str, list[Receipt]]:
+        """All receipts that were heard, by CloudEvents id."""
+        with self._changed:
+            return {ce_id: list(receipts) for ce_id, receipts in self._told.items()}
 
     def note_sent(self, ce_id: str) -> None:
         """Somebody else has sent this event and has its receipt; `send_again` must wait for a further one."""
@@ -135,6 +145,7 @@ class UnrulyConnection:
                 receipt = read_receipt(payload)
                 if receipt is not None:
                     self._receipts[receipt.ce_id] += 1
+                    self._told.setdefault(receipt.ce_id, []).append(receipt)
             else:
                 self._heard[content_id(message.topic.encode("utf-8"), payload)] = payload
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""The local stack: starts and supervises Kafka, Mosquitto, the bridge and the settling job on loopback."""
+"""The local stack: Kafka, Mosquitto, bridge, gateway and streaming jobs on loopback, supervised."""
 
 from connectors.local_stack.part import Part, PartFailed
 from connectors.local_stack.part_plan import ALL_PARTS

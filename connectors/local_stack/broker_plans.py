@@ -15,6 +15,8 @@ from connectors.local_stack.part_plan import KAFKA, MOSQUITTO, PartPlan
 from connectors.local_stack.ports import LOOPBACK, free_port, require_free
 from connectors.local_stack.programs import find_java, find_mosquitto, jar_files
 from connectors.local_stack.readiness import kafka_answers, mqtt_answers
+from connectors.mqtt_credentials import ensure_role_passwords
+from connectors.mqtt_password_file import ACL, PASSWORDS, PID, read_lines, with_roles, write_lines
 from schemas.errors import TrunklineError, UsageError
 from schemas.settings import PROJECT_ROOT, Settings
 
@@ -35,7 +37,8 @@ def kafka_port(settings: Settings) -> int:
     if host not in _LOOPBACK_NAMES or not port.isdigit():
         raise UsageError(
             f"kafka.bootstrap_servers is {settings.kafka.bootstrap_servers!r}: the local stack starts one "
-            "broker on 127.0.0.1. Set it to 127.0.0.1:PORT, or leave Kafka out: up --only bridge,settle"
+            "broker on 127.0.0.1. Set it to 127.0.0.1:PORT, or leave Kafka out: "
+            "up --only bridge,gateway,streams"
         )
     return int(port)
 
@@ -45,7 +48,8 @@ def mqtt_port(settings: Settings) -> int:
     if settings.mqtt.host not in _LOOPBACK_NAMES or settings.mqtt.tls:
         raise UsageError(
             f"mqtt.host is {settings.mqtt.host!r}, mqtt.tls is {settings.mqtt.tls}: the local stack starts a "
-            "broker on 127.0.0.1 without TLS. Change them, or leave it out: up --only kafka,bridge,settle"
+            "broker on 127.0.0.1 without TLS. Change them, or leave it out: "
+            "up --only kafka,bridge,gateway,streams"
         )
     return settings.mqtt.port
 
@@ -121,8 +125,30 @@ def kafka_plan(settings: Settings) -> PartPlan:
     )
 
 
+def accounts_dir(settings: Settings) -> Path:
+    """Where the local Mosquitto has its password file, its ACL and its process id."""
+    return settings.mqtt.accounts_dir or settings.data_path / "mosquitto" / "accounts"
+
+
+def _prepare_accounts(settings: Settings) -> None:
+    """The ACL, and a password file with the roles' accounts; those of jobs stay as the gateway left them."""
+    folder = accounts_dir(settings)
+    prefix = settings.mqtt.topic_prefix
+    if not prefix.isprintable():
+        raise UsageError("mqtt.topic_prefix has a control character, which an ACL file cannot hold")
+    write_from_template("mosquitto.acl", folder / ACL, {"prefix": prefix})
+    roles = {role: found.get_secret_value() for role, found in ensure_role_passwords(settings).items()}
+    known = read_lines(folder / PASSWORDS)
+    wanted = with_roles(known, roles)
+    # The gateway may write it at the same moment: only touched when something is wrong.
+    if wanted != known:
+        write_lines(folder / PASSWORDS, wanted.values())
+    (folder / ACL).chmod(0o600)
+    (folder / PID).unlink(missing_ok=True)
+
+
 def mosquitto_plan(settings: Settings) -> PartPlan:
-    """Mosquitto, with its saved messages below `data_dir/mosquitto`."""
+    """Mosquitto, with its saved messages and its accounts below `data_dir/mosquitto`."""
     port = mqtt_port(settings)
     home = settings.data_path / "mosquitto"
     conf = home / "mosquitto.conf"
@@ -134,9 +160,11 @@ def mosquitto_plan(settings: Settings) -> PartPlan:
             # Started by root it would become another user, who cannot write below our data directory.
             "user": getpass.getuser(),
             "data_dir": home,
+            "accounts_dir": accounts_dir(settings),
             "session_expiry_h": max(1, math.ceil(settings.mqtt.session_expiry_s / 3600)),
             "inflight": settings.mqtt.bridge_inflight,
         }
+        _prepare_accounts(settings)
         write_from_template("mosquitto.conf", conf, values)
 
     return PartPlan(

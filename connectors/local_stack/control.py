@@ -26,7 +26,7 @@ from schemas.settings import PROJECT_ROOT, Settings
 _POLL_S = 0.1
 # Starting has its own limit; this one is for a supervisor that does not even say so.
 _UP_LIMIT_S = START_LIMIT_S + 30
-_DOWN_LIMIT_S = 75.0
+_DOWN_LIMIT_S = 100.0
 
 Watcher = Callable[[dict[str, Any]], None]
 

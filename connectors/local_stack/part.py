@@ -18,6 +18,8 @@ from schemas.errors import TrunklineError
 from schemas.settings import ENV_PREFIX, PROJECT_ROOT, Settings, settings_environment
 
 STOPPED, STARTING, READY, WAITING = "stopped", "starting", "ready", "waiting"
+# The caller's own: a viewer's token would keep the bridge from the verdicts, a job's secret is for nobody else.
+_NOT_FOR_PARTS = {child_process.MARK, "TRUNKLINE_TOKEN", "TRUNKLINE_JOB_SECRET"}
 _POLL_S = 0.05
 _BACKOFF_MAX_S = 30.0
 # A part that ran this long was well: the next death is a new story and gets the shortest wait again.
@@ -33,7 +35,7 @@ def child_environment(settings: Settings) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith((ENV_PREFIX, "MQTT_")) and name != child_process.MARK
+        if not name.startswith((ENV_PREFIX, "MQTT_")) and name not in _NOT_FOR_PARTS
     }
     extra = os.pathsep + kept["PYTHONPATH"] if kept.get("PYTHONPATH") else ""
     return {
@@ -80,7 +82,7 @@ class Part:
         self._process = child_process.start_child(
             self.plan.command(),
             cwd=self.plan.cwd,
-            environment=self._environment,
+            environment={**self._environment, **self.plan.credentials()},
             mark=self._mark,
             log=self.log_path,
         )

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-KAFKA, MOSQUITTO, BRIDGE, SETTLE = "kafka", "mosquitto", "bridge", "settle"
+KAFKA, MOSQUITTO, BRIDGE, GATEWAY, STREAMS = "kafka", "mosquitto", "bridge", "gateway", "streams"
 
 # Parts of one stage start together; the next stage starts when they are ready.
-STAGES: tuple[tuple[str, ...], ...] = ((KAFKA, MOSQUITTO), (BRIDGE, SETTLE))
+STAGES: tuple[tuple[str, ...], ...] = ((KAFKA, MOSQUITTO), (BRIDGE, GATEWAY, STREAMS))
 ALL_PARTS = tuple(name for stage in STAGES for name in stage)
 # Nothing that still writes may lose what it writes to.
-STOP_ORDER = (BRIDGE, SETTLE, MOSQUITTO, KAFKA)
+STOP_ORDER = (BRIDGE, GATEWAY, STREAMS, MOSQUITTO, KAFKA)
 
 
 def _nothing() -> None:
@@ -30,7 +30,8 @@ class PartPlan:
     """How one part is started, when it is ready, and how long its ends may take.
 
     `prepare` runs before each start, `on_first_ready` once, after the first start of the stack.
-    `terminate` asks the process with this id to end.
+    `terminate` asks the process with this id to end. `credentials` are variables with secrets, looked up at
+    each start.
     """
 
     name: str
@@ -44,3 +45,4 @@ class PartPlan:
     terminate: Callable[[int], None] = _terminate
     on_first_ready: Callable[[], None] = _nothing
     environment: Mapping[str, str] = field(default_factory=dict)
+    credentials: Callable[[], Mapping[str, str]] = dict

@@ -1,25 +1,40 @@
-"""The plans of our own programs: the MQTT bridge and the settling job under spark-submit."""
+"""The plans of our own programs: the MQTT bridge, the gateway, and the streaming jobs under spark-submit."""
 
 from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from connectors.local_stack.part_plan import BRIDGE, SETTLE, PartPlan
+from connectors.local_stack.part_plan import BRIDGE, GATEWAY, STREAMS, PartPlan
+from connectors.local_stack.ports import require_free
 from connectors.local_stack.programs import jar_files, java_home, spark_home
-from schemas.settings import PROJECT_ROOT, Settings
+from connectors.mqtt_credentials import BRIDGE as BRIDGE_ROLE
+from connectors.mqtt_credentials import load_role_passwords
+from schemas.settings import ENV_PREFIX, PROJECT_ROOT, Settings
 
 # The program creates the file that this variable names when it has subscribed, or its query runs.
 READY_FILE = "TRUNKLINE_READY_FILE"
-_JOB = PROJECT_ROOT / "jobs" / "settle_events.py"
+_JOB = PROJECT_ROOT / "jobs" / "run_streams.py"
 
 
 def _ready_file(settings: Settings, name: str) -> Path:
     return settings.data_path / "run" / f"{name}.ready"
+
+
+def _bridge_credentials(settings: Settings) -> Mapping[str, str]:
+    """The bridge's account at our own Mosquitto, as variables; nothing when the broker is somebody else's."""
+    passwords = None if settings.mqtt.accounts_dir is None else load_role_passwords(settings)
+    if passwords is None:
+        return {}
+    return {
+        f"{ENV_PREFIX}MQTT__USERNAME": BRIDGE_ROLE,
+        f"{ENV_PREFIX}MQTT__PASSWORD": passwords[BRIDGE_ROLE].get_secret_value(),
+    }
 
 
 def bridge_plan(settings: Settings) -> PartPlan:
@@ -32,6 +47,29 @@ def bridge_plan(settings: Settings) -> PartPlan:
         command=lambda: [sys.executable, "-P", "-m", "connectors.mqtt_bridge"],
         is_ready=ready.exists,
         ready_within_s=60,
+        stop_within_s=15,
+        cwd=PROJECT_ROOT,
+        environment={READY_FILE: str(ready)},
+        credentials=lambda: _bridge_credentials(settings),
+    )
+
+
+def gateway_plan(settings: Settings) -> PartPlan:
+    """The gateway: live view, reactor, HTTP hub, and the accounts of our own Mosquitto."""
+    ready = _ready_file(settings, GATEWAY)
+
+    def prepare() -> None:
+        require_free(settings.gateway.port, "gateway.port")
+        ready.unlink(missing_ok=True)
+
+    return PartPlan(
+        name=GATEWAY,
+        summary=f"gateway on {settings.gateway_url}",
+        prepare=prepare,
+        command=lambda: [sys.executable, "-P", "-m", "connectors.gateway"],
+        is_ready=ready.exists,
+        # It loads the views first, and settles what has come since.
+        ready_within_s=90,
         stop_within_s=15,
         cwd=PROJECT_ROOT,
         environment={READY_FILE: str(ready)},
@@ -78,9 +116,9 @@ def _terminate_driver(pid: int) -> None:
         psutil.Process(pid).terminate()
 
 
-def settle_plan(settings: Settings) -> PartPlan:
-    """The job that settles events, in one JVM."""
-    ready = _ready_file(settings, SETTLE)
+def streams_plan(settings: Settings) -> PartPlan:
+    """The jobs that settle events and build the views, in one JVM."""
+    ready = _ready_file(settings, STREAMS)
     scratch = settings.data_path / "spark-scratch"
 
     def prepare() -> None:
@@ -90,14 +128,14 @@ def settle_plan(settings: Settings) -> PartPlan:
         scratch.mkdir(parents=True)
 
     return PartPlan(
-        name=SETTLE,
-        summary="settling job (Spark)",
+        name=STREAMS,
+        summary="streaming jobs (Spark)",
         prepare=prepare,
         command=lambda: _spark_submit(settings, scratch),
         is_ready=ready.exists,
         terminate=_terminate_driver,
-        ready_within_s=110,
-        stop_within_s=20,
+        ready_within_s=170,
+        stop_within_s=25,
         cwd=PROJECT_ROOT,
         environment={
             READY_FILE: str(ready),

@@ -1,4 +1,4 @@
-"""The local stack: Kafka, Mosquitto, the bridge and the settling job on loopback, as one thing."""
+"""The local stack: Kafka, Mosquitto, bridge, gateway and the streaming jobs on loopback, as one thing."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+from connectors.gateway.operator_token import ensure_operator_token
 from connectors.local_stack import child_process, log_files, state_file
-from connectors.local_stack.broker_plans import kafka_plan, mosquitto_plan
+from connectors.local_stack.broker_plans import accounts_dir, kafka_plan, mosquitto_plan
 from connectors.local_stack.part import Part
 from connectors.local_stack.part_plan import (
     ALL_PARTS,
     BRIDGE,
+    GATEWAY,
     KAFKA,
     MOSQUITTO,
-    SETTLE,
     STAGES,
     STOP_ORDER,
+    STREAMS,
     PartPlan,
 )
-from connectors.local_stack.program_plans import bridge_plan, settle_plan
+from connectors.local_stack.program_plans import bridge_plan, gateway_plan, streams_plan
 from schemas.errors import Refused, TrunklineError, UsageError
 from schemas.sealing import ensure_keyring
 from schemas.settings import Settings
@@ -31,9 +33,10 @@ PLANS: dict[str, Callable[[Settings], PartPlan]] = {
     KAFKA: kafka_plan,
     MOSQUITTO: mosquitto_plan,
     BRIDGE: bridge_plan,
-    SETTLE: settle_plan,
+    GATEWAY: gateway_plan,
+    STREAMS: streams_plan,
 }
-START_LIMIT_S = 120.0
+START_LIMIT_S = 180.0
 _POLL_S = 0.05
 
 
@@ -52,6 +55,14 @@ def check_parts(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in ALL_PARTS if name in wanted)
 
 
+def stack_settings(settings: Settings, parts: Iterable[str]) -> Settings:
+    """The settings of the parts: when the stack runs Mosquitto, they say where its accounts are."""
+    if MOSQUITTO not in parts:
+        return settings
+    mqtt = settings.mqtt.model_copy(update={"accounts_dir": accounts_dir(settings)})
+    return settings.model_copy(update={"mqtt": mqtt})
+
+
 class LocalStack:
     """Runs parts of the stack as children of this process. A context manager; nothing is left after its end.
 
@@ -64,8 +75,9 @@ class LocalStack:
     """
 
     def __init__(self, settings: Settings, parts: Iterable[str] = ALL_PARTS, *, detached: bool = False) -> None:
-        self.settings = settings
-        self.parts = {name: Part(PLANS[name](settings), settings) for name in check_parts(parts)}
+        names = check_parts(parts)
+        self.settings = stack_settings(settings, names)
+        self.parts = {name: Part(PLANS[name](self.settings), self.settings) for name in names}
         self._phase = state_file.STARTING
         self._error: str | None = None
         self._detached = detached
@@ -95,6 +107,9 @@ class LocalStack:
         try:
             child_process.kill_marked(child_process.mark_of(self.settings.data_path, ""))
             ensure_keyring(self.settings)
+            if GATEWAY in self.parts:
+                # The bridge asks the gateway for verdicts with it, and may be there first.
+                ensure_operator_token(self.settings)
             self._phase, self._started_at = state_file.STARTING, time.time()
             deadline = time.monotonic() + START_LIMIT_S
             for stage in STAGES:

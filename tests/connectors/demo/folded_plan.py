@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from connectors.bridge_records import job_event_record
+from connectors.demo.gateway_scene import session_name
 from connectors.demo.outcome import Delivery
 from connectors.demo.plan import Plan, build_plan
-from connectors.demo.steps import Actor, AgentEvent, Cancellation, RawMessage, Script, SentAgain
+from connectors.demo.steps import Actor, AgentEvent, Cancellation, Pick, RawMessage, Script, SentAgain
 from connectors.job_topics import events_topic
 from schemas.entries import Entries
 from schemas.fold import settle
-from schemas.job_registry import cancellation_record, registration_record
+from schemas.job_registry import cancellation_record, pick_record, registration_record
 from schemas.ledger import LedgerRow, ledger_row
 from schemas.ledger_arrow import ledger_batch
 from schemas.record import OutgoingRecord, Record, oversized
@@ -61,6 +62,11 @@ class FoldedPlan:
             if isinstance(action, Cancellation):
                 assert script.actor is not None
                 self._settle(cancellation_record(script.actor.job_id, request_id="demo"))
+                continue
+            if isinstance(action, Pick):
+                assert script.actor is not None
+                picked = pick_record(script.actor.job_id, session_name(script.actor.job_id), principal="demo")
+                self._settle(picked)
                 continue
             if isinstance(action, AgentEvent):
                 assert script.actor is not None

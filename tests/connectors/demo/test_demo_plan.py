@@ -9,11 +9,7 @@ import pytest
 
 from connectors.demo.outcome import Outcome, compare, in_scope, still_missing
 from connectors.demo.plan import JOBS_LEAST
-from schemas.verdicts import (
-    FOLD_FAILED,
-    REASONS,
-    TOO_LATE,
-)
+from schemas.verdicts import DOOR_REASONS, FOLD_FAILED, REASONS, TOO_LATE
 from tests.connectors.demo.folded_plan import FoldedPlan, plan_of
 
 
@@ -41,7 +37,7 @@ def test_the_fold_settles_every_planned_message_as_the_plan_says(jobs: int, seed
 
 
 def test_every_reason_a_sender_can_cause_in_a_short_run_is_in_the_plan(folded: FoldedPlan) -> None:
-    assert set(folded.plan.rejected) == set(REASONS) - {TOO_LATE, FOLD_FAILED}
+    assert set(folded.plan.rejected) == set(REASONS) - {TOO_LATE, FOLD_FAILED} - set(DOOR_REASONS)
     assert folded.plan.verdicts["duplicate"] >= 5
     assert set(folded.plan.states.values()) == {"pending", "running", "completed", "error", "cancelled"}
 
@@ -95,6 +91,23 @@ def test_one_more_duplicate_of_an_accepted_event_is_no_difference(folded: Folded
     outcome = _compared(folded, rows)
     assert outcome.differences == []
     assert outcome.sent == folded.plan.sent + 1
+
+
+def test_a_rejected_message_that_mqtt_delivers_twice_is_no_difference(folded: FoldedPlan) -> None:
+    rows = folded.row_dicts()
+    again = next(row for row in rows if row["reason"] == "bad_signature")
+    rows.append({**again, "offset": len(rows)})
+    outcome = _compared(folded, rows)
+    assert outcome.differences == []
+    assert outcome.rejected["bad_signature"] == folded.plan.rejected["bad_signature"] + 1
+
+
+def test_a_rejection_that_was_planned_as_accepted_is_named_however_often_it_came(folded: FoldedPlan) -> None:
+    rows = folded.row_dicts()
+    accepted = next(row for row in rows if row["verdict"] == "accepted" and row["type"] == "job.event")
+    rows.append({**accepted, "offset": len(rows), "verdict": "rejected", "reason": "bad_signature"})
+    told = _compared(folded, rows).differences
+    assert any(t.startswith("rejected as bad_signature") for t in told)
 
 
 def test_a_duplicate_with_other_content_than_the_accepted_event_is_named(folded: FoldedPlan) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from connectors.local_stack import ALL_PARTS, LocalStack, PartFailed, free_port
 from connectors.local_stack.broker_plans import mosquitto_plan
-from connectors.local_stack.part import Part
+from connectors.local_stack.part import Part, child_environment
+from connectors.local_stack.part_plan import STOP_ORDER
 from connectors.local_stack.readiness import kafka_answers, mqtt_answers
 from connectors.local_stack.stack import PLANS
 from schemas.errors import TrunklineError, UsageError
@@ -101,7 +102,24 @@ def test_a_part_that_does_not_exist_is_named(stack_settings: Settings):
 
 def test_every_part_has_a_plan_and_free_ports_differ():
     assert tuple(PLANS) == ALL_PARTS
+    assert sorted(STOP_ORDER) == sorted(ALL_PARTS)
     assert len({free_port() for _ in range(20)}) == 20
+
+
+@pytest.mark.requirement("CM-05")
+def test_the_callers_token_and_job_secret_do_not_reach_the_parts(
+    stack_settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TRUNKLINE_TOKEN", "a viewer's")
+    monkeypatch.setenv("TRUNKLINE_JOB_SECRET", "a job's")
+    assert not {"TRUNKLINE_TOKEN", "TRUNKLINE_JOB_SECRET"} & child_environment(stack_settings).keys()
+
+
+def test_a_prefix_that_could_write_its_own_line_into_the_acl_is_refused(stack_settings: Settings):
+    forged = stack_settings.mqtt.model_copy(update={"topic_prefix": "a\nuser bo\ntopic b"})
+    settings = stack_settings.model_copy(update={"mqtt": forged})
+    with pytest.raises(UsageError, match=r"mqtt\.topic_prefix has a control character"):
+        LocalStack(settings, ("mosquitto",)).start()
 
 
 def test_the_data_of_a_stack_is_below_its_data_directory(stack_settings: Settings, tmp_path: Path):

@@ -86,7 +86,7 @@ def test_the_parts_end_with_a_killed_supervisor_and_up_works_again(cli: Cli, sta
 
 
 def test_down_finds_what_a_killed_supervisor_left(cli: Cli, stack_settings: Settings):
-    mark = child_process.mark_of(stack_settings.data_path, "settle")
+    mark = child_process.mark_of(stack_settings.data_path, "streams")
     left = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(300)"],
         env={**os.environ, child_process.MARK: mark},

@@ -1,0 +1,90 @@
+"""The stack's own broker with passwords: bridge, gateway and jobs get in, whoever registered them."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from connectors.gateway_client import GatewayClient
+from connectors.job_registry import register_job
+from connectors.local_stack import LocalStack
+from connectors.mqtt_credentials import job_mqtt, load_role_passwords
+from connectors.mqtt_login import LoginAnswer, try_login, wait_for_login
+from connectors.mqtt_publisher import EventRejected, JobPublisher
+from connectors.publisher import Publisher
+from schemas.mqtt_password import mqtt_password
+from schemas.sealing import load_keyring
+from tests.broker_processes import wait_until
+from tests.connectors.local_stack.conftest import Cli, settings_in
+
+PARTS = ("kafka", "mosquitto", "bridge", "gateway")
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    with LocalStack(settings_in(tmp_path_factory.mktemp("stack") / "data"), PARTS) as running:
+        yield running
+
+
+@pytest.mark.requirement("JE-13")
+@pytest.mark.requirement("JE-17")
+def test_a_job_registered_at_the_gateway_publishes_at_once_and_hears_its_verdicts(
+    stack: LocalStack, tmp_path: Path
+) -> None:
+    with GatewayClient(stack.settings) as gateway:
+        job = gateway.post("/api/hub/jobs", {"description": "publish at once"})
+    password = mqtt_password(job["secret"], job["job_id"])
+    assert try_login(stack.settings.mqtt, job["job_id"], password) is LoginAnswer.LET_IN
+    publisher = JobPublisher(stack.settings, job["job_id"], job["secret"], tmp_path)
+    publisher.publish("started", "")
+    # Right after the start the bridge may not have found the gateway yet; its receipts then say nothing.
+    wait_until(lambda: publisher.publish("progress", "").verdict == "accepted", 15, "a receipt with a verdict")
+    second_state = tmp_path / "another machine"
+    with pytest.raises(EventRejected, match="seq_conflict"):
+        JobPublisher(stack.settings, job["job_id"], job["secret"], second_state).publish("progress", "me too")
+
+
+@pytest.mark.requirement("JE-13")
+def test_a_job_registered_past_the_gateway_gets_its_account_all_the_same(
+    stack: LocalStack, tmp_path: Path
+) -> None:
+    with Publisher(stack.settings) as log:
+        job = register_job(log, load_keyring(stack.settings), "straight into the log")
+    wait_for_login(job_mqtt(stack.settings.mqtt, job.job_id, job.secret), 10)
+    receipt = JobPublisher(stack.settings, job.job_id, job.secret, tmp_path).publish("started", "")
+    assert receipt.position is not None
+
+
+@pytest.mark.requirement("CM-05")
+def test_the_parts_get_their_passwords_by_the_environment_and_nobody_else_sees_them(stack: LocalStack) -> None:
+    roles = load_role_passwords(stack.settings)
+    assert roles is not None
+    secrets = {role: password.get_secret_value() for role, password in roles.items()}
+    environment = psutil.Process(stack["bridge"].pid).environ()
+    assert environment["TRUNKLINE__MQTT__USERNAME"] == "bridge"
+    assert environment["TRUNKLINE__MQTT__PASSWORD"] == secrets["bridge"]
+    keys = stack.settings.data_path / "keys"
+    assert {path.name for path in keys.iterdir()} == {"master.json", "mqtt.json", "operator.token"}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in keys.iterdir()} == {0o600}
+    texts = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    for folder in ("logs", "run", "mosquitto"):
+        files = (path for path in (stack.settings.data_path / folder).rglob("*") if path.is_file())
+        texts += [path.read_bytes().decode("utf-8", "replace") for path in files]
+    token = stack.settings.operator_token_file.read_text().strip()
+    assert not any(secret in text for text in texts for secret in (*secrets.values(), token))
+
+
+@pytest.mark.requirement("JE-13")
+def test_doctor_looks_at_accounts_gateway_and_token_of_a_running_stack(cli: Cli) -> None:
+    assert cli("up", "--only", "kafka,mosquitto,gateway").returncode == 0
+    answer = cli("doctor", "--json")
+    checks = {check["check"]: check for check in json.loads(answer.stdout)["checks"]}
+    assert answer.returncode == 0, answer.stdout
+    assert {checks[name]["level"] for name in ("mqtt", "accounts", "gateway", "token", "ports")} == {"ok"}
+    assert "/readyz answers" in checks["gateway"]["found"]
+    assert checks["views"]["level"] == "warn"
