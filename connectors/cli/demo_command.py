@@ -1,7 +1,8 @@
-"""The whole way of an event, in a minute: a real Kafka, a real Mosquitto, the bridge, one Spark job, one table.
+"""The whole way of an event, in a minute: real Kafka, Mosquitto, bridge, gateway and Spark, real tables.
 
 Registers jobs, lets agents publish their events over MQTT and troublemakers disturb them, waits until the
-ledger has all of it and compares it with the plan. By default on a stack of its own, with free ports and a
+ledger has all of it and compares it with the plan; the receipts must say the same, and a session that picked
+its job at the gateway must end with it. By default on a stack of its own, with free ports and a
 temporary data directory, which is stopped in the end; only tables, keys and logs stay.
 
 Exit codes: 0 when the ledger holds exactly what was planned; 1 when it does not, naming each difference.
@@ -23,6 +24,7 @@ from schemas.errors import UsageError
 if TYPE_CHECKING:
     from connectors.demo.outcome import Outcome
     from connectors.demo.performance import Performance
+    from connectors.demo.told_verdicts import Told
     from schemas.settings import Settings
 
 _STEPS = 5
@@ -55,12 +57,12 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
         from connectors.demo.report import show
 
         show(performance, used)
-    outcome = performance.outcome
+    outcome, told = performance.outcome, performance.told
     for difference in outcome.differences:
         print(f"differs: {difference}", file=sys.stderr)
     _tell_what_stays(args, used)
     if args.json:
-        print(json.dumps(_figures(outcome, time.monotonic() - started)))
+        print(json.dumps(_figures(outcome, told, time.monotonic() - started)))
     return 1 if outcome.differences else 0
 
 
@@ -112,12 +114,13 @@ def _tell_what_stays(args: argparse.Namespace, used: Settings) -> None:
         print(line, file=sys.stderr)
 
 
-def _figures(outcome: Outcome, seconds: float) -> dict[str, object]:
+def _figures(outcome: Outcome, told: Told, seconds: float) -> dict[str, object]:
     return {
         "sent": outcome.sent,
         "accepted": outcome.accepted,
         "duplicate": outcome.duplicate,
         "rejected": outcome.rejected,
         "jobs": outcome.jobs,
+        "receipts": {**told.verdicts, "durable": told.durable},
         "seconds": round(seconds, 1),
     }

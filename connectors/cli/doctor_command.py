@@ -1,4 +1,4 @@
-"""Check every part, from Python to the settling job, and say how to mend what is wrong.
+"""Check every part, from Python to the views, and say how to mend what is wrong.
 
 Exit code 1 if a check failed, else 0; what is merely not started is a warning.
 """
@@ -10,7 +10,8 @@ import json
 import sys
 from dataclasses import asdict
 
-from connectors.cli.doctor_checks import FAIL, OK, WARN, run_checks
+from connectors.cli.doctor_checks import run_checks
+from connectors.cli.doctor_findings import FAIL, OK, WARN
 from schemas.settings import Settings
 
 _COLOURS = {OK: "\033[32m", WARN: "\033[33m", FAIL: "\033[31m"}

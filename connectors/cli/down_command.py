@@ -1,4 +1,4 @@
-"""Stop the local stack: bridge, settling job, Mosquitto, Kafka, in this order.
+"""Stop the local stack: bridge, gateway, streaming jobs, Mosquitto, Kafka, in this order.
 
 Nothing is left running, also when the supervisor itself was killed. The data stays.
 """

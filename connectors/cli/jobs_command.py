@@ -1,103 +1,119 @@
-"""Registers and cancels jobs.
+"""Registers, picks, cancels, shows and exports jobs, and submits work to an agent.
 
-trunkline jobs register --description "build the docs"
-    prints the job's id and its secret, once: whoever publishes the job's events signs with it.
-trunkline jobs register --description "build the docs" --secret-file build.secret
-    writes the secret to a new 0600 file instead of the screen.
-trunkline jobs cancel 0a1b2c3d --reason "no longer needed"
-    puts the cancellation into the log; it counts if the job has not ended before it.
+  trunkline jobs register --description "build the docs"
+      prints the job's id and its secret, once: whoever publishes the job's events signs with it. The secret
+      is also kept on this machine for 'watch' and 'publish', in a 0600 file.
+  trunkline jobs pick --session builder          the oldest job that waits for such a session
+  trunkline jobs list --state running            newest last
+  trunkline jobs cancel 0a1b2c3d --reason "no longer needed"
+  trunkline jobs export 0a1b2c3d --to audit      meta.json, status.json, events.ndjson, from the ledger
+  trunkline jobs submit "build the docs" --session builder --instructions task.md -- my-agent --quiet
+      registers, starts the agent in a session of its own, watches, ends when the job has ended
+
+Exit codes: 0; 2 wrong arguments; 3 no such job, nothing to pick; 4 refused, with the reason; 5 the gateway
+does not answer; 130 after Ctrl-C. 'submit' ends as 'watch' does: 0 completed, 1 error or cancelled, 2 the
+time ran out.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from connectors.job_registry import cancel_job, register_job
-from connectors.publisher import Publisher
-from schemas.errors import UsageError
-from schemas.event_topic import check_topic
-from schemas.sealing import load_keyring
-from schemas.settings import Settings
-from schemas.signing import new_secret
+from connectors.cli.command_tail import CommandTailParser
+from connectors.cli.text_table import duration_s
+from schemas.life_cycles import JOB_STATES
+
+if TYPE_CHECKING:
+    from schemas.settings import Settings
+
+_JOB_HELP = "the job: 8 lower-case hex digits"
+_LIST_LIMIT = 50
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's sub-commands and their arguments."""
-    commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    register = commands.add_parser("register", help="register a job, print its id and secret once")
+    commands = parser.add_subparsers(
+        dest="action", required=True, metavar="ACTION", parser_class=CommandTailParser
+    )
+    register = _add(commands, "register", "register a job, print its id and secret once")
     register.add_argument("--description", required=True, metavar="TEXT", help="what the job is to do")
     register.add_argument("--session", metavar="NAME", help="only this agent session may pick it")
     register.add_argument(
-        "--secret-file",
-        type=Path,
-        metavar="PATH",
-        help="write the secret there (new file, 0600), do not print it",
+        "--broker",
+        metavar="FILE",
+        help="MQTT broker of this job: a JSON object with host, port, tls, … (- reads standard input)",
     )
-    register.add_argument("--json", action="store_true", help="print one JSON object")
-    cancel = commands.add_parser("cancel", help="cancel a job that has not ended")
-    cancel.add_argument("job", metavar="ID", help="the job: 8 lower-case hex digits")
-    cancel.add_argument("--reason", default="", metavar="TEXT", help="kept in the ledger")
+    _add_secret_file(register)
+    pick = _add(commands, "pick", "take the oldest pending job that a session may have")
+    pick.add_argument("--session", required=True, metavar="NAME", help="the session that takes it")
+    _add_secret_file(pick)
+    cancel = _add(commands, "cancel", "cancel a job that has not ended")
+    cancel.add_argument("job", metavar="ID", help=_JOB_HELP)
+    cancel.add_argument("--reason", metavar="TEXT", help="kept in the ledger")
     cancel.add_argument(
         "--request-id", metavar="NAME", help="the same name again is the same cancellation, not a second one"
     )
-    cancel.add_argument("--json", action="store_true", help="print one JSON object")
+    show = _add(commands, "show", "show one job")
+    show.add_argument("job", metavar="ID", help=_JOB_HELP)
+    _configure_list(_add(commands, "list", "list jobs, the newest last"))
+    export = _add(commands, "export", "write one job's history into a new folder, from the ledger")
+    export.add_argument("job", metavar="ID", help=_JOB_HELP)
+    export.add_argument("--to", type=Path, required=True, metavar="DIR", help="a folder that does not exist")
+    _configure_submit(_add(commands, "submit", "register a job and have an agent do it in a session"))
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
     """Do the action and return the exit code. Raises TrunklineError."""
-    return _register(args, settings) if args.action == "register" else _cancel(args, settings)
+    if args.action == "submit":
+        from connectors.cli.jobs_submit import submit
+
+        return submit(args, settings)
+    from connectors.cli.jobs_actions import ACTIONS
+
+    return ACTIONS[args.action](args, settings)
 
 
-def _register(args: argparse.Namespace, settings: Settings) -> int:
-    keyring = load_keyring(settings)
-    check_topic(settings)
-    secret = new_secret()
-    if args.secret_file is not None:
-        _write_secret(args.secret_file, secret)
-    try:
-        with Publisher(settings) as publisher:
-            job = register_job(publisher, keyring, args.description, session=args.session, secret=secret)
-    except BaseException:
-        if args.secret_file is not None:
-            args.secret_file.unlink(missing_ok=True)
-        raise
-    shown = {"secret_file": str(args.secret_file)} if args.secret_file else {"secret": job.secret}
-    if args.json:
-        print(json.dumps({"job_id": job.job_id, **shown, "position": list(job.position)}))
-        return 0
-    print(f"job     {job.job_id}")
-    if args.secret_file is not None:
-        print(f"secret  in {args.secret_file}")
-    else:
-        print(f"secret  {job.secret}")
-        print("The secret is not shown again. Give it to the agent as TRUNKLINE_JOB_SECRET.")
-    return 0
+def _add(commands: argparse._SubParsersAction[CommandTailParser], name: str, text: str) -> CommandTailParser:
+    found = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    found.add_argument("--json", action="store_true", help="print one JSON object")
+    return found
 
 
-def _cancel(args: argparse.Namespace, settings: Settings) -> int:
-    check_topic(settings)
-    with Publisher(settings) as publisher:
-        position = cancel_job(publisher, args.job, reason=args.reason, request_id=args.request_id)
-    if args.json:
-        print(json.dumps({"job_id": args.job, "position": list(position)}))
-    else:
-        print(
-            f"{args.job}: cancellation in the log at partition {position.partition}, offset {position.offset}"
-        )
-    return 0
+def _add_secret_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--secret-file",
+        type=Path,
+        metavar="PATH",
+        help="write the secret there (new file, 0600); do not print it nor keep it elsewhere",
+    )
 
 
-def _write_secret(path: Path, secret: str) -> None:
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(secret + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except FileExistsError:
-        raise UsageError(f"--secret-file: {path} is there already; it is not overwritten") from None
-    except OSError as error:
-        raise UsageError(f"--secret-file: cannot write {path}: {error.strerror}") from None
+def _configure_list(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--state", choices=JOB_STATES, metavar="S", help=f"one of {', '.join(JOB_STATES)}")
+    parser.add_argument("--session", metavar="NAME", help="only the jobs that this session has")
+    parser.add_argument("--older-than", type=duration_s, metavar="TIME", help="registered before, e.g. 2h")
+    parser.add_argument("--newer-than", type=duration_s, metavar="TIME", help="registered since, e.g. 30m")
+    parser.add_argument(
+        "--limit", type=int, default=_LIST_LIMIT, metavar="N", help=f"at most (default: {_LIST_LIMIT})"
+    )
+
+
+def _configure_submit(parser: CommandTailParser) -> None:
+    parser.takes_command = True
+    parser.usage = (
+        "trunkline jobs submit [-h] [--json] --session NAME [options] DESCRIPTION -- COMMAND [ARGUMENT …]"
+    )
+    parser.add_argument("description", metavar="DESCRIPTION", help="what the job is to do")
+    parser.add_argument("--session", required=True, metavar="NAME", help="the new session that it runs in")
+    parser.add_argument(
+        "--instructions", metavar="FILE", help="the agent reads this on standard input (- takes ours)"
+    )
+    parser.add_argument(
+        "--to", type=Path, metavar="DIR", help="where the audit files go (default: below data_dir)"
+    )
+    parser.add_argument("--timeout", type=duration_s, metavar="TIME", help="stop waiting after this long")
+    parser.add_argument(
+        "--idle-timeout", type=duration_s, metavar="TIME", help="stop waiting when no event came for this long"
+    )

@@ -48,6 +48,7 @@ JSON_COLUMNS: Final = (
     "fold_version",
     "value",
     "changes",
+    "accepted_offset",
     "wire",
 )
 _TIME_WIDTH, _STREAM_WIDTH, _SEQ_WIDTH, _EVENT_WIDTH, _VERDICT_WIDTH = 24, 16, 4, 19, 9

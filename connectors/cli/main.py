@@ -46,7 +46,8 @@ class CommandModule(Protocol):
         """Does it and returns the exit code."""
 
 
-STACK, EVENTS, WORK = "The local stack", "Jobs and events", "Trying and measuring"
+STACK, EVENTS, AGENTS = "The local stack", "Jobs and events", "Agents and who may do what"
+WORK = "Trying and measuring"
 
 COMMANDS: dict[str, Command] = {
     "up": Command("connectors.cli.up_command", "start brokers, bridge and settling job", STACK),
@@ -55,8 +56,13 @@ COMMANDS: dict[str, Command] = {
     "logs": Command("connectors.cli.logs_command", "show or follow the parts' logs", STACK),
     "doctor": Command("connectors.cli.doctor_command", "check every part and say how to mend it", STACK),
     "publish": Command("connectors.cli.publish_command", "publish a job's events", EVENTS),
-    "jobs": Command("connectors.cli.jobs_command", "register, list and show jobs", EVENTS),
+    "jobs": Command("connectors.cli.jobs_command", "register, submit, list and show jobs", EVENTS),
+    "watch": Command("connectors.cli.watch_command", "follow jobs to their end", EVENTS),
     "tail": Command("connectors.cli.tail_command", "follow events as they come in", EVENTS),
+    "dead-letters": Command("connectors.cli.dead_letters_command", "see what was rejected, replay it", EVENTS),
+    "sessions": Command("connectors.cli.sessions_command", "create, stop and list agent sessions", AGENTS),
+    "monitor": Command("connectors.cli.monitor_command", "follow jobs and sessions, mend drift", AGENTS),
+    "principals": Command("connectors.cli.principals_command", "make and revoke tokens", AGENTS),
     "demo": Command("connectors.cli.demo_command", "see the whole way of an event, in a minute", WORK),
     "bench": Command("connectors.cli.bench_command", "run a benchmark", WORK),
 }
@@ -79,8 +85,8 @@ def top_level_help() -> str:
     groups = dict.fromkeys(command.group for command in COMMANDS.values())
     for group in groups:
         lines += ["", f"{group}:"]
-        lines += [f"  {name:<10}{c.summary}" for name, c in COMMANDS.items() if c.group == group]
-    lines += ["", "Tests:", f"  {'test':<10}run the tests; pytest's arguments may follow", "", _EXAMPLES]
+        lines += [f"  {name:<14}{c.summary}" for name, c in COMMANDS.items() if c.group == group]
+    lines += ["", "Tests:", f"  {'test':<14}run the tests; pytest's arguments may follow", "", _EXAMPLES]
     return "\n".join(lines) + f"Help on one command: {PROGRAM} COMMAND --help\n"
 
 

@@ -1,15 +1,18 @@
 """Publishes one event of a job over MQTT and waits until it is in the log.
 
 The event is numbered, signed with the job's secret and kept in an outbox on disk until it is confirmed. The
-secret comes from the variable TRUNKLINE_JOB_SECRET or from --secret-file, never from an argument.
+secret comes from --secret-file, else from the variable TRUNKLINE_JOB_SECRET, else from what 'jobs register'
+and 'jobs pick' keep on this machine; never from an argument. At the MQTT broker the job is a user of its own,
+whose password follows from its secret.
 
   export TRUNKLINE_JOB_SECRET=...      (printed once by: trunkline jobs register)
   trunkline publish --job 0a1b2c3d --event started --detail "build begins"
   trunkline publish --job 0a1b2c3d --event progress --detail "3 of 10" --data '{"done": 3}'
   trunkline publish --job 0a1b2c3d --event completed --detail "all green"
 
-Exit codes: 0 in the log; 2 the event must not be sent (the message says why); 4 rejected, with the reason;
-5 not confirmed: it stays in the outbox and goes first at the next publish, so do not publish it anew.
+Exit codes: 0 in the log; 2 the event must not be sent (the message says why); 4 rejected, with the reason, or
+not let in by the broker, and then it stays in the outbox as with 5; 5 not confirmed: it stays in the outbox and
+goes first at the next publish, so do not publish it anew.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from connectors.job_secrets import find_secret
 from connectors.mqtt_publisher import JobPublisher, Receipt
 from schemas.errors import UsageError
 from schemas.job_event import EVENTS
@@ -60,7 +64,7 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
         raise UsageError("give --event, or --resend to send only what is in the outbox")
     data = _read_data(args.data)
     state_dir = args.state_dir or settings.data_path / _STATE_FOLDER
-    publisher = JobPublisher(settings, args.job, read_secret(args.secret_file), state_dir)
+    publisher = JobPublisher(settings, args.job, read_secret(args.secret_file, settings, args.job), state_dir)
     if args.resend:
         count = publisher.resend(wait_for_receipt=not args.no_receipt)
         print(json.dumps({"job_id": args.job, "resent": count}) if args.json else f"{count} resent")
@@ -70,13 +74,15 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-def read_secret(file: Path | None) -> str:
-    """The job's secret from `file` (0600) or the environment. Raises UsageError that says how to give it."""
+def read_secret(file: Path | None, settings: Settings, job_id: str) -> str:
+    """The job's secret from `file` (0600), the environment, or what `jobs register` and `jobs pick` keep on
+    this machine. Raises UsageError that says how to give it.
+    """
     if file is None:
-        found = os.environ.get(SECRET_VARIABLE, "")
+        found = os.environ.get(SECRET_VARIABLE, "").strip() or find_secret(settings, job_id)
         if not found:
             raise UsageError(f"no secret: set {SECRET_VARIABLE} or give --secret-file")
-        return found.strip()
+        return found
     try:
         mode = file.stat().st_mode
         if not stat.S_ISREG(mode):
@@ -119,4 +125,5 @@ def _as_text(args: argparse.Namespace, receipt: Receipt) -> str:
             f"{args.job}: {args.event} has seq {receipt.seq}, taken by the MQTT broker (no receipt asked for)"
         )
     where = f"partition {receipt.position.partition}, offset {receipt.position.offset}"
-    return f"{args.job}: {args.event} has seq {receipt.seq}, in the log at {where}"
+    verdict = f", {receipt.verdict}" if receipt.verdict else ""
+    return f"{args.job}: {args.event} has seq {receipt.seq}, in the log at {where}{verdict}"

@@ -3,6 +3,7 @@
   trunkline tail                              the newest 10 rows, then each new one
   trunkline tail --job 0a1b2c3d --no-follow   what became of one job, and end
   trunkline tail --verdict rejected --json | jq .reason
+  trunkline tail --live                       from the gateway instead of the ledger: within milliseconds
 
 Exit codes: 0; 3 with --no-follow when there is no such row; 130 after Ctrl-C. --json leaves out what only
 refold and replay open: `entries` and `value_sealed`.
@@ -42,11 +43,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "-n", type=int, default=10, metavar="ROWS", help="newest rows to begin with (default: 10)"
     )
     parser.add_argument("--no-follow", action="store_true", help="end after them")
+    parser.add_argument(
+        "--live", action="store_true", help="follow the gateway: what is settled from now on, in milliseconds"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
     """Print rows until told to end; returns the exit code. Raises NotFound, UsageError, TrunklineError."""
+    if args.live:
+        return _run_live(args, settings)
     # Imported here, because Arrow is slow to import and help must be quick.
     from connectors.ledger_reader import LedgerReader
 
@@ -72,6 +78,18 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
+def _run_live(args: argparse.Namespace, settings: Settings) -> int:
+    from connectors.cli.tail_live import LiveFilter, follow_live
+
+    if args.no_follow:
+        raise UsageError("--live shows what comes from now on; without it, --no-follow shows what is there")
+    stream = f"{JOB}/{args.job}" if args.job is not None else args.stream
+    _stream_of(args)
+    wanted = LiveFilter(stream, args.type, args.verdict, args.reason, args.door)
+    follow_live(settings, wanted, as_json=args.json, check_reader=_refuse_without_reader)
+    return 0
+
+
 def _refuse_without_reader() -> bool:
     """False while somebody reads what we print; BrokenPipeError when nobody does, though no row comes."""
     watch = select.poll()
@@ -89,16 +107,7 @@ def _nothing() -> int:
 def _filter(args: argparse.Namespace) -> LedgerFilter:
     from connectors.ledger_reader import LedgerFilter
 
-    kind, name = None, None
-    if args.job is not None:
-        if not is_job_id(args.job):
-            raise UsageError(f"--job: not a job id (8 lower-case hex digits): {args.job!r}")
-        kind, name = JOB, args.job
-    elif args.stream is not None:
-        stream = parse_stream_key(args.stream.encode("utf-8", "surrogateescape"))
-        if stream is None:
-            raise UsageError(f"--stream: expected KIND/ID such as refused/mqtt: {args.stream!r}")
-        kind, name = stream
+    kind, name = _stream_of(args)
     return LedgerFilter(
         stream_kind=kind,
         stream_id=name,
@@ -107,6 +116,20 @@ def _filter(args: argparse.Namespace) -> LedgerFilter:
         door=args.door,
         type=args.type,
     )
+
+
+def _stream_of(args: argparse.Namespace) -> tuple[str | None, str | None]:
+    """Kind and id of the stream that is asked for. Raises UsageError for what is none."""
+    if args.job is not None:
+        if not is_job_id(args.job):
+            raise UsageError(f"--job: not a job id (8 lower-case hex digits): {args.job!r}")
+        return JOB, args.job
+    if args.stream is not None:
+        stream = parse_stream_key(args.stream.encode("utf-8", "surrogateescape"))
+        if stream is None:
+            raise UsageError(f"--stream: expected KIND/ID such as refused/mqtt: {args.stream!r}")
+        return stream
+    return None, None
 
 
 def _print(part: LedgerPart, as_json: bool) -> None:

@@ -1,7 +1,7 @@
 """Start the local stack in the background, and wait until it is ready.
 
-Kafka, Mosquitto, the bridge from MQTT to Kafka and the settling job run on loopback, supervised: what dies is
-started again. Everything they keep is below `data_dir`. Running it twice is harmless.
+Kafka, Mosquitto, the bridge from MQTT to Kafka, the gateway (HTTP) and the streaming jobs run on loopback,
+supervised: what dies is started again. Everything they keep is below `data_dir`. Running it twice is harmless.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""`trunkline jobs` and `trunkline publish` as a user runs them: output, exit codes, and where secrets stay."""
+"""Jobs registered and cancelled without a gateway, and `trunkline publish` as a user runs it.
+
+`trunkline jobs` has its tests in cli/test_jobs.py.
+"""
 
 from __future__ import annotations
 
 import json
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +16,8 @@ from connectors.job_registry import cancel_job, register_job
 from connectors.publisher import Publisher
 from schemas.errors import UsageError
 from schemas.ids import is_job_id
-from schemas.sealing import job_secret_purpose
 from schemas.settings import PROJECT_ROOT
-from tests.broker_processes import free_port, program_environment, wait_until, with_kafka, with_mqtt
+from tests.broker_processes import free_port, program_environment, wait_until, with_mqtt
 
 JOB = "0a1b2c3d"
 SECRET = "canary-77aa10c4-secret"
@@ -33,57 +34,6 @@ def _run(settings, *arguments, stdin=None, **environment):
         timeout=60,
         check=False,
     )
-
-
-@pytest.mark.requirement("JE-10")
-@pytest.mark.requirement("CM-05")
-def test_register_prints_id_and_secret_once_and_the_log_has_the_secret_sealed(
-    backbone_settings, keyring, read_topic
-):
-    arguments = ("jobs", "register", "--description", "build the docs", "--session", "s1", "--json")
-    done = _run(backbone_settings, *arguments)
-    assert (done.returncode, done.stderr) == (0, "")
-    told = json.loads(done.stdout)
-    (record,) = read_topic(1)
-    assert record.key == f"job/{told['job_id']}".encode()
-    assert told["position"] == [record.partition, record.offset]
-    assert told["secret"] not in record.value.decode()
-    body = json.loads(record.value)
-    assert (body["description"], body["session"]) == ("build the docs", "s1")
-    assert keyring.open(body["sealed_secret"], job_secret_purpose(told["job_id"])).decode() == told["secret"]
-
-
-@pytest.mark.requirement("JE-10")
-@pytest.mark.requirement("CM-05")
-def test_register_writes_the_secret_to_a_new_file_for_its_owner_alone(backbone_settings, tmp_path, read_topic):
-    file = tmp_path / "job.secret"
-    arguments = ("jobs", "register", "--description", "x", "--secret-file", str(file))
-    done = _run(backbone_settings, *arguments)
-    assert done.returncode == 0
-    secret = file.read_text().strip()
-    assert len(secret) == 43
-    assert secret not in done.stdout
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    again = _run(backbone_settings, *arguments)
-    assert again.returncode == 2
-    assert "not overwritten" in again.stderr
-    assert file.read_text().strip() == secret
-    assert len(read_topic(1)) == 1
-
-
-@pytest.mark.requirement("JE-12")
-def test_cancel_puts_the_cancellation_into_the_log_with_the_callers_request_id(backbone_settings, read_topic):
-    arguments = ("jobs", "cancel", JOB, "--reason", "not needed", "--request-id", "r-1", "--json")
-    done = [_run(backbone_settings, *arguments) for _ in range(2)]
-    assert [d.returncode for d in done] == [0, 0]
-    records = read_topic(2)
-    assert json.loads(records[0].value) == {
-        "schema_version": 1,
-        "job_id": JOB,
-        "reason": "not needed",
-        "request_id": "r-1",
-    }
-    assert len({dict(r.headers)["ce_id"] for r in records}) == 1
 
 
 @pytest.mark.requirement("CM-01")
@@ -108,21 +58,6 @@ def test_a_registered_job_does_not_show_its_secret_when_it_is_printed(backbone_s
         job = register_job(publisher, keyring, "x")
     assert is_job_id(job.job_id)
     assert job.secret not in repr(job)
-
-
-def test_no_command_appends_to_a_topic_that_does_not_fit(backbone_settings):
-    wrong = with_kafka(backbone_settings, partitions=3)
-    for arguments in (("register", "--description", "x"), ("cancel", JOB)):
-        done = _run(wrong, "jobs", *arguments)
-        assert done.returncode == 1
-        assert "kafka.partitions is 3" in done.stderr
-
-
-def test_an_unreachable_kafka_is_exit_code_5(backbone_settings):
-    away = with_kafka(backbone_settings, bootstrap_servers=f"127.0.0.1:{free_port()}")
-    done = _run(away, "jobs", "cancel", JOB)
-    assert done.returncode == 5
-    assert "Kafka does not answer" in done.stderr
 
 
 @pytest.mark.requirement("JE-17")

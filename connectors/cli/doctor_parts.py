@@ -1,0 +1,163 @@
+"""What `trunkline doctor` checks of the stack: brokers, accounts, programs, views."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from connectors.cli.doctor_findings import FAIL, OK, RESTART, START, WARN, Finding, private_file
+from connectors.local_stack import control
+from connectors.local_stack.part_plan import BRIDGE, GATEWAY, KAFKA, MOSQUITTO, STREAMS
+from connectors.local_stack.readiness import mqtt_answers
+from connectors.mqtt_credentials import OPERATOR, load_role_passwords, role_file
+from connectors.mqtt_login import LoginAnswer, try_login
+from schemas.errors import TrunklineError
+from schemas.settings import Settings
+from schemas.views import VIEW_TABLES
+
+_HTTP_TIMEOUT_S = 5.0
+
+
+def _is_started(settings: Settings, part: str) -> bool:
+    state = control.running_state(settings)
+    return state is not None and part in state["parts"]
+
+
+def check_kafka(settings: Settings) -> Finding:
+    """Kafka answers, and the topic has the partitions and the epoch of the settings."""
+    from schemas.event_topic import check_topic, reach_kafka
+
+    where = settings.kafka.bootstrap_servers
+    try:
+        reach_kafka(settings.kafka, timeout_s=2.0)
+    except TrunklineError as error:
+        level, mend = (FAIL, RESTART) if _is_started(settings, KAFKA) else (WARN, START)
+        return Finding("kafka", level, str(error), mend)
+    try:
+        check_topic(settings)
+    except TrunklineError as error:
+        return Finding("kafka", FAIL, str(error), "the message says what to change")
+    found = f"{where}, topic {settings.kafka.topic} with {settings.kafka.partitions} partitions"
+    return Finding("kafka", OK, found)
+
+
+def check_mqtt(settings: Settings) -> Finding:
+    """An MQTT broker answers."""
+    mqtt = settings.mqtt
+    where = f"{mqtt.host}:{mqtt.port}"
+    if mqtt.tls:
+        # Only whether there is somebody: the programs check certificates and say what is wrong with them.
+        try:
+            socket.create_connection((mqtt.host, mqtt.port), timeout=2.0).close()
+            return Finding("mqtt", OK, f"{where} is open (TLS, not looked into)")
+        except OSError as error:
+            return Finding("mqtt", FAIL, f"{where}: {error}", "check mqtt.host and mqtt.port")
+    if mqtt_answers(mqtt.host, mqtt.port, timeout_s=2.0):
+        return Finding("mqtt", OK, where)
+    level, mend = (FAIL, RESTART) if _is_started(settings, MOSQUITTO) else (WARN, START)
+    return Finding("mqtt", level, f"{where} does not answer", mend)
+
+
+def _check_part(settings: Settings, name: str) -> Finding:
+    status = next(part for part in control.part_statuses(settings) if part.name == name)
+    if not _is_started(settings, name):
+        return Finding(name, WARN, "not started here", START)
+    found = f"{status.state}, restarts: {status.restarts}"
+    if status.state == "ready":
+        return Finding(name, OK if status.restarts == 0 else WARN, found, _why(status.restarts, name))
+    return Finding(name, FAIL, found, f"trunkline logs {name} says why")
+
+
+def _why(restarts: int, name: str) -> str:
+    return f"it died before: trunkline logs {name} says why" if restarts else ""
+
+
+def check_bridge(settings: Settings) -> Finding:
+    """The bridge lives."""
+    return _check_part(settings, BRIDGE)
+
+
+def check_accounts(settings: Settings) -> Finding:
+    """The MQTT broker lets nobody in without an account, and the operator with hers."""
+    mqtt, path = settings.mqtt, role_file(settings)
+    if mqtt.tls:
+        return Finding("accounts", OK, "the broker is reached by TLS, not looked into")
+    nobody = try_login(mqtt)
+    if nobody is LoginAnswer.SILENT:
+        return Finding("accounts", WARN, "the MQTT broker does not answer", START)
+    ours = _is_started(settings, MOSQUITTO)
+    if nobody is LoginAnswer.LET_IN:
+        mend = RESTART if ours else "give it a password_file and an acl_file, as conf/mosquitto.conf does"
+        return Finding("accounts", FAIL if ours else WARN, "the MQTT broker lets anybody in", mend)
+    if not ours or not path.exists():
+        return Finding("accounts", OK, "the MQTT broker refuses clients without an account")
+    if mqtt.username is not None:
+        found = f"mqtt.username is {mqtt.username!r}, but the local broker knows only its own accounts"
+        return Finding("accounts", WARN, found, "unset MQTT_USERNAME or TRUNKLINE__MQTT__USERNAME")
+    private = private_file("accounts", path)
+    if private.level != OK:
+        return private
+    passwords = load_role_passwords(settings)
+    assert passwords is not None  # noqa: S101  it exists, and up is the only one who makes it
+    if try_login(mqtt, OPERATOR, passwords[OPERATOR].get_secret_value()) is not LoginAnswer.LET_IN:
+        return Finding("accounts", FAIL, f"the MQTT broker refuses the operator's password of {path}", RESTART)
+    return Finding("accounts", OK, f"no client without an account; the roles' passwords are in {private.found}")
+
+
+def check_gateway(settings: Settings) -> Finding:
+    """The gateway says that it is ready."""
+    part = _check_part(settings, GATEWAY)
+    url = f"{settings.gateway_url}/readyz"
+    if not url.startswith(("http://", "https://")):
+        return Finding(GATEWAY, FAIL, f"gateway.url is {settings.gateway.url!r}", "set it to http://HOST:PORT")
+    # Asked past the proxies of the environment: it is on this machine, or in our own network.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=_HTTP_TIMEOUT_S):
+            found = f"{part.found}, {url} answers" if _is_started(settings, GATEWAY) else f"{url} answers"
+            return Finding(GATEWAY, OK if part.found.startswith("not ") else part.level, found, part.mend)
+    except urllib.error.HTTPError as error:
+        with error:
+            found = f"{url}: {error.code} {_message(error.read(10_000))}".rstrip()
+        return Finding(GATEWAY, FAIL, found, f"trunkline logs {GATEWAY} says why")
+    except OSError as error:
+        if not _is_started(settings, GATEWAY):
+            return part
+        return Finding(GATEWAY, FAIL, f"{url}: {getattr(error, 'reason', error)}", f"trunkline logs {GATEWAY}")
+
+
+def _message(body: bytes) -> str:
+    try:
+        found = json.loads(body)
+        return ascii(found["message"])[1:301]
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def check_token(settings: Settings) -> Finding:
+    """The operator's token is there and only ours to read."""
+    path = settings.operator_token_file
+    if not path.exists():
+        return Finding("token", WARN, f"{path} is not there yet", "the gateway makes it at its first start")
+    return private_file("token", path)
+
+
+def check_streams(settings: Settings) -> Finding:
+    """The streaming jobs live."""
+    return _check_part(settings, STREAMS)
+
+
+def check_views(settings: Settings) -> Finding:
+    """The views' tables are there."""
+    if "://" in settings.tables_root:
+        return Finding("views", OK, f"below {settings.tables_root}, not looked into")
+    missing = [name for name in VIEW_TABLES if not Path(settings.table_path(name), "_delta_log").is_dir()]
+    if missing:
+        found = f"not there yet: {', '.join(missing)}"
+        started = _is_started(settings, STREAMS)
+        mend = f"trunkline logs {STREAMS} says why, if it stays so" if started else START
+        return Finding("views", WARN, found, mend)
+    return Finding("views", OK, f"{len(VIEW_TABLES)} tables below {settings.tables_root}")

@@ -1,0 +1,73 @@
+"""The secrets of jobs that were registered or picked on this machine: one 0600 file a job below `data_dir`.
+
+`watch` verifies with them, `publish` signs with them. They never go anywhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import Final
+
+from schemas.errors import TrunklineError, UsageError
+from schemas.ids import is_job_id
+from schemas.settings import Settings
+
+_FOLDER: Final = "job-secrets"
+_PRIVATE: Final = 0o077
+
+
+def secret_path(settings: Settings, job_id: str) -> Path:
+    """Where a job's secret is kept on this machine. Raises UsageError for what is no job id."""
+    if not is_job_id(job_id):
+        raise UsageError(f"not a job id (8 lower-case hex digits): {job_id!r}")
+    return settings.data_path / _FOLDER / job_id
+
+
+def find_secret(settings: Settings, job_id: str) -> str | None:
+    """The stored secret of a job, None when this machine has none.
+
+    Raises UsageError for a file that others can read, TrunklineError for one that cannot be read.
+    """
+    path = secret_path(settings, job_id)
+    try:
+        if stat.S_IMODE(path.stat().st_mode) & _PRIVATE:
+            raise UsageError(f"{path} is readable by others; run: chmod 600 {path}")
+        return path.read_text(encoding="utf-8").strip() or None
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise TrunklineError(f"cannot read the job's secret in {path}: {type(error).__name__}") from None
+
+
+def stored_jobs(settings: Settings) -> list[str]:
+    """The jobs whose secrets this machine has, sorted."""
+    try:
+        return sorted(p.name for p in (settings.data_path / _FOLDER).iterdir() if is_job_id(p.name))
+    except FileNotFoundError:
+        return []
+
+
+def store_secret(settings: Settings, job_id: str, secret: str) -> Path:
+    """Keep a job's secret; on disk when this returns. Returns the file. Raises TrunklineError."""
+    path = secret_path(settings, job_id)
+    draft = path.with_name(f".{job_id}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(draft, secret + "\n")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise TrunklineError(f"cannot keep the job's secret in {path}: {error.strerror}") from None
+    return path
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a new file that only its owner can read, and fsync it. Raises OSError, FileExistsError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

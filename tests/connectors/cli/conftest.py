@@ -1,0 +1,165 @@
+"""Fixtures of the command line's tests: a real gateway, and `trunkline` as a user runs it."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from connectors.cli.main import main
+from connectors.gateway_client import GatewayClient
+from connectors.session_host import SessionHost
+from schemas.settings import PROJECT_ROOT, Settings
+from tests.broker_processes import ProgramProcess, free_port, program_environment
+
+WAIT_S = 60.0
+
+
+class CommandLine:
+    """Runs `trunkline` with settings of its own."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.started: list[subprocess.Popen[str]] = []
+
+    def run(
+        self, *arguments: str, stdin: str | None = None, cwd: Path | None = None, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end, in a process of its own."""
+        return subprocess.run(
+            [sys.executable, "-m", "connectors.cli", *arguments],
+            cwd=cwd or PROJECT_ROOT,
+            env=self.environment() | environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+
+    def call(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end within this process: a second faster, and the same but for its start."""
+        out, err = io.StringIO(), io.StringIO()
+        with (
+            patch.dict(os.environ, self.environment() | environment, clear=True),
+            redirect_stdout(out),
+            redirect_stderr(err),
+        ):
+            try:
+                code = main(list(arguments))
+            except SystemExit as ended:
+                code = int(str(ended.code or 0))
+        return subprocess.CompletedProcess(["trunkline", *arguments], code, out.getvalue(), err.getvalue())
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """Start a command; it is ended with the test."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "connectors.cli", *arguments],
+            cwd=PROJECT_ROOT,
+            env=self.environment() | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(process)
+        return process
+
+    def environment(self) -> dict[str, str]:
+        """What a command runs with."""
+        return program_environment(self.settings) | {"PYTHONPATH": str(PROJECT_ROOT)}
+
+    def end(self) -> None:
+        """End what was started."""
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate(timeout=WAIT_S)
+
+
+@pytest.fixture
+def hub_settings(backbone_settings: Settings) -> Settings:
+    """`backbone_settings` with a port of its own for the gateway."""
+    gateway = backbone_settings.gateway.model_copy(
+        update={"port": free_port(), "reactor_group": f"reactor-{backbone_settings.kafka.topic}"}
+    )
+    return backbone_settings.model_copy(update={"gateway": gateway})
+
+
+@pytest.fixture
+def gateway(hub_settings: Settings, tmp_path: Path) -> Iterator[ProgramProcess]:
+    """A gateway that serves; ended with the test."""
+    program = ProgramProcess("connectors.gateway", hub_settings, tmp_path, "gateway")
+    program.wait_ready(60)
+    yield program
+    if program.process.poll() is None:
+        program.process.kill()
+    program.process.wait(20)
+
+
+@pytest.fixture
+def hub(gateway: ProgramProcess, hub_settings: Settings) -> Iterator[GatewayClient]:
+    """A client with the operator's token."""
+    with GatewayClient(hub_settings) as client:
+        yield client
+
+
+@pytest.fixture
+def trunkline(hub_settings: Settings) -> Iterator[CommandLine]:
+    """The command line on `hub_settings`; whatever was started is ended with the test."""
+    found = CommandLine(hub_settings)
+    yield found
+    found.end()
+
+
+@pytest.fixture
+def host(hub_settings: Settings) -> Iterator[SessionHost]:
+    """The sessions of `hub_settings` on this machine; all of them are ended with the test."""
+    if shutil.which("tmux") is None:
+        pytest.fail("tmux is not installed: sudo apt-get install -y tmux")
+    found = SessionHost(hub_settings)
+    yield found
+    done = found._tmux("list-sessions", "-F", "#{session_name}", check=False)
+    for name in done.stdout.split() if done.returncode == 0 else ():
+        found.stop(f"tmux/{found._socket}/{name}")
+    Path("/tmp", f"tmux-{os.getuid()}", found._socket).unlink(missing_ok=True)  # noqa: S108  tmux leaves it
+
+
+@pytest.fixture
+def sent(backbone_settings: Settings) -> Callable[[Any], None]:
+    """Sends a signal to a started command."""
+
+    def send(process: subprocess.Popen[str], number: int = signal.SIGINT) -> None:
+        os.kill(process.pid, number)
+
+    return send
+
+
+def read_line(process: subprocess.Popen[str], wanted: str, timeout_s: float = 40.0) -> str:
+    """The next line of a started command's standard output that holds `wanted`."""
+    output = process.stdout
+    assert output is not None
+    deadline = time.monotonic() + timeout_s
+    seen: list[str] = []
+    while True:
+        # On a thread of its own: a pipe's readline cannot be told to give up.
+        reader = threading.Thread(target=lambda: seen.append(output.readline()), daemon=True)
+        count = len(seen)
+        reader.start()
+        reader.join(max(0.0, deadline - time.monotonic()))
+        if len(seen) == count or not seen[-1]:
+            pytest.fail(f"no {wanted!r} in: {seen}")
+        if wanted in seen[-1]:
+            return seen[-1]

@@ -1,0 +1,193 @@
+"""`trunkline jobs` and `trunkline principals` as a user runs them, against a real gateway."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connectors.gateway_client import GatewayClient, path_of
+from connectors.job_secrets import secret_path
+from connectors.mqtt_publisher import JobPublisher
+from schemas.ids import is_job_id
+from schemas.sealing import job_secret_purpose
+from schemas.settings import Settings
+from tests.connectors.cli.conftest import CommandLine
+
+HOSTILE = "red bidi \u202e zero\u200b"
+
+
+def _json(done: Any) -> Any:
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+@pytest.mark.requirement("JE-10")
+@pytest.mark.requirement("CM-05")
+def test_register_prints_id_and_secret_once_and_keeps_the_secret_for_its_owner_alone(
+    hub: GatewayClient, trunkline: CommandLine, hub_settings: Settings, keyring: Any, read_topic: Any
+) -> None:
+    told = _json(trunkline.run("jobs", "register", "--description", "build", "--session", "s1", "--json"))
+    (record,) = read_topic(1)
+    assert told["position"] == [record.partition, record.offset]
+    body = json.loads(record.value)
+    assert (body["description"], body["session"]) == ("build", "s1")
+    assert keyring.open(body["sealed_secret"], job_secret_purpose(told["job_id"])).decode() == told["secret"]
+    kept = secret_path(hub_settings, told["job_id"])
+    assert told["secret_file"] == str(kept)
+    assert kept.read_text().strip() == told["secret"]
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
+    shown = trunkline.call("jobs", "show", told["job_id"])
+    assert "build" in shown.stdout
+    assert told["secret"] not in shown.stdout
+
+
+@pytest.mark.requirement("JE-10")
+@pytest.mark.requirement("CM-05")
+def test_register_writes_the_secret_to_a_new_file_and_nowhere_else(
+    hub: GatewayClient, trunkline: CommandLine, hub_settings: Settings, tmp_path: Path
+) -> None:
+    file = tmp_path / "job.secret"
+    arguments = ("jobs", "register", "--description", "x", "--secret-file", str(file))
+    done = trunkline.call(*arguments)
+    assert done.returncode == 0
+    secret = file.read_text().strip()
+    assert len(secret) == 43
+    assert secret not in done.stdout
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    again = trunkline.call(*arguments)
+    assert again.returncode == 2
+    assert "not overwritten" in again.stderr
+    assert hub.get(path_of("jobs"))["total"] == 1
+    assert not (hub_settings.data_path / "job-secrets").exists()
+    # What cannot be registered leaves no file behind.
+    bad = tmp_path / "bad.secret"
+    done = trunkline.call("jobs", "register", "--description", "bell \a", "--secret-file", str(bad))
+    assert done.returncode == 2
+    assert not bad.exists()
+
+
+@pytest.mark.requirement("JE-11")
+def test_pick_gives_the_oldest_job_again_to_the_same_session_and_exit_3_to_the_next(
+    hub: GatewayClient, trunkline: CommandLine
+) -> None:
+    jobs = [_json(trunkline.call("jobs", "register", "--description", text, "--json")) for text in ("a", "b")]
+    for _ in range(2):
+        got = _json(trunkline.call("jobs", "pick", "--session", "s1", "--json"))
+        assert (got["job_id"], got["secret"], got["description"]) == (jobs[0]["job_id"], jobs[0]["secret"], "a")
+    assert _json(trunkline.call("jobs", "pick", "--session", "s2", "--json"))["job_id"] == jobs[1]["job_id"]
+    none = trunkline.call("jobs", "pick", "--session", "s3")
+    assert (none.returncode, none.stdout) == (3, "")
+    assert "no_match" in none.stderr
+
+
+@pytest.mark.requirement("JE-12")
+def test_cancel_says_the_state_and_the_same_request_again_is_the_same_cancellation(
+    hub: GatewayClient, trunkline: CommandLine
+) -> None:
+    job = hub.post(path_of("jobs"), {"description": "x"})["job_id"]
+    arguments = ("jobs", "cancel", job, "--reason", "not needed", "--request-id", "r-1", "--json")
+    assert [_json(trunkline.call(*arguments))["verdict"] for _ in range(2)] == ["accepted", "duplicate"]
+    other = trunkline.call("jobs", "cancel", job)
+    assert other.returncode == 4
+    assert "after_terminal" in other.stderr
+    assert trunkline.call("jobs", "cancel", "00000000").returncode == 3
+    assert trunkline.call("jobs", "cancel", "NOT-A-JOB").returncode == 2
+
+
+@pytest.mark.requirement("JE-12")
+@pytest.mark.requirement("CM-06")
+def test_list_filters_and_shows_what_others_wrote_escaped(hub: GatewayClient, trunkline: CommandLine) -> None:
+    job = hub.post(path_of("jobs"), {"description": HOSTILE, "session": "s1"})["job_id"]
+    hub.post(path_of("jobs"), {"description": "plain"})
+    shown = trunkline.call("jobs", "list").stdout
+    assert "\\u202e" in shown
+    assert "\u202e" not in shown
+    assert trunkline.call("jobs", "list", "--json").stdout.isascii()
+    assert [
+        j["job_id"] for j in _json(trunkline.call("jobs", "list", "--session", "s1", "--json"))["jobs"]
+    ] == [job]
+    assert len(_json(trunkline.call("jobs", "list", "--newer-than", "1h", "--json"))["jobs"]) == 2
+    for nothing in (("--older-than", "1h"), ("--state", "error"), ("--session", "s9")):
+        assert trunkline.call("jobs", "list", *nothing).returncode == 3
+        assert _json(trunkline.call("jobs", "list", *nothing, "--json")) == {"jobs": [], "total": 0}
+    assert "1 of 2" in trunkline.call("jobs", "list", "--limit", "1").stderr
+    assert trunkline.call("jobs", "list", "--newer-than", "soon").returncode == 2
+
+
+@pytest.mark.requirement("JE-13")
+@pytest.mark.requirement("CM-05")
+def test_the_brokers_password_comes_from_a_file_that_only_its_owner_reads(
+    hub: GatewayClient, trunkline: CommandLine, tmp_path: Path, read_topic: Any
+) -> None:
+    file = tmp_path / "broker.json"
+    file.write_text('{"host": "broker.example", "port": 8883, "tls": true, "password": "canary-pw"}')
+    file.chmod(0o644)
+    arguments = ("jobs", "register", "--description", "x", "--broker", str(file), "--json")
+    refused = trunkline.call(*arguments)
+    assert refused.returncode == 2
+    assert "chmod 600" in refused.stderr
+    file.chmod(0o600)
+    _json(trunkline.call(*arguments))
+    (record,) = read_topic(1)
+    assert b"canary-pw" not in record.value
+    got = _json(trunkline.call("jobs", "pick", "--session", "s1", "--json"))
+    assert (got["broker"]["host"], got["broker"]["password"]) == ("broker.example", "canary-pw")
+
+
+@pytest.mark.requirement("CM-05")
+def test_principals_get_a_token_once_do_what_their_role_may_and_are_revoked(
+    hub: GatewayClient, trunkline: CommandLine, tmp_path: Path
+) -> None:
+    file = tmp_path / "ann.token"
+    arguments = ("principals", "add", "ann", "--role", "viewer", "--token-file", str(file), "--json")
+    assert _json(trunkline.call(*arguments)) == {"principal": "ann", "role": "viewer", "token_file": str(file)}
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    token = file.read_text().strip()
+    assert _json(trunkline.call("jobs", "list", "--json", TRUNKLINE_TOKEN=token))["total"] == 0
+    refused = trunkline.call("jobs", "register", "--description", "x", TRUNKLINE_TOKEN=token)
+    assert refused.returncode == 4
+    assert "policy" in refused.stderr
+    assert token not in trunkline.call("principals", "list").stdout
+    bo = _json(trunkline.call("principals", "add", "bo", "--role", "delegator", "--json"))
+    job = _json(trunkline.call("jobs", "register", "--description", "x", "--json", TRUNKLINE_TOKEN=bo["token"]))
+    assert is_job_id(job["job_id"])
+    assert trunkline.call("principals", "revoke", "ann").returncode == 0
+    gone = trunkline.call("jobs", "list", TRUNKLINE_TOKEN=token)
+    assert gone.returncode == 4
+    assert token not in gone.stderr
+    states = {
+        p["principal"]: p["status"] for p in _json(trunkline.call("principals", "list", "--json"))["principals"]
+    }
+    assert states == {"ann": "revoked", "bo": "active"}
+    assert trunkline.call("principals", "revoke", "nobody").returncode == 3
+
+
+def test_publish_finds_the_secret_that_register_kept(
+    hub: GatewayClient, trunkline: CommandLine, start_bridge: Any, hub_settings: Settings
+) -> None:
+    start_bridge(hub_settings)
+    job = _json(trunkline.call("jobs", "register", "--description", "x", "--json"))["job_id"]
+    assert trunkline.call("publish", "--job", job, "--event", "started").returncode == 0
+    other = hub.post(path_of("jobs"), {"description": "y"})
+    missing = trunkline.call("publish", "--job", other["job_id"], "--event", "started")
+    assert (missing.returncode, "TRUNKLINE_JOB_SECRET" in missing.stderr) == (2, True)
+    JobPublisher(hub_settings, other["job_id"], other["secret"], hub_settings.data_path / "own").publish(
+        "started", ""
+    )
+
+
+def test_without_a_gateway_the_exit_code_is_5_and_the_message_says_what_to_do(trunkline: CommandLine) -> None:
+    for arguments in (
+        ("jobs", "list"),
+        ("watch", "--all", "--settled"),
+        ("monitor", "--once"),
+        ("tail", "--live"),
+    ):
+        done = trunkline.call(*arguments)
+        assert (done.returncode, done.stdout) == (5, "")
+        assert "trunkline up" in done.stderr
