@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 
 from connectors.job_registry import RegisteredJob, register_job
+from connectors.mqtt_credentials import job_mqtt
+from connectors.mqtt_login import wait_for_login
 from connectors.mqtt_publisher import JobPublisher
 from connectors.publisher import Publisher
 from schemas.errors import BackboneUnreachable
@@ -15,6 +17,7 @@ from schemas.sealing import Keyring
 from schemas.settings import Settings
 
 PATIENCE_S = 240.0
+ACCOUNT_S = 60.0
 
 
 class Oracle:
@@ -37,9 +40,12 @@ class Oracle:
 
 
 def register_jobs(settings: Settings, keyring: Keyring, count: int) -> list[RegisteredJob]:
-    """Register jobs while all is well."""
+    """Register jobs while all is well, and wait until each has its account at the MQTT broker."""
     with Publisher(settings) as publisher:
-        return [register_job(publisher, keyring, "be there after the kills") for _ in range(count)]
+        jobs = [register_job(publisher, keyring, "be there after the kills") for _ in range(count)]
+    for job in jobs:
+        wait_for_login(job_mqtt(settings.mqtt, job.job_id, job.secret), ACCOUNT_S)
+    return jobs
 
 
 class Agent(threading.Thread):

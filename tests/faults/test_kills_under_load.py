@@ -12,13 +12,13 @@ import pytest
 from connectors.ledger_reader import LedgerReader
 from connectors.local_stack import LocalStack, free_port
 from schemas.sealing import load_keyring
-from schemas.settings import KafkaSettings, MqttSettings, Settings
+from schemas.settings import GatewaySettings, KafkaSettings, MqttSettings, Settings
 from tests.faults.receipted_load import Agent, Oracle, register_jobs
 
 AGENTS = 6
 EVENTS = 8
 CAUGHT_UP_WITHIN_S = 60.0
-VICTIMS = ("bridge", "settle", "kafka", "mosquitto")
+VICTIMS = ("bridge", "gateway", "streams", "kafka", "mosquitto")
 
 
 def own_settings(tmp_path: Path) -> Settings:
@@ -27,6 +27,7 @@ def own_settings(tmp_path: Path) -> Settings:
         data_dir=tmp_path / "stack",
         kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}", delivery_timeout_s=10),
         mqtt=MqttSettings(port=free_port(), backoff_base_s=0.1, backoff_max_s=0.5, receipt_timeout_s=4),
+        gateway=GatewaySettings(port=free_port()),
     )
 
 

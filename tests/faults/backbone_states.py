@@ -1,0 +1,106 @@
+"""The state of the backbone as its runners hold it, in one form, so that two can be compared field by field.
+
+A state is `{"rows": {view: {key: (last_offset, row)}}, "entries": {stream: {entry: bytes}}}`. Moments are
+microseconds since 1970 UTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from connectors.ledger_reader import LedgerReader
+from connectors.live_view import LiveView
+from schemas.entries import Entries
+from schemas.fold import settle
+from schemas.ledger import COLUMNS, LedgerRow, record_of_row
+from schemas.sealing import Keyring
+from schemas.settings import Settings
+from schemas.view_arrow import VIEW_ARROW
+from schemas.views import STREAM_ENTRIES, VIEWS
+
+State = dict[str, Any]
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _micros(value: Any) -> Any:
+    if isinstance(value, datetime):
+        span = value.astimezone(UTC) - _EPOCH
+        return (span.days * 86_400 + span.seconds) * 1_000_000 + span.microseconds
+    return value
+
+
+def state_of_tables(settings: Settings) -> State:
+    """The view tables as they stand now."""
+    rows: dict[str, dict[str, Any]] = {}
+    for view in VIEWS.values():
+        rows[view.name] = {}
+        table = DeltaTable(settings.table_path(view.name)).to_pyarrow_dataset()
+        # A table may have columns beside ours that only lay it out.
+        for found in table.to_table(columns=VIEW_ARROW[view.name].names).to_pylist():
+            row = {name: _micros(value) for name, value in found.items()}
+            offset = row.pop("last_offset")
+            row.pop("partition")
+            key = "/".join(row[column] for column in view.key_columns)
+            assert key not in rows[view.name], f"{view.name}: two rows for {key}"
+            rows[view.name][key] = (offset, row)
+    entries: dict[str, dict[str, bytes]] = {}
+    for found in DeltaTable(settings.table_path(STREAM_ENTRIES)).to_pyarrow_table().to_pylist():
+        stream = entries.setdefault(f"{found['stream_kind']}/{found['stream_id']}", {})
+        assert found["entry"] not in stream, f"two entries {found['entry']} of {found['stream_id']}"
+        stream[found["entry"]] = found["value"]
+    return {"rows": rows, "entries": entries}
+
+
+def state_of_live_view(view: LiveView, streams: Iterable[str]) -> State:
+    """A live view as it stands now; `streams` are those whose entries are wanted."""
+    rows = {
+        of.name: {
+            of.key_of(row): (view.row_offset(of.name, of.key_of(row)), msgspec.structs.asdict(row))
+            for row in view.rows(of.name)
+        }
+        for of in VIEWS.values()
+    }
+    entries = {stream: dict(view.entries(stream).stored()) for stream in streams}
+    return {"rows": rows, "entries": {stream: held for stream, held in entries.items() if held}}
+
+
+def ledger_in_order(settings: Settings) -> pa.Table:
+    """All rows of the ledger, in the order of the log."""
+    _, table = LedgerReader(settings).rows()
+    return table.sort_by([("partition", "ascending"), ("offset", "ascending")])
+
+
+def state_of_refold(ledger: pa.Table, keyring: Keyring) -> State:
+    """The state that the ledger's raw bytes fold to; each verdict must be the one that stands there."""
+    rows: dict[str, dict[str, Any]] = {name: {} for name in VIEWS}
+    streams: dict[tuple[str, str], Entries] = {}
+    for found in ledger.to_pylist():
+        row = LedgerRow(**{name: _micros(found[name]) for name in COLUMNS})
+        record = record_of_row(row, keyring)
+        settled = settle(record, streams.setdefault((row.stream_kind, row.stream_id), Entries()), keyring)
+        told = (settled.verdict, settled.reason, settled.late, settled.status_after, settled.masked)
+        assert told == (row.verdict, row.reason, row.late, row.status_after, row.masked), row
+        for change in settled.changes:
+            assert change.row is not None
+            rows[change.view][change.key] = (record.offset, msgspec.structs.asdict(change.row))
+    entries = {f"{kind}/{name}": dict(held.stored()) for (kind, name), held in streams.items()}
+    return {"rows": rows, "entries": {stream: held for stream, held in entries.items() if held}}
+
+
+def differences(left: State, right: State, limit: int = 10) -> list[str]:
+    """What differs, in words; an empty list when the two are equal."""
+    found: list[str] = []
+    pairs = [(view, left["rows"][view], right["rows"][view]) for view in VIEWS]
+    for name, one, other in [*pairs, (STREAM_ENTRIES, left["entries"], right["entries"])]:
+        for key in sorted(one.keys() | other.keys()):
+            if one.get(key) != other.get(key):
+                found.append(f"{name} {key}: {one.get(key)} | {other.get(key)}")
+            if len(found) == limit:
+                return found
+    return found

@@ -1,0 +1,184 @@
+"""Many pickers, two gateways, kills: each job goes to one session, and the winner can sign for it."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from connectors.job_registry import register_job
+from connectors.publisher import Publisher
+from schemas.entries import Entries
+from schemas.event_topic import topic_reader
+from schemas.fold import settle
+from schemas.record import JOB_EVENT, JOB_PICKED, OutgoingRecord, Record
+from schemas.sealing import Keyring
+from schemas.settings import GatewaySettings, Settings
+from schemas.signing import sign_event
+from schemas.strict_json import canonical
+from tests.broker_processes import ProgramProcess, free_port
+
+PICKERS = 16
+PATIENCE_S = 120.0
+
+
+class Gateways:
+    """Two gateways on one log, killed and started again at random."""
+
+    def __init__(self, settings: Settings, tmp_path: Path) -> None:
+        self._tmp_path = tmp_path
+        self.settings = [
+            settings.model_copy(update={"gateway": GatewaySettings(port=free_port())}) for _ in range(2)
+        ]
+        self._running = [self._start(number) for number in range(2)]
+        self.token = settings.operator_token_file.read_text().strip()
+
+    def _start(self, number: int) -> ProgramProcess:
+        own = self._tmp_path / f"gateway-{number}-{time.monotonic_ns()}"
+        own.mkdir()
+        gateway = ProgramProcess("connectors.gateway", self.settings[number], own, "gateway")
+        gateway.wait_ready()
+        return gateway
+
+    def kill(self, number: int) -> None:
+        """kill -9, and a new one on the same port."""
+        self._running[number].process.kill()
+        self._running[number].process.wait(10)
+        self._running[number] = self._start(number)
+
+    def stop(self) -> None:
+        """End both."""
+        for gateway in self._running:
+            gateway.process.kill()
+            gateway.process.wait(10)
+
+
+class Picker(threading.Thread):
+    """Picks for one new session after another, at any gateway, until there is no job left."""
+
+    def __init__(self, number: int, gateways: Gateways) -> None:
+        super().__init__(daemon=True)
+        self._number = number
+        self._gateways = gateways
+        self.won: dict[str, dict[str, Any]] = {}
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        """Pick until told that nothing fits."""
+        try:
+            with httpx.Client(headers={"Authorization": f"Bearer {self._gateways.token}"}) as client:
+                for turn in range(10_000):
+                    session = f"picker-{self._number}-{turn}"
+                    grant = self._pick(client, session)
+                    if grant is None:
+                        return
+                    self.won[session] = grant
+        except BaseException as error:  # told to the test, which would not see it in a thread
+            self.failure = error
+
+    def _pick(self, client: httpx.Client, session: str) -> dict[str, Any] | None:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            url = random.choice(self._gateways.settings).gateway_url
+            try:
+                answer = client.post(f"{url}/api/hub/jobs/pick", json={"session": session}, timeout=15)
+            except httpx.TransportError:
+                answer = None
+            if answer is not None and answer.status_code == 200:
+                return dict(answer.json())
+            if answer is not None and answer.status_code == 404:
+                assert answer.json()["reason"] == "no_match", answer.text
+                return None
+            if time.monotonic() > deadline:
+                pytest.fail(f"no answer to a pick in {PATIENCE_S} s: {answer and answer.text}")
+            time.sleep(0.05)
+
+
+def folded(settings: Settings, keyring: Keyring) -> Iterator[tuple[Record, str]]:
+    """Each record of the log with its verdict."""
+    entries: dict[bytes | None, Entries] = {}
+    with topic_reader(settings.kafka) as consumer:
+        ends = consumer.end_offsets(sorted(consumer.assignment()))
+        while any(consumer.position(where) < end for where, end in ends.items()):
+            for batch in consumer.poll(timeout_ms=500).values():
+                for found in batch:
+                    names = tuple(name for name, _ in found.headers)
+                    values = tuple(value for _, value in found.headers)
+                    moment = found.timestamp * 1000
+                    where = (found.topic, found.partition, found.offset, moment, found.key, found.value)
+                    record = Record(*where, names, values)
+                    settled = settle(record, entries.setdefault(found.key, Entries()), keyring)
+                    yield record, settled.verdict
+
+
+def started_event(job_id: str, secret: str) -> OutgoingRecord:
+    """The first event of a job, signed by its winner."""
+    body = {
+        "schema_version": 1,
+        "seq": 1,
+        "job_id": job_id,
+        "event": "started",
+        "timestamp": "2026-11-22T10:00:00Z",
+        "detail": "mine",
+        "data": {},
+    }
+    return OutgoingRecord(
+        f"job/{job_id}", f"start-{job_id}", "mqtt", "unverified", JOB_EVENT, canonical(sign_event(body, secret))
+    )
+
+
+def run_pickers(settings: Settings, keyring: Keyring, tmp_path: Path, jobs: int, kills: int) -> None:
+    """The jobs, the pickers, the kills, and what must hold afterwards."""
+    with Publisher(settings) as publisher:
+        registered = {register_job(publisher, keyring, "pick me").job_id for _ in range(jobs)}
+    gateways = Gateways(settings, tmp_path)
+    try:
+        pickers = [Picker(number, gateways) for number in range(PICKERS)]
+        for picker in pickers:
+            picker.start()
+        for number in range(kills):
+            time.sleep(random.uniform(0.2, 0.8))
+            gateways.kill(number % 2)
+        for picker in pickers:
+            picker.join(PATIENCE_S)
+    finally:
+        gateways.stop()
+    assert [picker.failure for picker in pickers if picker.failure] == []
+    won = {session: grant for picker in pickers for session, grant in picker.won.items()}
+    assert Counter(grant["job_id"] for grant in won.values()) == Counter(registered), "not each job once"
+    with Publisher(settings) as publisher:
+        waiting = [publisher.append(started_event(g["job_id"], g["secret"])) for g in won.values()]
+        for append in waiting:
+            append.result(30)
+    accepted = [record for record, verdict in folded(settings, keyring) if verdict == "accepted"]
+    picks = [orjson.loads(r.value) for r in accepted if r.value and JOB_PICKED.encode() in r.header_values]
+    assert {pick["job_id"]: pick["session"] for pick in picks} == {
+        grant["job_id"]: session for session, grant in won.items()
+    }
+    assert len(picks) == jobs, "a job was picked twice"
+    starts = [r for r in accepted if JOB_EVENT.encode() in r.header_values]
+    assert len(starts) == jobs, "a winner holds a secret that does not verify"
+
+
+@pytest.mark.requirement("JE-11")
+@pytest.mark.timeout(300)
+def test_each_job_goes_to_one_of_many_pickers_though_gateways_are_killed(
+    backbone_settings: Settings, keyring: Keyring, tmp_path: Path
+) -> None:
+    run_pickers(backbone_settings, keyring, tmp_path, jobs=100, kills=2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_sixteen_pickers_share_five_hundred_jobs_at_two_gateways_that_are_killed(
+    backbone_settings: Settings, keyring: Keyring, tmp_path: Path
+) -> None:
+    run_pickers(backbone_settings, keyring, tmp_path, jobs=500, kills=10)

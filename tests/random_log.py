@@ -1,0 +1,262 @@
+"""A random log with every kind of trouble: what doors append, what strangers send, and what nobody should.
+
+The same seed gives the same records. Nothing here knows the fold: the jobs' seqs are counted so that most
+events make sense, and the rest is left to chance.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from kafka import KafkaProducer
+
+from schemas.event_topic import partition_for
+from schemas.job_registry import cancellation_record, pick_record, registration_record
+from schemas.message import Message, posting_record
+from schemas.principals import ROLES, addition_record, revocation_record
+from schemas.record import JOB_EVENT, OutgoingRecord, content_id, oversized, refused_stream
+from schemas.refusal import Refusal, refusal_record
+from schemas.sealing import Keyring
+from schemas.session_registry import (
+    SessionCreation,
+    SessionJobAssigned,
+    SessionJobEnded,
+    SessionResumption,
+    SessionStop,
+    session_record,
+)
+from schemas.settings import Settings
+from schemas.signing import sign_event
+from schemas.strict_json import canonical
+
+WORKERS = [f"worker-{n}" for n in range(12)]
+
+
+class RawRecord(NamedTuple):
+    """A Kafka record before it has a place in the log."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+
+
+class _Job:
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+        self.secret = f"secret of {job_id}"
+        self.next_seq = 1
+
+
+class RandomLog:
+    """`records(count)` may be called again: it goes on with the same jobs, sessions and principals."""
+
+    def __init__(self, seed: int, keyring: Keyring) -> None:
+        self._draw = random.Random(seed)
+        self._keyring = keyring
+        self._jobs: list[_Job] = []
+        self._sent: list[RawRecord] = []
+        self._actions: list[tuple[int, Callable[[], RawRecord]]] = [
+            (10, self._register),
+            (7, self._pick),
+            (36, self._event),
+            (5, self._late_event),
+            (3, self._end),
+            (4, self._forged),
+            (3, self._other_content),
+            (3, self._troubled_event),
+            (1, self._unknown_job),
+            (9, self._again),
+            (2, self._cancel),
+            (6, self._session),
+            (2, self._principal),
+            (4, self._message),
+            (1, self._refusal),
+            (3, self._rubbish),
+        ]
+
+    def records(self, count: int) -> Iterator[RawRecord]:
+        """The next `count` records."""
+        weights = [weight for weight, _ in self._actions]
+        for _ in range(count):
+            ((_, make),) = self._draw.choices(self._actions, weights)
+            record = make() if self._jobs else self._register()
+            if len(self._sent) < 5000:
+                self._sent.append(record)
+            else:
+                self._sent[self._draw.randrange(5000)] = record
+            yield record
+
+    def _job(self) -> _Job:
+        # Mostly a young job, so that many run at once and some get to their end.
+        return self._draw.choice(self._jobs[-40:] if self._draw.random() < 0.9 else self._jobs)
+
+    def _register(self) -> RawRecord:
+        again = bool(self._jobs) and self._draw.random() < 0.05
+        job = self._job() if again else _Job(f"{self._draw.getrandbits(32):08x}")
+        if not again:
+            self._jobs.append(job)
+        wanted = self._draw.choice(WORKERS) if self._draw.random() < 0.2 else None
+        description = self._draw.choice(["count the stars", "read, think, answer", "Grüße ☃"])
+        record = registration_record(job.job_id, job.secret, description, self._keyring, session=wanted)
+        return _raw(record)
+
+    def _pick(self) -> RawRecord:
+        session = self._draw.choice(WORKERS)
+        return _raw(pick_record(self._job().job_id, session, principal=session))
+
+    def _event(self) -> RawRecord:
+        job = self._job()
+        kind = "started" if job.next_seq == 1 and self._draw.random() < 0.8 else "progress"
+        record = self._signed(job, job.next_seq, kind)
+        job.next_seq += 1
+        return record
+
+    def _late_event(self) -> RawRecord:
+        job = self._job()
+        job.next_seq += 2
+        seq = self._draw.choice([max(1, job.next_seq - 2), job.next_seq + 300, max(1, job.next_seq - 300)])
+        return self._signed(job, seq, self._draw.choice(["progress", "permission_required", "started"]))
+
+    def _end(self) -> RawRecord:
+        job = self._job()
+        record = self._signed(job, job.next_seq, self._draw.choice(["completed", "error"]))
+        job.next_seq += 1
+        return record
+
+    def _forged(self) -> RawRecord:
+        job = self._job()
+        return self._signed(job, job.next_seq, "completed", secret="somebody else's secret")
+
+    def _other_content(self) -> RawRecord:
+        job = self._job()
+        return self._signed(job, max(1, job.next_seq - 1), "progress", detail="another content")
+
+    def _troubled_event(self) -> RawRecord:
+        job = self._job()
+        changed: dict[str, Any] = self._draw.choice(
+            [
+                {"schema_version": 2},
+                {"event": "exploded"},
+                {"detail": "see /home/me/.ssh/id_rsa"},
+                {"data": {"auth_token": "canary-token"}},
+                {"data": {"ratio": 0.1, "deep": {"er": [1.5, None, True]}}},
+                {"timestamp": "yesterday"},
+                {"job_id": "ffffffff"},
+            ]
+        )
+        return self._signed(job, job.next_seq, "progress", **changed)
+
+    def _unknown_job(self) -> RawRecord:
+        return self._signed(_Job(f"{self._draw.getrandbits(32):08x}"), 1, "started")
+
+    def _again(self) -> RawRecord:
+        return self._draw.choice(self._sent)
+
+    def _cancel(self) -> RawRecord:
+        request = f"request-{self._draw.randrange(500)}"
+        reason = self._draw.choice(["", "no longer needed"])
+        return _raw(cancellation_record(self._job().job_id, request_id=request, reason=reason))
+
+    def _session(self) -> RawRecord:
+        name = self._draw.choice(WORKERS) if self._draw.random() < 0.6 else f"s{self._draw.randrange(60)}"
+        job_id, request = self._job().job_id, f"request-{self._draw.randrange(300)}"
+        body = self._draw.choice(
+            [
+                SessionCreation(session=name, request_id=request, for_job=job_id, host="here"),
+                SessionCreation(session=name, request_id=request, handle="tmux/trunkline/x"),
+                SessionJobAssigned(session=name, job_id=job_id),
+                SessionJobEnded(session=name, job_id=job_id, outcome="completed"),
+                SessionStop(session=name, request_id=request, mode="stop", reason="lunch"),
+                SessionStop(session=name, request_id=request, mode="soft"),
+                SessionResumption(session=name, request_id=request),
+            ]
+        )
+        if self._draw.random() < 0.01:
+            body = SessionStop(session=name, request_id=request, mode="hard", capture_id="capture-1")
+        return _raw(session_record(body, door="http", principal="operator"))
+
+    def _principal(self) -> RawRecord:
+        name = f"principal-{self._draw.randrange(30)}"
+        if self._draw.random() < 0.3:
+            return _raw(revocation_record(name))
+        return _raw(addition_record(name, self._draw.choice(ROLES), f"token-{self._draw.randrange(40)}"))
+
+    def _message(self) -> RawRecord:
+        body = {
+            "message_id": f"message-{self._draw.randrange(400)}",
+            "from": self._draw.choice(WORKERS),
+            "to": self._draw.choice(WORKERS),
+            "kind": "ask",
+            "body": self._draw.choice(['{"n": 1}', "plain text", "☃"]),
+            "priority": self._draw.choice(["low", "normal", "high"]),
+        }
+        return _raw(posting_record(Message.model_validate(body), door="http", principal=body["from"]))
+
+    def _refusal(self) -> RawRecord:
+        refusal = Refusal(
+            request_id=f"r{self._draw.getrandbits(40)}",
+            reason=self._draw.choice(["unauthorized", "policy", "unknown_recipient"]),
+            why="a worker may not register jobs",
+            route="POST /api/hub/jobs",
+        )
+        return _raw(refusal_record(refusal, "http"))
+
+    def _rubbish(self) -> RawRecord:
+        job = self._job()
+        good = _raw(_event_record(job.job_id, b"{}"))
+        return self._draw.choice(
+            [
+                RawRecord(None, self._draw.randbytes(20), []),
+                RawRecord(good.key, None, good.headers),
+                RawRecord(good.key, self._draw.randbytes(30), good.headers),
+                RawRecord(good.key, b'{"schema_version":1,"schema_version":1}', good.headers),
+                RawRecord(good.key, b"[" * 100, good.headers),
+                RawRecord(good.key, good.value, good.headers[:3]),
+                RawRecord(good.key, good.value, [*good.headers, good.headers[1]]),
+                RawRecord(b"comet/halley", good.value, [*good.headers[:5], ("ce_subject", b"comet/halley")]),
+                RawRecord(b"job/../../etc", good.value, good.headers),
+                _raw(oversized(_event_record(job.job_id, b"x" * 5000), 1000)),
+                _raw(OutgoingRecord(refused_stream("mqtt"), "x", "mqtt", "unverified", JOB_EVENT, b"?")),
+            ]
+        )
+
+    def _signed(self, job: _Job, seq: int, kind: str, secret: str | None = None, **changed: Any) -> RawRecord:
+        event = {
+            "schema_version": 1,
+            "seq": seq,
+            "job_id": job.job_id,
+            "event": kind,
+            "timestamp": "2026-11-21T10:00:00Z",
+            "detail": f"{seq}/10",
+            "data": {},
+            **changed,
+        }
+        return _raw(_event_record(job.job_id, canonical(sign_event(event, secret or job.secret))))
+
+
+def _event_record(job_id: str, value: bytes) -> OutgoingRecord:
+    ce_id = content_id(job_id.encode(), value)
+    return OutgoingRecord(f"job/{job_id}", ce_id, "mqtt", "unverified", JOB_EVENT, value)
+
+
+def _raw(record: OutgoingRecord) -> RawRecord:
+    return RawRecord(record.key, record.value, record.headers())
+
+
+def append_raw_records(settings: Settings, records: Iterator[RawRecord]) -> int:
+    """Append records as they are, past all doors; returns how many when Kafka has them."""
+    producer = KafkaProducer(bootstrap_servers=settings.kafka.bootstrap_servers)
+    try:
+        waiting = []
+        for key, value, headers in records:
+            partition = partition_for(key or b"", settings.kafka.partitions)
+            waiting.append(
+                producer.send(settings.kafka.topic, value, key, headers=headers, partition=partition)
+            )
+        for future in waiting:
+            future.get(60)
+    finally:
+        producer.close()
+    return len(waiting)
