@@ -123,20 +123,28 @@ def read_changes(spark: SparkSession, settings: Settings, seen_version: int) -> 
 
 
 def create_ledger(spark: SparkSession, settings: Settings) -> None:
-    """Make an empty ledger where there is none: a stream cannot read a table that does not exist. Tell it how
-    long replaced files are kept. To be done before settle_events runs: its first append would make the
-    table at the same time, and any append fails when the table's properties change meanwhile.
+    """Make an empty ledger where there is none: a stream cannot read a table that does not exist. To be done
+    before settle_events runs, whose first append would make the table at the same time, and fail.
     """
     path = settings.table_path(LEDGER)
-    kept = f"interval {round(max(KEEP_AT_LEAST_H, settings.views.keep_old_files_h) * 60)} minutes"
-    # Delta wants the log kept as long as the files; jobs/maintain_tables.py shortens it further.
-    wanted = {"delta.deletedFileRetentionDuration": kept, "delta.logRetentionDuration": kept}
     if not DeltaTable.is_deltatable(path):
         writer = spark.createDataFrame([], LEDGER_SPARK).write.format("delta").mode("ignore")
-        writer.options(**wanted).save(path)
-    elif not wanted.items() <= DeltaTable(path).metadata().configuration.items():
+        writer.options(**_retention(settings)).save(path)
+
+
+def set_retention(spark: SparkSession, settings: Settings) -> None:
+    """Tell the ledger how long replaced files are kept, if the settings say otherwise than its properties.
+    Only while nothing appends: an append fails when the properties change meanwhile."""
+    path, wanted = settings.table_path(LEDGER), _retention(settings)
+    if not wanted.items() <= DeltaTable(path).metadata().configuration.items():
         listed = ", ".join(f"'{name}' = '{value}'" for name, value in wanted.items())
         spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ({listed})")
+
+
+def _retention(settings: Settings) -> dict[str, str]:
+    # Delta wants the log kept as long as the files; jobs/maintain_tables.py shortens it further.
+    kept = f"interval {round(max(KEEP_AT_LEAST_H, settings.views.keep_old_files_h) * 60)} minutes"
+    return {"delta.deletedFileRetentionDuration": kept, "delta.logRetentionDuration": kept}
 
 
 def prepare(spark: SparkSession, settings: Settings) -> None:

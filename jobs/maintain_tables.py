@@ -53,7 +53,7 @@ def tidy_ledger(spark: SparkSession, settings: Settings, keep_h: float | None = 
         # One at a time: the settling query must find a free core.
         "spark.databricks.delta.optimize.maxThreads": 1,
         "spark.databricks.delta.retentionDurationCheck.enabled": "false",
-        # VACUUM lists the table's folder in as many tasks: 10,000 by default, which blocks the streams for minutes.
+        # VACUUM lists the folder in as many tasks: 10,000 by default, which blocks the streams for minutes.
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": 1,
         "spark.sql.shuffle.partitions": 1,
     }.items():

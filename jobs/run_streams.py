@@ -45,15 +45,18 @@ def run(
     """Run all until `stopping` is set or a query ends; returns why one failed. Raises what the starts raise."""
     queries: list[StreamingQuery] = []
     maintenance = None
+    ended: list[StreamingQuery] = []
     try:
         build_views.create_ledger(spark, settings)
+        build_views.set_retention(spark, settings)
         queries.append(settle_events.start(spark, settings))
         build_views.prepare(spark, settings)
         sink = build_views.ViewSink(settings)
         queries.append(build_views.start(spark, settings, sink=sink))
         maintenance = Maintenance(spark, settings, sink)
         maintenance.start()
-        while all(query.isActive for query in queries) and not stopping.wait(_POLL_S):
+        while not ended and not stopping.wait(_POLL_S):
+            ended = [query for query in queries if not query.isActive]
             if ready_file is not None and all(settle_events.is_ready(query) for query in queries):
                 ready_file.touch()
                 ready_file = None
@@ -62,11 +65,9 @@ def run(
             maintenance.stop()
         for query in queries:
             query.stop()
-    for query in queries:
-        failure = query.exception()
-        if failure is not None:
-            return f"{query.name}: {failure}"
-    return None if stopping.is_set() else "a query ended by itself"
+    # What a query says after it was stopped in the middle of a micro-batch is no failure.
+    reasons = [f"{query.name}: {query.exception() or 'ended by itself'}" for query in ended]
+    return "; ".join(reasons) or None
 
 
 def main() -> int:
