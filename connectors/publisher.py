@@ -68,10 +68,11 @@ class Append(Future[Position]):
 class Publisher:
     """Appends records to the one topic. Thread-safe; use it as a context manager.
 
-    Raises BackboneUnreachable when Kafka cannot be reached within 10 s.
+    `linger_ms`: how long a record waits for others to travel with; 0 sends each at once. Raises
+    BackboneUnreachable when Kafka cannot be reached within 10 s.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, linger_ms: int = 0) -> None:
         kafka = settings.kafka
         self._kafka = kafka
         self._payload_bytes = settings.limits.payload_bytes
@@ -90,6 +91,7 @@ class Publisher:
                 client_id="trunkline-publisher",
                 enable_idempotence=True,  # said aloud, so that a conflicting option raises
                 acks="all",
+                linger_ms=linger_ms,
                 delivery_timeout_ms=delivery_ms,
                 request_timeout_ms=max(100, min(delivery_ms // 2, 10_000)),
                 max_block_ms=min(delivery_ms, 10_000),

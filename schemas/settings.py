@@ -109,7 +109,7 @@ class ViewSettings(_Section):
 
     interval_ms: int = Field(default=1000, ge=0)
     maintenance_interval_s: float = Field(default=600.0, ge=0)
-    keep_old_files_h: float = Field(default=24.0, ge=0)
+    keep_old_files_h: float = Field(default=2.0, ge=0)
 
 
 class SparkSettings(_Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -119,7 +120,7 @@ def test_submit_ends_as_watch_does_and_says_when_an_agent_ends_without_a_word(
     hub: GatewayClient, trunkline: CommandLine, host: SessionHost, start_bridge: Any, hub_settings: Settings
 ) -> None:
     start_bridge(hub_settings)
-    failed = trunkline.start(*_submit("--json", "--", "sh", "-c", f"echo fail it is red | {' '.join(AGENT)}"))
+    failed = trunkline.start(*_submit("--json", "--", "sh", "-c", f"echo fail it is red | {shlex.join(AGENT)}"))
     out, err = failed.communicate(timeout=60)
     assert (failed.returncode, json.loads(out)["status"]) == (1, "error"), err
     arguments = ("jobs", "submit", "x", "--session", "slow", "--timeout", "1s", "--json", "--", *SLEEPER)
