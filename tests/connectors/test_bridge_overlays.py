@@ -85,7 +85,7 @@ def test_the_bridge_follows_a_live_jobs_own_broker_and_leaves_it_when_the_last_j
     wait_until(lambda: _log_has(bridge, "overlay_ended", other_broker.port), what="the end of the connection")
     # The broker of the settings has seen nothing of it, and works on.
     publish_all(hub.settings.mqtt, [("ffffffff/events", b"here")])
-    assert [r.value for r in read_topic(4)][-1:] == [b"here"]
+    assert [r.value for r in read_topic(4)].count(b"here") == 1
     hub.brokers = [_json(overlay)]
     wait_until(lambda: bridge.log().count("overlay_begins") == 2, what="the connection again")
     assert bridge.stop() == 0

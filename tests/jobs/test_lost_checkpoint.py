@@ -109,6 +109,7 @@ def test_what_comes_after_a_lost_checkpoint_is_settled_as_in_an_undisturbed_run(
     assert plain(rows) == plain(undisturbed(spark, backbone_settings))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_lost_twice_with_nothing_new_in_the_topic_changes_no_row(
     spark: SparkSession, backbone_settings: Settings, keyring: Keyring
 ) -> None:
@@ -124,6 +125,7 @@ def test_a_checkpoint_lost_twice_with_nothing_new_in_the_topic_changes_no_row(
     assert {row["verdict"] for row in again} == {"duplicate"}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # Two more JVMs
 def test_a_kill_around_the_first_commit_after_a_recovery_neither_loses_nor_doubles_a_record(
     spark: SparkSession, backbone_settings: Settings, keyring: Keyring, tmp_path: Path

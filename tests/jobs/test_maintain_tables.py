@@ -101,6 +101,7 @@ def test_under_load_nothing_is_lost_or_doubled_and_no_stream_fails(
     assert (found.differences, found.newer) == ([], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_after_maintenance_both_queries_go_on_where_they_were(
     spark: SparkSession, drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring
