@@ -157,7 +157,8 @@ def make_kafka(folder: Path) -> BrokerProcess:
     properties = folder / "server.properties"
     properties.write_text(_KAFKA_PROPERTIES.format(port=port, controller=free_port(), folder=folder))
     java = ["java", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", jars]
-    cluster = secrets.token_urlsafe(16)
+    # Kafka's tool reads a leading dash as an option.
+    cluster = "k" + secrets.token_urlsafe(16)[1:]
     tool = [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties)]
     done = subprocess.run(tool, capture_output=True, timeout=START_S, check=False)
     assert done.returncode == 0, done.stderr.decode()

@@ -169,16 +169,16 @@ def load(settings: Settings, rate: int, seconds: int, first: int) -> tuple[Sent,
     return sent, listener.arrived
 
 
-def measure(settings: Settings, rate: int, seconds: int) -> dict[str, Any]:
+def measure(settings: Settings, rate: int, seconds: int, warm_s: int) -> dict[str, Any]:
     """With Spark busy, then without Spark."""
     with LocalStack(settings) as stack:
         # A first load warms Spark's JVM; cold figures say more about the compiler.
-        load(settings, rate, max(10, seconds // 2), first=0)
-        second = jobs_for(rate * seconds) + 10_000
+        load(settings, rate, warm_s, first=0)
+        second = jobs_for(rate * warm_s) + 10_000
         sent, live = load(settings, rate, seconds, first=second)
         time.sleep(15)
         stack[STREAMS].stop()
-        idle_sent, idle_live = load(settings, rate, max(10, seconds // 2), first=2 * second)
+        idle_sent, idle_live = load(settings, rate, max(10, seconds // 2), first=second + 100_000)
     ledger, places = ledger_moments(settings)
     view = view_moments(settings, places)
     half = min(sent.values()) + seconds / 2
@@ -206,6 +206,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="trunkline bench freshness", description=__doc__)
     parser.add_argument("--rate", type=int, default=500, help="events a second (default 500)")
     parser.add_argument("--seconds", type=int, default=40, help="length of the measured load (default 40)")
+    parser.add_argument("--warm", type=int, default=60, help="length of the load before it (default 60)")
     parser.add_argument("--partitions", type=int, default=None, help="partitions of the topic")
     parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
     args = parser.parse_args()
@@ -221,7 +222,7 @@ def main() -> int:
             # Compaction would take away the files that tell when a row was first readable.
             views=ViewSettings(maintenance_interval_s=0),
         )
-        result = measure(settings, args.rate, args.seconds)
+        result = measure(settings, args.rate, args.seconds, args.warm)
     print(json.dumps(result) if args.json else json.dumps(result, indent=2))
     return 0
 
