@@ -90,7 +90,7 @@ class LedgerReader:
         Only `columns`, all when None. Raises NotFound when there is no table.
         """
         table = self._open()
-        files = table.to_pyarrow_dataset(filesystem=self._storage())
+        files = table.to_pyarrow_dataset(filesystem=table_storage(self.path))
         found = files.to_table(filter=where.expression(), columns=_with_order(columns))
         return LedgerPart(table.version(), _selected(found.sort_by(_ORDER), columns))
 
@@ -105,7 +105,7 @@ class LedgerReader:
         actions = pa.table(table.get_add_actions(flatten=True)).select(["path", "modification_time"])
         newest_first = actions.sort_by([("modification_time", "descending")]).column("path").to_pylist()
         paths = [unquote(path) for path in newest_first]
-        storage, found, at_once = self._storage(), _empty(columns), _FILES_AT_ONCE
+        storage, found, at_once = table_storage(self.path), _empty(columns), _FILES_AT_ONCE
         while paths and found.num_rows < count:
             found = pa.concat_tables([found, _read(storage, paths[:at_once], where, columns)])
             paths, at_once = paths[at_once:], at_once * 2
@@ -133,7 +133,7 @@ class LedgerReader:
             if stop():
                 return
             time.sleep(max(poll_s, _NO_TABLE_POLL_S))
-        storage, empty_polls = self._storage(), 0
+        storage, empty_polls = table_storage(self.path), 0
         while not stop():
             paths = _added_files(storage, version + 1)
             if paths is None:
@@ -158,12 +158,6 @@ class LedgerReader:
         except DeltaError as error:
             raise TrunklineError(f"the ledger at {self.path} cannot be read: {error}") from error
 
-    def _storage(self) -> FileSystem:
-        if "://" in self.path:
-            return PyFileSystem(DeltaStorageHandler(self.path))
-        # Not through Python: Arrow's own threads would ask for the interpreter lock while we exit, and abort.
-        return SubTreeFileSystem(self.path, LocalFileSystem())
-
     def _check_gap(self, storage: FileSystem, version: int) -> None:
         newest = self._open().version()
         # Looked at again: it may have landed between the poll and this.
@@ -172,6 +166,14 @@ class LedgerReader:
                 f"commit {version} of the ledger is not in its log any more (the newest is {newest}): "
                 "read the table whole and follow from there"
             )
+
+
+def table_storage(path: str) -> FileSystem:
+    """The file system below a table's path or URI."""
+    if "://" in path:
+        return PyFileSystem(DeltaStorageHandler(path))
+    # Not through Python: Arrow's own threads would ask for the interpreter lock while we exit, and abort.
+    return SubTreeFileSystem(path, LocalFileSystem())
 
 
 def _added_files(storage: FileSystem, version: int) -> list[str] | None:

@@ -9,13 +9,13 @@ and nothing else, so they are sent to loopback only.
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from pathlib import Path
 from typing import Final
 
 from pydantic import SecretStr
 
+from schemas.first_file import make_first
 from schemas.mqtt_password import mqtt_password
 from schemas.settings import MqttSettings, Settings, SettingsError
 
@@ -72,20 +72,7 @@ def ensure_role_passwords(settings: Settings) -> dict[str, SecretStr]:
     """`load_role_passwords`, with random ones in a new 0600 file where there is none."""
     path = role_file(settings)
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        document = {role: secrets.token_hex(_PASSWORD_BYTES) for role in ROLES}
-        draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(document, file)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            # A link does not replace: of two processes that start at once, one makes the passwords.
-            os.link(draft, path)
-        except FileExistsError:
-            pass
-        finally:
-            draft.unlink()
+        make_first(path, json.dumps({role: secrets.token_hex(_PASSWORD_BYTES) for role in ROLES}))
     found = load_role_passwords(settings)
     if found is None:
         raise SettingsError(f"{path} has gone while it was made")

@@ -8,9 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from deltalake.fs import DeltaStorageHandler
-from pyarrow.fs import FileSystem, LocalFileSystem, PyFileSystem, SubTreeFileSystem
 
+from connectors.ledger_reader import table_storage
 from connectors.publisher import Position
 from connectors.settled_feed import SettledRecord
 from schemas.errors import TrunklineError
@@ -73,13 +72,7 @@ def _rows(settings: Settings, where: pc.Expression, columns: list[str]) -> pa.Ta
         if not DeltaTable.is_deltatable(path):
             return LEDGER_ARROW.empty_table().select(columns)
         # The files' statistics leave out nearly all of them when a position is asked for.
-        files = DeltaTable(path).to_pyarrow_dataset(filesystem=_storage(path))
+        files = DeltaTable(path).to_pyarrow_dataset(filesystem=table_storage(path))
         return files.to_table(filter=where, columns=columns)
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise TrunklineError(f"the ledger at {path} cannot be read: {error}") from error
-
-
-def _storage(path: str) -> FileSystem:
-    if "://" in path:
-        return PyFileSystem(DeltaStorageHandler(path))
-    return SubTreeFileSystem(path, LocalFileSystem())

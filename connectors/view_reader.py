@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from deltalake.fs import DeltaStorageHandler
-from pyarrow.fs import FileSystem, LocalFileSystem, PyFileSystem, SubTreeFileSystem
 
+from connectors.ledger_reader import table_storage
 from connectors.live_state import LiveState
 from schemas.errors import TrunklineError
 from schemas.ids import JOB, MAILBOX, PRINCIPAL, SESSION
@@ -79,7 +78,7 @@ def _load(settings: Settings, state: LiveState) -> dict[int, int]:
         if DeltaTable.is_deltatable(path):
             columns = [*view.row_type.__struct_fields__, "last_offset"]
             _load_rows(_batches(DeltaTable(path), path, columns), view, state)
-    for kind in kinds & _VIEW_OF_KIND.keys():
+    for kind in sorted(kinds & _VIEW_OF_KIND.keys()):
         if not state.rows_by_view[_VIEW_OF_KIND[kind]]:
             raise TrunklineError(
                 f"there are entries of {kind} streams, but no rows in {_VIEW_OF_KIND[kind]} below "
@@ -90,15 +89,9 @@ def _load(settings: Settings, state: LiveState) -> dict[int, int]:
 
 
 def _batches(table: DeltaTable, path: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    files = table.to_pyarrow_dataset(filesystem=_storage(path))
+    files = table.to_pyarrow_dataset(filesystem=table_storage(path))
     # Little is read ahead: Arrow's copy of a whole table would stand beside ours.
     yield from files.to_batches(columns=columns, batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1)
-
-
-def _storage(path: str) -> FileSystem:
-    if "://" in path:
-        return PyFileSystem(DeltaStorageHandler(path))
-    return SubTreeFileSystem(path, LocalFileSystem())
 
 
 def _load_entries(batches: Iterator[pa.RecordBatch], offsets: Mapping[int, int], state: LiveState) -> set[str]:

@@ -11,7 +11,6 @@ import base64
 import hashlib
 import hmac
 import json
-import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from schemas.first_file import make_first
 from schemas.ids import is_name
 from schemas.settings import Settings, SettingsError
 from schemas.signing import Signer
@@ -135,20 +135,8 @@ def ensure_keyring(settings: Settings) -> Keyring:
     """`load_keyring`, with a new 0600 key file where there is none and no key in the environment."""
     path: Path = settings.key_file
     if settings.master_key is None and not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         key = secrets.token_bytes(_KEY_BYTES)
         key_id = "k" + hashlib.sha256(key).hexdigest()[:8]
         document = {"active": key_id, "keys": {key_id: base64.b64encode(key).decode("ascii")}}
-        draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(document, file)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            # A link does not replace: of two processes that start at once, one makes the key.
-            os.link(draft, path)
-        except FileExistsError:
-            pass
-        finally:
-            draft.unlink()
+        make_first(path, json.dumps(document))
     return load_keyring(settings)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-from pathlib import Path
 from typing import Final
 
+from schemas.first_file import make_first
 from schemas.principals import new_token
 from schemas.settings import Settings, SettingsError
 
@@ -22,7 +20,7 @@ def ensure_operator_token(settings: Settings) -> str:
     path = settings.operator_token_file
     try:
         if not path.exists():
-            _make(path)
+            make_first(path, new_token() + "\n")
         mode = path.stat().st_mode
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -34,19 +32,3 @@ def ensure_operator_token(settings: Settings) -> str:
             f"gateway.operator_token_file: {path} holds no token; remove it and start the gateway again"
         )
     return token
-
-
-def _make(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(new_token() + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    try:
-        # A link does not replace: whoever comes second keeps the first one's token.
-        os.link(draft, path)
-    except FileExistsError:
-        pass
-    finally:
-        draft.unlink()
