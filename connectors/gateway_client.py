@@ -83,7 +83,14 @@ class GatewayClient:
 
         headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
-        return httpx.Client(base_url=self.url, headers=headers, timeout=timeout, trust_env=self._trust_env)
+        return httpx.Client(
+            base_url=self.url,
+            headers=headers,
+            timeout=timeout,
+            trust_env=self._trust_env,
+            # Reading the trusted certificates takes 25 ms, and plain HTTP has no use for them.
+            verify=self.url.startswith("https:"),
+        )
 
     def get(self, path: str, parameters: Mapping[str, Any] | None = None) -> Any:
         """The decoded answer to a GET; parameters that are None are left out."""

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import islice
 from typing import Final
 
 import msgspec
@@ -62,7 +60,7 @@ class SettledFeed:
         self._limit_records = limit_records
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
-        self._ring: deque[SettledRecord] = deque()
+        self._ring: dict[int, SettledRecord] = {}  # by cursor, without a gap: any place is found at once
         self._cursors: dict[Position, int] = {}
         self._bytes = 0
         self._waiting: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
@@ -74,16 +72,17 @@ class SettledFeed:
             return
         with self._lock:
             for record in records:
-                self._ring.append(record)
                 self.newest += 1
+                self._ring[self.newest] = record
                 self._cursors[record.position] = self.newest
                 self._bytes += _size(record)
             while len(self._ring) > 1 and self._is_too_large():
-                oldest = self._ring.popleft()
-                self._bytes -= _size(oldest)
+                cursor = self._oldest() + 1
+                gone = self._ring.pop(cursor)
+                self._bytes -= _size(gone)
                 # Another cursor stands there if the position came again: the log was made anew.
-                if self._cursors.get(oldest.position) == self.newest - len(self._ring):
-                    del self._cursors[oldest.position]
+                if self._cursors.get(gone.position) == cursor:
+                    del self._cursors[gone.position]
             waiting, self._waiting = self._waiting, {}
         for loop, futures in waiting.items():
             with suppress(RuntimeError):  # a loop that has ended waits no more
@@ -95,17 +94,16 @@ class SettledFeed:
         Raises FellBehind when some of them are gone.
         """
         with self._lock:
-            oldest = self.newest - len(self._ring)
-            if cursor < oldest:
-                raise FellBehind(cursor, oldest)
-            found = list(islice(self._ring, cursor - oldest, cursor - oldest + limit))
-        return found, cursor + len(found)
+            if cursor < self._oldest():
+                raise FellBehind(cursor, self._oldest())
+            last = min(cursor + limit, self.newest)
+            return [self._ring[number] for number in range(cursor + 1, last + 1)], max(cursor, last)
 
     def find(self, position: Position) -> SettledRecord | None:
         """The record at `position`, None when it is not (or no longer) in memory."""
         with self._lock:
             cursor = self._cursors.get(position)
-            return None if cursor is None else self._ring[cursor - 1 - self.newest]
+            return None if cursor is None else self._ring[cursor]
 
     async def wait_beyond(self, cursor: int) -> None:
         """Return when there is a record after `cursor`. Wrap it in a time-out to send pings."""
@@ -121,6 +119,10 @@ class SettledFeed:
             except asyncio.CancelledError:
                 self._forget(loop, future)
                 raise
+
+    def _oldest(self) -> int:
+        """The smallest cursor that works."""
+        return self.newest - len(self._ring)
 
     def _is_too_large(self) -> bool:
         return len(self._ring) > self._limit_records or self._bytes > self._limit_bytes

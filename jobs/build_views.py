@@ -35,6 +35,7 @@ from schemas.views import STREAM_ENTRIES
 QUERY_NAME = "build_views"
 # Files that a reader may have open are never deleted.
 KEEP_AT_LEAST_H = 1.0
+SKIPPING_COLUMNS = ("partition", "offset", "logged_at", "verdict")
 _BYTES_PER_TRIGGER = "64m"
 
 
@@ -144,7 +145,13 @@ def set_retention(spark: SparkSession, settings: Settings) -> None:
 def _retention(settings: Settings) -> dict[str, str]:
     # Delta wants the log kept as long as the files; jobs/maintain_tables.py shortens it further.
     kept = f"interval {round(max(KEEP_AT_LEAST_H, settings.views.keep_old_files_h) * 60)} minutes"
-    return {"delta.deletedFileRetentionDuration": kept, "delta.logRetentionDuration": kept}
+    return {
+        "delta.deletedFileRetentionDuration": kept,
+        "delta.logRetentionDuration": kept,
+        # Statistics are what readers skip files by. Their code is generated anew in each task: for all columns
+        # that took an eighth of the JVM's time.
+        "delta.dataSkippingStatsColumns": ",".join(SKIPPING_COLUMNS),
+    }
 
 
 def prepare(spark: SparkSession, settings: Settings) -> None:

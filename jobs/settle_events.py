@@ -82,6 +82,7 @@ def settle_frame(
     processor = SettleStreams(keyring_source or functools.partial(worker_keyring, settings.key_file))
     return (
         bucketed(records, settings)
+        .coalesce(settings.spark.shuffle_partitions)
         .mapInArrow(pack_records, PACKED_RECORDS)
         .groupBy("bucket")
         .transformWithStateInPandas(processor, PACKED_ROWS, "Append", "None", state)

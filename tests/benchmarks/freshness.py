@@ -52,9 +52,10 @@ class EventListener(threading.Thread):
         self._settings = settings
         self.arrived: Sent = {}
         self.connected = threading.Event()
+        self.stop = threading.Event()
 
     def run(self) -> None:
-        """Read until the connection ends."""
+        """Read until `stop` is set, or the connection ends."""
         token = self._settings.operator_token_file.read_text().strip()
         where = f"{self._settings.gateway_url}/api/hub/events?type=job.event"
         headers = {"Authorization": f"Bearer {token}"}
@@ -63,6 +64,8 @@ class EventListener(threading.Thread):
                 answer.raise_for_status()
                 for line in answer.iter_lines():
                     self.connected.set()
+                    if self.stop.is_set():
+                        return
                     if line.startswith("data:"):
                         now = time.time()
                         told = orjson.loads(line[5:])
@@ -166,6 +169,7 @@ def load(settings: Settings, rate: int, seconds: int, first: int) -> tuple[Sent,
     deadline = time.monotonic() + SETTLED_WITHIN_S
     while len(listener.arrived) < len(sent) and time.monotonic() < deadline:
         time.sleep(0.2)
+    listener.stop.set()
     return sent, listener.arrived
 
 
