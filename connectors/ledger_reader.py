@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from deltalake.fs import DeltaStorageHandler
-from pyarrow.fs import FileSystem, FileType, LocalFileSystem, PyFileSystem, SubTreeFileSystem
+from pyarrow.fs import FileSystem, FileType
 
+from schemas.delta_files import dataset_of, table_storage
 from schemas.errors import NotFound, TrunklineError
 from schemas.ledger import LEDGER
 from schemas.ledger_arrow import LEDGER_ARROW
@@ -90,8 +90,7 @@ class LedgerReader:
         Only `columns`, all when None. Raises NotFound when there is no table.
         """
         table = self._open()
-        files = table.to_pyarrow_dataset(filesystem=table_storage(self.path))
-        found = files.to_table(filter=where.expression(), columns=_with_order(columns))
+        found = dataset_of(table).to_table(filter=where.expression(), columns=_with_order(columns))
         return LedgerPart(table.version(), _selected(found.sort_by(_ORDER), columns))
 
     def newest_rows(
@@ -166,14 +165,6 @@ class LedgerReader:
                 f"commit {version} of the ledger is not in its log any more (the newest is {newest}): "
                 "read the table whole and follow from there"
             )
-
-
-def table_storage(path: str) -> FileSystem:
-    """The file system below a table's path or URI."""
-    if "://" in path:
-        return PyFileSystem(DeltaStorageHandler(path))
-    # Not through Python: Arrow's own threads would ask for the interpreter lock while we exit, and abort.
-    return SubTreeFileSystem(path, LocalFileSystem())
 
 
 def _added_files(storage: FileSystem, version: int) -> list[str] | None:

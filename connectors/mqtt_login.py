@@ -34,9 +34,12 @@ def try_login(
 ) -> LoginAnswer:
     """Connect as this user (None: as nobody), note the answer, disconnect. Raises nothing."""
     try:
-        with socket.create_connection((mqtt.host, mqtt.port), timeout=timeout_s) as connection:
+        with (
+            socket.create_connection((mqtt.host, mqtt.port), timeout=timeout_s) as connection,
+            connection.makefile("rb") as received,
+        ):
             connection.sendall(_connect_packet(username, password))
-            answer = _receive(connection, 4)
+            answer = received.read(4)
             if len(answer) < 4 or answer[0] != _CONNACK:
                 return LoginAnswer.SILENT
             if answer[3] == _ACCEPTED:
@@ -90,13 +93,3 @@ def _length(size: int) -> bytes:
         found.append(digit | (0x80 if size else 0))
         if not size:
             return bytes(found)
-
-
-def _receive(connection: socket.socket, size: int) -> bytes:
-    received = b""
-    while len(received) < size:
-        piece = connection.recv(size - len(received))
-        if not piece:
-            break
-        received += piece
-    return received

@@ -9,9 +9,9 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from connectors.ledger_reader import table_storage
 from connectors.publisher import Position
 from connectors.settled_feed import SettledRecord
+from schemas.delta_files import dataset_of
 from schemas.errors import TrunklineError
 from schemas.ledger import LEDGER
 from schemas.ledger_arrow import LEDGER_ARROW
@@ -72,7 +72,6 @@ def _rows(settings: Settings, where: pc.Expression, columns: list[str]) -> pa.Ta
         if not DeltaTable.is_deltatable(path):
             return LEDGER_ARROW.empty_table().select(columns)
         # The files' statistics leave out nearly all of them when a position is asked for.
-        files = DeltaTable(path).to_pyarrow_dataset(filesystem=table_storage(path))
-        return files.to_table(filter=where, columns=columns)
+        return dataset_of(DeltaTable(path)).to_table(filter=where, columns=columns)
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise TrunklineError(f"the ledger at {path} cannot be read: {error}") from error

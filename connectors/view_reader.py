@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from connectors.ledger_reader import table_storage
 from connectors.live_state import LiveState
+from schemas.delta_files import dataset_of
 from schemas.errors import TrunklineError
 from schemas.ids import JOB, MAILBOX, PRINCIPAL, SESSION
 from schemas.settings import Settings
@@ -72,12 +72,12 @@ def _load(settings: Settings, state: LiveState) -> dict[int, int]:
     path = settings.table_path(STREAM_ENTRIES)
     table = DeltaTable(path)
     offsets = dict(read_progress(table).offsets)
-    kinds = _load_entries(_batches(table, path, _ENTRY_COLUMNS), offsets, state)
+    kinds = _load_entries(_batches(table, _ENTRY_COLUMNS), offsets, state)
     for view in VIEWS.values():
         path = settings.table_path(view.name)
         if DeltaTable.is_deltatable(path):
             columns = [*view.row_type.__struct_fields__, "last_offset"]
-            _load_rows(_batches(DeltaTable(path), path, columns), view, state)
+            _load_rows(_batches(DeltaTable(path), columns), view, state)
     for kind in sorted(kinds & _VIEW_OF_KIND.keys()):
         if not state.rows_by_view[_VIEW_OF_KIND[kind]]:
             raise TrunklineError(
@@ -88,10 +88,11 @@ def _load(settings: Settings, state: LiveState) -> dict[int, int]:
     return offsets
 
 
-def _batches(table: DeltaTable, path: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    files = table.to_pyarrow_dataset(filesystem=table_storage(path))
+def _batches(table: DeltaTable, columns: list[str]) -> Iterator[pa.RecordBatch]:
     # Little is read ahead: Arrow's copy of a whole table would stand beside ours.
-    yield from files.to_batches(columns=columns, batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1)
+    yield from dataset_of(table).to_batches(
+        columns=columns, batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1
+    )
 
 
 def _load_entries(batches: Iterator[pa.RecordBatch], offsets: Mapping[int, int], state: LiveState) -> set[str]:

@@ -130,19 +130,19 @@ def create_ledger(spark: SparkSession, settings: Settings) -> None:
     path = settings.table_path(LEDGER)
     if not DeltaTable.is_deltatable(path):
         writer = spark.createDataFrame([], LEDGER_SPARK).write.format("delta").mode("ignore")
-        writer.options(**_retention(settings)).save(path)
+        writer.options(**_properties(settings)).save(path)
 
 
-def set_retention(spark: SparkSession, settings: Settings) -> None:
-    """Tell the ledger how long replaced files are kept, if the settings say otherwise than its properties.
+def set_properties(spark: SparkSession, settings: Settings) -> None:
+    """Give the ledger its properties (how long replaced files are kept, statistics) where it has others.
     Only while nothing appends: an append fails when the properties change meanwhile."""
-    path, wanted = settings.table_path(LEDGER), _retention(settings)
+    path, wanted = settings.table_path(LEDGER), _properties(settings)
     if not wanted.items() <= DeltaTable(path).metadata().configuration.items():
         listed = ", ".join(f"'{name}' = '{value}'" for name, value in wanted.items())
         spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ({listed})")
 
 
-def _retention(settings: Settings) -> dict[str, str]:
+def _properties(settings: Settings) -> dict[str, str]:
     # Delta wants the log kept as long as the files; jobs/maintain_tables.py shortens it further.
     kept = f"interval {round(max(KEEP_AT_LEAST_H, settings.views.keep_old_files_h) * 60)} minutes"
     return {

@@ -29,6 +29,7 @@ from jobs.refold import check_views
 from jobs.view_changes import CHANGE_COLUMNS, Key, RowChange, changes_of
 from jobs.view_lock import views_lock
 from jobs.view_tables import ViewTable
+from schemas.delta_files import dataset_of
 from schemas.errors import NotFound, Refused, TrunklineError
 from schemas.ledger import LEDGER
 from schemas.sealing import load_keyring
@@ -100,7 +101,7 @@ def chunks(ledger: DeltaTable) -> Iterator[pa.Table]:
     """The columns that matter of all ledger rows, some rows at a time."""
     held: list[pa.RecordBatch] = []
     count = 0
-    for batch in ledger.to_pyarrow_dataset().to_batches(columns=list(CHANGE_COLUMNS)):
+    for batch in dataset_of(ledger).to_batches(columns=list(CHANGE_COLUMNS)):
         held.append(batch)
         count += batch.num_rows
         if count >= _CHUNK_ROWS:

@@ -116,7 +116,7 @@ def _recovery(spark: SparkSession, settings: Settings) -> Recovery:
     except StreamingQueryException as error:
         raise TrunklineError(f"the views could not be brought to the ledger's end: {error}") from error
     entries = TableReader(settings.table_path(STREAM_ENTRIES))
-    check_views(read_progress(entries), next_offsets)
+    check_view_progress(read_progress(entries), next_offsets)
     return Recovery(next_offsets, ledger_version, entries.version())
 
 
@@ -189,7 +189,7 @@ def check_log(kafka: KafkaSettings, next_offsets: Mapping[int, int]) -> None:
             )
 
 
-def check_views(progress: ViewProgress, next_offsets: Mapping[int, int]) -> None:
+def check_view_progress(progress: ViewProgress, next_offsets: Mapping[int, int]) -> None:
     """Whether `stream_entries` has seen the whole ledger and no more. Raises RecoveryRefused."""
     for partition in sorted(next_offsets.keys() | progress.offsets.keys()):
         seen, settled = progress.offsets.get(partition, 0), next_offsets.get(partition, 0)

@@ -16,6 +16,7 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 
 from jobs.view_changes import Key, RowChange, key_columns, next_offsets
+from schemas.delta_files import dataset_of
 from schemas.entries import Entries, Writes
 from schemas.errors import NotFound
 from schemas.fold import settle
@@ -156,7 +157,7 @@ def check_views(settings: Settings, ledger: DeltaTable, keyring: Keyring) -> Che
 
 def ordered_rows(ledger: DeltaTable) -> Iterator[LedgerRow]:
     """All rows by partition and offset, a window at a time, wherever in the files they lie."""
-    dataset = ledger.to_pyarrow_dataset()
+    dataset = dataset_of(ledger)
     ends: dict[int, int] = {}
     for batch in dataset.to_batches(columns=["partition", "offset"]):
         for partition, end in next_offsets(pa.Table.from_batches([batch])).items():
@@ -206,7 +207,7 @@ def compare_table(
 
 def table_rows(stored: DeltaTable, table: str) -> Iterator[dict[str, Any]]:
     """The rows of a view table, times as microseconds."""
-    for batch in stored.to_pyarrow_dataset().to_batches(columns=VIEW_ARROW[table].names):
+    for batch in dataset_of(stored).to_batches(columns=VIEW_ARROW[table].names):
         plain = {
             name: column.cast(_MOMENT) if pa.types.is_timestamp(column.type) else column
             for name, column in zip(batch.schema.names, batch.columns, strict=True)

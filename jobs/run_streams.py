@@ -48,7 +48,7 @@ def run(
     ended: list[StreamingQuery] = []
     try:
         build_views.create_ledger(spark, settings)
-        build_views.set_retention(spark, settings)
+        build_views.set_properties(spark, settings)
         queries.append(settle_events.start(spark, settings))
         build_views.prepare(spark, settings)
         sink = build_views.ViewSink(settings)

@@ -8,7 +8,7 @@ On restart: goes on from the checkpoint; a micro-batch that was in the table alr
 the state's sake and not written again. Without its checkpoint it goes on from the ledger and `stream_entries`
 (jobs/recovery.py), or refuses and says why.
 
-Run it with spark-submit; settings as everywhere (conf/trunkline.yaml, TRUNKLINE__… variables).
+jobs/run_streams.py runs it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,9 @@ from __future__ import annotations
 import functools
 import json
 import os
-import signal
-import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from pydantic import SecretStr
@@ -37,11 +33,10 @@ from jobs.record_packing import RECORD_COLUMNS, SEPARATOR, pack_records, unpack_
 from jobs.recovery import Recovery, find_start
 from jobs.settling import SettleStreams
 from schemas.errors import TrunklineError
-from schemas.event_topic import check_topic
 from schemas.ledger import LEDGER
 from schemas.record import STANDARD_HEADERS
 from schemas.sealing import Keyring, load_keyring
-from schemas.settings import MASTER_KEY_VARIABLE, Settings, SettingsError, load_settings
+from schemas.settings import MASTER_KEY_VARIABLE, Settings
 from schemas.spark_types import LEDGER_SPARK, PACKED_RECORDS, PACKED_ROWS
 
 QUERY_NAME = "settle_events"
@@ -82,6 +77,7 @@ def settle_frame(
     processor = SettleStreams(keyring_source or functools.partial(worker_keyring, settings.key_file))
     return (
         bucketed(records, settings)
+        # A map task for each Kafka partition would start a Python worker for each.
         .coalesce(settings.spark.shuffle_partitions)
         .mapInArrow(pack_records, PACKED_RECORDS)
         .groupBy("bucket")
@@ -189,46 +185,3 @@ def _started(
 def is_ready(query: StreamingQuery) -> bool:
     """Whether the query has read its sources and waits for records, or has settled some."""
     return query.lastProgress is not None or query.status["message"] == "Waiting for data to arrive"
-
-
-def main() -> int:
-    """Run until SIGTERM or SIGINT, or until the query fails. Exit codes as everywhere; 1: the query failed."""
-    try:
-        settings = load_settings()
-        load_keyring(settings)
-        check_topic(settings)
-    except (SettingsError, TrunklineError) as error:
-        print(f"settle_events: {error}", file=sys.stderr)
-        return 2 if isinstance(error, SettingsError) else error.exit_code
-    spark = SparkSession.builder.appName(QUERY_NAME).getOrCreate()
-    spark.conf.set("spark.sql.shuffle.partitions", settings.spark.shuffle_partitions)
-    stopping = threading.Event()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        stopping.set()
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    ready_file = os.environ.get("TRUNKLINE_READY_FILE")
-    try:
-        query = start(spark, settings)
-    except TrunklineError as error:
-        spark.stop()
-        print(f"settle_events: {error}", file=sys.stderr)
-        return error.exit_code
-    try:
-        while query.isActive and not stopping.wait(_POLL_S):
-            if ready_file and is_ready(query):
-                Path(ready_file).touch()
-                ready_file = None
-        query.stop()
-        failure = query.exception()
-    finally:
-        spark.stop()
-    if failure is not None:
-        print(f"settle_events: {failure}", file=sys.stderr)
-    return 0 if failure is None else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -18,6 +18,7 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
 from jobs.view_changes import Key, RowChange, key_columns
+from schemas.delta_files import dataset_of
 from schemas.errors import TrunklineError
 from schemas.settings import Settings
 from schemas.view_arrow import VIEW_ARROW
@@ -97,7 +98,7 @@ class ViewTable:
 
     def _load(self) -> None:
         columns = [*self._keys, SHELF, "last_offset"]
-        rows = self.delta.to_pyarrow_dataset().to_table(columns=columns).to_pydict()
+        rows = dataset_of(self.delta).to_table(columns=columns).to_pydict()
         keys = zip(*(rows[name] for name in self._keys), strict=True)
         held = map(Held, rows[SHELF], rows["last_offset"])
         self._index = dict(zip(keys, held, strict=True))
@@ -250,7 +251,7 @@ class ViewTable:
         """Move the rows of some shelves to the first of them, in one commit."""
         target = shelves[0]
         wanted = ", ".join(map(str, shelves))
-        rows = self.delta.to_pyarrow_dataset().to_table(filter=pc.field(SHELF).isin(shelves))
+        rows = dataset_of(self.delta).to_table(filter=pc.field(SHELF).isin(shelves))
         at = rows.schema.get_field_index(SHELF)
         rows = rows.set_column(at, SHELF, pa.array([target] * rows.num_rows, pa.int32()))
         write_deltalake(

@@ -113,7 +113,9 @@ class ViewSettings(_Section):
 
 
 class SparkSettings(_Section):
-    """The settling job. `shuffle_partitions` is frozen by the checkpoint: choose it at the first start."""
+    """The settling job. `shuffle_partitions`, how many tasks settle side by side, is frozen by the checkpoint:
+    choose it at the first start.
+    """
 
     master: str = "local[2]"
     driver_memory: str = "1g"

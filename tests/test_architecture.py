@@ -19,8 +19,8 @@ FILE_LINES, FUNCTION_LINES, README_LINES, RECORD_LINES, LINE_WIDTH = 400, 70, 13
 EMPTY_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "core", "misc", "base", "stuff"}
 SPARK_FILE = Path("schemas/spark_types.py")
 DELTA_LIBRARIES = {"delta", "deltalake"}
-# How far the views are stands in their commits: what writes it and what reads it must agree.
-PROGRESS_FILE = Path("schemas/view_progress.py")
+# What writes Delta tables and what reads them must agree on how far the views are, and on where files lie.
+SHARED_DELTA_FILES = {Path("schemas/view_progress.py"), Path("schemas/delta_files.py")}
 
 
 @cache
@@ -108,7 +108,7 @@ def test_the_file_with_the_spark_types_is_imported_by_jobs_only() -> None:
 
 def reads_delta(path: Path) -> bool:
     """Reading without a JVM (`deltalake`) is for connectors, too, in files that say so by their name."""
-    return path == PROGRESS_FILE or (path.parts[0] == "connectors" and path.stem.endswith("_reader"))
+    return path in SHARED_DELTA_FILES or (path.parts[0] == "connectors" and path.stem.endswith("_reader"))
 
 
 def test_delta_is_written_by_jobs_only() -> None:

@@ -12,22 +12,15 @@ _CONNECT = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x05\x00\x00"
 _CONNACK, _DISCONNECT = 0x20, b"\xe0\x00"
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
-    received = b""
-    while len(received) < size:
-        piece = connection.recv(size - len(received))
-        if not piece:
-            break
-        received += piece
-    return received
-
-
 def kafka_answers(host: str, port: int, timeout_s: float = 1.0) -> bool:
     """Whether a Kafka broker handles requests here. An open port alone does not mean that yet."""
     try:
-        with socket.create_connection((host, port), timeout=timeout_s) as connection:
+        with (
+            socket.create_connection((host, port), timeout=timeout_s) as connection,
+            connection.makefile("rb") as received,
+        ):
             connection.sendall(_API_VERSIONS)
-            return _receive(connection, 8)[4:] == struct.pack(">i", 7)
+            return received.read(8)[4:] == struct.pack(">i", 7)
     except OSError:
         return False
 
@@ -35,9 +28,12 @@ def kafka_answers(host: str, port: int, timeout_s: float = 1.0) -> bool:
 def mqtt_answers(host: str, port: int, timeout_s: float = 1.0) -> bool:
     """Whether an MQTT broker without TLS lets us in or refuses us politely here."""
     try:
-        with socket.create_connection((host, port), timeout=timeout_s) as connection:
+        with (
+            socket.create_connection((host, port), timeout=timeout_s) as connection,
+            connection.makefile("rb") as received,
+        ):
             connection.sendall(_CONNECT)
-            answer = _receive(connection, 4)
+            answer = received.read(4)
             if answer[:1] != bytes([_CONNACK]):
                 return False
             connection.sendall(_DISCONNECT)

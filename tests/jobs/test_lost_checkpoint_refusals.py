@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from jobs import settle_events
 from jobs.checkpoint_state import CheckpointDamaged, CheckpointFolder, CheckpointGuard
-from jobs.recovery import RecoveryRefused, check_log, check_views, find_start
+from jobs.recovery import RecoveryRefused, check_log, check_view_progress, find_start
 from schemas.event_topic import admin_client
 from schemas.ledger import LEDGER
 from schemas.ledger_arrow import LEDGER_ARROW
@@ -87,9 +87,9 @@ def test_a_log_that_begins_beyond_the_ledger_or_ends_before_it_is_refused(
 
 @pytest.mark.parametrize("seen", [{0: 5, 1: 2}, {0: 5}, {0: 5, 1: 4}, {0: 5, 1: 3, 2: 1}, {}])
 def test_views_that_are_not_at_the_ledgers_end_are_refused(seen: dict[int, int]) -> None:
-    check_views(ViewProgress({0: 5, 1: 3}, 7), {0: 5, 1: 3, 2: 0})
+    check_view_progress(ViewProgress({0: 5, 1: 3}, 7), {0: 5, 1: 3, 2: 0})
     with pytest.raises(RecoveryRefused, match="build the views anew"):
-        check_views(ViewProgress(seen, 7), {0: 5, 1: 3})
+        check_view_progress(ViewProgress(seen, 7), {0: 5, 1: 3})
 
 
 def empty(name: str) -> Damage:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs import settle_events
+from jobs import run_streams, settle_events
 from jobs.once_sink import OnceSink
 from schemas.ledger import LEDGER
 from schemas.sealing import Keyring
@@ -92,8 +92,9 @@ def test_the_fold_sees_a_stream_in_offset_order_whatever_spark_does_to_it(
     events = (event(JOB, seq, "started" if seq == 1 else "progress") for seq in range(1, count + 1))
     append_all(backbone_settings, [registration(JOB, keyring)])
     append_all(backbone_settings, events)
+    spark_settings = {"max_offsets_per_trigger": 10 * count, "shuffle_partitions": 16}
     settings = backbone_settings.model_copy(
-        update={"spark": backbone_settings.spark.model_copy(update={"max_offsets_per_trigger": 10 * count})}
+        update={"spark": backbone_settings.spark.model_copy(update=spark_settings)}
     )
     before = spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "700")
@@ -196,7 +197,7 @@ def test_the_job_refuses_a_topic_that_does_not_fit_its_settings(
     )
     for name, value in settings_environment(other).items():
         monkeypatch.setenv(name, value)
-    assert settle_events.main() == 1
+    assert run_streams.main() == 1
     said = capfd.readouterr().err
     assert "7" in said
     assert str(backbone_settings.kafka.partitions) in said
