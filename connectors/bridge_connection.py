@@ -231,7 +231,7 @@ class BridgeConnection:
         try:
             self._take(message)
         except Exception as error:
-            log.exception("message_failed", topic_bytes=len(message.topic))
+            log.exception("message_failed")  # without its topic, which may be what cannot be read
             self._lose(f"a message could not be taken: {type(error).__name__}")
 
     def _take(self, message: MQTTMessage) -> None:

@@ -29,7 +29,11 @@ from schemas.settings import MqttSettings, Settings, SettingsError
 log = structlog.stdlib.get_logger(__name__)
 
 BROKERS_PATH: Final = "/api/hub/brokers"
+# Each is a thread, a producer and up to two connections, and whoever may register jobs may name brokers.
+OVERLAYS_MOST: Final = 64
+_TOO_MANY: Final = "too many"
 _END_S: Final = 15.0
+_REST_MOST_S: Final = 300.0
 
 
 @dataclass
@@ -43,6 +47,14 @@ class _Kept:
     unnamed_since: float | None = None
 
 
+@dataclass(frozen=True)
+class _Failure:
+    """How often a bridge has ended by itself, and until when it is not begun again (monotonic seconds)."""
+
+    count: int
+    rest_until: float
+
+
 class OverlayBridges:
     """Starts and ends bridges as the gateway names overlays. `run` it on a thread; it returns after `stop`."""
 
@@ -51,6 +63,7 @@ class OverlayBridges:
         self._stop = stop
         self._verdicts = verdicts
         self._kept: dict[MqttSettings, _Kept] = {}
+        self._failures: dict[MqttSettings, _Failure] = {}
         self._complaints: dict[str, str] = {}  # what was said last of the gateway ("") and of each overlay
 
     def run(self) -> None:
@@ -74,17 +87,22 @@ class OverlayBridges:
         except (TrunklineError, KeyError, TypeError) as error:
             self._complain("", str(error))
             return
-        self._complaints = {text: said for text, said in self._complaints.items() if text in overlays}
+        known = {*overlays, _TOO_MANY}
+        self._complaints = {text: said for text, said in self._complaints.items() if text in known}
         wanted = {mqtt for text in overlays if (mqtt := self._resolved(text)) is not None}
+        self._failures = {mqtt: failure for mqtt, failure in self._failures.items() if mqtt in wanted}
         for mqtt in wanted - self._kept.keys():
-            self._begin(mqtt)
+            if mqtt not in self._failures or time.monotonic() >= self._failures[mqtt].rest_until:
+                self._begin(mqtt)
         for mqtt, kept in list(self._kept.items()):
             if mqtt in wanted:
                 kept.unnamed_since = None
             else:
                 self._let_go(kept)
             if not kept.thread.is_alive():
-                del self._kept[mqtt]  # if it is still wanted, the next look begins it anew
+                del self._kept[mqtt]  # if it is still wanted, a later look begins it anew
+                if not kept.stop.is_set():
+                    self._note_failure(mqtt)
 
     def _resolved(self, text: str) -> MqttSettings | None:
         """The broker of an overlay; None for the bridge's own broker and for what cannot be used."""
@@ -103,7 +121,16 @@ class OverlayBridges:
             return None
         return None if same_broker(mqtt, self._settings.mqtt) else mqtt
 
+    def _note_failure(self, mqtt: MqttSettings) -> None:
+        """Let a bridge that has ended by itself rest, longer each time: what ends it may be there for ever."""
+        count = self._failures[mqtt].count + 1 if mqtt in self._failures else 1
+        rest_s = min(self._settings.mqtt.overlay_poll_s * 2**count, _REST_MOST_S)
+        self._failures[mqtt] = _Failure(count, time.monotonic() + rest_s)
+
     def _begin(self, mqtt: MqttSettings) -> None:
+        if len(self._kept) >= OVERLAYS_MOST:
+            self._complain(_TOO_MANY, f"more than {OVERLAYS_MOST} brokers of live jobs; some have no bridge")
+            return
         stop = threading.Event()
         bridge = BrokerBridge(self._settings.model_copy(update={"mqtt": mqtt}), stop, self._verdicts)
         name = f"bridge {broker_name(mqtt)}"

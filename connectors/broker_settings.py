@@ -20,20 +20,22 @@ def resolve_mqtt(
 ) -> MqttSettings:
     """`mqtt` with each field that `overlay` names; `password` is the overlay's, opened.
 
-    A password belongs to its user, and both belong to their broker: when the overlay names another user and
-    no password, that of `mqtt` is left out, and when it names another broker and no user, both are. Else
-    whoever may register a job could have our password sent to a host of his own.
+    User and password of `mqtt` belong to its broker: another broker, also with a user of that name, gets only
+    what the overlay gives. The same broker does not get our password under another user's name, or in clear
+    where we use TLS. Else whoever may register a job could have our password sent to a host of his own.
     """
     if overlay is None:
         return mqtt
     said = overlay.model_dump(exclude_none=True, exclude={"sealed_password"})
     changes: dict[str, Any] = {name: said[name] for name in _PLAIN if name in said}
     changes |= {name: Path(said[name]) for name in _PATHS if name in said}
-    if "username" not in said and not same_broker(mqtt, mqtt.model_copy(update=changes)):
+    resolved = mqtt.model_copy(update=changes)
+    at_ours = same_broker(mqtt, resolved)
+    if "username" not in said and not at_ours:
         changes["username"] = None
     if password is not None:
         changes["password"] = SecretStr(password) if isinstance(password, str) else password
-    elif changes.get("username", mqtt.username) != mqtt.username:
+    elif not at_ours or resolved.username != mqtt.username or (mqtt.tls and not resolved.tls):
         changes["password"] = None
     return mqtt.model_copy(update=changes)
 

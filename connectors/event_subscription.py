@@ -31,7 +31,6 @@ from schemas.settings import MqttSettings
 SESSION_EXPIRY_S: Final = 600
 # Reason codes of MQTT 5 that another attempt will not change: bad credentials, not authorized, banned.
 _FINAL_REASONS: Final = (0x86, 0x87, 0x8A, 0x8C)
-_WAITING: Final = 10_000
 _TICK_S: Final = 0.25
 _STOP_S: Final = 5.0
 _DISCONNECT_S: Final = 1.0
@@ -47,20 +46,25 @@ class Message(NamedTuple):
 
 
 class EventSubscription:
-    """A subscription that lasts over connections. Use it as a context manager; `next` hands out messages.
+    """A subscription that lasts over connections. Use it as a context manager; messages go into `found`.
 
     Entering raises BackboneUnreachable when the broker does not answer, Refused when it forbids it. `lost`
     is told why a connection ended, and None when there is one again.
     """
 
     def __init__(
-        self, mqtt: MqttSettings, topics: Sequence[str], *, lost: Callable[[str | None], object]
+        self,
+        mqtt: MqttSettings,
+        topics: Sequence[str],
+        found: queue.Queue[Message],
+        *,
+        lost: Callable[[str | None], object],
     ) -> None:
         self._mqtt = mqtt
         self._topics = topics
         self._tell = lost
         self._client_id = f"trunkline-watch-{secrets.token_hex(6)}"
-        self._found: queue.Queue[Message] = queue.Queue(_WAITING)
+        self._found = found
         self._closed = threading.Event()
         self._connection: _Connection | None = None
         self._thread = threading.Thread(target=self._stay_connected, name="subscription", daemon=True)
@@ -87,13 +91,6 @@ class EventSubscription:
         self._thread.join(_STOP_S)
         if self._connection is not None:
             self._connection.end()
-
-    def next(self, timeout_s: float) -> Message | None:
-        """The next message, None when none came in time."""
-        try:
-            return self._found.get(timeout=max(0.0, timeout_s))
-        except queue.Empty:
-            return None
 
     def _stay_connected(self) -> None:
         failures = 0

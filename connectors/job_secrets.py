@@ -1,6 +1,7 @@
 """The secrets of jobs that were registered or picked on this machine: one 0600 file a job below `data_dir`.
 
-`watch` verifies with them, `publish` signs with them. They never go anywhere else.
+`watch` verifies with them, `publish` signs with them. They never go anywhere else. A job's own broker lies
+beside its secret (`connectors.job_brokers`).
 """
 
 from __future__ import annotations
@@ -31,15 +32,8 @@ def find_secret(settings: Settings, job_id: str) -> str | None:
 
     Raises UsageError for a file that others can read, TrunklineError for one that cannot be read.
     """
-    path = secret_path(settings, job_id)
-    try:
-        if stat.S_IMODE(path.stat().st_mode) & _PRIVATE:
-            raise UsageError(f"{path} is readable by others; run: chmod 600 {path}")
-        return path.read_text(encoding="utf-8").strip() or None
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise TrunklineError(f"cannot read the job's secret in {path}: {type(error).__name__}") from None
+    found = read_private(secret_path(settings, job_id), "the job's secret")
+    return None if found is None else found.strip() or None
 
 
 def stored_jobs(settings: Settings) -> list[str]:
@@ -53,15 +47,36 @@ def stored_jobs(settings: Settings) -> list[str]:
 def store_secret(settings: Settings, job_id: str, secret: str) -> Path:
     """Keep a job's secret; on disk when this returns. Returns the file. Raises TrunklineError."""
     path = secret_path(settings, job_id)
-    draft = path.with_name(f".{job_id}.{os.getpid()}.{secrets.token_hex(4)}")
+    replace_private(path, secret + "\n", "the job's secret")
+    return path
+
+
+def read_private(path: Path, what: str) -> str | None:
+    """The text of a private file, None where there is none. Raises UsageError for a file that others can
+    read, TrunklineError that names `what` for one that cannot be read.
+    """
+    try:
+        if stat.S_IMODE(path.stat().st_mode) & _PRIVATE:
+            raise UsageError(f"{path} is readable by others; run: chmod 600 {path}")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise TrunklineError(f"cannot read {what} in {path}: {type(error).__name__}") from None
+
+
+def replace_private(path: Path, text: str, what: str) -> None:
+    """Put a private file in its place, whole and on disk when this returns. Raises TrunklineError that names
+    `what`.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_private(draft, secret + "\n")
+        write_private(draft, text)
         draft.replace(path)
     except OSError as error:
         draft.unlink(missing_ok=True)
-        raise TrunklineError(f"cannot keep the job's secret in {path}: {error.strerror}") from None
-    return path
+        raise TrunklineError(f"cannot keep {what} in {path}: {error.strerror}") from None
 
 
 def write_private(path: Path, text: str) -> None:

@@ -10,12 +10,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from connectors.gateway_client import GatewayClient, path_of
-from connectors.job_secrets import store_secret
+from connectors.job_brokers import store_broker
+from connectors.job_secrets import secret_path, store_secret
 from connectors.session_host import SessionHost, clean_environment
 from connectors.session_registry_client import create_session, refuse_taken
 from schemas.errors import TrunklineError
@@ -60,18 +62,21 @@ def submit_job(
     session: str,
     command: list[str],
     *,
+    broker: Mapping[str, Any] | None = None,
     instructions: str | None,
     watch_arguments: list[str],
 ) -> Submission:
     """Register and start it all. Raises TrunklineError: then the job, if there is one, is cancelled with the
-    reason, and nothing is left running.
+    reason, and nothing is left running. `broker`: the job's own, with its password, if it has one; the agent
+    finds it beside the job's secret.
     """
     refuse_taken(gateway, session)
-    job = gateway.post(path_of("jobs"), {"description": description, "session": session})
+    job = gateway.post(path_of("jobs"), {"description": description, "session": session, "broker": broker})
     job_id, secret = str(job["job_id"]), str(job["secret"])
     handle: str | None = None
     subscriber: subprocess.Popen[bytes] | None = None
     try:
+        store_broker(secret_path(settings, job_id), job_id, broker)
         store_secret(settings, job_id, secret)
         row = create_session(
             gateway,
@@ -102,7 +107,8 @@ def submit_job(
 
 def agent_environment(settings: Settings, job_id: str, secret: str, session: str) -> dict[str, str]:
     """What an agent's command runs with: our environment without our own secrets, the settings without the
-    master key, and the job.
+    master key, and the job. User and password of the broker stay where the settings name them: the agent
+    publishes with them (JE-13).
     """
     known = settings_environment(settings.model_copy(update={"master_key": None}))
     job = {

@@ -64,7 +64,7 @@ def ledger_status(settings: Settings, job_id: str) -> str | None:
     reader = LedgerReader(settings)
     if not reader.exists():
         return None
-    columns = ("verdict", "status_after", "changes")
+    columns = ("verdict", "status_after")
     rows = reader.rows(LedgerFilter(stream_kind=JOB, stream_id=job_id, verdict=ACCEPTED), columns).rows
     found = rows.column("status_after").to_pylist()
     return None if not found else found[-1]

@@ -68,7 +68,7 @@ def dial(
         client.connect(
             mqtt.host, mqtt.port, keepalive=keepalive_s, clean_start=clean_start, properties=properties
         )
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: what cannot be a host's name
         raise BackboneUnreachable(f"MQTT broker {broker_name(mqtt)}: {error}") from error
     client.loop_start()
 

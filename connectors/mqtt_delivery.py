@@ -168,8 +168,9 @@ class DeliveryConnection:
         if reason is not None and reason.value in _NO_ACCOUNT_REASONS:
             raise _NoAccount(
                 f"MQTT broker {broker_name(self._mqtt)} does not let user {self._mqtt.username!r} in: "
-                f"{reason}. The gateway makes a job's account at its registration and takes it away some time "
-                "after its end; './trunkline doctor' says whether the gateway runs"
+                f"{reason}. At the backbone's broker the gateway makes a job's account at its registration and "
+                "takes it away some time after its end; './trunkline doctor' says whether the gateway runs. At "
+                "a broker of the job's own, look at its user and password"
             )
         self._permit(reason, "the connection")
 

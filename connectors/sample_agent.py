@@ -1,7 +1,8 @@
 """A small agent, for trying things out and for the tests: `python -m connectors.sample_agent`.
 
 It reads its instructions from standard input, one a line, and publishes the events of its job over MQTT. Job
-and secret come from TRUNKLINE_JOB_ID and TRUNKLINE_JOB_SECRET, as `trunkline jobs submit` sets them.
+and secret come from TRUNKLINE_JOB_ID and TRUNKLINE_JOB_SECRET, as `trunkline jobs submit` sets them; a broker
+of the job's own is where that command keeps it.
 
     progress reading the sources
     permission publish the report
@@ -19,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterable
 
+from connectors.job_brokers import with_job_broker
 from connectors.mqtt_publisher import JobPublisher
 from schemas.errors import TrunklineError, UsageError
 from schemas.job_event import COMPLETED, ERROR, PERMISSION_REQUIRED, PROGRESS, STARTED
@@ -59,7 +61,8 @@ def main() -> int:
         if not job or not secret:
             raise UsageError(f"set {JOB_VARIABLE} and {SECRET_VARIABLE}")
         settings = load_settings()
-        work(JobPublisher(settings, job, secret, settings.data_path / "publisher"), sys.stdin)
+        own = with_job_broker(settings, job)
+        work(JobPublisher(own, job, secret, settings.data_path / "publisher"), sys.stdin)
     except TrunklineError as error:
         print(f"sample agent: {error}", file=sys.stderr)
         return error.exit_code

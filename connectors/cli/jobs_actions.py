@@ -5,22 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from connectors.cli.broker_options import read_broker
 from connectors.cli.private_file import new_private_file
 from connectors.cli.text_table import age_of, aligned, fields
 from connectors.gateway_client import GatewayClient, path_of
-from connectors.job_secrets import store_secret
+from connectors.job_brokers import broker_file, shown_fields, store_broker
+from connectors.job_secrets import secret_path, store_secret
 from connectors.terminal_text import escaped
 from schemas.errors import NotFound, UsageError
 from schemas.ids import is_job_id
 
 if TYPE_CHECKING:
     from schemas.settings import Settings
-
-_PRIVATE: Final = 0o077
 
 
 def checked_job(job_id: str) -> str:
@@ -36,19 +36,17 @@ def print_json(found: object) -> None:
 
 
 def register(args: argparse.Namespace, settings: Settings) -> int:
-    """Register a job; keep its secret; print both once."""
-    body = {
-        "description": args.description,
-        "session": args.session,
-        "broker": None if args.broker is None else _read_broker(args.broker),
-    }
+    """Register a job; keep its secret and its broker; print id and secret once."""
+    broker = read_broker(args)
+    body = {"description": args.description, "session": args.session, "broker": broker}
     with new_private_file(args.secret_file, "--secret-file") as file, GatewayClient(settings) as gateway:
         job = gateway.post(path_of("jobs"), body)
-        told = _keep_secret(job, args.secret_file, file, settings)
+        told = _keep_grant(job, broker, args.secret_file, file, settings)
     if args.json:
         print_json({"job_id": job["job_id"], **told, "position": job["position"]})
     else:
         print(f"job     {job['job_id']}")
+        _print_broker(broker, told)
         _print_secret(told)
     return 0
 
@@ -57,13 +55,15 @@ def pick(args: argparse.Namespace, settings: Settings) -> int:
     """Take a job for a session; print what it needs to do it."""
     with new_private_file(args.secret_file, "--secret-file") as file, GatewayClient(settings) as gateway:
         job = gateway.post(path_of("jobs", "pick"), {"session": args.session})
-        told = _keep_secret(job, args.secret_file, file, settings)
+        broker = job["broker"]
+        told = _keep_grant(job, broker, args.secret_file, file, settings)
     if args.json:
         rest = {name: value for name, value in job.items() if name != "secret"}
-        print_json({**rest, **told})
+        print_json({**rest, "broker": None if broker is None else shown_fields(broker), **told})
         return 0
     print(f"job     {job['job_id']}")
     print(f"to do   {escaped(job['description'])}")
+    _print_broker(broker, told)
     _print_secret(told)
     return 0
 
@@ -88,7 +88,8 @@ def show(args: argparse.Namespace, settings: Settings) -> int:
     if args.json:
         print_json(row)
     else:
-        print(fields(row))
+        broker = row.pop("broker", None)
+        print(fields({**row, "broker": None if broker is None else _broker_text(broker)}))
     return 0
 
 
@@ -142,15 +143,37 @@ ACTIONS: Final[dict[str, Callable[[argparse.Namespace, Settings], int]]] = {
 }
 
 
-def _keep_secret(
-    job: dict[str, Any], path: Path | None, file: IO[str] | None, settings: Settings
+def _keep_grant(
+    job: dict[str, Any],
+    broker: Mapping[str, Any] | None,
+    path: Path | None,
+    file: IO[str] | None,
+    settings: Settings,
 ) -> dict[str, str]:
-    """Write the secret where it is wanted; what of it may be shown."""
+    """Write secret and broker where they are wanted; what of it may be shown."""
+    job_id = job["job_id"]
+    beside = secret_path(settings, job_id) if path is None else path
+    told = {"broker_file": str(broker_file(beside))} if broker else {}
+    if broker or path is None:
+        # The broker first: whoever finds the secret finds the job's broker, too.
+        store_broker(beside, job_id, broker)
     if path is None or file is None:
-        kept = store_secret(settings, job["job_id"], job["secret"])
-        return {"secret": job["secret"], "secret_file": str(kept)}
+        kept = store_secret(settings, job_id, job["secret"])
+        return {"secret": job["secret"], "secret_file": str(kept), **told}
     file.write(job["secret"] + "\n")
-    return {"secret_file": str(path)}
+    return {"secret_file": str(path), **told}
+
+
+def _print_broker(broker: Mapping[str, Any] | None, told: dict[str, str]) -> None:
+    if broker:
+        print(f"broker  {_broker_text(broker)}")
+        print(f"        It is kept, with its password if it has one, in {told['broker_file']}.")
+
+
+def _broker_text(broker: Mapping[str, Any]) -> str:
+    """What an overlay names, on one line, without its password, sealed or not."""
+    shown = {name: value for name, value in shown_fields(broker).items() if name != "sealed_password"}
+    return ", ".join(f"{name} {escaped(str(value))}" for name, value in shown.items())
 
 
 def _print_secret(told: dict[str, str]) -> None:
@@ -160,22 +183,3 @@ def _print_secret(told: dict[str, str]) -> None:
         print("Give it to the agent as TRUNKLINE_JOB_SECRET.")
     else:
         print(f"secret  in {told['secret_file']}")
-
-
-def _read_broker(name: str) -> dict[str, Any]:
-    """The job's broker overlay (JE-13) from a JSON file; one with a password is for its owner alone."""
-    try:
-        if name == "-":
-            found = json.load(sys.stdin)
-        else:
-            path = Path(name)
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if isinstance(found, dict) and "password" in found and path.stat().st_mode & _PRIVATE:
-                raise UsageError(
-                    f"--broker: {path} holds a password and is readable by others; chmod 600 {path}"
-                )
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--broker: cannot read {name}: {type(error).__name__}") from None
-    if not isinstance(found, dict):
-        raise UsageError("--broker: expected a JSON object with host, port, tls, …")
-    return found

@@ -3,6 +3,8 @@
   trunkline jobs register --description "build the docs"
       prints the job's id and its secret, once: whoever publishes the job's events signs with it. The secret
       is also kept on this machine for 'watch' and 'publish', in a 0600 file.
+  trunkline jobs register --description "build the docs" --broker mq.example:1884
+      the job's events go to an MQTT broker of its own; --broker-file for one with user, password, TLS
   trunkline jobs pick --session builder          the oldest job that waits for such a session
   trunkline jobs list --state running            newest last
   trunkline jobs cancel 0a1b2c3d --reason "no longer needed"
@@ -21,6 +23,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from connectors.cli.broker_options import add_broker_options
 from connectors.cli.command_tail import CommandTailParser
 from connectors.cli.text_table import duration_s
 from schemas.life_cycles import JOB_STATES
@@ -40,11 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     register = _add(commands, "register", "register a job, print its id and secret once")
     register.add_argument("--description", required=True, metavar="TEXT", help="what the job is to do")
     register.add_argument("--session", metavar="NAME", help="only this agent session may pick it")
-    register.add_argument(
-        "--broker",
-        metavar="FILE",
-        help="MQTT broker of this job: a JSON object with host, port, tls, … (- reads standard input)",
-    )
+    add_broker_options(register)
     _add_secret_file(register)
     pick = _add(commands, "pick", "take the oldest pending job that a session may have")
     pick.add_argument("--session", required=True, metavar="NAME", help="the session that takes it")
@@ -86,7 +85,8 @@ def _add_secret_file(parser: argparse.ArgumentParser) -> None:
         "--secret-file",
         type=Path,
         metavar="PATH",
-        help="write the secret there (new file, 0600); do not print it nor keep it elsewhere",
+        help="write the secret there (new file, 0600), and the job's own broker, if it has one, into "
+        "PATH.broker; do not print the secret nor keep it elsewhere",
     )
 
 
@@ -107,6 +107,7 @@ def _configure_submit(parser: CommandTailParser) -> None:
     )
     parser.add_argument("description", metavar="DESCRIPTION", help="what the job is to do")
     parser.add_argument("--session", required=True, metavar="NAME", help="the new session that it runs in")
+    add_broker_options(parser)
     parser.add_argument(
         "--instructions", metavar="FILE", help="the agent reads this on standard input (- takes ours)"
     )

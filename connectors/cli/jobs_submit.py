@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from connectors.cli.broker_options import STANDARD_INPUT, read_broker
 from connectors.cli.jobs_actions import print_json
 from connectors.gateway_client import GatewayClient, path_of
 from connectors.job_submission import Submission, submit_job
@@ -26,6 +27,7 @@ _TICK_S: Final = 0.1
 # How long an agent's last event may be on its way after its command has ended.
 _SILENT_END_S: Final = 10.0
 _LEDGER_S: Final = 20.0
+_LEDGER_POLL_S: Final = 0.5
 _WORDS: Final = {0: "completed", 1: "failed or was cancelled", 2: "had not ended when the time ran out"}
 
 
@@ -40,6 +42,9 @@ def submit(args: argparse.Namespace, settings: Settings) -> int:
         raise UsageError("give the agent's command behind '--', e.g. … -- python -m connectors.sample_agent")
     if args.to is not None and args.to.exists():
         raise UsageError(f"--to: {args.to} is there already; it is not overwritten")
+    if args.instructions == args.broker_file == STANDARD_INPUT:
+        raise UsageError("--instructions and --broker-file cannot both read standard input")
+    broker = read_broker(args)
     instructions = _read_instructions(args.instructions)
     host = SessionHost(settings)
     with GatewayClient(settings) as gateway:
@@ -50,6 +55,7 @@ def submit(args: argparse.Namespace, settings: Settings) -> int:
             args.description,
             args.session,
             args.command,
+            broker=broker,
             instructions=instructions,
             watch_arguments=_watch_arguments(args),
         )
@@ -64,7 +70,7 @@ def submit(args: argparse.Namespace, settings: Settings) -> int:
             submission.end_subscriber()
         status = _close(submission, gateway, host)
     say(f"job {submission.job_id} {_WORDS.get(code, f'is not followed any more (exit code {code})')}")
-    audit = _export(settings, submission, args.to)
+    audit = _export(settings, submission, args.to, status)
     if args.json:
         print_json(
             {
@@ -142,20 +148,24 @@ def _close(submission: Submission, gateway: GatewayClient, host: SessionHost) ->
     return str(row["status"])
 
 
-def _export(settings: Settings, submission: Submission, to: Path | None) -> Path | None:
+def _export(settings: Settings, submission: Submission, to: Path | None, status: str | None) -> Path | None:
     """Write the audit files once the ledger has all of the job; says where they are, or how to get them."""
     from connectors.ledger_export import export_job, ledger_status
+    from connectors.ledger_reader import LedgerReader
 
     say(f"its events are in {submission.output}")
     folder = submission.folder / "audit" if to is None else to
     later = f"trunkline jobs export {submission.job_id} --to {folder}"
+    if status not in JOB_TERMINAL:
+        say(f"the audit files, when the job has ended: {later}")
+        return None
     deadline = time.monotonic() + _LEDGER_S
     try:
         while ledger_status(settings, submission.job_id) not in JOB_TERMINAL:
-            if time.monotonic() > deadline or not Path(settings.table_path("ledger")).exists():
+            if time.monotonic() > deadline or not LedgerReader(settings).exists():
                 say(f"the ledger has not all of it yet; the audit files: {later}")
                 return None
-            time.sleep(_TICK_S)
+            time.sleep(_LEDGER_POLL_S)
         export_job(settings, submission.job_id, folder)
     except TrunklineError as error:
         say(f"the audit files were not written ({error}); later: {later}")

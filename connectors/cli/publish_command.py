@@ -3,7 +3,8 @@
 The event is numbered, signed with the job's secret and kept in an outbox on disk until it is confirmed. The
 secret comes from --secret-file, else from the variable TRUNKLINE_JOB_SECRET, else from what 'jobs register'
 and 'jobs pick' keep on this machine; never from an argument. At the MQTT broker the job is a user of its own,
-whose password follows from its secret.
+whose password follows from its secret. A job with a broker of its own is published there: 'jobs register' and
+'jobs pick' keep it beside the secret.
 
   export TRUNKLINE_JOB_SECRET=...      (printed once by: trunkline jobs register)
   trunkline publish --job 0a1b2c3d --event started --detail "build begins"
@@ -25,6 +26,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from connectors.job_brokers import with_job_broker
 from connectors.job_secrets import find_secret
 from connectors.mqtt_publisher import JobPublisher, Receipt
 from schemas.errors import UsageError
@@ -64,7 +66,9 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
         raise UsageError("give --event, or --resend to send only what is in the outbox")
     data = _read_data(args.data)
     state_dir = args.state_dir or settings.data_path / _STATE_FOLDER
-    publisher = JobPublisher(settings, args.job, read_secret(args.secret_file, settings, args.job), state_dir)
+    secret = read_secret(args.secret_file, settings, args.job)
+    own = with_job_broker(settings, args.job, args.secret_file)
+    publisher = JobPublisher(own, args.job, secret, state_dir)
     if args.resend:
         count = publisher.resend(wait_for_receipt=not args.no_receipt)
         print(json.dumps({"job_id": args.job, "resent": count}) if args.json else f"{count} resent")

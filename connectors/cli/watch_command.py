@@ -5,7 +5,8 @@
   trunkline watch --all
   trunkline watch --job 0a1b2c3d --settled       over the gateway: sees cancellations, needs no secret
 
-It reads MQTT and verifies with the secret that 'jobs register' or 'jobs pick' stored on this machine. With
+It reads MQTT and verifies with the secret that 'jobs register' or 'jobs pick' stored on this machine. A job
+with an MQTT broker of its own is followed there; with --all those that this machine knows at the start. With
 --settled it follows the backbone's settled stream instead; use that when the backbone runs.
 
 Exit codes: 0 all completed; 1 one ended in error or was cancelled; 2 the time ran out (also wrong

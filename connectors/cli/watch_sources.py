@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from connectors.cli.watch_brokers import brokers_of, brokers_of_all, listening
 from connectors.event_stream import GAP, SETTLED, EventStream
-from connectors.event_subscription import EventSubscription, Message
+from connectors.event_subscription import Message
 from connectors.gateway_client import GatewayClient, path_of, reachable
 from connectors.job_secrets import find_secret, stored_jobs
-from connectors.job_topics import events_filter, events_topic, job_id_of
+from connectors.job_topics import job_id_of
 from connectors.job_watcher import EXIT_TIMED_OUT, JobWatcher, Outcomes, Sight, Timers
-from connectors.mqtt_credentials import DELEGATOR, role_mqtt
 from connectors.terminal_text import escaped
 from schemas.errors import UsageError
 from schemas.ids import JOB
@@ -61,14 +61,13 @@ def watch(next_sights: NextSights, outcomes: Outcomes, timers: Timers) -> int:
 
 @contextmanager
 def mqtt_source(settings: Settings, jobs: list[str], outcomes: Outcomes) -> Iterator[NextSights]:
-    """Events over MQTT, verified here. Raises UsageError for a job without a stored secret."""
+    """Events over MQTT, from our broker and the jobs' own, verified here. Raises UsageError for a job without
+    a stored secret, Refused and BackboneUnreachable for the broker of a job that is named.
+    """
     watchers = {job: JobWatcher(settings, job, _secret(settings, job)) for job in jobs}
     unknown: set[str] = set()
     prefix = settings.mqtt.topic_prefix
-    topics = [events_topic(prefix, job) for job in jobs] or [events_filter(prefix)]
-    if not jobs:
-        for job in stored_jobs(settings):
-            outcomes.take(Sight(job))
+    places = brokers_of(settings, jobs, say) if jobs else brokers_of_all(settings, stored_jobs(settings))
 
     def sights(message: Message) -> list[Sight]:
         job = job_id_of(prefix, message.topic)
@@ -84,11 +83,13 @@ def mqtt_source(settings: Settings, jobs: list[str], outcomes: Outcomes) -> Iter
         seen = watchers[job].see(message.topic, message.payload, message.traceparent)
         return [seen._replace(before=message.retained)]
 
-    mqtt = role_mqtt(settings, DELEGATOR)
-    with EventSubscription(mqtt, topics, lost=_tell_lost("MQTT broker")) as subscription:
+    with listening(places, _tell_lost, say) as (next_message, followed):
+        if not jobs:
+            for job in followed:
+                outcomes.take(Sight(job))
 
         def next_sights(timeout_s: float) -> list[Sight]:
-            message = subscription.next(timeout_s)
+            message = next_message(timeout_s)
             return [] if message is None else sights(message)
 
         _ready()
@@ -113,8 +114,10 @@ def settled_source(settings: Settings, jobs: list[str], outcomes: Outcomes) -> I
             if event is None:
                 return []
             if event.name == GAP:
-                say("events were missed: the gateway does not have them in memory any more")
-                return _standing(gateway, jobs)
+                say("events were missed; the gateway does not have them in memory any more, the ledger does")
+                # What had not ended as far as we know may have ended meanwhile.
+                still_open = [] if jobs else outcomes.open_jobs()
+                return (_standing(gateway, still_open) if still_open else []) + _standing(gateway, jobs)
             return _settled_sights(event.data) if event.name == SETTLED else []
 
         stream.first(settings.gateway.settle_timeout_s)
@@ -126,7 +129,7 @@ def settled_source(settings: Settings, jobs: list[str], outcomes: Outcomes) -> I
 
 
 def _standing(gateway: GatewayClient, jobs: list[str]) -> list[Sight]:
-    """Where the jobs stand now: those that are named, else all that have not ended."""
+    """Where the jobs stand now: those that are named; without names all that have not ended."""
     if jobs:
         rows = [gateway.get(path_of("jobs", job)) for job in jobs]
     else:

@@ -9,6 +9,7 @@ from pydantic import SecretStr
 
 from connectors.broker_settings import resolve_mqtt, same_broker
 from connectors.job_registry import register_job
+from connectors.local_stack import free_port
 from connectors.mqtt_password_file import password_line
 from connectors.mqtt_publisher import JobPublisher
 from connectors.publisher import Publisher
@@ -16,7 +17,7 @@ from schemas.job_registry import BrokerOverlay
 from schemas.sealing import broker_password_purpose
 from schemas.settings import MqttSettings
 from schemas.strict_json import canonical
-from tests.broker_processes import LOOPBACK, free_port, make_mosquitto, wait_until, with_mqtt
+from tests.broker_processes import LOOPBACK, make_mosquitto, wait_until, with_mqtt
 from tests.connectors.gateway.hub_access import JOBS, GatewayProcess, register
 from tests.connectors.verdict_server import VerdictServer
 from tests.mqtt_wire import publish_all
@@ -24,6 +25,8 @@ from tests.mqtt_wire import publish_all
 pytestmark = pytest.mark.requirement("JE-13")
 PASSWORD = "canary-broker-7c1f"
 USER = "bo"
+# Jobs with brokers of their own come and go quickly here; a verdict may take its time.
+QUICK = {"overlay_poll_s": 0.2, "overlay_linger_s": 0.5, "receipt_verdict_wait_s": 10}
 
 
 @pytest.fixture
@@ -41,7 +44,7 @@ def other_broker(tmp_path):
 
 @pytest.fixture
 def hub(backbone_settings):
-    settings = with_mqtt(backbone_settings, overlay_poll_s=0.2, overlay_linger_s=0.5)
+    settings = with_mqtt(backbone_settings, **QUICK)
     found = VerdictServer(settings)
     yield found
     found.close()
@@ -67,12 +70,16 @@ def _log_has(bridge, event, port):
     )
 
 
+def _wait_for_verdicts(bridge):
+    wait_until(lambda: "verdicts_open" in bridge.log(), what="the verdict stream")
+
+
 @pytest.mark.requirement("CM-05")
 def test_the_bridge_follows_a_live_jobs_own_broker_and_leaves_it_when_the_last_job_has_ended(
     hub, start_bridge, other_broker, keyring, tmp_path, read_topic
 ):
     bridge = start_bridge(hub.settings)
-    hub.wait_follower()
+    _wait_for_verdicts(bridge)
     overlay = _overlay(keyring, other_broker.port)
     with Publisher(hub.settings) as publisher:
         job = register_job(publisher, keyring, "elsewhere", broker=overlay)
@@ -167,11 +174,12 @@ def test_while_the_gateway_is_away_the_connections_stay(hub, start_bridge, other
 def test_with_the_real_gateway_a_job_runs_at_its_own_broker(
     backbone_settings, start_bridge, other_broker, tmp_path
 ):
-    settings = with_mqtt(backbone_settings, overlay_poll_s=0.2, overlay_linger_s=0.5)
+    settings = with_mqtt(backbone_settings, **QUICK)
     gateway = GatewayProcess(settings, tmp_path)
     try:
         gateway.program.wait_ready(60)
         bridge = start_bridge(gateway.settings)
+        _wait_for_verdicts(bridge)
         asked = {"host": LOOPBACK, "port": other_broker.port, "username": USER, "password": PASSWORD}
         with gateway.client() as operator:
             found = register(operator, broker=asked)
@@ -196,7 +204,11 @@ def test_each_field_that_an_overlay_names_wins_over_the_environments():
     found = resolve_mqtt(mqtt, BrokerOverlay(host="b", tls=False), None)
     # User and password belong to their broker: nobody may have them sent to a host of his own.
     assert (found.host, found.port, found.tls, found.username, found.password) == ("b", 1, False, None, None)
-    assert resolve_mqtt(mqtt, BrokerOverlay(tls=False)).password.get_secret_value() == "p"
+    stranger = resolve_mqtt(mqtt, BrokerOverlay(host="b", username=mqtt.username))
+    assert (stranger.username, stranger.password) == (mqtt.username, None)
+    assert resolve_mqtt(mqtt, BrokerOverlay(ca_certs="/ca")).password.get_secret_value() == "p"
+    # Nor in clear to our own, where we use TLS.
+    assert resolve_mqtt(mqtt, BrokerOverlay(tls=False)).password is None
     assert str(resolve_mqtt(mqtt, BrokerOverlay(certfile="/c", keyfile="/k")).keyfile) == "/k"
     mine = resolve_mqtt(mqtt, BrokerOverlay(username="v"), "q")
     assert (mine.username, mine.password.get_secret_value()) == ("v", "q")

@@ -20,9 +20,10 @@ import pytest
 
 from connectors.cli.main import main
 from connectors.gateway_client import GatewayClient
+from connectors.local_stack import free_port
 from connectors.session_host import SessionHost
 from schemas.settings import PROJECT_ROOT, Settings
-from tests.broker_processes import ProgramProcess, free_port, program_environment
+from tests.broker_processes import ProgramProcess, program_environment
 
 WAIT_S = 60.0
 

@@ -127,7 +127,7 @@ def test_the_brokers_password_comes_from_a_file_that_only_its_owner_reads(
     file = tmp_path / "broker.json"
     file.write_text('{"host": "broker.example", "port": 8883, "tls": true, "password": "canary-pw"}')
     file.chmod(0o644)
-    arguments = ("jobs", "register", "--description", "x", "--broker", str(file), "--json")
+    arguments = ("jobs", "register", "--description", "x", "--broker-file", str(file), "--json")
     refused = trunkline.call(*arguments)
     assert refused.returncode == 2
     assert "chmod 600" in refused.stderr
@@ -135,8 +135,16 @@ def test_the_brokers_password_comes_from_a_file_that_only_its_owner_reads(
     _json(trunkline.call(*arguments))
     (record,) = read_topic(1)
     assert b"canary-pw" not in record.value
-    got = _json(trunkline.call("jobs", "pick", "--session", "s1", "--json"))
-    assert (got["broker"]["host"], got["broker"]["password"]) == ("broker.example", "canary-pw")
+    secret = tmp_path / "job.secret"
+    picked = trunkline.call("jobs", "pick", "--session", "s1", "--secret-file", str(secret), "--json")
+    got = _json(picked)
+    # What is printed may be logged; the password goes into the private file beside the secret alone.
+    assert "canary-pw" not in picked.stdout
+    assert got["broker"] == {"host": "broker.example", "port": 8883, "tls": True}
+    kept = Path(got["broker_file"])
+    assert kept == tmp_path / "job.secret.broker"
+    assert json.loads(kept.read_text())["broker"]["password"] == "canary-pw"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 
 @pytest.mark.requirement("CM-05")

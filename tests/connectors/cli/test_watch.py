@@ -98,7 +98,7 @@ def test_several_jobs_end_with_1_when_one_failed_and_with_2_when_the_time_ran_ou
 ) -> None:
     publisher("completed")
     publisher("started", job=OTHER)
-    code, _, err = _ended(watching("--job", JOB, "--job", OTHER, "--timeout", "1s"))
+    code, _, err = _ended(watching("--job", JOB, "--job", OTHER, "--timeout", "5s"))
     assert code == 2
     assert f"not ended: {OTHER}" in err
     code, _, err = _ended(watching("--job", JOB, "--job", OTHER, "--idle-timeout", "1s"))
@@ -191,7 +191,9 @@ def test_settled_follows_the_gateway_without_a_secret_and_sees_a_cancellation(
 
 
 @pytest.mark.requirement("JE-22")
+@pytest.mark.parametrize("which", ["--job", "--all"])
 def test_settled_goes_on_when_the_gateway_was_killed_and_started_again(
+    which: str,
     gateway: ProgramProcess,
     hub: GatewayClient,
     hub_settings: Settings,
@@ -201,7 +203,8 @@ def test_settled_goes_on_when_the_gateway_was_killed_and_started_again(
 ) -> None:
     start_bridge(hub_settings)
     job, outgoing = _registered(hub, hub_settings, tmp_path)
-    process = watching("--job", job, "--settled", "--timeout", "60s")
+    wanted = ["--job", job] if which == "--job" else ["--all"]
+    process = watching(*wanted, "--settled", "--timeout", "60s")
     gateway.process.kill()
     gateway.process.wait(10)
     outgoing.publish("completed", "while nobody looked")
