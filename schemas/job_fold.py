@@ -52,6 +52,7 @@ class JobEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     registered_by: str
     registered_at: int
     digest: bytes
+    request_id: str | None = None
 
 
 class ProgressEntry(msgspec.Struct, array_like=True, gc=False):
@@ -126,6 +127,7 @@ def _settle_registration(
         registered_by=f"{envelope.door}/{envelope.principal}",
         registered_at=record.logged_at_us,
         digest=digest,
+        request_id=body.get("request_id"),
     )
     progress = ProgressEntry(ENTRY_VERSION, states.PENDING, SeqMemory())
     entries.put(_JOB, _encode(job))
@@ -264,11 +266,14 @@ def _changes(job_id: str, job: JobEntry, progress: ProgressEntry) -> tuple[Chang
 
 @dataclass(frozen=True)
 class JobGrant:
-    """What the winner of a job gets (JE-11). `broker`: the job's overlay as JSON, its password sealed."""
+    """What the winner of a job gets (JE-11). `broker`: the job's overlay as JSON, its password sealed.
+    `request_id`: of the request that registered it.
+    """
 
     job_id: str
     description: str
     broker: str | None
+    request_id: str | None
     secret: str = field(repr=False)
 
 
@@ -279,4 +284,4 @@ def job_grant(job_id: str, entries: Entries, keyring: Keyring) -> JobGrant | Non
         return None
     job = _decode_job(raw)
     secret = keyring.open(job.sealed_secret, job_secret_purpose(job_id)).decode("utf-8")
-    return JobGrant(job_id, job.description, job.broker, secret)
+    return JobGrant(job_id, job.description, job.broker, job.request_id, secret)

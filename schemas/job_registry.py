@@ -34,12 +34,15 @@ class BrokerOverlay(BaseModel):
 
 
 class JobRegistration(WireBody):
-    """Body of `job.registered`. `sealed_secret` opens for `job-secret/<job_id>` only."""
+    """Body of `job.registered`. `sealed_secret` opens for `job-secret/<job_id>` only. `request_id`: of the
+    request that made the job, of which its id has but the first 32 bits.
+    """
 
     job_id: JobId
     description: Annotated[Printable, Field(max_length=DESCRIPTION_LIMIT)]
     session: Name | None = None
     broker: BrokerOverlay | None = None
+    request_id: Name | None = None
     sealed_secret: str
 
 
@@ -66,6 +69,7 @@ def registration_record(
     *,
     session: str | None = None,
     broker: BrokerOverlay | None = None,
+    request_id: str | None = None,
     door: str = "cli",
     principal: str = "operator",
 ) -> OutgoingRecord:
@@ -75,6 +79,7 @@ def registration_record(
         description=description,
         session=session,
         broker=broker,
+        request_id=request_id,
         sealed_secret=keyring.seal(secret.encode("utf-8"), job_secret_purpose(job_id)),
     )
     value = canonical(body.model_dump(mode="json"))

@@ -13,6 +13,7 @@ from schemas.wire_body import Name, Note, WireBody
 # Raised whenever the rules of schemas/policy change, so that an auditor knows by which rules it was decided.
 POLICY_VERSION: Final = 1
 ANONYMOUS: Final = "anonymous"
+RefusalReason = Literal["unauthorized", "policy", "unknown_recipient", "malformed", "too_large"]
 
 
 class Refusal(WireBody):
@@ -21,7 +22,7 @@ class Refusal(WireBody):
     """
 
     request_id: Name
-    reason: Literal["unauthorized", "policy", "unknown_recipient"]
+    reason: RefusalReason
     why: Note
     principal: Name = ANONYMOUS
     route: Annotated[str, Field(max_length=200)]

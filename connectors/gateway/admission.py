@@ -12,16 +12,17 @@ from typing import Any, Final, TypeVar
 
 import structlog
 from fastapi import Request, Response, Security
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 
-from connectors.gateway.answers import INTERNAL, ApiError, error_response
+from connectors.gateway.answers import INTERNAL, ApiError, error_response, first_fault
 from connectors.gateway.identities import Identities, Unidentified
 from connectors.gateway.policy import Action, Caller, decide, needs_owner
 from connectors.gateway.refusals import RefusalRecorder
-from connectors.gateway.strict_request import StrictRequest
+from connectors.gateway.strict_request import NotRead, StrictRequest
 from schemas.errors import TrunklineError
-from schemas.verdicts import POLICY, UNAUTHORIZED
+from schemas.verdicts import MALFORMED, POLICY, TOO_LARGE, UNAUTHORIZED
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -69,12 +70,26 @@ class Gate:
         if isinstance(caller, Unidentified):
             self._refusals.record(UNAUTHORIZED, caller.why, caller.principal, route)
             raise ApiError(401, UNAUTHORIZED, caller.why, {"WWW-Authenticate": _REALM})
-        owner = await owner_of(request) if needs_owner(caller, action) else None
+        try:
+            owner = await owner_of(request) if needs_owner(caller, action) else None
+        except ApiError as error:
+            self.note_fault(error, caller, route)
+            raise
         decision = decide(caller, action, owner)
         if not decision.allowed:
             self._refusals.record(POLICY, decision.why, caller.principal, route)
             raise ApiError(403, POLICY, decision.why)
         return caller
+
+    def note_fault(self, error: Exception, caller: Caller, route: str) -> None:
+        """Record what a known caller sent that is malformed or too large; nothing of it is repeated."""
+        if isinstance(error, RequestValidationError):
+            self._refusals.record(MALFORMED, first_fault(error), caller.principal, route)
+        elif isinstance(error, ApiError) and not isinstance(error, NotRead):
+            if error.reason == MALFORMED:
+                self._refusals.record(MALFORMED, str(error.detail), caller.principal, route)
+            elif error.reason == TOO_LARGE:
+                self._refusals.record(TOO_LARGE, str(error.detail), caller.principal, route)
 
     def still_holds(self, request: Request) -> bool:
         """Whether the token of a long answer's request is still that of the same caller."""
@@ -106,12 +121,17 @@ class AdmittedRoute(APIRoute):
             gate: Gate = request.app.state.gate
             strict = StrictRequest(request.scope, request.receive, gate.body_limit_bytes)
             strict.scope["trunkline_route"] = path
-            if admission != _OPEN:
-                action, owner_of = admission
-                caller = await gate.admit(strict, f"{request.method} {path}", action, owner_of)
-                strict.state.caller = caller
-                strict.scope["trunkline_principal"] = caller.principal
-            return await _answered(handle, strict, path)
+            if admission == _OPEN:
+                return await _answered(handle, strict, path)
+            (action, owner_of), route = admission, f"{request.method} {path}"
+            caller = await gate.admit(strict, route, action, owner_of)
+            strict.state.caller = caller
+            strict.scope["trunkline_principal"] = caller.principal
+            try:
+                return await _answered(handle, strict, path)
+            except (ApiError, RequestValidationError) as error:
+                gate.note_fault(error, caller, route)
+                raise
 
         return admitted
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 import orjson
 from fastapi import HTTPException
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 
 from connectors.settled_feed import SettledRecord
@@ -92,6 +93,14 @@ def refuse_rejected(settled: SettledRecord) -> SettledRecord:
     raise ApiError(_STATUS_BY_REASON.get(reason, 500), reason, settled.why or reason.replace("_", " "))
 
 
+def first_fault(error: RequestValidationError) -> str:
+    """The first thing that is wrong with a request, `place: what`, without the input, which may be secret."""
+    first = error.errors()[0]
+    # The last part of an unknown key's place is the key, and that is input.
+    place = first["loc"][:-1] if first["type"] == "extra_forbidden" else first["loc"]
+    return f"{'.'.join(str(part) for part in place)}: {first['msg']}"
+
+
 def error_response(status: int, reason: str, message: str, headers: dict[str, str] | None = None) -> Response:
     """An error as it goes over the wire."""
     return JSONResponse({"reason": reason, "message": message}, status, headers)
@@ -107,11 +116,11 @@ def http_error_response(status: int, headers: dict[str, str] | None) -> Response
     return error_response(status, reason, message, headers)
 
 
-def json_answer(document: Any, status: int = 200, settled: SettledRecord | None = None) -> Response:
-    """An answer. `settled`: the record that was appended for it; its verdict stands in a header, so that a
+def json_answer(document: Any, status: int = 200, verdict: str | None = None) -> Response:
+    """An answer. `verdict`: that on the record that was appended for it; it stands in a header, so that a
     repeated request is told from the first.
     """
-    headers = {} if settled is None else {VERDICT_HEADER: settled.verdict}
+    headers = {} if verdict is None else {VERDICT_HEADER: verdict}
     return Response(orjson.dumps(document), status, headers, "application/json")
 
 

@@ -15,6 +15,7 @@ from connectors.gateway.answers import (
     NOT_READY,
     ApiError,
     error_response,
+    first_fault,
     http_error_response,
     json_answer,
     unavailable,
@@ -89,11 +90,3 @@ def _add_error_handlers(app: FastAPI) -> None:
             away = unavailable(str(error))
             return error_response(away.status_code, away.reason, str(away.detail), dict(away.headers or {}))
         return error_response(500, INTERNAL, str(error))
-
-
-def first_fault(error: RequestValidationError) -> str:
-    """The first thing that is wrong with a request, `place: what`, without the input, which may be secret."""
-    first = error.errors()[0]
-    # The last part of an unknown key's place is the key, and that is input.
-    place = first["loc"][:-1] if first["type"] == "extra_forbidden" else first["loc"]
-    return f"{'.'.join(str(part) for part in place)}: {first['msg']}"

@@ -7,6 +7,7 @@ import heapq
 import time
 from typing import Annotated, Any, Final
 
+import orjson
 from fastapi import FastAPI, Path, Query, Request, Response
 
 from connectors.gateway.admission import asks_for
@@ -20,19 +21,21 @@ from connectors.gateway.models import (
     BrokersAnswer,
     CancelRequest,
     GrantAnswer,
-    JobAnswer,
     JobChangedAnswer,
     JobFilter,
     JobRequest,
     JobsAnswer,
+    JobShownAnswer,
     PickRequest,
     RegisteredAnswer,
 )
-from connectors.gateway.policy import Action
+from connectors.gateway.policy import Action, Caller, decide
 from connectors.gateway.refusals import DOOR
 from connectors.gateway.registration import grant_of, opened_overlay, register
 from connectors.live_view import LiveView
-from schemas.job_registry import cancellation_record, pick_record
+from schemas.errors import TrunklineError
+from schemas.job_registry import cancellation_record
+from schemas.verdicts import DUPLICATE
 from schemas.view_rows import REGISTRY_JOBS, JobRow
 
 JOBS: Final = "/api/hub/jobs"
@@ -53,7 +56,7 @@ def _add_changes(app: FastAPI, hub: Hub) -> None:
         job_id, secret, settled = await register(hub, body, request.state.caller.principal, key)
         await hub.tell_registered(job_id)
         answer = {"job_id": job_id, "secret": secret, "position": list(settled.position)}
-        return json_answer(answer, 201, settled)
+        return json_answer(answer, 201, settled.verdict)
 
     @app.post(f"{JOBS}/pick", response_model=GrantAnswer, responses=ERRORS)
     @asks_for(Action.JOB_PICK, _session_of_body)
@@ -71,7 +74,7 @@ def _add_changes(app: FastAPI, hub: Hub) -> None:
             "broker": opened_overlay(grant.broker, hub.keyring),
             "secret": grant.secret,
         }
-        return json_answer(answer, settled=settled)
+        return json_answer(answer, verdict=DUPLICATE if settled is None else settled.verdict)
 
     async def registrar(request: Request) -> str | None:
         row = hub.job_row(str(request.path_params.get("job_id")))
@@ -86,10 +89,9 @@ def _add_changes(app: FastAPI, hub: Hub) -> None:
         """Give this very job to a session: a pick on its behalf, without the secret. The same again is the
         same; it needs no key.
         """
-        record = pick_record(job_id, body.session, door=DOOR, principal=request.state.caller.principal)
-        settled = refuse_rejected(await hub.appender.settle(record))
+        settled = await hub.picker.assign(job_id, body.session, request.state.caller.principal)
         answer = {"job_id": job_id, "status": settled.status_after, "verdict": settled.verdict}
-        return json_answer(answer, settled=settled)
+        return json_answer(answer, verdict=settled.verdict)
 
     @app.post(f"{JOBS}/{{job_id}}/cancel", response_model=JobChangedAnswer, responses=ERRORS)
     @asks_for(Action.JOB_CANCEL)
@@ -107,7 +109,7 @@ def _add_changes(app: FastAPI, hub: Hub) -> None:
         )
         settled = refuse_rejected(await hub.appender.settle(record))
         answer = {"job_id": job_id, "status": settled.status_after, "verdict": settled.verdict}
-        return json_answer(answer, settled=settled)
+        return json_answer(answer, verdict=settled.verdict)
 
 
 def _add_reads(app: FastAPI, hub: Hub) -> None:
@@ -123,20 +125,33 @@ def _add_reads(app: FastAPI, hub: Hub) -> None:
         """List jobs by state, session and age, newest first."""
         return json_answer(await asyncio.to_thread(_listed, hub.live_view, wanted, time.time()))
 
-    @app.get(f"{JOBS}/{{job_id}}", response_model=JobAnswer, responses=ERRORS)
+    @app.get(f"{JOBS}/{{job_id}}", response_model=JobShownAnswer, responses=ERRORS)
     @asks_for(Action.JOB_READ, session_of_job)
-    async def show_job(job_id: JobPath) -> Response:
-        """Show one job."""
+    async def show_job(request: Request, job_id: JobPath) -> Response:
+        """Show one job, with its broker overlay; the password, sealed, for who may read all brokers."""
         row = hub.job_row(job_id)
         if row is None:
             raise not_found("no job with this id")
-        return json_answer(row_as_json(row))
+        return json_answer({**row_as_json(row), "broker": _overlay_for(request.state.caller, hub, job_id)})
 
     @app.get("/api/hub/brokers", response_model=BrokersAnswer, responses=ERRORS)
     @asks_for(Action.BROKERS_READ)
     async def list_brokers() -> Response:
         """List the distinct broker overlays of live jobs, their passwords sealed."""
         return json_answer({"brokers": await asyncio.to_thread(overlays.distinct)})
+
+
+def _overlay_for(caller: Caller, hub: Hub, job_id: str) -> dict[str, Any] | None:
+    try:
+        overlay = grant_of(hub, job_id).broker
+    except TrunklineError:  # its secret lies under another master key; the row can be shown all the same
+        return None
+    if overlay is None:
+        return None
+    fields: dict[str, Any] = orjson.loads(overlay)
+    if not decide(caller, Action.BROKERS_READ).allowed:
+        fields["sealed_password"] = None
+    return fields
 
 
 async def _session_of_body(request: Request) -> str | None:

@@ -8,7 +8,7 @@ import msgspec
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, SecretStr, create_model
 
 from schemas.ids import NAME_LIMIT
-from schemas.job_registry import DESCRIPTION_LIMIT
+from schemas.job_registry import DESCRIPTION_LIMIT, BrokerOverlay
 from schemas.session_registry import STOP
 from schemas.view_rows import JobRow, MessageRow, SessionRow
 from schemas.wire_body import Name, Note, Printable
@@ -212,6 +212,12 @@ def _row_answer(name: str, row_type: type[msgspec.Struct]) -> type[BaseModel]:
 
 
 JobAnswer: Final = _row_answer("JobAnswer", JobRow)
+JobShownAnswer: Final = create_model(
+    "JobShownAnswer",
+    __base__=JobAnswer,
+    __doc__="A row of a job, and its broker overlay if it has one.",
+    broker=(BrokerOverlay | None, ...),
+)
 SessionAnswer: Final = _row_answer("SessionAnswer", SessionRow)
 MessageAnswer: Final = _row_answer("MessageAnswer", MessageRow)
 

@@ -14,6 +14,7 @@ from schemas.life_cycles import PENDING, RUNNING
 from schemas.settled import AppliedChange
 from schemas.view_rows import REGISTRY_JOBS, JobRow, ViewRow
 
+_STALE_MOST = 1000
 _Place = tuple[int, str]  # registered_at and job id: the order in which jobs are picked
 
 
@@ -24,6 +25,8 @@ class PendingJobs:
         self._row_of = row_of
         self._lock = threading.Lock()
         self._wanted_by_job: dict[str, str | None] = {}
+        self._place_by_job: dict[str, _Place] = {}
+        self._stale = 0  # places in the heaps of jobs that wait no more, at most
         self._waiting: dict[str | None, list[_Place]] = {}  # heaps by the session that is wanted
         self._reserved: dict[str, _Place] = {}
         self._held: dict[str, set[str]] = {}
@@ -82,8 +85,9 @@ class PendingJobs:
     def _take_in(self, row: JobRow) -> None:
         if row.status == PENDING:
             if row.job_id not in self._wanted_by_job:
-                self._wanted_by_job[row.job_id] = row.session_wanted
                 place = (row.registered_at, row.job_id)
+                self._wanted_by_job[row.job_id] = row.session_wanted
+                self._place_by_job[row.job_id] = place
                 heapq.heappush(self._waiting.setdefault(row.session_wanted, []), place)
             return
         self._forget(row.job_id)
@@ -98,6 +102,17 @@ class PendingJobs:
                 del self._held[row.session]
 
     def _forget(self, job_id: str) -> None:
-        wanted = self._wanted_by_job.pop(job_id, None)
-        if wanted is not None and not self._waiting.get(wanted):
-            self._waiting.pop(wanted, None)
+        if self._place_by_job.pop(job_id, None) is None:
+            return
+        del self._wanted_by_job[job_id]
+        self._stale += 1
+        if self._stale > _STALE_MOST + len(self._wanted_by_job):
+            self._make_heaps_anew()
+
+    def _make_heaps_anew(self) -> None:
+        # A job that was cancelled, or given away elsewhere, leaves its place in a heap that nobody may read.
+        self._stale = 0
+        self._waiting.clear()
+        for job_id, place in sorted(self._place_by_job.items(), key=lambda item: item[1]):
+            if job_id not in self._reserved:
+                self._waiting.setdefault(self._wanted_by_job[job_id], []).append(place)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from connectors.gateway.answers import BUSY, NO_MATCH, ApiError, unavailable
+from connectors.gateway.answers import BUSY, NO_MATCH, ApiError, refuse_rejected, unavailable
 from connectors.gateway.log_appender import LogAppender
 from connectors.gateway.pending_jobs import PendingJobs
 from connectors.live_view import LiveView
@@ -54,7 +54,9 @@ class FreshView:
 
 
 class Picker:
-    """Gives jobs to sessions. One pick of a session at a time; several sessions at once try different jobs."""
+    """Gives jobs to sessions. One pick or assignment of a session at a time; several sessions at once try
+    different jobs.
+    """
 
     def __init__(
         self,
@@ -97,6 +99,23 @@ class Picker:
                 if time.monotonic() > deadline:
                     break
         raise unavailable("others were faster each time; ask again", BUSY)
+
+    async def assign(self, job_id: str, session: str, principal: str) -> SettledRecord:
+        """Give `session` this very job. Raises ApiError (409 when the session does not run, has another job, or
+        the job is not to be had) and BackboneUnreachable.
+        """
+        async with self._alone(session):
+            self._appender.check()
+            await self._fresh.catch_up()
+            held = self._pending.held_by(session)
+            if held is not None and held.job_id != job_id:
+                raise ApiError(
+                    409, ILLEGAL_TRANSITION, f"the session has job {held.job_id}, which has not ended"
+                )
+            self._check_session(session)
+            return refuse_rejected(
+                await self._appender.settle(pick_record(job_id, session, principal=principal))
+            )
 
     def _check_session(self, session: str) -> None:
         row = self._live_view.row(REGISTRY_SESSIONS, session)

@@ -54,7 +54,7 @@ def add_principal_routes(app: FastAPI, hub: Hub) -> None:
         if settled.verdict == DUPLICATE:
             _check_retold(_principal(hub, body.principal))
         answer = {"principal": body.principal, "role": body.role, "token": token}
-        return json_answer(answer, 201, settled)
+        return json_answer(answer, 201, settled.verdict)
 
     @app.get(PRINCIPALS, response_model=PrincipalsAnswer, responses=ERRORS)
     @asks_for(Action.PRINCIPAL_LIST)
@@ -72,7 +72,7 @@ def add_principal_routes(app: FastAPI, hub: Hub) -> None:
         record = revocation_record(name, door=DOOR, principal=request.state.caller.principal)
         settled = refuse_rejected(await hub.appender.settle(record))
         row = _principal(hub, name)
-        return json_answer(None if row is None else row_as_json(row), settled=settled)
+        return json_answer(None if row is None else row_as_json(row), verdict=settled.verdict)
 
 
 def add_mailbox_routes(app: FastAPI, hub: Hub) -> None:

@@ -1,7 +1,7 @@
-"""What the gateway refuses (401, 403) goes into the log under `refused/http`, rate-limited.
+"""What the gateway refuses by itself (400, 401, 403, 413) goes into the log under `refused/http`, rate-limited.
 
-Each principal has a bucket for each route, so that nobody fills the ledger; what a bucket holds back is
-counted, and the next refusal that is recorded carries the number.
+Each principal has a bucket for each route and reason, so that nobody fills the ledger; what a bucket holds
+back is counted, and the next refusal that is recorded carries the number.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import structlog
 
 from schemas.record import OutgoingRecord
-from schemas.refusal import ANONYMOUS, Refusal, refusal_record
+from schemas.refusal import ANONYMOUS, Refusal, RefusalReason, refusal_record
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -41,14 +41,12 @@ class RefusalRecorder:
     ) -> None:
         self._append = append
         self._clock = clock
-        self._buckets: OrderedDict[tuple[str, str], _Bucket] = OrderedDict()
+        self._buckets: OrderedDict[tuple[str, str, str], _Bucket] = OrderedDict()
 
-    def record(
-        self, reason: Literal["unauthorized", "policy"], why: str, principal: str | None, route: str
-    ) -> None:
+    def record(self, reason: RefusalReason, why: str, principal: str | None, route: str) -> None:
         """Record one refusal, or count it. `route` is the template of the route, nothing that was sent."""
         name = principal or ANONYMOUS
-        bucket = self._bucket((name, route))
+        bucket = self._bucket((name, route, reason))
         if bucket.tokens < 1.0:
             bucket.suppressed += 1
             return
@@ -65,7 +63,7 @@ class RefusalRecorder:
         log.info("refused", reason=reason, why=why, principal=name, route=route, suppressed=refusal.suppressed)
         self._append(refusal_record(refusal, DOOR))
 
-    def _bucket(self, key: tuple[str, str]) -> _Bucket:
+    def _bucket(self, key: tuple[str, str, str]) -> _Bucket:
         now = self._clock()
         bucket = self._buckets.get(key)
         if bucket is None:

@@ -34,14 +34,16 @@ async def register(
     that the fold itself tells the same request (duplicate) from another one under its key (ApiError 409).
     """
     made = request_uuid(principal, key)
+    request_id = str(made)
     broker = None if wanted.broker is None else sealed_overlay(wanted.broker, hub.keyring)
     for _ in range(_ATTEMPTS):
         job_id = made.hex[:8]
         row = hub.job_row(job_id)
-        if row is not None and (key is None or row.registered_by != f"{DOOR}/{principal}"):
+        known = None if row is None else grant_of(hub, job_id)
+        if known is not None and known.request_id != request_id:
             made = uuid.uuid5(made, "taken")
             continue
-        secret = new_secret() if row is None else grant_of(hub, job_id).secret
+        secret = new_secret() if known is None else known.secret
         record = registration_record(
             job_id,
             secret,
@@ -49,6 +51,7 @@ async def register(
             hub.keyring,
             session=wanted.session,
             broker=broker,
+            request_id=request_id,
             door=DOOR,
             principal=principal,
         )

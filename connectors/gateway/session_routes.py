@@ -46,7 +46,7 @@ def _add_changes(app: FastAPI, hub: Hub) -> None:
         record = session_record(body, door=DOOR, principal=principal)
         settled = refuse_rejected(await hub.appender.settle(record))
         row = hub.live_view.row(REGISTRY_SESSIONS, body.session)
-        return json_answer(None if row is None else row_as_json(row), status, settled)
+        return json_answer(None if row is None else row_as_json(row), status, settled.verdict)
 
     def made(request: Request, key: str | None) -> str:
         return str(request_uuid(request.state.caller.principal, key))

@@ -150,9 +150,10 @@ async def server_events(
 
 async def verdict_lines(follower: Follower) -> AsyncIterator[bytes]:
     """Lines of JSON: the verdicts on job events from now on, `{}` at least every second."""
+    cursor = follower.feed.newest
     yield b"{}\n"
     with suppress(FellBehind):
-        async for _, records in follower.batches(follower.feed.newest, TICK_S):
+        async for _, records in follower.batches(cursor, TICK_S):
             found = [[*r.position, r.verdict, r.reason] for r in records if r.type == JOB_EVENT]
             yield orjson.dumps({"settled": found}) + b"\n" if found else b"{}\n"
 

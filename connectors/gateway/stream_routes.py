@@ -42,10 +42,11 @@ def add_stream_routes(app: FastAPI, hub: Hub, gate: Gate) -> None:
     def answer(
         request: Request, chunks: Callable[[Follower], AsyncIterator[bytes]], media_type: str
     ) -> StreamingAnswer:
-        if not places.take():
+        principal = request.state.caller.principal
+        if not places.take(principal):
             raise unavailable("too many followers at once; come again later", BUSY)
         follower = Follower(hub.live_view.feed, lambda: not hub.stopping.is_set() and gate.still_holds(request))
-        return StreamingAnswer(lambda: chunks(follower), media_type, places)
+        return StreamingAnswer(lambda: chunks(follower), media_type, lambda: places.give_back(principal))
 
     async def session_of_job(request: Request) -> str | None:
         row = hub.job_row(str(request.path_params.get("job_id")))

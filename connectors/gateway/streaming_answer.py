@@ -7,6 +7,7 @@ for a minute is cut off.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Final
@@ -15,41 +16,46 @@ from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
 SEND_TIMEOUT_S: Final = 60.0
-STREAMS_LIMIT: Final = 256
+STREAMS_LIMIT: Final = 512
+# What one principal may hold: nobody can shut out the others.
+STREAMS_SHARE: Final = 256
 
 
 class StreamPlaces:
-    """How many long answers there are at once."""
+    """How many long answers there are at once, in all and for each principal."""
 
-    def __init__(self, limit: int = STREAMS_LIMIT) -> None:
-        self._free = limit
+    def __init__(self, limit: int = STREAMS_LIMIT, share: int = STREAMS_SHARE) -> None:
+        self._limit = limit
+        self._share = share
+        self._held: Counter[str] = Counter()
 
-    def take(self) -> bool:
-        """Take a place, if one is free."""
-        if self._free == 0:
+    def take(self, principal: str) -> bool:
+        """Take a place, if one is free for this principal."""
+        if self._held.total() >= self._limit or self._held[principal] >= self._share:
             return False
-        self._free -= 1
+        self._held[principal] += 1
         return True
 
-    def give_back(self) -> None:
+    def give_back(self, principal: str) -> None:
         """Free a place."""
-        self._free += 1
+        self._held[principal] -= 1
+        self._held += Counter()  # forgets who holds none
 
 
 class StreamingAnswer(Response):
-    """Sends what `chunks` yields, each at once. `places` has a place that was taken for it."""
+    """Sends what `chunks` yields, each at once. `ended` is called once, when nothing more will be sent."""
 
     def __init__(
         self,
         chunks: Callable[[], AsyncIterator[bytes]],
         media_type: str,
-        places: StreamPlaces,
+        ended: Callable[[], None],
         send_timeout_s: float = SEND_TIMEOUT_S,
     ) -> None:
         super().__init__(b"", 200, {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}, media_type)
         del self.headers["content-length"]
         self._chunks = chunks
-        self._places = places
+        self._ended = ended
         self._send_timeout_s = send_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,7 +73,7 @@ class StreamingAnswer(Response):
                 # The answer has begun; all that is left is to break it off.
                 raise error
         finally:
-            self._places.give_back()
+            self._ended()
 
     async def _send_all(self, send: Send) -> None:
         async def put(message: Message) -> None:

@@ -18,6 +18,10 @@ READ_LIMIT_BYTES: Final = 16 * 1024 * 1024
 BODY_TIMEOUT_S: Final = 30.0
 
 
+class NotRead(ApiError):
+    """The body was not read to its end, so nobody knows what it was: refused without a row (CM-02)."""
+
+
 class StrictRequest(Request):
     """A request whose body is at most `limit_bytes` long and whose JSON is that of CM-02."""
 
@@ -35,7 +39,7 @@ class StrictRequest(Request):
                 async with asyncio.timeout(BODY_TIMEOUT_S):
                     self._read = await self._bounded()
             except TimeoutError:
-                raise ApiError(
+                raise NotRead(
                     408, REQUEST_TIMEOUT, f"no whole body within {BODY_TIMEOUT_S:g} s", {"Connection": "close"}
                 ) from None
             except ClientDisconnect:
@@ -55,20 +59,19 @@ class StrictRequest(Request):
     async def _bounded(self) -> bytes:
         announced = self.headers.get("content-length", "0")
         if announced.isdigit() and int(announced[:19]) > READ_LIMIT_BYTES:
-            raise self._too_large()
+            raise self._not_read()
         kept, size = bytearray(), 0
         async for chunk in self.stream():
             size += len(chunk)
             if size > READ_LIMIT_BYTES:
-                raise self._too_large()
+                raise self._not_read()
             if size <= self._limit_bytes:
                 kept += chunk
             else:
                 kept.clear()
         if size > self._limit_bytes:
-            raise self._too_large(close=False)
+            raise ApiError(413, TOO_LARGE, f"a body has at most {self._limit_bytes} bytes, this one {size}")
         return bytes(kept)
 
-    def _too_large(self, *, close: bool = True) -> ApiError:
-        message = f"a body has at most {self._limit_bytes} bytes"
-        return ApiError(413, TOO_LARGE, message, {"Connection": "close"} if close else None)
+    def _not_read(self) -> ApiError:
+        return NotRead(413, TOO_LARGE, f"a body has at most {self._limit_bytes} bytes", {"Connection": "close"})

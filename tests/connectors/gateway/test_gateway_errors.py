@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import socket
+from collections import Counter
 
 import pytest
 
 from connectors.gateway.program import bound_socket
+from connectors.gateway.strict_request import READ_LIMIT_BYTES
 from schemas.settings import GatewaySettings, Settings
 from tests.broker_processes import free_port
 from tests.connectors.gateway.hub_access import JOBS, SESSIONS
 
 
 @pytest.mark.requirement("CM-02")
-def test_bodies_that_break_the_rules_are_refused_and_leave_no_record(backbone_settings, operator, read_topic):
+def test_bodies_that_break_the_rules_are_refused_with_a_row_that_says_why(
+    backbone_settings, operator, read_topic
+):
     limit = backbone_settings.limits.payload_bytes
     cases = [
         (b'{"description":"a","description":"b"}', 400, "malformed"),
@@ -44,7 +49,15 @@ def test_bodies_that_break_the_rules_are_refused_and_leave_no_record(backbone_se
     assert as_chunks.status_code == 413
     as_form = operator.post(JOBS, data={"description": "x"})
     assert (as_form.status_code, as_form.json()["reason"]) == (400, "malformed")
-    assert read_topic() == []
+    beyond = operator.post(JOBS, content=b" " * (READ_LIMIT_BYTES + 1))
+    assert (beyond.status_code, beyond.json()["reason"]) == (413, "too_large")
+    # Of each reason the first five, then one every ten seconds. What is longer than 16 MiB has no row.
+    rows = read_topic(8)
+    assert {record.key for record in rows} == {b"refused/http"}
+    told = [json.loads(record.value) for record in rows]
+    counts = Counter(one["reason"] for one in told)
+    assert counts["too_large"] == 3 and 5 <= counts["malformed"] <= 8
+    assert {(one["principal"], one["route"]) for one in told} == {("operator", f"POST {JOBS}")}
 
 
 @pytest.mark.requirement("CM-01")
@@ -69,7 +82,7 @@ def test_names_that_leave_their_place_go_no_further_than_the_door(operator, read
             ("/api/hub/principals", {"principal": name, "role": "viewer"}),
         ):
             assert operator.post(path, json=body).status_code == 400, (path, name)
-    assert read_topic() == []
+    assert {record.key for record in read_topic()} == {b"refused/http"}
 
 
 def test_what_is_no_route_is_answered_in_the_same_form(gateway, operator):

@@ -157,3 +157,13 @@ def test_a_session_that_asks_twice_at_once_gets_one_job_and_two_sessions_get_two
     first, second = "00000000", "00000001"
     assert asyncio.run(ask("s", "s", "s")) == ([first, first, first], [first])
     assert asyncio.run(ask("s", "t")) == ([first, second], [first, second])
+
+
+def test_what_is_given_away_elsewhere_leaves_nothing_behind():
+    jobs = Jobs()
+    jobs.put("stays", 1, wanted="s-1")
+    for number in range(5000):
+        jobs.put(f"j{number}", 2 + number, wanted=f"s{number}")
+        jobs.put(f"j{number}", 2 + number, status="cancelled", wanted=f"s{number}")
+    assert len(jobs.index._waiting) < 1100
+    assert jobs.reserve_all("s-1") == ["stays"]

@@ -130,3 +130,21 @@ def test_a_delegator_assigns_the_jobs_that_it_registered_and_no_other(gateway, o
         taken = dora.post(f"/api/hub/jobs/{mine}/assign", json={"session": "s-2"})
         assert (taken.status_code, taken.json()["reason"]) == (409, "illegal_transition")
         assert dora.get(f"/api/hub/jobs/{mine}").json()["session"] == "s-1"
+
+
+@pytest.mark.requirement("JE-14")
+def test_a_job_is_assigned_only_to_a_session_that_runs_and_has_no_other(gateway, operator):
+    first, second = register(operator)["job_id"], register(operator)["job_id"]
+    operator.post("/api/hub/sessions", json={"session": "one"})
+    assert operator.post(f"/api/hub/jobs/{first}/assign", json={"session": "one"}).status_code == 200
+    busy = operator.post(f"/api/hub/jobs/{second}/assign", json={"session": "one"})
+    assert (busy.status_code, busy.json()["reason"]) == (409, "illegal_transition")
+    assert first in busy.json()["message"]
+    operator.post(f"/api/hub/jobs/{first}/cancel")
+    assert operator.post(f"/api/hub/jobs/{second}/assign", json={"session": "one"}).status_code == 200
+    operator.post(f"/api/hub/jobs/{second}/cancel")
+    operator.post("/api/hub/sessions/one/stop", json={"mode": "hard"})
+    third = register(operator)["job_id"]
+    gone = operator.post(f"/api/hub/jobs/{third}/assign", json={"session": "one"})
+    assert (gone.status_code, gone.json()["reason"]) == (409, "illegal_transition")
+    assert operator.get(f"/api/hub/jobs/{third}").json()["status"] == "pending"

@@ -210,7 +210,7 @@ def test_a_follower_that_falls_behind_is_told_of_the_gap_and_let_go():
 
 
 def test_a_client_that_does_not_read_is_cut_off_and_its_place_given_back():
-    places, asked = StreamPlaces(1), []
+    places, asked = StreamPlaces(3, share=1), []
 
     async def chunks():
         for number in itertools.count():
@@ -227,13 +227,14 @@ def test_a_client_that_does_not_read_is_cut_off_and_its_place_given_back():
         async def receive():
             await never.wait()
 
-        answer = StreamingAnswer(chunks, "text/plain", places, send_timeout_s=0.05)
+        answer = StreamingAnswer(chunks, "text/plain", lambda: places.give_back("ann"), 0.05)
         await asyncio.wait_for(answer({}, receive, send), 5)
 
-    assert places.take() and not places.take()
+    assert places.take("ann") and not places.take("ann")
+    assert places.take("bo") and places.take("cy") and not places.take("di")
     asyncio.run(serve())
     assert asked == [0]
-    assert places.take()
+    assert places.take("ann")
 
 
 def test_places_are_given_back_when_followers_leave(operator):
