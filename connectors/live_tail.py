@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from kafka import KafkaConsumer, TopicPartition  # type: ignore[import-untyped]
-from kafka.errors import KafkaError  # type: ignore[import-untyped]
+from kafka.errors import KafkaError, OffsetOutOfRangeError  # type: ignore[import-untyped]
 
 from connectors.kafka_repairs import repair_kafka_client
 from schemas.errors import BackboneUnreachable
@@ -61,6 +61,8 @@ def tail_consumer(kafka: KafkaSettings, offsets: Mapping[int, int]) -> Iterator[
             yield consumer
         finally:
             consumer.close(autocommit=False)
+    except OffsetOutOfRangeError:
+        raise
     except KafkaError as error:
         raise BackboneUnreachable(f"Kafka at {kafka.bootstrap_servers}: {error}") from error
 

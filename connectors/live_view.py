@@ -159,8 +159,10 @@ class LiveView:
         promise: Future[SettledRecord | None] = Future()
         self._waits.add(position, promise)
         try:
+            # In this order: what is settled after the first look is found by the second, or is promised.
+            settled_before = self._is_settled(position)
             found = self.feed.find(position)
-            if found is None and not self._is_settled(position):
+            if found is None and not settled_before:
                 self._check_failure()
                 found = promise.result(timeout_s)
         except TimeoutError:
@@ -175,8 +177,10 @@ class LiveView:
         promise: asyncio.Future[SettledRecord | None] = asyncio.get_running_loop().create_future()
         self._waits.add(position, promise)
         try:
+            # In this order: what is settled after the first look is found by the second, or is promised.
+            settled_before = self._is_settled(position)
             found = self.feed.find(position)
-            if found is None and not self._is_settled(position):
+            if found is None and not settled_before:
                 self._check_failure()
                 found = await asyncio.wait_for(promise, timeout_s)
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""Keeps an MQTT account for each live job at the local stack's Mosquitto (JE-13): a companion of the gateway.
+"""Keeps an MQTT account for each live job at the local stack's Mosquitto: a companion of the gateway.
 
 **Reads** the jobs of the live view; their passwords follow from their secrets (`schemas.mqtt_password`).
 **Owns** the password file in `mqtt.accounts_dir`: a line for each role, each pending or running job, and for
@@ -154,6 +154,9 @@ class MqttAccounts:
                     self._rest(min(rest_s, _RETRY_S))
             except Exception:
                 log.exception("accounts_failed")
+                with self._changed:
+                    self._to_look_at |= job_ids
+                self._rest(_RETRY_S)
                 apply_by = time.monotonic() + _RETRY_S
 
     def _wait_for_work(self, apply_by: float | None) -> set[str] | None:

@@ -7,12 +7,13 @@ Loses when: Kafka refuses a follow-up for its own sake; that is logged, and the 
 
 Without committed offsets (a new group, or Kafka has forgotten an old one) it begins with the log's first
 record and derives everything again. Mailboxes know all their messages for ever, but a session only its
-newest 256 requests: so for causes older than a minute the ledger is asked, once a connection, and what it
-has of this door is not appended again. What is polled at once is less than a session knows.
+newest 256 requests: so for causes older than a minute the ledger is asked, and what it has of this door since
+then is not appended again. What is polled at once is less than a session knows.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +47,8 @@ _POLL_RECORDS: Final = 100
 _FETCH_BYTES: Final = 64 * 1024
 _FETCH_WAIT_MS: Final = 250
 _OLD_S: Final = 60.0
+# How far the clocks of two brokers may be apart.
+_CLOCKS_APART_S: Final = 60.0
 _SETTLE_TICK_S: Final = 0.5
 # A live view that was closed answers at once.
 _CLOSED_TICK_S: Final = 0.02
@@ -70,7 +73,8 @@ class Reactor:
         self._step = step
         self._stopping = threading.Event()
         self._refused: set[str] = set()
-        self._already: set[str] | None = None
+        self._already: set[str] = set()
+        self._known_since_s = math.inf
         self._thread = threading.Thread(target=self._run, name="reactor", daemon=True)
 
     def start(self) -> None:
@@ -87,7 +91,7 @@ class Reactor:
         attempt = 0
         while not self._stopping.is_set():
             try:
-                self._already = None
+                self._already, self._known_since_s = set(), math.inf
                 with Publisher(self._settings) as publisher:
                     consumer = self._connect()
                     try:
@@ -132,9 +136,9 @@ class Reactor:
         self._step("seen")
         if not self._wait_settled(polled):
             return False
-        oldest_s = min(batch[0].timestamp for batch in polled.values()) / 1000
-        if self._already is None and oldest_s < time.time() - _OLD_S:
-            self._already = self._appended_before()
+        oldest_s = min(consumed.timestamp for batch in polled.values() for consumed in batch) / 1000
+        if oldest_s < min(self._known_since_s, time.time() - _OLD_S):
+            self._already, self._known_since_s = self._appended_since(oldest_s), oldest_s
         wanted = [found for batch in polled.values() for consumed in batch for found in self._derive(consumed)]
         # A cause that came twice has the same effect twice.
         self._append([r for r in {r.ce_id: r for r in wanted}.values() if self._is_wanted(r)], publisher)
@@ -165,7 +169,7 @@ class Reactor:
             return []
 
     def _is_wanted(self, record: OutgoingRecord) -> bool:
-        return record.ce_id not in self._refused and record.ce_id not in (self._already or ())
+        return record.ce_id not in self._refused and record.ce_id not in self._already
 
     def _append(self, wanted: Sequence[OutgoingRecord], publisher: Publisher) -> None:
         """Append and wait for the acknowledgements. Raises BackboneUnreachable: do it all again."""
@@ -186,9 +190,10 @@ class Reactor:
         if failure is not None:
             raise failure
 
-    def _appended_before(self) -> set[str]:
+    def _appended_since(self, oldest_s: float) -> set[str]:
+        # A follow-up is logged after its cause.
         try:
-            return ids_by_door(self._settings, DOOR)
+            return ids_by_door(self._settings, DOOR, oldest_s - _CLOCKS_APART_S)
         except TrunklineError as error:
             log.warning("past_follow_ups_unknown", why=str(error))
             return set()

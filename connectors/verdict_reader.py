@@ -60,9 +60,12 @@ def verdict_in_ledger(settings: Settings, position: Position) -> SettledRecord |
     )
 
 
-def ids_by_door(settings: Settings, door: str) -> set[str]:
-    """The CloudEvents ids of all that `door` has put into the ledger. Raises TrunklineError."""
-    found = _rows(settings, pc.field("door") == door, ["ce_id"])
+def ids_by_door(settings: Settings, door: str, since_s: float) -> set[str]:
+    """The CloudEvents ids of what `door` has put into the ledger since a moment of Kafka's clock (seconds since
+    1970). Raises TrunklineError.
+    """
+    since = pa.scalar(int(since_s * 1e6), LEDGER_ARROW.field("logged_at").type)
+    found = _rows(settings, (pc.field("logged_at") >= since) & (pc.field("door") == door), ["ce_id"])
     return {ce_id for ce_id in found.column("ce_id").to_pylist() if ce_id is not None}
 
 

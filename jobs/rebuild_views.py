@@ -9,7 +9,8 @@ On restart: a rebuild that was killed is begun anew; killed while it swapped, th
 already the new ones, and build_views does not start before the rest is there.
 
 Exit codes: 0 built, or equal; 3 there is no ledger; 4 the check found a difference, or a writer is running.
-The swap renames directories, so the tables must lie on a local disk.
+The swap renames directories. Where tables are not on a local disk, missing ones are built in their place, and
+complete ones must be deleted first.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from deltalake.exceptions import TableNotFoundError
 from jobs.refold import check_views
 from jobs.view_changes import CHANGE_COLUMNS, Key, RowChange, changes_of
 from jobs.view_lock import views_lock
-from jobs.view_tables import ViewTable
+from jobs.view_tables import ViewTable, are_complete, open_tables
 from schemas.delta_files import dataset_of
 from schemas.errors import NotFound, Refused, TrunklineError
 from schemas.ledger import LEDGER
@@ -53,10 +54,13 @@ def open_ledger(settings: Settings) -> DeltaTable:
 def rebuild(settings: Settings) -> ViewProgress:
     """Build the view tables from the ledger and put them in place of those there are. The caller holds the
     lock. Raises NotFound, Refused."""
+    ledger = open_ledger(settings)
     root = settings.tables_root
     if "://" in root:
-        raise Refused(f"the views at {root} cannot be swapped there: rebuild needs the tables on a local disk")
-    ledger = open_ledger(settings)
+        if are_complete(settings):
+            raise Refused(f"the views at {root} cannot be swapped there: delete the view tables and start anew")
+        # What an earlier attempt has left is of the same ledger, and filling in the same again changes nothing.
+        return fill(open_tables(settings), ledger)
     tables = {}
     for name in VIEW_TABLES:
         fresh = f"{settings.table_path(name)}.new"

@@ -112,8 +112,6 @@ class ViewTable:
 
         Returns whether anything was committed. Applied again, the same changes change nothing.
         """
-        if progress is not None:
-            self.progress = progress
         fresh = {key: change for key, change in changes.items() if self._is_news(key, change)}
         if not fresh:
             if progress is not None:
@@ -122,29 +120,38 @@ class ViewTable:
         placed = self._place(key for key, change in fresh.items() if change.row is not None)
         known = {self._index[key].shelf for key in fresh if key in self._index}
         source = self._source(fresh, placed)
+        commit = self._commit(progress)
         if known:
-            self._merge(source, known)
+            self._merge(source, known, commit)
         else:
-            self._append(source)
+            self._append(source, commit)
+        self._set_progress(progress)
         self._remember(fresh, placed)
         self._gather(placed.values())
         return True
 
     def note(self, progress: ViewProgress) -> None:
         """Commit `progress` alone."""
-        self.progress = progress
         self.delta.create_write_transaction(
             [],
             mode="append",
             schema=self.delta.schema(),
             partition_by=[SHELF],
-            commit_properties=self._commit(),
+            commit_properties=self._commit(progress),
         )
+        self._set_progress(progress)
         self.delta.update_incremental()
 
-    def _commit(self) -> CommitProperties:
-        # Every commit says how far the table is, so that the newest one always does.
-        return self.progress.commit_properties() if self.name == STREAM_ENTRIES else CommitProperties()
+    def _commit(self, progress: ViewProgress | None = None) -> CommitProperties:
+        """What a commit carries. Every one says how far the table is, so that the newest one always does."""
+        if self.name != STREAM_ENTRIES:
+            return CommitProperties()
+        return (self.progress if progress is None else progress).commit_properties()
+
+    def _set_progress(self, progress: ViewProgress | None) -> None:
+        # Only now that it is in the table: what maintenance commits after a failed write must not claim it.
+        if progress is not None:
+            self.progress = progress
 
     def _is_news(self, key: Key, change: RowChange) -> bool:
         held = self._index.get(key)
@@ -176,12 +183,12 @@ class ViewTable:
         fields = [field.with_nullable(True) for field in self._schema]
         return pa.Table.from_pylist(rows, pa.schema([*fields, pa.field("removed", pa.bool_())]))
 
-    def _append(self, source: pa.Table) -> None:
+    def _append(self, source: pa.Table, commit: CommitProperties) -> None:
         rows = source.drop_columns(["removed"]).cast(self._schema)
-        write_deltalake(self.delta, rows, mode="append", commit_properties=self._commit())
+        write_deltalake(self.delta, rows, mode="append", commit_properties=commit)
         self.delta.update_incremental()
 
-    def _merge(self, source: pa.Table, shelves: set[int]) -> None:
+    def _merge(self, source: pa.Table, shelves: set[int], commit: CommitProperties) -> None:
         same = " AND ".join(f"t.{name} = s.{name}" for name in self._keys)
         where = f"t.{SHELF} IN ({', '.join(map(str, sorted(shelves)))})"
         columns = {name: f"s.{name}" for name in self._schema.names}
@@ -190,7 +197,7 @@ class ViewTable:
             predicate=f"{where} AND {same}",
             source_alias="s",
             target_alias="t",
-            commit_properties=self._commit(),
+            commit_properties=commit,
         )
         if any(source["removed"].to_pylist()):
             merger = merger.when_matched_delete("s.removed AND s.last_offset > t.last_offset")

@@ -16,7 +16,7 @@ from typing import Any, Final
 import orjson
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition  # type: ignore[import-untyped]
 from kafka.admin import ConfigResource, ConfigResourceType  # type: ignore[import-untyped]
-from kafka.errors import KafkaError  # type: ignore[import-untyped]
+from kafka.errors import KafkaError, UnknownTopicOrPartitionError  # type: ignore[import-untyped]
 from kafka.partitioner.default import murmur2  # type: ignore[import-untyped]
 
 from schemas.control_fold import TOPOLOGY_STREAM
@@ -159,9 +159,16 @@ def _check_topology(kafka: KafkaSettings) -> None:
 
 
 def partition_count(admin: Any, topic: str) -> int | None:
-    """How many partitions a topic has; None when there is no such topic."""
+    """How many partitions a topic has; None when there is no such topic. Raises BackboneUnreachable when Kafka
+    cannot tell, as while it starts.
+    """
     (described,) = admin.describe_topics([topic])
-    return None if described["error_code"] else len(described["partitions"])
+    error_code = described["error_code"]
+    if error_code == UnknownTopicOrPartitionError.errno:
+        return None
+    if error_code:
+        raise BackboneUnreachable(f"Kafka does not say whether there is a topic {topic!r}: error {error_code}")
+    return len(described["partitions"])
 
 
 @contextmanager

@@ -44,11 +44,16 @@ def stream_key(kind: str, name: str) -> str:
     return f"{kind}/{name}"
 
 
-@lru_cache(maxsize=65_536)
 def parse_stream_key(key: bytes | None) -> tuple[str, str] | None:
     """`(kind, name)` of a Kafka key, or None if it is no stream's key. Never raises."""
+    # A cache keeps what it is asked for: nothing long gets there.
     if key is None or len(key) > 3 * NAME_LIMIT + 2:
         return None
+    return _parse(key)
+
+
+@lru_cache(maxsize=65_536)
+def _parse(key: bytes) -> tuple[str, str] | None:
     try:
         kind, slash, name = key.decode("ascii").partition("/")
     except UnicodeDecodeError:

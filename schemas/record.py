@@ -65,6 +65,7 @@ STANDARD_HEADERS: Final = (
 )
 _REQUIRED: Final = ("ce_specversion", "ce_id", "ce_source", "ce_type", "ce_subject")
 _ID_LIMIT: Final = 512
+_SENDER_LIMIT: Final = 1024
 _EXTENSION_SIZE: Final = "ce_bodysize"
 _EXTENSION_SHA256: Final = "ce_bodysha256"
 
@@ -165,9 +166,16 @@ def refused_stream(door: str) -> str:
     return stream_key(REFUSED, door)
 
 
-@lru_cache(maxsize=4096)
 def _sender(source: bytes, kind: bytes) -> tuple[str, str, str]:
-    """Door, principal and type: few of them, in every record. Raises BadEnvelopeError."""
+    """Door, principal and type. Raises BadEnvelopeError."""
+    if len(source) + len(kind) > _SENDER_LIMIT:
+        raise BadEnvelopeError("ce_source or ce_type is too long")
+    return _known_sender(source, kind)
+
+
+# Few of them, in every record.
+@lru_cache(maxsize=4096)
+def _known_sender(source: bytes, kind: bytes) -> tuple[str, str, str]:
     try:
         door, _, principal = source.decode("ascii").partition("/")
         record_type = kind.decode("ascii")
@@ -186,6 +194,9 @@ def read_envelope(record: Record) -> Envelope:
         version, ce_id, source, kind, _, subject, _ = values
     else:
         found = dict(zip(record.header_names, values, strict=True))
+        # Which bytes stood there, and whether two such names are one, each runtime says in its own way.
+        if any("\ufffd" in name for name in record.header_names):
+            raise BadEnvelopeError("a header's name is not UTF-8")
         if len(found) != len(values):
             raise BadEnvelopeError("a header twice")
         for name in _REQUIRED:

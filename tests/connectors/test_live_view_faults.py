@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import signal
 import threading
+from contextlib import closing
 from unittest.mock import Mock
 
 import psutil
 import pytest
+from kafka import KafkaAdminClient, TopicPartition
 from kafka.net.inet import KafkaNetSocket
 
 from connectors.live_view import LiveView
+from connectors.local_stack import free_port
 from connectors.publisher import Position, Publisher
 from schemas.errors import BackboneUnreachable
 from schemas.view_rows import REGISTRY_JOBS
-from tests.broker_processes import LOOPBACK, free_port, wait_until, with_kafka
+from tests.broker_processes import LOOPBACK, wait_until, with_kafka
 from tests.connectors.test_live_view import JOB, opened
 from tests.jobs.topic_load import event, registration
 
@@ -73,6 +76,21 @@ def test_a_kafka_that_hangs_for_a_while_costs_no_record(backbone_settings, keyri
         finally:
             kafka_broker.process.send_signal(signal.SIGCONT)
         assert view.wait_settled(append.result(30), 30).seq == 1
+
+
+def test_a_log_whose_records_are_gone_ends_the_live_view_with_the_reason(backbone_settings, keyring):
+    kafka = backbone_settings.kafka
+    with Publisher(backbone_settings) as publisher:
+        publisher.append(registration(JOB, keyring)).result(10)
+        last = publisher.append(event(JOB, 1)).result(10)
+    admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    with closing(admin):
+        admin.delete_records({TopicPartition(kafka.topic, last.partition): last.offset})
+    with (
+        pytest.raises(BackboneUnreachable, match="the log does not have the offsets"),
+        opened(backbone_settings, keyring),
+    ):
+        pass
 
 
 def test_without_kafka_a_live_view_does_not_open(backbone_settings, keyring):

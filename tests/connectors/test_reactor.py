@@ -240,9 +240,9 @@ def write_ledger(settings, view) -> None:
     """A ledger with what the live view has settled, of its columns those that the reactor asks for."""
     found, _ = view.feed.since(0, 100_000)
     doors = [one.principal.partition("/")[0] for one in found]
-    write_deltalake(
-        settings.table_path(LEDGER), pa.table({"door": doors, "ce_id": [one.ce_id for one in found]})
-    )
+    logged_at = pa.array([one.logged_at_us for one in found], pa.timestamp("us", "UTC"))
+    columns = {"door": doors, "ce_id": [one.ce_id for one in found], "logged_at": logged_at}
+    write_deltalake(settings.table_path(LEDGER), pa.table(columns))
 
 
 def test_a_follow_up_that_kafka_refuses_is_skipped_and_the_others_happen(settings, keyring, monkeypatch):

@@ -162,7 +162,6 @@ def test_shelves_that_rest_are_put_together_and_replaced_files_deleted(tmp_path:
     assert offsets_of(path) == {f"p{n}": 2 if n % 7 == 0 else 1 for n in range(60)}
 
 
-@pytest.mark.requirement("JE-09")
 def test_every_commit_of_the_entries_says_how_far_they_are_also_that_of_maintenance(tmp_path: Path) -> None:
     path = tmp_path / "t"
     table = ViewTable(str(path), STREAM_ENTRIES)
@@ -216,3 +215,22 @@ def test_the_last_change_of_a_key_counts_in_whatever_order_the_rows_come() -> No
         assert changes.next_offsets == {0: 10, 3: 3}
     removed = changes_of(ledger([change(5, "x"), change(6, "")]))
     assert removed.tables[MAILBOX_VIEW][key].row is None
+
+
+def test_a_write_that_failed_leaves_no_progress_for_maintenance_to_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = ViewTable(str(tmp_path / "entries"), STREAM_ENTRIES)
+    done = ViewProgress({1: 1}, 1)
+    table.apply({("job", "a", "job"): entry("a", 0)}, done)
+
+    def full(*given: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(ViewTable, "_merge", full)
+    with pytest.raises(OSError, match="space"):
+        table.apply({("job", "a", "job"): entry("a", 5)}, ViewProgress({1: 6}, 9))
+    table.compact_shelf(0)
+    table.tidy(1)
+    assert read_progress(DeltaTable(str(tmp_path / "entries"))).offsets == done.offsets
+    assert read_progress(DeltaTable(str(tmp_path / "entries"))).ledger_version == done.ledger_version

@@ -19,14 +19,14 @@ from jobs.view_changes import CHANGE_COLUMNS, changes_of, key_columns
 from jobs.view_lock import views_lock
 from jobs.view_tables import are_complete, open_tables
 from schemas.entries import Entries
-from schemas.errors import NotFound
+from schemas.errors import NotFound, Refused
 from schemas.job_registry import cancellation_record, pick_record
 from schemas.ledger import LEDGER
 from schemas.ledger_arrow import ledger_batch
 from schemas.record import OutgoingRecord, Record
 from schemas.sealing import Keyring, ensure_keyring
 from schemas.session_registry import SessionCreation, session_record
-from schemas.settings import Settings, settings_environment
+from schemas.settings import Settings, StorageSettings, settings_environment
 from schemas.view_arrow import VIEW_ARROW
 from schemas.view_progress import ViewProgress
 from schemas.view_rows import REGISTRY_JOBS
@@ -246,6 +246,18 @@ def test_a_rebuild_killed_while_it_swaps_is_seen_and_can_be_repeated(
     monkeypatch.setattr(rebuild_views, "swap", real)
     rebuild(backbone.settings)
     assert backbone.state() == before
+
+
+def test_where_nothing_can_be_renamed_missing_tables_are_built_in_place(backbone: Backbone) -> None:
+    before = backbone.state()
+    root = Path(backbone.settings.tables_root)
+    shutil.rmtree(root / VIEW_TABLES[-1])  # as a build that was killed leaves it
+    at_uri = backbone.settings.model_copy(update={"storage": StorageSettings(tables=root.as_uri())})
+    rebuild(at_uri)
+    assert backbone.state() == before
+    assert are_complete(at_uri)
+    with pytest.raises(Refused, match="delete the view tables"):
+        rebuild(at_uri)
 
 
 def test_without_a_ledger_or_views_it_says_so(tmp_path: Path) -> None:

@@ -38,6 +38,9 @@ POISON = {
     "a float of 10,000 digits as seq": make_record(GOOD.replace(b'"seq":1', b'"seq":1.' + b"1" * 10_000)),
     "UTF-16": make_record(GOOD.decode().encode("utf-16")),
     "no headers": Record("t", 0, 0, 0, b"job/ab12cd34", GOOD, (), ()),
+    "a header's name of other bytes": Record(
+        "t", 0, 0, 0, HEADERS.key, GOOD, (*HEADERS.header_names, "\ufffd"), (*HEADERS.header_values, b"")
+    ),
     "a header twice": Record("t", 0, 0, 0, HEADERS.key, GOOD, TWICE, HEADERS.header_values),
     "a header without a value": Record(
         "t", 0, 0, 0, HEADERS.key, GOOD, STANDARD_HEADERS, (b"1.0", None, *HEADERS.header_values[2:])
