@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
+from math import inf
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -33,6 +34,10 @@ _NO_TABLE_POLL_S: Final = 0.25
 _GAP_CHECK_POLLS: Final = 100
 _FILES_AT_ONCE: Final = 4
 _ORDER: Final = [("logged_at", "ascending"), ("partition", "ascending"), ("offset", "ascending")]
+# The statistics of a file. Spark cuts times in them to milliseconds.
+_NEWEST_ROW: Final = "max.logged_at"
+_STATISTICS_STEP_US: Final = 1000
+_MOMENT: Final = LEDGER_ARROW.field("logged_at").type
 _ORDER_COLUMNS: Final = tuple(name for name, _ in _ORDER)
 
 
@@ -63,7 +68,7 @@ class LedgerFilter:
             if (wanted := getattr(self, name)) is not None
         ]
         if self.since is not None:
-            terms.append(pc.field("logged_at") >= pa.scalar(self.since, LEDGER_ARROW.field("logged_at").type))
+            terms.append(pc.field("logged_at") >= pa.scalar(self.since, _MOMENT))
         return reduce(lambda left, right: left & right, terms) if terms else None
 
 
@@ -96,19 +101,19 @@ class LedgerReader:
     def newest_rows(
         self, count: int, where: LedgerFilter = ALL_ROWS, columns: Sequence[str] | None = None
     ) -> LedgerPart:
-        """The newest `count` rows that `where` wants, oldest first; reads the newest files and stops early.
+        """The newest `count` rows that `where` wants, oldest first. Reads the files with the newest rows first,
+        by their statistics, until no other file can have a newer one than those found.
 
         Raises NotFound when there is no table.
         """
         table = self._open()
-        actions = pa.table(table.get_add_actions(flatten=True)).select(["path", "modification_time"])
-        newest_first = actions.sort_by([("modification_time", "descending")]).column("path").to_pylist()
-        paths = [unquote(path) for path in newest_first]
-        storage, found, at_once = table_storage(self.path), _empty(columns), _FILES_AT_ONCE
-        while paths and found.num_rows < count:
-            found = pa.concat_tables([found, _read(storage, paths[:at_once], where, columns)])
-            paths, at_once = paths[at_once:], at_once * 2
-        newest = found.sort_by(_ORDER).slice(max(0, found.num_rows - count), count)
+        files, at_once = _newest_first(table), _FILES_AT_ONCE
+        storage, newest = table_storage(self.path), _empty(columns)
+        while files and count > 0 and (newest.num_rows < count or _oldest_us(newest) < files[0].before_us):
+            paths = [file.path for file in files[:at_once]]
+            found = pa.concat_tables([newest, _read(storage, paths, where, columns)]).sort_by(_ORDER)
+            newest = found.slice(max(0, found.num_rows - count))
+            files, at_once = files[at_once:], at_once * 2
         return LedgerPart(table.version(), _selected(newest, columns))
 
     def follow(
@@ -165,6 +170,31 @@ class LedgerReader:
                 f"commit {version} of the ledger is not in its log any more (the newest is {newest}): "
                 "read the table whole and follow from there"
             )
+
+
+class _File(NamedTuple):
+    """A data file: all its rows were logged before this moment."""
+
+    path: str
+    before_us: float
+
+
+def _newest_first(table: DeltaTable) -> list[_File]:
+    """The table's files by their newest row. Not by their age: a compaction writes old rows into new files."""
+    actions = pa.table(table.get_add_actions(flatten=True))
+    paths = [unquote(path) for path in actions.column("path").to_pylist()]
+    newest: list[int | None] = [None] * len(paths)
+    if _NEWEST_ROW in actions.column_names:
+        newest = actions.column(_NEWEST_ROW).cast(_MOMENT).cast(pa.int64()).to_pylist()
+    # A file without statistics may hold anything.
+    bounds = [inf if moment is None else moment + _STATISTICS_STEP_US for moment in newest]
+    return sorted(map(_File, paths, bounds), key=lambda file: file.before_us, reverse=True)
+
+
+def _oldest_us(rows: pa.Table) -> int:
+    """When the first of rows in order was logged."""
+    found: int = rows.column("logged_at")[0].cast(pa.int64()).as_py()
+    return found
 
 
 def _added_files(storage: FileSystem, version: int) -> list[str] | None:

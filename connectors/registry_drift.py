@@ -15,6 +15,11 @@ Row = dict[str, Any]
 JOB_WITHOUT_SESSION: Final = "job_without_session"
 SESSION_WITHOUT_JOB: Final = "session_without_job"
 DEAD_SESSION: Final = "dead_session"
+JOB_IN_STOPPED_SESSION: Final = "job_in_stopped_session"
+SESSION_WITH_ENDED_JOB: Final = "session_with_ended_job"
+# The others are told and left alone: a stopped session is kept for a resume, and with it its job; and a session
+# that goes on after a job may have another one to do.
+MENDED: Final = frozenset({JOB_WITHOUT_SESSION, SESSION_WITHOUT_JOB, DEAD_SESSION})
 
 
 class Drift(NamedTuple):
@@ -44,27 +49,37 @@ def find_drift(
             continue
         status = by_name[name]["status"]
         if status in (TERMINATED, STOPPED):
-            why = f"the job runs, its session is {status}"
-            found.append(Drift(JOB_WITHOUT_SESSION, name, job["job_id"], why))
+            kind = JOB_WITHOUT_SESSION if status == TERMINATED else JOB_IN_STOPPED_SESSION
+            found.append(Drift(kind, name, job["job_id"], f"the job runs, its session is {status}"))
         elif name in dead:
             why = "the job runs, but the process of its session is gone"
             found.append(Drift(JOB_WITHOUT_SESSION, name, job["job_id"], why))
     for name, row in by_name.items():
-        if row["status"] != IS_RUNNING:
-            continue
-        ended = _ended_job(row, job_status)
-        if ended is not None:
-            why = f"the session runs for a job that is {job_status(ended)}"
-            found.append(Drift(SESSION_WITHOUT_JOB, name, ended, why))
-        elif name in dead:
-            found.append(Drift(DEAD_SESSION, name, None, "the session's process is gone"))
+        drift = _drift_of(row, job_status, is_dead=name in dead) if row["status"] == IS_RUNNING else None
+        if drift is not None:
+            found.append(drift)
     return sorted(found, key=lambda drift: (drift.session, drift.kind, drift.job_id or ""))
 
 
-def _ended_job(row: Row, job_status: Callable[[str], str | None]) -> str | None:
-    """The job for which alone a session was made, when it has ended."""
-    for_job: str | None = row["for_job"]
-    return for_job if for_job is not None and job_status(for_job) in JOB_TERMINAL else None
+def _drift_of(row: Row, job_status: Callable[[str], str | None], *, is_dead: bool) -> Drift | None:
+    """What is wrong with a session that runs: it was made for a job that has ended, it is dead, or it still has
+    a job that has ended.
+    """
+    name, for_job, job_id = row["session"], row["for_job"], row["job_id"]
+    ended = {
+        job: status
+        for job in (for_job, job_id)
+        if job is not None and (status := job_status(job)) in JOB_TERMINAL
+    }
+    if for_job in ended:
+        return Drift(SESSION_WITHOUT_JOB, name, for_job, f"the session runs for a job that is {ended[for_job]}")
+    if is_dead:
+        return Drift(DEAD_SESSION, name, None, "the session's process is gone")
+    if job_id in ended:
+        return Drift(
+            SESSION_WITH_ENDED_JOB, name, job_id, f"the session still has a job that is {ended[job_id]}"
+        )
+    return None
 
 
 def dead_here(host: SessionHost) -> Callable[[Row], bool]:
@@ -77,8 +92,8 @@ def dead_here(host: SessionHost) -> Callable[[Row], bool]:
 
 
 def mend(gateway: GatewayClient, host: SessionHost, drift: Drift, row: Row | None) -> str:
-    """Mend one; what was done, in words. `row`: the session's. Raises TrunklineError, such as Refused when it
-    has changed meanwhile.
+    """Mend one of a kind in MENDED; what was done, in words. `row`: the session's. Raises TrunklineError, such
+    as Refused when it has changed meanwhile.
     """
     if drift.kind == JOB_WITHOUT_SESSION and drift.job_id is not None:
         gateway.post(path_of("jobs", drift.job_id, "cancel"), {"reason": f"monitor: {drift.why}"})

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from connectors.event_stream import GAP, SETTLED, SNAPSHOT, EventStream, ServerEvent
 from connectors.gateway_client import GatewayClient, path_of
-from schemas.errors import NotFound
+from schemas.errors import BackboneUnreachable, NotFound
 from schemas.ids import JOB, SESSION
 from schemas.verdicts import ACCEPTED
 from schemas.view_rows import REGISTRY_JOBS, REGISTRY_SESSIONS
@@ -29,7 +29,11 @@ class RowChange(NamedTuple):
 
 
 class RegistryFollower:
-    """The rows by name, in `jobs` and `sessions`. Feed it with `take`; `refresh` looks up what has changed."""
+    """The rows by name, in `jobs` and `sessions`. Feed it with `take`; `refresh` looks up what has changed.
+
+    A gateway that does not answer ends nothing here: `failure` is set until the next `refresh`, and what has
+    changed is looked up later. Its stream is what gives up, after a longer time.
+    """
 
     def __init__(self, gateway: GatewayClient) -> None:
         self._gateway = gateway
@@ -37,9 +41,10 @@ class RegistryFollower:
         self.sessions: dict[str, Row] = {}
         self._rows = {JOB: self.jobs, SESSION: self.sessions}
         self._changed: dict[tuple[str, str], str | None] = {}
-        self._looked_up: dict[str, str | None] = {}
+        self._unknown: set[str] = set()
         self.has_snapshot = False
         self.missed = False
+        self.failure: BackboneUnreachable | None = None
 
     def take(self, event: ServerEvent) -> None:
         """Note an event of the stream."""
@@ -68,14 +73,19 @@ class RegistryFollower:
             self._changed.setdefault((JOB, name), None)
 
     def refresh(self) -> list[RowChange]:
-        """Look up what has changed since the last call. Raises TrunklineError."""
-        found = []
+        """Look up what has changed since the last call. Raises TrunklineError, but not BackboneUnreachable."""
+        found: list[RowChange] = []
+        self.failure = None
         for kind, name in list(self._changed)[:_LOOK_UP_MOST]:
             by = self._changed.pop((kind, name))
             try:
                 row = self._gateway.get(path_of(_PATHS[kind], name))
             except NotFound:
                 continue
+            except BackboneUnreachable as error:
+                self._changed[kind, name] = by
+                self.failure = error
+                return found
             before = self._rows[kind].get(name)
             if row != before:
                 self._rows[kind][name] = row
@@ -83,17 +93,18 @@ class RegistryFollower:
         return found
 
     def job_status(self, job_id: str) -> str | None:
-        """A job's state, asked for when it is not among the rows; None for an unknown job."""
-        if job_id in self.jobs:
-            status: str = self.jobs[job_id]["status"]
-            return status
-        if job_id not in self._looked_up:
+        """A job's state, asked for when it is not among the rows; None for an unknown job, and while it cannot
+        be asked for.
+        """
+        if job_id not in self.jobs and job_id not in self._unknown and self.failure is None:
             try:
                 self.jobs[job_id] = self._gateway.get(path_of("jobs", job_id))
-                return self.job_status(job_id)
             except NotFound:
-                self._looked_up[job_id] = None
-        return None
+                self._unknown.add(job_id)
+            except BackboneUnreachable as error:
+                self.failure = error
+        row = self.jobs.get(job_id)
+        return None if row is None else str(row["status"])
 
 
 def follow_registries(gateway: GatewayClient, **options: Any) -> EventStream:

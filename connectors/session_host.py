@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -44,11 +44,12 @@ _RUNNER: Final = "connectors.session_runner"
 GRACE_S: Final = 10.0
 # What an agent has to end by itself after its job has ended: its last receipt may be on the way.
 OWN_END_S: Final = 3.0
-_KILL_S: Final = 5.0
+KILL_S: Final = 5.0
 _TMUX_S: Final = 10.0
 _SCREEN: Final = ("-x", "200", "-y", "50")
 _CAPTURED_LINES: Final = 2000
 _CAPTURED_BYTES: Final = 256 * 1024
+_LOG_BYTES: Final = 16 * 1024 * 1024
 # Started by this process and not waited for; asked now and then, so that they do not stay as zombies.
 _children: Final[list[subprocess.Popen[bytes]]] = []
 
@@ -90,31 +91,48 @@ class SessionHost:
         folder: Path,
         environment: dict[str, str],
         instructions: str | None = None,
-    ) -> None:
-        """Keep what a session runs, for `start`; it stays for a resume until `forget`."""
+    ) -> Path:
+        """Write what a session is to run and return where. Each time a file of its own: two who take one name
+        at once do not run each other's. It stays for a resume after `keep`, until `forget`.
+        """
         spec = SessionSpec(session, list(command), str(folder), environment, instructions)
-        path = self._spec(session)
-        draft = path.with_name(f".spec.{os.getpid()}.{secrets.token_hex(4)}")
+        path = self.folder(session) / f"spec-{secrets.token_hex(8)}.json"
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(msgspec.json.encode(spec))
-            draft.replace(path)
         except OSError as error:
             raise TrunklineError(f"cannot keep the session's spec in {path}: {error.strerror}") from error
+        return path
+
+    def keep(self, session: str, spec: Path) -> None:
+        """Make what `prepare` wrote the session's own: to be called when the registry has taken the session."""
+        kept = self._spec(session)
+        draft = kept.with_name(f".{spec.name}")
+        try:
+            draft.symlink_to(spec.name)
+            draft.replace(kept)
+        except OSError as error:
+            raise TrunklineError(f"cannot keep the session's spec in {kept}: {error.strerror}") from error
 
     def is_prepared(self, session: str) -> bool:
         """Whether `start` knows what to run."""
         return self._spec(session).exists()
 
-    def start(self, session: str) -> str:
-        """Start what was prepared and return its handle. The command itself begins with `release`, so that
-        the registry knows the session before it does anything; without it, it ends after a minute.
+    def start(self, session: str, spec: Path | None = None) -> str:
+        """Start what `prepare` wrote to `spec`, None: what was kept, and return its handle. The command itself
+        begins with `release`, so that the registry knows the session before it does anything; without it, it
+        ends after a minute. Raises NotFound when nothing was kept.
         """
-        if not self.is_prepared(session):
-            raise NotFound(f"session {session} was not started on this machine, or has nothing to run")
-        end_file(self._spec(session)).unlink(missing_ok=True)
-        return self._start_tmux(session) if self._use_tmux else self._start_process(session)
+        if spec is None:
+            if not self.is_prepared(session):
+                raise NotFound(f"session {session} was not started on this machine, or has nothing to run")
+            spec = self._spec(session).resolve()
+        log = self._log(session)
+        with suppress(OSError):
+            if log.stat().st_size > _LOG_BYTES:
+                log.replace(log.with_name(log.name + ".1"))
+        return self._start_tmux(session, spec) if self._use_tmux else self._start_process(session, spec)
 
     def release(self, session: str, handle: str) -> None:
         """Let the command of this run begin."""
@@ -124,53 +142,71 @@ class SessionHost:
         """Whether what the handle names still runs here."""
         for child in _children:
             child.poll()
-        pid = _pid_of(handle)
-        if pid is not None:
-            return process_handle(pid) == handle
+        if _pid_of(handle) is not None:
+            return _leads(handle)
         name = self._tmux_name(handle)
-        if name is None or shutil.which(TMUX) is None:
-            return False
-        done = self._tmux("list-sessions", "-F", "#{session_name}", check=False)
-        return done.returncode == 0 and name in done.stdout.split()
+        return name is not None and name in self._tmux_sessions()
+
+    def left_of(self, handles: Collection[str]) -> set[str]:
+        """Which of these runs have something left here: one look at everything, however many are asked for."""
+        names = self._tmux_sessions() if any(self._tmux_name(handle) for handle in handles) else set()
+        found = {handle for handle in handles if self._tmux_name(handle) in names or _leads(handle)}
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                mark = process.environ().get(HANDLE_VARIABLE)
+                if mark is not None and mark in handles and mark not in found and _runs(process):
+                    found.add(mark)
+        return found
+
+    def send(self, handle: str, number: signal.Signals) -> list[psutil.Process]:
+        """Send a signal to what the handle names and all that it started; these, also where another user's
+        are not ours to signal.
+        """
+        found = self._processes(handle)
+        for process in found:
+            with suppress(psutil.Error):
+                process.send_signal(number)
+        return found
 
     def stop(self, handle: str, *, grace_s: float = 0.0) -> bool:
         """End what the handle names and all that it started: SIGTERM, at most `grace_s` seconds, SIGKILL.
 
-        Returns whether anything was left to end. Without grace it is killed at once.
+        Returns whether anything was left to end. Without grace it is killed at once. Raises TrunklineError
+        when something does not end, such as what runs as another user.
         """
-        found = self._processes(handle)
-        had_any = bool(found)
+        had_any = False
         if grace_s > 0:
-            for process in found:
-                with suppress(psutil.NoSuchProcess):
-                    process.send_signal(signal.SIGTERM)
+            found = self.send(handle, signal.SIGTERM)
+            had_any = bool(found)
             psutil.wait_procs(found, timeout=grace_s)
-        deadline = time.monotonic() + _KILL_S
-        while left := self._processes(handle):
+        deadline = time.monotonic() + KILL_S
+        while left := self.send(handle, signal.SIGKILL):
             had_any = True
-            for process in left:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
             psutil.wait_procs(left, timeout=1.0)
             for child in _children:
                 child.poll()
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline and (left := self._processes(handle)):
                 raise TrunklineError(f"{handle}: processes {sorted(p.pid for p in left)} do not end")
         if had_any and (name := self._tmux_name(handle)) is not None and shutil.which(TMUX) is not None:
             self._tmux("kill-session", "-t", f"={name}", check=False)
         return had_any
 
     def capture(self, session: str, handle: str | None) -> str:
-        """What stands on the session's screen, or the end of its log when the screen is gone."""
+        """What stands on the session's screen, or the end of its log when the screen is gone.
+
+        The log is of one run or several: `start` puts one that has grown too large aside. Nothing bounds it
+        while a run goes on.
+        """
         name = None if handle is None else self._tmux_name(handle)
         if handle is not None and name is not None and self.alive(handle):
             where = ("-t", f"={name}:", "-S", str(-_CAPTURED_LINES))
             return self._tmux("capture-pane", "-p", "-J", *where).stdout.rstrip("\n") + "\n"
         try:
-            log = self._log(session).read_bytes()
+            with self._log(session).open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _CAPTURED_BYTES))
+                return log.read(_CAPTURED_BYTES).decode("utf-8", "replace")
         except FileNotFoundError:
             return ""
-        return log[-_CAPTURED_BYTES:].decode("utf-8", "replace")
 
     def keep_capture(self, session: str, handle: str | None, capture_id: str) -> Path:
         """Write `capture` into a file of the session's folder and return it."""
@@ -189,7 +225,8 @@ class SessionHost:
 
     def forget(self, session: str) -> None:
         """Remove what was prepared: the session will not be resumed. Log and captures stay."""
-        self._spec(session).unlink(missing_ok=True)
+        for spec in self.folder(session).glob("spec*.json"):
+            spec.unlink(missing_ok=True)
 
     def _spec(self, session: str) -> Path:
         return self.folder(session) / "spec.json"
@@ -197,14 +234,11 @@ class SessionHost:
     def _log(self, session: str) -> Path:
         return self.folder(session) / "screen.log"
 
-    def _runner(self, session: str, handle: str) -> list[str]:
-        return [sys.executable, "-m", _RUNNER, str(self._spec(session)), handle]
-
-    def _start_process(self, session: str) -> str:
+    def _start_process(self, session: str, spec: Path) -> str:
         fd = os.open(self._log(session), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(fd, "ab") as log:
             child = subprocess.Popen(  # noqa: S603  the command is ours
-                self._runner(session, PROCESS),
+                [sys.executable, "-m", _RUNNER, str(spec), PROCESS],
                 cwd=PROJECT_ROOT,
                 env=clean_environment(),
                 stdin=subprocess.DEVNULL,
@@ -218,15 +252,22 @@ class SessionHost:
             raise TrunklineError(f"session {session} ended at its start; see {self._log(session)}")
         return handle
 
-    def _start_tmux(self, session: str) -> str:
+    def _start_tmux(self, session: str, spec: Path) -> str:
         # tmux takes neither dots nor colons in a name.
         name = f"{session.replace('.', '_')}-{secrets.token_hex(4)}"
         handle = f"{TMUX}/{self._socket}/{name}"
         start = ("new-session", "-d", "-s", name, *_SCREEN, "-c", str(PROJECT_ROOT), "--")
-        self._tmux(*start, *self._runner(session, handle))
+        self._tmux(*start, sys.executable, "-m", _RUNNER, str(spec), handle)
         keep = f"umask 077; exec cat >> {shlex.quote(str(self._log(session)))}"
         self._tmux("pipe-pane", "-t", f"={name}:", keep)
         return handle
+
+    def _tmux_sessions(self) -> set[str]:
+        """The names of all sessions behind our socket."""
+        if shutil.which(TMUX) is None:
+            return set()
+        done = self._tmux("list-sessions", "-F", "#{session_name}", check=False)
+        return set(done.stdout.split()) if done.returncode == 0 else set()
 
     def _tmux(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         # Without the user's own configuration, in the default folder of sockets, and with an environment
@@ -288,8 +329,17 @@ def _pid_of(handle: str) -> int | None:
     return int(pid) if kind == PROCESS and pid.isascii() and pid.isdigit() and len(pid) < 10 else None
 
 
+def _leads(handle: str) -> bool:
+    """Whether the first process of a process group's handle runs."""
+    pid = _pid_of(handle)
+    return pid is not None and process_handle(pid) == handle
+
+
 def _runs(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+    except psutil.Error:
+        # It is there, and not ours to look at.
+        return True

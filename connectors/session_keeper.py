@@ -2,20 +2,24 @@
 
 **Reads** the rows of `registry_sessions` that name this host. **Owns** nothing that lasts.
 **Guarantees** that what runs under the handle of a stopped or terminated session is ended here within a few
-seconds (`gateway.session_check_s`), also when the reactor closed the session because its job has ended.
-Archived sessions are left alone. **On restart** it looks at all rows again; ending what is gone does nothing.
+seconds (`gateway.session_check_s`), also when the reactor closed the session because its job has ended, and
+that one which does not end holds up no other: a look asks and kills, it never waits. Archived sessions are left
+alone. **On restart** it looks at all rows again; ending what is gone does nothing.
 """
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
+import psutil
 import structlog
 
-from connectors.session_host import GRACE_S, OWN_END_S, SessionHost
+from connectors.session_host import GRACE_S, KILL_S, OWN_END_S, SessionHost
 from schemas.errors import TrunklineError
 from schemas.life_cycles import STOPPED, TERMINATED
 from schemas.settings import Settings
@@ -24,13 +28,24 @@ from schemas.view_rows import SessionRow, ViewRow
 
 log = structlog.stdlib.get_logger(__name__)
 
-_STOP_S: Final = 2 * GRACE_S
+# A look takes well under a second. The stack gives the whole gateway 15 s to end.
+_STOP_S: Final = 5.0
+
+
+@dataclass
+class _Ending:
+    """How far the end of one run is."""
+
+    since: float
+    asked_at: float | None = None
+    is_told: bool = False
 
 
 class SessionKeeper:
     """`rows` gives the registry's sessions, such as `lambda: view.rows(REGISTRY_SESSIONS)`.
 
-    What is over has `own_end_s` seconds to end by itself, before it is told to.
+    What is over has `own_end_s` seconds to end by itself before it is told to, then `grace_s` before it is
+    killed.
     """
 
     def __init__(
@@ -40,14 +55,16 @@ class SessionKeeper:
         host: SessionHost | None = None,
         *,
         own_end_s: float = OWN_END_S,
+        grace_s: float = GRACE_S,
     ) -> None:
         self._check_s = settings.gateway.session_check_s
         self._rows = rows
         self._host = host or SessionHost(settings)
         self._own_end_s = own_end_s
-        self._over_since: dict[str, float] = {}
-        # A handle that is gone stays gone, so it is looked at once.
-        self._gone: set[str] = set()
+        self._grace_s = grace_s
+        self._endings: dict[str, _Ending] = {}
+        # A handle that is gone stays gone, so it is looked at once in each state.
+        self._gone: set[tuple[str, str]] = set()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="session-keeper", daemon=True)
 
@@ -62,36 +79,75 @@ class SessionKeeper:
         """A job was registered: nothing to do."""
 
     def close(self) -> None:
-        """End; what is being ended is ended first."""
+        """End. What was asked to end and has not is left to the next gateway."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join(_STOP_S)
 
     def check(self) -> list[str]:
-        """Look once; returns the sessions of which something was ended. Raises TrunklineError."""
+        """Look once, and go one step on with each session that is over; returns those of which something was
+        ended and nothing is left. Raises TrunklineError when tmux does not answer.
+        """
+        over = {row.handle: row for row in self._over_here() if row.handle is not None}
+        # One that was resumed under the same handle is over no more.
+        self._endings = {handle: ending for handle, ending in self._endings.items() if handle in over}
+        left = self._host.left_of(over.keys()) if over else set()
         ended = []
-        for row in list(self._rows()):
-            if not isinstance(row, SessionRow) or row.handle is None or row.host != self._host.name:
-                continue
-            if row.status not in (STOPPED, TERMINATED) or row.handle in self._gone:
-                continue
-            since = self._over_since.setdefault(row.handle, time.monotonic())
-            if time.monotonic() - since < self._own_end_s and self._host.alive(row.handle):
-                continue
-            if self._host.stop(row.handle, grace_s=GRACE_S):
-                ended.append(row.session)
-                log.info("session_ended", session=row.session, status=row.status, why=row.reason)
-            if row.status == TERMINATED:
-                self._host.forget(row.session)
-            self._gone.add(row.handle)
-            del self._over_since[row.handle]
+        for handle, row in over.items():
+            try:
+                if handle in left:
+                    self._go_on(handle, row)
+                elif self._note_gone(handle, row):
+                    ended.append(row.session)
+            except (TrunklineError, OSError, psutil.Error) as error:
+                log.warning("session_not_ended", session=row.session, error=str(error))
         return ended
+
+    def _over_here(self) -> list[SessionRow]:
+        return [
+            row
+            for row in list(self._rows())
+            if isinstance(row, SessionRow)
+            and row.host == self._host.name
+            and row.status in (STOPPED, TERMINATED)
+            and row.handle is not None
+            and (row.handle, row.status) not in self._gone
+        ]
+
+    def _go_on(self, handle: str, row: SessionRow) -> None:
+        """Wait, ask or kill, as it is time for."""
+        now = time.monotonic()
+        ending = self._endings.setdefault(handle, _Ending(now))
+        if ending.asked_at is None:
+            if now - ending.since >= self._own_end_s:
+                ending.asked_at = now
+                self._host.send(handle, signal.SIGTERM)
+            return
+        over_s = now - ending.asked_at - self._grace_s
+        if over_s < 0:
+            return
+        left = self._host.send(handle, signal.SIGKILL)
+        if over_s > KILL_S and not ending.is_told:
+            ending.is_told = True
+            numbers = sorted(process.pid for process in left)
+            log.warning("session_not_ended", session=row.session, error=f"processes {numbers} do not end")
+
+    def _note_gone(self, handle: str, row: SessionRow) -> bool:
+        """Nothing of it is left; returns whether that is our doing."""
+        if row.status == TERMINATED:
+            self._host.forget(row.session)
+        self._gone.add((handle, row.status))
+        ending = self._endings.pop(handle, None)
+        if ending is None or ending.asked_at is None:
+            return False
+        log.info("session_ended", session=row.session, status=row.status, why=row.reason)
+        return True
 
     def _run(self) -> None:
         while not self._closed.wait(self._check_s):
             try:
                 self.check()
             except TrunklineError as error:
-                log.warning("session_not_ended", error=str(error))
+                log.warning("session_check_failed", error=str(error))
             except Exception:
                 log.exception("session_check_failed")

@@ -57,13 +57,17 @@ def create_session(
         row: Row = gateway.post(path_of("sessions"), body | {"host": None})
         return row
     given = clean_environment() if environment is None else environment
-    host.prepare(name, command, folder=Path.cwd(), environment=given, instructions=instructions)
-    handle = host.start(name)
+    spec = host.prepare(name, command, folder=Path.cwd(), environment=given, instructions=instructions)
+    handle: str | None = None
     try:
+        handle = host.start(name, spec)
         row = gateway.post(path_of("sessions"), body | {"handle": handle})
+        # Only now: another command may have taken the name meanwhile, and what is kept is of the one who did.
+        host.keep(name, spec)
     except BaseException:
-        host.stop(handle)
-        host.forget(name)
+        spec.unlink(missing_ok=True)
+        if handle is not None:
+            host.stop(handle)
         raise
     return row
 

@@ -7,15 +7,15 @@ import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from connectors.cli.ledger_lines import iso_time
 from connectors.gateway_client import GatewayClient, reachable
-from connectors.registry_drift import Drift, dead_here, find_drift, mend
+from connectors.registry_drift import MENDED, Drift, dead_here, find_drift, mend
 from connectors.registry_follower import RegistryFollower, RowChange, follow_registries
 from connectors.session_host import SessionHost
 from connectors.terminal_text import escaped
-from schemas.errors import TrunklineError
+from schemas.errors import NotFound, Refused, TrunklineError, UsageError
 from schemas.ids import JOB, SESSION
 from schemas.life_cycles import JOB_TERMINAL, TERMINATED
 from schemas.settings import Settings
@@ -73,7 +73,8 @@ def monitor(settings: Settings, *, once: bool, mend: bool, as_json: bool) -> int
                 _tell("events were missed; the tables are right, not every change was shown")
             for change in registries.refresh():
                 view.changed(change)
-            if time.monotonic() >= next_look:
+            # Rows that are known to be old are no ground to mend on.
+            if time.monotonic() >= next_look and registries.failure is None:
                 watcher.look()
                 next_look = time.monotonic() + settings.gateway.session_check_s
             view.redraw(registries, watcher.told)
@@ -93,11 +94,23 @@ def _look_once(watcher: DriftWatch) -> int:
         time.sleep(_ONCE_CONFIRM_S)
         watcher.reload()
         watcher.look()
+    if watcher.registries.failure is not None:
+        raise watcher.registries.failure
     return _EXIT_DRIFT if watcher.unmended else 0
 
 
+class Outcome(NamedTuple):
+    """What came of a drift: whether it was mended, what to say, whether to try again while it is there."""
+
+    is_mended: bool
+    text: str | None = None
+    try_again: bool = False
+
+
 class DriftWatch:
-    """Looks for drift; tells each once, when it was there at two looks in a row; mends it if told to."""
+    """Looks for drift; tells each once, when it was there at two looks in a row; mends it if told to. A mend
+    that failed, and was not refused, is tried again at each look.
+    """
 
     def __init__(
         self, gateway: GatewayClient, registries: RegistryFollower, host: SessionHost, view: View, *, mend: bool
@@ -108,8 +121,17 @@ class DriftWatch:
         self._view = view
         self._mend = mend
         self._seen: list[Drift] = []
-        self.told: list[Drift] = []
-        self.unmended: list[Drift] = []
+        self._outcomes: dict[Drift, Outcome] = {}
+
+    @property
+    def told(self) -> list[Drift]:
+        """What disagreed at the last two looks."""
+        return list(self._outcomes)
+
+    @property
+    def unmended(self) -> list[Drift]:
+        """What of it is left as it is."""
+        return [drift for drift, outcome in self._outcomes.items() if not outcome.is_mended]
 
     def look(self) -> list[Drift]:
         """What disagrees now."""
@@ -120,11 +142,16 @@ class DriftWatch:
             registries.job_status,
             dead_here(self._host),
         )
-        confirmed = [drift for drift in found if drift in self._seen]
-        for drift in confirmed:
-            if drift not in self.told:
-                self._view.drifted(drift, self._mended(drift))
-        self._seen, self.told = found, confirmed
+        outcomes: dict[Drift, Outcome] = {}
+        for drift in found:
+            if drift not in self._seen:
+                continue
+            before = self._outcomes.get(drift)
+            outcome = self._mended(drift) if before is None or before.try_again else before
+            if before is None or outcome.text != before.text:
+                self._view.drifted(drift, outcome.text)
+            outcomes[drift] = outcome
+        self._seen, self._outcomes = found, outcomes
         return found
 
     def reload(self) -> None:
@@ -134,15 +161,17 @@ class DriftWatch:
         )
         self.registries.refresh()
 
-    def _mended(self, drift: Drift) -> str | None:
-        if not self._mend:
-            self.unmended.append(drift)
-            return None
+    def _mended(self, drift: Drift) -> Outcome:
+        if not self._mend or drift.kind not in MENDED:
+            return Outcome(False)
         try:
-            return mend(self._gateway, self._host, drift, self.registries.sessions.get(drift.session))
+            done = mend(self._gateway, self._host, drift, self.registries.sessions.get(drift.session))
+        except (Refused, NotFound, UsageError) as error:
+            # Somebody has decided so, and would again: each refusal is a record.
+            return Outcome(False, f"not mended: {error}")
         except TrunklineError as error:
-            self.unmended.append(drift)
-            return f"not mended: {error}"
+            return Outcome(False, f"not mended yet: {error}", try_again=True)
+        return Outcome(True, done)
 
 
 class PlainLines:

@@ -69,8 +69,18 @@ def start_detached(settings: Settings, parts: Iterable[str], watch: Watcher) -> 
     try:
         return _wait_until_up(settings, watch, supervisor)
     except KeyboardInterrupt:
+        _end_supervisor(settings, supervisor, watch)
         stop_detached(settings, watch)
         raise
+
+
+def _end_supervisor(settings: Settings, supervisor: subprocess.Popen[bytes], watch: Watcher) -> None:
+    """End the process that was started: it may not have said yet that it is there."""
+    if supervisor.poll() is None:
+        named = state_file.identity(supervisor.pid)
+        supervisor.terminate()
+        _wait_until_down(settings, named, watch)
+        supervisor.wait()
 
 
 def _require_same_parts(state: dict[str, Any], wanted: tuple[str, ...]) -> None:

@@ -83,6 +83,8 @@ class LocalStack:
         self._detached = detached
         self._lock: IO[str] | None = None
         self._started_at = time.time()
+        self._disk = log_files.DiskTrouble()
+        self._is_state_due = False
 
     def __getitem__(self, name: str) -> Part:
         return self.parts[name]
@@ -143,12 +145,29 @@ class LocalStack:
             time.sleep(_POLL_S)
 
     def look_after(self) -> None:
-        """Restart what has died and keep the logs bounded. To be called a few times a second."""
-        changed = [part.look_after() for part in self.parts.values()]
-        if any(changed):
-            self.write_state()
+        """Restart what has died and keep the logs bounded. To be called a few times a second. A full disk is
+        told and stops nothing.
+        """
         for part in self.parts.values():
-            log_files.keep_bounded(part.log_path)
+            # Also what it tells goes to a log.
+            with self._disk.tolerated(f"looking after {part.name}"):
+                self._is_state_due = part.look_after() or self._is_state_due
+        if self._is_state_due:
+            self._write_state_if_possible()
+        for part in self.parts.values():
+            self.keep_bounded(part.log_path)
+
+    def keep_bounded(self, path: Path) -> None:
+        """Cut a log that has grown too large; a disk that does not take its copy is told, and tried later."""
+        what = f"the log {path.name} cannot be kept bounded"
+        if self._disk.is_due(what):
+            with self._disk.tolerated(what):
+                log_files.keep_bounded(path)
+
+    def _write_state_if_possible(self) -> None:
+        with self._disk.tolerated("the state file cannot be written"):
+            self.write_state()
+            self._is_state_due = False
 
     def stop(self) -> None:
         """End all parts in order, then whatever is left of them. Harmless when nothing runs."""
@@ -158,7 +177,7 @@ class LocalStack:
             self._phase = state_file.STOPPING
             for name in STOP_ORDER:
                 if name in self.parts:
-                    self.write_state()
+                    self._write_state_if_possible()
                     self.parts[name].stop()
             child_process.kill_marked(child_process.mark_of(self.settings.data_path, ""))
             state_file.remove_state(self.settings)

@@ -12,7 +12,7 @@ import time
 import traceback
 from types import FrameType
 
-from connectors.local_stack import log_files, state_file
+from connectors.local_stack import state_file
 from connectors.local_stack.stack import LocalStack, StackRuns
 from schemas.errors import TrunklineError
 from schemas.settings import Settings, load_settings
@@ -54,7 +54,7 @@ def supervise(settings: Settings, parts: list[str]) -> int:
         stack.start(should_stop)
         while not should_stop():
             stack.look_after()
-            log_files.keep_bounded(settings.data_path / "logs" / "supervisor.log")
+            stack.keep_bounded(settings.data_path / "logs" / "supervisor.log")
             time.sleep(_TICK_S)
     except StackRuns as error:
         # The state file is the other one's: leave it alone.

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from connectors.registry_drift import DEAD_SESSION, JOB_WITHOUT_SESSION, SESSION_WITHOUT_JOB, find_drift
+from connectors.registry_drift import (
+    DEAD_SESSION,
+    JOB_IN_STOPPED_SESSION,
+    JOB_WITHOUT_SESSION,
+    MENDED,
+    SESSION_WITH_ENDED_JOB,
+    SESSION_WITHOUT_JOB,
+    find_drift,
+)
 
 JOB = "0a1b2c3d"
 
@@ -19,9 +27,15 @@ def _find(job: dict[str, Any], session: dict[str, Any], *, dead: bool = False) -
 
 
 @pytest.mark.requirement("JE-25")
-@pytest.mark.parametrize("status", ["terminated", "stopped"])
-def test_a_job_that_runs_in_a_session_that_is_gone_is_drift(status: str) -> None:
-    assert _find({}, {"status": status}) == [(JOB_WITHOUT_SESSION, JOB)]
+def test_a_job_that_runs_in_a_session_that_is_gone_is_drift() -> None:
+    assert _find({}, {"status": "terminated"}) == [(JOB_WITHOUT_SESSION, JOB)]
+
+
+@pytest.mark.requirement("JE-14")
+@pytest.mark.requirement("JE-25")
+def test_a_job_whose_session_is_kept_for_a_resume_is_told_and_not_mended() -> None:
+    assert _find({}, {"status": "stopped"}) == [(JOB_IN_STOPPED_SESSION, JOB)]
+    assert {JOB_WITHOUT_SESSION, SESSION_WITHOUT_JOB, DEAD_SESSION} == MENDED
 
 
 @pytest.mark.requirement("JE-25")
@@ -36,8 +50,16 @@ def test_a_session_whose_process_is_dead_is_drift_with_and_without_a_job() -> No
 def test_a_session_that_runs_for_a_job_that_has_ended_is_drift(status: str) -> None:
     assert _find({"status": status}, {"for_job": JOB}) == [(SESSION_WITHOUT_JOB, JOB)]
     # One that hosts several jobs goes on, and a stopped one is only kept.
-    assert _find({"status": status}, {}) == []
+    assert _find({"status": status}, {"job_id": None}) == []
     assert _find({"status": status}, {"for_job": JOB, "status": "stopped"}) == []
+
+
+@pytest.mark.requirement("JE-25")
+@pytest.mark.parametrize("status", ["completed", "error", "cancelled"])
+def test_a_session_that_still_has_a_job_that_has_ended_is_told_and_not_mended(status: str) -> None:
+    assert _find({"status": status}, {}) == [(SESSION_WITH_ENDED_JOB, JOB)]
+    assert _find({"status": status}, {"status": "archived"}) == []
+    assert _find({"status": status}, {}, dead=True) == [(DEAD_SESSION, None)]
 
 
 @pytest.mark.requirement("JE-25")

@@ -6,6 +6,8 @@ import json
 import shlex
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ import pytest
 
 from connectors.gateway_client import GatewayClient, path_of
 from connectors.session_host import SessionHost
+from connectors.session_registry_client import create_session
 from connectors.session_runner import HANDLE_VARIABLE
+from schemas.errors import Refused
 from schemas.settings import Settings
 from tests.broker_processes import wait_until
 from tests.connectors.cli.conftest import CommandLine, read_line
@@ -72,6 +76,47 @@ def test_what_the_registry_refuses_is_not_left_running(
     assert refused.returncode == 2
     assert not host.is_prepared("s1")
     assert [p for p in psutil.process_iter(["environ"]) if _handle(p).startswith(f"tmux/{host._socket}/")] == []
+
+
+@pytest.mark.requirement("JE-14")
+@pytest.mark.requirement("CM-05")
+def test_of_two_who_create_one_session_at_once_one_wins_and_runs_its_own_command(
+    hub: GatewayClient, hub_settings: Settings, host: SessionHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Both have found the name free and written what they run before either begins.
+    both = threading.Barrier(2, timeout=30)
+    prepare = SessionHost.prepare
+
+    def prepared(*what: Any, **more: Any) -> Path:
+        spec = prepare(*what, **more)
+        both.wait()
+        return spec
+
+    monkeypatch.setattr(SessionHost, "prepare", prepared)
+
+    def create(who: str) -> str | None:
+        command = [sys.executable, "-c", f"import time; print('I am {who}', flush=True); time.sleep(600)"]
+        try:
+            with GatewayClient(hub_settings) as gateway:
+                row = create_session(gateway, SessionHost(hub_settings), "twin", command)
+        except Refused:
+            return None
+        return str(row["handle"])
+
+    with ThreadPoolExecutor(2) as pool:
+        found = dict(zip("AB", pool.map(create, "AB"), strict=True))
+    (winner,) = (who for who, handle in found.items() if handle is not None)
+    handle = found[winner]
+    assert handle is not None
+    assert hub.get(path_of("sessions", "twin"))["handle"] == handle
+    host.release("twin", handle)
+    wait_until(lambda: "I am" in host.capture("twin", handle), what="the command")
+    assert f"I am {winner}" in host.capture("twin", handle)
+    assert len(list(host.folder("twin").glob("spec-*.json"))) == 1
+    host.stop(handle)
+    again = host.start("twin")
+    host.release("twin", again)
+    wait_until(lambda: f"I am {winner}" in host.capture("twin", again), what="the command again")
 
 
 def _handle(process: psutil.Process) -> str:
@@ -198,6 +243,10 @@ def test_monitor_once_reports_drift_by_its_exit_code_and_shows_what_agents_wrote
     assert found.returncode == 1
     assert f"job {job}: the job runs, its session is stopped" in found.stdout
     assert "\u202e" not in found.stdout
+    # It is kept for a resume, and so is its job, whatever monitor is told.
+    assert trunkline.call("monitor", "--once", "--mend").returncode == 1
+    assert _status(hub, "jobs", job) == "running"
+    hub.post(path_of("sessions", "s1", "stop"), {"mode": "hard"})
     mended = trunkline.call("monitor", "--once", "--mend")
     assert (mended.returncode, f"job {job} is cancelled" in mended.stdout) == (0, True)
     assert trunkline.call("monitor", "--once").returncode == 0
@@ -209,13 +258,13 @@ def test_monitor_draws_a_live_table_in_a_real_terminal(
 ) -> None:
     hub.post(path_of("jobs"), {"description": "draw \u202e me"})
     # A real terminal: a tmux pane.
-    host.prepare(
+    spec = host.prepare(
         "screen",
         [sys.executable, "-m", "connectors.cli", "monitor"],
         folder=Path.cwd(),
         environment=trunkline.environment(),
     )
-    handle = host.start("screen")
+    handle = host.start("screen", spec)
     host.release("screen", handle)
     wait_until(lambda: "draw \\u202e me" in host.capture("screen", handle), 40, what="the table")
     job = hub.post(path_of("jobs"), {"description": "second"})["job_id"]

@@ -10,23 +10,28 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+import psutil
 import pytest
 
 from connectors.local_stack import child_process, state_file
-from schemas.settings import Settings
+from connectors.local_stack.log_files import LIMIT_BYTES
+from connectors.local_stack.part import child_environment
+from connectors.local_stack.readiness import mqtt_answers
+from schemas.settings import PROJECT_ROOT, Settings
 from tests.connectors.local_stack.conftest import Cli, still_running
 
 PartStatusReader = Callable[[str], dict[str, Any]]
 
 
-def wait_until(condition: Callable[[], bool], within_s: float, what: str) -> None:
+def wait_until(condition: Callable[[], bool], within_s: float, what: str, every_s: float = 0.1) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
             pytest.fail(f"not within {within_s} s: {what}")
-        time.sleep(0.1)
+        time.sleep(every_s)
 
 
 def supervisor(settings: Settings) -> dict[str, Any]:
@@ -60,6 +65,69 @@ def test_up_twice_is_harmless_and_down_leaves_nothing(cli: Cli, stack_settings: 
     assert not state_file.is_alive(running)
     again = cli("down")
     assert (again.returncode, "Nothing runs" in again.stdout) == (0, True)
+
+
+def test_a_disk_that_takes_neither_state_nor_logs_stops_nothing_and_is_told_once(
+    cli: Cli, stack_settings: Settings, part_status: PartStatusReader
+):
+    assert cli("up", "--only", "mosquitto").returncode == 0
+    running, killed = supervisor(stack_settings), part_status("mosquitto")["pid"]
+    logs = stack_settings.data_path / "logs"
+    state = state_file.state_path(stack_settings)
+    # Where the copies should go there is something that cannot be written to.
+    blocks = [logs / "mosquitto.log.1", state.with_name(state.name + ".new")]
+    for block in blocks:
+        block.mkdir()
+    os.truncate(logs / "mosquitto.log", LIMIT_BYTES + 1)
+    os.kill(killed, signal.SIGKILL)
+
+    def told() -> str:
+        return (logs / "supervisor.log").read_text()
+
+    wait_until(lambda: "the state file cannot be written" in told(), 20, "the state is told")
+    wait_until(lambda: "mosquitto.log cannot be kept bounded" in told(), 20, "the log is told")
+    wait_until(lambda: mqtt_answers("127.0.0.1", stack_settings.mqtt.port), 20, "Mosquitto is back")
+    assert state_file.is_alive(running)
+    assert told().count("going on without") == 2
+    for block in blocks:
+        block.rmdir()
+    wait_until(lambda: part_status("mosquitto")["state"] == "ready", 20, "the state is written again")
+    assert supervisor(stack_settings) == running
+    assert part_status("mosquitto")["pid"] != killed
+    for block in blocks[1:]:
+        block.mkdir()
+    assert cli("down").returncode == 0
+    assert still_running(stack_settings) == []
+
+
+def test_ctrl_c_before_the_supervisor_has_said_anything_ends_it(stack_settings: Settings):
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "connectors.cli", "up", "--only", "mosquitto"],
+        cwd=PROJECT_ROOT,
+        env=child_environment(stack_settings),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+    def started() -> list[psutil.Process]:
+        children = psutil.Process(process.pid).children()
+        return [child for child in children if "connectors.local_stack.supervisor" in child.cmdline()]
+
+    try:
+        wait_until(lambda: bool(started()), 30, "the supervisor's process", every_s=0.01)
+        (child,) = started()
+        assert state_file.read_state(stack_settings) is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert not child.is_running()
+        assert still_running(stack_settings) == []
+        assert state_file.read_state(stack_settings) is None
+    finally:
+        for left in started() if process.poll() is None else [child]:
+            with suppress(psutil.NoSuchProcess):
+                left.kill()
+        process.kill()
+        process.wait(10)
 
 
 def test_up_with_more_parts_than_run_says_what_to_do(cli: Cli):
