@@ -75,7 +75,8 @@ class GatewayClient:
         self._token = read_token(settings) if token is None else token
         # A proxy of the environment has no business between us and our own machine.
         self._trust_env = parts.hostname not in _LOOPBACK
-        self._http: httpx.Client = self.connection(settings.gateway.settle_timeout_s + _ANSWER_MARGIN_S)
+        self._timeout_s = settings.gateway.settle_timeout_s + _ANSWER_MARGIN_S
+        self._http: httpx.Client = self.connection(self._timeout_s)
 
     def connection(self, timeout_s: float) -> httpx.Client:
         """A fresh httpx client that knows the address and the token."""
@@ -137,9 +138,13 @@ class GatewayClient:
     def _ask(self, method: str, path: str, **request: Any) -> Any:
         import httpx
 
+        # All attempts together take little longer than one may.
+        deadline = time.monotonic() + self._timeout_s
         for wait_s in (*_RETRY_WAITS_S, None):
             try:
                 answer = self._http.request(method, path, **request)
+            except UnicodeEncodeError:
+                raise UsageError("what goes into a header, as a request id does, must be ASCII") from None
             except (httpx.TransportError, httpx.InvalidURL) as error:
                 problem: TrunklineError = self.unreachable(error)
             else:
@@ -148,7 +153,7 @@ class GatewayClient:
                 problem = self.error_of(answer)
                 if answer.status_code == 503 and wait_s is not None:
                     wait_s = max(wait_s, min(_retry_after_s(answer), _RETRY_WAITS_S[-1]))
-            if wait_s is None or not isinstance(problem, BackboneUnreachable):
+            if wait_s is None or not isinstance(problem, BackboneUnreachable) or time.monotonic() > deadline:
                 raise problem
             time.sleep(wait_s)
         raise AssertionError("the last attempt returns or raises")

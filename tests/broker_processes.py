@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import pytest
 
+from connectors.local_stack import free_port
 from schemas.settings import PROJECT_ROOT, Settings, settings_environment
 
 START_S = 60.0
@@ -35,12 +36,6 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0, what: str 
         if time.monotonic() > deadline:
             pytest.fail(f"not within {timeout_s} s: {what}")
         time.sleep(0.02)
-
-
-def free_port() -> int:
-    """A TCP port of the loopback that nobody uses now."""
-    with socket.create_server((LOOPBACK, 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def accepts(port: int) -> bool:

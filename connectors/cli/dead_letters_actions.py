@@ -37,7 +37,10 @@ def list_letters(args: argparse.Namespace, settings: Settings) -> int:
         stream = parse_stream_key(args.stream.encode("utf-8", "surrogateescape"))
         if stream is None:
             raise UsageError(f"--stream: expected KIND/ID such as refused/mqtt: {args.stream!r}")
-    since = None if args.since is None else datetime.now(UTC) - timedelta(seconds=args.since)
+    try:
+        since = None if args.since is None else datetime.now(UTC) - timedelta(seconds=args.since)
+    except OverflowError:
+        raise UsageError("--since: nothing is that old") from None
     found = dead_letters(settings, args.limit, reason=args.reason, door=args.door, stream=stream, since=since)
     if args.json:
         for row in found:

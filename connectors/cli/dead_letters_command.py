@@ -5,7 +5,7 @@
   trunkline dead-letters replay 2/1042 2/1050       append again, as it came; it is settled anew
 
 list and show read the ledger and need neither gateway nor brokers; replay needs Kafka, and says the new
-verdict when the gateway answers. A replay is never asked back about: what is no use again is a duplicate.
+verdict when the gateway answers. What is rejected again is a new row, and the command ends with 4.
 
 Exit codes: 0; 2 wrong arguments; 3 nothing found; 4 cannot be replayed, or was rejected again; 5 Kafka does
 not answer.

@@ -44,7 +44,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-follow", action="store_true", help="end after them")
     parser.add_argument(
-        "--live", action="store_true", help="follow the gateway: what is settled from now on, in milliseconds"
+        "--live",
+        action="store_true",
+        help="follow the gateway: what is settled from now on, in milliseconds; without -n, and with jobs and "
+        "sessions alone for all but the operator",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
 

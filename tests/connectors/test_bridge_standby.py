@@ -262,4 +262,4 @@ def test_the_active_bridge_shows_itself_and_its_last_will_says_that_it_is_gone(b
         assert {json.loads(message.payload)["active"] for message in shown} == {True}
         assert len({json.loads(message.payload)["bridge"] for message in shown}) == 1
         bridge.process.kill()
-        wait_until(lambda: not json.loads(shown[-1].payload)["active"], 5, "the last will")
+        wait_until(lambda: not json.loads(shown[-1].payload)["active"], 20, "the last will")

@@ -14,9 +14,10 @@ import pytest
 
 from connectors.event_stream import EventStream, ServerEvent, parse_events
 from connectors.gateway_client import GatewayClient, read_token
+from connectors.local_stack import free_port
 from schemas.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
 from schemas.settings import GatewaySettings, Settings
-from tests.broker_processes import free_port, wait_until
+from tests.broker_processes import wait_until
 
 TOKEN = "canary-token-4411"
 Answer = tuple[int, dict[str, str], bytes]

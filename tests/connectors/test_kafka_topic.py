@@ -10,11 +10,12 @@ from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, ConfigResourceType
 
 from connectors.kafka_topic import ensure_topic
+from connectors.local_stack import free_port
 from connectors.publisher import Publisher
 from schemas.control_fold import topology_record
 from schemas.errors import BackboneUnreachable
 from schemas.event_topic import TopicMismatchError, TopicMissingError, check_topic, partition_for, topic_reader
-from tests.broker_processes import free_port, with_kafka
+from tests.broker_processes import with_kafka
 
 
 @pytest.mark.parametrize(

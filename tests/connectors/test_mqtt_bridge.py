@@ -13,8 +13,9 @@ from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, ConfigResourceType
 from pydantic import SecretStr
 
+from connectors.local_stack import free_port
 from schemas.record import content_id
-from tests.broker_processes import free_port, wait_until, with_kafka, with_mqtt
+from tests.broker_processes import wait_until, with_kafka, with_mqtt
 from tests.mqtt_wire import listening, publish_all
 
 JOB = "0a1b2c3d"

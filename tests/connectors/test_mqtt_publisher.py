@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from connectors.local_stack import free_port
 from connectors.mqtt_delivery import ReceiptMissing
 from connectors.mqtt_publisher import EventRejected, JobPublisher
 from connectors.publish_outbox import JobOutbox, OutboxBusyError
@@ -21,7 +22,7 @@ from schemas.errors import BackboneUnreachable, TrunklineError, UsageError
 from schemas.record import content_id
 from schemas.settings import PROJECT_ROOT, Settings
 from schemas.signing import Signer, signed_bytes
-from tests.broker_processes import free_port, program_environment, wait_until, with_mqtt
+from tests.broker_processes import program_environment, wait_until, with_mqtt
 from tests.mqtt_wire import DOWN, PUBACK, PUBLISH, UP, MqttProxy, listening
 
 JOB = "0a1b2c3d"
@@ -230,17 +231,19 @@ def test_a_broker_that_never_answers_is_tried_three_times_with_growing_pauses(si
     with pytest.raises(BackboneUnreachable, match=r"no CONNACK in time \(3 attempts\)"):
         JobPublisher(settings, JOB, SECRET, state_dir).publish("started", "x")
     elapsed_s = time.monotonic() - begun
-    wait_until(lambda: len(taken) == 3, 5, "three connections")
-    assert 3 * 0.4 + 0.2 + 0.4 <= elapsed_s < 3 * 0.4 + 0.2 + 0.4 + 1.5
+    wait_until(lambda: len(taken) == 3, 20, "three connections")
+    # No attempt waits for the ten seconds of the default.
+    assert 3 * 0.4 + 0.2 + 0.4 <= elapsed_s < 8
 
 
 @pytest.mark.requirement("JE-15")
 def test_the_pauses_have_an_upper_bound(state_dir):
-    settings = _unreachable(free_port(), publish_attempts=4, backoff_base_s=0.1, backoff_max_s=0.15)
+    settings = _unreachable(free_port(), publish_attempts=8, backoff_base_s=0.1, backoff_max_s=0.15)
     begun = time.monotonic()
-    with pytest.raises(BackboneUnreachable, match="4 attempts"):
+    with pytest.raises(BackboneUnreachable, match="8 attempts"):
         JobPublisher(settings, JOB, SECRET, state_dir).publish("started", "x")
-    assert 0.1 + 0.15 + 0.15 <= time.monotonic() - begun < 2
+    # Doubled each time, seven pauses are 12.7 s.
+    assert 0.1 + 6 * 0.15 <= time.monotonic() - begun < 6
 
 
 @pytest.mark.requirement("JE-15")
@@ -248,6 +251,11 @@ def test_the_timing_rules_are_the_defaults_of_the_settings():
     mqtt = Settings().mqtt
     assert (mqtt.connect_timeout_s, mqtt.puback_timeout_s, mqtt.publish_attempts) == (10, 5, 3)
     assert (mqtt.backoff_base_s, mqtt.backoff_max_s) == (0.5, 8)
+
+
+@pytest.mark.requirement("JE-17")
+def test_a_receipt_waits_a_second_for_its_verdict_unless_set_otherwise():
+    assert Settings().mqtt.receipt_verdict_wait_s == 1
 
 
 @pytest.mark.requirement("JE-15")

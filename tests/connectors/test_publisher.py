@@ -113,7 +113,8 @@ def test_after_a_failure_nothing_behind_the_failed_record_is_sent(backbone_setti
         second = publisher.append(_record(2))
         with pytest.raises(BackboneUnreachable):
             first.result(10)
-        wait_until(second.done, 0.5, "the second fails with the first")
+        # Sooner than by a time-out of its own, which it has 2.7 s after the first.
+        wait_until(second.done, 2, "the second fails with the first")
         assert isinstance(second.exception(), BackboneUnreachable)
     finally:
         kafka.send_signal(signal.SIGCONT)

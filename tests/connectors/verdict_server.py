@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from connectors.kafka_records import to_record
+from connectors.local_stack import free_port
 from schemas.event_topic import topic_reader
 from schemas.sealing import ensure_keyring
 from schemas.settings import Settings
@@ -25,7 +26,7 @@ TOKEN = "operator-token-of-the-tests"
 class VerdictServer:
     """Serves until `close`. `mute` holds verdicts back (pings go on), `hang` holds everything back."""
 
-    def __init__(self, settings: Settings, port: int = 0) -> None:
+    def __init__(self, settings: Settings, port: int | None = None) -> None:
         self.brokers: list[str] = []
         self.mute = threading.Event()
         self.hang = threading.Event()
@@ -45,10 +46,11 @@ class VerdictServer:
             def log_message(self, *_: Any) -> None:
                 """Nothing on stderr."""
 
-        self._http = ThreadingHTTPServer((LOOPBACK, port), Handler)
+        # A test may close it and open another on the port, while a bridge tries to connect.
+        self.port = port or free_port()
+        self._http = ThreadingHTTPServer((LOOPBACK, self.port), Handler)
         self._http.daemon_threads = True
         self._http.block_on_close = False
-        self.port = self._http.server_address[1]
         changed = settings.gateway.model_copy(update={"port": self.port})
         self.settings = settings.model_copy(update={"gateway": changed})
         file = self.settings.operator_token_file
@@ -94,18 +96,19 @@ class VerdictServer:
             request.end_headers()
             request.wfile.write(body)
             return
+        # Before the follower can know that it follows: what is settled from then on is for it.
+        sent = len(self._lines)
         request.send_response(200)
         request.send_header("Content-Type", "application/x-ndjson")
         request.send_header("Transfer-Encoding", "chunked")
         request.end_headers()
         self.followers += 1
         with suppress(OSError):
-            self._stream(request.wfile)
+            self._stream(request.wfile, sent)
         self.followers -= 1
         request.close_connection = True
 
-    def _stream(self, out: Any) -> None:
-        sent = len(self._lines)
+    def _stream(self, out: Any, sent: int) -> None:
         pinged = 0.0
         while not self._closed.wait(0.005):
             if self.hang.is_set():

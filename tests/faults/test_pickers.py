@@ -15,6 +15,7 @@ import orjson
 import pytest
 
 from connectors.job_registry import register_job
+from connectors.local_stack import free_port
 from connectors.publisher import Publisher
 from schemas.entries import Entries
 from schemas.event_topic import topic_reader
@@ -24,19 +25,54 @@ from schemas.sealing import Keyring
 from schemas.settings import GatewaySettings, Settings
 from schemas.signing import sign_event
 from schemas.strict_json import canonical
-from tests.broker_processes import ProgramProcess, free_port
+from tests.broker_processes import ProgramProcess
 
 PICKERS = 16
 PATIENCE_S = 120.0
 
 
+class Pace:
+    """How many jobs are won, and how many may be before the next kill is over."""
+
+    def __init__(self) -> None:
+        self.won = 0
+        self.limit = 0
+        self._changed = threading.Condition()
+
+    def allow(self, limit: int) -> None:
+        """Let the pickers go on up to this number of jobs."""
+        with self._changed:
+            self.limit = limit
+            self._changed.notify_all()
+
+    def wait_allowed(self) -> None:
+        """Wait, as a picker, while as many are won as may be."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.won < self.limit, PATIENCE_S), "the kill is not over"
+
+    def add(self) -> None:
+        """One more is won."""
+        with self._changed:
+            self.won += 1
+            self._changed.notify_all()
+
+    def wait_won(self, count: int) -> int:
+        """Wait until so many are won; returns how many it are."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.won >= count, PATIENCE_S), f"{self.won} of {count} won"
+            return self.won
+
+
 class Gateways:
-    """Two gateways on one log, killed and started again at random."""
+    """Two gateways on one log, killed and started again."""
 
     def __init__(self, settings: Settings, tmp_path: Path) -> None:
         self._tmp_path = tmp_path
+        # A killed gateway stays a member of its group for seconds; the next test has another group.
+        group = f"reactor-{settings.kafka.topic}"
         self.settings = [
-            settings.model_copy(update={"gateway": GatewaySettings(port=free_port())}) for _ in range(2)
+            settings.model_copy(update={"gateway": GatewaySettings(port=free_port(), reactor_group=group)})
+            for _ in range(2)
         ]
         self._running = [self._start(number) for number in range(2)]
         self.token = settings.operator_token_file.read_text().strip()
@@ -45,7 +81,7 @@ class Gateways:
         own = self._tmp_path / f"gateway-{number}-{time.monotonic_ns()}"
         own.mkdir()
         gateway = ProgramProcess("connectors.gateway", self.settings[number], own, "gateway")
-        gateway.wait_ready()
+        gateway.wait_ready(PATIENCE_S)
         return gateway
 
     def kill(self, number: int) -> None:
@@ -64,11 +100,14 @@ class Gateways:
 class Picker(threading.Thread):
     """Picks for one new session after another, at any gateway, until there is no job left."""
 
-    def __init__(self, number: int, gateways: Gateways) -> None:
+    def __init__(self, number: int, gateways: Gateways, pace: Pace) -> None:
         super().__init__(daemon=True)
         self._number = number
         self._gateways = gateways
+        self._pace = pace
+        self._choice = random.Random(number)  # the same choices in each run
         self.won: dict[str, dict[str, Any]] = {}
+        self.cut = 0
         self.failure: BaseException | None = None
 
     def run(self) -> None:
@@ -76,22 +115,25 @@ class Picker(threading.Thread):
         try:
             with httpx.Client(headers={"Authorization": f"Bearer {self._gateways.token}"}) as client:
                 for turn in range(10_000):
+                    self._pace.wait_allowed()
                     session = f"picker-{self._number}-{turn}"
                     grant = self._pick(client, session)
                     if grant is None:
                         return
                     self.won[session] = grant
+                    self._pace.add()
         except BaseException as error:  # told to the test, which would not see it in a thread
             self.failure = error
 
     def _pick(self, client: httpx.Client, session: str) -> dict[str, Any] | None:
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            url = random.choice(self._gateways.settings).gateway_url
+            url = self._choice.choice(self._gateways.settings).gateway_url
             try:
                 answer = client.post(f"{url}/api/hub/jobs/pick", json={"session": session}, timeout=15)
             except httpx.TransportError:
                 answer = None
+                self.cut += 1
             if answer is not None and answer.status_code == 200:
                 return dict(answer.json())
             if answer is not None and answer.status_code == 404:
@@ -139,19 +181,26 @@ def run_pickers(settings: Settings, keyring: Keyring, tmp_path: Path, jobs: int,
     """The jobs, the pickers, the kills, and what must hold afterwards."""
     with Publisher(settings) as publisher:
         registered = {register_job(publisher, keyring, "pick me").job_id for _ in range(jobs)}
-    gateways = Gateways(settings, tmp_path)
+    gateways, pace = Gateways(settings, tmp_path), Pace()
     try:
-        pickers = [Picker(number, gateways) for number in range(PICKERS)]
+        pickers = [Picker(number, gateways, pace) for number in range(PICKERS)]
         for picker in pickers:
             picker.start()
+        # Two kills come when a quarter and the half of the jobs are won. Meanwhile the pickers stop before the
+        # next one, or on a quick machine no job would be left for it.
+        step = jobs // (kills + 2)
         for number in range(kills):
-            time.sleep(random.uniform(0.2, 0.8))
+            at = step * (number + 1)
+            pace.allow(at + step - PICKERS)
+            assert pace.wait_won(at) < jobs, "no job was open any more when the gateway was killed"
             gateways.kill(number % 2)
+        pace.allow(jobs + PICKERS)
         for picker in pickers:
             picker.join(PATIENCE_S)
     finally:
         gateways.stop()
     assert [picker.failure for picker in pickers if picker.failure] == []
+    assert sum(picker.cut for picker in pickers) >= kills, "nobody was asking a gateway that was killed"
     won = {session: grant for picker in pickers for session, grant in picker.won.items()}
     assert Counter(grant["job_id"] for grant in won.values()) == Counter(registered), "not each job once"
     with Publisher(settings) as publisher:
