@@ -6,9 +6,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from connectors.local_stack import child_process, free_port
@@ -30,8 +32,11 @@ def settings_in(folder: Path) -> Settings:
 
 def still_running(settings: Settings) -> list[str]:
     """The command lines of all processes that belong to the stack of these settings."""
-    found = child_process.marked_processes(child_process.mark_of(settings.data_path, ""))
-    return [" ".join(process.cmdline())[:200] for process in found]
+    found = []
+    for process in child_process.marked_processes(child_process.mark_of(settings.data_path, "")):
+        with suppress(psutil.NoSuchProcess):  # a zombie is one that has ended
+            found.append(" ".join(process.cmdline())[:200])
+    return found
 
 
 @pytest.fixture
