@@ -148,6 +148,8 @@ def _properties(settings: Settings) -> dict[str, str]:
     return {
         "delta.deletedFileRetentionDuration": kept,
         "delta.logRetentionDuration": kept,
+        # Others write the checkpoints (ledger_checkpoints.py); inside a commit they make the slowest batches.
+        "delta.checkpointInterval": "10000",
         # Statistics are what readers skip files by. Their code is generated anew in each task: for all columns
         # that took an eighth of the JVM's time.
         "delta.dataSkippingStatsColumns": ",".join(SKIPPING_COLUMNS),

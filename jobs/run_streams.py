@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from jobs import build_views, settle_events
+from jobs.ledger_checkpoints import LedgerCheckpoints
 from jobs.maintain_tables import Maintenance
 from jobs.view_lock import views_lock
 from schemas.errors import TrunklineError
@@ -49,7 +50,8 @@ def run(
     try:
         build_views.create_ledger(spark, settings)
         build_views.set_properties(spark, settings)
-        queries.append(settle_events.start(spark, settings))
+        checkpoints = LedgerCheckpoints(settings)
+        queries.append(settle_events.start(spark, settings, after_batch=checkpoints.committed))
         build_views.prepare(spark, settings)
         sink = build_views.ViewSink(settings)
         queries.append(build_views.start(spark, settings, sink=sink))
@@ -57,6 +59,7 @@ def run(
         maintenance.start()
         while not ended and not stopping.wait(_POLL_S):
             ended = [query for query in queries if not query.isActive]
+            checkpoints.write_if_due()
             if ready_file is not None and all(settle_events.is_ready(query) for query in queries):
                 ready_file.touch()
                 ready_file = None

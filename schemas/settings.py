@@ -107,7 +107,7 @@ class GatewaySettings(_Section):
 class ViewSettings(_Section):
     """The views' job: how often it writes, and how often it tidies the tables up (0: never)."""
 
-    interval_ms: int = Field(default=1000, ge=0)
+    interval_ms: int = Field(default=1500, ge=0)
     maintenance_interval_s: float = Field(default=600.0, ge=0)
     keep_old_files_h: float = Field(default=2.0, ge=0)
 

@@ -1,0 +1,71 @@
+"""Checkpoints of the ledger's log that delta-rs writes beside the stream, and Spark's going on from them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from delta.tables import DeltaTable
+from pyspark.sql import SparkSession
+
+from jobs.build_views import create_ledger
+from jobs.ledger_checkpoints import EVERY_COMMITS, LedgerCheckpoints
+from schemas.ledger import LEDGER
+from schemas.settings import Settings
+from schemas.spark_types import LEDGER_SPARK
+
+
+def append(spark: SparkSession, path: str, offset: int) -> None:
+    known = {
+        **dict.fromkeys(LEDGER_SPARK.names),
+        "topic": "t",
+        "partition": 0,
+        "offset": offset,
+        "stream_kind": "job",
+        "stream_id": "00000001",
+        "logged_at": datetime(2026, 1, 1, tzinfo=UTC),
+        "verdict": "accepted",
+        "late": False,
+        "fold_version": 2,
+    }
+    row = tuple(known[name] for name in LEDGER_SPARK.names)
+    spark.createDataFrame([row], LEDGER_SPARK).write.format("delta").mode("append").save(path)
+
+
+def checkpoints_of(path: str) -> list[str]:
+    return sorted(file.name for file in Path(path, "_delta_log").glob("*.checkpoint*.parquet"))
+
+
+def test_spark_goes_on_from_a_checkpoint_that_it_did_not_write(spark: SparkSession, tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    path = settings.table_path(LEDGER)
+    create_ledger(spark, settings)
+    checkpoints = LedgerCheckpoints(settings)
+    assert checkpoints.write_if_due(), "the first at once"
+    for offset in range(3):
+        append(spark, path, offset)
+    for batch_id in range(EVERY_COMMITS):
+        assert not checkpoints.write_if_due()
+        checkpoints.committed(batch_id)
+    assert checkpoints.write_if_due()
+    assert len(checkpoints_of(path)) == 2
+    # Only the checkpoint knows what came before it now.
+    for file in Path(path, "_delta_log").glob("*"):
+        if file.suffix in (".json", ".crc") and file.stem < f"{3:020d}":
+            file.unlink()
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+    append(spark, path, 3)
+    found = [row["offset"] for row in spark.read.format("delta").load(path).select("offset").collect()]
+    assert sorted(found) == [0, 1, 2, 3]
+    properties = DeltaTable.forPath(spark, path).detail().collect()[0]["properties"]
+    assert int(properties["delta.checkpointInterval"]) > EVERY_COMMITS, "Spark leaves it to us"
+
+
+def test_a_checkpoint_that_cannot_be_written_is_told_and_stops_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoints = LedgerCheckpoints(Settings(data_dir=tmp_path / "nothing"))
+    assert not checkpoints.write_if_due()
+    assert "ledger_checkpoints" in capsys.readouterr().err
+    assert not checkpoints.write_if_due(), "not again at once"
