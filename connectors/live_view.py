@@ -159,11 +159,8 @@ class LiveView:
         promise: Future[SettledRecord | None] = Future()
         self._waits.add(position, promise)
         try:
-            # In this order: what is settled after the first look is found by the second, or is promised.
-            settled_before = self._is_settled(position)
-            found = self.feed.find(position)
-            if found is None and not settled_before:
-                self._check_failure()
+            found, is_to_come = self._known(position)
+            if is_to_come:
                 found = promise.result(timeout_s)
         except TimeoutError:
             raise _too_slow(position, timeout_s) from None
@@ -177,11 +174,8 @@ class LiveView:
         promise: asyncio.Future[SettledRecord | None] = asyncio.get_running_loop().create_future()
         self._waits.add(position, promise)
         try:
-            # In this order: what is settled after the first look is found by the second, or is promised.
-            settled_before = self._is_settled(position)
-            found = self.feed.find(position)
-            if found is None and not settled_before:
-                self._check_failure()
+            found, is_to_come = self._known(position)
+            if is_to_come:
                 found = await asyncio.wait_for(promise, timeout_s)
         except TimeoutError:
             raise _too_slow(position, timeout_s) from None
@@ -203,6 +197,18 @@ class LiveView:
         ends = self._end.offsets(timeout_s)
         while not self._are_settled(ends):
             self._wait_progress(deadline, "the end of the log")
+
+    def _known(self, position: Position) -> tuple[SettledRecord | None, bool]:
+        """What is in memory, and whether the verdict is to come to a promise that was made before. Raises
+        BackboneUnreachable when it will not come.
+        """
+        # In this order: what is settled after the first look is found by the second, or is promised.
+        settled_before = self._is_settled(position)
+        found = self.feed.find(position)
+        is_to_come = found is None and not settled_before
+        if is_to_come:
+            self._check_failure()
+        return found, is_to_come
 
     def _is_settled(self, position: Position) -> bool:
         return position.offset < self._next.get(position.partition, 0)

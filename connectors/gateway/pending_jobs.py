@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from schemas.life_cycles import PENDING, RUNNING
 from schemas.settled import AppliedChange
@@ -18,14 +19,20 @@ _STALE_MOST = 1000
 _Place = tuple[int, str]  # registered_at and job id: the order in which jobs are picked
 
 
+class _Wait(NamedTuple):
+    """A job that waits: for which session (None: any), and its place in the order."""
+
+    session: str | None
+    place: _Place
+
+
 class PendingJobs:
     """Thread-safe. Give `changed` to the live view and call `load` when it is open."""
 
     def __init__(self, row_of: Callable[[str], JobRow | None]) -> None:
         self._row_of = row_of
         self._lock = threading.Lock()
-        self._wanted_by_job: dict[str, str | None] = {}
-        self._place_by_job: dict[str, _Place] = {}
+        self._waits: dict[str, _Wait] = {}
         self._stale = 0  # places in the heaps of jobs that wait no more, at most
         self._waiting: dict[str | None, list[_Place]] = {}  # heaps by the session that is wanted
         self._reserved: dict[str, _Place] = {}
@@ -64,7 +71,7 @@ class PendingJobs:
                 place = heapq.heappop(min(heaps, key=lambda heap: heap[0]))
                 job_id = place[1]
                 row = self._row_of(job_id)
-                if row is not None and row.status == PENDING and job_id in self._wanted_by_job:
+                if row is not None and row.status == PENDING and job_id in self._waits:
                     self._reserved[job_id] = place
                     return job_id
                 # Taken or gone; its row's change is here already or on its way.
@@ -74,20 +81,20 @@ class PendingJobs:
         """Give back a reserved job; if it still waits, it may be reserved again."""
         with self._lock:
             place = self._reserved.pop(job_id, None)
-            if place is not None and job_id in self._wanted_by_job:
-                heapq.heappush(self._waiting.setdefault(self._wanted_by_job[job_id], []), place)
+            if place is not None and job_id in self._waits:
+                heapq.heappush(self._waiting.setdefault(self._waits[job_id].session, []), place)
 
     def is_reserved_for(self, session: str) -> bool:
         """Whether somebody here is about to pick a job that `session` might get if that fails."""
         with self._lock:
-            return any(self._wanted_by_job.get(job_id, "") in (None, session) for job_id in self._reserved)
+            reserved = (self._waits[job_id] for job_id in self._reserved if job_id in self._waits)
+            return any(wait.session in (None, session) for wait in reserved)
 
     def _take_in(self, row: JobRow) -> None:
         if row.status == PENDING:
-            if row.job_id not in self._wanted_by_job:
+            if row.job_id not in self._waits:
                 place = (row.registered_at, row.job_id)
-                self._wanted_by_job[row.job_id] = row.session_wanted
-                self._place_by_job[row.job_id] = place
+                self._waits[row.job_id] = _Wait(row.session_wanted, place)
                 heapq.heappush(self._waiting.setdefault(row.session_wanted, []), place)
             return
         self._forget(row.job_id)
@@ -102,17 +109,16 @@ class PendingJobs:
                 del self._held[row.session]
 
     def _forget(self, job_id: str) -> None:
-        if self._place_by_job.pop(job_id, None) is None:
+        if self._waits.pop(job_id, None) is None:
             return
-        del self._wanted_by_job[job_id]
         self._stale += 1
-        if self._stale > _STALE_MOST + len(self._wanted_by_job):
+        if self._stale > _STALE_MOST + len(self._waits):
             self._make_heaps_anew()
 
     def _make_heaps_anew(self) -> None:
         # A job that was cancelled, or given away elsewhere, leaves its place in a heap that nobody may read.
         self._stale = 0
         self._waiting.clear()
-        for job_id, place in sorted(self._place_by_job.items(), key=lambda item: item[1]):
-            if job_id not in self._reserved:
-                self._waiting.setdefault(self._wanted_by_job[job_id], []).append(place)
+        for session, place in sorted(self._waits.values(), key=lambda wait: wait.place):
+            if place[1] not in self._reserved:
+                self._waiting.setdefault(session, []).append(place)

@@ -93,6 +93,26 @@ def test_a_log_whose_records_are_gone_ends_the_live_view_with_the_reason(backbon
         pass
 
 
+def test_a_verdict_that_comes_while_one_looks_for_it_is_not_asked_of_the_ledger(
+    backbone_settings, keyring, monkeypatch
+):
+    with opened(backbone_settings, keyring) as view, Publisher(backbone_settings) as publisher:
+        first = publisher.append(registration(JOB, keyring)).result(10)
+        assert view.wait_settled(first, 10).verdict == "accepted"
+        coming = Position(first.partition, first.offset + 1)
+        find = view.feed.find
+
+        def find_too_early(position):
+            found = find(position)
+            publisher.append(event(JOB, 1)).result(10)
+            view.wait_offset(coming, 10)
+            return found
+
+        monkeypatch.setattr(view.feed, "find", find_too_early)
+        # There is no ledger here: whoever looks there waits in vain.
+        assert view.wait_settled(coming, 5).verdict == "accepted"
+
+
 def test_without_kafka_a_live_view_does_not_open(backbone_settings, keyring):
     nowhere = with_kafka(backbone_settings, bootstrap_servers=f"{LOOPBACK}:{free_port()}")
     view = LiveView(nowhere, keyring)
