@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
+from itertools import pairwise
 
 import pytest
 from pydantic import SecretStr
@@ -129,6 +131,27 @@ def test_a_broker_that_is_down_or_cannot_be_opened_holds_up_nobody_else(
         assert bridge.stop() == 0
     finally:
         late.kill()
+
+
+def test_a_broker_that_cannot_be_used_is_begun_less_and_less_often(hub, start_bridge):
+    nowhere = free_port()
+    hub.brokers = [
+        _json(BrokerOverlay(host=LOOPBACK, port=nowhere, tls=True, ca_certs="/no/such/file")),
+        _json(BrokerOverlay(host="no..host", port=1)),
+    ]
+    bridge = start_bridge(hub.settings)
+
+    def lines(event, broker):
+        found = map(json.loads, bridge.log().splitlines())
+        return [line for line in found if line["event"] == event and line.get("broker") == broker]
+
+    wait_until(lambda: len(lines("overlay_begins", f"{LOOPBACK}:{nowhere}")) > 3, what="the fourth attempt")
+    at = [datetime.fromisoformat(x["timestamp"]) for x in lines("overlay_begins", f"{LOOPBACK}:{nowhere}")]
+    pauses_s = [(later - earlier).total_seconds() for earlier, later in pairwise(at)]
+    assert all(pause > 0.2 * 2**n for n, pause in enumerate(pauses_s[:3], 1)), pauses_s
+    # What is no host's name is like a broker that is down: its bridge goes on, with a back-off of its own.
+    wait_until(lambda: lines("unreachable", "no..host:1"), what="the attempt")
+    assert not lines("overlay_failed", "no..host:1")
 
 
 def _conf_for_port(broker, port):
