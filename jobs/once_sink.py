@@ -1,24 +1,28 @@
-"""Exactly once into a Delta table, from `foreachBatch`: the batch id rides in the commit it belongs to.
+"""Exactly once into the ledger, from `foreachBatch`: the batch id rides in the commit it belongs to.
 
 Delta's own sink reaches the same with a transaction version, at the price of building the table's snapshot
 again in every micro-batch (decision 0003). Here only the first micro-batch after a start can be a repeated
-one, so only that one looks back at the newest commits. It holds for one writer a table.
+one, so only that one looks back at the newest commits. It holds for one writer of micro-batches a table.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from delta.tables import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
+from deltalake.transaction import AddAction, RemoveAction
+from pyspark.sql import DataFrame, Row
 
 # More commits than maintenance can put between a micro-batch and its repetition.
 _LOOK_BACK: Final = 1000
-_SKIP_EMPTY: Final = "spark.databricks.delta.skipRecordingEmptyCommits"
+# ledger_checkpoints.py and maintain_tables.py do both, where no micro-batch waits for them.
+_NOTHING_MORE: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+# How often a commit that lost the race to one of maintenance is tried at the next version.
+_TRIES: Final = 20
 
 
 def commit_marker(query_id: str, batch_id: int) -> str:
@@ -34,27 +38,22 @@ class LastCommit(NamedTuple):
     batch_id: int
 
 
-def last_commit(spark: SparkSession, path: str, query_id: str | None = None) -> LastCommit | None:
+def last_commit(path: str, query_id: str | None = None) -> LastCommit | None:
     """The newest micro-batch (of this query, if one is named) that is in the table, or None."""
-    if not DeltaTable.isDeltaTable(spark, path):
+    if not DeltaTable.is_deltatable(path):
         return None
-    rows = (
-        DeltaTable.forPath(spark, path)
-        .history(_LOOK_BACK)
-        .where(F.col("userMetadata").contains(f'"query": "{query_id or ""}'))
-        .orderBy(F.col("version").desc())
-        .select("userMetadata")
-        .limit(1)
-        .collect()
-    )
-    if not rows:
-        return None
-    marker = json.loads(rows[0][0])
-    return LastCommit(marker["query"], int(marker["batch"]))
+    for commit in DeltaTable(path).history(_LOOK_BACK):
+        text = commit.get("userMetadata", "")
+        if text.startswith("{"):
+            marker = json.loads(text)
+            if query_id in (None, marker["query"]):
+                return LastCommit(marker["query"], int(marker["batch"]))
+    return None
 
 
 class OnceSink:
-    """`foreachBatch` function that appends each micro-batch in one commit, once.
+    """`foreachBatch` function that commits the files of each micro-batch, once: frames have the columns of
+    LEDGER_FILE, and running one writes its files.
 
     `query_id` is set after the query has started (Spark tells the id only then); the first micro-batch
     waits for it. `before_batch` is called before anything is written and may raise to stop the query;
@@ -73,7 +72,6 @@ class OnceSink:
         self._query_id: str | None = None
         self._known = threading.Event()
         self._looked_back = False
-        self._appended = False
 
     def started(self, query_id: str) -> None:
         """Tell the sink which query it serves."""
@@ -81,30 +79,37 @@ class OnceSink:
         self._known.set()
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Append `frame` unless this batch is in the table already."""
+        """Settle the micro-batch, and commit its files unless it is in the table already. An empty one has its
+        commit as well: a start compares its checkpoint with the table.
+        """
         if not self._known.wait(timeout=60):
             raise RuntimeError("the sink was never told its query: call started(query.id)")
         assert self._query_id is not None  # noqa: S101  for the type checker
         if self._before_batch is not None:
             self._before_batch()
-        if self._looked_back:
-            repeated = False
-        else:
-            # An empty micro-batch has its commit as well: a start compares its checkpoint with the table.
-            frame.sparkSession.conf.set(_SKIP_EMPTY, "false")
-            last = last_commit(frame.sparkSession, self._path, self._query_id)
+        repeated = False
+        if not self._looked_back:
+            last = last_commit(self._path, self._query_id)
             repeated = last is not None and last.batch_id >= batch_id
-        if repeated:
-            # In the table, but the state has not advanced: settle again, write nothing.
-            frame.write.format("noop").mode("overwrite").save()
-        else:
-            marker = commit_marker(self._query_id, batch_id)
-            writer = frame.write.format("delta").mode("append").option("userMetadata", marker)
-            if not self._appended:
-                # A table from before a new column gets it now; later appends need not compare again.
-                writer = writer.option("mergeSchema", "true")
-            writer.save(self._path)
-            self._appended = True
+        files = frame.collect()
+        # In the table, but the state had not advanced: settled again for its sake, and the files are left over.
+        if not repeated:
+            self._commit(files, commit_marker(self._query_id, batch_id))
         self._looked_back = True
         if self._after_batch is not None:
             self._after_batch(batch_id)
+
+    def _commit(self, files: Iterable[Row], marker: str) -> None:
+        now = round(time.time() * 1000)
+        adds: list[AddAction | RemoveAction] = [
+            AddAction(file.path, file.size, {}, now, True, file.statistics) for file in files
+        ]
+        # Opened anew: with the log's short tail after its checkpoint that costs no more than following it.
+        table = DeltaTable(self._path)
+        table.create_write_transaction(
+            adds,
+            mode="append",
+            schema=table.schema(),
+            commit_properties=CommitProperties({"userMetadata": marker}, max_commit_retries=_TRIES),
+            post_commithook_properties=_NOTHING_MORE,
+        )

@@ -61,13 +61,6 @@ def pack_records(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             )
 
 
-def unpack_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For `mapInArrow`: the ledger batches in the cells of the column `rows`."""
-    for batch in batches:
-        for cell in batch.column("rows"):
-            yield from_cell(cell.as_buffer())
-
-
 def records_of(batch: pa.RecordBatch) -> list[Record]:
     """The records in a batch with RECORD_COLUMNS, in its order."""
     columns = {name: batch.column(name) for name in RECORD_COLUMNS}

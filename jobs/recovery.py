@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 
 from delta.tables import DeltaTable
 from deltalake import DeltaTable as TableReader
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import GroupedData, SparkSession
 from pyspark.sql import functions as F
 
@@ -80,7 +79,7 @@ def _check_agreement(spark: SparkSession, settings: Settings, checkpoint: Checkp
     """Refuse a checkpoint of another time than the ledger: put back from a copy, or left by a deleted table."""
     assert checkpoint.last_batch is not None  # noqa: S101  for the type checker
     path = settings.table_path(LEDGER)
-    committed = last_commit(spark, path)
+    committed = last_commit(path)
     if committed is None:
         if _has_rows(spark, path):
             # Maintenance may have removed the old part of the table's log: nothing speaks against it.
@@ -111,10 +110,7 @@ def _recovery(spark: SparkSession, settings: Settings) -> Recovery:
     # Here, because that job may start this one.
     from jobs import build_views
 
-    try:
-        build_views.catch_up(spark, settings)
-    except StreamingQueryException as error:
-        raise TrunklineError(f"the views could not be brought to the ledger's end: {error}") from error
+    build_views.catch_up(settings)
     entries = TableReader(settings.table_path(STREAM_ENTRIES))
     check_view_progress(read_progress(entries), next_offsets)
     return Recovery(next_offsets, ledger_version, entries.version())

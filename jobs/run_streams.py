@@ -1,8 +1,8 @@
-"""Runs the streaming jobs together in one driver: settle_events, build_views, and maintenance between them.
+"""Runs the jobs together in one driver: settle_events, build_views, and maintenance beside them.
 
 Reads: what settle_events and build_views read.
 Owns: what they own; it holds the lock of the views (view_lock.py) as long as it runs.
-Guarantees: either all run or none: when one query fails, all end, with exit code 1 and the reason.
+Guarantees: either all run or none: when one fails, all end, with exit code 1 and the reason.
 On restart: each goes on as it says of itself; settle_events first, because a recovery needs the views at rest.
 
 Run it with spark-submit; settings as everywhere (conf/trunkline.yaml, TRUNKLINE__… variables).
@@ -14,11 +14,11 @@ import os
 import signal
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from jobs import build_views, settle_events
 from jobs.ledger_checkpoints import LedgerCheckpoints
@@ -34,7 +34,7 @@ _POLL_S = 0.2
 
 
 def prepare_session(settings: Settings) -> SparkSession:
-    """The session of both queries."""
+    """The session of the settling query."""
     spark = SparkSession.builder.appName(PROGRAM).getOrCreate()
     spark.conf.set("spark.sql.shuffle.partitions", settings.spark.shuffle_partitions)
     return spark
@@ -43,38 +43,33 @@ def prepare_session(settings: Settings) -> SparkSession:
 def run(
     spark: SparkSession, settings: Settings, stopping: threading.Event, ready_file: Path | None
 ) -> str | None:
-    """Run all until `stopping` is set or a query ends; returns why one failed. Raises what the starts raise."""
-    queries: list[StreamingQuery] = []
-    maintenance = None
-    ended: list[StreamingQuery] = []
-    try:
-        build_views.create_ledger(spark, settings)
-        build_views.set_properties(spark, settings)
+    """Run all until `stopping` is set or one fails; returns why one failed. Raises what the starts raise."""
+    with ExitStack() as parts:
         checkpoints = LedgerCheckpoints(settings)
-        queries.append(settle_events.start(spark, settings, after_batch=checkpoints.committed))
-        build_views.prepare(spark, settings)
-        sink = build_views.ViewSink(settings)
-        queries.append(build_views.start(spark, settings, sink=sink))
-        maintenance = Maintenance(spark, settings, sink)
+        query = settle_events.start(spark, settings, after_batch=checkpoints.committed)
+        parts.callback(query.stop)
+        build_views.prepare(settings)
+        builder = build_views.ViewBuilder(settings)
+        views = build_views.ViewThread(settings, builder)
+        parts.callback(views.stop)
+        views.start()
+        maintenance = Maintenance(settings, builder)
+        parts.callback(maintenance.stop)
         maintenance.start()
-        while not ended and not stopping.wait(_POLL_S):
-            ended = [query for query in queries if not query.isActive]
+        while query.isActive and views.failure is None and not stopping.wait(_POLL_S):
             checkpoints.write_if_due()
-            if ready_file is not None and all(settle_events.is_ready(query) for query in queries):
+            if ready_file is not None and views.is_ready and settle_events.is_ready(query):
                 ready_file.touch()
                 ready_file = None
-    finally:
-        if maintenance is not None:
-            maintenance.stop()
-        for query in queries:
-            query.stop()
-    # What a query says after it was stopped in the middle of a micro-batch is no failure.
-    reasons = [f"{query.name}: {query.exception() or 'ended by itself'}" for query in ended]
+        # What a query says after it was stopped in the middle of a micro-batch is no failure.
+        reasons = [] if query.isActive else [f"{query.name}: {query.exception() or 'ended by itself'}"]
+        if views.failure is not None:
+            reasons.append(f"build_views: {views.failure}")
     return "; ".join(reasons) or None
 
 
 def main() -> int:
-    """Run until SIGTERM or SIGINT, or until a query fails. Exit codes as everywhere; 1: a query failed."""
+    """Run until SIGTERM or SIGINT, or until one fails. Exit codes as everywhere; 1: one failed."""
     try:
         settings = load_settings()
         load_keyring(settings)

@@ -28,8 +28,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from jobs.buckets import bucket_column
 from jobs.checkpoint_state import CheckpointGuard
+from jobs.ledger_files import write_file
+from jobs.ledger_table import prepare_ledger
 from jobs.once_sink import OnceSink
-from jobs.record_packing import RECORD_COLUMNS, SEPARATOR, pack_records, unpack_rows
+from jobs.record_packing import RECORD_COLUMNS, SEPARATOR, pack_records
 from jobs.recovery import Recovery, find_start
 from jobs.settling import SettleStreams
 from schemas.errors import TrunklineError
@@ -37,7 +39,7 @@ from schemas.ledger import LEDGER
 from schemas.record import STANDARD_HEADERS
 from schemas.sealing import Keyring, load_keyring
 from schemas.settings import MASTER_KEY_VARIABLE, Settings
-from schemas.spark_types import LEDGER_SPARK, PACKED_RECORDS, PACKED_ROWS
+from schemas.spark_types import LEDGER_FILE, PACKED_RECORDS, PACKED_ROWS
 
 QUERY_NAME = "settle_events"
 _POLL_S = 0.2
@@ -71,8 +73,19 @@ def settle_frame(
     keyring_source: Callable[[], Keyring] | None = None,
     state: GroupedData | None = None,
 ) -> DataFrame:
-    """The ledger rows of a stream of Kafka records. `keyring_source` is called in each worker. `state`: what
-    a new checkpoint starts with; Spark reads it in a query's very first micro-batch alone.
+    """The ledger's files of a stream of Kafka records, as rows of LEDGER_FILE: of `settled_rows`."""
+    write = functools.partial(write_file, settings.table_path(LEDGER))
+    return settled_rows(records, settings, keyring_source, state).mapInArrow(write, LEDGER_FILE)
+
+
+def settled_rows(
+    records: DataFrame,
+    settings: Settings,
+    keyring_source: Callable[[], Keyring] | None = None,
+    state: GroupedData | None = None,
+) -> DataFrame:
+    """The packed ledger rows of a stream of Kafka records. `keyring_source` is called in each worker. `state`:
+    what a new checkpoint starts with; Spark reads it in a query's very first micro-batch alone.
     """
     processor = SettleStreams(keyring_source or functools.partial(worker_keyring, settings.key_file))
     return (
@@ -82,7 +95,6 @@ def settle_frame(
         .mapInArrow(pack_records, PACKED_RECORDS)
         .groupBy("bucket")
         .transformWithStateInPandas(processor, PACKED_ROWS, "Append", "None", state)
-        .mapInArrow(unpack_rows, LEDGER_SPARK)
     )
 
 
@@ -128,6 +140,7 @@ def start(
     """
     checkpoint = f"{settings.checkpoints_root}/{QUERY_NAME}"
     recovery = find_start(spark, settings, checkpoint)
+    prepare_ledger(settings)
     if recovery is not None:
         _load(spark, settings, recovery, checkpoint, after_batch)
     frame = settle_frame(read_records(spark, settings), settings)

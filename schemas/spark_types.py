@@ -6,44 +6,11 @@ from typing import Final
 
 from pyspark.sql.types import (
     BinaryType,
-    BooleanType,
     IntegerType,
     LongType,
-    MapType,
     StringType,
     StructField,
     StructType,
-    TimestampType,
-)
-
-LEDGER_SPARK: Final = StructType(
-    [
-        StructField("topic", StringType(), nullable=False),
-        StructField("partition", IntegerType(), nullable=False),
-        StructField("offset", LongType(), nullable=False),
-        StructField("stream_kind", StringType(), nullable=False),
-        StructField("stream_id", StringType(), nullable=False),
-        StructField("door", StringType()),
-        StructField("principal", StringType()),
-        StructField("ce_id", StringType()),
-        StructField("type", StringType()),
-        StructField("seq", LongType()),
-        StructField("sent_at", TimestampType()),
-        StructField("logged_at", TimestampType(), nullable=False),
-        StructField("verdict", StringType(), nullable=False),
-        StructField("reason", StringType()),
-        StructField("why", StringType()),
-        StructField("late", BooleanType(), nullable=False),
-        StructField("masked", StringType()),
-        StructField("status_after", StringType()),
-        StructField("fold_version", IntegerType(), nullable=False),
-        StructField("value", BinaryType()),
-        StructField("value_sealed", StringType()),
-        StructField("changes", StringType()),
-        StructField("entries", MapType(StringType(), BinaryType())),
-        StructField("accepted_offset", LongType()),
-        StructField("wire", StringType()),
-    ]
 )
 
 # A run of Kafka records of one partition as one Arrow IPC message; `bucket` is the key of the state.
@@ -57,6 +24,15 @@ PACKED_RECORDS: Final = StructType(
 
 # A run of ledger rows as one Arrow IPC message.
 PACKED_ROWS: Final = StructType([StructField("rows", BinaryType(), nullable=False)])
+
+# A data file of the ledger that no commit names yet: path below the table, bytes, Delta's statistics as JSON.
+LEDGER_FILE: Final = StructType(
+    [
+        StructField("path", StringType(), nullable=False),
+        StructField("size", LongType(), nullable=False),
+        StructField("statistics", StringType(), nullable=False),
+    ]
+)
 
 # The state of one bucket: stream -> its entries (msgpack), and one row about the bucket itself.
 STREAM_KEY: Final = StructType([StructField("stream", StringType(), nullable=False)])

@@ -26,19 +26,14 @@ _OFFSET: Final = f"{PROGRESS_KEY}/offset/"
 class ViewProgress(msgspec.Struct, frozen=True):
     """`offsets`: per Kafka partition the first offset that is not in the views; one that is absent has seen
     nothing. `ledger_version`: the newest version of the ledger whose rows are all in them, -1 for none.
-    `query`, `batch`: the streaming query and micro-batch that wrote it; not read back.
     """
 
     offsets: dict[int, int]
     ledger_version: int
-    query: str = ""
-    batch: int = -1
 
     def metadata(self) -> dict[str, str]:
         """What a commit says for people to read."""
         document = {
-            "query": self.query,
-            "batch": self.batch,
             "offsets": {str(partition): offset for partition, offset in sorted(self.offsets.items())},
             "ledger_version": self.ledger_version,
         }

@@ -27,12 +27,11 @@ from pyspark.sql.streaming import StreamingQuery
 from connectors.kafka_topic import ensure_topic
 from connectors.local_stack import LocalStack, free_port
 from jobs import settle_events
-from jobs.once_sink import OnceSink
 from schemas.ledger import LEDGER
 from schemas.sealing import ensure_keyring
 from schemas.settings import KafkaSettings, Settings, StorageSettings, settings_environment
-from schemas.spark_types import LEDGER_SPARK
 from tests.benchmarks.event_load import events, fill, jobs_for, registrations
+from tests.benchmarks.spark_append import LEDGER_SPARK, SparkAppend
 from tests.spark_session import start_session
 
 PASS_LIMIT_S = 600
@@ -65,13 +64,11 @@ def copy_frame(records: DataFrame) -> DataFrame:
 
 
 def start_copy(spark: SparkSession, settings: Settings) -> StreamingQuery:
-    """The copy as a query that ends when all is copied, with the pipeline's own sink."""
-    sink = OnceSink(settings.table_path(LEDGER))
+    """The copy as a query that ends when all is copied, with a plain append a micro-batch."""
+    sink = SparkAppend(settings.table_path(LEDGER))
     writer = copy_frame(settle_events.read_records(spark, settings)).writeStream
     writer = writer.option("checkpointLocation", f"{settings.checkpoints_root}/copy").foreachBatch(sink)
-    query = writer.trigger(availableNow=True).start()
-    sink.started(query.id)
-    return query
+    return writer.trigger(availableNow=True).start()
 
 
 def spark_rate(query: StreamingQuery, expected: int) -> tuple[float, str]:

@@ -16,15 +16,16 @@ from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import Row
 
-from jobs.record_packing import from_cell, names_and_values, pack_records, records_of, to_cell, unpack_rows
-from jobs.settle_events import bucketed, settle_frame, worker_keyring
+from jobs.record_packing import from_cell, names_and_values, pack_records, records_of, to_cell
+from jobs.settle_events import bucketed, settled_rows, worker_keyring
 from jobs.settling import in_order, settle_run
 from schemas.entries import Entries
 from schemas.ledger_arrow import ledger_batch
 from schemas.record import Record
 from schemas.sealing import Keyring
 from schemas.settings import Settings
-from schemas.spark_types import LEDGER_SPARK, PACKED_RECORDS, PACKED_ROWS, STREAM_ENTRIES, STREAM_KEY
+from schemas.spark_types import PACKED_RECORDS, PACKED_ROWS, STREAM_ENTRIES, STREAM_KEY
+from tests.benchmarks.spark_append import LEDGER_SPARK, unpack_rows
 
 _pack: Final = msgspec.msgpack.Encoder().encode
 _unpack: Final = msgspec.msgpack.Decoder(dict[str, bytes]).decode
@@ -123,8 +124,8 @@ def build(form: str, records: DataFrame, settings: Settings) -> DataFrame:
     """The ledger rows of `records` by one form. Raises KeyError for a form that is none."""
     source = functools.partial(worker_keyring, settings.key_file)
     if form == "packed":
-        return settle_frame(records, settings, source)
-    if form == "blob":
+        rows = settled_rows(records, settings, source)
+    elif form == "blob":
         packed = bucketed(records, settings).mapInArrow(pack_records, PACKED_RECORDS).groupBy("bucket")
         settle = functools.partial(settle_blob, source)
         rows = packed.applyInPandasWithState(settle, PACKED_ROWS, "blob binary", "append", "NoTimeout")

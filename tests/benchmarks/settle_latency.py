@@ -29,13 +29,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka_topic import ensure_topic
 from connectors.local_stack import LocalStack, free_port
+from jobs.ledger_table import prepare_ledger
 from jobs.once_sink import OnceSink
-from jobs.settle_events import read_records
+from jobs.settle_events import read_records, settle_frame
 from schemas.ledger import LEDGER
 from schemas.sealing import ensure_keyring
 from schemas.settings import KafkaSettings, Settings, SparkSettings, StorageSettings, settings_environment
 from tests.benchmarks.event_load import TopicWriter, events, fill, jobs_for, registrations
 from tests.benchmarks.settle_forms import FORMS, build
+from tests.benchmarks.spark_append import SparkAppend
 from tests.spark_session import start_session
 
 DEFAULT_FILE_SYSTEM = {"spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem"}
@@ -46,13 +48,20 @@ def start(
     spark: SparkSession, settings: Settings, args: argparse.Namespace, available_now: bool
 ) -> StreamingQuery:
     """The query of one combination."""
-    frame = build(args.form, read_records(spark, settings), settings)
+    records = read_records(spark, settings)
+    if args.sink == "files":
+        prepare_ledger(settings)
+        frame = settle_frame(records, settings)
+    else:
+        frame = build(args.form, records, settings)
     writer = frame.writeStream.option("checkpointLocation", f"{settings.checkpoints_root}/q")
     if available_now:
         writer = writer.trigger(availableNow=True)
     path = settings.table_path(LEDGER)
     if args.sink == "delta":
         return writer.format("delta").outputMode("append").start(path)
+    if args.sink == "spark":
+        return writer.foreachBatch(SparkAppend(path)).start()
     sink = OnceSink(path)
     query = writer.foreachBatch(sink).start()
     sink.started(query.id)
@@ -153,6 +162,7 @@ def combinations() -> list[list[str]]:
     chosen = ["--form", "packed"]
     return [["--form", form] for form in FORMS] + [
         [*chosen, "--sink", "delta"],
+        [*chosen, "--sink", "files"],
         [*chosen, "--file-system", "hadoop"],
         [*chosen, "--known", "100000"],
         ["--form", "blob", "--known", "100000"],
@@ -163,7 +173,7 @@ def main() -> int:
     """Run one combination, or all of them."""
     parser = argparse.ArgumentParser(prog="trunkline bench settle_latency", description=__doc__)
     parser.add_argument("--form", choices=FORMS, default="packed")
-    parser.add_argument("--sink", choices=("once", "delta"), default="once")
+    parser.add_argument("--sink", choices=("spark", "files", "delta"), default="spark")
     parser.add_argument("--file-system", choices=("bare", "hadoop"), default="bare")
     parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--shuffle-partitions", type=int, default=2)

@@ -1,24 +1,22 @@
 """The forms that `view_merge` compares, each started beside a running settling query; and known jobs.
 
-`delta-rs`: the real job. `commits`: the same merge, but this process reads the ledger's new commits itself,
-without a second streaming query. `spark`: the same reduction, merged by Spark's MERGE with deletion vectors.
+`commits`: the real job. `delta-rs`: the same merge, but a streaming query of Spark's reads the ledger.
+`spark`: the same reduction, merged by Spark's MERGE with deletion vectors.
 """
 
 from __future__ import annotations
 
-import json
 import random
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as parquet
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from jobs import build_views
+from jobs.build_views import ViewBuilder, ViewThread
 from jobs.view_changes import CHANGE_COLUMNS, Changes, Key, RowChange, changes_of, key_columns
 from jobs.view_tables import open_tables
 from schemas.entries import Entries
@@ -34,7 +32,6 @@ from schemas.views import STREAM_ENTRIES, VIEW_TABLES
 from tests.benchmarks.event_load import EVENTS_PER_JOB, event, registrations
 
 Stop = Callable[[], None]
-POLL_S = 1.0
 
 
 def known_jobs(count: int) -> dict[str, dict[Key, RowChange]]:
@@ -67,48 +64,36 @@ def nothing(spark: SparkSession, settings: Settings) -> Stop:
     return lambda: None
 
 
-def job(spark: SparkSession, settings: Settings) -> Stop:
-    """The job as it is."""
-    return build_views.start(spark, settings).stop
+def changes_stream(spark: SparkSession, settings: Settings, seen_version: int) -> DataStreamWriter:
+    """What build_views needs of the ledger, read by a streaming query of Spark's."""
+    path = settings.table_path(LEDGER)
+    newest = DeltaTable(path).version()
+    reader = spark.readStream.format("delta").option("startingVersion", min(seen_version + 1, newest))
+    writer = reader.load(path).select(*CHANGE_COLUMNS).writeStream
+    writer = writer.option("checkpointLocation", f"{settings.checkpoints_root}/spark")
+    return writer.trigger(processingTime=f"{settings.views.interval_ms} milliseconds")
 
 
-def commits(spark: SparkSession, settings: Settings) -> Stop:
-    """A thread that reads each new commit of the ledger and merges by delta-rs."""
+def query(spark: SparkSession, settings: Settings) -> Stop:
+    """A streaming query of Spark's reads, delta-rs merges."""
     tables = open_tables(settings)
-    stopping = threading.Event()
+    version, offsets = tables[STREAM_ENTRIES].progress.ledger_version, {}
 
-    def run() -> None:
-        ledger = DeltaTable(settings.table_path(LEDGER))
-        version, offsets = tables[STREAM_ENTRIES].progress.ledger_version, {}
-        while not stopping.wait(POLL_S):
-            ledger.update_incremental()
-            paths = [path for at in range(version + 1, ledger.version() + 1) for path in added(settings, at)]
-            version = ledger.version()
-            if not paths:
-                continue
-            parts = [parquet.read_table(path, columns=list(CHANGE_COLUMNS)) for path in paths]
-            changes = changes_of(pa.concat_tables(parts))
-            offsets |= changes.next_offsets
-            for name, table in tables.items():
-                progress = ViewProgress(dict(offsets), version) if name == STREAM_ENTRIES else None
-                table.apply(changes.tables[name], progress)
+    def apply(frame: DataFrame, batch_id: int) -> None:
+        changes = changes_of(frame.toArrow())
+        offsets.update(changes.next_offsets)
+        for name, table in tables.items():
+            progress = ViewProgress(dict(offsets), version) if name == STREAM_ENTRIES else None
+            table.apply(changes.tables[name], progress)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-
-    def stop() -> None:
-        stopping.set()
-        thread.join()
-
-    return stop
+    return changes_stream(spark, settings, version).foreachBatch(apply).start().stop
 
 
-def added(settings: Settings, version: int) -> list[str]:
-    """The files that a commit of the ledger added."""
-    root = settings.table_path(LEDGER)
-    with open(f"{root}/_delta_log/{version:020d}.json") as log:  # noqa: PTH123
-        actions = [json.loads(line) for line in log]
-    return [f"{root}/{action['add']['path']}" for action in actions if "add" in action]
+def job(spark: SparkSession, settings: Settings) -> Stop:
+    """The job as it is: a thread reads each new commit of the ledger, delta-rs merges."""
+    views = ViewThread(settings, ViewBuilder(settings))
+    views.start()
+    return views.stop
 
 
 def spark_merge(spark: SparkSession, settings: Settings) -> Stop:
@@ -128,19 +113,14 @@ def spark_merge(spark: SparkSession, settings: Settings) -> Stop:
     def apply(frame: DataFrame, batch_id: int) -> None:
         changes = changes_of(frame.toArrow())
         offsets.update(changes.next_offsets)
-        progress = ViewProgress(dict(offsets), version, "spark", batch_id)
+        progress = ViewProgress(dict(offsets), version)
         for name in VIEW_TABLES:
             if changes.tables[name]:
                 merge(frame.sparkSession, f"{settings.table_path(name)}.spark", name, changes)
         open_tables_entries.note(progress)
 
     open_tables_entries = open_tables(settings)[STREAM_ENTRIES]
-    writer = (
-        build_views.read_changes(spark, settings, version)
-        .writeStream.option("checkpointLocation", f"{settings.checkpoints_root}/spark")
-        .trigger(processingTime=f"{settings.views.interval_ms} milliseconds")
-    )
-    return writer.foreachBatch(apply).start().stop
+    return changes_stream(spark, settings, version).foreachBatch(apply).start().stop
 
 
 def merge(spark: SparkSession, path: str, name: str, changes: Changes) -> None:
@@ -160,7 +140,7 @@ def merge(spark: SparkSession, path: str, name: str, changes: Changes) -> None:
 
 FORMS: dict[str, Callable[[SparkSession, Settings], Stop]] = {
     "none": nothing,
-    "delta-rs": job,
-    "commits": commits,
+    "delta-rs": query,
+    "commits": job,
     "spark": spark_merge,
 }

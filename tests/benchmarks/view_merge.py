@@ -31,7 +31,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka_topic import ensure_topic
 from connectors.local_stack import LocalStack, free_port
-from jobs import build_views, settle_events
+from jobs import settle_events
 from jobs.view_tables import open_tables
 from schemas.ledger import LEDGER
 from schemas.sealing import ensure_keyring
@@ -191,7 +191,6 @@ def measure(args: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
         where = (settings.kafka.bootstrap_servers, settings.kafka.topic)
         fill(*where, registrations(jobs_for(args.rate * seconds), keyring))
         spark = start_session(work, conf=dict(pair.split("=", 1) for pair in args.conf))
-        build_views.create_ledger(spark, settings)
         query = settle_events.start(spark, settings)
         with SteadyLoad(settings, args.rate, seconds):
             wait_for_the_start(query)

@@ -57,7 +57,7 @@ def test_the_audit_notebook_tells_what_happened_to_a_job_and_what_was_refused(
     ]
     append_all(backbone_settings, records)
     drain()
-    build_views.catch_up(spark, backbone_settings)
+    build_views.catch_up(backbone_settings)
     for name, value in settings_environment(backbone_settings).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TRUNKLINE_AUDIT_JOB", JOB)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
 
 from jobs import build_views
+from jobs.build_views import ViewBuilder, ViewThread, catch_up
 from jobs.refold import check_views
 from jobs.view_changes import key_columns
 from jobs.view_tables import ViewTable, open_tables
@@ -27,16 +27,10 @@ from schemas.view_progress import ViewProgress, read_progress
 from schemas.view_rows import REGISTRY_JOBS, REGISTRY_SESSIONS
 from schemas.views import STREAM_ENTRIES, VIEW_TABLES
 from tests.broker_processes import wait_until
-from tests.jobs.conftest import DRAIN_LIMIT_S, Rows
+from tests.jobs.conftest import Rows
 from tests.jobs.topic_load import append_all, event, registration
 
 JOB = "0badcafe"
-
-
-def build(spark: SparkSession, settings: Settings) -> None:
-    """Bring the views to the ledger's end by the real job."""
-    query = build_views.start(spark, settings, available_now=True)
-    assert query.awaitTermination(DRAIN_LIMIT_S), "the query did not end in time"
 
 
 def rows_of(settings: Settings, table: str) -> list[dict[str, Any]]:
@@ -69,13 +63,13 @@ def session_created(session: str) -> OutgoingRecord:
 @pytest.mark.requirement("JE-11")
 @pytest.mark.requirement("JE-14")
 def test_jobs_sessions_entries_and_progress_are_in_the_tables(
-    spark: SparkSession, drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring
+    drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring
 ) -> None:
     settings = backbone_settings
     append_all(settings, [registration(JOB, keyring), session_created("s1")])
     append_all(settings, [pick_record(JOB, "s1", principal="s1"), event(JOB, 1)])
     ledger = drain()
-    build(spark, settings)
+    catch_up(settings)
     (job,) = rows_of(settings, REGISTRY_JOBS)
     assert (job["job_id"], job["status"], job["session"], job["last_seq"]) == (JOB, "running", "s1", 1)
     by_position = {(row["partition"], row["offset"]): row for row in ledger}
@@ -92,7 +86,7 @@ def test_jobs_sessions_entries_and_progress_are_in_the_tables(
     append_all(settings, [event(JOB, 2, "completed")])
     before = versions(settings)
     ledger = drain()
-    build(spark, settings)
+    catch_up(settings)
     (job,) = rows_of(settings, REGISTRY_JOBS)
     assert (job["status"], job["last_seq"], job["ended_by"]) == (
         "completed",
@@ -105,27 +99,26 @@ def test_jobs_sessions_entries_and_progress_are_in_the_tables(
 
 
 def test_what_is_rejected_changes_no_row_and_still_moves_the_progress(
-    spark: SparkSession, drain: Callable[[], Rows], backbone_settings: Settings
+    drain: Callable[[], Rows], backbone_settings: Settings
 ) -> None:
     append_all(backbone_settings, [event(JOB, seq) for seq in range(1, 5)])
     ledger = drain()
-    build(spark, backbone_settings)
+    catch_up(backbone_settings)
     append_all(backbone_settings, [event("00000bad", 1)])
     ledger = drain()
-    build(spark, backbone_settings)
+    catch_up(backbone_settings)
     assert {row["verdict"] for row in ledger if row["type"] == "job.event"} == {"rejected"}
     assert rows_of(backbone_settings, REGISTRY_JOBS) == []
     assert progress_of(backbone_settings).offsets == ledger_ends(ledger)
 
 
 class BoomError(Exception):
-    """Raised in the middle of a micro-batch."""
+    """Raised in the middle of a round."""
 
 
 @pytest.mark.parametrize("table", [REGISTRY_JOBS, REGISTRY_SESSIONS, STREAM_ENTRIES])
 @pytest.mark.parametrize("point", ["before", "after"])
 def test_a_crash_between_the_commits_of_two_tables_leaves_the_right_rows_after_a_restart(
-    spark: SparkSession,
     drain: Callable[[], Rows],
     backbone_settings: Settings,
     keyring: Keyring,
@@ -136,7 +129,7 @@ def test_a_crash_between_the_commits_of_two_tables_leaves_the_right_rows_after_a
     settings = backbone_settings
     append_all(settings, [registration(JOB, keyring), event(JOB, 1, "started"), session_created("s1")])
     drain()
-    build(spark, settings)
+    catch_up(settings)
     append_all(settings, [event(JOB, 2), session_created("s2"), registration("0000000b", keyring)])
     drain()
     append_all(settings, [event(JOB, 3, "completed")])
@@ -152,11 +145,10 @@ def test_a_crash_between_the_commits_of_two_tables_leaves_the_right_rows_after_a
         return done
 
     monkeypatch.setattr(ViewTable, "apply", crashing)
-    query = build_views.start(spark, settings, available_now=True)
-    with pytest.raises(StreamingQueryException, match="BoomError"):
-        query.awaitTermination(DRAIN_LIMIT_S)
+    with pytest.raises(BoomError):
+        catch_up(settings)
     monkeypatch.setattr(ViewTable, "apply", apply)
-    build(spark, settings)
+    catch_up(settings)
     jobs = {row["job_id"]: row["status"] for row in rows_of(settings, REGISTRY_JOBS)}
     assert jobs == {JOB: "completed", "0000000b": "pending"}
     assert [row["session"] for row in rows_of(settings, REGISTRY_SESSIONS)] == ["s1", "s2"]
@@ -166,56 +158,83 @@ def test_a_crash_between_the_commits_of_two_tables_leaves_the_right_rows_after_a
 
 
 def test_reading_commits_again_commits_nothing_to_the_registries(
-    spark: SparkSession, drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring
+    drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring
 ) -> None:
     append_all(backbone_settings, [registration(JOB, keyring), event(JOB, 1, "started")])
     drain()
-    build(spark, backbone_settings)
+    catch_up(backbone_settings)
     rows, before = [rows_of(backbone_settings, table) for table in VIEW_TABLES], versions(backbone_settings)
-    sink = build_views.ViewSink(backbone_settings)
-    progress = sink.progress
-    sink.tables[STREAM_ENTRIES].progress = ViewProgress(progress.offsets, 0)
-    query = build_views.start(spark, backbone_settings, available_now=True, sink=sink)
-    assert query.awaitTermination(DRAIN_LIMIT_S)
+    progress = progress_of(backbone_settings)
+    open_tables(backbone_settings)[STREAM_ENTRIES].note(ViewProgress(progress.offsets, 0))
+    catch_up(backbone_settings)
     assert [rows_of(backbone_settings, table) for table in VIEW_TABLES] == rows
     after = versions(backbone_settings)
     assert {table for table in VIEW_TABLES if after[table] != before[table]} <= {STREAM_ENTRIES}
     assert progress_of(backbone_settings).offsets == progress.offsets
 
 
-def test_without_its_tables_and_checkpoint_the_job_builds_them_from_the_ledger_first(
-    spark: SparkSession, drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring
+def test_without_its_tables_the_job_builds_them_from_the_ledger_first(
+    drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring
 ) -> None:
     append_all(backbone_settings, [registration(JOB, keyring), event(JOB, 1, "started"), session_created("s1")])
     drain()
-    build(spark, backbone_settings)
+    catch_up(backbone_settings)
     rows = [rows_of(backbone_settings, table) for table in VIEW_TABLES]
     shutil.rmtree(backbone_settings.table_path(REGISTRY_JOBS))
-    shutil.rmtree(f"{backbone_settings.checkpoints_root}/{build_views.QUERY_NAME}")
-    build(spark, backbone_settings)
+    catch_up(backbone_settings)
     assert [rows_of(backbone_settings, table) for table in VIEW_TABLES] == rows
 
 
-def test_the_query_of_an_empty_ledger_waits_and_reads_what_comes(
-    spark: SparkSession, drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring
+def test_the_thread_of_an_empty_ledger_waits_and_reads_what_comes(
+    drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring
 ) -> None:
     quick = backbone_settings.model_copy(update={"views": ViewSettings(interval_ms=100)})
-    query = build_views.start(spark, quick)
+    build_views.prepare(quick)
+    views = ViewThread(quick, ViewBuilder(quick))
+    views.start()
     try:
+        wait_until(lambda: views.is_ready, 60, "the thread has seen that there is nothing")
         append_all(quick, [registration(JOB, keyring)])
         ledger = drain()
         wait_until(lambda: progress_of(quick).offsets == ledger_ends(ledger), 60, "the views are at the end")
         assert [row["status"] for row in rows_of(quick, REGISTRY_JOBS)] == ["pending"]
     finally:
-        query.stop()
+        views.stop()
+    assert views.failure is None
 
 
 def test_views_that_are_ahead_of_the_ledger_are_refused(
-    spark: SparkSession, drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring
+    drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring
 ) -> None:
     append_all(backbone_settings, [registration(JOB, keyring)])
     drain()
-    build_views.prepare(spark, backbone_settings)
+    build_views.prepare(backbone_settings)
     open_tables(backbone_settings)[STREAM_ENTRIES].note(ViewProgress({3: 1}, 9))
     with pytest.raises(Refused, match="rebuild_views"):
-        build_views.start(spark, backbone_settings)
+        catch_up(backbone_settings)
+
+
+def test_commits_without_rows_are_passed_and_what_cannot_be_read_says_what_to_do(
+    drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring
+) -> None:
+    settings = backbone_settings
+    append_all(settings, [registration(JOB, keyring)])
+    drain()
+    build_views.prepare(settings)
+    builder = ViewBuilder(settings)
+    while builder.build():
+        pass
+    append_all(settings, [event(JOB, 1, "started")])
+    drain()
+    DeltaTable(settings.table_path(LEDGER)).optimize.compact()
+    append_all(settings, [event(JOB, 2)])
+    ledger = drain()
+    while builder.build():
+        pass
+    assert builder.progress.offsets == ledger_ends(ledger)
+    behind = ViewBuilder(settings)
+    behind.tables[STREAM_ENTRIES].note(ViewProgress({}, 0))
+    for file in Path(settings.table_path(LEDGER)).glob("*.parquet"):
+        file.unlink()
+    with pytest.raises(Refused, match="rebuild_views"):
+        catch_up(settings)

@@ -5,20 +5,22 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from delta.tables import DeltaTable
+from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
-from jobs.build_views import create_ledger
 from jobs.ledger_checkpoints import EVERY_COMMITS, LedgerCheckpoints
+from jobs.ledger_table import create_ledger
 from schemas.ledger import LEDGER
+from schemas.ledger_arrow import LEDGER_ARROW
 from schemas.settings import Settings
-from schemas.spark_types import LEDGER_SPARK
 
 
-def append(spark: SparkSession, path: str, offset: int) -> None:
+def append(path: str, offset: int) -> None:
     known = {
-        **dict.fromkeys(LEDGER_SPARK.names),
+        **dict.fromkeys(LEDGER_ARROW.names),
         "topic": "t",
         "partition": 0,
         "offset": offset,
@@ -29,8 +31,7 @@ def append(spark: SparkSession, path: str, offset: int) -> None:
         "late": False,
         "fold_version": 2,
     }
-    row = tuple(known[name] for name in LEDGER_SPARK.names)
-    spark.createDataFrame([row], LEDGER_SPARK).write.format("delta").mode("append").save(path)
+    write_deltalake(path, pa.Table.from_pylist([known], LEDGER_ARROW), mode="append")
 
 
 def checkpoints_of(path: str) -> list[str]:
@@ -40,22 +41,22 @@ def checkpoints_of(path: str) -> list[str]:
 def test_spark_goes_on_from_a_checkpoint_that_it_did_not_write(spark: SparkSession, tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     path = settings.table_path(LEDGER)
-    create_ledger(spark, settings)
+    create_ledger(settings)
     checkpoints = LedgerCheckpoints(settings)
     assert checkpoints.write_if_due(), "the first at once"
     for offset in range(3):
-        append(spark, path, offset)
+        append(path, offset)
     for batch_id in range(EVERY_COMMITS):
         assert not checkpoints.write_if_due()
         checkpoints.committed(batch_id)
     assert checkpoints.write_if_due()
     assert len(checkpoints_of(path)) == 2
+    append(path, 3)
     # Only the checkpoint knows what came before it now.
     for file in Path(path, "_delta_log").glob("*"):
         if file.suffix in (".json", ".crc") and file.stem < f"{3:020d}":
             file.unlink()
     spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
-    append(spark, path, 3)
     found = [row["offset"] for row in spark.read.format("delta").load(path).select("offset").collect()]
     assert sorted(found) == [0, 1, 2, 3]
     properties = DeltaTable.forPath(spark, path).detail().collect()[0]["properties"]

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from jobs import build_views, maintain_tables, settle_events
-from jobs.maintain_tables import Maintenance, shorten_log, tidy_ledger, tidy_views
+from jobs.build_views import ViewBuilder, ViewThread
+from jobs.maintain_tables import Maintenance, tidy_ledger, tidy_views
 from jobs.once_sink import last_commit
 from jobs.refold import check_views
 from schemas.ledger import LEDGER
@@ -44,33 +45,17 @@ def files_on_disk(path: str) -> set[str]:
     return {str(file) for file in Path(path).rglob("*.parquet") if "_delta_log" not in file.parts}
 
 
-@contextmanager
-def tasks_of(spark: SparkSession) -> Iterator[Callable[[], int]]:
-    """How many tasks Spark ran in the block, of this thread's jobs."""
-    context, group = spark.sparkContext, "tasks-of"
-    context.setJobGroup(group, "counted")
-    tracker = context.statusTracker()
-
-    def count() -> int:
-        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
-        stages = {stage for job in jobs if job is not None for stage in job.stageIds}
-        return sum(info.numTasks for stage in stages if (info := tracker.getStageInfo(stage)) is not None)
-
-    yield count
-    context._jsc.clearJobGroup()
-
-
 @pytest.mark.requirement("CM-04")
 @pytest.mark.timeout(600)
 def test_under_load_nothing_is_lost_or_doubled_and_no_stream_fails(
     spark: SparkSession, backbone_settings: Settings, keyring: Keyring
 ) -> None:
     settings = backbone_settings.model_copy(update={"views": ViewSettings(interval_ms=100)})
-    build_views.create_ledger(spark, settings)
     settling = settle_events.start(spark, settings)
-    build_views.prepare(spark, settings)
-    sink = build_views.ViewSink(settings)
-    building = build_views.start(spark, settings, sink=sink)
+    build_views.prepare(settings)
+    builder = ViewBuilder(settings)
+    building = ViewThread(settings, builder)
+    building.start()
     sent = [append_all(settings, (registration(job, keyring) for job in JOBS))]
     tidied, done = threading.Event(), threading.Event()
 
@@ -96,17 +81,19 @@ def test_under_load_nothing_is_lost_or_doubled_and_no_stream_fails(
         loading.start()
         rounds = 0
         while not done.is_set() or rounds < 2:
-            tidy_views(sink, 1)
-            tidy_ledger(spark, settings)
+            tidy_views(builder, 1)
+            tidy_ledger(settings)
             rounds += 1
             if OPTIMIZE in operations(settings):
                 tidied.set()
         loading.join(DRAIN_LIMIT_S)
         count = sum(sent) + 1
         wait_until(lambda: len(ledger_rows(settings)) >= count, DRAIN_LIMIT_S, "all are in the ledger")
-        wait_until(lambda: sum(sink.progress.offsets.values()) == count, DRAIN_LIMIT_S, "all are in the views")
+        wait_until(
+            lambda: sum(builder.progress.offsets.values()) == count, DRAIN_LIMIT_S, "all are in the views"
+        )
         assert settling.isActive, settling.exception()
-        assert building.isActive, building.exception()
+        assert building.failure is None
     finally:
         settling.stop()
         building.stop()
@@ -121,74 +108,75 @@ def test_under_load_nothing_is_lost_or_doubled_and_no_stream_fails(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_after_maintenance_both_queries_go_on_where_they_were(
-    spark: SparkSession, drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring
+def test_after_maintenance_both_jobs_go_on_where_they_were(
+    drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = backbone_settings
     append_all(settings, (registration(job, keyring) for job in JOBS))
-    build_views.create_ledger(spark, settings)
     drain()
     for seq in range(1, 3):
         append_all(settings, (event(job, seq, "started" if seq == 1 else "progress") for job in JOBS))
         drain()
     before = ledger_rows(settings)
-    build_views.prepare(spark, settings)
-    sink = build_views.ViewSink(settings)
-    query = build_views.start(spark, settings, available_now=True, sink=sink)
-    assert query.awaitTermination(DRAIN_LIMIT_S)
-    marker = last_commit(spark, settings.table_path(LEDGER))
+    build_views.prepare(settings)
+    builder = ViewBuilder(settings)
+    while builder.build():
+        pass
+    marker = last_commit(settings.table_path(LEDGER))
     pinned = ledger_of(settings)
-    with tasks_of(spark) as tasks:
-        tidy_ledger(spark, settings)
-    assert tasks() < 100, "a round must not stand in the streams' way"
+    tidy_ledger(settings)
     assert pinned.to_pyarrow_table().num_rows == len(before), "a reader that holds a version can finish"
     # What a killed writer left behind, at two ages.
-    strays = [Path(settings.table_path(LEDGER), f"part-{hours}.parquet") for hours in (23, 25)]
-    for stray, hours in zip(strays, (23, 25), strict=True):
+    strays = [Path(settings.table_path(LEDGER), f"part-{hours}.parquet") for hours in (1, 3)]
+    for stray, hours in zip(strays, (1, 3), strict=True):
         stray.write_bytes(b"half a file")
         then = time.time() - hours * 3600
         os.utime(stray, (then, then))
-    tidy_ledger(spark, settings)
-    assert [stray.exists() for stray in strays] == [True, False], "kept for 24 h"
-    tidy_ledger(spark, settings, 0)
-    tidy_views(sink, 0)
+    tidy_ledger(settings)
+    assert [stray.exists() for stray in strays] == [True, False], "kept for 2 h"
+    tidy_ledger(settings, 0)
+    tidy_views(builder, 0)
     assert ledger_rows(settings) == before
     assert len(ledger_of(settings).file_uris()) == 1
     assert len(files_on_disk(settings.table_path(LEDGER))) == 1, "what was replaced is deleted"
-    assert last_commit(spark, settings.table_path(LEDGER)) == marker, (
-        "the sink still finds its last micro-batch"
-    )
+    assert last_commit(settings.table_path(LEDGER)) == marker, "the sink still finds its last micro-batch"
     append_all(settings, (event(job, 3, "completed") for job in JOBS))
     rows = drain()
     assert len(rows) == len(before) + len(JOBS)
-    query = build_views.start(spark, settings, available_now=True)
-    assert query.awaitTermination(DRAIN_LIMIT_S)
-    # What OPTIMIZE rewrote was not read again as if it were new.
-    assert sum(progress["numInputRows"] for progress in query.recentProgress) == len(JOBS)
+    read: list[int] = []
+    real = build_views.read_changes
+
+    def counted(ledger: DeltaTable, first: int, last: int) -> pa.Table:
+        rows = real(ledger, first, last)
+        read.append(rows.num_rows)
+        return rows
+
+    monkeypatch.setattr(build_views, "read_changes", counted)
+    build_views.catch_up(settings)
+    assert sum(read) == len(JOBS), "what compaction rewrote was not read again as if it were new"
     found = check_views(settings, ledger_of(settings), keyring)
     assert (found.differences, found.newer) == ([], 0)
 
 
-def test_the_log_is_shortened_to_what_its_newest_checkpoint_needs(spark: SparkSession, tmp_path: Path) -> None:
-    path = str(tmp_path / "t")
-    frame = spark.range(1)
-    for _ in range(3):
-        frame.write.format("delta").mode("append").save(path)
-    DeltaTable(path).create_checkpoint()
-    frame.write.format("delta").mode("append").save(path)
-    log = Path(path, "_delta_log")
-    shorten_log(spark, path, 60)
-    assert len(list(log.glob("*.json"))) == 4
+def test_the_log_is_shortened_to_what_its_newest_checkpoint_needs(
+    drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring
+) -> None:
+    for job in JOBS[:3]:
+        append_all(backbone_settings, [registration(job, keyring)])
+        rows = drain()
+    log = Path(backbone_settings.table_path(LEDGER), "_delta_log")
+    tidy_ledger(backbone_settings)
+    commits = len(list(log.glob("*.json")))
+    assert commits > 3, "what is young is kept"
     for file in log.iterdir():
         an_hour_ago = file.stat().st_mtime - 2 * 3600
         os.utime(file, (an_hour_ago, an_hour_ago))
-    shorten_log(spark, path, 60)
-    assert len(list(log.glob("*.json"))) <= 2
-    assert DeltaTable(path).to_pyarrow_table().num_rows == 4
+    tidy_ledger(backbone_settings)
+    assert len(list(log.glob("*.json"))) < commits
+    assert ledger_rows(backbone_settings) == rows
 
 
 def test_the_thread_tidies_at_each_interval_goes_on_after_a_failure_and_leaves_an_idle_ledger_alone(
-    spark: SparkSession,
     drain: Callable[[], Rows],
     backbone_settings: Settings,
     keyring: Keyring,
@@ -198,18 +186,18 @@ def test_the_thread_tidies_at_each_interval_goes_on_after_a_failure_and_leaves_a
     settings = backbone_settings.model_copy(update={"views": ViewSettings(maintenance_interval_s=0.05)})
     append_all(settings, [registration(JOBS[0], keyring)])
     drain()
-    build_views.prepare(spark, settings)
-    sink = build_views.ViewSink(settings)
+    build_views.prepare(settings)
+    builder = ViewBuilder(settings)
     real, failed = maintain_tables.tidy_ledger, threading.Event()
 
-    def fail_once(spark: SparkSession, settings: Settings) -> None:
+    def fail_once(settings: Settings) -> None:
         if not failed.is_set():
             failed.set()
             raise OSError("disk full")
-        real(spark, settings)
+        real(settings)
 
     monkeypatch.setattr(maintain_tables, "tidy_ledger", fail_once)
-    maintenance = Maintenance(spark, settings, sink)
+    maintenance = Maintenance(settings, builder)
     maintenance.start()
     try:
         wait_until(lambda: maintenance.rounds >= 2, DRAIN_LIMIT_S, "two rounds")
@@ -220,4 +208,4 @@ def test_the_thread_tidies_at_each_interval_goes_on_after_a_failure_and_leaves_a
     finally:
         maintenance.stop()
     assert "disk full" in capfd.readouterr().err
-    assert read_progress(DeltaTable(settings.table_path(STREAM_ENTRIES))) == sink.progress
+    assert read_progress(DeltaTable(settings.table_path(STREAM_ENTRIES))) == builder.progress

@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from jobs import run_streams, settle_events
+from jobs.ledger_table import prepare_ledger
 from jobs.once_sink import OnceSink
 from schemas.ledger import LEDGER
 from schemas.sealing import Keyring
@@ -101,6 +102,7 @@ def test_the_fold_sees_a_stream_in_offset_order_whatever_spark_does_to_it(
     try:
         # Several map tasks read one Kafka partition, each in chunks of 700.
         records = settle_events.read_records(spark, settings, {"minPartitions": "16"})
+        prepare_ledger(settings)
         sink = OnceSink(settings.table_path(LEDGER))
         query = (
             settle_events.settle_frame(records, settings)
@@ -167,6 +169,7 @@ def test_a_bug_in_the_fold_costs_its_record_and_not_the_stream(
             event(JOB, 3, "completed"),
         ],
     )
+    prepare_ledger(settings)
     sink = OnceSink(settings.table_path(LEDGER))
     source = functools.partial(keyring_with_a_bug, settings.key_file)
     query = (

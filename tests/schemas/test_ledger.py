@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from schemas.entries import Entries
 from schemas.fold import settle
@@ -19,7 +18,6 @@ from schemas.ledger_arrow import LEDGER_ARROW, ledger_batch
 from schemas.record import RECORD_TYPES, read_envelope
 from schemas.sealing import Keyring, UnsealError
 from schemas.settled import AppliedChange
-from schemas.spark_types import LEDGER_SPARK
 from schemas.view_rows import JobRow
 from tests.schemas.job_records import (
     JOB_ID,
@@ -39,15 +37,8 @@ def row_of(timestamp: str, offset: int = 0) -> LedgerRow:
     return ledger_row(record, settle(record, Entries(), KEYRING), KEYRING)
 
 
-def test_row_arrow_and_spark_have_the_same_columns_in_the_same_order() -> None:
-    assert tuple(LEDGER_ARROW.names) == tuple(LEDGER_SPARK.names) == COLUMNS == LedgerRow._fields
-
-
-def test_arrow_and_spark_have_the_same_types_and_the_same_columns_that_may_be_null() -> None:
-    of_spark = to_arrow_schema(LEDGER_SPARK, timezone="UTC")
-    for ours, sparks in zip(LEDGER_ARROW, of_spark, strict=True):
-        assert (ours.name, ours.nullable) == (sparks.name, sparks.nullable)
-        assert ours.type == sparks.type, ours.name
+def test_row_and_arrow_have_the_same_columns_in_the_same_order() -> None:
+    assert tuple(LEDGER_ARROW.names) == COLUMNS == LedgerRow._fields
 
 
 def test_a_column_may_be_null_exactly_where_its_annotation_says_so() -> None:
