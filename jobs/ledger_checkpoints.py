@@ -1,7 +1,7 @@
 """Keeps the ledger's transaction log short: a checkpoint every so many commits, beside the stream.
 
-Delta on Spark writes its checkpoints inside a commit: every hundredth micro-batch took two to three seconds
-longer than the others. delta-rs writes the same file in milliseconds, and no commit waits for it.
+A commit reads what came after the log's newest checkpoint, so there must be young ones (decision 0012). They
+are no part of a commit: nothing waits for them.
 """
 
 from __future__ import annotations
