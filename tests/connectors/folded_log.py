@@ -60,7 +60,7 @@ class FoldedLog:
             kind, _, name = stream.partition("/")
             value = self.entries[stream][entry]
             rows.append((kind, name, entry, value, FOLD_VERSION, partition, offset))
-        _write(settings, STREAM_ENTRIES, rows, ViewProgress(offsets, 0, "test", 0))
+        _write(settings, STREAM_ENTRIES, rows, ViewProgress(offsets, 0))
 
     def write_rows(self, settings: Settings) -> None:
         """Write the tables of rows."""
