@@ -10,7 +10,9 @@ import uuid
 from collections.abc import Callable
 from typing import Final
 
-from schemas.ids import JOB, is_name, parse_stream_key
+from pydantic import ValidationError
+
+from schemas.ids import JOB, MAILBOX, is_name, parse_stream_key
 from schemas.job_registry import pick_id
 from schemas.life_cycles import JOB_TERMINAL
 from schemas.message import Message, posting_record
@@ -22,14 +24,16 @@ from schemas.record import (
     MESSAGE_POSTED,
     SESSION_JOB_ASSIGNED,
     SESSION_JOB_ENDED,
+    TASK_COMPLETED,
     BadEnvelopeError,
     OutgoingRecord,
     Record,
     read_envelope,
 )
 from schemas.session_registry import SessionJobAssigned, SessionJobEnded, session_record
-from schemas.strict_json import canonical
-from schemas.view_rows import REGISTRY_JOBS, JobRow, ViewRow
+from schemas.strict_json import MalformedJsonError, canonical, decode
+from schemas.task_registry import RESULT_LIMIT_BYTES, TaskCompletion, task_record
+from schemas.view_rows import MESSAGE_BODIES, REGISTRY_JOBS, JobRow, MessageBodyRow, ViewRow
 
 DOOR: Final = "reactor"
 SENDER: Final = "trunkline"
@@ -43,12 +47,14 @@ Rows = Callable[[str, str], ViewRow | None]
 def follow_ups(record: Record, row: Rows) -> list[OutgoingRecord]:
     """What follows from `record`, which is settled; most often nothing."""
     stream = parse_stream_key(record.key)
-    if stream is None or stream[0] != JOB:
+    if stream is None or stream[0] not in (JOB, MAILBOX):
         return []
     try:
         envelope = read_envelope(record)
     except BadEnvelopeError:
         return []
+    if envelope.type == MESSAGE_POSTED:
+        return _of_message(record, stream[1], row)
     if envelope.type not in _CAUSES:
         return []
     job = row(REGISTRY_JOBS, stream[1])
@@ -64,6 +70,35 @@ def follow_ups(record: Record, row: Rows) -> list[OutgoingRecord]:
         return []
     told = _told(job, envelope.ce_id)
     return told if job.session is None else [_ended(job, job.session, envelope.ce_id), *told]
+
+
+def _of_message(record: Record, mailbox: str, row: Rows) -> list[OutgoingRecord]:
+    """A message whose payload says that the sender's task is done completes it (HH-07)."""
+    # Few messages say so, and all pass here.
+    if record.value is None or TASK_COMPLETED.encode() not in record.value:
+        return []
+    try:
+        message = Message.model_validate(decode(record.value)[0])
+        payload = decode(message.body.encode("utf-8"))[0]
+    except (ValidationError, MalformedJsonError):
+        return []
+    if type(payload) is not dict or payload.get("event") != TASK_COMPLETED or message.from_task is None:
+        return []
+    # Only what was accepted counts: another message under an id that is taken has another body.
+    body = row(MESSAGE_BODIES, f"{mailbox}/{message.message_id}")
+    if not message.from_verified or not isinstance(body, MessageBodyRow) or body.body != message.body:
+        return []
+    result = payload.get("result")
+    text = result if isinstance(result, str) else "" if result is None else canonical(result).decode("utf-8")
+    ce_id = follow_up_id(message.message_id, TASK_COMPLETED)
+    completion = TaskCompletion(task_id=message.from_task, request_id=ce_id, result=_shortened(text))
+    return [task_record(completion, door=DOOR, principal=REACTOR, ce_id=ce_id)]
+
+
+def _shortened(text: str) -> str:
+    """At most as much as a result may hold; the whole of it is in the message."""
+    raw = text.encode("utf-8")
+    return text if len(raw) <= RESULT_LIMIT_BYTES else raw[:RESULT_LIMIT_BYTES].decode("utf-8", "ignore")
 
 
 def follow_up_id(cause: str, effect: str) -> str:

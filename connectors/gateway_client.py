@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE: Final = "TRUNKLINE_TOKEN"  # noqa: S105  a variable's name
 API: Final = "/api/hub"
+# The reason of a 502 that is the agent's fault and not the way's.
+LAUNCH_FAILED: Final = "launch_failed"
 CONNECT_TIMEOUT_S: Final = 5.0
 _ANSWER_MARGIN_S: Final = 20.0
 # Waits between the attempts of one request; 503 may ask for a longer one, up to the last.
@@ -93,10 +95,16 @@ class GatewayClient:
             verify=self.url.startswith("https:"),
         )
 
-    def get(self, path: str, parameters: Mapping[str, Any] | None = None) -> Any:
+    def get(
+        self,
+        path: str,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
         """The decoded answer to a GET; parameters that are None are left out."""
         wanted = {name: value for name, value in (parameters or {}).items() if value is not None}
-        return self._ask("GET", path, params=wanted)
+        return self._ask("GET", path, params=wanted, headers=headers)
 
     def post(self, path: str, body: Mapping[str, Any] | None = None, *, request_id: str | None = None) -> Any:
         """The decoded answer to a POST; fields that are None are left out. The same `request_id` again is
@@ -179,7 +187,7 @@ class GatewayClient:
         if status == 401:
             hint = f"a token comes from {TOKEN_VARIABLE}, else from {self._token_file}"
             return Refused(f"{said}; {hint}")
-        if status in (403, 409):
+        if status in (403, 409) or (status == 502 and LAUNCH_FAILED in said):
             return Refused(said)
         if status == 404:
             return NotFound(said)

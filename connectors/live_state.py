@@ -6,7 +6,8 @@ No thread and no Kafka here: records go in one after another, in the order of ea
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from connectors.publisher import Position
@@ -17,10 +18,12 @@ from schemas.ids import parse_stream_key
 from schemas.record import Record
 from schemas.sealing import Keyring
 from schemas.settled import AppliedChange, Settled
-from schemas.view_rows import ViewRow
+from schemas.view_rows import MAILBOX_VIEW, MESSAGE_BODIES, MessageRow, ViewRow
 from schemas.views import VIEWS
 
 _NEVER: Final = -1
+# Messages that are claimed, read, expired or dropped stay in the tables for ever; here only the newest of them.
+FINAL_MESSAGES: Final = 50_000
 
 
 class LiveState:
@@ -38,14 +41,20 @@ class LiveState:
         self.applied_beyond: dict[str, int] = {}
         self.rows_by_view: dict[str, dict[str, ViewRow]] = {name: {} for name in VIEWS}
         self.offsets_by_view: dict[str, dict[str, int]] = {name: {} for name in VIEWS}
+        self._final: deque[str] = deque()
 
     def clear(self) -> None:
         """Forget everything: before loading anew."""
         self.entries_by_stream.clear()
         self.applied_beyond.clear()
+        self._final.clear()
         for name in VIEWS:
             self.rows_by_view[name].clear()
             self.offsets_by_view[name].clear()
+
+    def note_final(self, keys: Iterable[str]) -> None:
+        """Count loaded messages that are final, the oldest first, among those of which the newest are kept."""
+        self._final.extend(keys)
 
     def apply(self, record: Record, on_change: Callable[[AppliedChange], None]) -> SettledRecord | None:
         """Settle `record`. None: its stream has it already, from the tables, and nothing is done."""
@@ -73,7 +82,22 @@ class LiveState:
             rows.pop(change.key, None)
         else:
             rows[change.key] = change.row
+            if isinstance(change.row, MessageRow) and change.row.ended_at is not None:
+                self._keep_newest(change.key)
         return True
+
+    def _keep_newest(self, final: str) -> None:
+        """Forget the message that has been final for longest when there are too many."""
+        self._final.append(final)
+        if len(self._final) <= FINAL_MESSAGES:
+            return
+        oldest = self._final.popleft()
+        row = self.rows_by_view[MAILBOX_VIEW].get(oldest)
+        # Its id may have been used again since.
+        if isinstance(row, MessageRow) and row.ended_at is not None and oldest != final:
+            for view in (MAILBOX_VIEW, MESSAGE_BODIES):
+                self.rows_by_view[view].pop(oldest, None)
+                self.offsets_by_view[view].pop(oldest, None)
 
     def entries(self, stream: str) -> Entries:
         """A copy of a stream's entries; none for a stream that nobody knows."""

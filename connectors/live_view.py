@@ -16,7 +16,7 @@ import gc
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -67,6 +67,7 @@ class LiveView:
         self._next: dict[int, int] = dict.fromkeys(range(settings.kafka.partitions), 0)
         self._seen_ends: dict[int, int] = {}
         self._callbacks: list[Callable[[AppliedChange], None]] = []
+        self._watchers: list[Callable[[Sequence[SettledRecord]], None]] = []
         self._closing = threading.Event()
         self._settled_at = 0.0
         self._thread = threading.Thread(target=self._follow, name="live-view", daemon=True)
@@ -149,6 +150,12 @@ class LiveView:
         start. Register before `open`; it must be quick, and what it raises is logged.
         """
         self._callbacks.append(callback)
+
+    def on_settled(self, callback: Callable[[Sequence[SettledRecord]], None]) -> None:
+        """Call `callback` on the tail's thread with what was settled, some records at a time, in order. As with
+        `on_change`.
+        """
+        self._watchers.append(callback)
 
     def wait_settled(self, position: Position, timeout_s: float) -> SettledRecord:
         """The verdict on the record at `position`, out of the ledger for what is not in memory.
@@ -286,6 +293,11 @@ class LiveView:
         if not reached:
             return
         self.feed.extend(settled)
+        for watcher in self._watchers:
+            try:
+                watcher(settled)
+            except Exception:
+                log.exception("on_settled_failed")
         with self._progress:
             self._next.update(reached)
             self._progress.notify_all()

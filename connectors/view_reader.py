@@ -15,15 +15,26 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from connectors.live_state import LiveState
+from connectors.live_state import FINAL_MESSAGES, LiveState
 from schemas.delta_files import dataset_of
 from schemas.errors import TrunklineError
-from schemas.ids import JOB, MAILBOX, PRINCIPAL, SESSION
+from schemas.ids import AGENT, CONTAINER, JOB, MAILBOX, PRINCIPAL, SESSION, TASK
 from schemas.settings import Settings
 from schemas.settled import FOLD_VERSION
 from schemas.view_arrow import VIEW_ARROW
 from schemas.view_progress import read_progress
-from schemas.view_rows import MAILBOX_VIEW, REGISTRY_JOBS, REGISTRY_PRINCIPALS, REGISTRY_SESSIONS, ViewRow
+from schemas.view_rows import (
+    MAILBOX_VIEW,
+    MESSAGE_BODIES,
+    REGISTRY_AGENTS,
+    REGISTRY_CONTAINERS,
+    REGISTRY_JOBS,
+    REGISTRY_PRINCIPALS,
+    REGISTRY_SESSIONS,
+    REGISTRY_TASKS,
+    MessageRow,
+    ViewRow,
+)
 from schemas.views import STREAM_ENTRIES, VIEWS, View
 
 BATCH_ROWS: Final = 16_384
@@ -34,6 +45,9 @@ _VIEW_OF_KIND: Final = {
     SESSION: REGISTRY_SESSIONS,
     PRINCIPAL: REGISTRY_PRINCIPALS,
     MAILBOX: MAILBOX_VIEW,
+    TASK: REGISTRY_TASKS,
+    AGENT: REGISTRY_AGENTS,
+    CONTAINER: REGISTRY_CONTAINERS,
 }
 _ENTRY_COLUMNS: Final = [
     "stream_kind",
@@ -73,11 +87,14 @@ def _load(settings: Settings, state: LiveState) -> dict[int, int]:
     table = DeltaTable(path)
     offsets = dict(read_progress(table).offsets)
     kinds = _load_entries(_batches(table, _ENTRY_COLUMNS), offsets, state)
-    for view in VIEWS.values():
+    # `mailbox` before `message_bodies`: the other way round than they are written, so that no body is missing.
+    for view in reversed(VIEWS.values()):
         path = settings.table_path(view.name)
         if DeltaTable.is_deltatable(path):
             columns = [*view.row_type.__struct_fields__, "last_offset"]
-            _load_rows(_batches(DeltaTable(path), columns), view, state)
+            table = DeltaTable(path)
+            _load_rows(_batches(table, columns, _wanted(view.name, table, state)), view, state)
+    _note_final(state)
     for kind in sorted(kinds & _VIEW_OF_KIND.keys()):
         if not state.rows_by_view[_VIEW_OF_KIND[kind]]:
             raise TrunklineError(
@@ -88,10 +105,39 @@ def _load(settings: Settings, state: LiveState) -> dict[int, int]:
     return offsets
 
 
-def _batches(table: DeltaTable, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def _wanted(view: str, table: DeltaTable, state: LiveState) -> pc.Expression | None:
+    """Which rows are kept in memory: all, but of messages that are final only the newest, and their bodies.
+    `mailbox` is loaded before `message_bodies`.
+    """
+    if view == MAILBOX_VIEW:
+        ended = dataset_of(table).to_table(columns=["ended_at"], filter=pc.field("ended_at").is_valid())
+        if ended.num_rows <= FINAL_MESSAGES:
+            return None
+        newest = pc.select_k_unstable(ended, k=FINAL_MESSAGES, sort_keys=[("ended_at", "descending")])
+        oldest_kept = ended["ended_at"][newest[-1].as_py()]
+        return pc.field("ended_at").is_null() | (pc.field("ended_at") >= oldest_kept)
+    if view == MESSAGE_BODIES:
+        rows = state.rows_by_view[MAILBOX_VIEW].values()
+        kept = [row.message_id for row in rows if isinstance(row, MessageRow)]
+        return pc.field("message_id").isin(pa.array(kept, pa.string()))
+    return None
+
+
+def _note_final(state: LiveState) -> None:
+    final = [
+        (row.ended_at, key)
+        for key, row in state.rows_by_view[MAILBOX_VIEW].items()
+        if isinstance(row, MessageRow) and row.ended_at is not None
+    ]
+    state.note_final(key for _, key in sorted(final))
+
+
+def _batches(
+    table: DeltaTable, columns: list[str], wanted: pc.Expression | None = None
+) -> Iterator[pa.RecordBatch]:
     # Little is read ahead: Arrow's copy of a whole table would stand beside ours.
     yield from dataset_of(table).to_batches(
-        columns=columns, batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1
+        columns=columns, filter=wanted, batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1
     )
 
 

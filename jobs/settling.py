@@ -23,6 +23,7 @@ from schemas.fold import settle
 from schemas.ids import parse_stream_key
 from schemas.ledger import LedgerRow, ledger_row
 from schemas.ledger_arrow import ledger_batch
+from schemas.mailbox_entries import expected_apart
 from schemas.record import Record
 from schemas.sealing import Keyring
 from schemas.settled import AppliedChange
@@ -153,7 +154,22 @@ class SettleStreams(StatefulProcessor):
         keys = list(dict.fromkeys(record.key for record in records))
         named = {key: key.decode("ascii") for key in keys if key and parse_stream_key(key)}
         stored = self._streams.load(list(named.values()))
-        return {key: Entries(stored[named[key]] if key in named else {}) for key in keys}
+        # Asked for together: one by one, each would wait for an answer of the JVM.
+        expected = ((named[record.key], expected_apart(record)) for record in records if record.key in named)
+        apart = self._streams.load_apart(list(dict.fromkeys((s, key) for s, keys in expected for key in keys)))
+
+        def fetching(stream: str) -> Callable[[str], bytes | None]:
+            def fetch(key: str) -> bytes | None:
+                if (stream, key) not in apart:
+                    apart.update(self._streams.load_apart([(stream, key)]))
+                return apart[stream, key]
+
+            return fetch
+
+        return {
+            key: Entries(stored[named[key]], fetching(named[key])) if key in named else Entries()
+            for key in keys
+        }
 
 
 def _stream(row: LedgerRow) -> str:

@@ -18,10 +18,14 @@ import msgspec
 import pyspark.sql.streaming.proto.StateMessage_pb2 as messages
 from pyspark.sql.streaming.stateful_processor import MapState
 
+from schemas.entries import APART
+
 # Requests under way at once. Their answers (of reads) or they themselves (of writes) fit the socket's
 # buffers many times over, so that neither side waits for the other to read.
 _WINDOW: Final = 64
 _MISSING: Final = b""
+# The key of the one entry in a row of its own.
+_ONLY: Final = ""
 _HEADER: Final = struct.Struct("!ii")
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -33,7 +37,11 @@ class StateError(Exception):
 
 
 class StreamState:
-    """The entries of streams in a MapState `stream string -> entries binary` of the current bucket."""
+    """The entries of streams in a MapState `stream string -> entries binary` of the current bucket.
+
+    A stream's entries are one row, but those that are kept apart (schemas.entries.APART): each is a row of its
+    own, `<stream> <entry>`, and is read when it is asked for.
+    """
 
     def __init__(self, map_state: MapState) -> None:
         client = map_state._mapStateClient
@@ -52,8 +60,22 @@ class StreamState:
             for stream, raw in zip(streams, answers, strict=True)
         }
 
+    def load_apart(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], bytes | None]:
+        """Entries that are kept apart, by stream and key; None where there is none. Raises StateError."""
+        found = self.load([f"{stream} {key}" for stream, key in wanted])
+        return {(stream, key): found[f"{stream} {key}"].get(_ONLY) for stream, key in wanted}
+
     def store(self, entries: Mapping[str, Mapping[str, bytes]]) -> None:
-        """Set the entries of streams. Raises StateError."""
+        """Set the entries of streams; of those that are kept apart only the ones given. Raises StateError."""
+        rows: dict[str, Mapping[str, bytes]] = {}
+        for stream, stored in entries.items():
+            rows[stream] = {key: value for key, value in stored.items() if not key.startswith(APART)}
+            for key, value in stored.items():
+                if key.startswith(APART):
+                    rows[f"{stream} {key}"] = {_ONLY: value}
+        self._store(rows)
+
+    def _store(self, entries: Mapping[str, Mapping[str, bytes]]) -> None:
         calls = (
             messages.MapStateCall(
                 stateName=self._name,

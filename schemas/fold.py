@@ -11,16 +11,32 @@ from typing import Any, Final
 import msgspec
 from pydantic import BaseModel
 
+from schemas.agent_fold import settle_agent
+from schemas.agent_registry import AGENT_MODELS
+from schemas.container_fold import settle_container
+from schemas.container_registry import CONTAINER_MODELS
 from schemas.control_fold import settle_control
 from schemas.entries import Entries
-from schemas.ids import CONTROL, JOB, MAILBOX, PRINCIPAL, REFUSED, SESSION, parse_stream_key
+from schemas.ids import (
+    AGENT,
+    CONTAINER,
+    CONTROL,
+    JOB,
+    MAILBOX,
+    PRINCIPAL,
+    REFUSED,
+    SESSION,
+    TASK,
+    parse_stream_key,
+)
 from schemas.job_event import SCHEMA_VERSION as EVENT_VERSION
 from schemas.job_event import event_fault, is_utc_timestamp
 from schemas.job_fold import settle_job
 from schemas.job_registry import JobCancellation, JobPick, JobRegistration
 from schemas.mailbox_fold import settle_mailbox
+from schemas.mailbox_requests import MAILBOX_MODELS
 from schemas.masking import mask_event, mask_opaque
-from schemas.message import DEFAULT_REALM, Message
+from schemas.message import DEFAULT_REALM
 from schemas.principal_fold import settle_principal
 from schemas.principals import PrincipalAddition, PrincipalRevocation
 from schemas.record import (
@@ -28,7 +44,6 @@ from schemas.record import (
     JOB_EVENT,
     JOB_PICKED,
     JOB_REGISTERED,
-    MESSAGE_POSTED,
     PRINCIPAL_ADDED,
     PRINCIPAL_REVOKED,
     REQUEST_REFUSED,
@@ -44,6 +59,8 @@ from schemas.session_fold import settle_session
 from schemas.session_registry import SESSION_MODELS
 from schemas.settled import Outcome, Settled, rejected
 from schemas.strict_json import MalformedJsonError, decode
+from schemas.task_fold import settle_task
+from schemas.task_registry import TASK_MODELS
 from schemas.verdicts import (
     ACCEPTED,
     FOLD_FAILED,
@@ -62,9 +79,21 @@ UNKEYED: Final = (REFUSED, "kafka")
 _MODELS: Final[dict[str, dict[str, type[BaseModel]]]] = {
     JOB: {JOB_REGISTERED: JobRegistration, JOB_PICKED: JobPick, JOB_CANCELLED: JobCancellation},
     SESSION: dict(SESSION_MODELS),
-    MAILBOX: {MESSAGE_POSTED: Message},
+    MAILBOX: dict(MAILBOX_MODELS),
+    TASK: dict(TASK_MODELS),
+    AGENT: dict(AGENT_MODELS),
+    CONTAINER: dict(CONTAINER_MODELS),
     PRINCIPAL: {PRINCIPAL_ADDED: PrincipalAddition, PRINCIPAL_REVOKED: PrincipalRevocation},
     REFUSED: {REQUEST_REFUSED: Refusal},
+}
+
+# The field of a body that must be the stream's name.
+_NAMED_BY: Final = {
+    SESSION: "session",
+    PRINCIPAL: "principal",
+    TASK: "task_id",
+    AGENT: "agent_name",
+    CONTAINER: "container",
 }
 
 
@@ -159,7 +188,13 @@ def _settle_other(
     if kind == SESSION:
         return settle_session(record, envelope, name, body, entries)
     if kind == MAILBOX:
-        return settle_mailbox(record, name, body, entries)
+        return settle_mailbox(record, envelope, name, body, entries)
+    if kind == TASK:
+        return settle_task(record, envelope, name, body, entries)
+    if kind == AGENT:
+        return settle_agent(record, envelope, name, body, entries)
+    if kind == CONTAINER:
+        return settle_container(record, envelope, name, body, entries)
     if kind == PRINCIPAL:
         return settle_principal(record, envelope, name, body, entries)
     if kind == REFUSED:
@@ -197,7 +232,8 @@ def _is_of_stream(kind: str, name: str, body: dict[str, Any]) -> bool:
     if kind == MAILBOX:
         realm, agent = body.get("realm", DEFAULT_REALM), body.get("to")
         return type(realm) is str and type(agent) is str and f"{realm}/{agent}" == name
-    return kind not in (SESSION, PRINCIPAL) or body.get(kind) == name
+    field = _NAMED_BY.get(kind)
+    return field is None or body.get(field) == name
 
 
 def _opaque(record: Record, kind: str, name: str, envelope: Envelope | None, outcome: Outcome) -> Settled:

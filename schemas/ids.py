@@ -16,10 +16,13 @@ _JOB_ID = re.compile(r"[0-9a-f]{8}").fullmatch
 JOB: Final = "job"
 SESSION: Final = "session"
 MAILBOX: Final = "mailbox"  # its name is `<realm>/<agent>`
+TASK: Final = "task"
+AGENT: Final = "agent"
+CONTAINER: Final = "container"
 PRINCIPAL: Final = "principal"
 REFUSED: Final = "refused"
 CONTROL: Final = "control"
-STREAM_KINDS: Final = (JOB, SESSION, MAILBOX, PRINCIPAL, REFUSED, CONTROL)
+STREAM_KINDS: Final = (JOB, SESSION, MAILBOX, TASK, AGENT, CONTAINER, PRINCIPAL, REFUSED, CONTROL)
 
 
 def is_name(text: str) -> bool:

@@ -1,8 +1,8 @@
-"""The life cycles of a job (JE-08) and of a session (JE-14), drawn once: fold, views, commands and docs use
-these words.
+"""The life cycles of a job (JE-08), a session (JE-14), a task (HH-04) and a container (HH-05), drawn once:
+fold, views, commands and docs use these words.
 
 pending --> running --> completed
-   |           |------> error
+   |           |------> error (a task: failed)
    |           `------> cancelled
    `-----------------> cancelled
 """
@@ -39,4 +39,37 @@ SESSION_TRANSITIONS: Final[dict[str, frozenset[str]]] = {
     STOPPED: frozenset({RUNNING, ARCHIVED, TERMINATED}),
     ARCHIVED: frozenset({RUNNING, TERMINATED}),
     TERMINATED: frozenset(),
+}
+
+# The life cycle of a task (HH-04).
+FAILED: Final = "failed"
+
+TASK_STATES: Final = (PENDING, RUNNING, COMPLETED, FAILED, CANCELLED)
+TASK_TERMINAL: Final = frozenset({COMPLETED, FAILED, CANCELLED})
+TASK_TRANSITIONS: Final[dict[str, frozenset[str]]] = {
+    PENDING: frozenset({RUNNING, CANCELLED}),
+    RUNNING: frozenset({COMPLETED, FAILED, CANCELLED}),
+    COMPLETED: frozenset(),
+    FAILED: frozenset(),
+    CANCELLED: frozenset(),
+}
+
+# The life cycle of what a launcher makes for a task (HH-05). Recycling, by failure or stop, is open from each
+# state before it; recycled is the end.
+PROVISIONING: Final = "provisioning"
+CONFIGURING: Final = "configuring"
+STARTING: Final = "starting"
+MONITORING: Final = "monitoring"
+RECYCLING: Final = "recycling"
+RECYCLED: Final = "recycled"
+
+CONTAINER_STATES: Final = (PROVISIONING, CONFIGURING, STARTING, RUNNING, MONITORING, RECYCLING, RECYCLED)
+CONTAINER_TRANSITIONS: Final[dict[str, frozenset[str]]] = {
+    PROVISIONING: frozenset({CONFIGURING, RECYCLING}),
+    CONFIGURING: frozenset({STARTING, RECYCLING}),
+    STARTING: frozenset({RUNNING, RECYCLING}),
+    RUNNING: frozenset({MONITORING, RECYCLING}),
+    MONITORING: frozenset({RECYCLING}),
+    RECYCLING: frozenset({RECYCLED}),
+    RECYCLED: frozenset(),
 }

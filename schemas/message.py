@@ -1,28 +1,63 @@
-"""The message (design: one model, every door): wire model, and the record that posts it."""
+"""The message (design: one model, every door): wire model, its life cycle, and the record that posts it.
+
+unread <--> leased --> claimed | expired | cleared | dead
+   `-----------------> claimed | read | expired | cleared
+
+A lease that has run out counts as none: what may happen to an unread message may then happen to this one.
+"""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from schemas.ids import MAILBOX, stream_key
+from schemas.job_event import is_utc_timestamp
 from schemas.record import MESSAGE_POSTED, OutgoingRecord
 from schemas.strict_json import canonical
 from schemas.wire_body import Name, WireBody
 
 DEFAULT_REALM: Final = "default"
+# In the order in which messages are handed out.
+PRIORITIES: Final = ("high", "normal", "low")
+
+UNREAD: Final = "unread"
+LEASED: Final = "leased"
+CLAIMED: Final = "claimed"  # handed out and acknowledged, at once or by ack
+READ: Final = "read"
+EXPIRED: Final = "expired"
+CLEARED: Final = "cleared"
+DEAD: Final = "dead"
+MESSAGE_PENDING: Final = frozenset({UNREAD, LEASED})
+MESSAGE_FINAL: Final = frozenset({CLAIMED, READ, EXPIRED, CLEARED, DEAD})
+
+_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001  all times here are UTC
+
+
+def _utc_time(text: str) -> str:
+    if not is_utc_timestamp(text):
+        raise ValueError("not an ISO 8601 time in UTC such as 2026-11-21T10:00:00Z")
+    return text
+
 
 _Moment = Annotated[str, Field(max_length=40)]
+_UtcTime = Annotated[str, AfterValidator(_utc_time)]
 
 
 class Message(WireBody):
-    """Body of `message.posted`: one message for one recipient. Deduplicated by `message_id` alone."""
+    """Body of `message.posted`: one message for one recipient. Deduplicated by `message_id` alone.
+
+    `from_task`: the task whose token the sender had. `expires_at` decides, so it must be a time in UTC;
+    `sent_at` is what the sender says.
+    """
 
     message_id: Name
     realm: Name = DEFAULT_REALM
     sender: Annotated[Name, Field(alias="from")]
     from_verified: bool = False
+    from_task: Name | None = None
     recipient: Annotated[Name, Field(alias="to")]
     kind: Annotated[str, Field(min_length=1, max_length=128)]
     priority: Literal["low", "normal", "high"] = "normal"
@@ -31,7 +66,7 @@ class Message(WireBody):
     in_reply_to: Name | None = None
     thread: Name | None = None
     sent_at: _Moment | None = None
-    expires_at: _Moment | None = None
+    expires_at: _UtcTime | None = None
     broadcast_id: Name | None = None
 
 
@@ -45,3 +80,11 @@ def posting_record(message: Message, *, door: str, principal: str) -> OutgoingRe
         type=MESSAGE_POSTED,
         value=canonical(message.model_dump(mode="json", by_alias=True)),
     )
+
+
+def has_come(time: str, now_us: int) -> bool:
+    """Whether `time`, of the form of `expires_at`, is at or before `now_us` (microseconds since 1970 UTC)."""
+    whole = datetime.fromisoformat(time[:19]) - _EPOCH
+    # Up to nine digits after the point, so nanoseconds.
+    fraction_ns = int(time[20:-1].ljust(9, "0"))
+    return (whole.days * 86_400 + whole.seconds) * 10**9 + fraction_ns <= now_us * 1000

@@ -20,6 +20,8 @@ OPERATOR: Final = "operator"
 DELEGATOR: Final = "delegator"
 WORKER: Final = "worker"
 VIEWER: Final = "viewer"
+# Whoever has the token of a task; no principal is added with this role.
+AGENT: Final = "agent"
 ROLES: Final = (OPERATOR, DELEGATOR, WORKER, VIEWER)
 # The reactor signs its follow-ups with this name; nobody else may have it.
 REACTOR: Final = "reactor"

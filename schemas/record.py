@@ -25,6 +25,23 @@ SESSION_RESUMED: Final = "session.resumed"
 SESSION_JOB_ASSIGNED: Final = "session.job_assigned"
 SESSION_JOB_ENDED: Final = "session.job_ended"
 MESSAGE_POSTED: Final = "message.posted"
+MESSAGE_CLAIMED: Final = "message.claimed"
+MESSAGE_LEASED: Final = "message.leased"
+MESSAGE_ACKED: Final = "message.acked"
+MESSAGE_NACKED: Final = "message.nacked"
+MESSAGE_RECLAIMED: Final = "message.reclaimed"
+MESSAGE_READ: Final = "message.read"
+MESSAGE_EXPIRED: Final = "message.expired"
+MAILBOX_CLEARED: Final = "mailbox.cleared"
+TASK_CREATED: Final = "task.created"
+TASK_STARTED: Final = "task.started"
+TASK_COMPLETED: Final = "task.completed"
+TASK_FAILED: Final = "task.failed"
+TASK_CANCELLED: Final = "task.cancelled"
+TOKEN_REVOKED: Final = "token.revoked"  # noqa: S105  a type's name
+AGENT_DEFINED: Final = "agent.defined"
+AGENT_REMOVED: Final = "agent.removed"
+CONTAINER_CHANGED: Final = "container.changed"
 PRINCIPAL_ADDED: Final = "principal.added"
 PRINCIPAL_REVOKED: Final = "principal.revoked"
 REQUEST_REFUSED: Final = "request.refused"
@@ -40,6 +57,23 @@ RECORD_TYPES: Final = (
     SESSION_JOB_ASSIGNED,
     SESSION_JOB_ENDED,
     MESSAGE_POSTED,
+    MESSAGE_CLAIMED,
+    MESSAGE_LEASED,
+    MESSAGE_ACKED,
+    MESSAGE_NACKED,
+    MESSAGE_RECLAIMED,
+    MESSAGE_READ,
+    MESSAGE_EXPIRED,
+    MAILBOX_CLEARED,
+    TASK_CREATED,
+    TASK_STARTED,
+    TASK_COMPLETED,
+    TASK_FAILED,
+    TASK_CANCELLED,
+    TOKEN_REVOKED,
+    AGENT_DEFINED,
+    AGENT_REMOVED,
+    CONTAINER_CHANGED,
     PRINCIPAL_ADDED,
     PRINCIPAL_REVOKED,
     REQUEST_REFUSED,

@@ -102,6 +102,13 @@ class GatewaySettings(_Section):
     settle_timeout_s: float = Field(default=10.0, gt=0)
     reactor_group: str = "trunkline-reactor"
     session_check_s: float = Field(default=2.0, gt=0)
+    audit_messages: int = Field(default=100, ge=1, le=100_000)
+    token_ttl_s: float = Field(default=3600.0, ge=1, le=7 * 24 * 3600)
+    launch_timeout_s: float = Field(default=10.0, gt=0)
+    task_check_s: float = Field(default=30.0, gt=0)
+    stop_grace_s: float = Field(default=5.0, ge=0)
+    agents_dir: Path = Path("conf/agents")
+    launchers_file: Path = Path("conf/launchers.yaml")
 
 
 class ViewSettings(_Section):

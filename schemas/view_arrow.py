@@ -10,7 +10,13 @@ from schemas.view_rows import Moment, ViewRow
 from schemas.views import STREAM_ENTRIES, VIEWS
 
 _MOMENT: Final = pa.timestamp("us", tz="UTC")
-_TYPES: Final = {str: pa.string(), int: pa.int64(), bool: pa.bool_(), Moment: _MOMENT}
+_TYPES: Final = {
+    str: pa.string(),
+    int: pa.int64(),
+    bool: pa.bool_(),
+    Moment: _MOMENT,
+    list[str]: pa.list_(pa.string()),
+}
 # The partition of the stream, and the offset of the record that made the row what it is.
 _POSITION: Final = [
     pa.field("partition", pa.int32(), nullable=False),

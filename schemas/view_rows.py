@@ -15,6 +15,11 @@ REGISTRY_JOBS: Final = "registry_jobs"
 REGISTRY_SESSIONS: Final = "registry_sessions"
 REGISTRY_PRINCIPALS: Final = "registry_principals"
 MAILBOX_VIEW: Final = "mailbox"
+MESSAGE_BODIES: Final = "message_bodies"
+REGISTRY_TASKS: Final = "registry_tasks"
+REGISTRY_TOKENS: Final = "registry_tokens"
+REGISTRY_AGENTS: Final = "registry_agents"
+REGISTRY_CONTAINERS: Final = "registry_containers"
 
 
 class JobRow(msgspec.Struct, frozen=True, gc=False):
@@ -73,7 +78,12 @@ class PrincipalRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class MessageRow(msgspec.Struct, frozen=True, gc=False):
-    """A row of `mailbox`: one message for one recipient. `sent_at` and `expires_at` as the sender says."""
+    """A row of `mailbox`: where one message for one recipient stands; what it says is in `message_bodies`.
+
+    `sent_at` and `expires_at` as the sender says. `from_task`: the task whose token the sender had.
+    `handed_to` (`<door>/<principal>`) got it last, by the request `request_id`, at `handed_at`; `lease_until`
+    while it is leased. `ended_at`: when it reached a final status.
+    """
 
     realm: str
     recipient: str
@@ -81,16 +91,109 @@ class MessageRow(msgspec.Struct, frozen=True, gc=False):
     status: str
     sender: str
     from_verified: bool
+    from_task: str | None
     kind: str
     priority: str
-    body: str
-    content_type: str
     in_reply_to: str | None
     thread: str | None
     broadcast_id: str | None
     sent_at: str | None
     expires_at: str | None
     posted_at: Moment
+    attempts: int = 0
+    handed_to: str | None = None
+    handed_at: Moment | None = None
+    request_id: str | None = None
+    lease_until: Moment | None = None
+    ended_at: Moment | None = None
 
 
-ViewRow = JobRow | SessionRow | PrincipalRow | MessageRow
+class MessageBodyRow(msgspec.Struct, frozen=True, gc=False):
+    """A row of `message_bodies`: what a message says. Written once: what happens to a message rewrites only its
+    small row in `mailbox`.
+    """
+
+    realm: str
+    recipient: str
+    message_id: str
+    body: str
+    content_type: str
+
+
+class TaskRow(msgspec.Struct, frozen=True, gc=False):
+    """A row of `registry_tasks`. `ended_by`: CloudEvents id of the record that ended it."""
+
+    task_id: str
+    status: str
+    description: str
+    agent_name: str
+    token_id: str | None
+    session_name: str | None
+    result: str | None
+    error: str | None
+    submitted_by: str
+    submitted_at: Moment
+    started_at: Moment | None
+    ended_at: Moment | None
+    ended_by: str | None
+
+
+class TokenRow(msgspec.Struct, frozen=True, gc=False):
+    """A row of `registry_tokens`. `token_id`: the first 12 digits of `token_sha256` (hex), which is all that is
+    known of the token. `issued`, `expiry`: milliseconds since 1970 UTC.
+    """
+
+    token_id: str
+    token_sha256: str
+    agent_name: str
+    task_id: str
+    capabilities: list[str]
+    status: str
+    issued: int
+    expiry: int
+    revoked_at: Moment | None
+    revoked_why: str | None
+
+
+class AgentRow(msgspec.Struct, frozen=True, gc=False):
+    """A row of `registry_agents`: a definition out of `conf/agents/`, or that there is none any more."""
+
+    agent_name: str
+    status: str
+    image: str
+    description: str
+    capabilities: list[str]
+    hardened: bool
+    defined_at: Moment
+    removed_at: Moment | None
+
+
+class ContainerRow(msgspec.Struct, frozen=True, gc=False):
+    """A row of `registry_containers`: what a launcher has made for a task. `handle` says what runs on `host`,
+    as in SessionRow; `backend` names the launcher.
+    """
+
+    container: str
+    state: str
+    task_id: str
+    agent_name: str
+    backend: str
+    host: str | None
+    handle: str | None
+    port: int | None
+    error: str | None
+    created_at: Moment
+    changed_at: Moment
+
+
+ViewRow = (
+    JobRow
+    | SessionRow
+    | PrincipalRow
+    | MessageRow
+    | MessageBodyRow
+    | TaskRow
+    | TokenRow
+    | AgentRow
+    | ContainerRow
+)

@@ -6,13 +6,23 @@ from typing import Final, NamedTuple
 
 from schemas.view_rows import (
     MAILBOX_VIEW,
+    MESSAGE_BODIES,
+    REGISTRY_AGENTS,
+    REGISTRY_CONTAINERS,
     REGISTRY_JOBS,
     REGISTRY_PRINCIPALS,
     REGISTRY_SESSIONS,
+    REGISTRY_TASKS,
+    REGISTRY_TOKENS,
+    AgentRow,
+    ContainerRow,
     JobRow,
+    MessageBodyRow,
     MessageRow,
     PrincipalRow,
     SessionRow,
+    TaskRow,
+    TokenRow,
     ViewRow,
 )
 
@@ -38,6 +48,11 @@ VIEWS: Final[dict[str, View]] = {
         View(REGISTRY_JOBS, JobRow, ("job_id",)),
         View(REGISTRY_SESSIONS, SessionRow, ("session",)),
         View(REGISTRY_PRINCIPALS, PrincipalRow, ("principal",)),
+        View(REGISTRY_TASKS, TaskRow, ("task_id",)),
+        View(REGISTRY_TOKENS, TokenRow, ("token_id",)),
+        View(REGISTRY_AGENTS, AgentRow, ("agent_name",)),
+        View(REGISTRY_CONTAINERS, ContainerRow, ("container",)),
+        View(MESSAGE_BODIES, MessageBodyRow, ("realm", "recipient", "message_id")),
         View(MAILBOX_VIEW, MessageRow, ("realm", "recipient", "message_id")),
     )
 }

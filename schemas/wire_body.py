@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.ids import is_name
 from schemas.job_event import has_control_characters
+
+# What the two checks below say, for those who read a JSON schema.
+NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+_PRINTABLE: Final = r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*$"
 
 
 def _name(text: str) -> str:
@@ -22,13 +26,13 @@ def _printable(text: str) -> str:
     return text
 
 
-Name = Annotated[str, AfterValidator(_name)]
+Name = Annotated[str, AfterValidator(_name), Field(json_schema_extra={"pattern": NAME_PATTERN})]
 """A name by CM-01."""
 JobId = Annotated[str, Field(pattern=r"^[0-9a-f]{8}\z")]
 """8 lower-case hex digits."""
-Printable = Annotated[str, AfterValidator(_printable)]
+Printable = Annotated[str, AfterValidator(_printable), Field(json_schema_extra={"pattern": _PRINTABLE})]
 """Text without control characters other than newline and tab."""
-Note = Annotated[str, Field(max_length=500), AfterValidator(_printable)]
+Note = Annotated[Printable, Field(max_length=500)]
 """A short remark of a person or a program."""
 
 

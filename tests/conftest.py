@@ -104,9 +104,13 @@ def start_bridge(backbone_settings: Settings, tmp_path: Path) -> Iterator[Callab
         bridge.process.wait(STOP_S)
 
 
+_GIVEN = (b"control/topology", b"agent/")
+
+
 @pytest.fixture
 def read_topic(backbone_settings: Settings) -> Callable[..., list[Any]]:
-    """Reads the whole topic, waiting until it holds `at_least` records beside the topology record."""
+    """Reads the whole topic, waiting until it holds `at_least` records beside the topology and the
+    agents that each gateway declares."""
 
     def read(at_least: int = 0, timeout_s: float = 30.0) -> list[Any]:
         found: list[Any] = []
@@ -114,7 +118,7 @@ def read_topic(backbone_settings: Settings) -> Callable[..., list[Any]]:
         with topic_reader(backbone_settings.kafka) as consumer:
             while True:
                 for batch in consumer.poll(timeout_ms=200).values():
-                    found += [r for r in batch if r.key != b"control/topology"]
+                    found += [r for r in batch if not (r.key or b"").startswith(_GIVEN)]
                 ends = consumer.end_offsets(sorted(consumer.assignment()))
                 if len(found) >= at_least and all(consumer.position(p) >= end for p, end in ends.items()):
                     return found

@@ -14,7 +14,17 @@ from kafka import KafkaProducer
 
 from schemas.event_topic import partition_for
 from schemas.job_registry import cancellation_record, pick_record, registration_record
-from schemas.message import Message, posting_record
+from schemas.mailbox_requests import (
+    ack_record,
+    claim_record,
+    clearing_record,
+    expiry_record,
+    lease_record,
+    nack_record,
+    read_record,
+    reclaim_record,
+)
+from schemas.message import DEFAULT_REALM, Message, posting_record
 from schemas.principals import ROLES, addition_record, revocation_record
 from schemas.record import JOB_EVENT, OutgoingRecord, content_id, oversized, refused_stream
 from schemas.refusal import Refusal, refusal_record
@@ -49,6 +59,15 @@ class _Job:
         self.next_seq = 1
 
 
+class _Mailbox:
+    """What was sent to a mailbox lately: messages, and which lease by whom may have been handed them."""
+
+    def __init__(self, agent: str) -> None:
+        self.at = (DEFAULT_REALM, agent)
+        self.messages: list[str] = []
+        self.leased: list[tuple[str, str, dict[str, str]]] = []
+
+
 class RandomLog:
     """`records(count)` may be called again: it goes on with the same jobs, sessions and principals."""
 
@@ -56,6 +75,8 @@ class RandomLog:
         self._draw = random.Random(seed)
         self._keyring = keyring
         self._jobs: list[_Job] = []
+        # Few, so that much of what is sent about a message finds it there.
+        self._mailboxes = [_Mailbox(agent) for agent in WORKERS[:4]]
         self._sent: list[RawRecord] = []
         self._actions: list[tuple[int, Callable[[], RawRecord]]] = [
             (10, self._register),
@@ -71,7 +92,9 @@ class RandomLog:
             (2, self._cancel),
             (6, self._session),
             (2, self._principal),
-            (4, self._message),
+            (5, self._message),
+            (3, self._hand_out),
+            (5, self._handed_out),
             (1, self._refusal),
             (3, self._rubbish),
         ]
@@ -184,15 +207,49 @@ class RandomLog:
         return _raw(addition_record(name, self._draw.choice(ROLES), f"token-{self._draw.randrange(40)}"))
 
     def _message(self) -> RawRecord:
+        mailbox = self._draw.choice(self._mailboxes)
         body = {
             "message_id": f"message-{self._draw.randrange(400)}",
             "from": self._draw.choice(WORKERS),
-            "to": self._draw.choice(WORKERS),
+            "to": mailbox.at[1],
             "kind": "ask",
             "body": self._draw.choice(['{"n": 1}', "plain text", "☃"]),
             "priority": self._draw.choice(["low", "normal", "high"]),
+            "from_task": self._draw.choice([None, None, "task-1"]),
+            "expires_at": self._draw.choice([*[None] * 6, "2020-02-29T12:00:00.5Z", "2999-12-31T23:59:59Z"]),
         }
+        mailbox.messages = [*mailbox.messages[-5:], body["message_id"]]
         return _raw(posting_record(Message.model_validate(body), door="http", principal=body["from"]))
+
+    def _hand_out(self) -> RawRecord:
+        """A claim or a lease, often one that was made before; rarely all is cleared."""
+        mailbox, by = self._draw.choice(self._mailboxes), self._consumer()
+        request, limit = f"request-{self._draw.randrange(200)}", self._draw.choice([1, 1000, 1000])
+        roll = self._draw.random()
+        if roll < 0.05:
+            return _raw(clearing_record(*mailbox.at, request, **by))
+        if roll < 0.25:
+            return _raw(claim_record(*mailbox.at, request, limit, **by))
+        handed = [(message_id, request, by) for message_id in mailbox.messages]
+        mailbox.leased = [*mailbox.leased, *handed][-12:]
+        # Some run out before the next record is logged, some while the log is written, some never.
+        lease_ms = self._draw.choice([1, 200, 200, 2000, 86_400_000])
+        return _raw(lease_record(*mailbox.at, request, limit, lease_ms, **by))
+
+    def _handed_out(self) -> RawRecord:
+        """What follows for one message: mostly by a lease that it may have been handed out by."""
+        mailbox = self._draw.choice(self._mailboxes)
+        unheard = ("message-0", "request-0", self._consumer())
+        message_id, request, by = self._draw.choice([*mailbox.leased, unheard])
+        makers = [ack_record, ack_record, nack_record, nack_record, reclaim_record]
+        if self._draw.random() < 0.8:
+            return _raw(self._draw.choice(makers)(*mailbox.at, message_id, request, **by))
+        make = self._draw.choice([read_record, read_record, expiry_record])
+        return _raw(make(*mailbox.at, message_id, **by))
+
+    def _consumer(self) -> dict[str, str]:
+        # Mostly one door: another has to wait until nothing is leased.
+        return {"door": self._draw.choice(["xml"] * 7 + ["http"]), "principal": "consumer"}
 
     def _refusal(self) -> RawRecord:
         refusal = Refusal(

@@ -1,4 +1,4 @@
-"""One log line for each request: method, the route's template, status, time, principal.
+"""One log line for each request (method, the route's template, status, time, principal), and its metrics.
 
 Never the path as it was sent, its query, a header or a body: there may be a secret in any of them.
 """
@@ -11,16 +11,21 @@ from typing import Final
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from connectors.gateway.metrics import Metrics
+
 log = structlog.stdlib.get_logger(__name__)
 
-_QUIET: Final = frozenset({"/healthz", "/readyz"})
+# Others are anybody's invention.
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_QUIET: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 
 
 class AccessLog:
     """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request and log how it ended."""
@@ -39,11 +44,13 @@ class AccessLog:
             await self._app(scope, receive, watched)
         finally:
             route = scope.get("trunkline_route", "no route")
+            method, seconds = scope["method"] if scope["method"] in _METHODS else "?", time.monotonic() - begun
+            self._metrics.answered(method, route, status, seconds)
             (log.debug if route in _QUIET else log.info)(
                 "request",
-                method=scope["method"] if scope["method"].isalpha() else "?",
+                method=method,
                 route=route,
                 status=status,
-                ms=round((time.monotonic() - begun) * 1000, 1),
+                ms=round(seconds * 1000, 1),
                 principal=scope.get("trunkline_principal"),
             )

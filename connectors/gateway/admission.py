@@ -23,6 +23,7 @@ from connectors.gateway.refusals import RefusalRecorder
 from connectors.gateway.strict_request import NotRead, StrictRequest
 from schemas.errors import TrunklineError
 from schemas.verdicts import MALFORMED, POLICY, TOO_LARGE, UNAUTHORIZED
+from schemas.view_rows import TokenRow
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -57,11 +58,20 @@ def open_to_all(endpoint: Endpoint) -> Endpoint:
 
 
 class Gate:
-    """Knows the callers and records whom it refuses."""
+    """Knows the callers and records whom it refuses. `on_expired` is told of the token of a task that was used
+    after its time.
+    """
 
-    def __init__(self, identities: Identities, refusals: RefusalRecorder, body_limit_bytes: int) -> None:
+    def __init__(
+        self,
+        identities: Identities,
+        refusals: RefusalRecorder,
+        body_limit_bytes: int,
+        on_expired: Callable[[TokenRow], None],
+    ) -> None:
         self._identities = identities
         self._refusals = refusals
+        self._on_expired = on_expired
         self.body_limit_bytes = body_limit_bytes
 
     async def admit(self, request: Request, route: str, action: Action, owner_of: OwnerOf) -> Caller:
@@ -69,6 +79,8 @@ class Gate:
         caller = self._identities.identify(request.headers.get("authorization"))
         if isinstance(caller, Unidentified):
             self._refusals.record(UNAUTHORIZED, caller.why, caller.principal, route)
+            if caller.expired is not None:
+                self._on_expired(caller.expired)
             raise ApiError(401, UNAUTHORIZED, caller.why, {"WWW-Authenticate": _REALM})
         try:
             owner = await owner_of(request) if needs_owner(caller, action) else None

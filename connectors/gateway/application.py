@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from http import HTTPStatus
 from typing import Any, Final
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import PlainTextResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.routing import Match
 
 from connectors.gateway.access_log import AccessLog
 from connectors.gateway.admission import AdmittedRoute, Gate, open_to_all
+from connectors.gateway.agent_routes import add_agent_routes
 from connectors.gateway.answers import (
     INTERNAL,
     NOT_READY,
@@ -22,10 +28,13 @@ from connectors.gateway.answers import (
 )
 from connectors.gateway.hub import Hub
 from connectors.gateway.job_routes import add_job_routes
+from connectors.gateway.message_routes import add_message_routes
+from connectors.gateway.metrics import CONTENT_TYPE
 from connectors.gateway.models import ERRORS, HealthAnswer, ReadyAnswer
 from connectors.gateway.principal_routes import add_mailbox_routes, add_principal_routes
 from connectors.gateway.session_routes import add_session_routes
 from connectors.gateway.stream_routes import add_stream_routes
+from connectors.gateway.task_routes import add_task_routes
 from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.verdicts import MALFORMED
 
@@ -38,16 +47,20 @@ def build_application(hub: Hub) -> FastAPI:
     # No pages that load scripts from elsewhere, and no redirects: a path is right or unknown.
     app = FastAPI(title=TITLE, version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.route_class = AdmittedRoute
-    gate = Gate(hub.identities, hub.refusals, hub.settings.limits.payload_bytes)
+    gate = Gate(hub.identities, hub.refusals, hub.settings.limits.payload_bytes, hub.prune_token)
     app.state.gate = gate
     _add_error_handlers(app)
     _add_health_routes(app, hub)
+    _add_metrics_route(app, hub)
     add_job_routes(app, hub)
     add_stream_routes(app, hub, gate)
     add_session_routes(app, hub)
     add_principal_routes(app, hub)
     add_mailbox_routes(app, hub)
-    app.add_middleware(AccessLog)
+    add_message_routes(app, hub)
+    add_agent_routes(app, hub)
+    add_task_routes(app, hub)
+    app.add_middleware(AccessLog, metrics=hub.metrics)
     return app
 
 
@@ -72,12 +85,30 @@ def _add_health_routes(app: FastAPI, hub: Hub) -> None:
         return json_answer({"status": "ready", "lag": lag})
 
 
+def _add_metrics_route(app: FastAPI, hub: Hub) -> None:
+    @app.get("/metrics", response_class=PlainTextResponse)
+    @open_to_all
+    async def metrics() -> Response:
+        """What Prometheus asks for: requests, verdicts by reason, live-view lag, mailbox depth."""
+        return Response(await asyncio.to_thread(hub.metrics.text), media_type=CONTENT_TYPE)
+
+
+def _methods_of(app: FastAPI, request: Request) -> list[str]:
+    """All methods of a path. Each has a route of its own, and the first that fits knows no other."""
+    routes = [route for route in app.router.routes if isinstance(route, APIRoute)]
+    exact = [route for route in routes if route.path == request.url.path]
+    fitting = exact or [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in fitting for method in route.methods or ()})
+
+
 def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(StarletteHTTPException)
     async def refused(request: Request, error: StarletteHTTPException) -> Response:
         headers: Any = error.headers
         if isinstance(error, ApiError):
             return error_response(error.status_code, error.reason, str(error.detail), headers)
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers = {"Allow": ", ".join(_methods_of(app, request))}
         return http_error_response(error.status_code, headers)
 
     @app.exception_handler(RequestValidationError)

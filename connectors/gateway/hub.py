@@ -7,16 +7,32 @@ import uuid
 from collections.abc import Sequence
 from typing import Protocol
 
+from connectors.gateway.agent_registrar import AgentRegistrar
+from connectors.gateway.audit_log import AuditLog
+from connectors.gateway.hub_policy import HUB
 from connectors.gateway.identities import Identities
 from connectors.gateway.log_appender import LogAppender
+from connectors.gateway.mailboxes import MailboxIndex
+from connectors.gateway.metrics import Metrics
 from connectors.gateway.pending_jobs import PendingJobs
 from connectors.gateway.picking import FreshView, Picker
-from connectors.gateway.refusals import RefusalRecorder
+from connectors.gateway.refusals import DOOR, RefusalRecorder
+from connectors.gateway.task_keeper import TaskKeeper
+from connectors.launcher.launcher_file import read_launchers
+from connectors.launcher.local_processes import LocalProcessLauncher
 from connectors.live_view import LiveView
 from schemas.sealing import Keyring
-from schemas.settings import Settings
+from schemas.settings import PROJECT_ROOT, Settings
 from schemas.settled import AppliedChange
-from schemas.view_rows import REGISTRY_JOBS, REGISTRY_PRINCIPALS, JobRow
+from schemas.task_registry import TokenRevocation, task_record
+from schemas.view_rows import (
+    MAILBOX_VIEW,
+    REGISTRY_JOBS,
+    REGISTRY_PRINCIPALS,
+    REGISTRY_TOKENS,
+    JobRow,
+    TokenRow,
+)
 
 
 class Companion(Protocol):
@@ -49,25 +65,36 @@ class Hub:
         self.settings = settings
         self.keyring = keyring
         self.live_view = live_view
-        self.companions = tuple(companions)
         self.boot_id = uuid.uuid4().hex[:12]
         self.identities = Identities(operator_token)
         self.pending = PendingJobs(self.job_row)
+        self.mailboxes = MailboxIndex()
+        self.audit = AuditLog(settings.gateway.audit_messages)
+        self.metrics = Metrics(live_view, self.mailboxes)
         self.appender = LogAppender(settings, live_view)
         self.refusals = RefusalRecorder(self.appender.append_unattended)
         self.fresh = FreshView(live_view, settings.gateway.settle_timeout_s)
         self.picker = Picker(
             live_view, self.pending, self.appender, self.fresh, settings.gateway.settle_timeout_s
         )
+        rules = read_launchers(PROJECT_ROOT / settings.gateway.launchers_file)
+        launcher = LocalProcessLauncher(settings, rules)
+        self.agents = AgentRegistrar(settings, live_view, self.appender)
+        self.tasks = TaskKeeper(settings, keyring, live_view, self.appender, launcher)
+        self.companions = (*companions, self.agents, self.tasks)
         self.stopping = asyncio.Event()
 
     def open(self) -> None:
         """Load the view, make the publisher, tell the companions. Raises TrunklineError."""
-        watchers = [self.identities.changed, self.pending.changed, *(c.on_change for c in self.companions)]
+        indexes = (self.identities, self.pending, self.mailboxes)
+        watchers = [*(index.changed for index in indexes), *(c.on_change for c in self.companions)]
         for watcher in watchers:
             self.live_view.on_change(watcher)
+        self.live_view.on_settled(self.audit.settled)
+        self.live_view.on_settled(self.metrics.settled)
         self.live_view.open()
-        self.identities.load(self.live_view.rows(REGISTRY_PRINCIPALS))
+        self.identities.load([*self.live_view.rows(REGISTRY_PRINCIPALS), *self.live_view.rows(REGISTRY_TOKENS)])
+        self.mailboxes.load(self.live_view.rows(MAILBOX_VIEW))
         self.pending.load(self.live_view.rows(REGISTRY_JOBS))
         self.appender.open()
         for companion in self.companions:
@@ -79,6 +106,13 @@ class Hub:
             companion.close()
         self.appender.close()
         self.live_view.close()
+
+    def prune_token(self, row: TokenRow) -> None:
+        """Revoke the token of a task whose time is over; the same again is the same."""
+        body = TokenRevocation(
+            task_id=row.task_id, token_id=row.token_id, request_id=f"expired-{row.token_id}", reason="expired"
+        )
+        self.appender.append_unattended(task_record(body, door=DOOR, principal=HUB))
 
     def job_row(self, job_id: str) -> JobRow | None:
         """The row of a job, None for an unknown one."""

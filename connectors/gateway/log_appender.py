@@ -109,6 +109,12 @@ class LogAppender:
         """Append, wait for Kafka, wait until the live view has settled it. Raises as `append` does."""
         return await self._live_view.settled(await self.append(record), self._timeout_s)
 
+    def settle_in_thread(self, record: OutgoingRecord) -> SettledRecord:
+        """`settle` for a thread that may block. Raises BackboneUnreachable, RecordRefused."""
+        publisher = self._usable()
+        append = self._hands.submit(publisher.append, record).result(self._timeout_s)
+        return self._live_view.wait_settled(append.result(self._timeout_s), self._timeout_s)
+
     def append_unattended(self, record: OutgoingRecord) -> None:
         """Append without waiting; while Kafka is away, or when too many wait, the record is dropped."""
         publisher = self._publisher

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, SecretStr, create_model
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, create_model
 
 from schemas.ids import NAME_LIMIT
 from schemas.job_registry import DESCRIPTION_LIMIT, BrokerOverlay
@@ -16,10 +16,8 @@ from schemas.wire_body import Name, Note, Printable
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 JOB_ID_PATTERN: Final = r"^[0-9a-f]{8}$"
 LIST_LIMIT: Final = 1000
-_NAME_FIELD: Final = Field(pattern=NAME_PATTERN, max_length=NAME_LIMIT)
-
-NamedThing = Annotated[Name, _NAME_FIELD]
-"""A name, with its pattern for those who read the OpenAPI page."""
+NamedThing = Annotated[Name, Field(max_length=NAME_LIMIT)]
+"""A name."""
 # As in schemas, with an end of pattern that every reader of the OpenAPI page understands.
 JobId = Annotated[str, Field(pattern=JOB_ID_PATTERN)]
 """A job's id."""
@@ -33,6 +31,11 @@ class _Request(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+def _whole(number: object) -> object:
+    """1883.0 is an integer in JSON schema, and so it is here."""
+    return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
 class NoFields(_Request):
     """An empty object."""
 
@@ -40,8 +43,8 @@ class NoFields(_Request):
 class BrokerRequest(_Request):
     """Broker settings of one job, over those of the environment (JE-13)."""
 
-    host: Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\s\x00-\x1f\x7f]+$")] | None = None
-    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    host: Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")] | None = None
+    port: Annotated[int, Field(ge=1, le=65535), BeforeValidator(_whole)] | None = None
     tls: bool | None = None
     ca_certs: _File | None = None
     certfile: _File | None = None
@@ -167,7 +170,7 @@ class RegisteredAnswer(_Answer):
 
     job_id: JobId
     secret: str
-    position: tuple[int, int]
+    position: Annotated[list[int], Field(min_length=2, max_length=2)]
 
 
 class BrokerAnswer(_Answer):
@@ -219,7 +222,13 @@ JobShownAnswer: Final = create_model(
     broker=(BrokerOverlay | None, ...),
 )
 SessionAnswer: Final = _row_answer("SessionAnswer", SessionRow)
-MessageAnswer: Final = _row_answer("MessageAnswer", MessageRow)
+MessageAnswer: Final = create_model(
+    "MessageAnswer",
+    __base__=_row_answer("MessageAnswer", MessageRow),
+    __doc__="A message and where it stands.",
+    body=(str | None, ...),
+    content_type=(str | None, ...),
+)
 
 
 class PrincipalAnswer(_Answer):

@@ -1,8 +1,9 @@
 """Who may do what at the HTTP door: one table, one function, deny by default.
 
 A role has an action or it has not; `OWN` means: only on what is the caller's own (a session, a mailbox, a job
-held by the session of the caller's name; to assign, a job that the caller registered). What the table does
-not name is refused. When a rule changes, raise `schemas.refusal.POLICY_VERSION`.
+held by the session of the caller's name; to assign, a job that the caller registered; the task whose token
+the caller has). What the table does not name is refused. When a rule changes, raise
+`schemas.refusal.POLICY_VERSION`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from schemas.principals import DELEGATOR, OPERATOR, VIEWER, WORKER
+from schemas.principals import AGENT, DELEGATOR, OPERATOR, VIEWER, WORKER
 
 
 class Action(StrEnum):
@@ -34,6 +35,16 @@ class Action(StrEnum):
     PRINCIPAL_LIST = "principal.list"
     PRINCIPAL_REVOKE = "principal.revoke"
     MAILBOX_READ = "mailbox.read"
+    MESSAGE_SEND = "message.send"
+    MESSAGE_DRAIN = "message.drain"
+    AUDIT_READ = "audit.read"
+    AGENT_READ = "agent.read"
+    TASK_SUBMIT = "task.submit"
+    TASK_READ = "task.read"
+    TASK_CANCEL = "task.cancel"
+    TASK_END = "task.end"
+    TOKEN_LIST = "token.list"  # noqa: S105  an action's name
+    TOKEN_REVOKE = "token.revoke"  # noqa: S105
 
 
 class Reach(StrEnum):
@@ -48,7 +59,13 @@ _READING: Final = {
     Action.JOB_LIST: Reach.ALL,
     Action.EVENTS_READ: Reach.ALL,
     Action.SESSION_READ: Reach.ALL,
+    Action.AGENT_READ: Reach.ALL,
+    Action.TASK_READ: Reach.ALL,
+    Action.TOKEN_LIST: Reach.ALL,
+    Action.AUDIT_READ: Reach.ALL,
 }
+# What everybody with a mailbox may do with it: the sender and the mailbox are the caller's own by themselves.
+_MESSAGES: Final = {Action.MESSAGE_SEND: Reach.ALL, Action.MESSAGE_DRAIN: Reach.ALL}
 
 RIGHTS: Final[dict[str, dict[Action, Reach]]] = {
     OPERATOR: dict.fromkeys(Action, Reach.ALL),
@@ -61,11 +78,24 @@ RIGHTS: Final[dict[str, dict[Action, Reach]]] = {
         Action.SESSION_STOP: Reach.ALL,
         Action.SESSION_RESUME: Reach.ALL,
         Action.MAILBOX_READ: Reach.OWN,
+        Action.TASK_SUBMIT: Reach.ALL,
+        Action.TASK_CANCEL: Reach.ALL,
+        Action.TASK_END: Reach.ALL,
+        Action.TOKEN_REVOKE: Reach.ALL,
+        **_MESSAGES,
     },
     WORKER: {
         Action.JOB_PICK: Reach.OWN,
         Action.JOB_READ: Reach.OWN,
         Action.MAILBOX_READ: Reach.OWN,
+        **_MESSAGES,
+    },
+    AGENT: {
+        Action.MAILBOX_READ: Reach.OWN,
+        Action.AGENT_READ: Reach.ALL,
+        Action.TASK_READ: Reach.OWN,
+        Action.TASK_END: Reach.OWN,
+        **_MESSAGES,
     },
     VIEWER: dict(_READING),
 }
@@ -73,10 +103,22 @@ RIGHTS: Final[dict[str, dict[Action, Reach]]] = {
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks: the principal of a token that is valid now."""
+    """Who asks: the principal of a token that is valid now. An agent comes with the token of its task."""
 
     principal: str
     role: str
+    task_id: str | None = None
+    token_id: str | None = None
+    capabilities: tuple[str, ...] = ()
+
+    def owns(self, owner: str | None) -> bool:
+        """Whether what belongs to `owner` is the caller's own."""
+        return owner is not None and owner in (self.principal, owner_of_task(self.task_id))
+
+
+def owner_of_task(task_id: str | None) -> str | None:
+    """What owns a task: whoever has its token. A name holds no slash, so it is nobody's name."""
+    return None if task_id is None else f"task/{task_id}"
 
 
 @dataclass(frozen=True)
@@ -93,7 +135,7 @@ def decide(caller: Caller, action: Action, owner: str | None = None) -> Decision
     if reach is Reach.ALL:
         return Decision(True)
     if reach is Reach.OWN:
-        if owner is not None and owner == caller.principal:
+        if caller.owns(owner):
             return Decision(True)
         return Decision(False, f"a {caller.role} may do {action} only on its own")
     return Decision(False, f"a {caller.role} may not do {action}")

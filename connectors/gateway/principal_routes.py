@@ -31,7 +31,14 @@ from schemas.ids import NAME_LIMIT
 from schemas.message import DEFAULT_REALM
 from schemas.principals import ACTIVE, RESERVED_PRINCIPALS, addition_record, new_token, revocation_record
 from schemas.verdicts import DUPLICATE, SEQ_CONFLICT
-from schemas.view_rows import MAILBOX_VIEW, REGISTRY_PRINCIPALS, MessageRow, PrincipalRow
+from schemas.view_rows import (
+    MAILBOX_VIEW,
+    MESSAGE_BODIES,
+    REGISTRY_PRINCIPALS,
+    MessageBodyRow,
+    MessageRow,
+    PrincipalRow,
+)
 
 PRINCIPALS: Final = "/api/hub/principals"
 NamePath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT)]
@@ -112,4 +119,12 @@ def _messages(live_view: LiveView, realm: str, name: str, limit: int) -> dict[st
         if isinstance(row, MessageRow) and row.recipient == name and row.realm == realm
     ]
     newest = heapq.nlargest(limit, rows, key=lambda row: (row.posted_at, row.message_id))
-    return {"messages": [row_as_json(row) for row in reversed(newest)], "total": len(rows)}
+    return {"messages": [_with_body(live_view, row) for row in reversed(newest)], "total": len(rows)}
+
+
+def _with_body(live_view: LiveView, row: MessageRow) -> dict[str, Any]:
+    body = live_view.row(MESSAGE_BODIES, f"{row.realm}/{row.recipient}/{row.message_id}")
+    said = {}
+    if isinstance(body, MessageBodyRow):
+        said = {"body": body.body, "content_type": body.content_type}
+    return {"body": None, "content_type": None, **row_as_json(row), **said}

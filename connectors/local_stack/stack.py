@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from connectors.gateway.operator_token import ensure_operator_token
+from connectors.launcher.local_processes import stop_all
 from connectors.local_stack import child_process, log_files, state_file
 from connectors.local_stack.broker_plans import accounts_dir, kafka_plan, mosquitto_plan
 from connectors.local_stack.part import Part
@@ -179,6 +180,9 @@ class LocalStack:
                 if name in self.parts:
                     self._write_state_if_possible()
                     self.parts[name].stop()
+                if name == GATEWAY:
+                    # They outlive a gateway; without a stack they have nobody to talk to.
+                    stop_all(self.settings)
             child_process.kill_marked(child_process.mark_of(self.settings.data_path, ""))
             state_file.remove_state(self.settings)
         finally:

@@ -25,7 +25,7 @@ from schemas.ledger import LEDGER
 from schemas.record import MESSAGE_POSTED, OutgoingRecord
 from schemas.sealing import Keyring
 from schemas.settings import PROJECT_ROOT, Settings
-from schemas.view_rows import MAILBOX_VIEW, REGISTRY_JOBS, REGISTRY_SESSIONS
+from schemas.view_rows import MAILBOX_VIEW, MESSAGE_BODIES, REGISTRY_JOBS, REGISTRY_SESSIONS
 from tests.broker_processes import program_environment, wait_until, with_kafka
 from tests.connectors.folded_log import FoldedLog
 from tests.connectors.test_live_view import opened
@@ -122,8 +122,9 @@ def test_a_picked_and_ended_job_is_told_to_its_session_and_to_who_registered_it(
     with opened(settings, keyring) as view, reacting(settings, view, step=steps.append):
         append_all(settings, [record for job in JOBS for record in lives(job, keyring)])
         assert_each_happened_once(view, JOBS)
-        (told,) = [row for row in view.rows(MAILBOX_VIEW) if JOBS[0] in row.body]
-        assert told.body == f'{{"detail":"all done","job_id":"{JOBS[0]}","status":"completed"}}'
+        (said,) = [row for row in view.rows(MESSAGE_BODIES) if JOBS[0] in row.body]
+        told = view.row(MAILBOX_VIEW, f"{said.realm}/{said.recipient}/{said.message_id}")
+        assert said.body == f'{{"detail":"all done","job_id":"{JOBS[0]}","status":"completed"}}'
         assert (told.sender, told.kind, told.from_verified) == ("trunkline", "job.completed", True)
         ended_by = view.row(REGISTRY_JOBS, JOBS[0]).ended_by
         assert told.message_id == follow_up_id(ended_by, MESSAGE_POSTED)

@@ -11,6 +11,16 @@ from kafka import KafkaProducer
 
 from schemas.event_topic import partition_for
 from schemas.job_registry import cancellation_record, pick_record, registration_record
+from schemas.mailbox_requests import (
+    ack_record,
+    claim_record,
+    clearing_record,
+    expiry_record,
+    lease_record,
+    nack_record,
+    read_record,
+    reclaim_record,
+)
 from schemas.message import Message, posting_record
 from schemas.principals import addition_record, revocation_record
 from schemas.record import JOB_EVENT, OutgoingRecord, Record
@@ -139,7 +149,13 @@ class _Source:
             return self._rng.choice(self._past)
         if roll < 0.30:
             return self._spoilt(self._event())
-        makers = [self._event] * 6 + [self._of_job, self._of_session, self._message, self._principal]
+        makers = [self._event] * 6 + [
+            self._of_job,
+            self._of_session,
+            self._message,
+            self._of_mailbox,
+            self._principal,
+        ]
         made = self._rng.choice(makers)()
         self._past.append(made)
         return made
@@ -201,6 +217,24 @@ class _Source:
         }
         return raw(posting_record(Message.model_validate(document), door="http", principal="ann"))
 
+    def _of_mailbox(self) -> Raw:
+        rng, by = self._rng, {"door": "http", "principal": "bo"}
+        mailbox, message_id = ("default", rng.choice(["bo", "cy"])), f"m{rng.randrange(40)}"
+        request = rng.choice(["l1", "l2", "l3"])
+        made = rng.choice(
+            [
+                lease_record(*mailbox, request, rng.choice([2, 1000]), rng.choice([1, 60_000]), **by),
+                claim_record(*mailbox, rng.choice(["c1", "c2"]), 2, **by),
+                ack_record(*mailbox, message_id, request, **by),
+                nack_record(*mailbox, message_id, request, rng.choice(["", "busy"]), **by),
+                reclaim_record(*mailbox, message_id, request, **by),
+                read_record(*mailbox, message_id, **by),
+                expiry_record(*mailbox, message_id, **by),
+                clearing_record(*mailbox, "x1", **by),
+            ]
+        )
+        return raw(made)
+
     def _principal(self) -> Raw:
         name = self._rng.choice(["ann", "bo", "cy"])
         if self._rng.random() < 0.3:
@@ -218,7 +252,7 @@ class _Source:
             good._replace(key=None),
             good._replace(value=b"x" * 3000, headers=_retyped(headers, b"job.unheard")),
             good._replace(key=rng.randbytes(8)),
-            good._replace(key=b"task/x", headers=_subject(headers, b"task/x")),
+            good._replace(key=b"thread/x", headers=_subject(headers, b"thread/x")),
             good._replace(key=b"control/topology", headers=_subject(headers, b"control/topology")),
             good._replace(key=b"refused/mqtt", headers=_subject(headers, b"refused/mqtt")),
             good._replace(headers=[]),

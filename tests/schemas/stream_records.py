@@ -7,6 +7,7 @@ from typing import Any, Final
 from schemas.entries import Entries
 from schemas.fold import settle
 from schemas.record import OutgoingRecord, Record
+from tests.schemas.hub_records import HUB_FIRST, HUB_GOOD
 from tests.schemas.job_records import (
     JOB_ID,
     KEYRING,
@@ -58,6 +59,12 @@ def addition(**changed: Any) -> dict[str, Any]:
     return {**body, **changed}
 
 
+def of_mailbox(**fields: Any) -> dict[str, Any]:
+    """The body of a request about what lies in the mailbox of `message`."""
+    posted = message()
+    return {"schema_version": 1, "realm": posted.get("realm", "default"), "to": posted["to"], **fields}
+
+
 def refusal(**changed: Any) -> dict[str, Any]:
     """The body of a refusal, with fields changed."""
     body = {
@@ -85,12 +92,28 @@ GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
     "session.job_assigned": (SESSION_KEY, assignment()),
     "session.job_ended": (SESSION_KEY, assignment(outcome="completed")),
     "message.posted": (MAILBOX_KEY, message()),
+    "message.claimed": (MAILBOX_KEY, of_mailbox(request_id="q1")),
+    "message.leased": (MAILBOX_KEY, of_mailbox(request_id="q2", lease_ms=1000)),
+    "message.acked": (MAILBOX_KEY, of_mailbox(message_id="m1", request_id="q2")),
+    "message.nacked": (MAILBOX_KEY, of_mailbox(message_id="m1", request_id="q2", reason="busy")),
+    "message.reclaimed": (MAILBOX_KEY, of_mailbox(message_id="m1", request_id="q2")),
+    "message.read": (MAILBOX_KEY, of_mailbox(message_id="m1")),
+    "message.expired": (MAILBOX_KEY, of_mailbox(message_id="m1")),
+    "mailbox.cleared": (MAILBOX_KEY, of_mailbox(request_id="q3")),
     "principal.added": (PRINCIPAL_KEY, addition()),
     "principal.revoked": (PRINCIPAL_KEY, {"schema_version": 1, "principal": "ann"}),
     "request.refused": (REFUSED_KEY, refusal()),
     "control.topology": (CONTROL_KEY, {"schema_version": 1, "partitions": 4, "epoch": 1}),
+    **HUB_GOOD,
 }
-_FIRST: Final = ("job.registered", "session.created", "message.posted", "principal.added", "control.topology")
+_FIRST: Final = (
+    "job.registered",
+    "session.created",
+    "message.posted",
+    "principal.added",
+    "control.topology",
+    *HUB_FIRST,
+)
 
 
 def good_record(record_type: str, **changed: Any) -> Record:

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from schemas.entries import Entries
 
-KEYS = st.sampled_from("abc")
+NAMES = ("a", "ab", "b", "b/a")
+KEYS = st.sampled_from(NAMES)
 STEPS = st.lists(
     st.tuples(st.just("put"), KEYS, st.binary(max_size=2))
     | st.tuples(st.just("delete"), KEYS, st.just(b""))
@@ -40,5 +41,15 @@ def test_entries_are_a_dict_with_a_draft(stored: dict[str, bytes], steps: list[t
                 )
             assert taken == kept, "the writes taken so far lead to what is stored"
         assert list(entries) == sorted(draft)
-        assert {name: entries.get(name) for name in "abc"} == {name: draft.get(name) for name in "abc"}
+        for prefix in ("", "a", "b", "b/", "c"):
+            assert entries.with_prefix(prefix) == sorted(name for name in draft if name.startswith(prefix))
+        assert {name: entries.get(name) for name in NAMES} == {name: draft.get(name) for name in NAMES}
         assert entries.stored() == kept
+
+
+def test_what_a_fold_writes_while_it_goes_through_the_keys_does_not_change_them() -> None:
+    entries = Entries({"m/1": b"", "m/2": b"", "x": b""})
+    for key in entries.with_prefix("m/"):
+        entries.delete(key)
+        entries.put(f"{key}/again", b"")
+    assert entries.with_prefix("m/") == ["m/1/again", "m/2/again"]

@@ -226,19 +226,19 @@ PAIRS = [
     (
         "other kind of stream: malformed first",
         nothing,
-        make_record(b"{", "task.created", key=b"task/t1"),
+        make_record(b"{", "thread.opened", key=b"thread/t1"),
         "malformed",
     ),
     (
         "other kind of stream: schema_version first",
         nothing,
-        make_record(b'{"schema_version":2}', "task.created", key=b"task/t1"),
+        make_record(b'{"schema_version":2}', "thread.opened", key=b"thread/t1"),
         "schema_version",
     ),
     (
         "other kind of stream: then unknown_stream",
         nothing,
-        make_record(b'{"schema_version":1}', "task.created", key=b"task/t1"),
+        make_record(b'{"schema_version":1}', "thread.opened", key=b"thread/t1"),
         "unknown_stream",
     ),
     (

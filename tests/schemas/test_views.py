@@ -14,8 +14,9 @@ from schemas.settled import AppliedChange
 from schemas.view_arrow import VIEW_ARROW
 from schemas.view_rows import Moment
 from schemas.views import STREAM_ENTRIES, VIEW_TABLES, VIEWS
-from tests.schemas.job_records import KEYRING
-from tests.schemas.stream_records import GOOD, good_record
+from tests.schemas.hub_records import HUB_GOOD
+from tests.schemas.job_records import KEYRING, document_record
+from tests.schemas.stream_records import GOOD
 
 POSITION = "partition int32!, last_offset int64!"
 # `!`: never null.
@@ -34,11 +35,32 @@ COLUMNS = {
         "principal string!, role string!, status string!, token_sha256 string!, added_by string!, "
         "added_at time!, revoked_at time"
     ),
+    "registry_tasks": (
+        "task_id string!, status string!, description string!, agent_name string!, token_id string, "
+        "session_name string, result string, error string, submitted_by string!, submitted_at time!, "
+        "started_at time, ended_at time, ended_by string"
+    ),
+    "registry_tokens": (
+        "token_id string!, token_sha256 string!, agent_name string!, task_id string!, capabilities texts!, "
+        "status string!, issued int64!, expiry int64!, revoked_at time, revoked_why string"
+    ),
+    "registry_agents": (
+        "agent_name string!, status string!, image string!, description string!, capabilities texts!, "
+        "hardened bool!, defined_at time!, removed_at time"
+    ),
+    "registry_containers": (
+        "container string!, state string!, task_id string!, agent_name string!, backend string!, host string, "
+        "handle string, port int64, error string, created_at time!, changed_at time!"
+    ),
+    "message_bodies": (
+        "realm string!, recipient string!, message_id string!, body string!, content_type string!"
+    ),
     "mailbox": (
         "realm string!, recipient string!, message_id string!, status string!, sender string!, "
-        "from_verified bool!, kind string!, priority string!, body string!, content_type string!, "
-        "in_reply_to string, thread string, broadcast_id string, sent_at string, expires_at string, "
-        "posted_at time!"
+        "from_verified bool!, from_task string, kind string!, priority string!, in_reply_to string, "
+        "thread string, broadcast_id string, sent_at string, expires_at string, posted_at time!, "
+        "attempts int64!, handed_to string, handed_at time, request_id string, lease_until time, "
+        "ended_at time"
     ),
     "stream_entries": (
         "stream_kind string!, stream_id string!, entry string!, value binary!, fold_version int32!"
@@ -48,13 +70,18 @@ KEYS = {
     "registry_jobs": ("job_id",),
     "registry_sessions": ("session",),
     "registry_principals": ("principal",),
+    "registry_tasks": ("task_id",),
+    "registry_tokens": ("token_id",),
+    "registry_agents": ("agent_name",),
+    "registry_containers": ("container",),
+    "message_bodies": ("realm", "recipient", "message_id"),
     "mailbox": ("realm", "recipient", "message_id"),
 }
 
 
 def described(schema: pa.Schema) -> str:
     """A schema in the words of COLUMNS."""
-    names = {pa.timestamp("us", tz="UTC"): "time"}
+    names = {pa.timestamp("us", tz="UTC"): "time", pa.list_(pa.string()): "texts"}
     return ", ".join(f"{f.name} {names.get(f.type, f.type)}{'' if f.nullable else '!'}" for f in schema)
 
 
@@ -81,9 +108,9 @@ def changes() -> list[AppliedChange]:
     """Every change that the good records make, one stream after another."""
     streams: dict[bytes, Entries] = {}
     found = []
-    for offset, record_type in enumerate(GOOD):
-        record = good_record(record_type, ce_id=f"id {offset}", offset=offset)
-        settled = settle(record, streams.setdefault(GOOD[record_type][0], Entries()), KEYRING)
+    for offset, (record_type, (key, body)) in enumerate((GOOD | HUB_GOOD).items()):
+        record = document_record(body, record_type, key=key, ce_id=f"id {offset}", offset=offset)
+        settled = settle(record, streams.setdefault(key, Entries()), KEYRING)
         found += [AppliedChange(c.view, c.key, offset, c.row) for c in settled.changes]
     return found
 

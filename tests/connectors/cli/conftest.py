@@ -19,11 +19,12 @@ from unittest.mock import patch
 import pytest
 
 from connectors.cli.main import main
-from connectors.gateway_client import GatewayClient
+from connectors.gateway_client import GatewayClient, path_of
+from connectors.launcher.local_processes import stop_all
 from connectors.local_stack import free_port
 from connectors.session_host import SessionHost
 from schemas.settings import PROJECT_ROOT, Settings
-from tests.broker_processes import ProgramProcess, program_environment
+from tests.broker_processes import ProgramProcess, program_environment, wait_until
 
 WAIT_S = 60.0
 
@@ -136,6 +137,32 @@ def host(hub_settings: Settings) -> Iterator[SessionHost]:
     for name in done.stdout.split() if done.returncode == 0 else ():
         found.stop(f"tmux/{found._socket}/{name}")
     Path("/tmp", f"tmux-{os.getuid()}", found._socket).unlink(missing_ok=True)  # noqa: S108  tmux leaves it
+
+
+@pytest.fixture
+def agents_end(hub: GatewayClient, hub_settings: Settings) -> Iterator[None]:
+    """What tasks have launched is ended with the test, and seen to have ended."""
+    yield
+    try:
+        for task in hub.get(path_of("tasks"), {"status": "running"})["tasks"]:
+            hub.post(path_of("tasks", task["id"], "cancel"))
+        wait_until(lambda: recycled(hub), 40, "the end of what was launched")
+    finally:
+        left = stop_all(hub_settings)
+    assert left == 0
+
+
+def recycled(hub: GatewayClient) -> bool:
+    """Whether nothing that was launched is left."""
+    found = hub.get(path_of("containers"), {"limit": 1000})["containers"]
+    return all(container["state"] == "recycled" for container in found)
+
+
+@pytest.fixture
+def echo(hub: GatewayClient, agents_end: None) -> str:
+    """The sample agent of conf/agents, defined; what is launched is ended with the test."""
+    wait_until(lambda: "echo" in [a["name"] for a in hub.get(path_of("agents"))["agents"]], what="the agent")
+    return "echo"
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ from fastapi import FastAPI
 
 from connectors.gateway.admission import AdmittedRoute
 from connectors.gateway.identities import Identities, Unidentified
-from connectors.gateway.policy import Action, Caller, decide
-from schemas.principals import ROLES, token_hash
+from connectors.gateway.policy import Action, Caller, decide, owner_of_task
+from schemas.principals import AGENT, ROLES, token_hash
 from schemas.settled import AppliedChange
-from schemas.view_rows import REGISTRY_PRINCIPALS, PrincipalRow
+from schemas.view_rows import REGISTRY_PRINCIPALS, REGISTRY_TOKENS, PrincipalRow, TokenRow
 
 ALL, OWN, NO = "all", "own", "no"
-# action: operator, delegator, worker, viewer
+# action: operator, delegator, worker, viewer, agent
 EXPECTED = {
     "job.register": (ALL, ALL, NO, NO),
     "job.pick": (ALL, NO, OWN, NO),
@@ -31,8 +31,19 @@ EXPECTED = {
     "principal.add": (ALL, NO, NO, NO),
     "principal.list": (ALL, NO, NO, NO),
     "principal.revoke": (ALL, NO, NO, NO),
-    "mailbox.read": (ALL, OWN, OWN, NO),
+    "mailbox.read": (ALL, OWN, OWN, NO, OWN),
+    "message.send": (ALL, ALL, ALL, NO, ALL),
+    "message.drain": (ALL, ALL, ALL, NO, ALL),
+    "audit.read": (ALL, ALL, NO, ALL, NO),
+    "agent.read": (ALL, ALL, NO, ALL, ALL),
+    "task.submit": (ALL, ALL, NO, NO, NO),
+    "task.read": (ALL, ALL, NO, ALL, OWN),
+    "task.cancel": (ALL, ALL, NO, NO, NO),
+    "task.end": (ALL, ALL, NO, NO, OWN),
+    "token.list": (ALL, ALL, NO, ALL, NO),
+    "token.revoke": (ALL, ALL, NO, NO, NO),
 }
+COLUMNS = (*ROLES, AGENT)
 
 
 def test_the_table_of_expectations_names_every_action():
@@ -40,9 +51,11 @@ def test_the_table_of_expectations_names_every_action():
 
 
 @pytest.mark.parametrize("action", Action)
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", COLUMNS)
 def test_each_role_has_exactly_the_rights_of_the_table(role, action):
-    expected = EXPECTED[action][("operator", "delegator", "worker", "viewer").index(role)]
+    row = EXPECTED[action]
+    # The actions that agents have nothing to do with are listed without them.
+    expected = row[COLUMNS.index(role)] if COLUMNS.index(role) < len(row) else NO
     caller = Caller("ann", role)
     assert decide(caller, action, "ann").allowed == (expected != NO)
     assert decide(caller, action, "bo").allowed == (expected == ALL)
@@ -85,3 +98,34 @@ def test_a_token_identifies_its_principal_until_it_is_revoked():
     identities.load([_row("t")])
     found = identities.identify("Bearer t")
     assert isinstance(found, Unidentified) and found.principal == "ann"
+
+
+def _token_row(token, status="active", expiry=10_000):
+    return TokenRow("t" * 12, token_hash(token), "echo", "t1", ["answer"], status, 1, expiry, None, None)
+
+
+@pytest.mark.requirement("HH-02")
+def test_a_tasks_token_identifies_its_agent_until_it_expires_or_is_revoked():
+    now = [9.0]
+    identities = Identities("operator", clock=lambda: now[0])
+    identities.changed(AppliedChange(REGISTRY_TOKENS, "gone", 1, _token_row("gone", "revoked")))
+    identities.load([_token_row("a"), _token_row("gone")])
+    caller = identities.identify("Bearer a")
+    assert caller == Caller("echo", AGENT, "t1", "t" * 12, ("answer",))
+    assert isinstance(identities.identify("Bearer gone"), Unidentified), "revoked while the rows were loaded"
+    now[0] = 10.0
+    expired = identities.identify("Bearer a")
+    assert isinstance(expired, Unidentified) and expired.expired is not None
+    now[0] = 9.0
+    identities.changed(AppliedChange(REGISTRY_TOKENS, "a", 2, _token_row("a", "revoked")))
+    assert isinstance(identities.identify("Bearer a"), Unidentified)
+
+
+@pytest.mark.requirement("HH-02")
+def test_an_agent_owns_its_own_task_and_mailbox_alone():
+    caller = Caller("echo", AGENT, "t1")
+    assert decide(caller, Action.TASK_END, owner_of_task("t1")).allowed
+    assert not decide(caller, Action.TASK_END, owner_of_task("t2")).allowed
+    assert not decide(Caller("t1", AGENT), Action.TASK_END, owner_of_task("t1")).allowed
+    assert decide(caller, Action.MAILBOX_READ, "echo").allowed
+    assert not decide(caller, Action.MAILBOX_READ, "flaky").allowed

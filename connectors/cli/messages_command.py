@@ -1,0 +1,110 @@
+"""Sends and receives the hub's messages, and shows what became of them.
+
+  trunkline messages send echo ask --text "what time is it?"
+  trunkline messages send echo ask '{"text": "what time is it?", "in": "UTC"}'
+  trunkline messages send echo ask @question.json                - takes standard input
+  trunkline messages drain                          takes the messages out of one's own mailbox
+  trunkline messages peek default/echo              shows what lies in a mailbox and takes nothing
+  trunkline messages audit --limit 20               what was delivered, and what was refused
+
+Whose messages 'drain' takes, and who sends, is said by the token: the operator's, unless TRUNKLINE_TOKEN holds
+another. Each message goes to one drain; the same --request-id again gets the same messages.
+
+Exit codes: 0; 2 wrong arguments; 3 no such recipient, nothing found; 4 refused, with the reason; 5 the gateway
+does not answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from connectors.cli.hub_options import add_limit, add_request_id
+
+if TYPE_CHECKING:
+    from schemas.settings import Settings
+
+
+class _PayloadParser(argparse.ArgumentParser):
+    """Takes a payload also behind options, where argparse has already decided that there is none."""
+
+    takes_payload = False
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        found, left = super().parse_known_args(args, namespace)
+        if self.takes_payload and found.payload is None and left and (left[0] == "-" or left[0][:1] != "-"):
+            found.payload, *left = left
+        return found, left
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's sub-commands and their arguments."""
+    commands = parser.add_subparsers(
+        dest="action", required=True, metavar="ACTION", parser_class=_PayloadParser
+    )
+    _configure_send(commands)
+    drain = _add(
+        commands,
+        "drain",
+        "take the messages out of one's own mailbox, the most urgent first",
+        "trunkline messages drain --limit 10 --json | jq '.messages[].payload'",
+    )
+    drain.add_argument("--limit", type=int, metavar="N", help="at most (default: 100)")
+    add_request_id(drain, "the same drain, and gets the same messages")
+    peek = _add(
+        commands,
+        "peek",
+        "show the newest messages of a mailbox, also those that were taken; take none",
+        "trunkline messages peek default/echo",
+    )
+    peek.add_argument(
+        "mailbox",
+        nargs="?",
+        default="operator",
+        metavar="REALM/NAME",
+        help="whose mailbox; NAME alone is default/NAME (default: default/operator)",
+    )
+    add_limit(peek)
+    audit = _add(
+        commands,
+        "audit",
+        "show the newest messages that were delivered, and requests to send one that were refused",
+        "trunkline messages audit --limit 20",
+    )
+    audit.add_argument("--limit", type=int, metavar="N", help="at most (default: all that the gateway keeps)")
+
+
+def run(args: argparse.Namespace, settings: Settings) -> int:
+    """Do the action and return the exit code. Raises TrunklineError."""
+    from connectors.cli.messages_actions import ACTIONS
+
+    return ACTIONS[args.action](args, settings)
+
+
+def _add(
+    commands: argparse._SubParsersAction[_PayloadParser], name: str, text: str, example: str
+) -> _PayloadParser:
+    found = commands.add_parser(
+        name, help=text, description=text, epilog=f"example: {example}", allow_abbrev=False
+    )
+    found.add_argument("--json", action="store_true", help="print one JSON object")
+    return found
+
+
+def _configure_send(commands: argparse._SubParsersAction[_PayloadParser]) -> None:
+    example = 'trunkline messages send echo ask --text "what time is it?"'
+    send = _add(commands, "send", "put a message into somebody's mailbox", example)
+    send.add_argument("recipient", metavar="RECIPIENT", help="an agent, a principal, operator, or hub")
+    send.add_argument("type", metavar="TYPE", help="what kind of message it is, e.g. ask")
+    send.takes_payload = True
+    send.add_argument(
+        "payload",
+        nargs="?",
+        metavar="PAYLOAD",
+        help="any JSON; - takes it from standard input, @FILE from a file",
+    )
+    send.add_argument("--text", metavar="TEXT", help='instead of PAYLOAD: {"text": TEXT}')
+    add_request_id(send, "the same message, not a second one")

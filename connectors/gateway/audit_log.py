@@ -1,0 +1,74 @@
+"""The audit log of messages (HH-08): what was delivered and what was refused, newest from memory, the rest from
+the ledger.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+
+from connectors.gateway.answers import iso_moment
+from connectors.settled_feed import SettledRecord
+from schemas.record import MESSAGE_POSTED, REQUEST_REFUSED
+from schemas.verdicts import ACCEPTED, REJECTED
+
+_ROUTE_END: Final = " /api/hub/messages"
+
+
+class AuditLog:
+    """The newest entries: settled records, so any gateway that has been up for as many shows the same.
+
+    One thread adds, any thread reads.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._entries: deque[dict[str, Any]] = deque(maxlen=most)
+
+    def settled(self, records: Sequence[SettledRecord]) -> None:
+        """Keep what belongs to the audit log."""
+        for record in records:
+            if record.type in (MESSAGE_POSTED, REQUEST_REFUSED):
+                entry = entry_of(record)
+                if entry is not None:
+                    self._entries.append(entry)
+
+    def newest(self, limit: int | None) -> list[dict[str, Any]]:
+        """At most `limit` entries (None: all that are kept), oldest first."""
+        entries = list(self._entries)
+        return entries if limit is None else entries[-limit:]
+
+
+def entry_of(record: SettledRecord) -> dict[str, Any] | None:
+    """A settled record as an entry of the audit log; None for what is none."""
+    if record.type == MESSAGE_POSTED and record.verdict in (ACCEPTED, REJECTED):
+        body = _body(record)
+        return _entry(
+            record,
+            verdict="delivered" if record.verdict == ACCEPTED else "rejected",
+            sender=str(body.get("from", "")),
+            recipient=body.get("to"),
+            type=body.get("kind"),
+            message_id=body.get("message_id"),
+        )
+    if record.type == REQUEST_REFUSED:
+        body = _body(record)
+        if str(body.get("route", "")).endswith(_ROUTE_END):
+            return _entry(record, verdict="rejected", sender=str(body.get("principal", "")))
+    return None
+
+
+def _entry(record: SettledRecord, **said: Any) -> dict[str, Any]:
+    nothing = {"recipient": None, "type": None, "message_id": None}
+    told = {"at": iso_moment(record.logged_at_us), "reason": record.reason, "why": record.why}
+    return {**nothing, **told, **said}
+
+
+def _body(record: SettledRecord) -> dict[str, Any]:
+    try:
+        body = orjson.loads(record.value or b"")
+    except orjson.JSONDecodeError:
+        return {}
+    return body if isinstance(body, dict) else {}

@@ -1,0 +1,72 @@
+"""The mailboxes as the gateway's handlers need them: what waits in which, and what a request was handed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Final
+
+from schemas.message import MESSAGE_PENDING
+from schemas.settled import AppliedChange
+from schemas.view_rows import MAILBOX_VIEW, MessageRow, ViewRow
+
+# A mailbox knows its newest 256 requests again; so many are known here, of all mailboxes together.
+_REQUESTS: Final = 20_000
+Mailbox = tuple[str, str]
+"""Realm and recipient."""
+
+
+class MailboxIndex:
+    """What waits, and what each claim was handed, by mailbox; kept up to date by the live view's changes.
+
+    One thread changes, any thread looks up.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[Mailbox, set[str]] = {}
+        self._handed: dict[tuple[str, str, str], set[str]] = {}
+
+    def load(self, rows: Iterable[ViewRow]) -> None:
+        """Take in what the live view held when it was opened; what came by `changed` meanwhile is there."""
+        for row in rows:
+            if isinstance(row, MessageRow):
+                self._take_in(row)
+
+    def changed(self, change: AppliedChange) -> None:
+        """Take in a change of the live view."""
+        if change.view != MAILBOX_VIEW:
+            return
+        if isinstance(change.row, MessageRow):
+            self._take_in(change.row)
+
+    def depth(self, mailbox: Mailbox) -> int:
+        """How many messages wait in a mailbox or are leased from it."""
+        with self._lock:
+            return len(self._waiting.get(mailbox, ()))
+
+    def depths(self) -> dict[Mailbox, int]:
+        """The depth of each mailbox in which something waits."""
+        with self._lock:
+            return {mailbox: len(waiting) for mailbox, waiting in self._waiting.items()}
+
+    def handed(self, mailbox: Mailbox, request_id: str) -> list[str]:
+        """The ids of the messages that the request was handed, in no order."""
+        with self._lock:
+            return list(self._handed.get((*mailbox, request_id), ()))
+
+    def _take_in(self, row: MessageRow) -> None:
+        mailbox = (row.realm, row.recipient)
+        with self._lock:
+            if row.status in MESSAGE_PENDING:
+                self._waiting.setdefault(mailbox, set()).add(row.message_id)
+            else:
+                waiting = self._waiting.get(mailbox)
+                if waiting is not None:
+                    waiting.discard(row.message_id)
+                    if not waiting:
+                        del self._waiting[mailbox]
+            if row.request_id is not None:
+                self._handed.setdefault((*mailbox, row.request_id), set()).add(row.message_id)
+                if len(self._handed) > _REQUESTS:
+                    del self._handed[next(iter(self._handed))]

@@ -1,0 +1,88 @@
+"""`/metrics` (HH-13), in Prometheus' text format: requests, verdicts by reason, live-view lag, mailbox depth.
+
+Labels never hold what a stranger sent: a route is its template, a mailbox one that is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from connectors.gateway.mailboxes import MailboxIndex
+from connectors.live_view import LiveView
+from connectors.settled_feed import SettledRecord
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+# More mailboxes than these are counted in the sum alone.
+_MAILBOXES: Final = 200
+_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class _State(Collector):
+    def __init__(self, live_view: LiveView, mailboxes: MailboxIndex) -> None:
+        self._live_view = live_view
+        self._mailboxes = mailboxes
+
+    def collect(self) -> Iterable[Metric]:
+        lag = GaugeMetricFamily(
+            "trunkline_live_view_lag_records",
+            "Records that the live view lags.",
+            labels=["partition"],
+        )
+        for partition, records in sorted(self._live_view.lag().items()):
+            lag.add_metric([str(partition)], records)
+        yield lag
+        depths = self._mailboxes.depths()
+        yield GaugeMetricFamily(
+            "trunkline_mailbox_messages", "Messages that wait in all mailboxes.", value=sum(depths.values())
+        )
+        depth = GaugeMetricFamily(
+            "trunkline_mailbox_depth",
+            f"Messages that wait in a mailbox, of the {_MAILBOXES} deepest.",
+            labels=["mailbox"],
+        )
+        for mailbox, count in sorted(depths.items(), key=lambda found: -found[1])[:_MAILBOXES]:
+            depth.add_metric(["/".join(mailbox)], count)
+        yield depth
+
+
+class Metrics:
+    """The metrics of one gateway. Thread-safe."""
+
+    def __init__(self, live_view: LiveView, mailboxes: MailboxIndex) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_State(live_view, mailboxes))
+        self._requests = Counter(
+            "trunkline_http_requests", "Requests.", ["method", "route", "status"], registry=self._registry
+        )
+        self._seconds = Histogram(
+            "trunkline_http_request_seconds",
+            "How long requests took.",
+            ["route"],
+            buckets=_BUCKETS_S,
+            registry=self._registry,
+        )
+        self._verdicts = Counter(
+            "trunkline_verdicts",
+            "Records that the live view has settled, since it started.",
+            ["verdict", "reason"],
+            registry=self._registry,
+        )
+
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """A request was answered."""
+        self._requests.labels(method, route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def settled(self, records: Sequence[SettledRecord]) -> None:
+        """Count verdicts; called on the live view's thread."""
+        for record in records:
+            self._verdicts.labels(record.verdict, record.reason or "").inc()
+
+    def text(self) -> bytes:
+        """All of it, as Prometheus reads it."""
+        return generate_latest(self._registry)

@@ -1,0 +1,258 @@
+"""Starts what a task needs, ends it with the task, and fails tasks whose agent has gone (HH-03 to HH-05).
+
+Delivers: for each running task one container, on one gateway: who provisions it is settled by the container's
+stream, the first in the log wins. For each task that has ended, the end of its processes on this host.
+Acknowledges when: each step is a settled record (`container.changed`, `task.failed`) before the next is taken.
+Loses when: never silently: what a killed gateway has left half done is found by the check of another, or of
+the next one on this host.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import structlog
+
+from connectors.gateway.log_appender import LogAppender
+from connectors.gateway.task_tokens import task_token
+from connectors.launcher.protocol import (
+    AGENT_TOKEN_VARIABLE,
+    HUB_URL_VARIABLE,
+    Launcher,
+    LaunchFailed,
+    LaunchSpec,
+    Started,
+)
+from connectors.live_view import LiveView
+from connectors.session_host import host_name
+from connectors.settled_feed import SettledRecord
+from schemas import life_cycles as states
+from schemas.container_registry import ContainerChange, container_record
+from schemas.errors import TrunklineError
+from schemas.sealing import Keyring
+from schemas.settings import Settings
+from schemas.settled import AppliedChange
+from schemas.task_registry import ERROR_LIMIT, TaskFailure, task_record
+from schemas.verdicts import ACCEPTED
+from schemas.view_rows import (
+    REGISTRY_AGENTS,
+    REGISTRY_CONTAINERS,
+    REGISTRY_TASKS,
+    AgentRow,
+    ContainerRow,
+    TaskRow,
+)
+
+log = structlog.stdlib.get_logger(__name__)
+
+DOOR: Final = "launcher"
+BACKEND: Final = "local-process"
+_AT_ONCE: Final = 4
+# How long a launch may take before its launcher counts as gone.
+_LAUNCH_S: Final = 60.0
+_CLOSE_S: Final = 10.0
+_LAST_WORDS_S: Final = 3.0
+_NAMESPACE: Final = uuid.UUID("0f0e6c0a-27d1-5b55-9f0d-6d6f2b0f9a11")
+
+
+def container_of(task_id: str) -> str:
+    """The name of a task's container."""
+    return f"task-{task_id}"
+
+
+class TaskKeeper:
+    """A companion of the gateway. `open` it when the live view has caught up, `close` it at the end.
+
+    `clock`: seconds since 1970 UTC.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        keyring: Keyring,
+        live_view: LiveView,
+        appender: LogAppender,
+        launcher: Launcher,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings = settings
+        self._keyring = keyring
+        self._live_view = live_view
+        self._appender = appender
+        self._launcher = launcher
+        self._clock = clock
+        self._host = host_name()
+        self._name = f"gateway-{uuid.uuid4().hex[:12]}"
+        self._is_open = False
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._under_way: set[str] = set()
+        self._again: set[str] = set()
+        self._hands = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="task-keeper")
+        self._thread = threading.Thread(target=self._check_now_and_then, name="task-check", daemon=True)
+
+    def open(self) -> None:
+        """Look at all tasks, and from now on at each that changes."""
+        self._is_open = True
+        self._thread.start()
+
+    def close(self) -> None:
+        """End after what is under way. What was launched runs on."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join(_CLOSE_S)
+        self._hands.shutdown(wait=True, cancel_futures=True)
+
+    def registered(self, job_id: str) -> None:
+        """Nothing: jobs are others' affair."""
+
+    def on_change(self, change: AppliedChange) -> None:
+        """A row has changed; called on the live view's thread."""
+        if self._is_open and change.view == REGISTRY_TASKS:
+            self._look_soon(change.key)
+
+    def check(self) -> None:
+        """Look at each task that runs, and at what is left of those that have ended."""
+        for task in self._live_view.rows(REGISTRY_TASKS):
+            if isinstance(task, TaskRow) and task.status == states.RUNNING:
+                self._look_soon(task.task_id)
+        for container in self._live_view.rows(REGISTRY_CONTAINERS):
+            if isinstance(container, ContainerRow) and container.state != states.RECYCLED:
+                self._look_soon(container.task_id)
+
+    def _check_now_and_then(self) -> None:
+        while True:
+            self.check()
+            if self._closing.wait(self._settings.gateway.task_check_s):
+                return
+
+    def _look_soon(self, task_id: str) -> None:
+        with self._lock:
+            if task_id in self._under_way:
+                self._again.add(task_id)
+                return
+            self._under_way.add(task_id)
+        try:
+            self._hands.submit(self._look, task_id)
+        except RuntimeError:  # closing
+            with self._lock:
+                self._under_way.discard(task_id)
+
+    def _look(self, task_id: str) -> None:
+        try:
+            self._look_at(task_id)
+        except TrunklineError as error:
+            log.warning("task_check_waits", task_id=task_id, why=str(error))
+        except Exception:
+            log.exception("task_check_failed", task_id=task_id)
+        with self._lock:
+            self._under_way.discard(task_id)
+            is_wanted = task_id in self._again
+            self._again.discard(task_id)
+        if is_wanted and not self._closing.is_set():
+            self._look_soon(task_id)
+
+    def _look_at(self, task_id: str) -> None:
+        task = self._live_view.row(REGISTRY_TASKS, task_id)
+        container = self._live_view.row(REGISTRY_CONTAINERS, container_of(task_id))
+        if not isinstance(task, TaskRow):
+            return
+        found = container if isinstance(container, ContainerRow) else None
+        if task.status in states.TASK_TERMINAL:
+            if found is not None and found.state != states.RECYCLED and found.host in (None, self._host):
+                self._recycle(task, found, None)
+        elif task.status == states.RUNNING:
+            if found is None:
+                self._launch(task)
+            else:
+                self._see_that_it_lives(task, found)
+
+    def _see_that_it_lives(self, task: TaskRow, container: ContainerRow) -> None:
+        if container.state in (states.RECYCLING, states.RECYCLED):
+            self._fail(task, container.error or "what was launched for the task has ended")
+        elif container.handle is None:
+            age_s = self._clock() - container.changed_at / 1e6
+            if age_s > _LAUNCH_S:
+                self._fail(task, "who launched the task's agent has gone")
+        elif container.host == self._host and not self._launcher.alive(container.handle):
+            # Perhaps it has just sent that it is done, and the reactor has not said so yet.
+            self._closing.wait(_LAST_WORDS_S)
+            now = self._live_view.row(REGISTRY_TASKS, task.task_id)
+            if isinstance(now, TaskRow) and now.status == states.RUNNING and not self._closing.is_set():
+                self._fail(task, "the agent's process has ended before the task")
+
+    def _launch(self, task: TaskRow) -> None:
+        """Take the container, if nobody else has, and start the agent in it."""
+        agent = self._live_view.row(REGISTRY_AGENTS, task.agent_name)
+        if not isinstance(agent, AgentRow):
+            self._fail(task, "the agent is not defined any more")
+            return
+        if self._change(task, states.PROVISIONING).verdict != ACCEPTED:
+            return
+        self._change(task, states.CONFIGURING)
+        environment = {
+            HUB_URL_VARIABLE: self._settings.gateway_url,
+            AGENT_TOKEN_VARIABLE: task_token(self._keyring, task.task_id),
+        }
+        spec = LaunchSpec(
+            container=container_of(task.task_id),
+            task_id=task.task_id,
+            agent_name=task.agent_name,
+            image=agent.image,
+            description=task.description,
+            environment=environment,
+            hardened=agent.hardened,
+        )
+        self._change(task, states.STARTING)
+        try:
+            started = self._launcher.start(spec)
+        except LaunchFailed as error:
+            why = spec.blanked(str(error))[:500]
+            log.warning("launch_failed", task_id=task.task_id, why=why)
+            self._change(task, states.RECYCLING, error=why)
+            self._change(task, states.RECYCLED)
+            self._fail(task, why)
+            return
+        log.info("launched", task_id=task.task_id, agent=task.agent_name, handle=started.handle)
+        self._change(task, states.RUNNING, started)
+        self._change(task, states.MONITORING)
+        # It may have ended meanwhile.
+        with self._lock:
+            self._again.add(task.task_id)
+
+    def _recycle(self, task: TaskRow, container: ContainerRow, error: str | None) -> None:
+        if container.state != states.RECYCLING:
+            self._change(task, states.RECYCLING, error=error)
+        if container.handle is not None:
+            self._launcher.stop(container.handle, self._settings.gateway.stop_grace_s)
+        self._change(task, states.RECYCLED)
+
+    def _fail(self, task: TaskRow, why: str) -> None:
+        # Made of the task alone: whoever finds it first, it fails once.
+        request_id = str(uuid.uuid5(_NAMESPACE, f"{task.task_id}/failed"))
+        body = TaskFailure(task_id=task.task_id, request_id=request_id, error=why[:ERROR_LIMIT])
+        self._appender.settle_in_thread(task_record(body, door=DOOR, principal=self._host))
+
+    def _change(
+        self, task: TaskRow, state: str, started: Started | None = None, error: str | None = None
+    ) -> SettledRecord:
+        body = ContainerChange.model_validate(
+            {
+                "container": container_of(task.task_id),
+                "state": state,
+                "task_id": task.task_id,
+                "agent_name": task.agent_name,
+                "backend": BACKEND,
+                "launcher": self._name,
+                "host": self._host,
+                "handle": None if started is None else started.handle,
+                "port": None if started is None else started.port,
+                "error": error,
+            }
+        )
+        return self._appender.settle_in_thread(container_record(body, door=DOOR, principal=self._host))

@@ -1,0 +1,149 @@
+"""`trunkline messages` as a user runs it, against a real gateway."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from connectors.gateway_client import GatewayClient, path_of
+from tests.broker_processes import wait_until
+from tests.connectors.cli.conftest import CommandLine
+
+HOSTILE = "red bidi \u202e zero\u200b"
+
+
+def _json(done: Any) -> Any:
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+@pytest.mark.requirement("HH-06")
+@pytest.mark.requirement("CM-06")
+def test_a_payload_comes_from_an_argument_a_file_or_standard_input_and_is_drained_as_it_was_sent(
+    hub: GatewayClient, trunkline: CommandLine, tmp_path: Path
+) -> None:
+    file = tmp_path / "question.json"
+    file.write_text('["from", {"a": "file"}]')
+    to = ("messages", "send", "operator")
+    sent = [
+        _json(trunkline.call(*to, "k1", '{"n": 1}', "--json")),
+        _json(trunkline.call(*to, "k2", "--json", f"@{file}")),
+        _json(trunkline.run(*to, "k3", "--json", "-", stdin='"from standard input"')),
+        _json(trunkline.call(*to, "k4", "--json", "--text", HOSTILE)),
+        _json(trunkline.call(*to, "k5", "--json")),
+    ]
+    assert all(answer["delivered"] for answer in sent)
+    table = trunkline.call("messages", "peek").stdout
+    for answer in sent:
+        assert answer["message_id"] in table
+    drained = trunkline.call("messages", "drain", "--limit", "4", "--request-id", "d-1")
+    assert drained.returncode == 0
+    assert "4 taken, 1 left; the same again: --request-id d-1" in drained.stderr
+    assert '{"text": "red bidi \\u202e zero\\u200b"}' in drained.stdout
+    assert "\u202e" not in drained.stdout
+    again = _json(trunkline.call("messages", "drain", "--limit", "4", "--request-id", "d-1", "--json"))
+    assert [(m["type"], m["payload"]) for m in again["messages"]] == [
+        ("k1", {"n": 1}),
+        ("k2", ["from", {"a": "file"}]),
+        ("k3", "from standard input"),
+        ("k4", {"text": HOSTILE}),
+    ]
+    assert [m["id"] for m in again["messages"]] == [answer["message_id"] for answer in sent[:4]]
+    rest = _json(trunkline.call("messages", "drain", "--json"))
+    assert ([(m["type"], m["payload"]) for m in rest["messages"]], rest["left"]) == ([("k5", None)], 0)
+    assert trunkline.call("messages", "drain").returncode == 3
+    assert _json(trunkline.call("messages", "drain", "--json"))["messages"] == []
+    peeked = _json(trunkline.call("messages", "peek", "default/operator", "--json"))
+    assert {m["status"] for m in peeked["messages"]} == {"claimed"}
+
+
+@pytest.mark.requirement("HH-06")
+def test_the_same_request_id_is_the_same_message_and_a_payload_that_cannot_be_read_is_not_sent(
+    hub: GatewayClient, trunkline: CommandLine, tmp_path: Path
+) -> None:
+    send = ("messages", "send", "operator", "ask", "--request-id", "m-1", "--json")
+    assert _json(trunkline.call(*send, "[1]")) == _json(trunkline.call(*send, "[1]"))
+    assert trunkline.call(*send, "[2]").returncode == 4
+    for wrong in ("{", '{"a": 1, "a": 2}', f"@{tmp_path}/none.json", f"@{tmp_path}"):
+        done = trunkline.call("messages", "send", "operator", "ask", wrong)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "PAYLOAD: " in done.stderr
+    assert "--text" in trunkline.call("messages", "send", "operator", "ask", "plain words").stderr
+    assert trunkline.call("messages", "send", "operator", "ask", "[1]", "--text", "x").returncode == 2
+    assert trunkline.call("messages", "send", "operator", "ask", "[1]", "[2]").returncode == 2
+    assert trunkline.call("messages", "send", "operator", "ask", "--colour", "red").returncode == 2
+    assert hub.get(path_of("mailboxes", "default", "operator"))["total"] == 1
+
+
+@pytest.mark.requirement("HH-06")
+@pytest.mark.requirement("CM-04")
+@pytest.mark.parametrize("given", [(), ("--request-id", "d-7")])
+def test_a_drain_whose_answer_was_lost_is_given_again(
+    hub: GatewayClient, trunkline: CommandLine, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...]
+) -> None:
+    trunkline.call("messages", "send", "operator", "ask", "--text", "first")
+    request, asked = httpx.Client.request, []
+
+    def losing(client: httpx.Client, method: str, *what: Any, **more: Any) -> httpx.Response:
+        answer = request(client, method, *what, **more)
+        asked.append(answer.request.headers["x-request-id"])
+        if len(asked) == 1:
+            raise httpx.ReadError("the answer was lost")
+        return answer
+
+    monkeypatch.setattr(httpx.Client, "request", losing)
+    drained = _json(trunkline.call("messages", "drain", "--json", *given))
+    assert [m["payload"] for m in drained["messages"]] == [{"text": "first"}]
+    assert asked == [drained["request_id"]] * 2
+    assert given in ((), ("--request-id", drained["request_id"]))
+
+
+@pytest.mark.requirement("HH-08")
+@pytest.mark.requirement("HH-09")
+def test_the_audit_shows_what_was_delivered_and_what_was_refused(
+    hub: GatewayClient, trunkline: CommandLine
+) -> None:
+    assert trunkline.call("messages", "audit").returncode == 3
+    assert _json(trunkline.call("messages", "audit", "--json")) == {"entries": []}
+    told = _json(trunkline.call("messages", "send", "operator", "ask", "--json"))
+    refused = trunkline.call("messages", "send", "stranger", "ask")
+    assert (refused.returncode, "unknown_recipient" in refused.stderr) == (3, True)
+    assert trunkline.call("messages", "send", "operator", " ").returncode == 4
+    # A refusal is recorded after it has been answered.
+    wait_until(lambda: len(hub.get(path_of("audit"))["entries"]) == 3, what="the refusals' records")
+    rows = trunkline.call("messages", "audit").stdout.splitlines()[1:]
+    assert [row.split()[1:3] for row in rows] == [
+        ["delivered", "operator"],
+        ["rejected", "operator"],
+        ["rejected", "operator"],
+    ]
+    assert told["message_id"] in rows[0]
+    assert "unknown_recipient" in rows[1]
+    assert "policy" in rows[2]
+    (last,) = _json(trunkline.call("messages", "audit", "--limit", "1", "--json"))["entries"]
+    assert (last["verdict"], last["reason"]) == ("rejected", "policy")
+
+
+@pytest.mark.requirement("HH-06")
+@pytest.mark.requirement("HH-09")
+def test_who_drains_is_said_by_the_token_and_nobody_looks_into_anothers_mailbox(
+    hub: GatewayClient, trunkline: CommandLine
+) -> None:
+    token = hub.post(path_of("principals"), {"principal": "bo", "role": "worker"})["token"]
+    assert trunkline.call("messages", "send", "bo", "ask", "--text", "for Bo").returncode == 0
+    assert trunkline.call("messages", "drain").returncode == 3
+    peeked = trunkline.call("messages", "peek", "bo", TRUNKLINE_TOKEN=token)
+    assert peeked.returncode == 0
+    assert " unread " in peeked.stdout
+    assert '{"text":"for Bo"}' in peeked.stdout
+    assert trunkline.call("messages", "peek", TRUNKLINE_TOKEN=token).returncode == 4
+    for no_mailbox in ("../jobs", "default/..", "a/b/c", "/"):
+        assert trunkline.call("messages", "peek", no_mailbox).returncode == 2
+    assert trunkline.call("messages", "peek", "nobody").returncode == 3
+    drained = _json(trunkline.call("messages", "drain", "--json", TRUNKLINE_TOKEN=token))
+    assert [(m["recipient"], m["payload"]) for m in drained["messages"]] == [("bo", {"text": "for Bo"})]
+    assert "claimed" in trunkline.call("messages", "peek", "default/bo").stdout

@@ -1,0 +1,64 @@
+"""Mailboxes in Spark's state: the ids of a week are kept apart from what waits, and found again."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+from deltalake import DeltaTable
+
+from jobs import build_views
+from jobs.refold import check_views
+from schemas.ledger import LEDGER
+from schemas.mailbox_requests import claim_record
+from schemas.message import Message, posting_record
+from schemas.record import OutgoingRecord
+from schemas.sealing import Keyring
+from schemas.settings import Settings
+from schemas.view_rows import MAILBOX_VIEW
+from tests.jobs.conftest import Rows
+from tests.jobs.topic_load import append_all
+
+COUNT = 300
+
+
+def posts(numbers: range, body: str = "{}") -> Iterator[OutgoingRecord]:
+    """A message to `builder` for each number."""
+    for number in numbers:
+        message = Message.model_validate(
+            {"message_id": f"m{number}", "from": "ann", "to": "builder", "kind": "ask", "body": body}
+        )
+        yield posting_record(message, door="http", principal="ann")
+
+
+def claim(request_id: str, limit: int) -> OutgoingRecord:
+    return claim_record("default", "builder", request_id, limit, door="http", principal="builder")
+
+
+def verdicts(rows: Rows, since: int) -> Counter[tuple[str, str | None]]:
+    """What the rows of the mailbox after the first `since` were."""
+    of_mailbox = [row for row in rows if row["stream_kind"] == "mailbox"]
+    return Counter((row["verdict"], row["reason"]) for row in of_mailbox[since:])
+
+
+@pytest.mark.requirement("HH-06")
+@pytest.mark.parametrize("lost", [False, True], ids=["a second start", "a lost checkpoint"])
+def test_ids_are_known_again_after(
+    drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring, lost: bool
+) -> None:
+    append_all(backbone_settings, [*posts(range(COUNT)), claim("q1", COUNT // 2)])
+    assert verdicts(drain(), 0) == {("accepted", None): COUNT + 1}
+    if lost:
+        build_views.catch_up(backbone_settings)
+        shutil.rmtree(backbone_settings.checkpoints_root)
+    again = [*posts(range(COUNT)), *posts(range(5), "[1]"), claim("q1", COUNT // 2), claim("q2", COUNT)]
+    append_all(backbone_settings, [*again, *posts(range(COUNT, COUNT + 7))])
+    expected = {("duplicate", None): COUNT + 1, ("rejected", "seq_conflict"): 5, ("accepted", None): 8}
+    assert verdicts(drain(), COUNT + 1) == expected
+    build_views.catch_up(backbone_settings)
+    mailbox = DeltaTable(backbone_settings.table_path(MAILBOX_VIEW)).to_pyarrow_table()
+    assert Counter(mailbox["status"].to_pylist()) == {"claimed": COUNT, "unread": 7}
+    found = check_views(backbone_settings, DeltaTable(backbone_settings.table_path(LEDGER)), keyring)
+    assert (found.differences, found.newer) == ([], 0)

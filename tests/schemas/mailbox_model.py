@@ -1,0 +1,199 @@
+"""The model of one mailbox's stream: HH-06 and the design's section on messages, written again plainly.
+
+It shares no code with `schemas`, and takes bodies that are right in themselves. It keeps every message that was
+ever posted, and every request; `kept` is how many requests of each kind the fold remembers.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+WEEK_US = 604_800_000_000
+ORDER = ["high", "normal", "low"]
+LEADS_TO = {"acked": "claimed", "read": "read", "expired": "expired"}
+DEFAULTS = {
+    "from_verified": False,
+    "from_task": None,
+    "priority": "normal",
+    "in_reply_to": None,
+    "thread": None,
+    "broadcast_id": None,
+    "sent_at": None,
+    "expires_at": None,
+}
+
+
+class Said(NamedTuple):
+    """What the fold must say of a record. `rows`: of the mailbox, in their order."""
+
+    verdict: str
+    reason: str | None = None
+    status: str | None = None
+    rows: tuple[dict[str, Any], ...] = ()
+
+
+def moment_us(text: str) -> Fraction:
+    """A time such as 2026-11-21T10:00:00.5Z in microseconds since 1970."""
+    whole, _, fraction = text.removesuffix("Z").partition(".")
+    seconds = int(datetime.strptime(whole, "%Y-%m-%dT%H:%M:%S").replace(tzinfo=UTC).timestamp())
+    return (seconds + Fraction(f"0.{fraction or 0}")) * 1_000_000
+
+
+class MailboxModel:
+    """One mailbox. `messages`: the rows of all messages ever posted, in the order of posting."""
+
+    def __init__(self, realm: str, recipient: str, kept: int = 256) -> None:
+        self.realm, self.recipient, self.kept = realm, recipient, kept
+        self.messages: list[dict[str, Any]] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.requests: dict[bool, list[tuple[str, dict[str, Any]]]] = {True: [], False: []}
+
+    def pending(self) -> list[dict[str, Any]]:
+        """The pending messages in the order of handing out."""
+        found = [m for m in self.messages if m["status"] in ("unread", "leased")]
+        return sorted(found, key=lambda m: (ORDER.index(m["priority"]), m["posted_at"], m["message_id"]))
+
+    def newest(self, message_id: str) -> int | None:
+        """Which message had this id last."""
+        found = [n for n, m in enumerate(self.messages) if m["message_id"] == message_id]
+        return found[-1] if found else None
+
+    def is_known(self, message_id: str, now: int) -> bool:
+        """Whether the id may not be used again: posted in the last week, or pending."""
+        number = self.newest(message_id)
+        if number is None:
+            return False
+        message = self.messages[number]
+        return message["status"] in ("unread", "leased") or now - message["posted_at"] <= WEEK_US
+
+    def settle(self, kind: str, ce_id: str, sender: str, body: dict[str, Any], now: int) -> Said:
+        """What the fold must say of a record; `kind` is the last word of its type."""
+        if kind == "posted":
+            return self._post(body, now)
+        is_whole = kind in ("claimed", "leased", "cleared")
+        earlier = [known for known_id, known in self.requests[is_whole][-self.kept :] if known_id == ce_id]
+        if is_whole:
+            if earlier:
+                return Said("duplicate") if earlier[-1] == body else Said("rejected", "seq_conflict")
+            said = self._whole(kind, sender, body, now)
+        else:
+            said = self._single(kind, sender, body, now, earlier)
+        if said.verdict == "accepted" and not earlier:
+            self.requests[is_whole].append((ce_id, body))
+        return said
+
+    def _post(self, body: dict[str, Any], now: int) -> Said:
+        number = self.newest(body["message_id"])
+        if number is not None and self.is_known(body["message_id"], now):
+            status = self.messages[number]["status"]
+            status = status if status in ("unread", "leased") else None
+            is_same = self.bodies[number] == body
+            return Said("duplicate" if is_same else "rejected", None if is_same else "seq_conflict", status)
+        row = {name: body.get(name, default) for name, default in DEFAULTS.items()} | {
+            "realm": self.realm,
+            "recipient": self.recipient,
+            "message_id": body["message_id"],
+            "status": "unread",
+            "sender": body["from"],
+            "kind": body["kind"],
+            "posted_at": now,
+            "attempts": 0,
+            "handed_to": None,
+            "handed_at": None,
+            "request_id": None,
+            "lease_until": None,
+            "ended_at": None,
+        }
+        self.messages.append(row)
+        self.bodies.append(body)
+        return Said("accepted", None, "unread", (dict(row),))
+
+    def _end(self, message: dict[str, Any], status: str, now: int) -> None:
+        message.update(status=status, ended_at=now, lease_until=None)
+
+    def _is_held(self, message: dict[str, Any], now: int) -> bool:
+        return message["status"] == "leased" and message["lease_until"] > now
+
+    def _is_over(self, message: dict[str, Any], now: int) -> bool:
+        return message["expires_at"] is not None and moment_us(message["expires_at"]) <= now
+
+    def _whole(self, kind: str, sender: str, body: dict[str, Any], now: int) -> Said:
+        changed = []
+        if kind == "cleared":
+            for message in self.pending():
+                self._end(message, "cleared", now)
+                changed.append(dict(message))
+            return Said("accepted", None, None, tuple(changed))
+        doors = {m["handed_to"].split("/")[0] for m in self.pending() if self._is_held(m, now)}
+        if doors - {sender.split("/")[0]}:
+            return Said("rejected", "illegal_transition")
+        wanted = body.get("limit", 100 if kind == "claimed" else 1)
+        for message in self.pending():
+            if wanted == 0:
+                break
+            if self._is_held(message, now):
+                continue
+            if self._is_over(message, now):
+                self._end(message, "expired", now)
+            elif message["status"] == "leased" and message["attempts"] >= 3:
+                self._end(message, "dead", now)
+            else:
+                wanted -= 1
+                message["attempts"] += 1
+                message.update(handed_to=sender, handed_at=now, request_id=body["request_id"])
+                if kind == "claimed":
+                    self._end(message, "claimed", now)
+                else:
+                    until = now + body.get("lease_ms", 30_000) * 1000
+                    message.update(status="leased", lease_until=until)
+            changed.append(dict(message))
+        return Said("accepted", None, None, tuple(changed))
+
+    def _single(
+        self, kind: str, sender: str, body: dict[str, Any], now: int, earlier: list[dict[str, Any]]
+    ) -> Said:
+        number = self.newest(body["message_id"])
+        message = None if number is None else self.messages[number]
+        status = message["status"] if message and message["status"] in ("unread", "leased") else None
+        is_repeated = bool(earlier) and earlier[-1] == body
+        is_conflict = bool(earlier) and earlier[-1] != body
+        if status is None or message is None:
+            if is_repeated:
+                return Said("duplicate", None, LEADS_TO.get(kind))
+            if not self.is_known(body["message_id"], now):
+                return Said("rejected", "unknown_stream")
+            return Said("rejected", "seq_conflict" if is_conflict else "after_terminal")
+        if is_conflict:
+            return Said("rejected", "seq_conflict", status)
+        if not self._is_possible(kind, sender, body, message, now):
+            if is_repeated:
+                return Said("duplicate", None, status)
+            return Said("rejected", "illegal_transition", status)
+        if kind in LEADS_TO:
+            self._end(message, LEADS_TO[kind], now)
+        elif message["attempts"] >= 3:
+            self._end(message, "dead", now)
+        else:
+            message.update(status="unread", lease_until=None)
+            if kind == "nacked":
+                message["request_id"] = None
+        return Said("accepted", None, message["status"], (dict(message),))
+
+    def _is_possible(
+        self, kind: str, sender: str, body: dict[str, Any], message: dict[str, Any], now: int
+    ) -> bool:
+        is_held = self._is_held(message, now)
+        if kind == "read":
+            return not is_held
+        if kind == "expired":
+            return not is_held and self._is_over(message, now)
+        is_its_lease = message["request_id"] == body["request_id"]
+        is_holder = is_its_lease and message["handed_to"] == sender
+        if kind == "acked":
+            # Also after the lease has run out and was reclaimed: nobody else has got the message.
+            return is_holder
+        if kind == "nacked":
+            return is_holder and message["status"] == "leased"
+        return is_its_lease and message["status"] == "leased" and not is_held

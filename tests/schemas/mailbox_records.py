@@ -1,0 +1,61 @@
+"""Records of one mailbox at any time, and what the fold says of them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from schemas.entries import Entries
+from schemas.fold import settle
+from schemas.message import Message, posting_record
+from schemas.record import OutgoingRecord
+from schemas.settled import Settled
+from schemas.view_rows import MessageRow
+from tests.schemas.job_records import KEYRING, START_US, said
+from tests.schemas.stream_records import as_read, message
+
+AT: Final = ("default", "bo")
+PUMP: Final[dict[str, Any]] = {"door": "xml", "principal": "bo"}
+HUB: Final[dict[str, Any]] = {"door": "http", "principal": "bo"}
+
+
+def at(offset_us: int, made: OutgoingRecord, entries: Entries) -> Settled:
+    """What the fold says of a record that is logged so long after the start."""
+    return settle(msgspec.structs.replace(as_read(made), logged_at_us=START_US + offset_us), entries, KEYRING)
+
+
+def post_at(offset_us: int, entries: Entries, message_id: str = "m1", **changed: Any) -> Settled:
+    """What the fold says of a message posted so long after the start."""
+    posted = Message.model_validate(message(message_id, **changed))
+    return at(offset_us, posting_record(posted, door="http", principal="ann"), entries)
+
+
+def mailbox_of(*message_ids: str, **changed: Any) -> Entries:
+    """The entries of a mailbox with these messages, posted at the start."""
+    entries = Entries()
+    for message_id in message_ids:
+        assert said(post_at(0, entries, message_id, **changed)) == ("accepted", None)
+    return entries
+
+
+def rows_of(settled: Settled) -> list[MessageRow]:
+    """The rows of the mailbox that have changed."""
+    return [change.row for change in settled.changes if isinstance(change.row, MessageRow)]
+
+
+def row_of(settled: Settled) -> MessageRow:
+    """The one row of the mailbox that has changed."""
+    (row,) = rows_of(settled)
+    return row
+
+
+def statuses(settled: Settled) -> dict[str, str]:
+    """Message id to status after the record, in the order of the changes."""
+    return {row.message_id: row.status for row in rows_of(settled)}
+
+
+def refused(settled: Settled) -> tuple[str | None, str | None]:
+    """Reason, and status of the message."""
+    assert (settled.verdict, settled.changes) == ("rejected", ())
+    return settled.reason, settled.status_after
