@@ -2,8 +2,9 @@
 
 It has no arguments. A launcher gives it the hub's address, its token, its task's id and description and its
 own name in the environment (`connectors.launcher.protocol`). It answers each message of type `ask` with one of
-type `answer`; at one of type `finish` it tells the hub that its task is completed, and ends. A task whose
-description says `crash` makes it die after its first answer.
+type `answer`; at one of type `greet` it asks the agent that the payload names in `to`; at one of type `finish`
+it tells the hub that its task is completed, and ends. A task whose description says `crash` makes it die after
+its first answer.
 
 **Delivers** an answer once, however often it is sent: its key is made from the message that it answers.
 **Loses** what it has drained and not answered when it is killed: a drain is acknowledged at once.
@@ -34,7 +35,7 @@ from connectors.terminal_text import escaped
 from schemas.errors import BackboneUnreachable, Refused, TrunklineError, UsageError
 
 MESSAGES: Final = "/api/hub/messages"
-ASK, ANSWER, FINISH, EVENT = "ask", "answer", "finish", "event"
+ASK, ANSWER, GREET, FINISH, EVENT = "ask", "answer", "greet", "finish", "event"
 HUB: Final = "hub"
 TASK_COMPLETED: Final = "task.completed"
 # How long the hub may be away, and how long an agent that nobody tells to finish goes on.
@@ -74,6 +75,10 @@ class HubAgent:
             for message in messages:
                 if message["type"] == ASK:
                     self._answer(message)
+                elif message["type"] == GREET:
+                    self._greet(message)
+                elif message["type"] == ANSWER:
+                    print(f"an answer from {escaped(str(message['sender']))[:128]}", flush=True)
                 elif message["type"] != FINISH:
                     print(f"no answer to a message of type {escaped(str(message['type']))[:128]}", flush=True)
             if any(message["type"] == FINISH for message in messages):
@@ -110,6 +115,14 @@ class HubAgent:
         if self._crashes:
             print("about to crash", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def _greet(self, message: Mapping[str, Any]) -> None:
+        payload = message["payload"]
+        colleague = payload.get("to") if isinstance(payload, dict) else None
+        try:
+            self._post(colleague, ASK, {"text": f"{self._name} says hello"}, f"{GREET}/{message['id']}")
+        except _NotTaken as error:
+            print(f"a question was not taken: {error}", file=sys.stderr, flush=True)
 
     def _complete(self) -> None:
         payload = {"event": TASK_COMPLETED, "result": f"answered {self._answered}"}

@@ -71,7 +71,9 @@ def played(monkeypatch: pytest.MonkeyPatch) -> FoldedPlan:
         rows = folded.row_dicts()[:-1] if lacking else folded.row_dicts()
         outcome = compare(rows, folded.deliveries, folded.plan.states)
         told = told_verdicts(receipts_of(rows), rows)
-        return Performance(folded.plan, folded.deliveries, rows, outcome, told, ["demo-session"])
+        return Performance(
+            folded.plan, folded.deliveries, rows, outcome, told, ["demo-session"], ["echo is done"]
+        )
 
     lacking: list[bool] = []
     monkeypatch.setattr(demo_performance, "perform", perform)

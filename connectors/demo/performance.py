@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from connectors.demo.gateway_scene import GatewayScene, session_name
+from connectors.demo.hub_scene import HubScene
 from connectors.demo.outcome import (
     OUTCOME_COLUMNS,
     Delivery,
@@ -45,7 +46,7 @@ _CLOCK_MARGIN: Final = timedelta(minutes=5)
 @dataclass(frozen=True)
 class Performance:
     """What was planned, what was sent, what the ledger holds of it, and the verdict over it. `told`: what the
-    receipts said; `sessions`: those that picked a job and ended with it.
+    receipts said; `sessions`: those that picked a job and ended with it; `tasks`: a line on each task.
     """
 
     plan: Plan
@@ -54,6 +55,7 @@ class Performance:
     outcome: Outcome
     told: Told
     sessions: list[str]
+    tasks: list[str]
 
 
 def perform(settings: Settings, jobs: int, progress: Progress, tick: Callable[[], None]) -> Performance:
@@ -97,9 +99,13 @@ def perform(settings: Settings, jobs: int, progress: Progress, tick: Callable[[]
     outcome = compare(own, deliveries, plan.states)
     verdicts = told_verdicts(receipts, own)
     wrong = [*outcome.differences, *verdicts.differences, *scene.wait_closed()]
-    outcome = replace(outcome, differences=wrong)
-    progress.done("as planned" if not outcome.differences else f"{len(outcome.differences)} differences")
-    return Performance(plan, deliveries, own, outcome, verdicts, scene.picked)
+    progress.done("as planned" if not wrong else f"{len(wrong)} differences")
+    progress.begin("Two agents talk through the hub, one of them is killed")
+    hub = HubScene(settings)
+    trouble = hub.play(tick)
+    progress.done("as planned" if not trouble else f"{len(trouble)} differences")
+    outcome = replace(outcome, differences=[*wrong, *trouble])
+    return Performance(plan, deliveries, own, outcome, verdicts, scene.picked, hub.told)
 
 
 def _register(settings: Settings, publisher: Publisher, jobs: int) -> list[Actor]:

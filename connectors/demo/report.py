@@ -63,6 +63,8 @@ def _receipts(console: Console, performance: Performance) -> None:
     console.print(f"Receipts told the senders: {verdicts}{durable}", soft_wrap=True)
     for session in performance.sessions:
         console.print(f"Session {session} picked its job at the gateway and ended with it", soft_wrap=True)
+    for line in performance.tasks:
+        console.print(line, soft_wrap=True)
 
 
 def _table(title: str, *columns: str) -> Table:

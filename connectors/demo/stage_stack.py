@@ -21,6 +21,8 @@ Tick = Callable[[], None]
 _SPENT: Final = ("kafka", "mosquitto", "checkpoints", "spark-scratch", "warehouse", "run", "publisher")
 _PREFIX: Final = "trunkline-demo-"
 _RECEIPT_S: Final = 30.0
+# Nobody wants to wait half a minute until a killed agent is missed.
+_TASK_CHECK_S: Final = 2.0
 
 
 def temporary_data_dir() -> Path:
@@ -36,7 +38,13 @@ def own_settings(settings: Settings, data_dir: Path) -> Settings:
         kafka=settings.kafka.model_copy(update={"bootstrap_servers": address}),
         mqtt=MqttSettings(host=LOOPBACK, port=free_port(), receipt_timeout_s=_RECEIPT_S),
         gateway=settings.gateway.model_copy(
-            update={"host": LOOPBACK, "port": free_port(), "url": None, "operator_token_file": None}
+            update={
+                "host": LOOPBACK,
+                "port": free_port(),
+                "url": None,
+                "operator_token_file": None,
+                "task_check_s": _TASK_CHECK_S,
+            }
         ),
         views=settings.views,
         limits=settings.limits,
