@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from connectors.terminal_text import escaped
+from schemas.principals import RESERVED_PRINCIPALS
 from schemas.strict_json import MalformedJsonError, decode
 from schemas.wire_body import Name, Printable, first_fault
 
@@ -31,9 +32,10 @@ HUB: Final = "hub"
 _SETTLED_NS: Final = 1_000_000_000
 
 
-def _not_the_hub(name: str) -> str:
-    if name == HUB:
-        raise ValueError(f"{HUB} is the hub's own name")
+def _free(name: str) -> str:
+    # Whoever had the token of its task would read that mailbox, and stand under that name in the log.
+    if name == HUB or name in RESERVED_PRINCIPALS:
+        raise ValueError(f"{name} is a name that the programs use themselves")
     return name
 
 
@@ -48,7 +50,7 @@ class AgentDefinition(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    name: Annotated[Name, AfterValidator(_not_the_hub)]
+    name: Annotated[Name, AfterValidator(_free)]
     image: Annotated[Printable, Field(min_length=1, max_length=255)]
     description: Annotated[Printable, Field(max_length=4000)] = ""
     capabilities: Annotated[list[Name], Field(max_length=CAPABILITIES), AfterValidator(_unique)] = []

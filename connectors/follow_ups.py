@@ -33,7 +33,15 @@ from schemas.record import (
 from schemas.session_registry import SessionJobAssigned, SessionJobEnded, session_record
 from schemas.strict_json import MalformedJsonError, canonical, decode
 from schemas.task_registry import RESULT_LIMIT_BYTES, TaskCompletion, task_record
-from schemas.view_rows import MESSAGE_BODIES, REGISTRY_JOBS, JobRow, MessageBodyRow, ViewRow
+from schemas.view_rows import (
+    MAILBOX_VIEW,
+    MESSAGE_BODIES,
+    REGISTRY_JOBS,
+    JobRow,
+    MessageBodyRow,
+    MessageRow,
+    ViewRow,
+)
 
 DOOR: Final = "reactor"
 SENDER: Final = "trunkline"
@@ -79,20 +87,36 @@ def _of_message(record: Record, mailbox: str, row: Rows) -> list[OutgoingRecord]
         return []
     try:
         message = Message.model_validate(decode(record.value)[0])
-        payload = decode(message.body.encode("utf-8"))[0]
     except (ValidationError, MalformedJsonError):
         return []
-    if type(payload) is not dict or payload.get("event") != TASK_COMPLETED or message.from_task is None:
+    text = completes_a_task(message.body)
+    if text is None or message.from_task is None:
         return []
-    # Only what was accepted counts: another message under an id that is taken has another body.
+    # Only what was accepted counts, not another message under an id that is taken.
     body = row(MESSAGE_BODIES, f"{mailbox}/{message.message_id}")
-    if not message.from_verified or not isinstance(body, MessageBodyRow) or body.body != message.body:
+    posted = row(MAILBOX_VIEW, f"{mailbox}/{message.message_id}")
+    if not message.from_verified or not isinstance(body, MessageBodyRow) or not isinstance(posted, MessageRow):
         return []
-    result = payload.get("result")
-    text = result if isinstance(result, str) else "" if result is None else canonical(result).decode("utf-8")
+    accepted = (posted.sender, posted.from_task, posted.kind, body.body)
+    if accepted != (message.sender, message.from_task, message.kind, message.body):
+        return []
     ce_id = follow_up_id(message.message_id, TASK_COMPLETED)
     completion = TaskCompletion(task_id=message.from_task, request_id=ce_id, result=_shortened(text))
     return [task_record(completion, door=DOOR, principal=REACTOR, ce_id=ce_id)]
+
+
+def completes_a_task(body: str) -> str | None:
+    """The result of the sender's task that a body tells; None when it does not say that the task is done."""
+    try:
+        payload = decode(body.encode("utf-8"))[0]
+    except MalformedJsonError:
+        return None
+    if type(payload) is not dict or payload.get("event") != TASK_COMPLETED:
+        return None
+    result = payload.get("result")
+    if isinstance(result, str):
+        return result
+    return "" if result is None else canonical(result).decode("utf-8")
 
 
 def _shortened(text: str) -> str:

@@ -14,6 +14,7 @@ from connectors.gateway.hub_models import AgentAnswer, AgentsAnswer, ContainersA
 from connectors.gateway.hub_policy import agent_row
 from connectors.gateway.models import ERRORS, NAME_PATTERN
 from connectors.gateway.policy import Action
+from connectors.launcher.protocol import AGENT_TOKEN_VARIABLE
 from schemas.ids import NAME_LIMIT
 from schemas.view_rows import REGISTRY_AGENTS, REGISTRY_CONTAINERS, AgentRow, ContainerRow
 
@@ -72,6 +73,7 @@ def _container_as_json(row: ContainerRow) -> dict[str, Any]:
         "port": row.port,
         "role": ROLE,
         "state": row.state,
+        "secrets": [AGENT_TOKEN_VARIABLE],
         "backend": row.backend,
         "task_id": row.task_id,
         "error": row.error,

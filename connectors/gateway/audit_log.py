@@ -4,18 +4,19 @@ the ledger.
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from collections.abc import Sequence
 from typing import Any, Final
 
 import orjson
 
 from connectors.gateway.answers import iso_moment
+from connectors.publisher import Position
 from connectors.settled_feed import SettledRecord
 from schemas.record import MESSAGE_POSTED, REQUEST_REFUSED
 from schemas.verdicts import ACCEPTED, REJECTED
 
-_ROUTE_END: Final = " /api/hub/messages"
+_ROUTE: Final = "POST /api/hub/messages"
 
 
 class AuditLog:
@@ -25,7 +26,9 @@ class AuditLog:
     """
 
     def __init__(self, most: int) -> None:
-        self._entries: deque[dict[str, Any]] = deque(maxlen=most)
+        self._most = most
+        # By time: at a start the log comes partition by partition.
+        self._entries: list[tuple[int, Position, dict[str, Any]]] = []
 
     def settled(self, records: Sequence[SettledRecord]) -> None:
         """Keep what belongs to the audit log."""
@@ -33,12 +36,17 @@ class AuditLog:
             if record.type in (MESSAGE_POSTED, REQUEST_REFUSED):
                 entry = entry_of(record)
                 if entry is not None:
-                    self._entries.append(entry)
+                    insort(self._entries, (record.logged_at_us, record.position, entry), key=_when)
+                    del self._entries[: -self._most]
 
     def newest(self, limit: int | None) -> list[dict[str, Any]]:
         """At most `limit` entries (None: all that are kept), oldest first."""
-        entries = list(self._entries)
+        entries = [entry for _, _, entry in list(self._entries)]
         return entries if limit is None else entries[-limit:]
+
+
+def _when(held: tuple[int, Position, dict[str, Any]]) -> tuple[int, Position]:
+    return held[0], held[1]
 
 
 def entry_of(record: SettledRecord) -> dict[str, Any] | None:
@@ -55,7 +63,7 @@ def entry_of(record: SettledRecord) -> dict[str, Any] | None:
         )
     if record.type == REQUEST_REFUSED:
         body = _body(record)
-        if str(body.get("route", "")).endswith(_ROUTE_END):
+        if body.get("route") == _ROUTE:
             return _entry(record, verdict="rejected", sender=str(body.get("principal", "")))
     return None
 

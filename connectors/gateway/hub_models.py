@@ -193,13 +193,14 @@ class TokensAnswer(_Answer):
 
 
 class SessionContextAnswer(_Answer):
-    """What a launcher has made for a task (HH-05, HH-11)."""
+    """What a launcher has made for a task (HH-05, HH-11). `secrets`: names of variables, no values."""
 
     session_name: str | None
     container_name: str
     port: int | None
     role: str
     state: str
+    secrets: list[str]
     backend: str
     task_id: str
     error: str | None

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from pydantic import BaseModel, ConfigDict
+
 from connectors.gateway.policy import Caller
 from connectors.live_view import LiveView
 from schemas.agent_registry import DEFINED
@@ -22,9 +24,10 @@ HUB: Final = "hub"
 Asked = TypeVar("Asked")
 
 
-@dataclass(frozen=True)
-class PolicyResult:
+class PolicyResult(BaseModel):
     """The answer to one question. `reason` says why not, and quotes nothing that the caller sent."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     allowed: bool
     reason: str = ""
@@ -92,8 +95,8 @@ def evaluate_message(live_view: LiveView, sender: Caller, recipient: str, kind: 
 def evaluate_capability(caller: Caller, capability: str) -> PolicyResult:
     """Whether the caller's token holds the capability."""
     if capability in caller.capabilities:
-        return PolicyResult(True)
-    return PolicyResult(False, "the token does not hold this capability")
+        return PolicyResult(allowed=True)
+    return PolicyResult(allowed=False, reason="the token does not hold this capability")
 
 
 def is_known_recipient(live_view: LiveView, recipient: str) -> bool:
@@ -117,5 +120,5 @@ def _evaluate(rules: Sequence[Callable[[Asked], str | None]], asked: Asked) -> P
     for rule in rules:
         why_not = rule(asked)
         if why_not is not None:
-            return PolicyResult(False, why_not)
-    return PolicyResult(True)
+            return PolicyResult(allowed=False, reason=why_not)
+    return PolicyResult(allowed=True)

@@ -12,6 +12,7 @@ from schemas.view_rows import MAILBOX_VIEW, MessageRow, ViewRow
 
 # A mailbox knows its newest 256 requests again; so many are known here, of all mailboxes together.
 _REQUESTS: Final = 20_000
+_MESSAGES: Final = 100_000
 Mailbox = tuple[str, str]
 """Realm and recipient."""
 
@@ -26,19 +27,31 @@ class MailboxIndex:
         self._lock = threading.Lock()
         self._waiting: dict[Mailbox, set[str]] = {}
         self._handed: dict[tuple[str, str, str], set[str]] = {}
+        self._mailbox_of: dict[str, Mailbox] = {}
+        # Until the rows are loaded: what has changed meanwhile, and may come as it was before.
+        self._changed: set[str] | None = set()
 
     def load(self, rows: Iterable[ViewRow]) -> None:
         """Take in what the live view held when it was opened; what came by `changed` meanwhile is there."""
+        changed = self._changed or set()
         for row in rows:
-            if isinstance(row, MessageRow):
+            if isinstance(row, MessageRow) and f"{row.realm}/{row.recipient}/{row.message_id}" not in changed:
                 self._take_in(row)
+        self._changed = None
 
     def changed(self, change: AppliedChange) -> None:
         """Take in a change of the live view."""
         if change.view != MAILBOX_VIEW:
             return
         if isinstance(change.row, MessageRow):
+            if self._changed is not None:
+                self._changed.add(change.key)
             self._take_in(change.row)
+
+    def mailbox_of(self, message_id: str) -> Mailbox | None:
+        """Where a message of this id was posted lately; None when that is not known any more."""
+        with self._lock:
+            return self._mailbox_of.get(message_id)
 
     def depth(self, mailbox: Mailbox) -> int:
         """How many messages wait in a mailbox or are leased from it."""
@@ -58,6 +71,9 @@ class MailboxIndex:
     def _take_in(self, row: MessageRow) -> None:
         mailbox = (row.realm, row.recipient)
         with self._lock:
+            self._mailbox_of[row.message_id] = mailbox
+            if len(self._mailbox_of) > _MESSAGES:
+                del self._mailbox_of[next(iter(self._mailbox_of))]
             if row.status in MESSAGE_PENDING:
                 self._waiting.setdefault(mailbox, set()).add(row.message_id)
             else:

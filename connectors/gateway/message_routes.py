@@ -31,7 +31,7 @@ from schemas.mailbox_requests import claim_record
 from schemas.message import DEFAULT_REALM, PRIORITIES, Message, posting_record
 from schemas.record import JSON_CONTENT
 from schemas.strict_json import canonical
-from schemas.verdicts import POLICY, UNKNOWN_RECIPIENT
+from schemas.verdicts import POLICY, SEQ_CONFLICT, UNKNOWN_RECIPIENT
 from schemas.view_rows import MAILBOX_VIEW, MESSAGE_BODIES, MessageBodyRow, MessageRow
 
 MESSAGES: Final = "/api/hub/messages"
@@ -59,6 +59,10 @@ def add_message_routes(app: FastAPI, hub: Hub) -> None:
         caller: Caller = request.state.caller
         _check_policy(hub, caller, body)
         message = _message(caller, body, str(request_uuid(caller.principal, key)))
+        known = hub.mailboxes.mailbox_of(message.message_id)
+        if known is not None and known != (message.realm, message.recipient):
+            # Each mailbox knows its own ids alone.
+            raise ApiError(409, SEQ_CONFLICT, "this idempotency key was used for another recipient")
         record = posting_record(message, door=DOOR, principal=caller.principal)
         settled = refuse_rejected(await hub.appender.settle(record))
         answer = {"delivered": True, "message_id": message.message_id}

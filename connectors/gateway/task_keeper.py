@@ -18,6 +18,7 @@ from typing import Final
 
 import structlog
 
+from connectors.follow_ups import completes_a_task
 from connectors.gateway.log_appender import LogAppender
 from connectors.gateway.task_tokens import task_token
 from connectors.launcher.protocol import (
@@ -40,11 +41,15 @@ from schemas.settled import AppliedChange
 from schemas.task_registry import ERROR_LIMIT, TaskFailure, task_record
 from schemas.verdicts import ACCEPTED
 from schemas.view_rows import (
+    MAILBOX_VIEW,
+    MESSAGE_BODIES,
     REGISTRY_AGENTS,
     REGISTRY_CONTAINERS,
     REGISTRY_TASKS,
     AgentRow,
     ContainerRow,
+    MessageBodyRow,
+    MessageRow,
     TaskRow,
 )
 
@@ -56,7 +61,6 @@ _AT_ONCE: Final = 4
 # How long a launch may take before its launcher counts as gone.
 _LAUNCH_S: Final = 60.0
 _CLOSE_S: Final = 10.0
-_LAST_WORDS_S: Final = 3.0
 _NAMESPACE: Final = uuid.UUID("0f0e6c0a-27d1-5b55-9f0d-6d6f2b0f9a11")
 
 
@@ -180,11 +184,19 @@ class TaskKeeper:
             if age_s > _LAUNCH_S:
                 self._fail(task, "who launched the task's agent has gone")
         elif container.host == self._host and not self._launcher.alive(container.handle):
-            # Perhaps it has just sent that it is done, and the reactor has not said so yet.
-            self._closing.wait(_LAST_WORDS_S)
-            now = self._live_view.row(REGISTRY_TASKS, task.task_id)
-            if isinstance(now, TaskRow) and now.status == states.RUNNING and not self._closing.is_set():
+            # Perhaps it has just sent that it is done: then the reactor says so, sooner or later.
+            self._live_view.catch_up(self._settings.gateway.settle_timeout_s)
+            if not self._has_said_that_it_is_done(task):
                 self._fail(task, "the agent's process has ended before the task")
+
+    def _has_said_that_it_is_done(self, task: TaskRow) -> bool:
+        for row in self._live_view.rows(MAILBOX_VIEW):
+            if isinstance(row, MessageRow) and row.from_task == task.task_id:
+                key = f"{row.realm}/{row.recipient}/{row.message_id}"
+                body = self._live_view.row(MESSAGE_BODIES, key)
+                if isinstance(body, MessageBodyRow) and completes_a_task(body.body) is not None:
+                    return True
+        return False
 
     def _launch(self, task: TaskRow) -> None:
         """Take the container, if nobody else has, and start the agent in it."""
@@ -208,7 +220,8 @@ class TaskKeeper:
             environment=environment,
             hardened=agent.hardened,
         )
-        self._change(task, states.STARTING)
+        if self._change(task, states.STARTING).verdict != ACCEPTED:
+            return
         try:
             started = self._launcher.start(spec)
         except LaunchFailed as error:
@@ -219,7 +232,10 @@ class TaskKeeper:
             self._fail(task, why)
             return
         log.info("launched", task_id=task.task_id, agent=task.agent_name, handle=started.handle)
-        self._change(task, states.RUNNING, started)
+        if self._change(task, states.RUNNING, started).verdict != ACCEPTED:
+            # The task was ended meanwhile, and its container with it, by somebody who did not know of this.
+            self._launcher.stop(started.handle, self._settings.gateway.stop_grace_s)
+            return
         self._change(task, states.MONITORING)
         # It may have ended meanwhile.
         with self._lock:
@@ -228,8 +244,10 @@ class TaskKeeper:
     def _recycle(self, task: TaskRow, container: ContainerRow, error: str | None) -> None:
         if container.state != states.RECYCLING:
             self._change(task, states.RECYCLING, error=error)
-        if container.handle is not None:
-            self._launcher.stop(container.handle, self._settings.gateway.stop_grace_s)
+        # A gateway that was killed at a launch has not told the handle.
+        handle = container.handle or self._launcher.find(container.container)
+        if handle is not None:
+            self._launcher.stop(handle, self._settings.gateway.stop_grace_s)
         self._change(task, states.RECYCLED)
 
     def _fail(self, task: TaskRow, why: str) -> None:

@@ -102,6 +102,11 @@ class LocalProcessLauncher:
             self._runs.remove(run)
         return False
 
+    def find(self, container: str) -> str | None:
+        """The handle of what was started for a container here and has not been stopped."""
+        run = self._runs.of(container)
+        return None if run is None else run.handle
+
     def stop(self, handle: str, grace_s: float) -> None:
         """End the agent and all that it started: SIGTERM, at most `grace_s` seconds, SIGKILL.
 

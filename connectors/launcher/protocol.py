@@ -78,6 +78,9 @@ class Launcher(Protocol):
     def alive(self, handle: str) -> bool:
         """Whether what was started still runs. False for any handle that is not of this launcher's making."""
 
+    def find(self, container: str) -> str | None:
+        """The handle of what was started for a container and has not been stopped, None when there is none."""
+
     def stop(self, handle: str, grace_s: float) -> None:
         """Ask it to end, wait at most `grace_s` seconds, then end it; returns when it is gone. What is gone
         already, or is not of this launcher's making, is left alone. Raises TrunklineError when it does not end.

@@ -1,0 +1,241 @@
+"""The peer of `bench hub`: the same FastAPI front over NATS JetStream, which syncs each message to disk.
+
+A send is a publish that waits for the acknowledgement of the stream; a drain is a fetch of a durable pull
+consumer and an acknowledgement of each message, which nobody waits for. It knows tokens and nothing else: no
+policy, no verdicts, no repeated drain, no audit. Run as a program it is the front; `Peer` runs both processes.
+
+Its arguments are its port, the port of NATS and a JSON file of tokens and names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, Self
+
+import nats
+import orjson
+import uvicorn
+from fastapi import Depends, FastAPI, Header, HTTPException, Query
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.js.api import AckPolicy, ConsumerConfig, StorageType, StreamConfig
+from pydantic import BaseModel, ConfigDict, Field
+
+from connectors.local_stack import child_process, free_port
+from schemas.settings import PROJECT_ROOT
+from tests.broker_processes import LOOPBACK, accepts
+
+STREAM = "MAILBOX"
+FETCH_S = 10.0
+START_S, STOP_S = 30.0, 10.0
+_CONFIG = """\
+listen: "127.0.0.1:{port}"
+jetstream {{ store_dir: "{folder}", sync_interval: always }}
+"""
+
+
+class Envelope(BaseModel):
+    """A message to somebody, with the limits of ours."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    recipient: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
+    type: Annotated[str, Field(min_length=1, max_length=64)]
+    payload: Any = None
+
+
+class Mailboxes:
+    """The mailboxes of all agents in one stream, a durable pull consumer each."""
+
+    def __init__(self, connection: Client) -> None:
+        self._connection = connection
+        self._stream = connection.jetstream()
+        self._answers: dict[str, Subscription] = {}
+        self._turns: dict[str, asyncio.Lock] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._turns
+
+    async def open(self, names: list[str]) -> None:
+        """Make the stream and the consumers."""
+        await self._stream.add_stream(
+            StreamConfig(name=STREAM, subjects=["mailbox.*"], storage=StorageType.FILE)
+        )
+        for name in names:
+            mailbox = ConsumerConfig(
+                durable_name=name, filter_subject=f"mailbox.{name}", ack_policy=AckPolicy.EXPLICIT
+            )
+            await self._stream.add_consumer(STREAM, mailbox)
+            self._answers[name] = await self._connection.subscribe(self._connection.new_inbox())
+            self._turns[name] = asyncio.Lock()
+
+    async def put(self, recipient: str, message: dict[str, Any]) -> None:
+        """Publish, and wait until the stream has it on disk."""
+        await self._stream.publish(f"mailbox.{recipient}", orjson.dumps(message))
+
+    async def take(self, name: str, limit: int) -> list[dict[str, Any]]:
+        """Fetch what is there without waiting for more, and acknowledge it.
+
+        The fetch of nats-py always waits when nothing is there, and leaves requests behind that delay the next
+        fetch by its whole time limit. So this asks the consumer itself.
+        """
+        answers = self._answers[name]
+        found: list[Msg] = []
+        async with self._turns[name]:
+            request = orjson.dumps({"batch": limit, "no_wait": True})
+            await self._connection.publish(
+                f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{name}", request, reply=answers.subject
+            )
+            while len(found) < limit:
+                message = await answers.next_msg(FETCH_S)
+                if message.headers and "Status" in message.headers:  # that was all
+                    break
+                found.append(message)
+            for message in found:
+                await message.ack()
+        return [orjson.loads(message.data) for message in found]
+
+
+def build(mailboxes: Mailboxes, tokens: Mapping[str, str]) -> FastAPI:
+    """The front."""
+    app = FastAPI(docs_url=None, redoc_url=None)
+
+    async def caller(authorization: Annotated[str, Header()] = "") -> str:
+        name = tokens.get(authorization.removeprefix("Bearer "))
+        if name is None:
+            raise HTTPException(401)
+        return name
+
+    @app.post("/api/hub/messages")
+    async def send_message(body: Envelope, sender: str = Depends(caller)) -> dict[str, Any]:
+        if body.recipient not in mailboxes:
+            raise HTTPException(404)
+        message_id = str(uuid.uuid4())
+        await mailboxes.put(
+            body.recipient,
+            {
+                "id": message_id,
+                "timestamp": time.time(),
+                "sender": sender,
+                "recipient": body.recipient,
+                "type": body.type,
+                "payload": body.payload,
+            },
+        )
+        return {"delivered": True, "message_id": message_id}
+
+    @app.get("/api/hub/messages")
+    async def drain_messages(
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100, name: str = Depends(caller)
+    ) -> dict[str, Any]:
+        return {"messages": await mailboxes.take(name, limit)}
+
+    return app
+
+
+async def serve(port: int, nats_port: int, tokens: Mapping[str, str]) -> None:
+    """Serve until a signal comes, with the settings that ours gives to uvicorn."""
+    connection = await nats.connect(f"nats://{LOOPBACK}:{nats_port}", allow_reconnect=False)
+    try:
+        mailboxes = Mailboxes(connection)
+        await mailboxes.open(sorted(tokens.values()))
+        config = uvicorn.Config(
+            build(mailboxes, tokens),
+            host=LOOPBACK,
+            port=port,
+            loop="asyncio",
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=5,
+        )
+        await uvicorn.Server(config).serve()
+    finally:
+        await connection.close()
+
+
+def nats_server() -> str:
+    """The server's program: it lies beside the Python of the checkout, which need not be in PATH."""
+    found = shutil.which("nats-server", path=str(Path(sys.executable).parent)) or shutil.which("nats-server")
+    if found is None:
+        raise SystemExit("hub: no nats-server; it comes with the group dev (requirements.lock)")
+    return found
+
+
+def terminate(pid: int) -> None:
+    """Ask a process to end."""
+    os.kill(pid, signal.SIGTERM)
+
+
+class Peer:
+    """NATS and the front as children of this process. A context manager; nothing is left after its end."""
+
+    def __init__(self, folder: Path, tokens: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._tokens = tokens
+        self._port, self._nats_port = free_port(), free_port()
+        self.url = f"http://{LOOPBACK}:{self._port}"
+        self._running: list[tuple[subprocess.Popen[bytes], str]] = []
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir(parents=True)
+        config = self._folder / "nats.conf"
+        config.write_text(_CONFIG.format(port=self._nats_port, folder=self._folder / "jetstream"))
+        names = self._folder / "tokens.json"
+        names.touch(mode=0o600)
+        names.write_text(json.dumps({token: name for name, token in self._tokens.items()}))
+        front = [sys.executable, "-P", "-m", "tests.benchmarks.hub_peer", str(self._port), str(self._nats_port)]
+        try:
+            self._start("nats", [nats_server(), "-c", config], self._nats_port)
+            self._start("front", [*front, names], self._port)
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def _start(self, name: str, command: Sequence[str | Path], port: int) -> None:
+        mark, log = f"{self._folder}#{name}", self._folder / f"{name}.log"
+        environment = {**os.environ, "PYTHONPATH": str(PROJECT_ROOT)}
+        process = child_process.start_child(
+            command, cwd=PROJECT_ROOT, environment=environment, mark=mark, log=log
+        )
+        self._running.append((process, mark))
+        deadline = time.monotonic() + START_S
+        while not accepts(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the peer's {name} did not start:\n{log.read_text()[-2000:]}")
+            time.sleep(0.05)
+
+    def _stop(self) -> None:
+        while self._running:
+            process, mark = self._running.pop()
+            child_process.stop_child(process, mark, STOP_S, terminate)
+
+
+def main(port: str, nats_port: str, tokens: str) -> None:
+    """Run the front until SIGTERM."""
+    asyncio.run(serve(int(port), int(nats_port), json.loads(Path(tokens).read_text())))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
