@@ -103,7 +103,7 @@ def test_the_demo_ends_with_the_ledger_as_planned(tmp_path: Path) -> None:
         assert 0 < figures["seconds"] < DEMO_S
         events = LedgerReader(Settings(data_dir=data_dir)).rows(LedgerFilter(type="job.event"), ["verdict"])
         assert events.rows.num_rows == figures["sent"]
-        assert all(f"[{step}/5]" in err for step in range(1, 6))
+        assert all(f"[{step}/6]" in err for step in range(1, 7))
         assert child_process.marked_processes(child_process.mark_of(data_dir, "")) == []
 
 

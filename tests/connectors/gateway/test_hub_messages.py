@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -70,6 +71,24 @@ def test_what_is_sent_at_one_gateway_is_handed_out_at_the_other_at_once_and_once
             "payload": {"text": "hello"},
         }
         assert drained(here) == drained(there) == []
+
+
+@pytest.mark.requirement("HH-06")
+def test_a_drain_sees_all_that_was_answered_before_also_where_it_is_not_settled_yet(hub):
+    name, here, there = reader(hub)
+    behind = hub.gateways[1].program.process
+    for _ in range(6):
+        behind.send_signal(signal.SIGSTOP)
+        try:
+            message_id = sent(hub.operator, name)
+            with ThreadPoolExecutor(1) as pool:
+                # It lies in the gateway's socket when the gateway wakes up, beside the log's news.
+                asked = pool.submit(drained, there)
+                behind.send_signal(signal.SIGCONT)
+                assert ids(asked.result(20)) == [message_id]
+        finally:
+            behind.send_signal(signal.SIGCONT)
+    assert drained(here) == []
 
 
 @pytest.mark.requirement("HH-06")
@@ -268,6 +287,32 @@ def test_any_json_comes_out_of_a_mailbox_as_it_went_in(hub):
     without = hub.operator.post(MESSAGES, json={"recipient": name, "type": "note"})
     assert without.status_code == 200
     assert one_of(drained(here))["payload"] is None
+
+
+HOSTILE = {
+    "NaN": b"NaN",
+    "minus infinity": b"-Infinity",
+    "too large for a float": b"1e999",
+    "too large for 64 bits": b"9223372036854775808",
+    "too small for 64 bits": b"-9223372036854775809",
+    "a lone surrogate": b'"\\udc00"',
+    "a lone surrogate as a key": b'{"\\ud800": 1}',
+    "not UTF-8": b'"\xc3\x28"',
+    "a raw control character": b'"\x00"',
+    "a key twice": b'{"b": 1, "b": 1}',
+    "65 deep with what is around it": b"[" * 63 + b"]" * 63,
+    "100,000 deep": b"[" * 100_000 + b"]" * 100_000,
+}
+
+
+@pytest.mark.requirement("HH-12")
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_what_is_no_json_of_ours_is_malformed_also_where_any_json_may_stand(hub, hostile):
+    name, here, _ = reader(hub)
+    body = f'{{"recipient": "{name}", "type": "x", "payload": {{"a": '.encode() + HOSTILE[hostile] + b"}}"
+    answer = hub.operator.post(MESSAGES, content=body, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["reason"]) == (400, "malformed")
+    assert drained(here) == []
 
 
 def _row(status, **changed):
