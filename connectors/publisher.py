@@ -68,14 +68,15 @@ class Append(Future[Position]):
 class Publisher:
     """Appends records to the one topic. Thread-safe; use it as a context manager.
 
-    `linger_ms`: how long a record waits for others to travel with; 0 sends each at once. Raises
-    BackboneUnreachable when Kafka cannot be reached within 10 s.
+    `linger_ms`: how long a record waits for others to travel with; 0 sends each at once. `cut_beyond`: longer
+    records are cut, by default at `limits.payload_bytes`. Raises BackboneUnreachable when Kafka cannot be
+    reached within 10 s.
     """
 
-    def __init__(self, settings: Settings, *, linger_ms: int = 0) -> None:
+    def __init__(self, settings: Settings, *, linger_ms: int = 0, cut_beyond: int | None = None) -> None:
         kafka = settings.kafka
         self._kafka = kafka
-        self._payload_bytes = settings.limits.payload_bytes
+        self._cut_beyond = settings.limits.payload_bytes if cut_beyond is None else cut_beyond
         self._room = threading.Condition()
         self._outstanding_bytes = 0
         self._failure: Exception | None = None
@@ -110,12 +111,12 @@ class Publisher:
         self._watch.start()
 
     def append(self, record: OutgoingRecord) -> Append:
-        """Hand `record` over; what is longer than the payload limit is cut (`oversized`).
+        """Hand `record` over; one that is too long is cut (`oversized`).
 
         Blocks while 64 MiB wait to be sent. Never raises for Kafka's sake: the result carries the error,
         so that a caller has one place for it.
         """
-        record = oversized(record, self._payload_bytes)
+        record = oversized(record, self._cut_beyond)
         size = len(record.value) + _RECORD_OVERHEAD_BYTES
         append = Append()
         append.set_running_or_notify_cancel()

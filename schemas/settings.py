@@ -103,6 +103,7 @@ class GatewaySettings(_Section):
     reactor_group: str = "trunkline-reactor"
     session_check_s: float = Field(default=2.0, gt=0)
     audit_messages: int = Field(default=100, ge=1, le=100_000)
+    mailbox_per_token: bool = False
     token_ttl_s: float = Field(default=3600.0, ge=1, le=7 * 24 * 3600)
     launch_timeout_s: float = Field(default=10.0, gt=0)
     task_check_s: float = Field(default=30.0, gt=0)

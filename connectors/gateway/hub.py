@@ -20,6 +20,7 @@ from connectors.gateway.refusals import DOOR, RefusalRecorder
 from connectors.gateway.task_keeper import TaskKeeper
 from connectors.launcher.launcher_file import read_launchers
 from connectors.launcher.local_processes import LocalProcessLauncher
+from connectors.lease_keeper import LeaseKeeper
 from connectors.live_view import LiveView
 from schemas.sealing import Keyring
 from schemas.settings import PROJECT_ROOT, Settings
@@ -81,7 +82,8 @@ class Hub:
         launcher = LocalProcessLauncher(settings, rules)
         self.agents = AgentRegistrar(settings, live_view, self.appender)
         self.tasks = TaskKeeper(settings, keyring, live_view, self.appender, launcher)
-        self.companions = (*companions, self.agents, self.tasks)
+        leases = LeaseKeeper(live_view, self.appender.append_unattended)
+        self.companions = (*companions, self.agents, self.tasks, leases)
         self.stopping = asyncio.Event()
 
     def open(self) -> None:

@@ -157,11 +157,14 @@ class TaskAnswer(_Answer):
 
 
 class SubmittedAnswer(_Answer):
-    """A task that runs. Its token is told here, and again for a retry with the same idempotency key."""
+    """A task that runs. Its token is told here, and again for a retry with the same idempotency key. `mailbox`:
+    the recipient of messages to it.
+    """
 
     task: TaskAnswer
     token: str
     url: str
+    mailbox: str
 
 
 class TasksAnswer(_Answer):

@@ -6,17 +6,26 @@ function in the tuple of its question: it returns why not, or None.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from connectors.gateway.mailboxes import token_mailbox
 from connectors.gateway.policy import Caller
 from connectors.live_view import LiveView
 from schemas.agent_registry import DEFINED
 from schemas.principals import ACTIVE, OPERATOR
-from schemas.view_rows import REGISTRY_AGENTS, REGISTRY_PRINCIPALS, AgentRow, PrincipalRow
+from schemas.view_rows import (
+    REGISTRY_AGENTS,
+    REGISTRY_PRINCIPALS,
+    REGISTRY_TOKENS,
+    AgentRow,
+    PrincipalRow,
+    TokenRow,
+)
 
 # The hub itself, as a recipient of messages.
 HUB: Final = "hub"
@@ -84,11 +93,13 @@ def evaluate_task_assignment(live_view: LiveView, agent_name: str, description: 
     return _evaluate(TASK_RULES, TaskAssignment(agent_name, description, agent))
 
 
-def evaluate_message(live_view: LiveView, sender: Caller, recipient: str, kind: str) -> PolicyResult:
+def evaluate_message(
+    live_view: LiveView, sender: Caller, recipient: str, kind: str, *, per_token: bool = False
+) -> PolicyResult:
     """Whether the message may go to the recipient. The sender's token was looked at by the gate (admission.py),
     which lets nobody in whose token is unknown, revoked or expired.
     """
-    known = is_known_recipient(live_view, recipient)
+    known = is_known_recipient(live_view, recipient, per_token=per_token)
     return _evaluate(MESSAGE_RULES, MessageSending(sender, recipient, kind, known))
 
 
@@ -99,15 +110,26 @@ def evaluate_capability(caller: Caller, capability: str) -> PolicyResult:
     return PolicyResult(allowed=False, reason="the token does not hold this capability")
 
 
-def is_known_recipient(live_view: LiveView, recipient: str) -> bool:
-    """Whether there is a mailbox of this name: the hub's, the operator's, an agent's or a principal's."""
+def is_known_recipient(live_view: LiveView, recipient: str, *, per_token: bool = False) -> bool:
+    """Whether there is a mailbox of this name: the hub's, the operator's, an agent's or a principal's; where
+    tokens have mailboxes of their own, also that of a token that is valid now.
+    """
     if recipient in (HUB, OPERATOR):
         return True
     agent = agent_row(live_view, recipient)
     if agent is not None:
         return agent.status == DEFINED
     principal = live_view.row(REGISTRY_PRINCIPALS, recipient)
-    return isinstance(principal, PrincipalRow) and principal.status == ACTIVE
+    if isinstance(principal, PrincipalRow):
+        return principal.status == ACTIVE
+    return per_token and _is_of_valid_token(live_view, recipient)
+
+
+def _is_of_valid_token(live_view: LiveView, recipient: str) -> bool:
+    token = live_view.row(REGISTRY_TOKENS, recipient.rpartition(".")[2])
+    if not isinstance(token, TokenRow) or recipient != token_mailbox(token.agent_name, token.token_id):
+        return False
+    return token.status == ACTIVE and token.expiry > time.time() * 1000
 
 
 def agent_row(live_view: LiveView, agent_name: str) -> AgentRow | None:

@@ -53,7 +53,7 @@ class LogAppender:
     def open(self) -> None:
         """Make the first publisher. Raises BackboneUnreachable, and what `check_topic` raises."""
         check_topic(self._settings)
-        self._publisher = Publisher(self._settings)
+        self._publisher = self._new_publisher()
         self._away = None
         self._watch.start()
 
@@ -162,7 +162,11 @@ class LogAppender:
             self._say("the publisher has failed")
             self._publisher = None
             publisher.close(_PROBE_S)
-        self._publisher = Publisher(self._settings)
+        self._publisher = self._new_publisher()
+
+    def _new_publisher(self) -> Publisher:
+        # The gate has bounded the request; the record around it may be longer, and nothing of it is cut.
+        return Publisher(self._settings, cut_beyond=self._settings.kafka.record_limit_bytes)
 
     def _say(self, why: str | None) -> None:
         if (why is None) != (self._away is None):

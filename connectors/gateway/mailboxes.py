@@ -6,7 +6,9 @@ import threading
 from collections.abc import Iterable
 from typing import Final
 
-from schemas.message import MESSAGE_PENDING
+from connectors.gateway.policy import Caller
+from schemas.ids import NAME_LIMIT
+from schemas.message import DEFAULT_REALM, MESSAGE_PENDING
 from schemas.settled import AppliedChange
 from schemas.view_rows import MAILBOX_VIEW, MessageRow, ViewRow
 
@@ -15,6 +17,19 @@ _REQUESTS: Final = 20_000
 _MESSAGES: Final = 100_000
 Mailbox = tuple[str, str]
 """Realm and recipient."""
+
+
+def token_mailbox(agent_name: str, token_id: str) -> str:
+    """The recipient that one running task of an agent is, where each token has a mailbox of its own."""
+    return f"{agent_name[: NAME_LIMIT - len(token_id) - 1]}.{token_id}"
+
+
+def own_mailboxes(caller: Caller, per_token: bool) -> tuple[Mailbox, ...]:
+    """What a caller drains, in this order: its token's own mailbox, if it has one, then that of its name."""
+    of_name = (DEFAULT_REALM, caller.principal)
+    if not per_token or caller.token_id is None:
+        return (of_name,)
+    return ((DEFAULT_REALM, token_mailbox(caller.principal, caller.token_id)), of_name)
 
 
 class MailboxIndex:

@@ -6,6 +6,7 @@ gateways, and the same request id again gets the same messages.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import orjson
@@ -24,15 +25,23 @@ from connectors.gateway.hub_models import (
 )
 from connectors.gateway.hub_policy import evaluate_message, is_known_recipient
 from connectors.gateway.idempotency import IdempotencyKey, request_uuid
+from connectors.gateway.mailboxes import Mailbox, own_mailboxes, token_mailbox
 from connectors.gateway.models import ERRORS
 from connectors.gateway.policy import Action, Caller
 from connectors.gateway.refusals import DOOR
 from schemas.mailbox_requests import claim_record
-from schemas.message import DEFAULT_REALM, PRIORITIES, Message, posting_record
+from schemas.message import PRIORITIES, Message, posting_record
 from schemas.record import JSON_CONTENT
 from schemas.strict_json import canonical
 from schemas.verdicts import POLICY, SEQ_CONFLICT, UNKNOWN_RECIPIENT
-from schemas.view_rows import MAILBOX_VIEW, MESSAGE_BODIES, MessageBodyRow, MessageRow
+from schemas.view_rows import (
+    MAILBOX_VIEW,
+    MESSAGE_BODIES,
+    REGISTRY_TASKS,
+    MessageBodyRow,
+    MessageRow,
+    TaskRow,
+)
 
 MESSAGES: Final = "/api/hub/messages"
 AUDIT: Final = "/api/hub/audit"
@@ -85,11 +94,12 @@ def add_message_routes(app: FastAPI, hub: Hub) -> None:
 
 
 def _check_policy(hub: Hub, caller: Caller, envelope: MessageEnvelope) -> None:
-    decision = evaluate_message(hub.live_view, caller, envelope.recipient, envelope.type)
+    per_token = hub.settings.gateway.mailbox_per_token
+    decision = evaluate_message(hub.live_view, caller, envelope.recipient, envelope.type, per_token=per_token)
     if decision.allowed:
         return
     route = f"POST {MESSAGES}"
-    if not is_known_recipient(hub.live_view, envelope.recipient):
+    if not is_known_recipient(hub.live_view, envelope.recipient, per_token=per_token):
         hub.refusals.record(UNKNOWN_RECIPIENT, decision.reason, caller.principal, route)
         raise ApiError(404, UNKNOWN_RECIPIENT, decision.reason)
     hub.refusals.record(POLICY, decision.reason, caller.principal, route)
@@ -112,21 +122,46 @@ def _message(caller: Caller, envelope: MessageEnvelope, message_id: str) -> Mess
 
 
 async def _drained(hub: Hub, caller: Caller, limit: int, key: str | None) -> dict[str, Any]:
-    mailbox = (DEFAULT_REALM, caller.principal)
-    request_id = str(request_uuid(caller.principal, None if key is None else f"drain/{key}"))
-    if not hub.mailboxes.depth(mailbox) and not hub.mailboxes.handed(mailbox, request_id):
+    mailboxes = own_mailboxes(caller, hub.settings.gateway.mailbox_per_token)
+    # Tokens of one agent may share a mailbox, and each has drains of its own.
+    own = caller.principal if len(mailboxes) == 1 else f"{caller.principal}/{caller.token_id}"
+    request_id = str(request_uuid(own, None if key is None else f"drain/{key}"))
+    mailbox = _mailbox_to_drain(hub, mailboxes, request_id)
+    if mailbox is None:
         # Perhaps another gateway has just answered for a message that is not settled here yet.
         await hub.fresh.catch_up()
-    if hub.mailboxes.depth(mailbox) or hub.mailboxes.handed(mailbox, request_id):
-        record = claim_record(*mailbox, request_id, limit, door=DOOR, principal=caller.principal)
-        refuse_rejected(await hub.appender.settle(record))
+        mailbox = _mailbox_to_drain(hub, mailboxes, request_id)
+    if mailbox is None:
+        return {"messages": [], "left": 0}
+    record = claim_record(*mailbox, request_id, limit, door=DOOR, principal=caller.principal)
+    refuse_rejected(await hub.appender.settle(record))
     handed = [
         hub.live_view.row(MAILBOX_VIEW, f"{'/'.join(mailbox)}/{message_id}")
         for message_id in hub.mailboxes.handed(mailbox, request_id)
     ]
     rows = [row for row in handed if isinstance(row, MessageRow) and row.request_id == request_id]
     rows.sort(key=lambda row: (_PRIORITY[row.priority], row.posted_at, row.message_id))
-    return {"messages": [_shown(hub, row) for row in rows], "left": hub.mailboxes.depth(mailbox)}
+    left = sum(hub.mailboxes.depth(one) for one in mailboxes)
+    return {"messages": [_shown(hub, row) for row in rows], "left": left}
+
+
+def _mailbox_to_drain(hub: Hub, mailboxes: Sequence[Mailbox], request_id: str) -> Mailbox | None:
+    """That which the request was handed something from, else the first in which something waits. One drain is
+    one record, so it takes from one mailbox.
+    """
+    handed = (one for one in mailboxes if hub.mailboxes.handed(one, request_id))
+    waiting = (one for one in mailboxes if hub.mailboxes.depth(one))
+    return next(handed, None) or next(waiting, None)
+
+
+def _address_of_sender(hub: Hub, row: MessageRow) -> str:
+    """Where an answer reaches the sender."""
+    if not hub.settings.gateway.mailbox_per_token or row.from_task is None:
+        return row.sender
+    task = hub.live_view.row(REGISTRY_TASKS, row.from_task)
+    if not isinstance(task, TaskRow) or task.token_id is None:
+        return row.sender
+    return token_mailbox(row.sender, task.token_id)
 
 
 def _shown(hub: Hub, row: MessageRow) -> dict[str, Any]:
@@ -134,7 +169,7 @@ def _shown(hub: Hub, row: MessageRow) -> dict[str, Any]:
     return {
         "id": row.message_id,
         "timestamp": iso_moment(row.posted_at),
-        "sender": row.sender,
+        "sender": _address_of_sender(hub, row),
         "recipient": row.recipient,
         "type": row.kind,
         "payload": _payload(body) if isinstance(body, MessageBodyRow) else None,

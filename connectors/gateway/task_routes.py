@@ -27,6 +27,7 @@ from connectors.gateway.hub_models import (
 )
 from connectors.gateway.hub_policy import agent_row, evaluate_task_assignment
 from connectors.gateway.idempotency import IdempotencyKey, request_uuid
+from connectors.gateway.mailboxes import token_mailbox
 from connectors.gateway.models import ERRORS, NAME_PATTERN
 from connectors.gateway.policy import Action, Caller, owner_of_task
 from connectors.gateway.refusals import DOOR
@@ -106,8 +107,13 @@ def _add_submission(app: FastAPI, hub: Hub) -> None:
         row = await _started(hub, task_id)
         if row.status == states.FAILED and _never_ran(hub, task_id):
             raise ApiError(502, LAUNCH_FAILED, row.error or "the agent was not started")
-        answer = {"task": task_as_json(row), "token": task_token(hub.keyring, task_id)}
-        return json_answer({**answer, "url": hub.settings.gateway_url}, 201, settled.verdict)
+        answer = {
+            "task": task_as_json(row),
+            "token": task_token(hub.keyring, task_id),
+            "url": hub.settings.gateway_url,
+            "mailbox": _mailbox_of(hub, row),
+        }
+        return json_answer(answer, 201, settled.verdict)
 
 
 def _check_policy(hub: Hub, caller: Caller, body: TaskRequest) -> None:
@@ -119,6 +125,12 @@ def _check_policy(hub: Hub, caller: Caller, body: TaskRequest) -> None:
     if agent is None or agent.status != DEFINED:
         raise not_found(decision.reason)
     raise ApiError(403, POLICY, decision.reason)
+
+
+def _mailbox_of(hub: Hub, row: TaskRow) -> str:
+    if hub.settings.gateway.mailbox_per_token and row.token_id is not None:
+        return token_mailbox(row.agent_name, row.token_id)
+    return row.agent_name
 
 
 def _capabilities(hub: Hub, known: TaskRow | None, wanted: list[str]) -> list[str]:

@@ -1,7 +1,8 @@
 """The load of `bench hub`: agents that send and drain messages over HTTP, all in one asyncio program.
 
 Each agent has a client of its own that keeps its connections. What the clients cost is in all figures, ours
-and the peer's, for they share the machine with what they measure.
+and the peer's, for they share the machine with what they measure; aiohttp, because it costs a quarter of what
+httpx costs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
+import aiohttp
 
 MESSAGES = "/api/hub/messages"
 DRAIN_LIMIT = 100
@@ -36,16 +37,15 @@ class Agents:
         self.names = list(tokens)
         self._url = url
         self._tokens = tokens
-        self._clients: dict[str, httpx.AsyncClient] = {}
+        self._clients: dict[str, aiohttp.ClientSession] = {}
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         for name, token in self._tokens.items():
-            client = httpx.AsyncClient(
-                base_url=self._url,
+            client = aiohttp.ClientSession(
+                self._url,
                 headers={"Authorization": f"Bearer {token}"},
-                timeout=WITHIN_S,
-                trust_env=False,
+                timeout=aiohttp.ClientTimeout(WITHIN_S),
             )
             self._clients[name] = await self._open.enter_async_context(client)
         return self
@@ -63,13 +63,13 @@ class Agents:
     async def send(self, sender: str, recipient: str) -> str:
         """Send a message; its id."""
         body = {"recipient": recipient, "type": "note", "payload": _PAYLOAD}
-        answer = await self._clients[sender].post(MESSAGES, json=body)
-        return str(_checked(answer)["message_id"])
+        async with self._clients[sender].post(MESSAGES, json=body) as answer:
+            return str((await _checked(answer))["message_id"])
 
     async def drain(self, name: str) -> list[str]:
         """The ids of the messages that one drain gives."""
-        answer = await self._clients[name].get(MESSAGES, params={"limit": DRAIN_LIMIT})
-        return [message["id"] for message in _checked(answer)["messages"]]
+        async with self._clients[name].get(MESSAGES, params={"limit": DRAIN_LIMIT}) as answer:
+            return [message["id"] for message in (await _checked(answer))["messages"]]
 
     async def drain_all(self) -> int:
         """Empty all mailboxes; how many messages there were."""
@@ -83,10 +83,11 @@ class Agents:
         return sum(await asyncio.gather(*map(emptied, self.names)))
 
 
-def _checked(answer: httpx.Response) -> Any:
-    if answer.status_code != 200:
-        raise RuntimeError(f"{answer.request.method} {answer.url}: {answer.status_code} {answer.text[:500]}")
-    return answer.json()
+async def _checked(answer: aiohttp.ClientResponse) -> Any:
+    if answer.status != 200:
+        said = (await answer.text())[:500]
+        raise RuntimeError(f"{answer.method} {answer.url}: {answer.status} {said}")
+    return await answer.json()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,69 @@
+"""A lease that has run out is taken back by the gateways themselves, once for all of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from connectors.publisher import Publisher
+from schemas.mailbox_requests import ack_record, lease_record
+from schemas.record import MESSAGE_RECLAIMED
+from tests.broker_processes import wait_until
+from tests.connectors.gateway.hub_stack import (
+    MESSAGES,
+    one_of,
+    running_hub,  # noqa: F401  the fixture `hub`
+)
+
+WHO = {"door": "xml", "principal": "pump"}
+
+
+def sent(hub, name):
+    """Put a message into somebody's mailbox; its id."""
+    answer = hub.operator.post(MESSAGES, json={"recipient": name, "type": "note", "payload": 1})
+    assert answer.status_code == 200, answer.text
+    return answer.json()["message_id"]
+
+
+def row(hub, client, name):
+    """The only message of a mailbox, as a gateway shows it."""
+    return one_of(client.get(f"/api/hub/mailboxes/default/{name}").json()["messages"])
+
+
+def append(hub, record):
+    """Append a record of the door that leases."""
+    with Publisher(hub.settings) as publisher:
+        publisher.append(record).result(10)
+
+
+@pytest.mark.requirement("HH-10")
+def test_a_lease_that_runs_out_is_taken_back_and_the_message_is_there_again_at_once(hub):
+    name, token = hub.principal("worker")
+    message_id = sent(hub, name)
+    append(hub, lease_record("default", name, "lease-1", lease_ms=400, **WHO))
+    for client in (hub.operator, hub.other):
+        wait_until(lambda client=client: row(hub, client, name)["attempts"] == 1, what="leased")
+    for client in (hub.operator, hub.other):
+        # The gateways do it: nobody asks for the mailbox meanwhile.
+        wait_until(lambda client=client: row(hub, client, name)["status"] == "unread", 5, "taken back")
+    taken = [one for one in hub.log() if one.type == MESSAGE_RECLAIMED and message_id in json.dumps(one.body)]
+    assert {one.source for one in taken} == {"reactor/reactor"} and len(taken) <= 2
+    drained = hub.client(token).get(MESSAGES).json()["messages"]
+    assert [message["id"] for message in drained] == [message_id]
+
+
+@pytest.mark.requirement("HH-10")
+def test_what_was_acknowledged_in_time_is_not_taken_back(hub):
+    name, _ = hub.principal("worker")
+    acknowledged = sent(hub, name)
+    append(hub, lease_record("default", name, "lease-1", lease_ms=400, **WHO))
+    append(hub, ack_record("default", name, acknowledged, "lease-1", **WHO))
+    later, _ = hub.principal("worker")
+    sent(hub, later)
+    append(hub, lease_record("default", later, "lease-1", lease_ms=800, **WHO))
+    # The later one has been taken back, so the earlier one's turn is over.
+    wait_until(lambda: row(hub, hub.operator, later)["status"] == "unread", 5, "taken back")
+    assert row(hub, hub.operator, name)["status"] == "claimed"
+    of_first = [one for one in hub.log() if one.type == MESSAGE_RECLAIMED and one.stream.endswith(f"/{name}")]
+    assert of_first == []
