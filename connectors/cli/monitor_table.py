@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from connectors.cli.monitor_loop import change_text, drift_text
+from connectors.cli.monitor_text import change_text, drift_text
 from connectors.cli.text_table import age_of
 from connectors.registry_drift import Drift
 from connectors.registry_follower import RegistryFollower, RowChange
