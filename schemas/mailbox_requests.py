@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 from pydantic import Field
@@ -39,10 +40,13 @@ class _MailboxBody(WireBody):
 
 
 class MailboxClaim(_MailboxBody):
-    """Body of `message.claimed`: hand out up to `limit` messages, acknowledged at once."""
+    """Body of `message.claimed`: hand out up to `limit` messages, acknowledged at once. With `message_ids` only
+    these, those of them that are pending: for a door that has handed them out by its own order.
+    """
 
     request_id: Name
     limit: _Limit = CLAIM_LIMIT
+    message_ids: Annotated[list[Name], Field(min_length=1, max_length=LIMIT_MOST)] | None = None
 
 
 class MailboxLease(_MailboxBody):
@@ -111,6 +115,14 @@ def claim_record(
 ) -> OutgoingRecord:
     """The record that drains a mailbox. As all below, raises pydantic.ValidationError for a bad argument."""
     said = {"request_id": request_id, "limit": limit}
+    return _record(MESSAGE_CLAIMED, realm, recipient, said, door, principal)
+
+
+def claim_of_record(
+    realm: str, recipient: str, request_id: str, message_ids: Sequence[str], *, door: str, principal: str
+) -> OutgoingRecord:
+    """The record that says that these messages, at most 1,000, were handed out by the door itself."""
+    said = {"request_id": request_id, "limit": LIMIT_MOST, "message_ids": list(message_ids)}
     return _record(MESSAGE_CLAIMED, realm, recipient, said, door, principal)
 
 

@@ -16,6 +16,7 @@ from schemas.event_topic import partition_for
 from schemas.job_registry import cancellation_record, pick_record, registration_record
 from schemas.mailbox_requests import (
     ack_record,
+    claim_of_record,
     claim_record,
     clearing_record,
     expiry_record,
@@ -229,6 +230,9 @@ class RandomLog:
         if roll < 0.05:
             return _raw(clearing_record(*mailbox.at, request, **by))
         if roll < 0.25:
+            named = self._draw.sample(mailbox.messages, min(2, len(mailbox.messages)))
+            if named and limit == 1:
+                return _raw(claim_of_record(*mailbox.at, request, named, **by))
             return _raw(claim_record(*mailbox.at, request, limit, **by))
         handed = [(message_id, request, by) for message_id in mailbox.messages]
         mailbox.leased = [*mailbox.leased, *handed][-12:]

@@ -73,6 +73,11 @@ class MailboxIndex:
         with self._lock:
             return len(self._waiting.get(mailbox, ()))
 
+    def waiting(self, mailbox: Mailbox) -> list[str]:
+        """The ids of the messages that wait in a mailbox or are leased from it, in no order."""
+        with self._lock:
+            return list(self._waiting.get(mailbox, ()))
+
     def depths(self) -> dict[Mailbox, int]:
         """The depth of each mailbox in which something waits."""
         with self._lock:

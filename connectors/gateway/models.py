@@ -128,11 +128,15 @@ class SessionFilter(BaseModel):
 
 
 class MailboxFilter(BaseModel):
-    """How many of a mailbox's newest messages to show."""
+    """Which of a mailbox's messages to show: the newest, or the oldest of those that are pending. `after`: the
+    id of the pending message that was the last of the page before.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     limit: Annotated[int, Field(ge=1, le=LIST_LIMIT)] = 100
+    pending: bool = False
+    after: NamedThing | None = None
 
 
 class EventFilter(BaseModel):
@@ -271,7 +275,9 @@ class PrincipalsAnswer(_Answer):
 
 
 class MessagesAnswer(_Answer):
-    """The newest messages of a mailbox, oldest of them first, and how many there are. Nothing is taken."""
+    """The newest messages of a mailbox, or the oldest that are pending; the oldest of them first, and how many
+    there are. Nothing is taken.
+    """
 
     messages: list[MessageAnswer]  # type: ignore[valid-type]
     total: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
+from collections.abc import Iterable
 from typing import Annotated, Any, Final
 
 from fastapi import FastAPI, Path, Query, Request, Response
@@ -88,7 +89,10 @@ def add_mailbox_routes(app: FastAPI, hub: Hub) -> None:
     @app.get("/api/hub/mailboxes/{realm}/{name}", response_model=MessagesAnswer, responses=ERRORS)
     @asks_for(Action.MAILBOX_READ, _owner_of_mailbox)
     async def peek(realm: NamePath, name: NamePath, wanted: Annotated[MailboxFilter, Query()]) -> Response:
-        """Show the newest messages of a mailbox and take none."""
+        """Show the newest messages of a mailbox, or the oldest that are pending, and take none."""
+        if wanted.pending:
+            waiting = hub.mailboxes.waiting((realm, name))
+            return json_answer(_pending(hub.live_view, f"{realm}/{name}", waiting, wanted))
         return json_answer(await asyncio.to_thread(_messages, hub.live_view, realm, name, wanted.limit))
 
 
@@ -118,8 +122,24 @@ def _messages(live_view: LiveView, realm: str, name: str, limit: int) -> dict[st
         for row in live_view.rows(MAILBOX_VIEW)
         if isinstance(row, MessageRow) and row.recipient == name and row.realm == realm
     ]
-    newest = heapq.nlargest(limit, rows, key=lambda row: (row.posted_at, row.message_id))
+    newest = heapq.nlargest(limit, rows, key=_age_of)
     return {"messages": [_with_body(live_view, row) for row in reversed(newest)], "total": len(rows)}
+
+
+def _pending(
+    live_view: LiveView, mailbox: str, message_ids: Iterable[str], wanted: MailboxFilter
+) -> dict[str, Any]:
+    found = (live_view.row(MAILBOX_VIEW, f"{mailbox}/{message_id}") for message_id in message_ids)
+    rows = [row for row in found if isinstance(row, MessageRow)]
+    # The last of the page before may have been taken meanwhile; its row is there still.
+    last = None if wanted.after is None else live_view.row(MAILBOX_VIEW, f"{mailbox}/{wanted.after}")
+    left = [row for row in rows if not isinstance(last, MessageRow) or _age_of(row) > _age_of(last)]
+    page = heapq.nsmallest(wanted.limit, left, key=_age_of)
+    return {"messages": [_with_body(live_view, row) for row in page], "total": len(rows)}
+
+
+def _age_of(row: MessageRow) -> tuple[int, str]:
+    return row.posted_at, row.message_id
 
 
 def _with_body(live_view: LiveView, row: MessageRow) -> dict[str, Any]:

@@ -130,7 +130,8 @@ class MailboxModel:
         if doors - {sender.split("/")[0]}:
             return Said("rejected", "illegal_transition")
         wanted = body.get("limit", 100 if kind == "claimed" else 1)
-        for message in self.pending():
+        named = body.get("message_ids")
+        for message in [m for m in self.pending() if named is None or m["message_id"] in named]:
             if wanted == 0:
                 break
             if self._is_held(message, now):

@@ -14,6 +14,7 @@ from schemas.entries import Entries
 from schemas.mailbox_fold import ATTEMPTS_MOST
 from schemas.mailbox_requests import (
     ack_record,
+    claim_of_record,
     claim_record,
     clearing_record,
     expiry_record,
@@ -94,6 +95,21 @@ def test_a_claim_hands_out_high_before_normal_before_low_and_each_oldest_first()
     rest = at(S_US, claim_record(*AT, "c2", **HUB), entries)
     assert list(statuses(rest)) == ["m1", "m7", "m8", "m4"]
     assert (said(first), first.status_after) == (("accepted", None), None)
+
+
+def test_a_claim_of_named_messages_hands_out_these_alone_and_touches_no_other() -> None:
+    entries = mailbox_of("m1", "m2", expires_at=LATER)
+    for message_id in ("m3", "m4", "m5"):
+        post_at(0, entries, message_id)
+    found = at(60 * S_US, claim_of_record(*AT, "c1", ["m5", "m2", "m3", "m9"], **HUB), entries)
+    # m2's time is over by the log's clock; m1's, too, but nobody asked for it.
+    assert statuses(found) == {"m2": "expired", "m3": "claimed", "m5": "claimed"}
+    assert said(at(S_US, claim_of_record(*AT, "c1", ["m5", "m2", "m3", "m9"], **HUB), entries)) == (
+        "duplicate",
+        None,
+    )
+    assert refused(at(S_US, claim_of_record(*AT, "c1", ["m4"], **HUB), entries)) == ("seq_conflict", None)
+    assert statuses(at(S_US, claim_record(*AT, "c2", **HUB), entries)) == {"m1": "claimed", "m4": "claimed"}
 
 
 def test_a_claimed_message_says_who_got_it_when_and_by_which_request() -> None:

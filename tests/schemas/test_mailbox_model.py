@@ -18,6 +18,7 @@ from schemas.entries import Entries
 from schemas.fold import settle
 from schemas.mailbox_requests import (
     ack_record,
+    claim_of_record,
     claim_record,
     clearing_record,
     expiry_record,
@@ -45,7 +46,7 @@ LONG_US = (3_600_000_000, WEEK_US - 1, WEEK_US, WEEK_US + 1)
 STEPS_US = st.sampled_from(SHORT_US[:3] * 8 + SHORT_US * 2 + LONG_US)
 LEASES_MS = st.sampled_from((1, 1000, 30_000, 30_000, 86_400_000))
 KINDS = ("posted",) * 6 + ("leased",) * 6 + ("nacked", "reclaimed") * 4 + ("acked",) * 3
-KINDS += ("claimed", "read", "expired") * 2 + ("cleared",) + ("again",) * 4
+KINDS += ("claimed", "read", "expired") * 2 + ("cleared", "named") + ("again",) * 4
 
 
 class Wish(NamedTuple):
@@ -125,6 +126,7 @@ def made_of(wish: Wish, model: MailboxModel, past: list[OutgoingRecord], now: in
         return posting(wish.message_id, contents(now)[wish.content], wish.sender)
     makers: dict[str, Callable[[], OutgoingRecord]] = {
         "claimed": lambda: claim_record(*at, wish.request, wish.limit, **by),
+        "named": lambda: claim_of_record(*at, wish.request, IDS[wish.about % 5 :], **by),
         "leased": lambda: lease_record(*at, wish.request, wish.limit, wish.lease_ms, **by),
         "cleared": lambda: clearing_record(*at, wish.request, **by),
     }

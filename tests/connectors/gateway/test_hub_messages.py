@@ -330,3 +330,22 @@ def test_what_was_handed_out_while_the_rows_were_loaded_does_not_wait_any_more()
     # The row as it was when the rows were listed, a moment before.
     index.load([_row("unread")])
     assert (index.depth(bo), index.depths(), index.handed(bo, "r1")) == (0, {}, ["m1"])
+
+
+@pytest.mark.requirement("HH-06")
+def test_what_is_pending_is_shown_page_by_page_oldest_first_and_nothing_is_taken(hub):
+    name, here, there = reader(hub)
+    path = f"/api/hub/mailboxes/default/{name}"
+    sent_ids = [sent(hub.operator, name, number) for number in range(7)]
+    assert ids(drained(there, limit=2)) == sent_ids[:2]
+    wait_until(lambda: here.get(path, params={"pending": True}).json()["total"] == 5, what="two are taken")
+    pages, after = [], {}
+    while page := here.get(path, params={"pending": True, "limit": 2, **after}).json()["messages"]:
+        assert [message["body"] for message in page] == [str(sent_ids.index(m["message_id"])) for m in page]
+        pages.append([message["message_id"] for message in page])
+        after = {"after": pages[-1][-1]}
+    assert pages == [sent_ids[2:4], sent_ids[4:6], sent_ids[6:]]
+    # Also after a message that has been taken since.
+    gone = {"pending": True, "after": sent_ids[1]}
+    assert [one["message_id"] for one in here.get(path, params=gone).json()["messages"]] == sent_ids[2:]
+    assert ids(drained(here)) == sent_ids[2:]
