@@ -25,8 +25,6 @@ from schemas.wire_body import Name, Printable, first_fault
 
 DEFINITION_BYTES: Final = 64 * 1024
 CAPABILITIES: Final = 64
-# Messages to this name are for the hub itself (HH-06).
-HUB: Final = "hub"
 # How old the last change of a file must be before its times prove that it was not changed since: a file
 # system's clock ticks in milliseconds, and two writes within a tick look like one.
 _SETTLED_NS: Final = 1_000_000_000
@@ -34,7 +32,7 @@ _SETTLED_NS: Final = 1_000_000_000
 
 def _free(name: str) -> str:
     # Whoever had the token of its task would read that mailbox, and stand under that name in the log.
-    if name == HUB or name in RESERVED_PRINCIPALS:
+    if name in RESERVED_PRINCIPALS:
         raise ValueError(f"{name} is a name that the programs use themselves")
     return name
 

@@ -15,8 +15,9 @@ from pydantic import ValidationError
 from schemas.ids import JOB, MAILBOX, is_name, parse_stream_key
 from schemas.job_registry import pick_id
 from schemas.life_cycles import JOB_TERMINAL
-from schemas.message import Message, posting_record
-from schemas.principals import REACTOR
+from schemas.mailbox_requests import read_record
+from schemas.message import DEFAULT_REALM, MESSAGE_PENDING, Message, posting_record
+from schemas.principals import HUB, REACTOR, SENDER
 from schemas.record import (
     JOB_CANCELLED,
     JOB_EVENT,
@@ -44,7 +45,6 @@ from schemas.view_rows import (
 )
 
 DOOR: Final = "reactor"
-SENDER: Final = "trunkline"
 _NAMESPACE: Final = uuid.UUID("5f0c86f1-6c6f-4bb0-9f5e-0d6f3a1c7d52")
 _CAUSES: Final = frozenset({JOB_PICKED, JOB_EVENT, JOB_CANCELLED})
 
@@ -62,7 +62,7 @@ def follow_ups(record: Record, row: Rows) -> list[OutgoingRecord]:
     except BadEnvelopeError:
         return []
     if envelope.type == MESSAGE_POSTED:
-        return _of_message(record, stream[1], row)
+        return [*_completion(record, stream[1], row), *_reading(envelope.ce_id, stream[1], row)]
     if envelope.type not in _CAUSES:
         return []
     job = row(REGISTRY_JOBS, stream[1])
@@ -80,7 +80,17 @@ def follow_ups(record: Record, row: Rows) -> list[OutgoingRecord]:
     return told if job.session is None else [_ended(job, job.session, envelope.ce_id), *told]
 
 
-def _of_message(record: Record, mailbox: str, row: Rows) -> list[OutgoingRecord]:
+def _reading(message_id: str, mailbox: str, row: Rows) -> list[OutgoingRecord]:
+    """The hub reads what is sent to it; nobody else ever drains its mailbox."""
+    if mailbox != f"{DEFAULT_REALM}/{HUB}":
+        return []
+    posted = row(MAILBOX_VIEW, f"{mailbox}/{message_id}")
+    if not isinstance(posted, MessageRow) or posted.status not in MESSAGE_PENDING:
+        return []
+    return [read_record(DEFAULT_REALM, HUB, message_id, door=DOOR, principal=REACTOR)]
+
+
+def _completion(record: Record, mailbox: str, row: Rows) -> list[OutgoingRecord]:
     """A message whose payload says that the sender's task is done completes it (HH-07)."""
     # Few messages say so, and all pass here.
     if record.value is None or TASK_COMPLETED.encode() not in record.value:

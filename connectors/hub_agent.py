@@ -33,10 +33,10 @@ from connectors.launcher.protocol import (
 )
 from connectors.terminal_text import escaped
 from schemas.errors import BackboneUnreachable, Refused, TrunklineError, UsageError
+from schemas.principals import HUB
 
 MESSAGES: Final = "/api/hub/messages"
 ASK, ANSWER, GREET, FINISH, EVENT = "ask", "answer", "greet", "finish", "event"
-HUB: Final = "hub"
 TASK_COMPLETED: Final = "task.completed"
 # How long the hub may be away, and how long an agent that nobody tells to finish goes on.
 GIVE_UP_S: Final = 60.0

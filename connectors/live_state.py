@@ -18,12 +18,13 @@ from schemas.ids import parse_stream_key
 from schemas.record import Record
 from schemas.sealing import Keyring
 from schemas.settled import AppliedChange, Settled
-from schemas.view_rows import MAILBOX_VIEW, MESSAGE_BODIES, MessageRow, ViewRow
+from schemas.view_rows import MAILBOX_VIEW, MESSAGE_BODIES, MessageBodyRow, MessageRow, ViewRow
 from schemas.views import VIEWS
 
 _NEVER: Final = -1
 # Messages that are claimed, read, expired or dropped stay in the tables for ever; here only the newest of them.
 FINAL_MESSAGES: Final = 50_000
+FINAL_BODIES_CHARACTERS: Final = 64 * 1024 * 1024
 
 
 class LiveState:
@@ -41,20 +42,23 @@ class LiveState:
         self.applied_beyond: dict[str, int] = {}
         self.rows_by_view: dict[str, dict[str, ViewRow]] = {name: {} for name in VIEWS}
         self.offsets_by_view: dict[str, dict[str, int]] = {name: {} for name in VIEWS}
-        self._final: deque[str] = deque()
+        self._final: deque[tuple[str, int]] = deque()  # key, and length of the body
+        self._final_characters = 0
 
     def clear(self) -> None:
         """Forget everything: before loading anew."""
         self.entries_by_stream.clear()
         self.applied_beyond.clear()
         self._final.clear()
+        self._final_characters = 0
         for name in VIEWS:
             self.rows_by_view[name].clear()
             self.offsets_by_view[name].clear()
 
     def note_final(self, keys: Iterable[str]) -> None:
         """Count loaded messages that are final, the oldest first, among those of which the newest are kept."""
-        self._final.extend(keys)
+        for key in keys:
+            self._add_final(key)
 
     def apply(self, record: Record, on_change: Callable[[AppliedChange], None]) -> SettledRecord | None:
         """Settle `record`. None: its stream has it already, from the tables, and nothing is done."""
@@ -87,17 +91,25 @@ class LiveState:
         return True
 
     def _keep_newest(self, final: str) -> None:
-        """Forget the message that has been final for longest when there are too many."""
-        self._final.append(final)
-        if len(self._final) <= FINAL_MESSAGES:
-            return
-        oldest = self._final.popleft()
-        row = self.rows_by_view[MAILBOX_VIEW].get(oldest)
-        # Its id may have been used again since.
-        if isinstance(row, MessageRow) and row.ended_at is not None and oldest != final:
-            for view in (MAILBOX_VIEW, MESSAGE_BODIES):
-                self.rows_by_view[view].pop(oldest, None)
-                self.offsets_by_view[view].pop(oldest, None)
+        """Forget the messages that have been final for longest when there are too many."""
+        self._add_final(final)
+        while len(self._final) > 1 and (
+            len(self._final) > FINAL_MESSAGES or self._final_characters > FINAL_BODIES_CHARACTERS
+        ):
+            oldest, length = self._final.popleft()
+            self._final_characters -= length
+            row = self.rows_by_view[MAILBOX_VIEW].get(oldest)
+            # Its id may have been used again since.
+            if isinstance(row, MessageRow) and row.ended_at is not None and oldest != final:
+                for view in (MAILBOX_VIEW, MESSAGE_BODIES):
+                    self.rows_by_view[view].pop(oldest, None)
+                    self.offsets_by_view[view].pop(oldest, None)
+
+    def _add_final(self, key: str) -> None:
+        body = self.rows_by_view[MESSAGE_BODIES].get(key)
+        length = len(body.body) if isinstance(body, MessageBodyRow) else 0
+        self._final.append((key, length))
+        self._final_characters += length
 
     def entries(self, stream: str) -> Entries:
         """A copy of a stream's entries; none for a stream that nobody knows."""

@@ -6,9 +6,9 @@ Acknowledges when: Kafka has acknowledged the follow-ups of what was polled; onl
 Loses when: Kafka refuses a follow-up for its own sake; that is logged, and the reactor goes on.
 
 Without committed offsets (a new group, or Kafka has forgotten an old one) it begins with the log's first
-record and derives everything again. Mailboxes know all their messages for ever, but a session only its
-newest 256 requests: so for causes older than a minute the ledger is asked, and what it has of this door since
-then is not appended again. What is polled at once is less than a session knows.
+record and derives everything again. But a mailbox knows its messages for a week and a session its newest 256
+requests: so for causes older than a minute the ledger is asked, and what it has of this door since then is not
+appended again; while it cannot be read, the reactor waits. What is polled at once is less than a session knows.
 """
 
 from __future__ import annotations
@@ -195,5 +195,4 @@ class Reactor:
         try:
             return ids_by_door(self._settings, DOOR, oldest_s - _CLOCKS_APART_S)
         except TrunklineError as error:
-            log.warning("past_follow_ups_unknown", why=str(error))
-            return set()
+            raise BackboneUnreachable(f"what was appended before is not known: {error}") from error

@@ -12,7 +12,7 @@ A finished message has no entry of its own. Nothing iterates over `id/`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -147,6 +147,13 @@ class MailboxEntries:
             raw = self._entries.get(key)
             if raw is not None:
                 yield _decode_message(raw)
+
+    def of_these(self, message_ids: Sequence[str]) -> list[PendingMessage]:
+        """Those of these messages that are pending, in the order of handing out."""
+        found = [
+            message for message_id in set(message_ids) if (message := self.pending(message_id)) is not None
+        ]
+        return sorted(found, key=_key_of)
 
     def add(self, message: PendingMessage, digest: bytes) -> None:
         """Put a new message, and know its id from now on. Ids that need not be known any more are dropped."""

@@ -122,15 +122,15 @@ def _hand_out(
     now_us = mailbox.now_us
     until = None
     left = body.get("limit", CLAIM_LIMIT)
-    named = None if body.get("message_ids") is None else set(body["message_ids"])
     if envelope.type == MESSAGE_LEASED:
         until = now_us + body.get("lease_ms", LEASE_MS) * 1000
         left = body.get("limit", LEASE_LIMIT)
     changes = []
-    for message in mailbox.in_order():
+    named = body.get("message_ids")
+    for message in mailbox.in_order() if named is None else mailbox.of_these(named):
         if left == 0:
             break
-        if message.is_held(now_us) or (named is not None and message.message_id not in named):
+        if message.is_held(now_us):
             continue
         if message.is_over(now_us):
             changes.append(_end(message, EXPIRED, mailbox, leases))

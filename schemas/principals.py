@@ -23,9 +23,12 @@ VIEWER: Final = "viewer"
 # Whoever has the token of a task; no principal is added with this role.
 AGENT: Final = "agent"
 ROLES: Final = (OPERATOR, DELEGATOR, WORKER, VIEWER)
-# The reactor signs its follow-ups with this name; nobody else may have it.
+# The reactor signs its follow-ups with this name, and sends messages by the other; the hub has a mailbox.
 REACTOR: Final = "reactor"
-RESERVED_PRINCIPALS: Final = frozenset({OPERATOR, REACTOR, "anonymous", "unverified"})
+SENDER: Final = "trunkline"
+HUB: Final = "hub"
+# Nobody else may have these names.
+RESERVED_PRINCIPALS: Final = frozenset({OPERATOR, REACTOR, SENDER, HUB, "anonymous", "unverified"})
 
 ACTIVE: Final = "active"
 REVOKED: Final = "revoked"

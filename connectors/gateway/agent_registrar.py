@@ -68,7 +68,6 @@ class AgentRegistrar:
                     log.warning("agent_definitions_wait", why=str(error))
                 except Exception:
                     log.exception("agent_definitions_failed")
-                    wanted = None
             self._closing.wait(_POLL_S)
 
     def _note_faults(self, faults: dict[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 from typing import Annotated, Any, Final
 
@@ -15,6 +16,7 @@ from connectors.gateway.hub_policy import agent_row
 from connectors.gateway.models import ERRORS, NAME_PATTERN
 from connectors.gateway.policy import Action
 from connectors.launcher.protocol import AGENT_TOKEN_VARIABLE
+from connectors.live_view import LiveView
 from schemas.ids import NAME_LIMIT
 from schemas.view_rows import REGISTRY_AGENTS, REGISTRY_CONTAINERS, AgentRow, ContainerRow
 
@@ -49,9 +51,13 @@ def add_agent_routes(app: FastAPI, hub: Hub) -> None:
     @asks_for(Action.TASK_READ)
     async def list_containers(wanted: Annotated[TaskLimit, Query()]) -> Response:
         """List what was launched for tasks, newest first."""
-        rows = [row for row in hub.live_view.rows(REGISTRY_CONTAINERS) if isinstance(row, ContainerRow)]
-        newest = heapq.nlargest(wanted.limit, rows, key=lambda row: (row.created_at, row.container))
-        return json_answer({"containers": [_container_as_json(row) for row in newest], "total": len(rows)})
+        return json_answer(await asyncio.to_thread(_containers, hub.live_view, wanted.limit))
+
+
+def _containers(live_view: LiveView, limit: int) -> dict[str, Any]:
+    rows = [row for row in live_view.rows(REGISTRY_CONTAINERS) if isinstance(row, ContainerRow)]
+    newest = heapq.nlargest(limit, rows, key=lambda row: (row.created_at, row.container))
+    return {"containers": [_container_as_json(row) for row in newest], "total": len(rows)}
 
 
 def _agent_as_json(row: AgentRow) -> dict[str, Any]:

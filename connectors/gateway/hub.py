@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from connectors.gateway.agent_registrar import AgentRegistrar
 from connectors.gateway.audit_log import AuditLog
-from connectors.gateway.hub_policy import HUB
 from connectors.gateway.identities import Identities
 from connectors.gateway.log_appender import LogAppender
 from connectors.gateway.mailboxes import MailboxIndex
@@ -22,6 +21,7 @@ from connectors.launcher.launcher_file import read_launchers
 from connectors.launcher.local_processes import LocalProcessLauncher
 from connectors.lease_keeper import LeaseKeeper
 from connectors.live_view import LiveView
+from schemas.principals import HUB
 from schemas.sealing import Keyring
 from schemas.settings import PROJECT_ROOT, Settings
 from schemas.settled import AppliedChange
@@ -34,6 +34,8 @@ from schemas.view_rows import (
     JobRow,
     TokenRow,
 )
+
+_PRUNED: Final = 10_000
 
 
 class Companion(Protocol):
@@ -84,6 +86,7 @@ class Hub:
         self.tasks = TaskKeeper(settings, keyring, live_view, self.appender, launcher)
         leases = LeaseKeeper(live_view, self.appender.append_unattended)
         self.companions = (*companions, self.agents, self.tasks, leases)
+        self._pruned: dict[str, None] = {}
         self.stopping = asyncio.Event()
 
     def open(self) -> None:
@@ -110,7 +113,12 @@ class Hub:
         self.live_view.close()
 
     def prune_token(self, row: TokenRow) -> None:
-        """Revoke the token of a task whose time is over; the same again is the same."""
+        """Revoke the token of a task whose time is over; the same again is the same, and is not said again."""
+        if row.token_id in self._pruned:
+            return
+        self._pruned[row.token_id] = None
+        if len(self._pruned) > _PRUNED:
+            del self._pruned[next(iter(self._pruned))]
         body = TokenRevocation(
             task_id=row.task_id, token_id=row.token_id, request_id=f"expired-{row.token_id}", reason="expired"
         )

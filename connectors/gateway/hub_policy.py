@@ -17,7 +17,7 @@ from connectors.gateway.mailboxes import token_mailbox
 from connectors.gateway.policy import Caller
 from connectors.live_view import LiveView
 from schemas.agent_registry import DEFINED
-from schemas.principals import ACTIVE, OPERATOR
+from schemas.principals import ACTIVE, HUB, OPERATOR
 from schemas.view_rows import (
     REGISTRY_AGENTS,
     REGISTRY_PRINCIPALS,
@@ -26,9 +26,6 @@ from schemas.view_rows import (
     PrincipalRow,
     TokenRow,
 )
-
-# The hub itself, as a recipient of messages.
-HUB: Final = "hub"
 
 Asked = TypeVar("Asked")
 
@@ -117,11 +114,11 @@ def is_known_recipient(live_view: LiveView, recipient: str, *, per_token: bool =
     if recipient in (HUB, OPERATOR):
         return True
     agent = agent_row(live_view, recipient)
-    if agent is not None:
-        return agent.status == DEFINED
+    if agent is not None and agent.status == DEFINED:
+        return True
     principal = live_view.row(REGISTRY_PRINCIPALS, recipient)
-    if isinstance(principal, PrincipalRow):
-        return principal.status == ACTIVE
+    if isinstance(principal, PrincipalRow) and principal.status == ACTIVE:
+        return True
     return per_token and _is_of_valid_token(live_view, recipient)
 
 

@@ -5,6 +5,7 @@ holds of them.
 from __future__ import annotations
 
 import hmac
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class Identities:
         self._clock = clock
         self._rows: dict[str, PrincipalRow] = {}
         self._tokens: dict[str, TokenRow] = {}
+        self._lock = threading.Lock()
         # Until the rows are loaded: what was revoked meanwhile, and may come as active among them.
         self._revoked: set[str] | None = set()
 
@@ -48,7 +50,8 @@ class Identities:
                     self._rows[row.token_sha256] = row
             elif isinstance(row, TokenRow):
                 self._take_token(row)
-        self._revoked = None
+        with self._lock:
+            self._revoked = None
 
     def changed(self, change: AppliedChange) -> None:
         """Take in a change of the live view."""
@@ -59,12 +62,13 @@ class Identities:
 
     def _take_token(self, row: TokenRow) -> None:
         # A token is revoked once and for ever, and there are many: the revoked ones are not kept.
-        if row.status != ACTIVE:
-            if self._revoked is not None:
-                self._revoked.add(row.token_sha256)
-            self._tokens.pop(row.token_sha256, None)
-        elif self._revoked is None or row.token_sha256 not in self._revoked:
-            self._tokens[row.token_sha256] = row
+        with self._lock:
+            if row.status != ACTIVE:
+                if self._revoked is not None:
+                    self._revoked.add(row.token_sha256)
+                self._tokens.pop(row.token_sha256, None)
+            elif self._revoked is None or row.token_sha256 not in self._revoked:
+                self._tokens[row.token_sha256] = row
 
     def identify(self, authorization: str | None) -> Caller | Unidentified:
         """Who sent this `Authorization` header."""

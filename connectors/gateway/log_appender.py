@@ -112,7 +112,10 @@ class LogAppender:
     def settle_in_thread(self, record: OutgoingRecord) -> SettledRecord:
         """`settle` for a thread that may block. Raises BackboneUnreachable, RecordRefused."""
         publisher = self._usable()
-        append = self._hands.submit(publisher.append, record).result(self._timeout_s)
+        try:
+            append = self._hands.submit(publisher.append, record).result(self._timeout_s)
+        except TimeoutError:
+            raise BackboneUnreachable(f"Kafka took no record within {self._timeout_s:g} s") from None
         return self._live_view.wait_settled(append.result(self._timeout_s), self._timeout_s)
 
     def append_unattended(self, record: OutgoingRecord) -> None:

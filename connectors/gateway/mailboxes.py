@@ -48,17 +48,20 @@ class MailboxIndex:
 
     def load(self, rows: Iterable[ViewRow]) -> None:
         """Take in what the live view held when it was opened; what came by `changed` meanwhile is there."""
-        changed = self._changed or set()
         for row in rows:
-            if isinstance(row, MessageRow) and f"{row.realm}/{row.recipient}/{row.message_id}" not in changed:
-                self._take_in(row)
-        self._changed = None
+            if not isinstance(row, MessageRow):
+                continue
+            with self._lock:
+                if self._changed is None or _key_of(row) not in self._changed:
+                    self._take_in(row)
+        with self._lock:
+            self._changed = None
 
     def changed(self, change: AppliedChange) -> None:
         """Take in a change of the live view."""
-        if change.view != MAILBOX_VIEW:
+        if change.view != MAILBOX_VIEW or not isinstance(change.row, MessageRow):
             return
-        if isinstance(change.row, MessageRow):
+        with self._lock:
             if self._changed is not None:
                 self._changed.add(change.key)
             self._take_in(change.row)
@@ -90,19 +93,22 @@ class MailboxIndex:
 
     def _take_in(self, row: MessageRow) -> None:
         mailbox = (row.realm, row.recipient)
-        with self._lock:
-            self._mailbox_of[row.message_id] = mailbox
-            if len(self._mailbox_of) > _MESSAGES:
-                del self._mailbox_of[next(iter(self._mailbox_of))]
-            if row.status in MESSAGE_PENDING:
-                self._waiting.setdefault(mailbox, set()).add(row.message_id)
-            else:
-                waiting = self._waiting.get(mailbox)
-                if waiting is not None:
-                    waiting.discard(row.message_id)
-                    if not waiting:
-                        del self._waiting[mailbox]
-            if row.request_id is not None:
-                self._handed.setdefault((*mailbox, row.request_id), set()).add(row.message_id)
-                if len(self._handed) > _REQUESTS:
-                    del self._handed[next(iter(self._handed))]
+        self._mailbox_of[row.message_id] = mailbox
+        if len(self._mailbox_of) > _MESSAGES:
+            del self._mailbox_of[next(iter(self._mailbox_of))]
+        if row.status in MESSAGE_PENDING:
+            self._waiting.setdefault(mailbox, set()).add(row.message_id)
+        else:
+            waiting = self._waiting.get(mailbox)
+            if waiting is not None:
+                waiting.discard(row.message_id)
+                if not waiting:
+                    del self._waiting[mailbox]
+        if row.request_id is not None:
+            self._handed.setdefault((*mailbox, row.request_id), set()).add(row.message_id)
+            if len(self._handed) > _REQUESTS:
+                del self._handed[next(iter(self._handed))]
+
+
+def _key_of(row: MessageRow) -> str:
+    return f"{row.realm}/{row.recipient}/{row.message_id}"

@@ -67,7 +67,7 @@ def add_message_routes(app: FastAPI, hub: Hub) -> None:
         """Put a message into its recipient's mailbox."""
         caller: Caller = request.state.caller
         _check_policy(hub, caller, body)
-        message = _message(caller, body, str(request_uuid(caller.principal, key)))
+        message = _message(caller, body, str(request_uuid(caller.requester, key)))
         known = hub.mailboxes.mailbox_of(message.message_id)
         if known is not None and known != (message.realm, message.recipient):
             # Each mailbox knows its own ids alone.
@@ -123,12 +123,11 @@ def _message(caller: Caller, envelope: MessageEnvelope, message_id: str) -> Mess
 
 async def _drained(hub: Hub, caller: Caller, limit: int, key: str | None) -> dict[str, Any]:
     mailboxes = own_mailboxes(caller, hub.settings.gateway.mailbox_per_token)
-    # Tokens of one agent may share a mailbox, and each has drains of its own.
-    own = caller.principal if len(mailboxes) == 1 else f"{caller.principal}/{caller.token_id}"
-    request_id = str(request_uuid(own, None if key is None else f"drain/{key}"))
+    request_id = str(request_uuid(caller.requester, None if key is None else f"drain/{key}"))
     mailbox = _mailbox_to_drain(hub, mailboxes, request_id)
-    if mailbox is None:
-        # Perhaps another gateway has just answered for a message that is not settled here yet.
+    if mailbox is None or (key is not None and len(mailboxes) > 1):
+        # Perhaps another gateway has just answered for a message that is not settled here yet, or was asked the
+        # same and took from the other mailbox.
         await hub.fresh.catch_up()
         mailbox = _mailbox_to_drain(hub, mailboxes, request_id)
     if mailbox is None:

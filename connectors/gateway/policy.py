@@ -111,6 +111,11 @@ class Caller:
     token_id: str | None = None
     capabilities: tuple[str, ...] = ()
 
+    @property
+    def requester(self) -> str:
+        """Whose the ids of requests are: two tasks of one agent know nothing of each other's."""
+        return self.principal if self.task_id is None else f"{self.principal}/{self.task_id}"
+
     def owns(self, owner: str | None) -> bool:
         """Whether what belongs to `owner` is the caller's own."""
         return owner is not None and owner in (self.principal, owner_of_task(self.task_id))

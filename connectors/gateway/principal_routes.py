@@ -92,7 +92,8 @@ def add_mailbox_routes(app: FastAPI, hub: Hub) -> None:
         """Show the newest messages of a mailbox, or the oldest that are pending, and take none."""
         if wanted.pending:
             waiting = hub.mailboxes.waiting((realm, name))
-            return json_answer(_pending(hub.live_view, f"{realm}/{name}", waiting, wanted))
+            found = await asyncio.to_thread(_pending, hub.live_view, f"{realm}/{name}", waiting, wanted)
+            return json_answer(found)
         return json_answer(await asyncio.to_thread(_messages, hub.live_view, realm, name, wanted.limit))
 
 

@@ -20,6 +20,7 @@ import structlog
 
 from connectors.follow_ups import completes_a_task
 from connectors.gateway.log_appender import LogAppender
+from connectors.gateway.mailboxes import token_mailbox
 from connectors.gateway.task_tokens import task_token
 from connectors.launcher.protocol import (
     AGENT_TOKEN_VARIABLE,
@@ -33,8 +34,11 @@ from connectors.live_view import LiveView
 from connectors.session_host import host_name
 from connectors.settled_feed import SettledRecord
 from schemas import life_cycles as states
+from schemas.agent_registry import DEFINED
 from schemas.container_registry import ContainerChange, container_record
 from schemas.errors import TrunklineError
+from schemas.mailbox_requests import clearing_record
+from schemas.message import DEFAULT_REALM
 from schemas.sealing import Keyring
 from schemas.settings import Settings
 from schemas.settled import AppliedChange
@@ -201,7 +205,7 @@ class TaskKeeper:
     def _launch(self, task: TaskRow) -> None:
         """Take the container, if nobody else has, and start the agent in it."""
         agent = self._live_view.row(REGISTRY_AGENTS, task.agent_name)
-        if not isinstance(agent, AgentRow):
+        if not isinstance(agent, AgentRow) or agent.status != DEFINED:
             self._fail(task, "the agent is not defined any more")
             return
         if self._change(task, states.PROVISIONING).verdict != ACCEPTED:
@@ -248,6 +252,14 @@ class TaskKeeper:
         handle = container.handle or self._launcher.find(container.container)
         if handle is not None:
             self._launcher.stop(handle, self._settings.gateway.stop_grace_s)
+        if self._settings.gateway.mailbox_per_token and task.token_id is not None:
+            # Its token drains no more, and nobody else can.
+            mailbox = token_mailbox(task.agent_name, task.token_id)
+            self._appender.settle_in_thread(
+                clearing_record(
+                    DEFAULT_REALM, mailbox, f"ended-{task.task_id}", door=DOOR, principal=self._host
+                )
+            )
         self._change(task, states.RECYCLED)
 
     def _fail(self, task: TaskRow, why: str) -> None:

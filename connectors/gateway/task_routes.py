@@ -88,7 +88,7 @@ def _add_submission(app: FastAPI, hub: Hub) -> None:
         Waits until the agent has started; 502 `launch_failed` when it does not.
         """
         caller: Caller = request.state.caller
-        task_id = str(request_uuid(caller.principal, key))
+        task_id = str(request_uuid(caller.requester, key))
         known = task_row(hub, task_id)
         if known is None:
             _check_policy(hub, caller, body)

@@ -14,10 +14,10 @@ from schemas.entries import Entries
 from schemas.fold import settle
 from schemas.ids import parse_stream_key
 from schemas.message import Message, posting_record
-from schemas.record import OutgoingRecord, Record
+from schemas.record import MESSAGE_READ, OutgoingRecord, Record
 from schemas.settled import Settled
 from schemas.task_registry import TaskCancellation, TaskStart, task_record
-from schemas.view_rows import REGISTRY_TASKS, TaskRow, ViewRow
+from schemas.view_rows import MAILBOX_VIEW, REGISTRY_TASKS, MessageRow, TaskRow, ViewRow
 from tests.schemas.job_records import KEYRING, said
 from tests.schemas.stream_records import GOOD, as_read, good_record
 
@@ -57,7 +57,11 @@ class Folded:
 
     def follow(self, record: Record) -> list[OutgoingRecord]:
         """What follows from a record, as of now."""
-        return follow_ups(record, self.row)
+        return [made for made in follow_ups(record, self.row) if made.type != MESSAGE_READ]
+
+    def readings(self, record: Record) -> list[OutgoingRecord]:
+        """The hub's readings that follow."""
+        return [made for made in follow_ups(record, self.row) if made.type == MESSAGE_READ]
 
     def task(self, task_id: str) -> TaskRow:
         """The row of a task."""
@@ -115,6 +119,25 @@ def test_a_message_that_says_so_completes_the_task_of_its_sender_with_its_result
     assert said(log.add(record)[0]) == ("accepted", None)
     row = log.task("t1")
     assert (row.status, row.result, row.ended_by) == ("completed", "7 stars", record.ce_id)
+
+
+@pytest.mark.requirement("HH-06")
+def test_the_hub_reads_what_is_sent_to_it_and_nobody_elses():
+    log = Folded()
+    for payload in (done(), {"text": "hello"}, "null"):
+        message_id = f"m{len(str(payload))}"
+        posted, record = log.add(posting(payload, message_id))
+        assert said(posted) == ("accepted", None)
+        reading = only(log.readings(record))
+        assert (reading.stream, reading.door) == ("mailbox/default/hub", "reactor")
+        assert only(log.readings(record)).ce_id == reading.ce_id
+        assert said(log.add(reading)[0]) == ("accepted", None)
+        row = log.row(MAILBOX_VIEW, f"default/hub/{message_id}")
+        assert isinstance(row, MessageRow) and row.status == "read"
+        # Once it is read nothing follows any more.
+        assert log.readings(record) == []
+    for number, other in enumerate(({"to": "bo"}, {"to": "hub", "realm": "elsewhere"})):
+        assert log.readings(log.add(posting({}, f"o{number}", **other))[1]) == []
 
 
 @pytest.mark.parametrize("recipient", ["hub", "bo", "operator", "echo"])

@@ -49,6 +49,11 @@ def ids(messages):
     return [message["id"] for message in messages]
 
 
+def payloads_of(messages):
+    """What messages say, in their order."""
+    return [message["payload"] for message in messages]
+
+
 def reader(hub):
     """A new principal with a mailbox: its name, and a client of it at each gateway."""
     name, token = hub.principal("worker")
@@ -233,6 +238,14 @@ def test_two_tasks_of_one_agent_share_its_mailbox(hub):
     name, here, _ = reader(hub)
     sent(agents[0], name, "from the agent")
     assert one_of(drained(here))["sender"] == "lazy"
+    # Their requests are their own, whatever ids they give them.
+    for number, agent in enumerate(agents):
+        sent(hub.operator, "lazy", number)
+        assert payloads_of(drained(agent, request_id="1")) == [number]
+        answer = post(agent, name, f"of {number}", **{"Idempotency-Key": "1"})
+        assert (answer.status_code, answer.json()["delivered"]) == (200, True)
+    assert payloads_of(drained(here)) == ["of 0", "of 1"]
+    assert payloads_of(drained(agents[0], request_id="1")) == [0]
     for task in (first, second):
         hub.operator.post(f"{TASKS}/{task.id}/cancel", json={})
 
@@ -326,9 +339,14 @@ def _row(status, **changed):
 @pytest.mark.requirement("HH-13")
 def test_what_was_handed_out_while_the_rows_were_loaded_does_not_wait_any_more():
     index, bo = MailboxIndex(), ("default", "bo")
-    index.changed(AppliedChange(MAILBOX_VIEW, "default/bo/m1", 7, _row("claimed", request_id="r1")))
-    # The row as it was when the rows were listed, a moment before.
-    index.load([_row("unread")])
+    claimed = AppliedChange(MAILBOX_VIEW, "default/bo/m1", 7, _row("claimed", request_id="r1"))
+
+    def listed_before():
+        # The row as it was when the rows were listed; the change comes while they are taken in.
+        index.changed(claimed)
+        yield _row("unread")
+
+    index.load(listed_before())
     assert (index.depth(bo), index.depths(), index.handed(bo, "r1")) == (0, {}, ["m1"])
 
 

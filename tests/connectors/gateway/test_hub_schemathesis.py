@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,4 +33,7 @@ def test_schemathesis_runs_clean(gateway, tmp_path):
     ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert "Tested: 3" in done.stdout, "some thirty operations were asked"
+    with gateway.client() as client:
+        page = client.get("/openapi.json").json()["paths"]
+    asked = sum(len(methods) for path, methods in page.items() if re.search(ENDLESS, path) is None)
+    assert f"Tested: {asked}" in done.stdout, "not every operation was asked"

@@ -90,6 +90,11 @@ def test_a_mailbox_of_a_token_that_is_not_valid_or_not_of_this_agent_is_unknown(
     address = ended.answer["mailbox"]
     assert post(operator, address).status_code == 200
     assert operator.post(f"/api/hub/tasks/{ended.id}/cancel", json={}).status_code == 200
+    mailbox = f"/api/hub/mailboxes/default/{address}"
+    wait_until(
+        lambda: one_of(operator.get(mailbox).json()["messages"])["status"] == "cleared",
+        what="what nobody can drain any more is cleared",
+    )
     token_id = tasks[0].answer["mailbox"].partition(".")[2]
     for unknown in (address, f"lazy.{token_id}", token_id, f"idle.{token_id[:-1]}", f"idle.{token_id}.x"):
         answer = post(operator, unknown)
