@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
@@ -78,14 +79,17 @@ class LogEnd:
     def offsets(self, timeout_s: float) -> dict[int, int]:
         """The next offset of every partition. Raises BackboneUnreachable, also after `timeout_s`."""
         wanted = [TopicPartition(self._kafka.topic, number) for number in range(self._kafka.partitions)]
+        deadline = time.monotonic() + timeout_s
         with self._lock:
             try:
                 if self._consumer is None:
                     reach_kafka(self._kafka, timeout_s)
                     self._consumer = KafkaConsumer(
-                        client_id="trunkline-log-end", group_id=None, **consumer_options(self._kafka)
+                        client_id="trunkline-log-end",
+                        group_id=None,
+                        **consumer_options(self._kafka) | {"bootstrap_timeout_ms": _ms_until(deadline)},
                     )
-                ends = self._consumer.end_offsets(wanted, timeout_ms=max(1, int(timeout_s * 1000)))
+                ends = self._consumer.end_offsets(wanted, timeout_ms=_ms_until(deadline))
             except KafkaError as error:
                 self._drop()
                 raise BackboneUnreachable(f"Kafka at {self._kafka.bootstrap_servers}: {error}") from error
@@ -100,3 +104,7 @@ class LogEnd:
         if self._consumer is not None:
             self._consumer.close(autocommit=False, timeout_ms=1000)
             self._consumer = None
+
+
+def _ms_until(deadline: float) -> int:
+    return max(1, int((deadline - time.monotonic()) * 1000))

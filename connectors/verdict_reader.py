@@ -1,14 +1,15 @@
-"""Reads from the ledger what the live view has forgotten or never saw: one verdict, or the past follow-ups."""
+"""Reads from the ledger what the live view has forgotten or never saw: verdicts, the newest of a type, ids."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from connectors.ledger_reader import LedgerFilter, LedgerReader
 from connectors.publisher import Position
 from connectors.settled_feed import SettledRecord
 from schemas.delta_files import dataset_of
@@ -18,6 +19,8 @@ from schemas.ledger_arrow import LEDGER_ARROW
 from schemas.settings import Settings
 
 _COLUMNS: Final = [
+    "partition",
+    "offset",
     "stream_kind",
     "stream_id",
     "type",
@@ -38,13 +41,27 @@ _COLUMNS: Final = [
 def verdict_in_ledger(settings: Settings, position: Position) -> SettledRecord | None:
     """The settled record at `position`, None while the ledger does not have it. Raises TrunklineError."""
     where = (pc.field("partition") == position.partition) & (pc.field("offset") == position.offset)
-    found = _rows(settings, where, _COLUMNS)
-    if not found.num_rows:
-        return None
-    moments = found.column("logged_at").cast(LEDGER_ARROW.field("logged_at").type).cast(pa.int64())
-    row = found.drop_columns(["logged_at"]).slice(0, 1).to_pylist()[0]
+    found = _settled(_rows(settings, where, _COLUMNS))
+    return found[0] if found else None
+
+
+def newest_settled(settings: Settings, record_type: str, count: int) -> list[SettledRecord]:
+    """The newest `count` records of a type, oldest first; none without a ledger. Raises TrunklineError."""
+    reader = LedgerReader(settings)
+    if not reader.exists():
+        return []
+    return _settled(reader.newest_rows(count, LedgerFilter(type=record_type), _COLUMNS).rows)
+
+
+def _settled(found: pa.Table) -> list[SettledRecord]:
+    moments = found.column("logged_at").cast(LEDGER_ARROW.field("logged_at").type).cast(pa.int64()).to_pylist()
+    rows = found.drop_columns(["logged_at"]).to_pylist()
+    return [_record_of(row, logged_at_us) for row, logged_at_us in zip(rows, moments, strict=True)]
+
+
+def _record_of(row: dict[str, Any], logged_at_us: int) -> SettledRecord:
     return SettledRecord(
-        position,
+        Position(row["partition"], row["offset"]),
         f"{row['stream_kind']}/{row['stream_id']}",
         row["type"],
         row["ce_id"],
@@ -55,7 +72,7 @@ def verdict_in_ledger(settings: Settings, position: Position) -> SettledRecord |
         row["late"],
         row["status_after"],
         row["seq"],
-        moments[0].as_py(),
+        logged_at_us,
         row["value"],
     )
 

@@ -4,7 +4,8 @@ the ledger.
 
 from __future__ import annotations
 
-from bisect import insort
+import threading
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -13,22 +14,23 @@ import orjson
 from connectors.gateway.answers import iso_moment
 from connectors.publisher import Position
 from connectors.settled_feed import SettledRecord
+from connectors.verdict_reader import newest_settled
 from schemas.record import MESSAGE_POSTED, REQUEST_REFUSED
+from schemas.settings import Settings
 from schemas.verdicts import ACCEPTED, REJECTED
 
 _ROUTE: Final = "POST /api/hub/messages"
+_Held = tuple[int, Position, dict[str, Any]]
 
 
 class AuditLog:
-    """The newest entries: settled records, so any gateway that has been up for as many shows the same.
-
-    One thread adds, any thread reads.
-    """
+    """The newest entries: settled records, so every gateway shows the same. Thread-safe."""
 
     def __init__(self, most: int) -> None:
         self._most = most
+        self._lock = threading.Lock()
         # By time: at a start the log comes partition by partition.
-        self._entries: list[tuple[int, Position, dict[str, Any]]] = []
+        self._entries: list[_Held] = []
 
     def settled(self, records: Sequence[SettledRecord]) -> None:
         """Keep what belongs to the audit log."""
@@ -36,16 +38,30 @@ class AuditLog:
             if record.type in (MESSAGE_POSTED, REQUEST_REFUSED):
                 entry = entry_of(record)
                 if entry is not None:
-                    insort(self._entries, (record.logged_at_us, record.position, entry), key=_when)
-                    del self._entries[: -self._most]
+                    self._add((record.logged_at_us, record.position, entry))
+
+    def load(self, settings: Settings) -> None:
+        """Add the newest of what was settled before this gateway started. Raises TrunklineError."""
+        for record_type in (MESSAGE_POSTED, REQUEST_REFUSED):
+            self.settled(newest_settled(settings, record_type, self._most))
+
+    def _add(self, held: _Held) -> None:
+        with self._lock:
+            place = bisect_left(self._entries, _when(held), key=_when)
+            # It may come from the ledger and from the log.
+            if place < len(self._entries) and _when(self._entries[place]) == _when(held):
+                return
+            self._entries.insert(place, held)
+            del self._entries[: -self._most]
 
     def newest(self, limit: int | None) -> list[dict[str, Any]]:
         """At most `limit` entries (None: all that are kept), oldest first."""
-        entries = [entry for _, _, entry in list(self._entries)]
+        with self._lock:
+            entries = [entry for _, _, entry in self._entries]
         return entries if limit is None else entries[-limit:]
 
 
-def _when(held: tuple[int, Position, dict[str, Any]]) -> tuple[int, Position]:
+def _when(held: _Held) -> tuple[int, Position]:
     return held[0], held[1]
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from collections.abc import Sequence
 from typing import Final, Protocol
+
+import structlog
 
 from connectors.gateway.agent_registrar import AgentRegistrar
 from connectors.gateway.audit_log import AuditLog
@@ -21,6 +24,7 @@ from connectors.launcher.launcher_file import read_launchers
 from connectors.launcher.local_processes import LocalProcessLauncher
 from connectors.lease_keeper import LeaseKeeper
 from connectors.live_view import LiveView
+from schemas.errors import TrunklineError
 from schemas.principals import HUB
 from schemas.sealing import Keyring
 from schemas.settings import PROJECT_ROOT, Settings
@@ -34,6 +38,8 @@ from schemas.view_rows import (
     JobRow,
     TokenRow,
 )
+
+log = structlog.stdlib.get_logger(__name__)
 
 _PRUNED: Final = 10_000
 
@@ -102,8 +108,18 @@ class Hub:
         self.mailboxes.load(self.live_view.rows(MAILBOX_VIEW))
         self.pending.load(self.live_view.rows(REGISTRY_JOBS))
         self.appender.open()
+        # A long ledger takes its time, and nobody has to wait for it.
+        threading.Thread(target=self._load_audit, name="audit-log", daemon=True).start()
         for companion in self.companions:
             companion.open()
+
+    def _load_audit(self) -> None:
+        try:
+            self.audit.load(self.settings)
+        except TrunklineError as error:
+            log.warning("audit_log_not_loaded", why=str(error))
+        except Exception:
+            log.exception("audit_log_not_loaded")
 
     def close(self) -> None:
         """End all of it; what was appended is waited for."""

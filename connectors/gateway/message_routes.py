@@ -128,6 +128,7 @@ async def _drained(hub: Hub, caller: Caller, limit: int, key: str | None) -> dic
     if mailbox is None or (key is not None and len(mailboxes) > 1):
         # Perhaps another gateway has just answered for a message that is not settled here yet, or was asked the
         # same and took from the other mailbox.
+        hub.appender.check()
         await hub.fresh.catch_up()
         mailbox = _mailbox_to_drain(hub, mailboxes, request_id)
     if mailbox is None:

@@ -1,0 +1,201 @@
+"""Every refusal of every route of the OpenAPI page, of a running hub: its reason in the answer and in the log.
+
+That no route comes to its handler without a decision is in test_hub_policy.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from connectors.gateway.policy import Action, Caller, decide
+from connectors.live_view import LiveView
+from schemas.principals import AGENT, DELEGATOR, VIEWER, WORKER
+from schemas.record import REQUEST_REFUSED
+from schemas.sealing import load_keyring
+from schemas.settings import Settings
+from schemas.strict_json import decode
+from schemas.verdicts import REJECTED
+from tests.broker_processes import wait_until
+from tests.connectors.gateway.hub_stack import (
+    TASKS,
+    HubStack,
+    running_hub,  # noqa: F401  the fixture `hub`
+)
+
+JSON = {"Content-Type": "application/json"}
+OPEN = {"/healthz", "/readyz", "/metrics"}
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+# With the addresses of things that are nobody's.
+NOWHERE = {"job_id": "0" * 8, "name": "nobody", "task_id": "t-none", "token_id": "0" * 12, "realm": "default"}
+
+
+class Operation(NamedTuple):
+    """One operation of the OpenAPI page; `action` is empty for what needs no token."""
+
+    method: str
+    route: str
+    action: str
+    takes_query: bool
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return self.route.format(**NOWHERE)
+
+    @property
+    def name(self) -> str:
+        """What a refusal calls it."""
+        return f"{self.method} {self.route}"
+
+
+class Row(NamedTuple):
+    """What the log says of a refusal."""
+
+    principal: str
+    route: str
+    reason: str
+    why: str
+
+
+def operations(hub: HubStack) -> list[Operation]:
+    """All operations of the page."""
+    paths = hub.operator.get("/openapi.json").json()["paths"]
+    return [
+        Operation(
+            method.upper(),
+            route,
+            said.get("x-trunkline-action", ""),
+            any(one["in"] == "query" for one in said.get("parameters", ())),
+        )
+        for route, methods in paths.items()
+        for method, said in methods.items()
+    ]
+
+
+def guarded(hub: HubStack) -> list[Operation]:
+    """Those that need a token."""
+    found = [one for one in operations(hub) if one.action]
+    assert {one.route for one in operations(hub)} - {one.route for one in found} == OPEN
+    assert {one.action for one in found} == set(Action)
+    return found
+
+
+def refused_rows(settings: Settings) -> Counter[Row]:
+    """The refusals of the log that the fold gives the verdict and the reason that they say themselves."""
+    found: list[Any] = []
+    view = LiveView(settings, load_keyring(settings))
+    view.on_settled(found.extend)
+    try:
+        view.open()
+    finally:
+        view.close()
+    rows: Counter[Row] = Counter()
+    for one in found:
+        if one.type == REQUEST_REFUSED:
+            body, _ = decode(one.value)
+            assert (one.stream, one.verdict, one.reason) == ("refused/http", REJECTED, body["reason"])
+            assert (one.principal, body["suppressed"]) == (f"http/{body['principal']}", 0)
+            rows[Row(body["principal"], body["route"], body["reason"], body["why"])] += 1
+    return rows
+
+
+def check_rows(hub: HubStack, expected: Counter[Row], principals: set[str]) -> None:
+    """That the log has exactly these refusals of these principals. It gets them soon after the answer."""
+
+    def found() -> Counter[Row]:
+        rows = refused_rows(hub.settings)
+        return Counter({row: count for row, count in rows.items() if row.principal in principals})
+
+    wait_until(lambda: found().total() >= expected.total(), what=f"{expected.total()} refusals in the log")
+    rows = found()
+    assert rows - expected == Counter() == expected - rows
+
+
+def refusal(answer: httpx.Response, status: int, principal: str, operation: Operation) -> Row:
+    """The row that must be in the log for an answer, which is a refusal with this status."""
+    assert answer.status_code == status, (operation.name, principal, answer.text)
+    assert set(answer.json()) == {"reason", "message"}
+    assert answer.json()["message"]
+    return Row(principal, operation.name, answer.json()["reason"], answer.json()["message"])
+
+
+def ask(client: httpx.Client, operation: Operation) -> httpx.Response:
+    """One request about nothing that is there."""
+    body = {"session": "nobody"} if operation.method == "POST" else None
+    return client.request(operation.method, operation.url, json=body)
+
+
+@pytest.mark.requirement("HH-09")
+@pytest.mark.requirement("HH-12")
+def test_each_route_refuses_strangers_with_a_reason_that_the_log_has_too(hub):
+    stranger, unknown = hub.client(""), hub.client("00000000-0000-4000-8000-000000000000")
+    expected: Counter[Row] = Counter()
+    for one in guarded(hub):
+        for client in (stranger, unknown):
+            expected[refusal(ask(client, one), 401, "anonymous", one)] += 1
+    assert {row.reason for row in expected} == {"unauthorized"}
+    assert {row.route for row in expected} == {one.name for one in guarded(hub)}
+    check_rows(hub, expected, {"anonymous"})
+
+
+@pytest.mark.requirement("HH-09")
+@pytest.mark.requirement("HH-12")
+def test_each_route_refuses_whoever_has_no_right_with_a_reason_that_the_log_has_too(hub):
+    task = hub.submit("lazy")
+    callers = {AGENT: ("lazy", task.token)} | {
+        role: hub.principal(role) for role in (DELEGATOR, WORKER, VIEWER)
+    }
+    expected: Counter[Row] = Counter()
+    refused: dict[str, set[str]] = {role: set() for role in callers}
+    for role, (name, token) in callers.items():
+        client = hub.client(token)
+        for one in guarded(hub):
+            if not decide(Caller(name, role, task.id if role == AGENT else None), Action(one.action)).allowed:
+                expected[refusal(ask(client, one), 403, name, one)] += 1
+                refused[role].add(one.action)
+    assert {row.reason for row in expected} == {"policy"}
+    # Each of them may not do something, and there is nothing that all of them may do.
+    assert all(refused.values())
+    assert set.union(*refused.values()) == set(Action)
+    check_rows(hub, expected, {name for name, _ in callers.values()})
+    hub.operator.post(f"{TASKS}/{task.id}/cancel", json={})
+
+
+@pytest.mark.requirement("HH-12")
+def test_each_route_refuses_what_is_malformed_or_too_large_with_a_reason_that_the_log_has_too(hub):
+    expected: Counter[Row] = Counter()
+    too_large = b" " * (hub.settings.limits.payload_bytes + 1)
+    posts = [one for one in guarded(hub) if one.method == "POST"]
+    for one in posts:
+        for body, status in ((b"{", 400), (b'{"unknown-field": 1}', 400), (too_large, 413)):
+            answer = hub.operator.post(one.url, content=body, headers=JSON)
+            expected[refusal(answer, status, "operator", one)] += 1
+    asked = [one for one in guarded(hub) if one.takes_query]
+    for one in asked:
+        answer = hub.operator.request(one.method, one.url, params={"unknown-parameter": "1"})
+        expected[refusal(answer, 400, "operator", one)] += 1
+    assert {row.reason for row in expected} == {"malformed", "too_large"}
+    assert not [row for row in expected if "unknown-" in row.why], "nothing of it is repeated"
+    assert len(posts) >= 15 and len(asked) >= 8
+    check_rows(hub, expected, {"operator"})
+
+
+@pytest.mark.requirement("HH-12")
+def test_each_path_answers_405_to_each_other_method_and_names_its_own(hub):
+    by_route: dict[str, set[str]] = {}
+    for one in operations(hub):
+        by_route.setdefault(one.route, set()).add(one.method)
+    patterns = {re.compile(re.sub(r"\{\w+\}", "[^/]+", route)): own for route, own in by_route.items()}
+    for route, own in by_route.items():
+        url = route.format(**NOWHERE)
+        taken = set.union(*(methods for pattern, methods in patterns.items() if pattern.fullmatch(url)))
+        for method in sorted(set(METHODS) - taken):
+            answer = hub.operator.request(method, url)
+            assert (answer.status_code, answer.json()["reason"]) == (405, "method_not_allowed"), (method, url)
+            assert set(answer.headers["Allow"].split(", ")) == own, (method, url)
+            assert set(answer.json()) == {"reason", "message"}
