@@ -219,5 +219,6 @@ def _record(
         door=door,
         principal=principal,
         type=record_type,
-        value=canonical(body.model_dump(mode="json", by_alias=True)),
+        # Without what is null: a field that comes later must not make a repeated request another one.
+        value=canonical(body.model_dump(mode="json", by_alias=True, exclude_none=True)),
     )

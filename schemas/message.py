@@ -78,7 +78,8 @@ def posting_record(message: Message, *, door: str, principal: str) -> OutgoingRe
         door=door,
         principal=principal,
         type=MESSAGE_POSTED,
-        value=canonical(message.model_dump(mode="json", by_alias=True)),
+        # Without what is null: a field that comes later must not make a repeated message another one.
+        value=canonical(message.model_dump(mode="json", by_alias=True, exclude_none=True)),
     )
 
 

@@ -15,17 +15,16 @@ import orjson
 import pytest
 
 from connectors.job_registry import register_job
-from connectors.local_stack import free_port
 from connectors.publisher import Publisher
 from schemas.entries import Entries
 from schemas.event_topic import topic_reader
 from schemas.fold import settle
 from schemas.record import JOB_EVENT, JOB_PICKED, OutgoingRecord, Record
 from schemas.sealing import Keyring
-from schemas.settings import GatewaySettings, Settings
+from schemas.settings import Settings
 from schemas.signing import sign_event
 from schemas.strict_json import canonical
-from tests.broker_processes import ProgramProcess
+from tests.faults.killed_gateways import Gateways
 
 PICKERS = 16
 PATIENCE_S = 120.0
@@ -61,40 +60,6 @@ class Pace:
         with self._changed:
             assert self._changed.wait_for(lambda: self.won >= count, PATIENCE_S), f"{self.won} of {count} won"
             return self.won
-
-
-class Gateways:
-    """Two gateways on one log, killed and started again."""
-
-    def __init__(self, settings: Settings, tmp_path: Path) -> None:
-        self._tmp_path = tmp_path
-        # A killed gateway stays a member of its group for seconds; the next test has another group.
-        group = f"reactor-{settings.kafka.topic}"
-        self.settings = [
-            settings.model_copy(update={"gateway": GatewaySettings(port=free_port(), reactor_group=group)})
-            for _ in range(2)
-        ]
-        self._running = [self._start(number) for number in range(2)]
-        self.token = settings.operator_token_file.read_text().strip()
-
-    def _start(self, number: int) -> ProgramProcess:
-        own = self._tmp_path / f"gateway-{number}-{time.monotonic_ns()}"
-        own.mkdir()
-        gateway = ProgramProcess("connectors.gateway", self.settings[number], own, "gateway")
-        gateway.wait_ready(PATIENCE_S)
-        return gateway
-
-    def kill(self, number: int) -> None:
-        """kill -9, and a new one on the same port."""
-        self._running[number].process.kill()
-        self._running[number].process.wait(10)
-        self._running[number] = self._start(number)
-
-    def stop(self) -> None:
-        """End both."""
-        for gateway in self._running:
-            gateway.process.kill()
-            gateway.process.wait(10)
 
 
 class Picker(threading.Thread):

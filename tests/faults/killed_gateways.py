@@ -1,0 +1,58 @@
+"""Two gateways on one log, killed with SIGKILL and started again while clients are at work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from connectors.local_stack import free_port
+from schemas.settings import GatewaySettings, Settings
+from tests.broker_processes import ProgramProcess
+
+READY_WITHIN_S = 120.0
+
+
+class Gateways:
+    """Two gateways on one log, killed and started again."""
+
+    def __init__(self, settings: Settings, tmp_path: Path) -> None:
+        self._tmp_path = tmp_path
+        # A killed gateway stays a member of its group for seconds; the next test has another group.
+        group = f"reactor-{settings.kafka.topic}"
+        self.settings = [
+            settings.model_copy(update={"gateway": GatewaySettings(port=free_port(), reactor_group=group)})
+            for _ in range(2)
+        ]
+        self._running = [self._launch(number) for number in range(2)]
+        try:
+            self._wait_ready(range(2))
+        except BaseException:
+            self.stop()
+            raise
+        self.token = settings.operator_token_file.read_text().strip()
+
+    def _launch(self, number: int) -> ProgramProcess:
+        own = self._tmp_path / f"gateway-{number}-{time.monotonic_ns()}"
+        own.mkdir()
+        return ProgramProcess("connectors.gateway", self.settings[number], own, "gateway")
+
+    def _wait_ready(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self._running[number].wait_ready(READY_WITHIN_S)
+
+    def kill(self, *numbers: int) -> None:
+        """kill -9 for all of these at once, and new ones on the same ports."""
+        for number in numbers:
+            self._running[number].process.kill()
+        for number in numbers:
+            self._running[number].process.wait(10)
+        for number in numbers:
+            self._running[number] = self._launch(number)
+        self._wait_ready(numbers)
+
+    def stop(self) -> None:
+        """End both."""
+        for gateway in self._running:
+            gateway.process.kill()
+            gateway.process.wait(10)

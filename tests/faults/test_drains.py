@@ -1,0 +1,375 @@
+"""Many drains of one mailbox, two gateways, kills: each message is handed out once, and the record shows it."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from connectors.gateway.idempotency import request_uuid
+from connectors.local_stack import LocalStack
+from schemas.entries import Entries
+from schemas.fold import settle
+from schemas.ledger import COLUMNS, LedgerRow, record_of_row
+from schemas.record import MESSAGE_CLAIMED, MESSAGE_POSTED
+from schemas.sealing import Keyring
+from schemas.settings import Settings
+from schemas.view_rows import MAILBOX_VIEW, MessageRow
+from tests.broker_processes import wait_until
+from tests.connectors.gateway.hub_access import PRINCIPALS
+from tests.faults.backbone_states import differences, ledger_in_order, state_of_refold, state_of_tables
+from tests.faults.killed_gateways import Gateways
+from tests.faults.test_agreement import end_offsets, views_are_at
+
+MESSAGES = "/api/hub/messages"
+DRAINER = "drainer"
+# By thread; the two of one name are one principal.
+SENDERS = ("operator", "sender-1", "sender-2", "sender-2")
+DRAINS_AT_ONCE = 8
+LIMIT_MOST = 4
+REPEATED_MOST = 300
+PATIENCE_S = 120.0
+
+
+class Traffic:
+    """How many messages are sent and handed out, and how many may be before the next kill is over."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._next = 0
+        self._limit = 0
+        self._open_at = 0
+        self._sent = 0
+        self._handed = 0
+        self._changed = threading.Condition()
+
+    def allow(self, limit: int, open_at: int = 0) -> None:
+        """Let the senders go on up to this number of messages, and the drains when so many are sent."""
+        with self._changed:
+            self._limit = limit
+            self._open_at = open_at
+            self._changed.notify_all()
+
+    def next_number(self) -> int | None:
+        """The next message to send, when it may be sent; None when there is none left."""
+        with self._changed:
+            may_go = self._changed.wait_for(lambda: self._next < self._limit or self._is_used_up(), PATIENCE_S)
+            assert may_go, "the kill is not over"
+            if self._is_used_up():
+                return None
+            self._next += 1
+            return self._next - 1
+
+    def _is_used_up(self) -> bool:
+        return self._next == self.total
+
+    def add(self, sent: int = 0, handed: int = 0) -> None:
+        """So many more were answered as delivered, and handed out."""
+        with self._changed:
+            self._sent += sent
+            self._handed += handed
+            self._changed.notify_all()
+
+    @property
+    def all_sent(self) -> bool:
+        """Whether each message was answered as delivered."""
+        return self._sent == self.total
+
+    def wait_handed(self, count: int) -> None:
+        """Wait until so many are handed out."""
+        with self._changed:
+            is_so = self._changed.wait_for(lambda: self._handed >= count, PATIENCE_S)
+            assert is_so, f"{self._handed} of {count} handed out, {self._sent} sent"
+
+    def wait_open(self) -> None:
+        """Wait, as a drain, until drains may go on, and then a moment at most for something to drain."""
+        with self._changed:
+            is_open = self._changed.wait_for(lambda: self._sent >= self._open_at, PATIENCE_S)
+            assert is_open, f"{self._sent} of {self._open_at} sent"
+            self._changed.wait_for(lambda: self._sent > self._handed or self.all_sent, 0.5)
+
+
+class Client:
+    """Asks one of the gateways, and repeats what was not answered at any of them until it is."""
+
+    def __init__(self, gateways: Gateways, token: str, seed: int) -> None:
+        self._urls = [settings.gateway_url for settings in gateways.settings]
+        self._choice = random.Random(seed)  # the same choices in each run
+        self._http = httpx.Client(headers={"Authorization": f"Bearer {token}"}, timeout=15, trust_env=False)
+        self.cut = 0
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def ask(self, method: str, **request: Any) -> dict[str, Any]:
+        """The answer to one request about messages."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            url = self._choice.choice(self._urls) + MESSAGES
+            try:
+                answer = self._http.request(method, url, **request)
+            except (httpx.ReadError, httpx.RemoteProtocolError):
+                # It was asked, and has not answered.
+                self.cut += 1
+            except httpx.ConnectError:
+                pass
+            else:
+                if answer.status_code == 200:
+                    return dict(answer.json())
+                assert answer.status_code == 503, answer.text
+            assert time.monotonic() < deadline, f"no answer in {PATIENCE_S} s"
+            time.sleep(0.05)
+
+
+class Worker(threading.Thread):
+    """A client that works until its work is done; what fails it is told to the test."""
+
+    def __init__(self, client: Client, traffic: Traffic) -> None:
+        super().__init__(daemon=True)
+        self.client = client
+        self.traffic = traffic
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        """Work to the end."""
+        try:
+            self.work()
+        except BaseException as error:  # told to the test, which would not see it in a thread
+            self.failure = error
+        finally:
+            self.client.close()
+
+    def work(self) -> None:
+        """What it does."""
+        raise NotImplementedError
+
+
+class Sender(Worker):
+    """Sends each message under a key of its own. `delivered`: its number by its id."""
+
+    def __init__(self, client: Client, traffic: Traffic, name: str) -> None:
+        super().__init__(client, traffic)
+        self.principal = name
+        self.delivered: dict[str, int] = {}
+
+    def work(self) -> None:
+        """Send until there is nothing left to send."""
+        while (number := self.traffic.next_number()) is not None:
+            envelope = {"recipient": DRAINER, "type": "note", "payload": payload_of(number)}
+            key = {"Idempotency-Key": f"message-{number}"}
+            answer = self.client.ask("POST", json=envelope, headers=key)
+            assert answer["delivered"] is True
+            self.delivered[answer["message_id"]] = number
+            self.traffic.add(sent=1)
+
+
+class Drainer(Worker):
+    """Drains under one request id after the other. `answered`: what each was handed, with its limit."""
+
+    def __init__(self, client: Client, traffic: Traffic, number: int) -> None:
+        super().__init__(client, traffic)
+        self._number = number
+        self._limits = random.Random(number)
+        self.answered: dict[str, tuple[int, list[dict[str, Any]]]] = {}
+
+    def work(self) -> None:
+        """Drain until all is sent and nothing is left."""
+        for turn in range(100_000):
+            is_all_sent = self.traffic.all_sent
+            request_id, limit = f"drain-{self._number}-{turn}", self._limits.randint(1, LIMIT_MOST)
+            messages = self.client.ask("GET", **drain_request(request_id, limit))["messages"]
+            self.answered[request_id] = (limit, messages)
+            self.traffic.add(handed=len(messages))
+            if not messages and is_all_sent:
+                return
+            self.traffic.wait_open()
+
+
+def payload_of(number: int) -> dict[str, Any]:
+    """What the message of this number says."""
+    return {"number": number, "text": f"message {number} für {DRAINER}"}
+
+
+def drain_request(request_id: str, limit: int) -> dict[str, Any]:
+    """What a drain asks."""
+    return {"params": {"limit": limit}, "headers": {"X-Request-ID": request_id}}
+
+
+def tokens_of(gateways: Gateways) -> dict[str, str]:
+    """The tokens of all principals, which both gateways know."""
+    roles = {DRAINER: "worker", **dict.fromkeys(SENDERS, "delegator")}
+    tokens = {"operator": gateways.token}
+    operator = {"Authorization": f"Bearer {gateways.token}"}
+    here, there = (settings.gateway_url for settings in gateways.settings)
+    for name in sorted(roles.keys() - tokens.keys()):
+        body = {"principal": name, "role": roles[name]}
+        answer = httpx.post(f"{here}{PRINCIPALS}", json=body, headers=operator)
+        assert answer.status_code == 201, answer.text
+        tokens[name] = answer.json()["token"]
+        own = {"Authorization": f"Bearer {tokens[name]}"}
+        wait_until(lambda own=own: httpx.get(there + MESSAGES, headers=own).status_code == 200, what=name)
+    return tokens
+
+
+def killed_under_load(
+    gateways: Gateways, tokens: dict[str, str], traffic: Traffic, victims: list[tuple[int, ...]], seed: int
+) -> tuple[list[Sender], list[Drainer]]:
+    """Send and drain while gateways are killed; each kill comes between messages that wait to be sent."""
+    senders = [
+        Sender(Client(gateways, tokens[name], seed + number), traffic, name)
+        for number, name in enumerate(SENDERS)
+    ]
+    drainers = [
+        Drainer(Client(gateways, tokens[DRAINER], seed + 100 + number), traffic, number)
+        for number in range(DRAINS_AT_ONCE)
+    ]
+    workers: list[Worker] = [*senders, *drainers]
+    for worker in workers:
+        worker.start()
+    draw, step = random.Random(seed), traffic.total // (len(victims) + 1)
+    for number, together in enumerate(victims):
+        # On a quick machine nothing would be left to send at the last kill, so each waits for the one before.
+        at = step * number + draw.randint(step // 2, step)
+        # At most kills messages wait for all drains, so that drains are under way; at some the drains wait.
+        traffic.allow(at + step // 3, open_at=0 if number % 4 == 3 else at + step // 6)
+        traffic.wait_handed(at)
+        gateways.kill(*together)
+    traffic.allow(traffic.total)
+    for worker in workers:
+        worker.join(PATIENCE_S)
+    assert [worker.failure for worker in workers if worker.failure] == []
+    assert not any(worker.is_alive() for worker in workers)
+    assert sum(sender.client.cut for sender in senders) > 0, "no message was cut by a kill"
+    assert sum(drainer.client.cut for drainer in drainers) > 0, "no drain was cut by a kill"
+    return senders, drainers
+
+
+def assert_each_was_handed_out_once(senders: list[Sender], drainers: list[Drainer]) -> dict[str, str]:
+    """Each message in the answer to exactly one request id, as it was sent; returns that id by message id."""
+    sent = {
+        message_id: (sender.principal, number)
+        for sender in senders
+        for message_id, number in sender.delivered.items()
+    }
+    handed: dict[str, str] = {}
+    for drainer in drainers:
+        for request_id, (_, messages) in drainer.answered.items():
+            for message in messages:
+                message_id = message["id"]
+                assert message_id not in handed, f"handed to {handed[message_id]} and {request_id}"
+                assert message_id in sent, f"{request_id} was handed what was not delivered"
+                handed[message_id] = request_id
+                principal, number = sent[message_id]
+                said = {key: value for key, value in message.items() if key != "timestamp"}
+                assert said == {
+                    "id": message_id,
+                    "sender": principal,
+                    "recipient": DRAINER,
+                    "type": "note",
+                    "payload": payload_of(number),
+                }
+    assert handed.keys() == sent.keys(), "delivered, and not handed out"
+    return handed
+
+
+def assert_repeated_drains_get_the_same(gateways: Gateways, token: str, drainers: list[Drainer]) -> None:
+    """Some of the drains once more at each gateway, old ones and those that were cut among them."""
+    drains = [drain for drainer in drainers for drain in drainer.answered.items() if drain[1][1]]
+    chosen = random.Random(len(drains)).sample(drains, min(len(drains), REPEATED_MOST))
+    for settings in gateways.settings:
+        with httpx.Client(headers={"Authorization": f"Bearer {token}"}, trust_env=False, timeout=15) as http:
+            for request_id, (limit, messages) in chosen:
+                answer = http.get(settings.gateway_url + MESSAGES, **drain_request(request_id, limit))
+                assert answer.json() == {"messages": messages, "left": 0}, request_id
+
+
+def claims_in(ledger: pa.Table, keyring: Keyring) -> dict[str, list[str]]:
+    """By message, each request that its mailbox's stream in the ledger handed it to, told by a refold."""
+    found: dict[str, list[str]] = {}
+    entries = Entries()
+    for column in ("logged_at", "sent_at"):
+        moments = ledger[column].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+        ledger = ledger.set_column(ledger.schema.get_field_index(column), column, moments)
+    for values in ledger.select(list(COLUMNS)).to_pylist():
+        row = LedgerRow(**values)
+        settled = settle(record_of_row(row, keyring), entries, keyring)
+        assert settled.verdict == row.verdict, row
+        for change in settled.changes:
+            if row.type == MESSAGE_CLAIMED and isinstance(change.row, MessageRow):
+                found.setdefault(change.row.message_id, []).append(str(change.row.request_id))
+    return found
+
+
+def assert_the_record(
+    settings: Settings, keyring: Keyring, handed: dict[str, str], ends: dict[int, int]
+) -> None:
+    """What ledger and views say of each message that was handed to a request; `ends`: before any repeat."""
+    whole = ledger_in_order(settings)
+    ledger = whole.filter(pa.compute.equal(whole["stream_id"], f"default/{DRAINER}"))
+    columns = ("partition", "offset", "type", "verdict", "ce_id")
+    rows = ledger.select(list(columns)).to_pylist()
+    posted = [row for row in rows if row["type"] == MESSAGE_POSTED and row["verdict"] == "accepted"]
+    assert Counter(row["ce_id"] for row in posted) == Counter(handed.keys()), "not each in the ledger once"
+    assert {row["verdict"] for row in rows} == {"accepted", "duplicate"}
+    again = [row for row in rows if row["verdict"] == "duplicate" and row["offset"] < ends[row["partition"]]]
+    assert {row["type"] for row in again} <= {MESSAGE_POSTED, MESSAGE_CLAIMED}
+    assert MESSAGE_CLAIMED in {row["type"] for row in again}, "no kill came between a drain and its answer"
+    requests = {
+        message_id: str(request_uuid(DRAINER, f"drain/{request_id}"))
+        for message_id, request_id in handed.items()
+    }
+    assert claims_in(ledger, keyring) == {message_id: [request] for message_id, request in requests.items()}
+    table = DeltaTable(settings.table_path(MAILBOX_VIEW)).to_pyarrow_table()
+    shown = [row for row in table.to_pylist() if row["recipient"] == DRAINER]
+    assert {row["status"] for row in shown} == {"claimed"}
+    assert {row["message_id"]: row["request_id"] for row in shown} == requests
+    assert len(shown) == len(requests), "a message has two rows"
+    assert {row["handed_to"] for row in shown} == {f"http/{DRAINER}"}
+    assert differences(state_of_tables(settings), state_of_refold(whole, keyring)) == []
+
+
+def run_drains(
+    settings: Settings, keyring: Keyring, tmp_path: Path, total: int, victims: list[tuple[int, ...]], seed: int
+) -> None:
+    """The messages, the drains, the kills, and what must hold afterwards, also in the tables."""
+    with LocalStack(settings, parts=("streams",)):
+        gateways = Gateways(settings, tmp_path)
+        try:
+            tokens = tokens_of(gateways)
+            senders, drainers = killed_under_load(gateways, tokens, Traffic(total), victims, seed)
+            handed = assert_each_was_handed_out_once(senders, drainers)
+            assert len(handed) == total
+            before_repeats = end_offsets(settings)
+            assert_repeated_drains_get_the_same(gateways, tokens[DRAINER], drainers)
+        finally:
+            gateways.stop()
+        ends = end_offsets(settings)
+        wait_until(lambda: views_are_at(settings, ends), PATIENCE_S, "the views are at the log's end")
+    assert_the_record(settings, keyring, handed, before_repeats)
+
+
+@pytest.mark.requirement("HH-06")
+@pytest.mark.timeout(300)
+def test_each_message_goes_to_one_of_eight_drains_though_gateways_are_killed(
+    backbone_settings: Settings, keyring: Keyring, tmp_path: Path
+) -> None:
+    run_drains(backbone_settings, keyring, tmp_path, 900, [(0,), (1,), (0, 1)], seed=20261122)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_eight_drains_share_twenty_thousand_messages_at_two_gateways_that_are_killed(
+    backbone_settings: Settings, keyring: Keyring, tmp_path: Path
+) -> None:
+    draw = random.Random(20261123)
+    victims = [draw.choice([(0,), (1,), (0, 1)]) for _ in range(12)]
+    run_drains(backbone_settings, keyring, tmp_path, 20_000, victims, seed=20261123)
