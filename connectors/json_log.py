@@ -28,6 +28,20 @@ class _Redactor:
         return event
 
 
+class _NamedLogger(structlog.WriteLogger):
+    """Writes lines to stderr, and knows for whom."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(sys.stderr)
+        self.name = names[0] if names else None
+
+
+def _add_logger_name(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    record = event.get("_record")  # of a library that logs by `logging`
+    event["logger"] = logger.name if record is None else record.name
+    return event
+
+
 def configure_json_log(program: str, secrets: Iterable[str] = (), level: int = logging.INFO) -> None:
     """Send structlog's and the libraries' log lines as JSON to stderr; libraries from WARNING on.
 
@@ -36,15 +50,16 @@ def configure_json_log(program: str, secrets: Iterable[str] = (), level: int = l
     chain: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
+        _add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
         _Redactor(secrets),
     ]
+    # Our own lines go straight to stderr: the way through `logging` takes nearly twice as long.
     structlog.configure(
-        processors=[*chain, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
+        processors=[*chain, structlog.processors.JSONRenderer()],
+        logger_factory=_NamedLogger,
+        wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
@@ -62,6 +77,4 @@ def configure_json_log(program: str, secrets: Iterable[str] = (), level: int = l
     root.setLevel(logging.WARNING)
     # Says only that callbacks of ours took their time.
     logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
-    logging.getLogger("connectors").setLevel(level)
-    logging.getLogger(program).setLevel(level)
     structlog.contextvars.bind_contextvars(program=program)

@@ -26,7 +26,7 @@ from kafka.errors import OffsetOutOfRangeError  # type: ignore[import-untyped]
 from connectors.kafka_records import to_record
 from connectors.live_state import LiveState
 from connectors.live_tail import LogEnd, tail_consumer
-from connectors.publisher import Position
+from connectors.publisher import Append, Position
 from connectors.settled_feed import SettledFeed, SettledRecord
 from connectors.settled_waits import SettledWaits
 from connectors.verdict_reader import verdict_in_ledger
@@ -43,8 +43,9 @@ log = structlog.stdlib.get_logger(__name__)
 
 _POLL_MS: Final = 200
 # A poll costs ten times what a record costs. While records come faster than this, they are taken together; one
-# that comes alone is taken at once.
+# that comes alone is taken at once. Twice as long while so many come together.
 _TOGETHER_S: Final = 0.005
+_MANY: Final = 8
 _BACKOFF_S: Final = (0.1, 0.2, 0.5, 1.0)
 _REACH_S: Final = 10.0
 _STALLED_S: Final = 60.0
@@ -69,7 +70,7 @@ class LiveView:
         self._callbacks: list[Callable[[AppliedChange], None]] = []
         self._watchers: list[Callable[[Sequence[SettledRecord]], None]] = []
         self._closing = threading.Event()
-        self._settled_at = 0.0
+        self._settled_at, self._last_count = 0.0, 0
         self._thread = threading.Thread(target=self._follow, name="live-view", daemon=True)
         self.feed = SettledFeed()
         self.failure: Exception | None = None
@@ -192,6 +193,46 @@ class LiveView:
             return found
         return await asyncio.to_thread(self._look_up, position, deadline)
 
+    async def settled_after(self, append: Append, timeout_s: float) -> SettledRecord:
+        """`settled` for what is being appended: the event loop is not woken for Kafka's acknowledgement. Raises
+        what the append raises, too.
+        """
+        deadline = time.monotonic() + timeout_s
+        promise: asyncio.Future[SettledRecord | None] = asyncio.get_running_loop().create_future()
+        append.add_done_callback(lambda done: self._promise_settled(done, promise))
+        try:
+            async with asyncio.timeout(timeout_s):
+                found = await promise
+        except TimeoutError:
+            if not append.done():
+                raise BackboneUnreachable(f"Kafka did not acknowledge within {timeout_s:g} s") from None
+            raise _too_slow(append.result(), timeout_s) from None
+        finally:
+            if append.done() and append.exception() is None:
+                self._waits.remove(append.result(), promise)
+        if found is not None:
+            return found
+        return await asyncio.to_thread(self._look_up, append.result(), deadline)
+
+    def _promise_settled(self, append: Future[Position], promise: asyncio.Future[SettledRecord | None]) -> None:
+        """Kafka has answered; on the publisher's thread."""
+        error = append.exception()
+        if isinstance(error, Exception):
+            self._waits.resolve([(promise, error)])
+            return
+        position = append.result()
+        self._waits.add(position, promise)
+        if promise.done():  # nobody waits any more
+            self._waits.remove(position, promise)
+            return
+        try:
+            found, is_to_come = self._known(position)
+        except BackboneUnreachable as why:
+            self._waits.resolve([(promise, why)])
+            return
+        if not is_to_come:
+            self._waits.resolve([(promise, found)])
+
     def wait_offset(self, position: Position, timeout_s: float) -> None:
         """Return when everything up to and including `position` is settled. Raises BackboneUnreachable."""
         deadline = time.monotonic() + timeout_s
@@ -275,7 +316,7 @@ class LiveView:
 
     def _settle_poll(self, consumer: Any) -> None:
         if time.monotonic() - self._settled_at < _TOGETHER_S:
-            time.sleep(_TOGETHER_S)
+            time.sleep(_TOGETHER_S if self._last_count < _MANY else 2 * _TOGETHER_S)
         polled = consumer.poll(timeout_ms=_POLL_MS)
         settled: list[SettledRecord] = []
         passed_over: list[Position] = []
@@ -302,7 +343,7 @@ class LiveView:
             self._next.update(reached)
             self._progress.notify_all()
         self._waits.keep(settled, passed_over)
-        self._settled_at = time.monotonic()
+        self._settled_at, self._last_count = time.monotonic(), len(settled)
 
     def _changed(self, change: AppliedChange) -> None:
         for callback in self._callbacks:

@@ -69,11 +69,14 @@ class Publisher:
     """Appends records to the one topic. Thread-safe; use it as a context manager.
 
     `linger_ms`: how long a record waits for others to travel with; 0 sends each at once. `cut_beyond`: longer
-    records are cut, by default at `limits.payload_bytes`. Raises BackboneUnreachable when Kafka cannot be
-    reached within 10 s.
+    records are cut, by default at `limits.payload_bytes`. `in_flight`: how many requests to Kafka are under way
+    at once; with 1, what comes during a request travels in the next. Raises BackboneUnreachable when Kafka
+    cannot be reached within 10 s.
     """
 
-    def __init__(self, settings: Settings, *, linger_ms: int = 0, cut_beyond: int | None = None) -> None:
+    def __init__(
+        self, settings: Settings, *, linger_ms: int = 0, cut_beyond: int | None = None, in_flight: int = 5
+    ) -> None:
         kafka = settings.kafka
         self._kafka = kafka
         self._cut_beyond = settings.limits.payload_bytes if cut_beyond is None else cut_beyond
@@ -93,6 +96,7 @@ class Publisher:
                 enable_idempotence=True,  # said aloud, so that a conflicting option raises
                 acks="all",
                 linger_ms=linger_ms,
+                max_in_flight_requests_per_connection=in_flight,
                 delivery_timeout_ms=delivery_ms,
                 request_timeout_ms=max(100, min(delivery_ms // 2, 10_000)),
                 max_block_ms=min(delivery_ms, 10_000),
@@ -153,6 +157,11 @@ class Publisher:
         sent.add_callback(acknowledged)
         sent.add_errback(failed)
         return append
+
+    def has_room(self, record: OutgoingRecord) -> bool:
+        """Whether `append` would not block now."""
+        size = len(record.value) + _RECORD_OVERHEAD_BYTES
+        return self._failure is not None or self._outstanding_bytes + size <= OUTSTANDING_LIMIT_BYTES
 
     def append_cut(self, record: OutgoingRecord) -> Append:
         """`append` of what travels of an over-long body: for a record that Kafka refused whole."""

@@ -49,19 +49,20 @@ class SettledWaits:
                 kept += [(promise, record) for promise in self._promises.pop(record.position, ())]
             for position in passed_over:
                 kept += [(promise, None) for promise in self._promises.pop(position, ())]
-        self._resolve(kept)
+        self.resolve(kept)
 
     def fail(self, error: Exception) -> None:
         """Break every promise with `error`."""
         with self._lock:
             broken = [promise for promises in self._promises.values() for promise in promises]
             self._promises.clear()
-        self._resolve([(promise, error) for promise in broken])
+        self.resolve([(promise, error) for promise in broken])
 
     @staticmethod
-    def _resolve(
+    def resolve(
         answers: Sequence[tuple[_Promise | _AsyncPromise, SettledRecord | Exception | None]],
     ) -> None:
+        """Answer promises, from any thread; each event loop is woken once."""
         by_loop: dict[
             asyncio.AbstractEventLoop, list[tuple[_AsyncPromise, SettledRecord | Exception | None]]
         ] = {}

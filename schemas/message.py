@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field
 from schemas.ids import MAILBOX, stream_key
 from schemas.job_event import is_utc_timestamp
 from schemas.record import MESSAGE_POSTED, OutgoingRecord
-from schemas.strict_json import canonical
+from schemas.strict_json import canonical_plain
 from schemas.wire_body import Name, WireBody
 
 DEFAULT_REALM: Final = "default"
@@ -79,7 +79,7 @@ def posting_record(message: Message, *, door: str, principal: str) -> OutgoingRe
         principal=principal,
         type=MESSAGE_POSTED,
         # Without what is null: a field that comes later must not make a repeated message another one.
-        value=canonical(message.model_dump(mode="json", by_alias=True, exclude_none=True)),
+        value=canonical_plain(message.model_dump(mode="json", by_alias=True, exclude_none=True)),
     )
 
 

@@ -11,10 +11,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 import structlog
-from fastapi import Request, Response, Security
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from fastapi.security import HTTPBearer
 
 from connectors.gateway.answers import INTERNAL, ApiError, error_response, first_fault
 from connectors.gateway.identities import Identities, Unidentified
@@ -32,7 +31,7 @@ OwnerOf = Callable[[Request], Awaitable[str | None]]
 """Says whose the thing is that a request is about; None when it belongs to nobody known."""
 
 _OPEN: Final = "open"
-_BEARER: Final = HTTPBearer(auto_error=False, description="A principal's token.")
+_BEARER: Final = "HTTPBearer"
 _REALM: Final = 'Bearer realm="trunkline"'
 
 
@@ -55,6 +54,14 @@ def open_to_all(endpoint: Endpoint) -> Endpoint:
     """Mark an endpoint that needs no token."""
     endpoint.__trunkline_admission__ = _OPEN  # type: ignore[attr-defined]
     return endpoint
+
+
+def documented(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI page, with what a bearer token is."""
+    page = FastAPI.openapi(app)
+    bearer = {"type": "http", "scheme": "bearer", "description": "A principal's token."}
+    page.setdefault("components", {})["securitySchemes"] = {_BEARER: bearer}
+    return page
 
 
 class Gate:
@@ -119,9 +126,11 @@ class AdmittedRoute(APIRoute):
             raise TypeError(f"route {path}: its endpoint says neither asks_for(...) nor open_to_all")
         self.admission = endpoint.__trunkline_admission__
         if self.admission != _OPEN:
-            # For the OpenAPI page alone; the gate reads the token itself.
-            options["dependencies"] = [*(options.get("dependencies") or ()), Security(_BEARER)]
-            options["openapi_extra"] = {"x-trunkline-action": str(self.admission[0])}
+            # Not as a dependency: the gate reads the token itself, and nobody needs it read twice.
+            options["openapi_extra"] = {
+                "x-trunkline-action": str(self.admission[0]),
+                "security": [{_BEARER: []}],
+            }
         super().__init__(path, endpoint, **options)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.routing import Match
 
 from connectors.gateway.access_log import AccessLog
-from connectors.gateway.admission import AdmittedRoute, Gate, open_to_all
+from connectors.gateway.admission import AdmittedRoute, Gate, documented, open_to_all
 from connectors.gateway.agent_routes import add_agent_routes
 from connectors.gateway.answers import (
     INTERNAL,
@@ -52,14 +52,16 @@ def build_application(hub: Hub) -> FastAPI:
     _add_error_handlers(app)
     _add_health_routes(app, hub)
     _add_metrics_route(app, hub)
+    # The first in line is found first, and these are asked for most.
+    add_message_routes(app, hub)
     add_job_routes(app, hub)
     add_stream_routes(app, hub, gate)
     add_session_routes(app, hub)
     add_principal_routes(app, hub)
     add_mailbox_routes(app, hub)
-    add_message_routes(app, hub)
     add_agent_routes(app, hub)
     add_task_routes(app, hub)
+    app.openapi = lambda: documented(app)  # type: ignore[method-assign]
     app.add_middleware(AccessLog, metrics=hub.metrics)
     return app
 

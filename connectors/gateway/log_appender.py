@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Final
 
 import structlog
@@ -80,20 +82,9 @@ class LogAppender:
         """Append and wait for Kafka. Raises BackboneUnreachable: at once while Kafka is away, else after
         `gateway.settle_timeout_s`; ApiError (413) for a record that Kafka does not take.
         """
-        publisher = self._usable()
-        self._calls += 1
-        call, self._under_way[self._calls] = self._calls, time.monotonic()
-        appending = self._hands.submit(publisher.append, record)
-        appending.add_done_callback(lambda done: self._handed_over(call, done))
-        try:
-            return await asyncio.wait_for(_acknowledged(appending), self._timeout_s)
-        except TimeoutError:
-            raise BackboneUnreachable(f"Kafka did not acknowledge within {self._timeout_s:g} s") from None
-        except RecordRefused as error:
-            raise ApiError(413, TOO_LARGE, "Kafka takes no record of this size") from error
-        except BackboneUnreachable:
-            self._wake.set()
-            raise
+        with self._kafka_watched():
+            async with asyncio.timeout(self._timeout_s):
+                return await asyncio.wrap_future(await self._begin(record))
 
     def check(self) -> None:
         """Raise BackboneUnreachable when `append` would fail at once."""
@@ -107,7 +98,8 @@ class LogAppender:
 
     async def settle(self, record: OutgoingRecord) -> SettledRecord:
         """Append, wait for Kafka, wait until the live view has settled it. Raises as `append` does."""
-        return await self._live_view.settled(await self.append(record), self._timeout_s)
+        with self._kafka_watched():
+            return await self._live_view.settled_after(await self._begin(record), self._timeout_s)
 
     def settle_in_thread(self, record: OutgoingRecord) -> SettledRecord:
         """`settle` for a thread that may block. Raises BackboneUnreachable, RecordRefused."""
@@ -134,11 +126,35 @@ class LogAppender:
 
         self._hands.submit(append)
 
-    def _handed_over(self, call: int, done: Future[Append]) -> None:
-        if done.cancelled() or done.exception() is not None:
+    async def _begin(self, record: OutgoingRecord) -> Append:
+        """Hand a record to the publisher: at once, or by a thread where that would block."""
+        publisher = self._usable()
+        self._calls += 1
+        call, self._under_way[self._calls] = self._calls, time.monotonic()
+        try:
+            if publisher.has_room(record):
+                append = publisher.append(record)
+            else:
+                handing = asyncio.wrap_future(self._hands.submit(publisher.append, record))
+                append = await asyncio.wait_for(handing, self._timeout_s)
+        except BaseException:
             self._under_way.pop(call, None)
-        else:
-            done.result().add_done_callback(lambda _: self._under_way.pop(call, None))
+            raise
+        append.add_done_callback(lambda _: self._under_way.pop(call, None))
+        return append
+
+    @contextmanager
+    def _kafka_watched(self) -> Iterator[None]:
+        """What a handler may see of a failed append, and the watch is told."""
+        try:
+            yield
+        except TimeoutError:
+            raise BackboneUnreachable(f"Kafka did not acknowledge within {self._timeout_s:g} s") from None
+        except RecordRefused as error:
+            raise ApiError(413, TOO_LARGE, "Kafka takes no record of this size") from error
+        except BackboneUnreachable:
+            self._wake.set()
+            raise
 
     def _watch_over(self) -> None:
         while not self._closing:
@@ -169,14 +185,10 @@ class LogAppender:
 
     def _new_publisher(self) -> Publisher:
         # The gate has bounded the request; the record around it may be longer, and nothing of it is cut.
-        return Publisher(self._settings, cut_beyond=self._settings.kafka.record_limit_bytes)
+        # One request at a time: under load the records share it, and it costs more than they do.
+        return Publisher(self._settings, cut_beyond=self._settings.kafka.record_limit_bytes, in_flight=1)
 
     def _say(self, why: str | None) -> None:
         if (why is None) != (self._away is None):
             log.warning("kafka_away", why=why) if why is not None else log.info("kafka_back")
         self._away = why
-
-
-async def _acknowledged(appending: Future[Append]) -> Position:
-    append = await asyncio.wrap_future(appending)
-    return await asyncio.wrap_future(append)

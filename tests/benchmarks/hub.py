@@ -194,7 +194,7 @@ def busy_figures(
     settings: Settings, work: Path, tokens: dict[str, str], seconds: float, rate: int, warm_s: int
 ) -> dict[str, Any]:
     """All parts up and job events coming in: sends, and the second gateway."""
-    length_s = int(warm_s + 2 * (seconds + VISIBLE_S)) + SLACK_S
+    length_s = int(warm_s + 2 * (seconds + 2 * VISIBLE_S)) + SLACK_S
     with job_load(settings, rate, length_s):
         say(f"{rate} job events/s; Spark warms up for {warm_s} s")
         time.sleep(warm_s)

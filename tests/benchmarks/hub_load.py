@@ -162,7 +162,7 @@ async def visible(first: str, second: str, tokens: Mapping[str, str], rate: int,
     """Send at one gateway at a steady rate, drain at the other: from the answer to the drain's that has it."""
     seen: dict[str, float] = {}
     ages: list[float] = []
-    warm = int(rate * seconds / 3)
+    warm = int(rate * seconds)  # the second gateway has just been started
     total = warm + int(rate * seconds)
     per_s = 0.0
 

@@ -161,6 +161,7 @@ async def serve(port: int, nats_port: int, tokens: Mapping[str, str]) -> None:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=5,
         )
