@@ -132,6 +132,15 @@ class SparkSettings(_Section):
     trigger_interval_ms: int = Field(default=0, ge=0)
 
 
+class FileSettings(_Section):
+    """The bridge of the file queue. `root`: the queue's folder; `poll_s`: how often it is looked at, whatever
+    the file system tells.
+    """
+
+    root: Path | None = None
+    poll_s: float = Field(default=0.5, gt=0)
+
+
 class StorageSettings(_Section):
     """Where things lie. None means: below `data_dir`. URIs of an object store are taken as they are."""
 
@@ -151,6 +160,7 @@ class Settings(_Section):
     spark: SparkSettings = SparkSettings()
     gateway: GatewaySettings = GatewaySettings()
     views: ViewSettings = ViewSettings()
+    files: FileSettings = FileSettings()
     storage: StorageSettings = StorageSettings()
 
     @property

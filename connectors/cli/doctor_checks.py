@@ -18,6 +18,7 @@ from connectors.cli.doctor_machine import (
 from connectors.cli.doctor_parts import (
     check_accounts,
     check_bridge,
+    check_files,
     check_gateway,
     check_kafka,
     check_mqtt,
@@ -41,6 +42,7 @@ CHECKS: dict[str, Callable[[Settings], Finding]] = {
     "mqtt": check_mqtt,
     "accounts": check_accounts,
     "bridge": check_bridge,
+    "files": check_files,
     "gateway": check_gateway,
     "token": check_token,
     "streams": check_streams,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from connectors.cli.doctor_findings import FAIL, OK, RESTART, START, WARN, Finding, private_file
 from connectors.local_stack import control
-from connectors.local_stack.part_plan import BRIDGE, GATEWAY, KAFKA, MOSQUITTO, STREAMS
+from connectors.local_stack.part_plan import BRIDGE, FILES, GATEWAY, KAFKA, MOSQUITTO, STREAMS
 from connectors.local_stack.readiness import mqtt_answers
 from connectors.mqtt_credentials import OPERATOR, load_role_passwords, role_file
 from connectors.mqtt_login import LoginAnswer, try_login
@@ -78,6 +78,11 @@ def _why(restarts: int, name: str) -> str:
 def check_bridge(settings: Settings) -> Finding:
     """The bridge lives."""
     return _check_part(settings, BRIDGE)
+
+
+def check_files(settings: Settings) -> Finding:
+    """The bridge of the file queue lives."""
+    return _check_part(settings, FILES)
 
 
 def check_accounts(settings: Settings) -> Finding:

@@ -50,7 +50,7 @@ STACK, EVENTS, AGENTS = "The local stack", "Jobs and events", "Agents and who ma
 WORK = "Trying and measuring"
 
 COMMANDS: dict[str, Command] = {
-    "up": Command("connectors.cli.up_command", "start brokers, bridge, gateway and streams", STACK),
+    "up": Command("connectors.cli.up_command", "start brokers, bridges, gateway and streams", STACK),
     "down": Command("connectors.cli.down_command", "stop them all, in order", STACK),
     "status": Command("connectors.cli.status_command", "show each part's state, age and memory", STACK),
     "logs": Command("connectors.cli.logs_command", "show or follow the parts' logs", STACK),
@@ -90,12 +90,13 @@ def top_level_help() -> str:
     for group in groups:
         lines += ["", f"{group}:"]
         lines += [f"  {name:<14}{c.summary}" for name, c in COMMANDS.items() if c.group == group]
-    lines += ["", "Tests:", f"  {'test':<14}run the tests; pytest's arguments may follow", "", _EXAMPLES]
+    lines += ["", "Without the stack:", f"  {'queue':<14}a mailbox in files: send, poll, tail, expire, status"]
+    lines += [f"  {'test':<14}run the tests; pytest's arguments may follow", "", _EXAMPLES]
     return "\n".join(lines) + f"Help on one command: {PROGRAM} COMMAND --help\n"
 
 
 def _unknown(name: str) -> int:
-    close = get_close_matches(name, [*COMMANDS, "test"], n=1)
+    close = get_close_matches(name, [*COMMANDS, "queue", "test"], n=1)
     hint = f"Did you mean '{close[0]}'?" if close else f"See {PROGRAM} --help."
     print(f"{PROGRAM}: there is no command '{name}'. {hint}", file=sys.stderr)
     return EXIT_USAGE

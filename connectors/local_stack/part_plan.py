@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 KAFKA, MOSQUITTO, BRIDGE, GATEWAY, STREAMS = "kafka", "mosquitto", "bridge", "gateway", "streams"
+FILES = "files"
 
 # Parts of one stage start together; the next stage starts when they are ready.
-STAGES: tuple[tuple[str, ...], ...] = ((KAFKA, MOSQUITTO), (BRIDGE, GATEWAY, STREAMS))
+STAGES: tuple[tuple[str, ...], ...] = ((KAFKA, MOSQUITTO), (BRIDGE, FILES, GATEWAY, STREAMS))
 ALL_PARTS = tuple(name for stage in STAGES for name in stage)
 # Nothing that still writes may lose what it writes to.
-STOP_ORDER = (BRIDGE, GATEWAY, STREAMS, MOSQUITTO, KAFKA)
+STOP_ORDER = (BRIDGE, FILES, GATEWAY, STREAMS, MOSQUITTO, KAFKA)
 
 
 def _nothing() -> None:

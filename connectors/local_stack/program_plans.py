@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from connectors.local_stack.part_plan import BRIDGE, GATEWAY, STREAMS, PartPlan
+from connectors.file_bridge.queue_root import queue_root
+from connectors.local_stack.part_plan import BRIDGE, FILES, GATEWAY, STREAMS, PartPlan
 from connectors.local_stack.ports import require_free
 from connectors.local_stack.programs import jar_files, java_home, spark_home
 from connectors.mqtt_credentials import BRIDGE as BRIDGE_ROLE
@@ -51,6 +52,22 @@ def bridge_plan(settings: Settings) -> PartPlan:
         cwd=PROJECT_ROOT,
         environment={READY_FILE: str(ready)},
         credentials=lambda: _bridge_credentials(settings),
+    )
+
+
+def files_plan(settings: Settings) -> PartPlan:
+    """The bridge between the file queue and the mailboxes."""
+    ready = _ready_file(settings, FILES)
+    return PartPlan(
+        name=FILES,
+        summary=f"file bridge at {queue_root(settings)}",
+        prepare=lambda: ready.unlink(missing_ok=True),
+        command=lambda: [sys.executable, "-P", "-m", "connectors.file_bridge"],
+        is_ready=ready.exists,
+        ready_within_s=60,
+        stop_within_s=15,
+        cwd=PROJECT_ROOT,
+        environment={READY_FILE: str(ready)},
     )
 
 

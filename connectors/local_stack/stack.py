@@ -17,6 +17,7 @@ from connectors.local_stack.part import Part
 from connectors.local_stack.part_plan import (
     ALL_PARTS,
     BRIDGE,
+    FILES,
     GATEWAY,
     KAFKA,
     MOSQUITTO,
@@ -25,7 +26,7 @@ from connectors.local_stack.part_plan import (
     STREAMS,
     PartPlan,
 )
-from connectors.local_stack.program_plans import bridge_plan, gateway_plan, streams_plan
+from connectors.local_stack.program_plans import bridge_plan, files_plan, gateway_plan, streams_plan
 from schemas.errors import Refused, TrunklineError, UsageError
 from schemas.sealing import ensure_keyring
 from schemas.settings import Settings
@@ -34,6 +35,7 @@ PLANS: dict[str, Callable[[Settings], PartPlan]] = {
     KAFKA: kafka_plan,
     MOSQUITTO: mosquitto_plan,
     BRIDGE: bridge_plan,
+    FILES: files_plan,
     GATEWAY: gateway_plan,
     STREAMS: streams_plan,
 }

@@ -1,0 +1,95 @@
+"""The file bridge (`python -m connectors.file_bridge`) joins the file queue and the mailboxes (FQ-15 to FQ-17).
+
+One bridge at a time for a queue; a second one waits until the first has ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import IO, Final
+
+import structlog
+
+from connectors.file_bridge.bridge import Consumers, FileBridge
+from connectors.file_bridge.mailbox_follower import MailboxFollower
+from connectors.file_bridge.queue_root import queue_root
+from connectors.json_log import configure_json_log
+from schemas.errors import TrunklineError
+from schemas.settings import Settings, SettingsError, load_settings
+
+log = structlog.stdlib.get_logger("connectors.file_bridge")  # __name__ is __main__ when it runs
+
+LOCK: Final = ".bridge.lock"
+_TICK_S: Final = 0.2
+_STOP_S: Final = 5.0
+
+
+def wait_alone(settings: Settings, stop: threading.Event) -> IO[bytes] | None:
+    """Wait until no other bridge has this queue; the open lock file, None when stopped before."""
+    root = queue_root(settings)
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = (root / LOCK).open("wb")
+    is_told = False
+    while not stop.is_set():
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not is_told:
+                log.info("standby", root=str(root))
+                is_told = True
+            stop.wait(_TICK_S)
+        else:
+            return lock
+    lock.close()
+    return None
+
+
+def run(settings: Settings, stop: threading.Event, ready_file: Path | None) -> None:
+    """Bridge until stopped. Raises TrunklineError when the topic does not fit the settings."""
+    lock = wait_alone(settings, stop)
+    if lock is None:
+        return
+    consumers = Consumers()
+    follower = MailboxFollower(settings, stop, consumers)
+
+    def ready() -> None:
+        if ready_file is not None:
+            ready_file.touch()
+
+    with lock:
+        follower.start()
+        try:
+            FileBridge(settings, stop, consumers, follower.agents, ready).run()
+        finally:
+            stop.set()
+            follower.join(_STOP_S)
+
+
+def main() -> int:
+    """Run the bridge until SIGTERM or SIGINT. Returns the exit code."""
+    try:
+        settings = load_settings()
+    except SettingsError as error:
+        print(f"file_bridge: {error}", file=sys.stderr)
+        return 2
+    configure_json_log("file_bridge", [])
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    ready = os.environ.get("TRUNKLINE_READY_FILE")
+    try:
+        run(settings, stop, Path(ready) if ready else None)
+    except (TrunklineError, SettingsError) as error:
+        log.error("refused_to_start", error=str(error))
+        return error.exit_code if isinstance(error, TrunklineError) else 2
+    log.info("stopped")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

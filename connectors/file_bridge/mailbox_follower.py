@@ -1,0 +1,177 @@
+"""From the mailboxes to the files (FQ-17): what another door sends to an agent that reads by file is appended
+to its queue, once, under its own id.
+
+**Reads** the gateway's settled stream as the news, and what is pending in a mailbox as the truth: at the start,
+after a gap, and for an agent that has just come.
+**Guarantees** that nothing is appended that the file holds already; so it may be killed anywhere.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import structlog
+
+from connectors.event_stream import GAP, SETTLED, SNAPSHOT, EventStream, ServerEvent
+from connectors.file_bridge.bridge import Consumers
+from connectors.file_bridge.queue_root import queue_root
+from connectors.file_bridge.records import DOOR, line_of
+from connectors.file_queue import Queue, QueueError
+from connectors.file_queue.message_record import is_expired, parse_line
+from connectors.file_queue.session_files import MESSAGES, SessionFolder, complete_lines
+from connectors.gateway_client import GatewayClient, path_of
+from schemas.errors import TrunklineError
+from schemas.ids import MAILBOX
+from schemas.message import DEFAULT_REALM
+from schemas.record import MESSAGE_POSTED
+from schemas.settings import Settings
+from schemas.verdicts import ACCEPTED
+
+log = structlog.stdlib.get_logger(__name__)
+
+_PAGE: Final = 500
+_TICK_S: Final = 0.2
+_AGENTS_S: Final = 5.0
+_AGAIN_S: Final = 1.0
+_REMEMBERED: Final = 20_000
+
+
+class MailboxFollower:
+    """Runs on a thread of its own until `stop` is set; nothing that the gateway does ends it."""
+
+    def __init__(self, settings: Settings, stop: threading.Event, consumers: Consumers) -> None:
+        self._settings = settings
+        self._root = str(queue_root(settings))
+        self._queue = Queue(self._root)
+        self._stop = stop
+        self._consumers = consumers
+        self._synced: set[tuple[str, str]] = set()
+        self._handled: OrderedDict[tuple[str, str, str], None] = OrderedDict()
+        self._agents: frozenset[str] = frozenset()
+        self._asked_agents_at = -math.inf
+        self._thread = threading.Thread(target=self._run, name="mailbox-follower", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for its end, after `stop` is set."""
+        self._thread.join(timeout_s)
+
+    def agents(self) -> frozenset[str]:
+        """The registered agents, as the gateway last said."""
+        return self._agents
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._follow()
+            except (TrunklineError, QueueError, OSError) as error:
+                log.warning("mailboxes_wait", why=str(error))
+            except Exception:
+                log.exception("mailboxes_failed")
+            self._stop.wait(_AGAIN_S)
+
+    def _follow(self) -> None:
+        wanted = {"kind": MAILBOX, "type": MESSAGE_POSTED, "verdict": ACCEPTED}
+        self._synced.clear()
+        with (
+            GatewayClient(self._settings) as gateway,
+            EventStream(gateway, path_of("events"), wanted, give_up_s=math.inf, lost=_tell) as stream,
+        ):
+            has_snapshot = False
+            while not self._stop.is_set():
+                event = stream.next(_TICK_S)
+                if event is not None:
+                    has_snapshot |= event.name == SNAPSHOT
+                    self._take(event)
+                # Not before the stream stands: what comes later comes by it.
+                if has_snapshot:
+                    self._sync_new(gateway)
+                    self._ask_agents(gateway)
+
+    def _take(self, event: ServerEvent) -> None:
+        if event.name in (GAP, SNAPSHOT):
+            self._synced.clear()
+        elif event.name == SETTLED and not str(event.data["principal"]).startswith(f"{DOOR}/"):
+            body = event.data["body"]
+            if isinstance(body, dict):
+                body = {"realm": DEFAULT_REALM, **body}
+                if (body["realm"], body["to"]) in self._synced:
+                    self._deliver(body, event.data["logged_at"])
+
+    def _sync_new(self, gateway: GatewayClient) -> None:
+        for session, name in self._consumers.all():
+            if (session, name) not in self._synced:
+                self._sync(gateway, session, name)
+                self._synced.add((session, name))
+
+    def _sync(self, gateway: GatewayClient, session: str, name: str) -> None:
+        """Append what is pending in a mailbox and not in the file."""
+        after: dict[str, str] = {}
+        while not self._stop.is_set():
+            path = path_of("mailboxes", session, name)
+            page = gateway.get(path, {"pending": "true", "limit": _PAGE, **after})["messages"]
+            if not page:
+                return
+            lying = self._in_file(session, {row["message_id"] for row in page})
+            for row in page:
+                if row["message_id"] not in lying:
+                    self._deliver(_wire_model(row), row["posted_at"])
+            after = {"after": page[-1]["message_id"]}
+
+    def _in_file(self, session: str, message_ids: set[str]) -> set[str]:
+        """Which of these messages have a line in the session's file."""
+        with SessionFolder(self._root, session, create=False) as folder:
+            fd = folder.open_file(MESSAGES)
+            if fd is None:
+                return set()
+            try:
+                lines = complete_lines(fd, 0, os.fstat(fd).st_size)
+                found = (parse_line(line) for _, _, line in lines)
+                return {message["msg_id"] for message in found if message is not None} & message_ids
+            finally:
+                os.close(fd)
+
+    def _deliver(self, message: Mapping[str, Any], logged_at: str) -> None:
+        session, name = str(message["realm"]), str(message["to"])
+        key = (session, name, str(message["message_id"]))
+        if key in self._handled:
+            return
+        record = line_of(message, logged_at)
+        if is_expired(record, time.time()):
+            return
+        self._queue.deliver(record, session)
+        self._handled[key] = None
+        if len(self._handled) > _REMEMBERED:
+            self._handled.popitem(last=False)
+
+    def _ask_agents(self, gateway: GatewayClient) -> None:
+        if time.monotonic() - self._asked_agents_at < _AGENTS_S:
+            return
+        shown = gateway.get(path_of("agents"))["agents"]
+        self._agents = frozenset(agent["name"] for agent in shown if agent["status"] == "defined")
+        self._asked_agents_at = time.monotonic()
+
+
+def _tell(why: str | None) -> None:
+    if why is None:
+        log.info("gateway_back")
+    else:
+        log.warning("gateway_away", why=why)
+
+
+def _wire_model(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the mailbox, in the words of the message's wire model."""
+    named = {"from": row["sender"], "to": row["recipient"]}
+    kept: Sequence[str] = (
+        "message_id", "realm", "kind", "body", "in_reply_to", "sent_at", "expires_at", "broadcast_id",
+    )  # fmt: skip
+    return {**named, **{name: row[name] for name in kept}}

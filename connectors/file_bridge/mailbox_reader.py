@@ -1,0 +1,28 @@
+"""Which messages the mailbox view has, for ids that the mailboxes themselves may have forgotten (FQ-15)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from schemas.delta_files import dataset_of
+from schemas.errors import TrunklineError
+from schemas.settings import Settings
+from schemas.view_rows import MAILBOX_VIEW
+
+
+def known_messages(settings: Settings, realm: str, message_ids: Sequence[str]) -> set[tuple[str, str]]:
+    """Recipient and id of those of these messages that the view has. Raises TrunklineError."""
+    path = settings.table_path(MAILBOX_VIEW)
+    try:
+        if not DeltaTable.is_deltatable(path):
+            return set()
+        wanted = (pc.field("realm") == realm) & pc.field("message_id").isin(pa.array(message_ids, pa.string()))
+        found = dataset_of(DeltaTable(path)).to_table(filter=wanted, columns=["recipient", "message_id"])
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        raise TrunklineError(f"the mailbox view at {path} cannot be read: {error}") from error
+    return set(zip(*(found.column(name).to_pylist() for name in ("recipient", "message_id")), strict=True))

@@ -1,0 +1,153 @@
+"""What the bridge makes of a line of the file queue, and of a message for an agent that reads by file."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from connectors.file_queue import TOPICS
+from connectors.file_queue.message_record import EVERYBODY
+from schemas.mailbox_requests import LIMIT_MOST, claim_of_record
+from schemas.message import Message, posting_record
+from schemas.record import MESSAGE_POSTED, OVERSIZE_PREFIX_BYTES, OutgoingRecord, content_id, refused_stream
+
+DOOR: Final = "file"
+# Whoever may write to the files may write any name into them.
+PRINCIPAL: Final = "unverified"
+TEXT: Final = "text/plain"
+_NAMESPACE: Final = uuid.UUID("7b1c6a34-7f0e-5b38-8a5d-4f1f3c0b6d11")
+# What no date reaches has no end.
+_FOR_EVER_S: Final = 7_000 * 365 * 24 * 3600.0
+
+Line = Mapping[str, Any]
+"""A message as the queue's library reads it from a line, its body in it."""
+
+
+def is_to_everybody(message: Line) -> bool:
+    """Whether a line is for every consumer."""
+    return message["to"] in EVERYBODY
+
+
+def posting_of(message: Line, session: str, recipient: str) -> OutgoingRecord:
+    """The record that posts a line's message into the mailbox of one recipient; the session is the realm.
+
+    Raises ValueError for what no message of ours can hold.
+    """
+    try:
+        posted = Message.model_validate(
+            {
+                "message_id": message["msg_id"],
+                "realm": session,
+                "from": message["from"],
+                "to": recipient,
+                "kind": message["topic"],
+                "body": message["body"],
+                "content_type": TEXT,
+                "in_reply_to": message["in_reply_to"],
+                "sent_at": message["ts"],
+                "expires_at": _expires_at(message),
+                "broadcast_id": message["msg_id"] if is_to_everybody(message) else None,
+            }
+        )
+    except ValidationError as error:
+        raise ValueError("not a message of ours") from error
+    return posting_record(posted, door=DOOR, principal=PRINCIPAL)
+
+
+def refusal_of(session: str, line: bytes) -> OutgoingRecord:
+    """The record that keeps a complete line which is no message: what fits of it, for whoever asks why."""
+    return OutgoingRecord(
+        stream=refused_stream(DOOR),
+        ce_id=content_id(DOOR.encode(), session.encode(), line),
+        door=DOOR,
+        principal=PRINCIPAL,
+        type=MESSAGE_POSTED,
+        value=line[:OVERSIZE_PREFIX_BYTES],
+    )
+
+
+def claims_of(poll: Mapping[str, Any]) -> Iterator[OutgoingRecord]:
+    """The records that a poll has taken what it has taken (FQ-16), out of its line in the audit."""
+    session, agent, taken = poll["session"], poll["agent_id"], poll["msg_ids"]
+    for first in range(0, len(taken), LIMIT_MOST):
+        some = taken[first : first + LIMIT_MOST]
+        request = uuid.uuid5(_NAMESPACE, f"{session}/{agent}/{poll['ts']}/{'/'.join(some)}")
+        yield claim_of_record(session, agent, str(request), some, door=DOOR, principal=PRINCIPAL)
+
+
+def poll_in(entry: Any) -> Mapping[str, Any] | None:
+    """A line of the audit, if it is a poll that took something."""
+    if not isinstance(entry, dict) or entry.get("op") != "poll":
+        return None
+    taken = entry.get("msg_ids")
+    named = all(isinstance(entry.get(name), str) for name in ("session", "agent_id", "ts"))
+    is_list = isinstance(taken, list) and all(isinstance(one, str) for one in taken)
+    return entry if named and is_list and taken else None
+
+
+def line_of(message: Mapping[str, Any], sent_at: str) -> dict[str, Any]:
+    """The fields of a line for a message of another door: `message` is its wire model, `sent_at` when it was
+    logged, for those that do not say it themselves. Raises ValueError when that is no time.
+
+    A kind that is no topic becomes `broadcast` for broadcasts, else `ask`.
+    """
+    kind = message["kind"]
+    topic = kind if kind in TOPICS else "broadcast" if message.get("broadcast_id") else "ask"
+    sent = _moment(message.get("sent_at") or sent_at) or _moment(sent_at)
+    if sent is None:
+        raise ValueError("not a time")
+    return {
+        "msg_id": message["message_id"],
+        "ts": _text(sent),
+        "from": message["from"],
+        "to": message["to"],
+        "topic": topic,
+        "body": message["body"],
+        "in_reply_to": message.get("in_reply_to"),
+        "ttl_s": _ttl_s(sent, message.get("expires_at")),
+    }
+
+
+def sent_at_s(message: Line) -> float | None:
+    """When a line says that it was sent, in seconds since 1970 UTC."""
+    moment = _moment(message["ts"])
+    return None if moment is None else moment.timestamp()
+
+
+def recipients_of(message: Line, consumers: Sequence[str]) -> Sequence[str]:
+    """Whose mailboxes a line goes to: that of its recipient, or those of all consumers known."""
+    return consumers if is_to_everybody(message) else (str(message["to"]),)
+
+
+def _expires_at(message: Line) -> str | None:
+    ttl_s = message["ttl_s"]
+    if ttl_s is None or ttl_s > _FOR_EVER_S:
+        return None
+    moment = _moment(message["ts"])
+    if moment is None:
+        return None
+    try:
+        return _text(moment + timedelta(seconds=float(ttl_s)))
+    except OverflowError:
+        return None
+
+
+def _ttl_s(sent: datetime, expires_at: str | None) -> float | None:
+    end = None if expires_at is None else _moment(expires_at)
+    return None if end is None else max(0.0, (end - sent).total_seconds())
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+
+
+def _text(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,18 @@
+"""The file queue: a mailbox on one machine without any server. Nothing but the standard library.
+
+    from connectors.file_queue import Queue
+
+    queue = Queue()
+    queue.send("ask", "Is the build green?", to="builder", sender="ann")
+    for message in queue.poll("builder"):
+        print(message["from"], message["body"])
+
+What it guarantees and what not is in docs/file_queue.md.
+"""
+
+from connectors.file_queue.message_queue import Queue
+from connectors.file_queue.message_record import TOPICS
+from connectors.file_queue.queue_errors import QueueDisabledError, QueueError, TopicError
+from connectors.file_queue.queue_settings import DEFAULT_BODY_THRESHOLD
+
+__all__ = ["DEFAULT_BODY_THRESHOLD", "TOPICS", "Queue", "QueueDisabledError", "QueueError", "TopicError"]

@@ -1,0 +1,44 @@
+"""The audit of the file queue: a line for each send, poll and expire, never a body (FQ-10)."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+
+from connectors.file_queue.message_record import stamp, to_line
+from connectors.file_queue.session_files import FILE_MODE, append
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+AUDIT = "audit.jsonl"
+
+
+def write_audit(root: str, op: str, **said: Any) -> str | None:
+    """Append a line to the audit. Returns why it could not, or None.
+
+    It never raises: what it tells of has happened, and must not look as if it had not.
+    """
+    path = f"{root}/{AUDIT}"
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, FILE_MODE)
+    except OSError as error:
+        return f"the audit {path} was not written: {error.strerror}"
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return f"the audit {path} was not written: it is not a regular file"
+        # Sessions have locks of their own and share this file: its lock is the file itself.
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        try:
+            append(fd, to_line({"ts": stamp(), "op": op, **said}))
+        finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+    except Exception as error:  # noqa: BLE001 - see above
+        why = os.strerror(error.errno or errno.EIO) if isinstance(error, OSError) else str(error)
+        return f"the audit {path} was not written: {why}"
+    finally:
+        os.close(fd)
+    return None

@@ -1,0 +1,205 @@
+"""The command line of the file queue: `trunkline queue` and `zos-mq` (FQ-14)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from connectors.file_queue.message_queue import Queue
+from connectors.file_queue.message_record import BODY_LIMIT, TOPICS, to_line
+from connectors.file_queue.queue_errors import QueueError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+_PIECE_BYTES = 256 * 1024
+
+_EPILOG = """\
+examples:
+  trunkline queue send --topic ask --to builder --sender ann --body "Is the build green?"
+  git diff | trunkline queue send --topic broadcast
+  trunkline queue poll --agent-id builder
+  trunkline queue poll --agent-id builder --topic ask --topic answer
+  trunkline queue tail -n 3 | jq -r .body
+  trunkline queue send --topic answer --to ann --reply-to MSG_ID --ttl-s 3600 --body yes
+
+A poll hands each message out once: it is taken when it is printed. tail only looks.
+Exit codes: 0 ok, 1 the queue could not do it, 2 wrong usage, 130 interrupted.
+Settings: TRUNKLINE_QUEUE_ROOT, _SESSION, _AGENT_ID, _BODY_THRESHOLD, _FSYNC, _DISABLED; see docs/file_queue.md.
+"""
+_BODY_HELP = "the text; - or nothing: standard input, byte for byte, with its last newline"
+
+
+_SESSION_HELP = "the session (default: $TRUNKLINE_QUEUE_SESSION or default)"
+
+
+class UsageError(Exception):
+    """The command line does not make sense. The message says why."""
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    # Without a width it asks the terminal, by a module that takes longer to import than all of ours.
+    return argparse.RawDescriptionHelpFormatter(prog, width=100)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line's grammar."""
+    main_parser = argparse.ArgumentParser(
+        prog="trunkline queue",
+        description="A mailbox on this machine: files that survive crashes and can be read with cat.",
+        epilog=_EPILOG,
+        formatter_class=_formatter,
+        allow_abbrev=False,
+    )
+    main_parser.add_argument("--root", metavar="DIR", help="the queue's folder")
+    commands = main_parser.add_subparsers(dest="command", required=True, metavar="send|poll|tail|expire|status")
+
+    def command(name: str, text: str) -> Callable[..., Any]:
+        made = commands.add_parser(
+            name,
+            help=text,
+            description=text[0].upper() + text[1:],
+            allow_abbrev=False,
+            formatter_class=_formatter,
+        )
+        made.add_argument("--session", metavar="NAME", help=_SESSION_HELP)
+        return made.add_argument
+
+    option = command("send", "send a message and print its id")
+    option("--topic", required=True, choices=TOPICS, help="what kind of message it is")
+    option("--body", metavar="TEXT", default="-", help=_BODY_HELP)
+    option("--to", metavar="NAME", help="an agent; without it, or all or broadcast: everybody")
+    option(
+        "--ttl-s",
+        "--ttl",
+        metavar="SECONDS",
+        type=_seconds,
+        help="how long it may be delivered (default: for ever)",
+    )
+    option(
+        "--sender",
+        "--from",
+        metavar="NAME",
+        help="who sends it (default: $TRUNKLINE_QUEUE_AGENT_ID or anonymous)",
+    )
+    option("--reply-to", metavar="MSG_ID", help="the message that this one answers")
+    option = command("poll", "take the new messages for an agent, one JSON object a line")
+    option("--agent-id", metavar="NAME", help="whose cursor to use (default: $TRUNKLINE_QUEUE_AGENT_ID)")
+    option("--topic", action="append", choices=TOPICS, help="only these; the others are passed over for good")
+    option = command("tail", "look at the last messages, one JSON object a line, and take none")
+    option("-n", "--n", metavar="COUNT", type=_count, default=10, help="how many (default: 10)")
+    option("--include-expired", action="store_true", help="also those whose time has run out")
+    command("expire", "take expired messages out of the files and print how many went")
+    command("status", "show what lies in the queue, as JSON; without --session: in all sessions")
+    return main_parser
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise ValueError(text)
+    return int(text)
+
+
+_seconds.__name__, _count.__name__ = "number of seconds", "number of messages"  # argparse shows them
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. Never raises for what a user can do."""
+    try:
+        return _run(arguments)
+    except SystemExit as end:  # argparse: help or usage
+        return end.code if isinstance(end.code, int) else USAGE
+    except BrokenPipeError:
+        return OK  # whoever read from us has seen enough
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except QueueError as error:
+        return _say(error, USAGE if isinstance(error, ValueError) else FAILED)
+    except (ValueError, UsageError) as error:
+        return _say(error, USAGE)
+    except (OSError, MemoryError) as error:
+        return _say(error, FAILED)
+    finally:
+        _let_go()
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    given = parser().parse_args(arguments)
+    if given.root == "":
+        raise UsageError("--root is empty")
+    queue = Queue(given.root)
+    if given.command == "send":
+        body = _body(given.body)
+        sent = queue.send(given.topic, body, given.to, given.ttl_s, given.session, given.sender, given.reply_to)
+        _print(f"{sent}\n".encode())
+    elif given.command == "poll":
+        agent_id = queue.agent_id if given.agent_id is None else given.agent_id
+        if agent_id is None:
+            raise UsageError("poll needs --agent-id or TRUNKLINE_QUEUE_AGENT_ID")
+        _print_messages(queue.poll(agent_id, given.topic, given.session))
+    elif given.command == "tail":
+        _print_messages(queue.tail(given.n, given.include_expired, given.session))
+    elif given.command == "expire":
+        _print(b"%d\n" % queue.expire(given.session))
+    else:
+        _print(to_line(queue.status(given.session)))
+    if queue.audit_error:
+        _say(queue.audit_error, OK)
+    return OK
+
+
+def _body(text: str) -> str:
+    if text != "-":
+        return text
+    if sys.stdin is not None and sys.stdin.isatty():
+        _say("reading the body from standard input; end it with Ctrl-D", OK)
+    pieces: list[bytes] = []
+    size = 0
+    while size <= BODY_LIMIT and (piece := os.read(0, _PIECE_BYTES)):
+        pieces.append(piece)
+        size += len(piece)
+    if size > BODY_LIMIT:
+        raise UsageError(f"the body has more than {BODY_LIMIT} bytes")
+    try:
+        return b"".join(pieces).decode("utf-8")
+    except UnicodeDecodeError:
+        raise UsageError("the body on standard input is not UTF-8") from None
+
+
+def _print_messages(messages: list[dict[str, Any]]) -> None:
+    for message in messages:
+        _print(to_line(message))
+
+
+def _print(data: bytes) -> None:
+    # Past sys.stdout: its encoding is the locale's, and it would complain once more at the end.
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def _say(what: object, code: int) -> int:
+    try:
+        text = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in str(what))
+        os.write(2, f"trunkline queue: {text}\n".encode("utf-8", "backslashreplace"))
+    except OSError:
+        return code
+    return code
+
+
+def _let_go() -> None:
+    # Help goes through sys.stdout, and the interpreter would say at its end that nobody reads it.
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,0 +1,83 @@
+"""How far each consumer has read: one small file per agent, an offset into the messages file (FQ-04).
+
+The cursor is the acknowledgement: what lies before it was handed out or skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from connectors.file_queue.message_record import is_name
+from connectors.file_queue.queue_errors import QueueError
+from connectors.file_queue.session_files import CURSORS, SessionFolder, read_range, replace_file
+
+SUFFIX = ".cursor"
+# Always as long, so that a cut one is seen. A number without leading zeros is taken, too: somebody wrote it.
+_is_cursor = re.compile(rb"\d{19}\n|0\n|[1-9]\d{0,18}\n?").fullmatch
+
+
+def read_cursor(folder: SessionFolder, agent_id: str) -> int | None:
+    """An agent's offset, or None if it has none yet.
+
+    Raises QueueError for a file that holds no number: to begin anew would deliver twice, to go to the end
+    would lose, so somebody must decide.
+    """
+    fd = folder.open_file(agent_id + SUFFIX, CURSORS)
+    if fd is None:
+        return None
+    try:
+        text = read_range(fd, 0, 64)
+    finally:
+        os.close(fd)
+    if not _is_cursor(text):
+        raise QueueError(
+            f"the cursor {folder.path}/{CURSORS}/{agent_id}{SUFFIX} is not whole. Write there the offset in "
+            "messages.jsonl to go on from, or delete it to begin with the first message."
+        )
+    return int(text)
+
+
+def write_cursor(folder: SessionFolder, agent_id: str, offset: int) -> None:
+    """Put an agent's offset on the disk: when this returns it stays, also after a power cut."""
+    cursors = folder.open_folder(CURSORS)
+    try:
+        replace_file(cursors, agent_id + SUFFIX, b"%019d\n" % offset)
+    finally:
+        os.close(cursors)
+
+
+def agents(folder: SessionFolder) -> list[str]:
+    """The agents that have a cursor."""
+    try:
+        cursors = os.open(CURSORS, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder.fd)
+    except FileNotFoundError:
+        return []
+    try:
+        with os.scandir(cursors) as entries:
+            names = [entry.name for entry in entries]
+    finally:
+        os.close(cursors)
+    found = (name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX))
+    return sorted(agent for agent in found if is_name(agent))
+
+
+def all_cursors(folder: SessionFolder) -> dict[str, int | None]:
+    """Every agent's offset; None where the file holds no number."""
+    found: dict[str, int | None] = {}
+    for agent in agents(folder):
+        try:
+            offset = read_cursor(folder, agent)
+        except (QueueError, OSError):
+            found[agent] = None
+            continue
+        if offset is not None:
+            found[agent] = offset
+    return found
+
+
+def restart_cursors(folder: SessionFolder) -> None:
+    """Set every cursor to the beginning, before a new file of messages is made."""
+    for agent, offset in all_cursors(folder).items():
+        if offset:
+            write_cursor(folder, agent, 0)

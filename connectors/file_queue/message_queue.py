@@ -1,0 +1,386 @@
+"""The file queue itself: send, poll, tail, expire and status (FQ-02 to FQ-09).
+
+Delivers: each message at most once to each consumer; a consumer is an agent id.
+Acknowledges when: the sender's line is on the disk (or written, if so set); the consumer's cursor is on the
+disk before it gets the messages.
+Loses when: a consumer is killed between its cursor and its handling; docs/file_queue.md has the whole list.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from connectors.file_queue.audit_log import AUDIT, write_audit
+from connectors.file_queue.message_record import (
+    BODY_LIMIT,
+    CARRIED,
+    checked_name,
+    checked_topic,
+    checked_ttl,
+    is_expired,
+    is_for,
+    new_id,
+    parse_line,
+    reference,
+    side_file_of,
+    stamp,
+    to_line,
+)
+from connectors.file_queue.queue_errors import QueueDisabledError, QueueError, told
+from connectors.file_queue.queue_settings import DEFAULT_SENDER, QueueSettings, checked_threshold, is_disabled
+from connectors.file_queue.session_files import (
+    MESSAGES,
+    SessionFolder,
+    append,
+    complete_lines,
+    complete_lines_backward,
+    open_messages,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+    from typing import Any
+
+
+def _no_step(name: str) -> None:
+    """What is called at each step of an operation: tests kill the process there."""
+
+
+class Queue:
+    """A file queue in a folder. It keeps nothing open and nothing in mind: threads and processes may share it.
+
+    What is not given comes from the environment (FQ-11). `fsync` is what `send` promises: True, the message
+    is on the disk; False, the system has it, and a power cut may take it. `audit_error` says why the last
+    audit line could not be written, if so. Every method raises QueueError when the disk or the folder is in
+    the way, and ValueError for a name that is none.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | None = None,
+        *,
+        body_threshold: int | None = None,
+        fsync: bool | None = None,
+        step: Callable[[str], None] = _no_step,
+    ) -> None:
+        settings = QueueSettings(os.environ)
+        # os.path and not pathlib here and in the whole package: importing that takes longer than a send.
+        self._root = os.path.abspath(settings.root if root is None else os.fspath(root))  # noqa: PTH100
+        self._session = settings.session
+        self.agent_id = settings.agent_id
+        self._sender = settings.agent_id or DEFAULT_SENDER
+        self.body_threshold = (
+            settings.body_threshold
+            if body_threshold is None
+            else checked_threshold(body_threshold, "body_threshold")
+        )
+        self.fsync = settings.fsync if fsync is None else fsync
+        self.audit_error: str | None = None
+        self._step = step
+
+    @property
+    def root(self) -> Path:
+        """The queue's folder."""
+        from pathlib import Path
+
+        return Path(self._root)
+
+    @property
+    def audit_path(self) -> Path:
+        """The audit's file."""
+        return self.root / AUDIT
+
+    def send(
+        self,
+        topic: str,
+        body: str,
+        to: str | None = None,
+        ttl_s: float | None = None,
+        session: str | None = None,
+        sender: str | None = None,
+        reply_to: str | None = None,
+    ) -> str:
+        """Append a message and return its id. `to` of None, `all` or `broadcast`: every consumer.
+
+        Raises TopicError, ValueError, QueueDisabledError, QueueError. After a QueueError that speaks of the
+        disk's fsync it is unknown whether the message stays; after any other it was not sent.
+        """
+        if is_disabled(os.environ):
+            raise QueueDisabledError("the queue is switched off (TRUNKLINE_QUEUE_DISABLED)")
+        record: dict[str, Any] = {
+            "msg_id": new_id(),
+            "ts": stamp(),
+            "from": checked_name(self._sender if sender is None else sender, "the sender"),
+            "to": None if to is None else checked_name(to, "the recipient"),
+            "topic": checked_topic(topic),
+            "body": body,
+            "in_reply_to": None if reply_to is None else checked_name(reply_to, "the message replied to"),
+            "ttl_s": checked_ttl(ttl_s),
+        }
+        where = self._named(session)
+        text = _encoded(body)
+        side_file = f"{record['msg_id']}.txt" if len(text) > self.body_threshold else None
+        if side_file:
+            record["body"] = reference(record["msg_id"])
+        try:
+            with SessionFolder(self._root, where, create=True) as folder:
+                self._append(folder, where, to_line(record), side_file, text)
+        except OSError as error:
+            raise told(error, "the message", self._root) from error
+        self._audit(
+            "send",
+            session=where,
+            msg_id=record["msg_id"],
+            topic=topic,
+            to=to,
+            **{"from": record["from"]},
+            body_bytes=len(text),
+            externalized=side_file is not None,
+            ttl_s=ttl_s,
+        )
+        self._step("audited")
+        return str(record["msg_id"])
+
+    def deliver(self, record: dict[str, Any], session: str) -> None:
+        """Append a message that came from elsewhere, under its own id and time; `record` has the eight fields.
+        Its line is marked, so that the bridge does not send it back. Raises ValueError, QueueDisabledError,
+        QueueError.
+        """
+        if is_disabled(os.environ):
+            raise QueueDisabledError("the queue is switched off (TRUNKLINE_QUEUE_DISABLED)")
+        where, text = self._named(session), _encoded(record["body"])
+        side_file = f"{record['msg_id']}.txt" if len(text) > self.body_threshold else None
+        said = {**record, "body": reference(record["msg_id"])} if side_file else record
+        line = to_line({**said, **CARRIED})
+        if parse_line(line[:-1]) is None:
+            raise ValueError("not a message of the queue")
+        try:
+            with SessionFolder(self._root, where, create=True) as folder:
+                if side_file:  # of a delivery that was killed before its line
+                    folder.remove_bodies([side_file])
+                self._append(folder, where, line, side_file, text)
+        except OSError as error:
+            raise told(error, "the message", self._root) from error
+        self._audit(
+            "deliver", session=where, **{name: record[name] for name in ("msg_id", "topic", "to", "from")}
+        )
+        self._step("audited")
+
+    def _append(
+        self, folder: SessionFolder, session: str, line: bytes, side_file: str | None, body: bytes
+    ) -> None:
+        if side_file:
+            folder.write_body(side_file, body)
+            self._step("side_file_written")
+        fd = -1
+        try:
+            try:
+                self._lock(folder, session)
+                fd = open_messages(folder)
+                self._step("before_append")
+                append(fd, line)
+            except (OSError, QueueError):
+                if side_file:
+                    folder.remove_bodies([side_file])
+                raise
+            self._step("appended")
+            folder.unlock()
+            # Outside the lock: senders share the disk's time. An expire that comes between has put the line
+            # on the disk itself.
+            if self.fsync:
+                try:
+                    os.fsync(fd)
+                except OSError as error:
+                    raise QueueError(
+                        f"the disk could not confirm the message (fsync: {error.strerror}): readers may "
+                        "see it, and a power cut may take it"
+                    ) from error
+                self._step("synced")
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def poll(
+        self, agent_id: str, topics: Iterable[str] | None = None, session: str | None = None
+    ) -> list[dict[str, Any]]:
+        """The new messages for this consumer, oldest first; they are not handed out a second time.
+
+        The cursor moves over all that was looked at, also over what `topics` leaves out, and is on the disk
+        before this returns. Raises TopicError, ValueError, QueueError.
+        """
+        from connectors.file_queue.cursors import read_cursor, write_cursor
+
+        checked_name(agent_id, "the agent")
+        wanted = None if topics is None else sorted({checked_topic(topic) for topic in _listed(topics)})
+        where = self._named(session)
+        if is_disabled(os.environ):
+            return []
+        try:
+            with SessionFolder(self._root, where, create=True) as folder:
+                self._lock(folder, where)
+                old = read_cursor(folder, agent_id)
+                found, new = self._scan(folder, agent_id, wanted, old or 0)
+                self._step("scanned")
+                if new != old:
+                    write_cursor(folder, agent_id, new)
+                    if old is None:
+                        folder.sync_path()
+                self._step("cursor_written")
+        except OSError as error:
+            raise told(error, "the poll", self._root) from error
+        self._audit(
+            "poll",
+            session=where,
+            agent_id=agent_id,
+            topics=wanted,
+            matched=len(found),
+            cursor_from=old or 0,
+            cursor_to=new,
+            msg_ids=[message["msg_id"] for message in found],
+        )
+        self._step("audited")
+        return found
+
+    def _scan(
+        self, folder: SessionFolder, agent_id: str, wanted: list[str] | None, start: int
+    ) -> tuple[list[dict[str, Any]], int]:
+        fd = folder.open_file(MESSAGES)
+        if fd is None:
+            return [], 0
+        try:
+            size = os.fstat(fd).st_size
+            if start >= size:
+                return [], size if start > size else start  # it was cut: what is left of it was handed out
+            now = time.time()
+            found = []
+            end = start
+            for _, line_end, line in complete_lines(fd, start, size):
+                end = line_end
+                message = parse_line(line)
+                if (
+                    message is not None
+                    and is_for(message, agent_id)
+                    and (wanted is None or message["topic"] in wanted)
+                    and not is_expired(message, now)
+                ):
+                    found.append(message)
+            if end != start:
+                # A cursor must not outlive lines that a power cut takes: new ones would lie before it.
+                os.fsync(fd)
+            return [with_body(folder, message) for message in found], end
+        finally:
+            os.close(fd)
+
+    def tail(
+        self, n: int = 10, include_expired: bool = False, session: str | None = None
+    ) -> list[dict[str, Any]]:
+        """The last `n` messages to anybody, oldest first. Takes no lock, moves no cursor, is not audited."""
+        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+            raise ValueError(f"n must be a number of messages, 0 or more, not {str(n)[:40]!r}")
+        where = self._named(session)
+        found: list[dict[str, Any]] = []
+        try:
+            with SessionFolder(self._root, where, create=False) as folder:
+                fd = folder.open_file(MESSAGES)
+                if fd is None or n == 0:
+                    return []
+                try:
+                    now = time.time()
+                    for line in complete_lines_backward(fd, os.fstat(fd).st_size):
+                        message = parse_line(line)
+                        if message is not None and (include_expired or not is_expired(message, now)):
+                            found.append(with_body(folder, message))
+                            if len(found) == n:
+                                break
+                finally:
+                    os.close(fd)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise told(error, "the look at the queue", self._root) from error
+        return found[::-1]
+
+    def expire(self, session: str | None = None) -> int:
+        """Take the expired messages and their side-files away. Returns how many messages went."""
+        from connectors.file_queue.expiry import expire_messages
+
+        where = self._named(session)
+        if is_disabled(os.environ):
+            return 0
+        try:
+            with SessionFolder(self._root, where, create=False) as folder:
+                self._lock(folder, where)
+                removed = expire_messages(folder, time.time(), self._step)
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise told(error, "the expire", self._root) from error
+        self._audit("expire", session=where, removed=removed)
+        self._step("audited")
+        return removed
+
+    def status(self, session: str | None = None) -> dict[str, Any]:
+        """How much lies in one session, or in all of them. Takes no lock and changes nothing."""
+        from connectors.file_queue.queue_status import queue_status
+
+        if session is not None:
+            checked_name(session, "the session")
+        try:
+            return queue_status(self._root, session)
+        except OSError as error:
+            raise told(error, "the look at the queue", self._root) from error
+
+    def _named(self, session: str | None) -> str:
+        return checked_name(self._session if session is None else session, "the session")
+
+    def _lock(self, folder: SessionFolder, session: str) -> None:
+        removed = lock_session(folder, self._step)
+        if removed is not None:
+            self._audit("expire", session=session, removed=removed, finished_for_another=True)
+
+    def _audit(self, op: str, **said: Any) -> None:
+        self.audit_error = write_audit(self._root, op, **said)
+
+
+def lock_session(folder: SessionFolder, step: Callable[[str], None] = _no_step) -> int | None:
+    """Take the session's lock, and finish an expire that was killed before anything else is done.
+
+    Returns how many messages that one took away, None if there was nothing to finish.
+    """
+    folder.lock()
+    if not folder.has_plan():
+        return None
+    from connectors.file_queue.expiry import finish_expire
+
+    return finish_expire(folder, step)
+
+
+def _listed(topics: Iterable[str]) -> Iterable[str]:
+    # A text is an iterable of its letters.
+    return (topics,) if isinstance(topics, str) else topics
+
+
+def _encoded(body: object) -> bytes:
+    if not isinstance(body, str):
+        raise ValueError(f"the body must be text, not {type(body).__name__}")
+    try:
+        text = body.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError("the body is not text that UTF-8 can hold") from error
+    if len(text) > BODY_LIMIT:
+        raise ValueError(f"the body has {len(text)} bytes; at most {BODY_LIMIT} are carried")
+    return text
+
+
+def with_body(folder: SessionFolder, message: dict[str, Any]) -> dict[str, Any]:
+    """The message with the body of its side-file, where it has one (FQ-03)."""
+    side_file = side_file_of(message)
+    if side_file is None:
+        return message
+    body, why = folder.read_body(side_file)
+    if body is None:
+        return {**message, "_body_error": why}
+    return {**message, "body": body, "_body_source": "side-file"}

@@ -1,0 +1,195 @@
+"""One message as one line of JSON: how it is made, and what a line must be to count as a message (FQ-02).
+
+A line may come from anybody who can write to the file. What is not a message by these rules is `None` and
+never an error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+
+from connectors.file_queue.queue_errors import TopicError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+TOPICS = ("ask", "answer", "broadcast", "spawn-request", "status")
+EVERYBODY = (None, "all", "broadcast")
+# The longest line and the longest body that anybody reads.
+LINE_LIMIT = BODY_LIMIT = 16 * 1024 * 1024
+
+# CM-01, as in schemas/ids.py; a test holds the two equal. That file's package needs more than Python.
+# Compiling a pattern takes a fifth of a send: what a send needs does without.
+NAME_LIMIT = 128
+_NAME_CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
+_TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?(?:Z|[+-]\d\d:\d\d)?"
+# What JSON lets stand but a terminal may obey: C1 and DEL, separators of lines, changes of direction.
+_UNSAFE = "[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+
+
+def is_name(value: object) -> bool:
+    """Whether `value` is a name by CM-01."""
+    return (
+        isinstance(value, str)
+        and 0 < len(value) <= NAME_LIMIT
+        and value[0] not in "._-"
+        and not value.strip(_NAME_CHARACTERS)
+    )
+
+
+def checked_name(value: object, what: str) -> str:
+    """`value`, if it is a name by CM-01. Raises ValueError."""
+    if is_name(value):
+        return str(value)
+    raise ValueError(
+        f"{what} {str(value)[:40]!r} is not a name: at most 128 letters, digits, '.', '_' and '-', and "
+        "a letter or digit first"
+    )
+
+
+def checked_topic(value: object) -> str:
+    """`value`, if it is one of the closed topics. Raises TopicError."""
+    if isinstance(value, str) and value in TOPICS:
+        return value
+    raise TopicError(f"there is no topic {str(value)[:40]!r}; the topics are {', '.join(TOPICS)}")
+
+
+def checked_ttl(value: object) -> float | None:
+    """`value`, if it is a time to live in seconds or None for ever. Raises ValueError."""
+    if value is None or _is_ttl(value):
+        return value  # type: ignore[return-value]
+    raise ValueError(f"ttl_s must be a number of seconds, 0 or more, not {str(value)[:40]!r}")
+
+
+# In a line that the bridge has written: it came from a mailbox and is not sent back there.
+CARRIED = {"via": "trunkline"}
+CARRIED_MARK = b'"via":"trunkline"'
+
+
+def new_id() -> str:
+    """A fresh message id from 128 random bits."""
+    return os.urandom(16).hex()
+
+
+def stamp() -> str:
+    """The time now: ISO 8601, UTC, with microseconds."""
+    seconds, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{nanoseconds // 1000:06d}Z"
+
+
+def reference(msg_id: str) -> str:
+    """What stands in a line for a body that is in a side-file."""
+    return f"@file:{msg_id}.txt"
+
+
+def side_file_of(message: Mapping[str, Any]) -> str | None:
+    """The name of the message's side-file, if it has one.
+
+    Only a message's own id makes a reference, so a body that looks like one is just a body.
+    """
+    msg_id = message["msg_id"]
+    return f"{msg_id}.txt" if message["body"] == reference(msg_id) else None
+
+
+def to_line(record: Mapping[str, Any]) -> bytes:
+    """A record as its line, with the newline. Safe to look at with `cat`."""
+    text = json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    if not text.isascii() or "\x7f" in text:
+        text = re.sub(_UNSAFE, lambda found: f"\\u{ord(found[0]):04x}", text)
+    return (text + "\n").encode()
+
+
+def parse_line(line: bytes | None) -> dict[str, Any] | None:
+    """The message in a line, with its eight fields and no others; None for what is no message. Never raises."""
+    if line is None:
+        return None
+    try:
+        found = _decode(line.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    return _message(found) if type(found) is dict else None
+
+
+def _message(found: dict[str, Any]) -> dict[str, Any] | None:
+    reply, ttl_s, to = found.get("in_reply_to"), found.get("ttl_s"), found.get("to")
+    try:
+        if (
+            is_name(found["msg_id"])
+            and is_name(found["from"])
+            and (to is None or is_name(to))
+            and (reply is None or is_name(reply))
+            and found["topic"] in TOPICS
+            and type(found["ts"]) is str
+            and _seconds(found["ts"]) is not None
+            and (ttl_s is None or _is_ttl(ttl_s))
+            # A lone surrogate is no text: nobody could pass it on.
+            and type(found["body"]) is str
+            and found["body"].encode() is not None
+        ):
+            return {
+                "msg_id": found["msg_id"],
+                "ts": found["ts"],
+                "from": found["from"],
+                "to": to,
+                "topic": found["topic"],
+                "body": found["body"],
+                "in_reply_to": reply,
+                "ttl_s": ttl_s,
+            }
+    except (KeyError, ValueError):
+        pass
+    return None
+
+
+def is_expired(message: Mapping[str, Any], now: float) -> bool:
+    """Whether the message's time to live has run out by this machine's clock."""
+    if message["ttl_s"] is None:
+        return False
+    sent = _seconds(message["ts"])
+    return sent is not None and sent + float(message["ttl_s"]) <= now
+
+
+def is_for(message: Mapping[str, Any], agent_id: str) -> bool:
+    """Whether the message is addressed to this consumer."""
+    return message["to"] in EVERYBODY or message["to"] == agent_id
+
+
+def _is_ttl(value: object) -> bool:
+    if type(value) not in (int, float):
+        return False
+    try:
+        seconds = float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        return False
+    return math.isfinite(seconds) and seconds >= 0
+
+
+def _seconds(text: str) -> float | None:
+    if not re.fullmatch(_TIME, text, re.ASCII):
+        return None
+    from datetime import UTC, datetime  # readers only: importing it takes longer than a whole send
+
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError("a key stands twice")
+        found[key] = value
+    return found
+
+
+_decode = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant).decode

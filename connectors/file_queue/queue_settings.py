@@ -1,0 +1,82 @@
+"""Where the file queue lies and how it behaves: the environment, with the older names (FQ-09, FQ-11)."""
+
+from __future__ import annotations
+
+import os
+
+from connectors.file_queue.queue_errors import QueueError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT_BODY_THRESHOLD = 3_584
+DEFAULT_SESSION = "default"
+DEFAULT_SENDER = "anonymous"
+# A byte of a body takes up to six in its line: a line of a body within the threshold is never over-long.
+MAX_BODY_THRESHOLD = 1024 * 1024
+_OFF = {"", "0", "false", "no", "off"}
+
+
+class QueueSettings:
+    """The settings of one environment. TRUNKLINE_* wins over ZOS_*; what is empty counts as not set."""
+
+    __slots__ = ("agent_id", "body_threshold", "fsync", "root", "session")
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.root = find_root(environ)
+        self.session = _first(environ, "TRUNKLINE_QUEUE_SESSION", "ZOS_MQ_SESSION") or DEFAULT_SESSION
+        self.agent_id = _first(environ, "TRUNKLINE_QUEUE_AGENT_ID", "ZOS_MQ_AGENT_ID")
+        self.body_threshold = _threshold(environ)
+        self.fsync = _fsync(environ)
+
+
+def is_disabled(environ: Mapping[str, str]) -> bool:
+    """Whether the kill switch is on: 1, and any other word that does not mean no."""
+    word = _first(environ, "TRUNKLINE_QUEUE_DISABLED", "ZOS_MQ_DISABLED") or ""
+    return word.strip().lower() not in _OFF
+
+
+def find_root(environ: Mapping[str, str]) -> str:
+    """The queue's folder. Without any setting it is below the user's data folder."""
+    if own := _first(environ, "TRUNKLINE_QUEUE_ROOT"):
+        return own
+    if home := _first(environ, "TRUNKLINE_HOME"):
+        return f"{home}/queue"
+    if older := _first(environ, "ZOS_MQ_ROOT"):
+        return older
+    if older_home := _first(environ, "ZOS_HOME"):
+        return f"{older_home}/agent-mq"
+    data = environ.get("XDG_DATA_HOME", "")
+    if not data.startswith("/"):  # the XDG specification: a relative path is to be ignored
+        home = environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - see message_queue
+        data = f"{home}/.local/share"
+    if not data.startswith("/"):
+        raise QueueError("there is no home folder here; say where the queue lies with TRUNKLINE_QUEUE_ROOT")
+    return f"{data}/trunkline/queue"
+
+
+def checked_threshold(value: object, name: str) -> int:
+    """`value` as a threshold in bytes. Raises QueueError naming the setting."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_BODY_THRESHOLD:
+        return value
+    raise QueueError(f"{name} must be a number from 0 to {MAX_BODY_THRESHOLD}, not {str(value)[:40]!r}")
+
+
+def _first(environ: Mapping[str, str], *names: str) -> str | None:
+    return next((value for name in names if (value := environ.get(name))), None)
+
+
+def _threshold(environ: Mapping[str, str]) -> int:
+    for name in ("TRUNKLINE_QUEUE_BODY_THRESHOLD", "ZOS_MQ_BODY_THRESHOLD"):
+        if text := environ.get(name):
+            is_number = text.isascii() and text.isdigit() and len(text) < 10
+            return checked_threshold(int(text) if is_number else text, name)
+    return DEFAULT_BODY_THRESHOLD
+
+
+def _fsync(environ: Mapping[str, str]) -> bool:
+    text = environ.get("TRUNKLINE_QUEUE_FSYNC") or "1"
+    if text not in ("0", "1"):
+        raise QueueError(f"TRUNKLINE_QUEUE_FSYNC must be 1 (on the disk) or 0 (written), not {text[:40]!r}")
+    return text == "1"

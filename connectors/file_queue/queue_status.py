@@ -1,0 +1,79 @@
+"""What lies in a file queue, counted (FQ-07)."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from connectors.file_queue.cursors import all_cursors
+from connectors.file_queue.message_record import TOPICS, is_expired, is_name, parse_line
+from connectors.file_queue.session_files import BODIES, MESSAGES, SessionFolder, complete_lines
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_SUMMED = ("messages", "expired", "unparseable", "bytes")
+
+
+def queue_status(root: str, session: str | None) -> dict[str, Any]:
+    """The sums over one session or all, and each session by itself under `sessions`."""
+    sessions = {name: _session_status(root, name) for name in ([session] if session else _sessions(root))}
+    sums = {what: sum(one[what] for one in sessions.values()) for what in _SUMMED}
+    per_topic = {topic: sum(one["per_topic"][topic] for one in sessions.values()) for topic in TOPICS}
+    return {"root": root, **sums, "per_topic": per_topic, "sessions": sessions}
+
+
+def _sessions(root: str) -> list[str]:
+    try:
+        with os.scandir(f"{root}/sessions") as entries:
+            return sorted(entry.name for entry in entries if is_name(entry.name) and entry.is_dir())
+    except FileNotFoundError:
+        return []
+
+
+def _session_status(root: str, session: str) -> dict[str, Any]:
+    found: dict[str, Any] = dict.fromkeys(_SUMMED, 0)
+    per_topic = dict.fromkeys(TOPICS, 0)
+    cursors: dict[str, int | None] = {}
+    try:
+        with SessionFolder(root, session, create=False) as folder:
+            cursors = all_cursors(folder)
+            found["bytes"] = _bytes_of_bodies(folder)
+            fd = folder.open_file(MESSAGES)
+            if fd is not None:
+                try:
+                    _count(fd, found, per_topic)
+                finally:
+                    os.close(fd)
+    except FileNotFoundError:
+        pass
+    return {**found, "per_topic": per_topic, "cursors": cursors}
+
+
+def _count(fd: int, found: dict[str, Any], per_topic: dict[str, int]) -> None:
+    size = os.fstat(fd).st_size
+    found["bytes"] += size
+    now = time.time()
+    for _, _, line in complete_lines(fd, 0, size):
+        message = parse_line(line)
+        if message is None:
+            found["unparseable"] += 1
+            continue
+        found["messages"] += 1
+        found["expired"] += is_expired(message, now)
+        per_topic[message["topic"]] += 1
+
+
+def _bytes_of_bodies(folder: SessionFolder) -> int:
+    total = 0
+    try:
+        with os.scandir(f"{folder.path}/{BODIES}") as entries:
+            for entry in entries:
+                try:
+                    total += entry.stat(follow_symlinks=False).st_size
+                except FileNotFoundError:  # an expire may be at work
+                    continue
+    except FileNotFoundError:
+        return 0
+    return total

@@ -1,0 +1,329 @@
+"""The files of one session: its folder, its lock, and the append-only file of messages (FQ-05, FQ-06, FQ-11).
+
+Everything is opened relative to the session's folder and never through a link, so no name leads out of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+
+from connectors.file_queue.message_record import BODY_LIMIT, LINE_LIMIT
+from connectors.file_queue.queue_errors import QueueError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MESSAGES, BODIES, CURSORS, LOCK = "messages.jsonl", "bodies", "cursors", ".lock"
+PLAN = "expire.plan"
+FILE_MODE, FOLDER_MODE = 0o600, 0o700
+CHUNK_BYTES = 256 * 1024
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY
+# Not blocking: what somebody put there instead of a file (a pipe) must not hold us up.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class SessionFolder:
+    """The open folder of a session. Use it as a context manager."""
+
+    def __init__(self, root: str, session: str, *, create: bool) -> None:
+        self.path = f"{root}/sessions/{session}"
+        try:
+            self.fd = os.open(self.path, _FOLDER)
+        except FileNotFoundError:
+            if not create:
+                raise
+            _make_folders(root, self.path)
+            self.fd = os.open(self.path, _FOLDER)
+        self._lock_fd: int | None = None
+
+    def __enter__(self) -> SessionFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.unlock()
+        os.close(self.fd)
+
+    def lock(self) -> None:
+        """Take the session's lock, waiting for whoever has it."""
+        while True:
+            fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE, dir_fd=self.fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                # Somebody may have deleted the file while we waited; then others lock another one.
+                if os.fstat(fd).st_ino == os.stat(LOCK, dir_fd=self.fd, follow_symlinks=False).st_ino:
+                    self._lock_fd = fd
+                    return
+            except FileNotFoundError:
+                pass
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+
+    def unlock(self) -> None:
+        """Give the lock back. Said explicitly: a child forked by another thread may share the descriptor."""
+        if self._lock_fd is not None:
+            fd, self._lock_fd = self._lock_fd, None
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            os.close(fd)
+
+    def has_plan(self) -> bool:
+        """Whether an expire was killed in the middle and is to be finished first."""
+        try:
+            os.stat(PLAN, dir_fd=self.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def open_file(self, name: str, folder: str | None = None) -> int | None:
+        """A regular file of the session to read, or None if it is not there. Raises OSError for a link."""
+        parent = self.fd if folder is None else self.open_folder(folder)
+        try:
+            fd = os.open(name, _READ, dir_fd=parent)
+        except FileNotFoundError:
+            return None
+        finally:
+            if parent != self.fd:
+                os.close(parent)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "not a regular file", name)
+        return fd
+
+    def open_folder(self, name: str) -> int:
+        """One of the session's own folders, made if it is missing."""
+        try:
+            return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=self.fd)
+        except FileNotFoundError:
+            _mkdir(name, self.fd)
+            return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=self.fd)
+
+    def sync_path(self) -> None:
+        """Put the names of all folders down to this one on the disk."""
+        os.fsync(self.fd)
+        folder = self.path
+        while folder not in ("", "/"):
+            folder = folder.rpartition("/")[0] or "/"
+            try:
+                sync_folder(folder)
+            except PermissionError:  # one that we may not read is none that we made
+                return
+
+    def write_body(self, name: str, body: bytes) -> None:
+        """Write a side-file and put it on the disk. What could not be written is taken away again."""
+        folder = self.open_folder(BODIES)
+        try:
+            fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, FILE_MODE, dir_fd=folder)
+            try:
+                write_all(fd, body)
+                os.fsync(fd)
+            except BaseException:
+                os.unlink(name, dir_fd=folder)
+                raise
+            finally:
+                os.close(fd)
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def read_body(self, name: str) -> tuple[str | None, str | None]:
+        """The text of a side-file, or why it cannot be read."""
+        try:
+            fd = self.open_file(name, BODIES)
+        except OSError as error:
+            return None, f"the side-file cannot be read: {error.strerror}"
+        if fd is None:
+            return None, "the side-file is missing"
+        try:
+            if os.fstat(fd).st_size > BODY_LIMIT:
+                return None, f"the side-file is longer than {BODY_LIMIT} bytes"
+            # An empty body is never in a side-file.
+            text = read_range(fd, 0, BODY_LIMIT).decode("utf-8")
+            return (text, None) if text else (None, "the side-file is empty")
+        except UnicodeDecodeError:
+            return None, "the side-file is not UTF-8"
+        except OSError as error:
+            return None, f"the side-file cannot be read: {error.strerror}"
+        finally:
+            os.close(fd)
+
+    def remove_bodies(self, names: list[str]) -> None:
+        """Delete side-files; one that is gone is no error."""
+        folder = self.open_folder(BODIES)
+        try:
+            for name in names:
+                try:
+                    os.unlink(name, dir_fd=folder)
+                except (FileNotFoundError, IsADirectoryError, PermissionError):
+                    continue
+        finally:
+            os.close(folder)
+
+
+def open_messages(folder: SessionFolder) -> int:
+    """The session's file of messages to append to, under the lock.
+
+    Where it is missing although somebody has read from it, somebody has deleted it: everybody begins anew.
+    The names of all folders are on the disk before there is a first line in it.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        fd = os.open(MESSAGES, flags, dir_fd=folder.fd)
+    except FileNotFoundError:
+        from connectors.file_queue.cursors import restart_cursors
+
+        restart_cursors(folder)
+        fd = os.open(MESSAGES, flags | os.O_CREAT, FILE_MODE, dir_fd=folder.fd)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", MESSAGES)
+        if os.fstat(fd).st_size == 0:
+            folder.sync_path()
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def append(fd: int, line: bytes) -> None:
+    """Append a line by one write, under the lock of whoever calls.
+
+    What lies before it without a newline was left by a writer that was killed or is no user of the lock. It
+    is ended here: then it is a line of its own, a message if it was whole and else skipped by every reader.
+    """
+    size = os.fstat(fd).st_size
+    if size and os.pread(fd, 1, size - 1) != b"\n":
+        line = b"\n" + line
+    try:
+        written = os.write(fd, line)
+        if written < len(line):
+            # A full disk takes what fits, and says so only to the next write.
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        try:
+            os.ftruncate(fd, size)
+        except OSError as second:
+            raise QueueError(
+                f"a line was written in part and could not be taken back: {second.strerror}. The next send "
+                "ends it; no reader takes a part for a message."
+            ) from error
+        raise
+
+
+def complete_lines(fd: int, start: int, end: int) -> Iterator[tuple[int, int, bytes | None]]:
+    """The lines between two offsets that have their newline: where each begins and ends, and what it says.
+
+    None stands for an over-long one: it is read in pieces and never held. `start` need not be the beginning
+    of a line: the rest of the line that it is in is skipped.
+    """
+    whole = start == 0 or os.pread(fd, 1, start - 1) == b"\n"
+    line_start, offset, held, held_bytes = start, start, [], 0
+    while offset < end:
+        chunk = os.pread(fd, min(CHUNK_BYTES, end - offset), offset)
+        if not chunk:
+            return
+        begin = 0
+        while (newline := chunk.find(b"\n", begin)) >= 0:
+            held.append(chunk[begin:newline])
+            held_bytes += newline - begin
+            line_end = offset + newline + 1
+            yield line_start, line_end, b"".join(held) if whole and held_bytes <= LINE_LIMIT else None
+            line_start, begin, held, held_bytes, whole = line_end, newline + 1, [], 0, True
+        held_bytes += len(chunk) - begin
+        held = [*held, chunk[begin:]] if held_bytes <= LINE_LIMIT else []
+        offset += len(chunk)
+
+
+def complete_lines_backward(fd: int, end: int) -> Iterator[bytes | None]:
+    """The lines before an offset that have their newline, the last one first; None for an over-long one."""
+    offset, held, held_bytes, is_tail = end, [], 0, True
+    while offset > 0:
+        size = min(CHUNK_BYTES, offset)
+        chunk = os.pread(fd, size, offset - size)
+        if len(chunk) < size:
+            return
+        offset -= size
+        stop = size
+        while (newline := chunk.rfind(b"\n", 0, stop)) >= 0:
+            held.append(chunk[newline + 1 : stop])
+            held_bytes += stop - newline - 1
+            if not is_tail:
+                yield b"".join(reversed(held)) if held_bytes <= LINE_LIMIT else None
+            stop, held, held_bytes, is_tail = newline, [], 0, False
+        held_bytes += stop
+        held = [*held, chunk[:stop]] if held_bytes <= LINE_LIMIT and not is_tail else []
+    if not is_tail:
+        yield b"".join(reversed(held)) if held_bytes <= LINE_LIMIT else None
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of it, in as many pieces as the system makes of it."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def read_range(fd: int, start: int, limit: int) -> bytes:
+    """What stands from an offset on, at most `limit` bytes."""
+    pieces: list[bytes] = []
+    while limit > 0 and (piece := os.pread(fd, min(limit, CHUNK_BYTES), start)):
+        pieces.append(piece)
+        start += len(piece)
+        limit -= len(piece)
+    return b"".join(pieces)
+
+
+def replace_file(folder: int, name: str, data: bytes) -> None:
+    """Write a small file so that it is the old one or the new one at any moment, also after a power cut."""
+    new = f".{name}.new"
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, FILE_MODE, dir_fd=folder)
+    try:
+        write_all(fd, data)
+        os.fsync(fd)
+        os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        remove(new, folder)
+        raise
+    finally:
+        os.close(fd)
+    os.fsync(folder)
+
+
+def remove(name: str, folder: int) -> None:
+    """Delete a file; one that is gone is no error."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        return
+
+
+def sync_folder(path: str) -> None:
+    """Put a folder's names on the disk."""
+    fd = os.open(path, _FOLDER)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _make_folders(root: str, session_path: str) -> None:
+    os.makedirs(root.rpartition("/")[0] or "/", exist_ok=True)  # noqa: PTH103 - see message_queue
+    for path in (
+        root,
+        f"{root}/sessions",
+        session_path,
+        f"{session_path}/{BODIES}",
+        f"{session_path}/{CURSORS}",
+    ):
+        _mkdir(path)
+
+
+def _mkdir(path: str, folder: int | None = None) -> None:
+    try:
+        os.mkdir(path, FOLDER_MODE, dir_fd=folder)
+    except FileExistsError:
+        return

@@ -1,0 +1,92 @@
+"""A bridge, a gateway and a queue over one log, and what tests ask of them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from connectors.file_bridge.queue_root import queue_root
+from connectors.file_queue import Queue
+from schemas.sealing import Keyring
+from schemas.settings import GatewaySettings, Settings
+from tests.broker_processes import ProgramProcess, wait_until
+from tests.connectors.gateway.hub_access import GatewayProcess, add_principal
+from tests.faults.test_pickers import folded
+
+
+class BridgeRun:
+    """`close` ends what was started."""
+
+    def __init__(self, settings: Settings, keyring: Keyring, folder: Path) -> None:
+        own = GatewaySettings(reactor_group=f"reactor-{settings.kafka.topic}")
+        settings = settings.model_copy(update={"gateway": own})
+        self.gateway = GatewayProcess(settings, folder)
+        self.settings = self.gateway.settings
+        self.root = queue_root(self.settings)
+        self.queue = Queue(self.root)
+        self._keyring, self._folder = keyring, folder
+        self.bridge = self._started()
+        self.gateway.program.wait_ready()
+        self.operator: httpx.Client = self.gateway.client()
+
+    def _started(self) -> ProgramProcess:
+        return ProgramProcess("connectors.file_bridge", self.settings, self._folder, "bridge")
+
+    def kill(self) -> None:
+        """kill -9 of the bridge."""
+        self.bridge.process.kill()
+        self.bridge.process.wait(10)
+
+    def start(self) -> None:
+        """Start it again, and wait until it has looked at everything once."""
+        self.bridge = self._started()
+        self.bridge.wait_ready()
+
+    def close(self) -> None:
+        """End bridge and gateway."""
+        self.operator.close()
+        self.bridge.stop()
+        self.gateway.program.stop()
+
+    def principal(self, name: str) -> httpx.Client:
+        """Add a worker; a client with its token."""
+        return self.gateway.client(add_principal(self.operator, name, "worker"))
+
+    def mailbox(self, name: str, session: str = "default") -> dict[str, dict[str, Any]]:
+        """The messages of a mailbox by id."""
+        answer = self.operator.get(f"/api/hub/mailboxes/{session}/{name}", params={"limit": 1000})
+        assert answer.status_code == 200, answer.text
+        return {message["message_id"]: message for message in answer.json()["messages"]}
+
+    def wait_mailbox(self, name: str, ids: set[str], session: str = "default", status: str = "unread") -> None:
+        """Wait until a mailbox holds exactly these messages, each with this status."""
+
+        def found() -> bool:
+            held = self.mailbox(name, session)
+            return set(held) == ids and {message["status"] for message in held.values()} <= {status}
+
+        wait_until(found, 30, f"{session}/{name} holds {len(ids)} messages, {status}")
+
+    def verdicts(self) -> Counter[tuple[str, str, str]]:
+        """How often each verdict was said in the log: stream, message's id, verdict; postings alone."""
+        said: Counter[tuple[str, str, str]] = Counter()
+        for record, verdict in folded(self.settings, self._keyring):
+            headers = dict(zip(record.header_names, record.header_values, strict=True))
+            if headers["ce_type"] == b"message.posted":
+                said[record.key.decode(), headers["ce_id"].decode(), verdict] += 1
+        return said
+
+    def refused(self) -> list[bytes]:
+        """The bodies of what the file door could not make a message of."""
+        records = (record for record, _ in folded(self.settings, self._keyring))
+        return [record.value for record in records if record.key == b"refused/file"]
+
+
+def lines_of(root: Path, session: str = "default") -> list[dict[str, Any]]:
+    """The lines of a session's file."""
+    text = (root / "sessions" / session / "messages.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
