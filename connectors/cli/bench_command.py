@@ -15,16 +15,20 @@ from schemas.errors import NotFound
 from schemas.settings import PROJECT_ROOT, Settings
 
 _FOLDER = PROJECT_ROOT / "tests" / "benchmarks"
+_SUFFIX = "_bench"
 
 
 def benchmarks(folder: Path = _FOLDER) -> dict[str, str]:
-    """The benchmarks there are, each with the first line of its docstring. What is only imported is none."""
+    """The benchmarks there are, each with the first line of its docstring. What is only imported is none.
+
+    `queue_bench.py` is `queue`: a program of that name would stand before Python's own module.
+    """
     found = {}
     for path in sorted(folder.glob("*.py")):
         source = path.read_text(encoding="utf-8")
         if "__main__" in source and not path.stem.startswith("test_"):
             text = ast.get_docstring(ast.parse(source)) or ""
-            found[path.stem] = text.partition("\n")[0]
+            found[path.stem.removesuffix(_SUFFIX)] = text.partition("\n")[0]
     return found
 
 
@@ -46,4 +50,6 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     if args.name not in known:
         raise NotFound(f"no benchmark '{args.name}'; there are: {', '.join(known) or 'none'}")
     del settings  # It reads them itself, from the same environment.
-    return subprocess.run([sys.executable, str(_FOLDER / f"{args.name}.py"), *args.rest]).returncode  # noqa: S603 ours
+    suffixed = _FOLDER / f"{args.name}{_SUFFIX}.py"
+    path = suffixed if suffixed.exists() else _FOLDER / f"{args.name}.py"
+    return subprocess.run([sys.executable, str(path), *args.rest]).returncode  # noqa: S603 ours

@@ -18,6 +18,7 @@ import resource
 import signal
 import socket
 import sys
+from contextlib import suppress
 from typing import Any, Final
 
 ORDER_VARIABLE: Final = "TRUNKLINE_LAUNCH_ORDER"
@@ -82,8 +83,9 @@ def _handle(number: int) -> str:
 
 def _restore_signals() -> None:
     """Python ignores two of these, and whoever started us may have ignored others; the command would, too."""
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        with suppress(OSError):  # the C library keeps two for itself
+            signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 

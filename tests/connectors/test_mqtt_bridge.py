@@ -136,7 +136,8 @@ def test_a_receipt_tells_the_id_the_seq_and_the_position_in_the_log(
 
 @pytest.mark.requirement("JE-18")
 def test_a_record_that_kafka_refuses_does_not_block_the_stream(backbone_settings, start_bridge, read_topic):
-    start_bridge()
+    # It looks at the topic before it goes on, and would not with a limit that is too low.
+    start_bridge(with_mqtt(backbone_settings, backoff_base_s=3, backoff_max_s=3))
     kafka = backbone_settings.kafka
     admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
     try:

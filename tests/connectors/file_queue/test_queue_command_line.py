@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import statistics
@@ -273,9 +274,8 @@ def test_without_any_set_up_a_python_in_the_path_is_enough(checkout: Path, tmp_p
 def test_an_older_python_is_told_by_its_version(checkout: Path, tmp_path: Path) -> None:
     # No older one is here: the wrapper's own program runs with a version number that says so.
     (checkout / ".venv" / "bin" / "python").unlink()
-    program = (
-        f'exec {sys.executable} -I -S -c "import sys; sys.version_info = (3, 10); exec(sys.argv.pop(1))" "$@"'
-    )
+    older = "import sys; sys.version_info = (3, 10); exec(sys.argv.pop(1))"
+    program = f'exec {shlex.quote(sys.executable)} -I -S -c "{older}" "$@"'
     (checkout / ".venv" / "bin" / "python").write_text(f"#!/bin/sh\nshift 3\n{program}\n")
     (checkout / ".venv" / "bin" / "python").chmod(0o755)
     code, out, err = run(checkout / "trunkline", "queue", "status")

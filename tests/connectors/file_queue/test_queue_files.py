@@ -257,6 +257,7 @@ def test_each_operation_leaves_one_audit_line_without_a_body(queue: Queue) -> No
             "matched": 1,
             "cursor_from": 0,
             "cursor_to": cursor,
+            "msg_ids": [second],
         },
         {"op": "expire", "removed": 1},
     ]
