@@ -29,11 +29,12 @@ class BridgeRun:
         self.root = queue_root(self.settings)
         self.queue = Queue(self.root)
         self._keyring, self._folder = keyring, folder
-        self.bridge = self._started()
+        self.bridge = self.started()
         self.gateway.program.wait_ready()
         self.operator: httpx.Client = self.gateway.client()
 
-    def _started(self) -> ProgramProcess:
+    def started(self) -> ProgramProcess:
+        """A bridge that has been started and may not be ready yet."""
         return ProgramProcess("connectors.file_bridge", self.settings, self._folder, "bridge")
 
     def kill(self) -> None:
@@ -43,7 +44,7 @@ class BridgeRun:
 
     def start(self) -> None:
         """Start it again, and wait until it has looked at everything once."""
-        self.bridge = self._started()
+        self.bridge = self.started()
         self.bridge.wait_ready()
 
     def close(self) -> None:
@@ -79,6 +80,15 @@ class BridgeRun:
             if headers["ce_type"] == b"message.posted":
                 said[record.key.decode(), headers["ce_id"].decode(), verdict] += 1
         return said
+
+    def carried(self) -> int:
+        """The sum of the bridge's cursors, in bytes."""
+        cursors = self.root.glob("sessions/*/cursors/trunkline-bridge.cursor")
+        return sum(int(cursor.read_text()) for cursor in cursors)
+
+    def written(self) -> int:
+        """The length of all sessions' files, in bytes."""
+        return sum(path.stat().st_size for path in self.root.glob("sessions/*/messages.jsonl"))
 
     def refused(self) -> list[bytes]:
         """The bodies of what the file door could not make a message of."""

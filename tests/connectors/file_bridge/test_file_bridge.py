@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from connectors.file_queue import Queue
 from schemas.sealing import Keyring
 from schemas.settings import Settings
 from tests.broker_processes import wait_until
@@ -156,3 +158,33 @@ def test_a_complete_line_that_is_no_message_is_kept_as_refused_and_the_others_go
     run.wait_mailbox("cy", {after})
     assert sorted(run.refused()) == sorted(hostile)
     assert one_of(list(run.mailbox("bo").values()))["body"] == "before"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_fifty_thousand_lines_in_twenty_sessions_count_once_though_the_bridge_is_killed_ten_times(
+    run: BridgeRun,
+) -> None:
+    draw, kills, ids = random.Random(20261122), 10, set()
+    queue = Queue(run.root, fsync=False)
+    for turn in range(kills):
+        for _ in range(5_000):
+            session = f"s{draw.randrange(20)}"
+            ids.add((session, queue.send("ask", "x" * 100, to="bo", sender="ann", session=session)))
+        # It is in the middle of carrying them when it is killed.
+        before = run.carried()
+        wait_until(lambda before=before: run.carried() > before, 30, "the bridge carries")
+        run.kill()
+        assert run.carried() < run.written()
+        queue.expire(f"s{turn}")
+        run.bridge = run.started()
+    run.bridge.wait_ready(300)
+
+    def posted() -> dict[tuple[str, str], int]:
+        accepted = {key: count for key, count in run.verdicts().items() if key[2] == "accepted"}
+        return {
+            (stream.split("/")[1], message_id): count for (stream, message_id, _), count in accepted.items()
+        }
+
+    wait_until(lambda: len(run.mailbox("bo", "s0")) > 0, 60, "the gateway has something")
+    assert posted() == dict.fromkeys(ids, 1)
