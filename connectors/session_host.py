@@ -47,6 +47,9 @@ OWN_END_S: Final = 3.0
 KILL_S: Final = 5.0
 _TMUX_S: Final = 10.0
 _SCREEN: Final = ("-x", "200", "-y", "50")
+_SERVER_ENDED: Final = "server exited"
+_START_ATTEMPTS: Final = 5
+_START_AGAIN_S: Final = 0.1
 _CAPTURED_LINES: Final = 2000
 _CAPTURED_BYTES: Final = 256 * 1024
 _LOG_BYTES: Final = 16 * 1024 * 1024
@@ -257,7 +260,15 @@ class SessionHost:
         name = f"{session.replace('.', '_')}-{secrets.token_hex(4)}"
         handle = f"{TMUX}/{self._socket}/{name}"
         start = ("new-session", "-d", "-s", name, *_SCREEN, "-c", str(PROJECT_ROOT), "--")
-        self._tmux(*start, sys.executable, "-m", _RUNNER, str(spec), handle)
+        for attempt in range(1, _START_ATTEMPTS + 1):
+            try:
+                self._tmux(*start, sys.executable, "-m", _RUNNER, str(spec), handle)
+                break
+            except TrunklineError as error:
+                # The server ends with its last session, and may do so while we ask it; then it has made none.
+                if _SERVER_ENDED not in str(error) or attempt == _START_ATTEMPTS:
+                    raise
+                time.sleep(_START_AGAIN_S)
         keep = f"umask 077; exec cat >> {shlex.quote(str(self._log(session)))}"
         self._tmux("pipe-pane", "-t", f"={name}:", keep)
         return handle
