@@ -19,12 +19,12 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from connectors.terminal_text import escaped
+from schemas.agent_registry import DESCRIPTION_LIMIT, IMAGE_LIMIT, Capabilities
 from schemas.principals import RESERVED_PRINCIPALS
 from schemas.strict_json import MalformedJsonError, decode
 from schemas.wire_body import Name, Printable, first_fault
 
 DEFINITION_BYTES: Final = 64 * 1024
-CAPABILITIES: Final = 64
 # How old the last change of a file must be before its times prove that it was not changed since: a file
 # system's clock ticks in milliseconds, and two writes within a tick look like one.
 _SETTLED_NS: Final = 1_000_000_000
@@ -37,21 +37,15 @@ def _free(name: str) -> str:
     return name
 
 
-def _unique(names: list[str]) -> list[str]:
-    if len(set(names)) != len(names):
-        raise ValueError("names one of them twice")
-    return names
-
-
 class AgentDefinition(BaseModel):
     """An agent that tasks can be given to. `image` says what runs it, by `conf/launchers.yaml`."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     name: Annotated[Name, AfterValidator(_free)]
-    image: Annotated[Printable, Field(min_length=1, max_length=255)]
-    description: Annotated[Printable, Field(max_length=4000)] = ""
-    capabilities: Annotated[list[Name], Field(max_length=CAPABILITIES), AfterValidator(_unique)] = []
+    image: Annotated[Printable, Field(min_length=1, max_length=IMAGE_LIMIT)]
+    description: Annotated[Printable, Field(max_length=DESCRIPTION_LIMIT)] = ""
+    capabilities: Capabilities = []
     hardened: bool = False
 
 

@@ -19,7 +19,7 @@ import structlog
 
 from connectors.gateway.answers import ApiError
 from connectors.live_view import LiveView
-from connectors.publisher import Append, Position, Publisher, RecordRefused
+from connectors.publisher import Append, Publisher, RecordRefused
 from connectors.settled_feed import SettledRecord
 from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.event_topic import check_topic, reach_kafka
@@ -78,16 +78,8 @@ class LogAppender:
                 return "Kafka does not answer"
         return self._away
 
-    async def append(self, record: OutgoingRecord) -> Position:
-        """Append and wait for Kafka. Raises BackboneUnreachable: at once while Kafka is away, else after
-        `gateway.settle_timeout_s`; ApiError (413) for a record that Kafka does not take.
-        """
-        with self._kafka_watched():
-            async with asyncio.timeout(self._timeout_s):
-                return await asyncio.wrap_future(await self._begin(record))
-
     def check(self) -> None:
-        """Raise BackboneUnreachable when `append` would fail at once."""
+        """Raise BackboneUnreachable when `settle` would fail at once."""
         self._usable()
 
     def _usable(self) -> Publisher:
@@ -97,7 +89,10 @@ class LogAppender:
         return publisher
 
     async def settle(self, record: OutgoingRecord) -> SettledRecord:
-        """Append, wait for Kafka, wait until the live view has settled it. Raises as `append` does."""
+        """Append, wait for Kafka, wait until the live view has settled it. Raises BackboneUnreachable: at once
+        while Kafka is away, else after `gateway.settle_timeout_s`; ApiError (413) for a record that Kafka does
+        not take.
+        """
         with self._kafka_watched():
             return await self._live_view.settled_after(await self._begin(record), self._timeout_s)
 
