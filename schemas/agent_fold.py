@@ -1,4 +1,5 @@
-"""The fold of `agent/<name>` (HH-01): what an agent is, by its newest definition.
+"""The fold of definitions in `agent/<name>` (HH-01): what an agent is, by its newest definition. The rest of
+that stream is in `participant_fold`.
 
 One entry, `agent`. An agent that was removed keeps it, and may be defined again.
 """

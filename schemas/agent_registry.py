@@ -27,8 +27,16 @@ def _unique(names: list[str]) -> list[str]:
     return names
 
 
-Capabilities = Annotated[list[Name], Field(max_length=CAPABILITIES_LIMIT), AfterValidator(_unique)]
+Capabilities = Annotated[
+    list[Name],
+    Field(max_length=CAPABILITIES_LIMIT, json_schema_extra={"uniqueItems": True}),
+    AfterValidator(_unique),
+]
 """What an agent may do, each said once."""
+
+
+Image = Annotated[Printable, Field(min_length=1, max_length=IMAGE_LIMIT)]
+"""What is to run; the launcher knows how."""
 
 
 class _AgentBody(WireBody):
@@ -38,7 +46,7 @@ class _AgentBody(WireBody):
 class AgentDefined(_AgentBody):
     """Body of `agent.defined`: what the agent is from now on. What an `image` is, the launcher knows."""
 
-    image: Annotated[Printable, Field(min_length=1, max_length=IMAGE_LIMIT)]
+    image: Image
     description: Annotated[Printable, Field(max_length=DESCRIPTION_LIMIT)]
     capabilities: Capabilities
     hardened: bool

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSystem, LocalFileSystem, PyFileSystem, SubTreeFileSystem
+
+if TYPE_CHECKING:
+    # It brings pandas along, a quarter of a second for each program that starts, also without tables.
+    import pyarrow.dataset as ds
 
 
 def table_storage(path: str) -> FileSystem:

@@ -7,6 +7,7 @@ first record. Every program calls `check_topic` before it starts and refuses to 
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from kafka.partitioner.default import murmur2  # type: ignore[import-untyped]
 
 from schemas.control_fold import TOPOLOGY_STREAM
 from schemas.errors import BackboneUnreachable, TrunklineError
+from schemas.kafka_clients import client_security, kafka_context, tls_trouble, unreachable
 from schemas.record import CONTROL_TOPOLOGY
 from schemas.settings import KafkaSettings, Settings
 
@@ -59,19 +61,24 @@ def bootstrap_addresses(kafka: KafkaSettings) -> list[tuple[str, int]]:
 
 
 def reach_kafka(kafka: KafkaSettings, timeout_s: float = REACH_TIMEOUT_S) -> None:
-    """Return when a bootstrap server takes a TCP connection; else raise BackboneUnreachable.
+    """Return when a bootstrap server takes a connection, with TLS where that is set; else raise
+    BackboneUnreachable.
 
     Asked before a client is made: a kafka-python client that cannot bootstrap leaves its thread behind.
     """
     last: OSError | None = None
+    context = kafka_context(kafka)
     for address in bootstrap_addresses(kafka):
         try:
-            socket.create_connection(address, timeout=timeout_s).close()
+            with socket.create_connection(address, timeout=timeout_s) as plain:
+                if context is not None:
+                    context.wrap_socket(plain, server_hostname=address[0]).close()
         except OSError as error:
             last = error
         else:
             return
-    raise BackboneUnreachable(f"Kafka does not answer at {kafka.bootstrap_servers}: {last}") from last
+    why = tls_trouble(kafka, last) if isinstance(last, ssl.SSLError) else last
+    raise BackboneUnreachable(f"Kafka does not answer at {kafka.bootstrap_servers}: {why}") from last
 
 
 @contextmanager
@@ -83,6 +90,7 @@ def admin_client(kafka: KafkaSettings) -> Iterator[Any]:
         client = KafkaAdminClient(
             bootstrap_servers=kafka.bootstrap_servers,
             client_id="trunkline-topic",
+            **client_security(kafka),
             bootstrap_timeout_ms=timeout_ms,
             request_timeout_ms=timeout_ms,
         )
@@ -91,7 +99,7 @@ def admin_client(kafka: KafkaSettings) -> Iterator[Any]:
         finally:
             client.close()
     except KafkaError as error:
-        raise BackboneUnreachable(f"Kafka at {kafka.bootstrap_servers}: {error}") from error
+        raise unreachable(kafka, error) from error
 
 
 def topic_config(kafka: KafkaSettings) -> dict[str, str]:
@@ -183,6 +191,7 @@ def topic_reader(kafka: KafkaSettings, partitions: list[int] | None = None) -> I
         consumer = KafkaConsumer(
             bootstrap_servers=kafka.bootstrap_servers,
             client_id="trunkline-reader",
+            **client_security(kafka),
             group_id=None,
             enable_auto_commit=False,
             auto_offset_reset="earliest",
@@ -199,7 +208,7 @@ def topic_reader(kafka: KafkaSettings, partitions: list[int] | None = None) -> I
         finally:
             consumer.close(autocommit=False)
     except KafkaError as error:
-        raise BackboneUnreachable(f"Kafka at {kafka.bootstrap_servers}: {error}") from error
+        raise unreachable(kafka, error) from error
 
 
 def _first_record(kafka: KafkaSettings, partition: int) -> Any | None:

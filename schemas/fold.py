@@ -27,6 +27,7 @@ from schemas.ids import (
     REFUSED,
     SESSION,
     TASK,
+    THREAD,
     parse_stream_key,
 )
 from schemas.job_event import SCHEMA_VERSION as EVENT_VERSION
@@ -37,9 +38,14 @@ from schemas.mailbox_fold import settle_mailbox
 from schemas.mailbox_requests import MAILBOX_MODELS
 from schemas.masking import mask_event, mask_opaque
 from schemas.message import DEFAULT_REALM
+from schemas.mqtt_agent_fold import settle_mqtt_agent
+from schemas.mqtt_agents import MQTT_AGENT_MODELS
+from schemas.participant_fold import settle_participant
+from schemas.participants import PARTICIPANT_MODELS
 from schemas.principal_fold import settle_principal
 from schemas.principals import PrincipalAddition, PrincipalRevocation
 from schemas.record import (
+    AGENT_SAID,
     JOB_CANCELLED,
     JOB_EVENT,
     JOB_PICKED,
@@ -47,6 +53,7 @@ from schemas.record import (
     PRINCIPAL_ADDED,
     PRINCIPAL_REVOKED,
     REQUEST_REFUSED,
+    THREAD_OPENED,
     VALUE_LIMIT_BYTES,
     BadEnvelopeError,
     Envelope,
@@ -61,6 +68,7 @@ from schemas.settled import Outcome, Settled, rejected
 from schemas.strict_json import MalformedJsonError, decode
 from schemas.task_fold import settle_task
 from schemas.task_registry import TASK_MODELS
+from schemas.threads import ThreadOpened, settle_thread
 from schemas.verdicts import (
     ACCEPTED,
     FOLD_FAILED,
@@ -81,10 +89,11 @@ _MODELS: Final[dict[str, dict[str, type[BaseModel]]]] = {
     SESSION: dict(SESSION_MODELS),
     MAILBOX: dict(MAILBOX_MODELS),
     TASK: dict(TASK_MODELS),
-    AGENT: dict(AGENT_MODELS),
+    AGENT: {**AGENT_MODELS, **PARTICIPANT_MODELS, **MQTT_AGENT_MODELS},
     CONTAINER: dict(CONTAINER_MODELS),
     PRINCIPAL: {PRINCIPAL_ADDED: PrincipalAddition, PRINCIPAL_REVOKED: PrincipalRevocation},
     REFUSED: {REQUEST_REFUSED: Refusal},
+    THREAD: {THREAD_OPENED: ThreadOpened},
 }
 
 # The field of a body that must be the stream's name.
@@ -94,6 +103,7 @@ _NAMED_BY: Final = {
     TASK: "task_id",
     AGENT: "agent_name",
     CONTAINER: "container",
+    THREAD: "thread",
 }
 
 
@@ -160,6 +170,8 @@ def _settle_body(
         if kind == JOB:
             is_masked = masked is not None
             outcome = settle_job(record, envelope, name, body, plain, is_masked, entries, keyring)
+        elif kind == AGENT and envelope.type in MQTT_AGENT_MODELS:
+            outcome = settle_mqtt_agent(record, envelope, name, body, entries, keyring)
         else:
             outcome = _settle_other(record, kind, name, envelope, body, entries)
     seq, sent_at = body.get("seq"), body.get("timestamp")
@@ -191,6 +203,8 @@ def _settle_other(
         return settle_mailbox(record, envelope, name, body, entries)
     if kind == TASK:
         return settle_task(record, envelope, name, body, entries)
+    if kind == AGENT and envelope.type in PARTICIPANT_MODELS:
+        return settle_participant(record, envelope, name, body, entries)
     if kind == AGENT:
         return settle_agent(record, envelope, name, body, entries)
     if kind == CONTAINER:
@@ -199,19 +213,23 @@ def _settle_other(
         return settle_principal(record, envelope, name, body, entries)
     if kind == REFUSED:
         return rejected(body["reason"], body["why"])
+    if kind == THREAD:
+        return settle_thread(record, name, body, entries)
     if kind == CONTROL:
-        return settle_control(name, envelope, body, entries)
+        return settle_control(record, name, envelope, body, entries)
     return rejected(UNKNOWN_STREAM, "no such kind of stream")
 
 
 def _body_fault(kind: str, name: str, record_type: str, body: dict[str, Any]) -> Outcome | None:
-    version = body.get("schema_version")
+    # An agent's own payload names neither its version nor its agent, whose topic and signature do.
+    is_said = kind == AGENT and record_type == AGENT_SAID
+    version = body.get("schema_version", EVENT_VERSION if is_said else None)
     if type(version) is not int:
         return rejected(MALFORMED, "schema_version: expected an integer")
     if kind == JOB:
         if body.get("job_id") != name:
             return rejected(MALFORMED, "job_id: not the one of its topic")
-    elif not _is_of_stream(kind, name, body):
+    elif not is_said and not _is_of_stream(kind, name, body):
         return rejected(MALFORMED, "the body names another stream than the key")
     if version != EVENT_VERSION:
         return rejected(SCHEMA_VERSION, f"schema_version: this backbone reads {EVENT_VERSION}")

@@ -22,7 +22,8 @@ CONTAINER: Final = "container"
 PRINCIPAL: Final = "principal"
 REFUSED: Final = "refused"
 CONTROL: Final = "control"
-STREAM_KINDS: Final = (JOB, SESSION, MAILBOX, TASK, AGENT, CONTAINER, PRINCIPAL, REFUSED, CONTROL)
+THREAD: Final = "thread"
+STREAM_KINDS: Final = (JOB, SESSION, MAILBOX, TASK, AGENT, CONTAINER, PRINCIPAL, REFUSED, CONTROL, THREAD)
 
 
 def is_name(text: str) -> bool:

@@ -19,7 +19,7 @@ from schemas.job_event import COMPLETED, ERROR, STARTED
 from schemas.masking import MASK, carries_token
 from schemas.record import JOB_CANCELLED, JOB_PICKED, JOB_REGISTERED, Envelope, Record
 from schemas.request_memory import content_digest
-from schemas.sealing import Keyring, job_secret_purpose
+from schemas.sealing import Keyring, job_secret_purpose, sealed_by
 from schemas.seq_memory import SeqMemory
 from schemas.settled import Change, Outcome, accepted, duplicate, rejected
 from schemas.signing import SIGNATURE_FIELD, signed_bytes
@@ -53,6 +53,7 @@ class JobEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     registered_at: int
     digest: bytes
     request_id: str | None = None
+    notify: list[str] | None = None
 
 
 class ProgressEntry(msgspec.Struct, array_like=True, gc=False):
@@ -128,6 +129,7 @@ def _settle_registration(
         registered_at=record.logged_at_us,
         digest=digest,
         request_id=body.get("request_id"),
+        notify=body.get("notify"),
     )
     progress = ProgressEntry(ENTRY_VERSION, states.PENDING, SeqMemory())
     entries.put(_JOB, _encode(job))
@@ -260,6 +262,7 @@ def _changes(job_id: str, job: JobEntry, progress: ProgressEntry) -> tuple[Chang
         last_event=progress.last_event,
         last_detail=progress.last_detail,
         events=progress.events,
+        notify=job.notify,
     )
     return (Change(REGISTRY_JOBS, job_id, row),)
 
@@ -267,7 +270,7 @@ def _changes(job_id: str, job: JobEntry, progress: ProgressEntry) -> tuple[Chang
 @dataclass(frozen=True)
 class JobGrant:
     """What the winner of a job gets (JE-11). `broker`: the job's overlay as JSON, its password sealed.
-    `request_id`: of the request that registered it.
+    `request_id`: of the request that registered it. `key_id`: of the master key that sealed its secret.
     """
 
     job_id: str
@@ -275,6 +278,7 @@ class JobGrant:
     broker: str | None
     request_id: str | None
     secret: str = field(repr=False)
+    key_id: str
 
 
 def job_grant(job_id: str, entries: Entries, keyring: Keyring) -> JobGrant | None:
@@ -284,4 +288,5 @@ def job_grant(job_id: str, entries: Entries, keyring: Keyring) -> JobGrant | Non
         return None
     job = _decode_job(raw)
     secret = keyring.open(job.sealed_secret, job_secret_purpose(job_id)).decode("utf-8")
-    return JobGrant(job_id, job.description, job.broker, job.request_id, secret)
+    key_id = sealed_by(job.sealed_secret)
+    return JobGrant(job_id, job.description, job.broker, job.request_id, secret, key_id)

@@ -5,7 +5,7 @@ them.
 from __future__ import annotations
 
 import uuid
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,6 +16,10 @@ from schemas.strict_json import canonical
 from schemas.wire_body import JobId, Name, Note, Printable, WireBody
 
 DESCRIPTION_LIMIT: Final = 4000
+# What who registered a job may want to be told of, in its mailbox.
+PERMISSION: Final = "permission"
+END: Final = "end"
+Notice = Literal["permission", "end"]
 
 
 class BrokerOverlay(BaseModel):
@@ -35,7 +39,7 @@ class BrokerOverlay(BaseModel):
 
 class JobRegistration(WireBody):
     """Body of `job.registered`. `sealed_secret` opens for `job-secret/<job_id>` only. `request_id`: of the
-    request that made the job, of which its id has but the first 32 bits.
+    request that made the job, of which its id has but the first 32 bits. `notify`: None is as `["end"]`.
     """
 
     job_id: JobId
@@ -44,6 +48,7 @@ class JobRegistration(WireBody):
     broker: BrokerOverlay | None = None
     request_id: Name | None = None
     sealed_secret: str
+    notify: Annotated[list[Notice], Field(max_length=2)] | None = None
 
 
 class JobPick(WireBody):
@@ -70,6 +75,7 @@ def registration_record(
     session: str | None = None,
     broker: BrokerOverlay | None = None,
     request_id: str | None = None,
+    notify: list[Notice] | None = None,
     door: str = "cli",
     principal: str = "operator",
 ) -> OutgoingRecord:
@@ -81,8 +87,13 @@ def registration_record(
         broker=broker,
         request_id=request_id,
         sealed_secret=keyring.seal(secret.encode("utf-8"), job_secret_purpose(job_id)),
+        notify=notify,
     )
-    value = canonical(body.model_dump(mode="json"))
+    said: dict[str, Any] = body.model_dump(mode="json")
+    if notify is None:
+        # It came later, and must not make a repeated registration another one.
+        del said["notify"]
+    value = canonical(said)
     return OutgoingRecord(
         stream=stream_key(JOB, job_id),
         ce_id=content_id(JOB_REGISTERED.encode(), value),

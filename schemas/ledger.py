@@ -136,8 +136,8 @@ def record_of_row(row: LedgerRow, keyring: Keyring) -> Record:
     if row.value_sealed is not None:
         value = keyring.open(row.value_sealed, value_purpose(row.topic, row.partition, row.offset))
     if row.wire is not None:
-        wire = orjson.loads(row.wire)
-        key, headers = _raw(wire["key"]), [(name, _raw(text)) for name, text in wire["headers"]]
+        wire = _parsed_wire(row.wire)
+        key, headers = _raw(wire.key), [(name, _raw(text)) for name, text in wire.headers]
     else:
         key = f"{row.stream_kind}/{row.stream_id}".encode("ascii")
         source = f"{row.door}/{row.principal}"
@@ -146,6 +146,21 @@ def record_of_row(row: LedgerRow, keyring: Keyring) -> Record:
         headers = [(name, key if text is None else text.encode("utf-8")) for name, text in pairs]
     names, values = tuple(name for name, _ in headers), tuple(raw for _, raw in headers)
     return Record(row.topic, row.partition, row.offset, row.logged_at, key, value, names, values)
+
+
+class _Wire(msgspec.Struct, frozen=True):
+    key: str | None
+    headers: list[tuple[str, str | None]]
+
+
+_decode_wire: Final = msgspec.json.Decoder(_Wire).decode
+
+
+def _parsed_wire(text: str) -> _Wire:
+    try:
+        return _decode_wire(text)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(f"wire: not key and headers: {error}") from None
 
 
 def _raw(text: str | None) -> bytes | None:

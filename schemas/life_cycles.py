@@ -54,6 +54,14 @@ TASK_TRANSITIONS: Final[dict[str, frozenset[str]]] = {
     CANCELLED: frozenset(),
 }
 
+# What a participant says of itself (AM-06); stopped is said of it, and it may join again.
+INITIALIZING: Final = "initializing"
+IDLE: Final = "idle"
+WORKING: Final = "working"
+BLOCKED: Final = "blocked"
+
+PARTICIPANT_STATES: Final = (INITIALIZING, IDLE, WORKING, BLOCKED, STOPPED)
+
 # The life cycle of what a launcher makes for a task (HH-05). Recycling, by failure or stop, is open from each
 # state before it; recycled is the end.
 PROVISIONING: Final = "provisioning"

@@ -3,7 +3,9 @@
 `m/<priority>/<posted_at>/<message_id>`: one pending message without its body. Sorted keys are the order of
 handing out: the priority is a digit, the time 16 hex digits.
 `id/<3 hex digits>`: the ids whose SHA-256 begins so, posted in the last week or pending still.
+`last`: when the newest message was posted, 8 bytes.
 `leases`: when the leases of the consuming door end.
+`handed`: when messages were handed out in the last minute, where leases ask for a rate. `closed`: it is.
 `requests`, `requests/message`: the newest requests about the mailbox, and about single messages.
 
 A finished message has no entry of its own. Nothing iterates over `id/`.
@@ -33,6 +35,10 @@ OF_MAILBOX: Final = "requests"
 OF_MESSAGE: Final = "requests/message"
 _LEASES: Final = "leases"
 _PENDING: Final = "m/"
+LAST: Final = "last"
+_HANDED: Final = "handed"
+_CLOSED: Final = "closed"
+_MINUTE_US: Final = 60_000_000
 _MAILBOXES: Final = f"{MAILBOX}/".encode()
 _POSTED: Final = MESSAGE_POSTED.encode()
 _DIGITS: Final = {priority: digit for digit, priority in enumerate(PRIORITIES)}
@@ -63,6 +69,9 @@ class PendingMessage(msgspec.Struct, array_like=True, gc=False):
     handed_at: int | None = None
     request_id: str | None = None
     lease_until: int | None = None
+    parent_thread: str | None = None
+    root_thread: str | None = None
+    on_behalf_of: str | None = None
 
     def is_held(self, now_us: int) -> bool:
         """Whether it is leased and the lease has not run out."""
@@ -104,10 +113,20 @@ class Leases(msgspec.Struct, array_like=True, gc=False):
         else:
             self.ends.pop(until_us, None)
 
+    @property
+    def held(self) -> int:
+        """How many messages are leased."""
+        return sum(self.ends.values())
+
 
 class _Shard(msgspec.Struct, array_like=True, gc=False):
     version: int
     ids: dict[str, KnownId]
+
+
+class _Handed(msgspec.Struct, array_like=True, gc=False):
+    version: int
+    moments: list[int]
 
 
 class _Requests(msgspec.Struct, array_like=True, gc=False):
@@ -119,6 +138,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_message: Final = msgspec.msgpack.Decoder(PendingMessage).decode
 _decode_shard: Final = msgspec.msgpack.Decoder(_Shard).decode
 _decode_leases: Final = msgspec.msgpack.Decoder(Leases).decode
+_decode_handed: Final = msgspec.msgpack.Decoder(_Handed).decode
 _decode_requests: Final = msgspec.msgpack.Decoder(_Requests).decode
 
 
@@ -129,6 +149,16 @@ class MailboxEntries:
         self.realm, _, self.recipient = mailbox.partition("/")
         self.now_us = now_us
         self._entries = entries
+
+    def next_moment(self) -> int:
+        """When the message that is posted now was posted: the record's time, but after every message before it.
+
+        Kafka gives all records of a batch one time, and messages are handed out in the order of their posting.
+        """
+        raw = self._entries.get(LAST)
+        moment = self.now_us if raw is None else max(self.now_us, int.from_bytes(raw, "big") + 1)
+        self._entries.put(LAST, moment.to_bytes(8, "big"))
+        return moment
 
     def known(self, message_id: str) -> KnownId | None:
         """The id, if its message was posted in the last week or is pending still."""
@@ -186,6 +216,28 @@ class MailboxEntries:
         elif after is None and before is not None:
             self._entries.delete(_LEASES)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing may be posted or leased."""
+        return is_closed_mailbox(self._entries)
+
+    def put_closed(self, *, is_closed: bool) -> None:
+        """Close it or open it again."""
+        if is_closed:
+            self._entries.put(_CLOSED, bytes([ENTRY_VERSION]))
+        elif self.is_closed:
+            self._entries.delete(_CLOSED)
+
+    def handed_lately(self) -> list[int]:
+        """When messages were handed out in the last minute by leases with a rate, in microseconds."""
+        raw = self._entries.get(_HANDED)
+        moments = [] if raw is None else _decode_handed(raw).moments
+        return [moment for moment in moments if moment > self.now_us - _MINUTE_US]
+
+    def put_handed(self, moments: list[int]) -> None:
+        """Write them."""
+        self._entries.put(_HANDED, _encode(_Handed(ENTRY_VERSION, moments)))
+
     def requests(self, of: str) -> RequestMemory:
         """The requests that were settled, `OF_MAILBOX` or `OF_MESSAGE`."""
         raw = self._entries.get(of)
@@ -219,6 +271,9 @@ class MailboxEntries:
             request_id=message.request_id,
             lease_until=message.lease_until if status is None else None,
             ended_at=None if status is None else self.now_us,
+            parent_thread=message.parent_thread,
+            root_thread=message.root_thread,
+            on_behalf_of=message.on_behalf_of,
         )
         return Change(MAILBOX_VIEW, f"{self.realm}/{self.recipient}/{message.message_id}", row)
 
@@ -230,6 +285,11 @@ class MailboxEntries:
         # Two messages with one id would share a row: as long as the first is pending, its id is known.
         is_young = self.now_us - known.posted_at <= ID_KEPT_US
         return is_young or self._entries.get(_message_key(message_id, known)) is not None
+
+
+def is_closed_mailbox(entries: Entries) -> bool:
+    """Whether the mailbox with these entries is closed."""
+    return entries.get(_CLOSED) is not None
 
 
 def expected_apart(record: Record) -> tuple[str, ...]:

@@ -18,10 +18,12 @@ from schemas.mailbox_entries import (
     MailboxEntries,
     PendingMessage,
 )
-from schemas.mailbox_requests import CLAIM_LIMIT, LEASE_LIMIT, LEASE_MS
+from schemas.mailbox_requests import CLAIM_LIMIT, LEASE_LIMIT, LEASE_MS, LIMIT_MOST
 from schemas.message import CLAIMED, CLEARED, DEAD, EXPIRED, LEASED, READ, UNREAD
 from schemas.record import (
     MAILBOX_CLEARED,
+    MAILBOX_CLOSED,
+    MAILBOX_OPENED,
     MESSAGE_ACKED,
     MESSAGE_CLAIMED,
     MESSAGE_EXPIRED,
@@ -40,7 +42,11 @@ from schemas.view_rows import MESSAGE_BODIES, MessageBodyRow
 
 # A message that was handed out so often and not acknowledged is not handed out again.
 ATTEMPTS_MOST: Final = 3
-_OF_MAILBOX_TYPES: Final = frozenset({MESSAGE_CLAIMED, MESSAGE_LEASED, MAILBOX_CLEARED})
+# Why nothing is posted or leased any more.
+CLOSED: Final = "the mailbox is closed"
+_OF_MAILBOX_TYPES: Final = frozenset(
+    {MESSAGE_CLAIMED, MESSAGE_LEASED, MAILBOX_CLEARED, MAILBOX_CLOSED, MAILBOX_OPENED}
+)
 # What these records lead to, always.
 _FINAL_BY_TYPE: Final = {MESSAGE_ACKED: CLAIMED, MESSAGE_READ: READ, MESSAGE_EXPIRED: EXPIRED}
 
@@ -66,11 +72,13 @@ def _settle_posting(body: dict[str, Any], mailbox: MailboxEntries) -> Outcome:
         if known.digest == digest:
             return duplicate(status)
         return rejected(SEQ_CONFLICT, "this message id was posted with other content", status)
+    if mailbox.is_closed:
+        return rejected(ILLEGAL_TRANSITION, CLOSED)
     message = PendingMessage(
         version=ENTRY_VERSION,
         message_id=message_id,
         priority=body.get("priority", "normal"),
-        posted_at=mailbox.now_us,
+        posted_at=mailbox.next_moment(),
         status=UNREAD,
         sender=body["from"],
         from_verified=body.get("from_verified", False),
@@ -81,6 +89,9 @@ def _settle_posting(body: dict[str, Any], mailbox: MailboxEntries) -> Outcome:
         broadcast_id=body.get("broadcast_id"),
         sent_at=body.get("sent_at"),
         expires_at=body.get("expires_at"),
+        parent_thread=body.get("parent_thread"),
+        root_thread=body.get("root_thread"),
+        on_behalf_of=body.get("on_behalf_of"),
     )
     mailbox.add(message, digest)
     row = mailbox.change(message)
@@ -103,16 +114,26 @@ def _settle_request(envelope: Envelope, body: dict[str, Any], mailbox: MailboxEn
     if seen == "other":
         return rejected(SEQ_CONFLICT, "this request id was used with other content")
     leases = mailbox.leases()
-    if envelope.type == MAILBOX_CLEARED:
+    changes: list[Change] = []
+    if envelope.type in (MAILBOX_CLOSED, MAILBOX_OPENED):
+        mailbox.put_closed(is_closed=envelope.type == MAILBOX_CLOSED)
+    elif envelope.type == MAILBOX_CLEARED:
         changes = [_end(message, CLEARED, mailbox, leases) for message in mailbox.in_order()]
-    elif leases.ends and leases.door != envelope.door:
+    elif leases.ends and leases.door != envelope.door and not _is_fact(envelope, body):
         return rejected(ILLEGAL_TRANSITION, "another door holds leases on this mailbox")
+    elif envelope.type == MESSAGE_LEASED and mailbox.is_closed and not body.get("from_closed"):
+        return rejected(ILLEGAL_TRANSITION, CLOSED)
     else:
         changes = _hand_out(envelope, body, mailbox, leases)
     mailbox.put_leases(leases)
     requests.add(envelope.ce_id, body)
     mailbox.put_requests(OF_MAILBOX, requests)
     return accepted(None, tuple(changes))
+
+
+def _is_fact(envelope: Envelope, body: dict[str, Any]) -> bool:
+    """A claim that names its messages tells what has happened: a poll has handed them out, in any case."""
+    return envelope.type == MESSAGE_CLAIMED and body.get("message_ids") is not None
 
 
 def _hand_out(
@@ -122,22 +143,25 @@ def _hand_out(
     now_us = mailbox.now_us
     until = None
     left = body.get("limit", CLAIM_LIMIT)
+    lately: list[int] | None = None
     if envelope.type == MESSAGE_LEASED:
         until = now_us + body.get("lease_ms", LEASE_MS) * 1000
-        left = body.get("limit", LEASE_LIMIT)
+        left = min(body.get("limit", LEASE_LIMIT), body.get("held_most", LIMIT_MOST) - leases.held)
+        if body.get("per_minute") is not None:
+            lately = mailbox.handed_lately()
+            left = min(left, body["per_minute"] - len(lately))
     changes = []
     named = body.get("message_ids")
     for message in mailbox.in_order() if named is None else mailbox.of_these(named):
-        if left == 0:
+        if left <= 0:
             break
-        if message.is_held(now_us):
-            continue
-        if message.is_over(now_us):
-            changes.append(_end(message, EXPIRED, mailbox, leases))
-            continue
-        if message.attempts >= ATTEMPTS_MOST:
-            changes.append(_end(message, DEAD, mailbox, leases))
-            continue
+        if not _is_fact(envelope, body):
+            if message.is_held(now_us):
+                continue
+            if message.is_over(now_us) or message.attempts >= ATTEMPTS_MOST:
+                status = EXPIRED if message.is_over(now_us) else DEAD
+                changes.append(_end(message, status, mailbox, leases))
+                continue
         left -= 1
         message.attempts += 1
         message.handed_to = f"{envelope.door}/{envelope.principal}"
@@ -148,8 +172,12 @@ def _hand_out(
             continue
         message.status, message.lease_until = LEASED, until
         leases.begin(envelope.door, until)
+        if lately is not None:
+            lately.append(now_us)
         mailbox.put(message)
         changes.append(mailbox.change(message))
+    if lately:
+        mailbox.put_handed(lately)
     return changes
 
 
@@ -174,6 +202,8 @@ def _settle_message(envelope: Envelope, body: dict[str, Any], mailbox: MailboxEn
         return duplicate(status) if seen == "same" else rejected(ILLEGAL_TRANSITION, refusal, status)
     leases = mailbox.leases()
     final = _FINAL_BY_TYPE.get(envelope.type)
+    if body.get("is_no_attempt"):
+        message.attempts -= 1
     if final is None and message.attempts >= ATTEMPTS_MOST:
         final = DEAD
     if final is not None:

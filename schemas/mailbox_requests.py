@@ -9,8 +9,11 @@ from pydantic import Field
 
 from schemas.ids import MAILBOX, stream_key
 from schemas.message import DEFAULT_REALM, Message
+from schemas.organism import PER_MINUTE_MOST
 from schemas.record import (
     MAILBOX_CLEARED,
+    MAILBOX_CLOSED,
+    MAILBOX_OPENED,
     MESSAGE_ACKED,
     MESSAGE_CLAIMED,
     MESSAGE_EXPIRED,
@@ -30,6 +33,7 @@ LEASE_LIMIT: Final = 1
 LIMIT_MOST: Final = 1000
 LEASE_MS: Final = 30_000
 LEASE_MS_MOST: Final = 86_400_000
+ANSWERS_MOST: Final = 100
 
 _Limit = Annotated[int, Field(ge=1, le=LIMIT_MOST)]
 
@@ -50,11 +54,21 @@ class MailboxClaim(_MailboxBody):
 
 
 class MailboxLease(_MailboxBody):
-    """Body of `message.leased`: hand out up to `limit` messages, to be acknowledged within `lease_ms`."""
+    """Body of `message.leased`: hand out up to `limit` messages, to be acknowledged within `lease_ms`.
+
+    With `message_ids` only these, those of them that may be handed out. Never so many that more than
+    `held_most` are leased at once, or more than `per_minute` were handed out in the last 60 s of the log's
+    time by leases that said so: the log is where all that share a mailbox meet. `from_closed`: out of a
+    closed mailbox, by who sends back what is in it.
+    """
 
     request_id: Name
     limit: _Limit = LEASE_LIMIT
     lease_ms: Annotated[int, Field(ge=1, le=LEASE_MS_MOST)] = LEASE_MS
+    message_ids: Annotated[list[Name], Field(min_length=1, max_length=LIMIT_MOST)] | None = None
+    held_most: _Limit | None = None
+    per_minute: Annotated[int, Field(ge=1, le=PER_MINUTE_MOST)] | None = None
+    from_closed: bool | None = None
 
 
 class MailboxClearing(_MailboxBody):
@@ -63,19 +77,37 @@ class MailboxClearing(_MailboxBody):
     request_id: Name
 
 
-class MessageAck(_MailboxBody):
-    """Body of `message.acked`: its holder has done with it. `request_id` is the lease's."""
+class MailboxClosing(_MailboxBody):
+    """Body of `mailbox.closed`: nothing is posted to it and nothing leased from it until it is opened again."""
 
-    message_id: Name
     request_id: Name
 
 
+class MailboxOpening(_MailboxBody):
+    """Body of `mailbox.opened`: it is open again."""
+
+    request_id: Name
+
+
+class MessageAck(_MailboxBody):
+    """Body of `message.acked`: its holder has done with it. `request_id` is the lease's. `answers` are the
+    messages that it led to: in the same record, so that they are sent if and only if it counts.
+    """
+
+    message_id: Name
+    request_id: Name
+    answers: Annotated[list[Message], Field(max_length=ANSWERS_MOST)] | None = None
+
+
 class MessageNack(_MailboxBody):
-    """Body of `message.nacked`: its holder gives it back. `request_id` is the lease's."""
+    """Body of `message.nacked`: its holder gives it back. `request_id` is the lease's. `is_no_attempt`: that it
+    was handed out does not count as one.
+    """
 
     message_id: Name
     request_id: Name
     reason: Note = ""
+    is_no_attempt: bool | None = None
 
 
 class MessageReclaim(_MailboxBody):
@@ -107,6 +139,8 @@ MAILBOX_MODELS: Final[dict[str, type[WireBody]]] = {
     MESSAGE_READ: MessageReading,
     MESSAGE_EXPIRED: MessageExpiry,
     MAILBOX_CLEARED: MailboxClearing,
+    MAILBOX_CLOSED: MailboxClosing,
+    MAILBOX_OPENED: MailboxOpening,
 }
 
 
@@ -133,11 +167,23 @@ def lease_record(
     limit: int = LEASE_LIMIT,
     lease_ms: int = LEASE_MS,
     *,
+    message_ids: Sequence[str] | None = None,
+    held_most: int | None = None,
+    per_minute: int | None = None,
+    from_closed: bool | None = None,
     door: str,
     principal: str,
 ) -> OutgoingRecord:
-    """The record that leases messages of a mailbox."""
-    said = {"request_id": request_id, "limit": limit, "lease_ms": lease_ms}
+    """The record that leases messages of a mailbox; see MailboxLease."""
+    said = {
+        "request_id": request_id,
+        "limit": limit,
+        "lease_ms": lease_ms,
+        "message_ids": None if message_ids is None else list(message_ids),
+        "held_most": held_most,
+        "per_minute": per_minute,
+        "from_closed": from_closed,
+    }
     return _record(MESSAGE_LEASED, realm, recipient, said, door, principal)
 
 
@@ -148,11 +194,26 @@ def clearing_record(
     return _record(MAILBOX_CLEARED, realm, recipient, {"request_id": request_id}, door, principal)
 
 
+def gate_record(
+    realm: str, recipient: str, request_id: str, *, is_open: bool, ce_id: str, door: str, principal: str
+) -> OutgoingRecord:
+    """The record that closes a mailbox, or opens it again. The reactor gives an id of its own."""
+    kind = MAILBOX_OPENED if is_open else MAILBOX_CLOSED
+    return _record(kind, realm, recipient, {"request_id": request_id}, door, principal, ce_id)
+
+
 def ack_record(
-    realm: str, recipient: str, message_id: str, request_id: str, *, door: str, principal: str
+    realm: str,
+    recipient: str,
+    message_id: str,
+    request_id: str,
+    answers: Sequence[Message] | None = None,
+    *,
+    door: str,
+    principal: str,
 ) -> OutgoingRecord:
     """The record that acknowledges a leased message. Door and principal are those of the lease."""
-    said = {"message_id": message_id, "request_id": request_id}
+    said = {"message_id": message_id, "request_id": request_id, "answers": answers or None}
     return _record(MESSAGE_ACKED, realm, recipient, said, door, principal)
 
 
@@ -163,11 +224,17 @@ def nack_record(
     request_id: str,
     reason: str = "",
     *,
+    is_no_attempt: bool | None = None,
     door: str,
     principal: str,
 ) -> OutgoingRecord:
     """The record that gives a leased message back. Door and principal are those of the lease."""
-    said = {"message_id": message_id, "request_id": request_id, "reason": reason}
+    said = {
+        "message_id": message_id,
+        "request_id": request_id,
+        "reason": reason,
+        "is_no_attempt": is_no_attempt,
+    }
     return _record(MESSAGE_NACKED, realm, recipient, said, door, principal)
 
 

@@ -17,11 +17,13 @@ from schemas.ids import MAILBOX, stream_key
 from schemas.job_event import is_utc_timestamp
 from schemas.record import MESSAGE_POSTED, OutgoingRecord
 from schemas.strict_json import canonical_plain
-from schemas.wire_body import Name, WireBody
+from schemas.wire_body import Name, Note, WireBody
 
 DEFAULT_REALM: Final = "default"
 # In the order in which messages are handed out.
 PRIORITIES: Final = ("high", "normal", "low")
+
+REPAIRS_MOST: Final = 20
 
 UNREAD: Final = "unread"
 LEASED: Final = "leased"
@@ -50,7 +52,9 @@ class Message(WireBody):
     """Body of `message.posted`: one message for one recipient. Deduplicated by `message_id` alone.
 
     `from_task`: the task whose token the sender had. `expires_at` decides, so it must be a time in UTC;
-    `sent_at` is what the sender says.
+    `sent_at` is what the sender says. `thread` is what the recipient calls the conversation;
+    `parent_thread`, `root_thread` and `on_behalf_of` are its place in the tree, which no recipient is shown.
+    `repairs` says what of it was repaired, `original` (base64) what it was before: only the ledger has both.
     """
 
     message_id: Name
@@ -68,6 +72,11 @@ class Message(WireBody):
     sent_at: _Moment | None = None
     expires_at: _UtcTime | None = None
     broadcast_id: Name | None = None
+    parent_thread: Name | None = None
+    root_thread: Name | None = None
+    on_behalf_of: Name | None = None
+    repairs: Annotated[list[Note], Field(max_length=REPAIRS_MOST)] | None = None
+    original: str | None = None
 
 
 def posting_record(message: Message, *, door: str, principal: str) -> OutgoingRecord:

@@ -1,4 +1,5 @@
-"""A job's MQTT password, derived from its secret: both sides know it, and nobody has to send it to the other.
+"""The MQTT password of a job or an agent, derived from its secret: both sides know it, and nobody has to send
+it to the other.
 
 Whoever reads the password on the wire can publish on the job's topic, but cannot sign: the secret does not
 follow from it.
@@ -12,6 +13,8 @@ from typing import Final
 _PURPOSE: Final = "trunkline mqtt password/"
 
 
-def mqtt_password(secret: str, job_id: str) -> str:
-    """The password of the MQTT user `job_id`: 64 lower-case hex digits, HMAC-SHA256 under the job's secret."""
-    return hmac.digest(secret.encode("utf-8"), f"{_PURPOSE}{job_id}".encode(), "sha256").hex()
+def mqtt_password(secret: str, user: str) -> str:
+    """The password of an MQTT user, a job's id or `agent.<name>`: 64 lower-case hex digits, HMAC-SHA256 under
+    its secret.
+    """
+    return hmac.digest(secret.encode("utf-8"), f"{_PURPOSE}{user}".encode(), "sha256").hex()

@@ -27,8 +27,10 @@ ROLES: Final = (OPERATOR, DELEGATOR, WORKER, VIEWER)
 REACTOR: Final = "reactor"
 SENDER: Final = "trunkline"
 HUB: Final = "hub"
+# The pump signs by this name what no listener says, and what is bound for nobody goes there.
+SYSTEM: Final = "system"
 # Nobody else may have these names.
-RESERVED_PRINCIPALS: Final = frozenset({OPERATOR, REACTOR, SENDER, HUB, "anonymous", "unverified"})
+RESERVED_PRINCIPALS: Final = frozenset({OPERATOR, REACTOR, SENDER, HUB, SYSTEM, "anonymous", "unverified"})
 
 ACTIVE: Final = "active"
 REVOKED: Final = "revoked"

@@ -33,6 +33,8 @@ MESSAGE_RECLAIMED: Final = "message.reclaimed"
 MESSAGE_READ: Final = "message.read"
 MESSAGE_EXPIRED: Final = "message.expired"
 MAILBOX_CLEARED: Final = "mailbox.cleared"
+MAILBOX_CLOSED: Final = "mailbox.closed"
+MAILBOX_OPENED: Final = "mailbox.opened"
 TASK_CREATED: Final = "task.created"
 TASK_STARTED: Final = "task.started"
 TASK_COMPLETED: Final = "task.completed"
@@ -41,11 +43,25 @@ TASK_CANCELLED: Final = "task.cancelled"
 TOKEN_REVOKED: Final = "token.revoked"  # noqa: S105  a type's name
 AGENT_DEFINED: Final = "agent.defined"
 AGENT_REMOVED: Final = "agent.removed"
+AGENT_JOINED: Final = "agent.joined"
+AGENT_KEY_REGISTERED: Final = "agent.key_registered"
+AGENT_KEY_REMOVED: Final = "agent.key_removed"
+AGENT_UPDATED: Final = "agent.updated"
+AGENT_STOPPED: Final = "agent.stopped"
+AGENT_CALLED: Final = "agent.called"
+AGENT_MQTT_REGISTERED: Final = "agent.mqtt_registered"
+AGENT_MQTT_REMOVED: Final = "agent.mqtt_removed"
+AGENT_SAID: Final = "agent.said"
 CONTAINER_CHANGED: Final = "container.changed"
 PRINCIPAL_ADDED: Final = "principal.added"
 PRINCIPAL_REVOKED: Final = "principal.revoked"
 REQUEST_REFUSED: Final = "request.refused"
 CONTROL_TOPOLOGY: Final = "control.topology"
+CONTROL_FOLD_SWITCHED: Final = "control.fold_switched"
+ORGANISM_LOADED: Final = "organism.loaded"
+LISTENER_ADDED: Final = "listener.added"
+LISTENER_REMOVED: Final = "listener.removed"
+THREAD_OPENED: Final = "thread.opened"
 RECORD_TYPES: Final = (
     JOB_EVENT,
     JOB_REGISTERED,
@@ -65,6 +81,8 @@ RECORD_TYPES: Final = (
     MESSAGE_READ,
     MESSAGE_EXPIRED,
     MAILBOX_CLEARED,
+    MAILBOX_CLOSED,
+    MAILBOX_OPENED,
     TASK_CREATED,
     TASK_STARTED,
     TASK_COMPLETED,
@@ -73,11 +91,25 @@ RECORD_TYPES: Final = (
     TOKEN_REVOKED,
     AGENT_DEFINED,
     AGENT_REMOVED,
+    AGENT_JOINED,
+    AGENT_KEY_REGISTERED,
+    AGENT_KEY_REMOVED,
+    AGENT_UPDATED,
+    AGENT_STOPPED,
+    AGENT_CALLED,
+    AGENT_MQTT_REGISTERED,
+    AGENT_MQTT_REMOVED,
+    AGENT_SAID,
     CONTAINER_CHANGED,
     PRINCIPAL_ADDED,
     PRINCIPAL_REVOKED,
     REQUEST_REFUSED,
     CONTROL_TOPOLOGY,
+    CONTROL_FOLD_SWITCHED,
+    ORGANISM_LOADED,
+    LISTENER_ADDED,
+    LISTENER_REMOVED,
+    THREAD_OPENED,
 )
 
 JSON_CONTENT: Final = "application/json"

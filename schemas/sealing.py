@@ -8,11 +8,12 @@ with the same purpose seal alike; the purpose names the record, so this tells an
 from __future__ import annotations
 
 import base64
+import copy
 import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +49,31 @@ class Keyring:
         self._derive_keys = {i: hmac.digest(key, b"trunkline derive", "sha256") for i, key in keys.items()}
         self._signers: dict[str, tuple[str, Signer]] = {}
 
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids of all keys, the oldest first."""
+        return tuple(self._ciphers)
+
+    def under(self, key_id: str) -> Keyring:
+        """The same keys with another one active: for what must come out as it did under that one. Raises
+        UnsealError for a key that is not there.
+        """
+        if key_id not in self._ciphers:
+            raise UnsealError(f"no master key with the id {key_id[:32]!r}")
+        found = copy.copy(self)
+        found.active = key_id
+        return found
+
+    def each(self) -> Iterator[Keyring]:
+        """This keyring, and then with each of the other keys active, the newest first."""
+        yield self
+        yield from (self.under(key_id) for key_id in reversed(self._ciphers) if key_id != self.active)
+
+    @property
+    def oldest(self) -> Keyring:
+        """With the first of the keys active, which is the same after each rotation."""
+        return self.under(next(iter(self._ciphers)))
+
     def seal(self, plaintext: bytes, purpose: str) -> str:
         """`plaintext` sealed for `purpose`, as text `<key id>:<base64 of nonce and ciphertext>`."""
         aad = purpose.encode("utf-8")
@@ -73,22 +99,36 @@ class Keyring:
             raise UnsealError("sealed for something else, or changed") from error
 
     def job_signer(self, sealed: str, job_id: str) -> Signer:
-        """The Signer of a job's sealed secret; opened once and kept (at most 50,000). Raises UnsealError."""
+        """The Signer of a job's sealed secret. Raises UnsealError."""
+        return self.signer(sealed, job_secret_purpose(job_id))
+
+    def signer(self, sealed: str, purpose: str) -> Signer:
+        """The Signer of a sealed secret; opened once and kept (at most 50,000). Raises UnsealError."""
         known = self._signers.get(sealed)
-        # The job is compared, too: another job's registration may carry a copy of the sealed text.
-        if known is not None and known[0] == job_id:
+        # The purpose is compared, too: another registration may carry a copy of the sealed text.
+        if known is not None and known[0] == purpose:
             return known[1]
-        secret = self.open(sealed, job_secret_purpose(job_id)).decode("utf-8")
+        secret = self.open(sealed, purpose).decode("utf-8")
         if len(self._signers) >= _SIGNER_CACHE:
             self._signers.clear()
         signer = Signer(secret)
-        self._signers[sealed] = (job_id, signer)
+        self._signers[sealed] = (purpose, signer)
         return signer
+
+
+def sealed_by(sealed: str) -> str:
+    """The id of the master key that something is sealed under."""
+    return sealed.partition(":")[0]
 
 
 def job_secret_purpose(job_id: str) -> str:
     """What a job's secret is sealed for."""
     return f"job-secret/{job_id}"
+
+
+def mqtt_agent_secret_purpose(agent_name: str) -> str:
+    """What the secret of an agent over MQTT is sealed for."""
+    return f"mqtt-agent-secret/{agent_name}"
 
 
 def broker_password_purpose(host: str | None, port: int | None, username: str | None) -> str:

@@ -11,10 +11,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+
+from schemas.audit_settings import AuditSettings
+from schemas.kafka_login import login_fault, password_in_file
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 ENV_PREFIX = "TRUNKLINE__"
@@ -30,10 +33,16 @@ _ALIASES = {
     "MQTT_KEYFILE": ("mqtt", "keyfile"),
     "MQTT_USERNAME": ("mqtt", "username"),
     "MQTT_PASSWORD": ("mqtt", "password"),
+    # AM-11
+    "HTTP_PORT": ("dashboard", "port"),
+    # AM-01, AM-07, AM-09
+    "AGENT_MCP_PORT": ("agent_mcp", "port"),
+    "AGENT_KEYS_PATH": ("agent_mcp", "keys_path"),
+    "MESSAGE_EXPORT_INTERVAL": ("agent_mcp", "export_interval_ms"),
 }
 
 
-_SECRETS = (("", "master_key"), ("mqtt", "password"))
+_SECRETS = (("", "master_key"), ("mqtt", "password"), ("kafka", "sasl_password"))
 
 
 class SettingsError(Exception):
@@ -55,6 +64,21 @@ class KafkaSettings(_Section):
     record_limit_bytes: int = Field(default=4 * 1024 * 1024, ge=64 * 1024)
     delivery_timeout_s: float = Field(default=30.0, gt=0)
     heap_mb: int = Field(default=384, ge=128, description="heap of the local stack's broker")
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"] = "SCRAM-SHA-512"
+    sasl_username: str | None = None
+    sasl_password: SecretStr | None = None
+    sasl_password_file: Path | None = None  # read at the start, where no password is set
+    ssl_ca_certs: Path | None = None
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+
+    @model_validator(mode="after")
+    def _login_is_whole(self) -> Self:
+        password = None if self.sasl_password is None else self.sasl_password.get_secret_value()
+        if (fault := login_fault(self.security_protocol, self.sasl_username, password)) is not None:
+            raise ValueError(fault)
+        return self
 
 
 class MqttSettings(_Section):
@@ -66,9 +90,13 @@ class MqttSettings(_Section):
     ca_certs: Path | None = None
     certfile: Path | None = None
     keyfile: Path | None = None
+    listen_host: str = "127.0.0.1"  # of the local stack's Mosquitto, with TLS
+    require_client_cert: bool = False
     username: str | None = None
     password: SecretStr | None = None
     topic_prefix: str = Field(default="python/mqtt/jobs", pattern=r"^[^+#\x00]*[^+#/\x00]$")
+    agents_prefix: str = Field(default="python/mqtt/agents", pattern=r"^[^+#\x00]*[^+#/\x00]$")
+    inbox_retry_s: float = Field(default=5.0, gt=0)
     connect_timeout_s: float = Field(default=10.0, gt=0)
     puback_timeout_s: float = Field(default=5.0, gt=0)
     receipt_timeout_s: float = Field(default=10.0, gt=0)
@@ -93,11 +121,17 @@ class LimitSettings(_Section):
 
 
 class GatewaySettings(_Section):
-    """The HTTP hub. Loopback unless told otherwise; `url` is where the command line and the bridge find it."""
+    """The HTTP hub. Loopback unless told otherwise; `url` is where the command line and the bridge find it.
+
+    With `certfile` and `keyfile` all listeners of the gateway speak HTTPS; its clients trust `ca_certs`.
+    """
 
     host: str = "127.0.0.1"
     port: int = Field(default=3200, ge=1, le=65535)
     url: str | None = None
+    certfile: Path | None = None
+    keyfile: Path | None = None
+    ca_certs: Path | None = None
     operator_token_file: Path | None = None
     settle_timeout_s: float = Field(default=10.0, gt=0)
     reactor_group: str = "trunkline-reactor"
@@ -110,6 +144,28 @@ class GatewaySettings(_Section):
     stop_grace_s: float = Field(default=5.0, ge=0)
     agents_dir: Path = Path("conf/agents")
     launchers_file: Path = Path("conf/launchers.yaml")
+
+
+class DashboardSettings(_Section):
+    """The page for a person, served by the gateway. `port` 0: there is none."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=3000, ge=0, le=65535)
+
+
+class AgentMcpSettings(_Section):
+    """The agent MCP door, served by the gateway. `port` 0: there is none. `url` is where agents find it.
+
+    `keys_path`: where a spawned agent's private key lies while it lives. `spawn_image` is what is spawned.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=3100, ge=0, le=65535)
+    url: str | None = None
+    keys_path: Path | None = None
+    spawn_image: str = "trunkline/mcp-agent"
+    export_interval_ms: int = Field(default=3_600_000, ge=0)
+    export_file: Path | None = None
 
 
 class ViewSettings(_Section):
@@ -141,6 +197,25 @@ class FileSettings(_Section):
     poll_s: float = Field(default=0.5, gt=0)
 
 
+class XmlPumpSettings(_Section):
+    """The XML message pump (XP-08, XP-09, XP-11). `processes`: how many pumps the local stack runs;
+    `concurrency`: how many messages one of them handles at once; `lease_margin_s`: how much longer a message is
+    leased than its handler may take. `pending_most` and `pending_per_sender`: how many messages may wait for
+    one listener, in all and of one sender; `sender_per_minute`: how many one sender may post, None: any number.
+    Without the file `organism_file` there are no listeners but those that commands add.
+    """
+
+    organism_file: Path = Path("conf/organism.yaml")
+    processes: int = Field(default=1, ge=0, le=64)
+    concurrency: int = Field(default=64, ge=1, le=1000)
+    lease_margin_s: float = Field(default=5.0, gt=0, le=3600)
+    pending_most: int = Field(default=10_000, ge=1)
+    pending_per_sender: int = Field(default=1_000, ge=1)
+    sender_per_minute: int | None = Field(default=None, ge=1)
+    command_socket: Path | None = None
+    command_keys_dir: Path | None = None
+
+
 class StorageSettings(_Section):
     """Where things lie. None means: below `data_dir`. URIs of an object store are taken as they are."""
 
@@ -154,14 +229,19 @@ class Settings(_Section):
     data_dir: Path = Path("var")
     master_key_file: Path | None = None
     master_key: SecretStr | None = None
+    tls_dir: Path | None = None
     kafka: KafkaSettings = KafkaSettings()
     mqtt: MqttSettings = MqttSettings()
     limits: LimitSettings = LimitSettings()
     spark: SparkSettings = SparkSettings()
     gateway: GatewaySettings = GatewaySettings()
+    dashboard: DashboardSettings = DashboardSettings()
+    agent_mcp: AgentMcpSettings = AgentMcpSettings()
     views: ViewSettings = ViewSettings()
     files: FileSettings = FileSettings()
+    xml_pump: XmlPumpSettings = XmlPumpSettings()
     storage: StorageSettings = StorageSettings()
+    audit: AuditSettings = AuditSettings()
 
     @property
     def data_path(self) -> Path:
@@ -184,9 +264,41 @@ class Settings(_Section):
         return self.master_key_file or self.data_path / "keys" / "master.json"
 
     @property
+    def tls_path(self) -> Path:
+        """The folder with our own authority's certificates and keys."""
+        return self.tls_dir or self.data_path / "keys" / "tls"
+
+    @property
+    def http_scheme(self) -> str:
+        """What the gateway's listeners speak."""
+        return "http" if self.gateway.certfile is None else "https"
+
+    @property
     def gateway_url(self) -> str:
         """Where the gateway answers, without a slash at the end."""
-        return (self.gateway.url or f"http://{self.gateway.host}:{self.gateway.port}").rstrip("/")
+        own = f"{self.http_scheme}://{self.gateway.host}:{self.gateway.port}"
+        return (self.gateway.url or own).rstrip("/")
+
+    @property
+    def mcp_server_url(self) -> str:
+        """Where an agent speaks MCP."""
+        own = f"{self.http_scheme}://{self.agent_mcp.host}:{self.agent_mcp.port}"
+        return (self.agent_mcp.url or own).rstrip("/")
+
+    @property
+    def agent_keys_path(self) -> Path:
+        """The folder of the private keys of agents that were spawned here."""
+        return self.agent_mcp.keys_path or self.data_path / "agent_keys"
+
+    @property
+    def command_socket(self) -> Path:
+        """The Unix socket of the out-of-band commands."""
+        return self.xml_pump.command_socket or self.data_path / "run" / "commands.sock"
+
+    @property
+    def command_keys_path(self) -> Path:
+        """The folder of the public keys whose commands count, and of the operator's own private key."""
+        return self.xml_pump.command_keys_dir or self.data_path / "keys" / "commands"
 
     @property
     def operator_token_file(self) -> Path:
@@ -245,10 +357,14 @@ def load_settings(environ: Mapping[str, str] | None = None, file: Path | None = 
             path: tuple[str, ...] = tuple(part.lower() for part in name[len(ENV_PREFIX) :].split("__"))
             _merge(values, path, env[name])
     try:
+        if (password := password_in_file(values.get("kafka"))) is not None:
+            values["kafka"]["sasl_password"] = password
         return Settings.model_validate(values)
     except ValidationError as error:
         lines = [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()]
         raise SettingsError("wrong settings: " + "; ".join(lines)) from None
+    except ValueError as error:
+        raise SettingsError(f"kafka.sasl_password_file: {error}") from None
 
 
 def settings_environment(settings: Settings) -> dict[str, str]:

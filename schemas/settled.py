@@ -10,7 +10,7 @@ from schemas.record import Envelope
 from schemas.verdicts import ACCEPTED, DUPLICATE, REJECTED, Verdict
 from schemas.view_rows import ViewRow
 
-FOLD_VERSION: Final = 3
+FOLD_VERSION: Final = 5
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):

@@ -25,12 +25,14 @@ PACKED_RECORDS: Final = StructType(
 # A run of ledger rows as one Arrow IPC message.
 PACKED_ROWS: Final = StructType([StructField("rows", BinaryType(), nullable=False)])
 
-# A data file of the ledger that no commit names yet: path below the table, bytes, Delta's statistics as JSON.
+# A data file of the ledger that no commit names yet: path below the table, bytes, Delta's statistics as JSON,
+# and the Merkle roots of its rows (schemas/audit_chain.py).
 LEDGER_FILE: Final = StructType(
     [
         StructField("path", StringType(), nullable=False),
         StructField("size", LongType(), nullable=False),
         StructField("statistics", StringType(), nullable=False),
+        StructField("roots", StringType(), nullable=False),
     ]
 )
 

@@ -62,6 +62,7 @@ class TaskEntry(msgspec.Struct, array_like=True, gc=False):
     session_name: str | None = None
     started_at: int | None = None
     token: TokenEntry | None = None
+    image: str | None = None
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -139,6 +140,7 @@ def _start(record: Record, name: str, body: dict[str, Any], task: TaskEntry) -> 
     task.status = states.RUNNING
     task.token = token
     task.session_name = body.get("session_name")
+    task.image = body.get("image")
     task.started_at = record.logged_at_us
     changes = (_task_change(name, task), _token_change(name, task.agent_name, token))
     return accepted(task.status, changes)
@@ -194,6 +196,7 @@ def _row(name: str, task: TaskEntry) -> TaskRow:
         started_at=task.started_at,
         ended_at=None,
         ended_by=None,
+        image=task.image,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field
 
-from schemas.agent_registry import Capabilities
+from schemas.agent_registry import Capabilities, Image
 from schemas.ids import TASK, stream_key
 from schemas.record import (
     TASK_CANCELLED,
@@ -60,7 +60,8 @@ class TaskCreation(_TaskBody):
 
 class TaskStart(_TaskBody):
     """Body of `task.started`: the task runs, with a token that lives `expiry_ms` milliseconds from the record's
-    time. Its content is part of what the request is: a door derives the same token for the same request.
+    time. Its content is part of what the request is: a door derives the same token for the same request. With
+    an `image` it is a spawned agent, which needs no definition.
     """
 
     description: Description
@@ -69,6 +70,7 @@ class TaskStart(_TaskBody):
     token_sha256: TokenSha256
     expiry_ms: Annotated[int, Field(ge=1, le=LIFETIME_LIMIT_MS)]
     session_name: Name | None = None
+    image: Image | None = None
 
 
 class TaskCompletion(_TaskBody):

@@ -17,6 +17,8 @@ from typing import Final
 import msgspec
 from deltalake import CommitProperties, DeltaTable, Transaction
 
+from schemas.errors import TrunklineError
+
 PROGRESS_KEY: Final = "trunkline"
 _LEDGER: Final = f"{PROGRESS_KEY}/ledger_version"
 _PARTITIONS: Final = f"{PROGRESS_KEY}/partitions"
@@ -57,12 +59,23 @@ NO_PROGRESS: Final = ViewProgress({}, -1)
 def read_progress(table: DeltaTable) -> ViewProgress:
     """The progress as of the version at which `table` is loaded; NO_PROGRESS where there is none yet.
 
-    A table that was written with the metadata alone is read by that, from its newest commit.
+    A table that was written with the metadata alone is read by that, from its newest commit. Raises
+    TrunklineError when nobody can read it there.
     """
     ledger_version = table.transaction_version(_LEDGER)
     if ledger_version is None:
         text = table.history(1)[0].get(PROGRESS_KEY)
-        return msgspec.json.decode(text, type=ViewProgress) if isinstance(text, str) else NO_PROGRESS
+        return _parsed(text) if isinstance(text, str) else NO_PROGRESS
     partitions = range(table.transaction_version(_PARTITIONS) or 0)
     offsets = {partition: table.transaction_version(f"{_OFFSET}{partition}") for partition in partitions}
     return ViewProgress({p: offset for p, offset in offsets.items() if offset is not None}, ledger_version)
+
+
+def _parsed(text: str) -> ViewProgress:
+    try:
+        return msgspec.json.decode(text, type=ViewProgress)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise TrunklineError(
+            "the newest commit of stream_entries does not say how far the views are; rebuild_views makes the "
+            "tables anew from the ledger"
+        ) from None

@@ -20,11 +20,17 @@ REGISTRY_TASKS: Final = "registry_tasks"
 REGISTRY_TOKENS: Final = "registry_tokens"
 REGISTRY_AGENTS: Final = "registry_agents"
 REGISTRY_CONTAINERS: Final = "registry_containers"
+REGISTRY_PARTICIPANTS: Final = "registry_participants"
+REGISTRY_KEYS: Final = "registry_keys"
+REGISTRY_MQTT_AGENTS: Final = "registry_mqtt_agents"
+REGISTRY_LISTENERS: Final = "registry_listeners"
+REGISTRY_THREADS: Final = "registry_threads"
 
 
 class JobRow(msgspec.Struct, frozen=True, gc=False):
     """A row of `registry_jobs`. `session_wanted` may alone pick it; `session` has it.
-    `ended_by`: CloudEvents id of the record that ended the job, the cause of what follows from it.
+    `ended_by`: CloudEvents id of the record that ended the job, the cause of what follows from it. `notify`:
+    what who registered it wants to be told of; None: of its end.
     """
 
     job_id: str
@@ -42,6 +48,7 @@ class JobRow(msgspec.Struct, frozen=True, gc=False):
     last_event: str | None
     last_detail: str | None
     events: int
+    notify: list[str] | None = None
 
 
 class SessionRow(msgspec.Struct, frozen=True, gc=False):
@@ -82,7 +89,8 @@ class MessageRow(msgspec.Struct, frozen=True, gc=False):
 
     `sent_at` and `expires_at` as the sender says. `from_task`: the task whose token the sender had.
     `handed_to` (`<door>/<principal>`) got it last, by the request `request_id`, at `handed_at`; `lease_until`
-    while it is leased. `ended_at`: when it reached a final status.
+    while it is leased. `ended_at`: when it reached a final status. `thread` is the recipient's name of the
+    conversation; `parent_thread`, `root_thread`, `on_behalf_of` are its place in the tree (XP-07).
     """
 
     realm: str
@@ -106,6 +114,9 @@ class MessageRow(msgspec.Struct, frozen=True, gc=False):
     request_id: str | None = None
     lease_until: Moment | None = None
     ended_at: Moment | None = None
+    parent_thread: str | None = None
+    root_thread: str | None = None
+    on_behalf_of: str | None = None
 
 
 class MessageBodyRow(msgspec.Struct, frozen=True, gc=False):
@@ -121,7 +132,9 @@ class MessageBodyRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class TaskRow(msgspec.Struct, frozen=True, gc=False):
-    """A row of `registry_tasks`. `ended_by`: CloudEvents id of the record that ended it."""
+    """A row of `registry_tasks`. `ended_by`: CloudEvents id of the record that ended it. `image`: of an agent
+    that was spawned for this task and has no definition.
+    """
 
     task_id: str
     status: str
@@ -136,6 +149,7 @@ class TaskRow(msgspec.Struct, frozen=True, gc=False):
     started_at: Moment | None
     ended_at: Moment | None
     ended_by: str | None
+    image: str | None = None
 
 
 class TokenRow(msgspec.Struct, frozen=True, gc=False):
@@ -186,6 +200,89 @@ class ContainerRow(msgspec.Struct, frozen=True, gc=False):
     changed_at: Moment
 
 
+class ParticipantRow(msgspec.Struct, frozen=True, gc=False):
+    """A row of `registry_participants` (AM-06): an agent that takes part with a key of its own. `task_id`: the
+    hub's task that it was spawned for, and ends with.
+    """
+
+    agent_name: str
+    status: str
+    task: str
+    capabilities: list[str]
+    task_id: str | None
+    started_at: Moment
+    updated_at: Moment
+    stopped_at: Moment | None
+    stopped_why: str | None
+
+
+class AgentKeyRow(msgspec.Struct, frozen=True, gc=False):
+    """A row of `registry_keys`: a participant's public key (PEM). `valid_until`: set when a newer one came."""
+
+    agent_name: str
+    key_id: str
+    public_key: str
+    status: str
+    registered_at: Moment
+    valid_until: Moment | None
+    removed_at: Moment | None
+
+
+class MqttAgentRow(msgspec.Struct, frozen=True, gc=False):
+    """A row of `registry_mqtt_agents` (JE-26): an agent that is reached over MQTT. `messages` of it were
+    accepted since `registered_at`, the newest by seq is `last_seq`.
+    """
+
+    agent_name: str
+    status: str
+    registered_by: str
+    registered_at: Moment
+    removed_at: Moment | None
+    last_seq: int
+    messages: int
+    last_said_at: Moment | None
+
+
+class ListenerRow(msgspec.Struct, frozen=True, gc=False):
+    """A row of `registry_listeners` (XP-01, XP-09): what takes messages of one root tag. The fields are those
+    of `schemas.organism.Listener`.
+    """
+
+    listener: str
+    status: str
+    type: str
+    capability: str
+    root_tag: str
+    namespace: str
+    handler: str | None
+    xsd: str | None
+    example: str | None
+    visible_tools: list[str] | None
+    concurrency: int
+    per_minute: int | None
+    tokens_per_minute: int | None
+    timeout_ms: int
+    options: str | None
+    added_at: Moment
+    removed_at: Moment | None
+
+
+class ThreadRow(msgspec.Struct, frozen=True, gc=False):
+    """A row of `registry_threads` (XP-07): who called whom, in whose name. `seen_by` knows the conversation as
+    `thread`, `opened_by` as `parent_thread`; a root has no row. `message_id` is the message that opened it.
+    """
+
+    thread: str
+    parent_thread: str
+    root_thread: str
+    opened_by: str
+    seen_by: str
+    on_behalf_of: str
+    kind: str
+    message_id: str
+    opened_at: Moment
+
+
 ViewRow = (
     JobRow
     | SessionRow
@@ -196,4 +293,9 @@ ViewRow = (
     | TokenRow
     | AgentRow
     | ContainerRow
+    | ParticipantRow
+    | AgentKeyRow
+    | MqttAgentRow
+    | ListenerRow
+    | ThreadRow
 )

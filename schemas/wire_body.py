@@ -32,7 +32,8 @@ JobId = Annotated[str, Field(pattern=r"^[0-9a-f]{8}\z")]
 """8 lower-case hex digits."""
 Printable = Annotated[str, AfterValidator(_printable), Field(json_schema_extra={"pattern": _PRINTABLE})]
 """Text without control characters other than newline and tab."""
-Note = Annotated[Printable, Field(max_length=500)]
+NOTE_LIMIT: Final = 500
+Note = Annotated[Printable, Field(max_length=NOTE_LIMIT)]
 """A short remark of a person or a program."""
 
 

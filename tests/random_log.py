@@ -20,12 +20,24 @@ from schemas.mailbox_requests import (
     claim_record,
     clearing_record,
     expiry_record,
+    gate_record,
     lease_record,
     nack_record,
     read_record,
     reclaim_record,
 )
 from schemas.message import DEFAULT_REALM, Message, posting_record
+from schemas.organism import Listener, ListenerAdded, ListenerRemoved, OrganismLoaded, organism_record
+from schemas.participants import (
+    AgentCalled,
+    AgentJoined,
+    AgentKeyRegistered,
+    AgentKeyRemoved,
+    AgentStopped,
+    AgentUpdated,
+    key_id_of,
+    participant_record,
+)
 from schemas.principals import ROLES, addition_record, revocation_record
 from schemas.record import JOB_EVENT, OutgoingRecord, content_id, oversized, refused_stream
 from schemas.refusal import Refusal, refusal_record
@@ -41,6 +53,9 @@ from schemas.session_registry import (
 from schemas.settings import Settings
 from schemas.signing import sign_event
 from schemas.strict_json import canonical
+from schemas.threads import ThreadOpened, thread_record
+from tests.random_mqtt_agents import mqtt_agent_record
+from tests.schemas.hub_records import public_key
 
 WORKERS = [f"worker-{n}" for n in range(12)]
 
@@ -93,6 +108,10 @@ class RandomLog:
             (2, self._cancel),
             (6, self._session),
             (2, self._principal),
+            (4, self._participant),
+            (4, self._mqtt_agent),
+            (2, self._organism),
+            (2, self._thread),
             (5, self._message),
             (3, self._hand_out),
             (5, self._handed_out),
@@ -207,6 +226,58 @@ class RandomLog:
             return _raw(revocation_record(name))
         return _raw(addition_record(name, self._draw.choice(ROLES), f"token-{self._draw.randrange(40)}"))
 
+    def _participant(self) -> RawRecord:
+        roll, name = self._draw.random(), f"agent-{self._draw.randrange(6)}"
+        by = {"agent_name": name, "request_id": f"request-{self._draw.randrange(300)}"}
+        key = {"public_key": public_key(str(self._draw.randrange(12)))}
+        body: Any
+        if roll < 0.2:
+            body = AgentJoined(**by, **key, task="count the stars", capabilities=["count"])
+        elif roll < 0.35:
+            body = AgentKeyRegistered(**by, **key, overlap_ms=self._draw.choice([0, 500, 60_000]))
+        elif roll < 0.4:
+            body = AgentKeyRemoved(**by, key_id=key_id_of(key["public_key"]))
+        elif roll < 0.6:
+            body = AgentUpdated(**by, status=self._draw.choice(["idle", "working", "blocked", None]))
+        elif roll < 0.65:
+            body = AgentStopped(**by, reason="its time was over")
+        else:
+            signature = f"{self._draw.randrange(200):04x}" + "5e" * 30
+            body = AgentCalled(agent_name=name, signature=signature, tool="send_to_agent")
+        return _raw(participant_record(body, door="mcp", principal=name))
+
+    def _organism(self) -> RawRecord:
+        roll, request = self._draw.random(), f"command-{self._draw.randrange(300)}"
+        names = self._draw.sample(["fast", "slow", "boss", "boot"], 2)
+        listeners = [
+            Listener(name=name, root_tag=name, concurrency=self._draw.choice([1, 8])) for name in names
+        ]
+        body: Any
+        if roll < 0.3:
+            body = OrganismLoaded(request_id=request, digest="5e" * 32, listeners=listeners)
+        elif roll < 0.7:
+            body = ListenerAdded(request_id=request, listener=listeners[0])
+        else:
+            body = ListenerRemoved(request_id=request, name=names[0])
+        return _raw(organism_record(body, door="xml", principal="operator"))
+
+    def _thread(self) -> RawRecord:
+        thread, parent = f"thread-{self._draw.randrange(60)}", self._draw.choice(["thread-0", "thread-1"])
+        body = ThreadOpened(
+            thread=thread,
+            parent_thread=parent,
+            root_thread="thread-0",
+            opened_by=self._draw.choice(["ann", "bob"]),
+            seen_by="fast",
+            on_behalf_of="ann",
+            kind="search",
+            message_id=f"message-{self._draw.randrange(400)}",
+        )
+        return _raw(thread_record(body, f"opened-{thread}", door="reactor", principal="reactor"))
+
+    def _mqtt_agent(self) -> RawRecord:
+        return _raw(mqtt_agent_record(self._draw, self._keyring, WORKERS[:4]))
+
     def _message(self) -> RawRecord:
         mailbox = self._draw.choice(self._mailboxes)
         body = {
@@ -229,6 +300,10 @@ class RandomLog:
         roll = self._draw.random()
         if roll < 0.05:
             return _raw(clearing_record(*mailbox.at, request, **by))
+        if roll < 0.1:
+            # Mostly open again, so that most of what is sent gets in.
+            is_open = self._draw.random() < 0.7
+            return _raw(gate_record(*mailbox.at, request, is_open=is_open, ce_id=f"gate-{request}", **by))
         if roll < 0.25:
             named = self._draw.sample(mailbox.messages, min(2, len(mailbox.messages)))
             if named and limit == 1:
@@ -238,7 +313,8 @@ class RandomLog:
         mailbox.leased = [*mailbox.leased, *handed][-12:]
         # Some run out before the next record is logged, some while the log is written, some never.
         lease_ms = self._draw.choice([1, 200, 200, 2000, 86_400_000])
-        return _raw(lease_record(*mailbox.at, request, limit, lease_ms, **by))
+        conditions = self._draw.choice([{}, {}, {"held_most": 2}, {"per_minute": 3}, {"from_closed": True}])
+        return _raw(lease_record(*mailbox.at, request, limit, lease_ms, **conditions, **by))
 
     def _handed_out(self) -> RawRecord:
         """What follows for one message: mostly by a lease that it may have been handed out by."""

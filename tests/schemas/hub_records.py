@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any, Final
 
 from schemas.entries import Entries
 from schemas.fold import settle
+from schemas.mqtt_agents import sign_said
+from schemas.participants import key_id_of
+from schemas.sealing import mqtt_agent_secret_purpose
 from schemas.settled import Settled
 from tests.schemas.job_records import KEYRING, document_record
 
@@ -65,6 +69,83 @@ def container_change(state: str = "provisioning", **changed: Any) -> dict[str, A
     return {**body, **changed}
 
 
+def public_key(seed: str = "one") -> str:
+    """What has the form of a public key; the fold looks no deeper."""
+    inside = base64.b64encode(f"the key {seed}".encode()).decode()
+    return f"-----BEGIN PUBLIC KEY-----\n{inside}\n-----END PUBLIC KEY-----\n"
+
+
+def of_participant(request_id: str = "p1", **changed: Any) -> dict[str, Any]:
+    """The body of a request about a participant, with fields changed."""
+    return {"schema_version": 1, "agent_name": "coder", "request_id": request_id, **changed}
+
+
+def joining(request_id: str = "p1", **changed: Any) -> dict[str, Any]:
+    """The body of a participant's joining, with fields changed."""
+    body = {"task": "count the stars", "capabilities": ["count"], "public_key": public_key(), "task_id": "t1"}
+    return of_participant(request_id, **{**body, **changed})
+
+
+def key_registration(request_id: str = "p2", **changed: Any) -> dict[str, Any]:
+    """The body of a further key, with fields changed."""
+    return of_participant(request_id, **{"public_key": public_key("two"), "overlap_ms": 60_000, **changed})
+
+
+def call(signature: str = "ab" * 32, tool: str = "send_to_agent") -> dict[str, Any]:
+    """The body of a call that changes something."""
+    return {"schema_version": 1, "agent_name": "coder", "signature": signature, "tool": tool}
+
+
+MQTT_SECRET: Final = "the secret of an agent over MQTT"
+
+
+def mqtt_registration(request_id: str = "m1", **changed: Any) -> dict[str, Any]:
+    """The body of a registration for MQTT, with fields changed."""
+    sealed = KEYRING.seal(MQTT_SECRET.encode(), mqtt_agent_secret_purpose("coder"))
+    return of_participant(request_id, **{"sealed_secret": sealed, **changed})
+
+
+def saying(seq: int = 1, **changed: Any) -> dict[str, Any]:
+    """What the agent says over MQTT, signed after the fields were changed."""
+    body = {"message_id": f"w{seq}", "to": "hub", "kind": "note", "body": "hello", "seq": seq}
+    return sign_said({"schema_version": 1, **body, **changed}, MQTT_SECRET)
+
+
+# Record type -> the key of its stream and a good body, of the pump's streams.
+PUMP_GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
+    "organism.loaded": (
+        b"control/organism",
+        {
+            "schema_version": 1,
+            "request_id": "load-1",
+            "digest": "5e" * 32,
+            "listeners": [{"name": "fast", "root_tag": "search"}],
+        },
+    ),
+    "listener.added": (
+        b"control/organism",
+        {"schema_version": 1, "request_id": "add-1", "listener": {"name": "slow", "root_tag": "search"}},
+    ),
+    "listener.removed": (
+        b"control/organism",
+        {"schema_version": 1, "request_id": "remove-1", "name": "slow"},
+    ),
+    "thread.opened": (
+        b"thread/t1",
+        {
+            "schema_version": 1,
+            "thread": "t1",
+            "parent_thread": "t0",
+            "root_thread": "t0",
+            "opened_by": "ann",
+            "seen_by": "fast",
+            "on_behalf_of": "ann",
+            "kind": "search",
+            "message_id": "m1",
+        },
+    ),
+}
+
 # Record type -> the key of its stream and a good body, in an order in which they can happen.
 HUB_GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
     "task.created": (TASK_KEY, task_creation()),
@@ -75,10 +156,26 @@ HUB_GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
     "task.cancelled": (TASK_KEY, asked("q6")),
     "agent.defined": (AGENT_KEY, definition()),
     "agent.removed": (AGENT_KEY, {"schema_version": 1, "agent_name": "coder"}),
+    "agent.joined": (AGENT_KEY, joining()),
+    "agent.key_registered": (AGENT_KEY, key_registration()),
+    "agent.key_removed": (AGENT_KEY, of_participant("p3", key_id=key_id_of(public_key()))),
+    "agent.updated": (AGENT_KEY, of_participant("p4", status="idle", capabilities=[])),
+    "agent.called": (AGENT_KEY, call()),
+    "agent.stopped": (AGENT_KEY, of_participant("p5")),
+    "agent.mqtt_registered": (AGENT_KEY, mqtt_registration()),
+    "agent.said": (AGENT_KEY, saying()),
+    "agent.mqtt_removed": (AGENT_KEY, of_participant("m2")),
     "container.changed": (CONTAINER_KEY, container_change()),
+    **PUMP_GOOD,
 }
 # What makes each of these streams known.
-HUB_FIRST: Final = ("task.started", "agent.defined", "container.changed")
+HUB_FIRST: Final = (
+    "task.started",
+    "agent.defined",
+    "agent.joined",
+    "agent.mqtt_registered",
+    "container.changed",
+)
 
 
 def hub_told(entries: Entries, record_type: str, body: dict[str, Any], **changed: Any) -> Settled:

@@ -212,6 +212,7 @@ class JobModel:
             "last_event": None,
             "last_detail": None,
             "events": 0,
+            "notify": body.get("notify"),
         }
         return self._accepted()
 

@@ -22,6 +22,9 @@ DEFAULTS = {
     "broadcast_id": None,
     "sent_at": None,
     "expires_at": None,
+    "parent_thread": None,
+    "root_thread": None,
+    "on_behalf_of": None,
 }
 
 
@@ -48,6 +51,8 @@ class MailboxModel:
         self.realm, self.recipient, self.kept = realm, recipient, kept
         self.messages: list[dict[str, Any]] = []
         self.bodies: list[dict[str, Any]] = []
+        self.is_closed = False
+        self.handed_with_rate: list[int] = []
         self.requests: dict[bool, list[tuple[str, dict[str, Any]]]] = {True: [], False: []}
 
     def pending(self) -> list[dict[str, Any]]:
@@ -72,7 +77,7 @@ class MailboxModel:
         """What the fold must say of a record; `kind` is the last word of its type."""
         if kind == "posted":
             return self._post(body, now)
-        is_whole = kind in ("claimed", "leased", "cleared")
+        is_whole = kind in ("claimed", "leased", "cleared", "closed", "opened")
         earlier = [known for known_id, known in self.requests[is_whole][-self.kept :] if known_id == ce_id]
         if is_whole:
             if earlier:
@@ -91,6 +96,8 @@ class MailboxModel:
             status = status if status in ("unread", "leased") else None
             is_same = self.bodies[number] == body
             return Said("duplicate" if is_same else "rejected", None if is_same else "seq_conflict", status)
+        if self.is_closed:
+            return Said("rejected", "illegal_transition")
         row = {name: body.get(name, default) for name, default in DEFAULTS.items()} | {
             "realm": self.realm,
             "recipient": self.recipient,
@@ -98,7 +105,8 @@ class MailboxModel:
             "status": "unread",
             "sender": body["from"],
             "kind": body["kind"],
-            "posted_at": now,
+            # In the order of the log, also where the clock says the same.
+            "posted_at": max([now, *(m["posted_at"] + 1 for m in self.messages)]),
             "attempts": 0,
             "handed_to": None,
             "handed_at": None,
@@ -120,25 +128,32 @@ class MailboxModel:
         return message["expires_at"] is not None and moment_us(message["expires_at"]) <= now
 
     def _whole(self, kind: str, sender: str, body: dict[str, Any], now: int) -> Said:
-        changed = []
+        changed: list[dict[str, Any]] = []
+        if kind in ("closed", "opened"):
+            self.is_closed = kind == "closed"
+            return Said("accepted")
         if kind == "cleared":
             for message in self.pending():
                 self._end(message, "cleared", now)
                 changed.append(dict(message))
             return Said("accepted", None, None, tuple(changed))
         doors = {m["handed_to"].split("/")[0] for m in self.pending() if self._is_held(m, now)}
-        if doors - {sender.split("/")[0]}:
-            return Said("rejected", "illegal_transition")
-        wanted = body.get("limit", 100 if kind == "claimed" else 1)
         named = body.get("message_ids")
+        # What a poll has handed out it has handed out, whoever else holds it.
+        is_wish = kind == "leased" or named is None
+        if doors - {sender.split("/")[0]} and is_wish:
+            return Said("rejected", "illegal_transition")
+        if kind == "leased" and self.is_closed and not body.get("from_closed"):
+            return Said("rejected", "illegal_transition")
+        wanted = self._wanted(kind, body, now)
         for message in [m for m in self.pending() if named is None or m["message_id"] in named]:
-            if wanted == 0:
+            if wanted <= 0:
                 break
-            if self._is_held(message, now):
+            if is_wish and self._is_held(message, now):
                 continue
-            if self._is_over(message, now):
+            if is_wish and self._is_over(message, now):
                 self._end(message, "expired", now)
-            elif message["status"] == "leased" and message["attempts"] >= 3:
+            elif is_wish and message["status"] == "leased" and message["attempts"] >= 3:
                 self._end(message, "dead", now)
             else:
                 wanted -= 1
@@ -149,8 +164,22 @@ class MailboxModel:
                 else:
                     until = now + body.get("lease_ms", 30_000) * 1000
                     message.update(status="leased", lease_until=until)
+                    if "per_minute" in body:
+                        self.handed_with_rate.append(now)
             changed.append(dict(message))
         return Said("accepted", None, None, tuple(changed))
+
+    def _wanted(self, kind: str, body: dict[str, Any], now: int) -> int:
+        """How many messages at most."""
+        if kind == "claimed":
+            return int(body.get("limit", 100))
+        most = [body.get("limit", 1)]
+        if "held_most" in body:
+            most.append(body["held_most"] - sum(self._is_held(m, now) for m in self.messages))
+        if "per_minute" in body:
+            lately = [moment for moment in self.handed_with_rate if moment > now - 60_000_000]
+            most.append(body["per_minute"] - len(lately))
+        return int(min(most))
 
     def _single(
         self, kind: str, sender: str, body: dict[str, Any], now: int, earlier: list[dict[str, Any]]
@@ -172,6 +201,8 @@ class MailboxModel:
             if is_repeated:
                 return Said("duplicate", None, status)
             return Said("rejected", "illegal_transition", status)
+        if body.get("is_no_attempt"):
+            message["attempts"] -= 1
         if kind in LEADS_TO:
             self._end(message, LEADS_TO[kind], now)
         elif message["attempts"] >= 3:

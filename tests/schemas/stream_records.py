@@ -100,10 +100,16 @@ GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
     "message.read": (MAILBOX_KEY, of_mailbox(message_id="m1")),
     "message.expired": (MAILBOX_KEY, of_mailbox(message_id="m1")),
     "mailbox.cleared": (MAILBOX_KEY, of_mailbox(request_id="q3")),
+    "mailbox.closed": (MAILBOX_KEY, of_mailbox(request_id="q4")),
+    "mailbox.opened": (MAILBOX_KEY, of_mailbox(request_id="q5")),
     "principal.added": (PRINCIPAL_KEY, addition()),
     "principal.revoked": (PRINCIPAL_KEY, {"schema_version": 1, "principal": "ann"}),
     "request.refused": (REFUSED_KEY, refusal()),
     "control.topology": (CONTROL_KEY, {"schema_version": 1, "partitions": 4, "epoch": 1}),
+    "control.fold_switched": (
+        b"control/fold",
+        {"schema_version": 1, "from_version": 4, "to_version": 5, "offsets": {"0": 7}},
+    ),
     **HUB_GOOD,
 }
 _FIRST: Final = (
@@ -112,6 +118,7 @@ _FIRST: Final = (
     "message.posted",
     "principal.added",
     "control.topology",
+    "control.fold_switched",
     *HUB_FIRST,
 )
 

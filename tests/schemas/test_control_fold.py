@@ -1,4 +1,4 @@
-"""The fold of control streams: the first topology counts, and another one is a conflict."""
+"""The fold of control streams: the first topology counts, another one is a conflict; versions only rise."""
 
 from __future__ import annotations
 
@@ -6,10 +6,20 @@ from typing import Any
 
 import pytest
 
-from schemas.control_fold import TOPOLOGY_STREAM, topology_record
+from schemas.control_fold import (
+    FOLD_STREAM,
+    TOPOLOGY_STREAM,
+    FoldSwitched,
+    switched_record,
+    topology_record,
+)
 from schemas.entries import Entries
+from schemas.errors import Refused
 from schemas.fold import settle
-from schemas.record import CONTROL_TOPOLOGY
+from schemas.fold_version import check_switch
+from schemas.record import CONTROL_FOLD_SWITCHED, CONTROL_TOPOLOGY
+from schemas.settled import FOLD_VERSION
+from schemas.strict_json import canonical
 from tests.schemas.job_records import KEYRING, document_record, make_record, said
 
 KEY = TOPOLOGY_STREAM.encode()
@@ -35,6 +45,34 @@ def test_the_record_that_programs_send_is_the_one_that_the_fold_reads() -> None:
     made = topology_record(4, 1)
     record = make_record(made.value, made.type, key=made.key)
     assert said(settle(record, Entries(), KEYRING)) == ("accepted", None)
+
+
+def switched(from_version: int, to_version: int, **changed: Any) -> Any:
+    """A switch's record with fields changed."""
+    body = {"schema_version": 1, "from_version": from_version, "to_version": to_version, "offsets": {"0": 7}}
+    return document_record({**body, **changed}, CONTROL_FOLD_SWITCHED, key=FOLD_STREAM.encode())
+
+
+def test_the_version_of_the_fold_only_rises() -> None:
+    entries = Entries()
+    made = switched_record(FoldSwitched(from_version=4, to_version=5, offsets={"0": 7}))
+    assert said(settle(make_record(made.value, made.type, key=made.key), entries, KEYRING)) == (
+        "accepted",
+        None,
+    )
+    assert said(settle(switched(4, 5), entries, KEYRING)) == ("duplicate", None)
+    assert said(settle(switched(4, 5, offsets={}), entries, KEYRING)) == ("rejected", "seq_conflict")
+    assert said(settle(switched(6, 6), entries, KEYRING)) == ("rejected", "seq_conflict")
+    assert said(settle(switched(5, "6"), entries, KEYRING)) == ("rejected", "malformed")
+    assert said(settle(switched(5, 7), entries, KEYRING)) == ("accepted", None)
+
+
+def test_a_program_goes_no_further_than_the_switch_to_a_newer_version() -> None:
+    newer = canonical({"to_version": FOLD_VERSION + 1})
+    with pytest.raises(Refused, match="start the newer program"):
+        check_switch(CONTROL_FOLD_SWITCHED, "accepted", newer)
+    check_switch(CONTROL_FOLD_SWITCHED, "duplicate", newer)
+    check_switch(CONTROL_FOLD_SWITCHED, "accepted", canonical({"to_version": FOLD_VERSION}))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from schemas.entries import Entries
 
-NAMES = ("a", "ab", "b", "b/a")
+NAMES = ("a", "ab", "b", "b/a", "id/1", "id/2")
 KEYS = st.sampled_from(NAMES)
 STEPS = st.lists(
     st.tuples(st.just("put"), KEYS, st.binary(max_size=2))
@@ -40,9 +40,9 @@ def test_entries_are_a_dict_with_a_draft(stored: dict[str, bytes], steps: list[t
                     {} if written is None else {name: written}
                 )
             assert taken == kept, "the writes taken so far lead to what is stored"
-        assert list(entries) == sorted(draft)
-        for prefix in ("", "a", "b", "b/", "c"):
-            assert entries.with_prefix(prefix) == sorted(name for name in draft if name.startswith(prefix))
+        near = sorted(name for name in draft if not name.startswith("id/"))
+        for prefix in ("", "a", "b", "b/", "c", "id/"):
+            assert list(entries.with_prefix(prefix)) == [name for name in near if name.startswith(prefix)]
         assert {name: entries.get(name) for name in NAMES} == {name: draft.get(name) for name in NAMES}
         assert entries.stored() == kept
 
@@ -52,4 +52,21 @@ def test_what_a_fold_writes_while_it_goes_through_the_keys_does_not_change_them(
     for key in entries.with_prefix("m/"):
         entries.delete(key)
         entries.put(f"{key}/again", b"")
-    assert entries.with_prefix("m/") == ["m/1/again", "m/2/again"]
+    assert list(entries.with_prefix("m/")) == ["m/1/again", "m/2/again"]
+
+
+def test_a_copy_changes_nothing_of_what_it_was_made_from() -> None:
+    entries = Entries({"m/1": b"", "id/1": b""})
+    copy = entries.copy()
+    for name in ("m/2", "id/2"):
+        copy.put(name, b"")
+    copy.keep()
+    assert set(copy.stored()) == {"m/1", "m/2", "id/1", "id/2"}
+    assert (set(entries.stored()), list(entries.with_prefix("m/"))) == ({"m/1", "id/1"}, ["m/1"])
+
+
+def test_an_entry_that_is_loaded_late_is_found_too() -> None:
+    entries = Entries({"m/1": b""})
+    assert list(entries.with_prefix("m/")) == ["m/1"]
+    entries.load("m/0", b"")
+    assert (list(entries.with_prefix("m/")), entries.take_writes()) == (["m/0", "m/1"], {})

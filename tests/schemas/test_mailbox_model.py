@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from schemas.mailbox_requests import (
     claim_record,
     clearing_record,
     expiry_record,
+    gate_record,
     lease_record,
     nack_record,
     read_record,
@@ -47,6 +48,7 @@ STEPS_US = st.sampled_from(SHORT_US[:3] * 8 + SHORT_US * 2 + LONG_US)
 LEASES_MS = st.sampled_from((1, 1000, 30_000, 30_000, 86_400_000))
 KINDS = ("posted",) * 6 + ("leased",) * 6 + ("nacked", "reclaimed") * 4 + ("acked",) * 3
 KINDS += ("claimed", "read", "expired") * 2 + ("cleared", "named") + ("again",) * 4
+KINDS += ("closed",) + ("opened",) * 5
 
 
 class Wish(NamedTuple):
@@ -112,6 +114,19 @@ WISHES = st.builds(
 )
 
 
+def lease_conditions(wish: Wish) -> dict[str, Any]:
+    """What a lease says beside how many and how long; often nothing."""
+    conditions: tuple[dict[str, Any], ...] = (
+        {},
+        {"held_most": 1 + wish.about % 3},
+        {"per_minute": 1 + wish.about % 3},
+        {"message_ids": IDS[wish.about % 5 :]},
+        {"from_closed": True},
+        {"held_most": 2, "per_minute": 2, "message_ids": IDS, "from_closed": True},
+    )
+    return conditions[wish.content % len(conditions)]
+
+
 def made_of(wish: Wish, model: MailboxModel, past: list[OutgoingRecord], now: int) -> OutgoingRecord:
     """The record that a door makes of a wish, knowing what the model knows."""
     at, by = ("default", "bo"), {"door": wish.sender[0], "principal": wish.sender[1]}
@@ -127,7 +142,11 @@ def made_of(wish: Wish, model: MailboxModel, past: list[OutgoingRecord], now: in
     makers: dict[str, Callable[[], OutgoingRecord]] = {
         "claimed": lambda: claim_record(*at, wish.request, wish.limit, **by),
         "named": lambda: claim_of_record(*at, wish.request, IDS[wish.about % 5 :], **by),
-        "leased": lambda: lease_record(*at, wish.request, wish.limit, wish.lease_ms, **by),
+        "leased": lambda: lease_record(
+            *at, wish.request, wish.limit, wish.lease_ms, **lease_conditions(wish), **by
+        ),
+        "closed": lambda: gate_record(*at, wish.request, is_open=False, ce_id=f"c{wish.request}", **by),
+        "opened": lambda: gate_record(*at, wish.request, is_open=True, ce_id=f"o{wish.request}", **by),
         "cleared": lambda: clearing_record(*at, wish.request, **by),
     }
     if wish.kind in makers:
@@ -144,7 +163,9 @@ def made_of(wish: Wish, model: MailboxModel, past: list[OutgoingRecord], now: in
             by = {"door": door, "principal": principal}
     makers = {
         "acked": lambda: ack_record(*at, message_id, request, **by),
-        "nacked": lambda: nack_record(*at, message_id, request, **by),
+        "nacked": lambda: nack_record(
+            *at, message_id, request, is_no_attempt=True if wish.content == 3 else None, **by
+        ),
         "reclaimed": lambda: reclaim_record(*at, message_id, request, **by),
         "read": lambda: read_record(*at, message_id, **by),
         "expired": lambda: expiry_record(*at, message_id, **by),
@@ -159,7 +180,7 @@ class WatchedEntries(Entries):
         super().__init__()
         self.is_posting = False
 
-    def with_prefix(self, prefix: str) -> list[str]:
+    def with_prefix(self, prefix: str) -> Iterator[str]:
         assert prefix.startswith("m/"), "only the pending messages are iterated over"
         assert not self.is_posting, "a posting looks at its own id and at nothing else"
         return super().with_prefix(prefix)
@@ -186,9 +207,9 @@ def assert_holds_the_pending_alone(entries: Entries, model: MailboxModel, now: i
     wanted = [
         f"m/{ORDER.index(m['priority'])}/{m['posted_at']:016x}/{m['message_id']}" for m in model.pending()
     ]
-    assert entries.with_prefix("m/") == wanted
+    assert list(entries.with_prefix("m/")) == wanted
     others = {key for key in stored if not key.startswith(("m/", "id/"))}
-    assert others <= {"requests", "requests/message", "leases"}
+    assert others <= {"last", "requests", "requests/message", "leases", "handed", "closed"}
     for key in stored:
         if key.startswith("id/"):
             _, ids = msgspec.msgpack.decode(stored[key])
@@ -283,7 +304,8 @@ REACHED = {
     *(("leased", "accepted", status) for status in ("leased", "expired", "dead", None)),
     *((kind, "illegal_transition", None) for kind in ("claimed", "leased")),
     *((kind, said, None) for kind in ("claimed", "leased") for said in ("duplicate", "seq_conflict")),
-    *(("cleared", said, None) for said in ("accepted", "duplicate")),
+    *((kind, said, None) for kind in ("cleared", "closed", "opened") for said in ("accepted", "duplicate")),
+    ("posted", "illegal_transition", None),
     *((kind, "accepted", status) for kind in ("nacked", "reclaimed") for status in ("unread", "dead")),
     *((kind, "duplicate", status) for kind in ("nacked", "reclaimed") for status in ("unread", "leased", None)),
     *(("nacked", "seq_conflict", status) for status in ("unread", None)),

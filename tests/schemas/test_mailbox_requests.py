@@ -16,9 +16,11 @@ from schemas.ledger import ledger_row, record_of_row
 from schemas.mailbox_requests import (
     MAILBOX_MODELS,
     ack_record,
+    claim_of_record,
     claim_record,
     clearing_record,
     expiry_record,
+    gate_record,
     lease_record,
     nack_record,
     read_record,
@@ -43,6 +45,8 @@ MADE = (
     *(make(*AT, "m1", "l1", **HUB) for make in BY_LEASE),
     *(make(*AT, "m1", **HUB) for make in BY_MESSAGE),
     *(make(*AT, "c1", **HUB) for make in BY_MAILBOX),
+    gate_record(*AT, "g1", is_open=False, ce_id="g1", **HUB),
+    gate_record(*AT, "g2", is_open=True, ce_id="g2", **HUB),
 )
 
 
@@ -166,6 +170,12 @@ WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
     ("message.leased", {"lease_ms": 1.5}),
     ("message.leased", {"lease_ms": 86_400_001}),
     ("mailbox.cleared", {"limit": 1}),
+    ("mailbox.closed", {"limit": 1}),
+    ("message.leased", {"held_most": 0}),
+    ("message.leased", {"per_minute": 6001}),
+    ("message.leased", {"message_ids": []}),
+    ("message.acked", {"answers": [{"message_id": "m9"}]}),
+    ("message.acked", {"answers": "m9"}),
     ("message.acked", {"message_id": None}),
     ("message.acked", {"reason": "x"}),
     ("message.nacked", {"reason": "x" * 501}),
@@ -198,3 +208,19 @@ def test_what_is_said_of_a_refusal_quotes_nothing_of_the_record() -> None:
         for again in (made, made):
             settled = at(0, again, entries)
             assert not any(name in (settled.why or "") for name in ("m1", "l1", "c1"))
+
+
+@pytest.mark.requirement("FQ-16")
+def test_a_poll_that_has_happened_claims_what_another_door_has_leased() -> None:
+    entries = mailbox_of("m1", "m2", "m3")
+    assert len(rows_of(at(0, lease_record(*AT, "l1", 2, **PUMP), entries))) == 2
+    assert said(at(S_US, claim_record(*AT, "c1", **HUB), entries)) == ("rejected", "illegal_transition")
+    found = at(S_US, claim_of_record(*AT, "c2", ["m1", "m3"], door="file", principal="bo"), entries)
+    assert {(row.message_id, row.status) for row in rows_of(found)} == {("m1", "claimed"), ("m3", "claimed")}
+    # The holder hears that it is too late, nobody gets it a second time, and its other lease goes on.
+    late = at(2 * S_US, ack_record(*AT, "m1", "l1", **PUMP), entries)
+    assert said(late) == ("rejected", "after_terminal")
+    assert said(at(2 * S_US, claim_record(*AT, "c3", **HUB), entries)) == ("rejected", "illegal_transition")
+    (acked,) = rows_of(at(3 * S_US, ack_record(*AT, "m2", "l1", **PUMP), entries))
+    assert acked.status == "claimed"
+    assert rows_of(at(3 * S_US, claim_record(*AT, "c4", **HUB), entries)) == []

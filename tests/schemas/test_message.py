@@ -54,7 +54,7 @@ def test_each_message_id_is_posted_once_whoever_posts_it(sent: list[tuple[str, d
             assert [change.view for change in settled.changes] == ["message_bodies", "mailbox"]
             assert {change.key for change in settled.changes} == {f"default/bo/{message_id}"}
             assert (row.message_id, row.posted_at) == (message_id, START_US + offset * 1000)
-    assert len(entries.with_prefix("m/")) == len(posted)
+    assert len(list(entries.with_prefix("m/"))) == len(posted)
 
 
 def test_a_row_says_all_that_the_message_says() -> None:

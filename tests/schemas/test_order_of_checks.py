@@ -226,19 +226,19 @@ PAIRS = [
     (
         "other kind of stream: malformed first",
         nothing,
-        make_record(b"{", "thread.opened", key=b"thread/t1"),
+        make_record(b"{", "comet.seen", key=b"comet/halley"),
         "malformed",
     ),
     (
         "other kind of stream: schema_version first",
         nothing,
-        make_record(b'{"schema_version":2}', "thread.opened", key=b"thread/t1"),
+        make_record(b'{"schema_version":2}', "comet.seen", key=b"comet/halley"),
         "schema_version",
     ),
     (
         "other kind of stream: then unknown_stream",
         nothing,
-        make_record(b'{"schema_version":1}', "thread.opened", key=b"thread/t1"),
+        make_record(b'{"schema_version":1}', "comet.seen", key=b"comet/halley"),
         "unknown_stream",
     ),
     (

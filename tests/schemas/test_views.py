@@ -24,7 +24,7 @@ COLUMNS = {
     "registry_jobs": (
         "job_id string!, status string!, description string!, session_wanted string, session string, "
         "registered_by string!, registered_at time!, picked_at time, started_at time, ended_at time, "
-        "ended_by string, last_seq int64!, last_event string, last_detail string, events int64!"
+        "ended_by string, last_seq int64!, last_event string, last_detail string, events int64!, notify texts"
     ),
     "registry_sessions": (
         "session string!, status string!, description string!, host string, handle string, for_job string, "
@@ -38,7 +38,7 @@ COLUMNS = {
     "registry_tasks": (
         "task_id string!, status string!, description string!, agent_name string!, token_id string, "
         "session_name string, result string, error string, submitted_by string!, submitted_at time!, "
-        "started_at time, ended_at time, ended_by string"
+        "started_at time, ended_at time, ended_by string, image string"
     ),
     "registry_tokens": (
         "token_id string!, token_sha256 string!, agent_name string!, task_id string!, capabilities texts!, "
@@ -52,6 +52,28 @@ COLUMNS = {
         "container string!, state string!, task_id string!, agent_name string!, backend string!, host string, "
         "handle string, port int64, error string, created_at time!, changed_at time!"
     ),
+    "registry_participants": (
+        "agent_name string!, status string!, task string!, capabilities texts!, task_id string, "
+        "started_at time!, updated_at time!, stopped_at time, stopped_why string"
+    ),
+    "registry_keys": (
+        "agent_name string!, key_id string!, public_key string!, status string!, registered_at time!, "
+        "valid_until time, removed_at time"
+    ),
+    "registry_mqtt_agents": (
+        "agent_name string!, status string!, registered_by string!, registered_at time!, removed_at time, "
+        "last_seq int64!, messages int64!, last_said_at time"
+    ),
+    "registry_listeners": (
+        "listener string!, status string!, type string!, capability string!, root_tag string!, "
+        "namespace string!, handler string, xsd string, example string, visible_tools texts, "
+        "concurrency int64!, per_minute int64, tokens_per_minute int64, timeout_ms int64!, options string, "
+        "added_at time!, removed_at time"
+    ),
+    "registry_threads": (
+        "thread string!, parent_thread string!, root_thread string!, opened_by string!, seen_by string!, "
+        "on_behalf_of string!, kind string!, message_id string!, opened_at time!"
+    ),
     "message_bodies": (
         "realm string!, recipient string!, message_id string!, body string!, content_type string!"
     ),
@@ -60,7 +82,7 @@ COLUMNS = {
         "from_verified bool!, from_task string, kind string!, priority string!, in_reply_to string, "
         "thread string, broadcast_id string, sent_at string, expires_at string, posted_at time!, "
         "attempts int64!, handed_to string, handed_at time, request_id string, lease_until time, "
-        "ended_at time"
+        "ended_at time, parent_thread string, root_thread string, on_behalf_of string"
     ),
     "stream_entries": (
         "stream_kind string!, stream_id string!, entry string!, value binary!, fold_version int32!"
@@ -74,6 +96,11 @@ KEYS = {
     "registry_tokens": ("token_id",),
     "registry_agents": ("agent_name",),
     "registry_containers": ("container",),
+    "registry_participants": ("agent_name",),
+    "registry_keys": ("agent_name", "key_id"),
+    "registry_mqtt_agents": ("agent_name",),
+    "registry_listeners": ("listener",),
+    "registry_threads": ("thread",),
     "message_bodies": ("realm", "recipient", "message_id"),
     "mailbox": ("realm", "recipient", "message_id"),
 }

@@ -1,0 +1,160 @@
+"""How a client of ours reaches Kafka: TLS and login for kafka-python and for Spark, from one place.
+
+No password is among Spark's options: they hold the name of a variable, which Kafka's own client looks up in the
+process that opens the connection.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from kafka.errors import (  # type: ignore[import-untyped]
+    IllegalSaslStateError,
+    KafkaConnectionError,
+    KafkaTimeoutError,
+    SaslAuthenticationFailedError,
+    UnsupportedSaslMechanismError,
+)
+
+from schemas.errors import BackboneUnreachable
+from schemas.settings import ENV_PREFIX, KafkaSettings, SettingsError
+
+PASSWORD_VARIABLE: Final = f"{ENV_PREFIX}KAFKA__SASL_PASSWORD"
+_MODULES: Final = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+_LOGIN_ERRORS: Final = (SaslAuthenticationFailedError, UnsupportedSaslMechanismError, IllegalSaslStateError)
+
+
+def kafka_context(kafka: KafkaSettings) -> ssl.SSLContext | None:
+    """The context of a connection, None where it is in clear. Raises SettingsError for certificates that cannot
+    be read.
+    """
+    if not kafka.security_protocol.endswith("SSL"):
+        return None
+    return _context(kafka.ssl_ca_certs, kafka.ssl_certfile, kafka.ssl_keyfile)
+
+
+def client_security(kafka: KafkaSettings) -> dict[str, Any]:
+    """What kafka-python's clients are told beside the address. Raises SettingsError as `kafka_context` does."""
+    found: dict[str, Any] = {"security_protocol": kafka.security_protocol}
+    context = kafka_context(kafka)
+    if context is not None:
+        found["ssl_context"] = context
+    if kafka.security_protocol.startswith("SASL"):
+        password = kafka.sasl_password
+        found |= {
+            "sasl_mechanism": kafka.sasl_mechanism,
+            "sasl_plain_username": kafka.sasl_username,
+            "sasl_plain_password": None if password is None else password.get_secret_value(),
+        }
+    return found
+
+
+def spark_security(kafka: KafkaSettings) -> dict[str, str]:
+    """The same as options of Spark's Kafka source, without the password.
+
+    Raises SettingsError when that is not in the environment, where Spark's JVM looks for it.
+    """
+    if kafka.security_protocol == "PLAINTEXT":
+        return {}
+    found: dict[str, str] = {"kafka.security.protocol": kafka.security_protocol}
+    if kafka.security_protocol.endswith("SSL"):
+        found |= _java_certificates(kafka)
+    if kafka.security_protocol.startswith("SASL"):
+        password = kafka.sasl_password
+        if password is None or os.environ.get(PASSWORD_VARIABLE) != password.get_secret_value():
+            raise SettingsError(
+                f"kafka.sasl_password: Spark takes it from the environment alone; set {PASSWORD_VARIABLE} for "
+                "the driver and for every executor"
+            )
+        found |= {
+            "kafka.sasl.mechanism": kafka.sasl_mechanism,
+            "kafka.config.providers": "env",
+            "kafka.config.providers.env.class": "org.apache.kafka.common.config.provider.EnvVarConfigProvider",
+            "kafka.config.providers.env.param.allowlist.pattern": PASSWORD_VARIABLE,
+            "kafka.sasl.jaas.config": (
+                f'{_MODULES[kafka.sasl_mechanism]} required username="{kafka.sasl_username}" '
+                f'password="${{env:{PASSWORD_VARIABLE}}}";'
+            ),
+        }
+    return found
+
+
+def tls_trouble(kafka: KafkaSettings, error: ssl.SSLError) -> str:
+    """What a failed handshake means, with the setting to look at."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"its certificate is not trusted ({error.verify_message}): kafka.ssl_ca_certs must be the "
+            "authority that signed it, and kafka.bootstrap_servers a name in it"
+        )
+    if "alert" in (error.reason or "").lower():
+        return f"it ended TLS ({error.reason}): perhaps it wants kafka.ssl_certfile and kafka.ssl_keyfile"
+    return f"no TLS ({error.reason or error}): is kafka.security_protocol {kafka.security_protocol} right?"
+
+
+def unreachable(kafka: KafkaSettings, error: BaseException, where: str = "") -> BackboneUnreachable:
+    """The error for a Kafka that a client could not work with; it names the setting where that is known."""
+    said = f"Kafka at {kafka.bootstrap_servers}{where}: {error}"
+    # kafka-python does not tell why it could not begin; somebody was there, or we would not have come so far.
+    is_unsaid = isinstance(error, KafkaTimeoutError | KafkaConnectionError)
+    if isinstance(error, _LOGIN_ERRORS) or (is_unsaid and kafka.security_protocol == "SASL_SSL"):
+        said += "; does it refuse the login? Look at kafka.sasl_username, sasl_password and sasl_mechanism"
+    elif is_unsaid and not kafka.security_protocol.endswith("SSL") and _speaks_tls(kafka):
+        said += f"; it speaks TLS, and kafka.security_protocol is {kafka.security_protocol}"
+    elif is_unsaid and kafka.security_protocol != "PLAINTEXT":
+        said += f"; is kafka.security_protocol {kafka.security_protocol} what it wants?"
+    return BackboneUnreachable(said)
+
+
+def _speaks_tls(kafka: KafkaSettings) -> bool:
+    """Whether the first server answers a handshake, whatever it then thinks of us."""
+    host, _, port = kafka.bootstrap_servers.split(",")[0].strip().rpartition(":")
+    context = ssl.create_default_context()
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=2.0) as plain:
+            context.wrap_socket(plain, server_hostname=host.strip("[]")).close()
+    except ssl.SSLCertVerificationError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _java_certificates(kafka: KafkaSettings) -> dict[str, str]:
+    found = {}
+    if kafka.ssl_ca_certs is not None:
+        found = {
+            "kafka.ssl.truststore.type": "PEM",
+            "kafka.ssl.truststore.location": str(kafka.ssl_ca_certs.absolute()),
+        }
+    if kafka.ssl_certfile is not None:
+        # Java wants key and certificate in one file; certfile may hold both, as `tls create` writes kafka.pem.
+        if kafka.ssl_keyfile not in (None, kafka.ssl_certfile):
+            raise SettingsError(
+                "kafka.ssl_keyfile: for Spark kafka.ssl_certfile must hold the key (PKCS#8), too; unset this"
+            )
+        found |= {
+            "kafka.ssl.keystore.type": "PEM",
+            "kafka.ssl.keystore.location": str(kafka.ssl_certfile.absolute()),
+        }
+    return found
+
+
+@lru_cache(maxsize=32)
+def _context(ca_certs: Path | None, certfile: Path | None, keyfile: Path | None) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=None if ca_certs is None else str(ca_certs))
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if certfile is not None:
+            context.load_cert_chain(certfile, keyfile)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(f"kafka.ssl_ca_certs, kafka.ssl_certfile or kafka.ssl_keyfile: {error}") from error
+    return context

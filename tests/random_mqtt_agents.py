@@ -1,0 +1,37 @@
+"""What a random log has of agents over MQTT: registrations, removals, and what they say, good and bad."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from connectors.bridge_records import agent_said_record
+from schemas.mqtt_agents import registration_record, removal_record, sign_said
+from schemas.record import OutgoingRecord
+from schemas.sealing import Keyring
+from schemas.strict_json import canonical
+
+
+def mqtt_agent_record(draw: random.Random, keyring: Keyring, recipients: Sequence[str]) -> OutgoingRecord:
+    """One record about one of few agents."""
+    roll, name = draw.random(), f"agent-{draw.randrange(4)}"
+    by = {"request_id": f"request-{draw.randrange(300)}", "door": "http", "principal": "operator"}
+    secret = f"secret of {name}"
+    if roll < 0.2:
+        return registration_record(name, secret, keyring, **by)
+    if roll < 0.25:
+        return removal_record(name, **by)
+    said: dict[str, Any] = {
+        "message_id": f"word-{draw.randrange(400)}",
+        "to": draw.choice([*recipients, "nobody", "not/a/name"]),
+        "kind": "ask",
+        "body": draw.choice(["plain text", {"n": 0.1}, None]),
+        "seq": draw.randrange(1, 600),
+    }
+    if draw.random() < 0.1:
+        said["data"] = {"auth_token": "canary-token"}
+    if draw.random() < 0.5:
+        said["schema_version"] = draw.choice([1, 1, 1, 2])
+    value = canonical(sign_said(said, "another" if draw.random() < 0.1 else secret))
+    return agent_said_record("p", f"p/{name}/outbox", value, None)
