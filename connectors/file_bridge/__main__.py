@@ -30,10 +30,15 @@ _STOP_S: Final = 5.0
 
 
 def wait_alone(settings: Settings, stop: threading.Event) -> IO[bytes] | None:
-    """Wait until no other bridge has this queue; the open lock file, None when stopped before."""
+    """Wait until no other bridge has this queue; the open lock file, None when stopped before.
+
+    Raises OSError.
+    """
     root = queue_root(settings)
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = (root / LOCK).open("wb")
+    # Never through a link, and not waiting for what is no file.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    lock = os.fdopen(os.open(root / LOCK, flags, 0o600), "r+b", buffering=0)
     is_told = False
     while not stop.is_set():
         try:
@@ -50,7 +55,9 @@ def wait_alone(settings: Settings, stop: threading.Event) -> IO[bytes] | None:
 
 
 def run(settings: Settings, stop: threading.Event, ready_file: Path | None) -> None:
-    """Bridge until stopped. Raises TrunklineError when the topic does not fit the settings."""
+    """Bridge until stopped. Raises TrunklineError when the topic does not fit the settings, OSError when the
+    queue's folder cannot be used.
+    """
     lock = wait_alone(settings, stop)
     if lock is None:
         return
@@ -84,8 +91,10 @@ def main() -> int:
     ready = os.environ.get("TRUNKLINE_READY_FILE")
     try:
         run(settings, stop, Path(ready) if ready else None)
-    except (TrunklineError, SettingsError) as error:
+    except (TrunklineError, SettingsError, OSError) as error:
         log.error("refused_to_start", error=str(error))
+        if isinstance(error, OSError):
+            return 1
         return error.exit_code if isinstance(error, TrunklineError) else 2
     log.info("stopped")
     return 0

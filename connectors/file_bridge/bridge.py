@@ -10,16 +10,17 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import watchfiles
 
-from connectors.file_bridge.mailbox_reader import known_messages
-from connectors.file_bridge.poll_audit import read_polls
+from connectors.file_bridge.mailbox_reader import ViewUnreadable, known_messages
+from connectors.file_bridge.poll_audit import PollsRead, read_polls
 from connectors.file_bridge.progress import Progress
+from connectors.file_bridge.put_off import PutOff
 from connectors.file_bridge.queue_root import queue_root
 from connectors.file_bridge.records import claims_of
 from connectors.file_bridge.session_carrier import SessionCarrier
@@ -36,6 +37,11 @@ log = structlog.stdlib.get_logger(__name__)
 
 _BACKOFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
 _ACK_GRACE_S: Final = 5.0
+# Polls whose session has to wait, and claims that are under way at once.
+_HELD: Final = 1000
+_CLAIMS: Final = 1000
+# After this a look ends although there is more: new sessions and polls get their turn.
+_LOOK_S: Final = 1.0
 # The hint is believed after this; the look itself is the truth.
 _DEBOUNCE_MS: Final = 20
 _STEP_MS: Final = 10
@@ -65,8 +71,8 @@ class Consumers:
 
 
 class FileBridge:
-    """Carries until `stop` is set. `agents` gives the names of the registered agents; `ready` is called after
-    each look that went well.
+    """Carries until `stop` is set. `agents` gives the names of the registered agents, None while they are
+    not known; `ready` is called after each look that went well and left nothing.
     """
 
     def __init__(
@@ -74,7 +80,7 @@ class FileBridge:
         settings: Settings,
         stop: threading.Event,
         consumers: Consumers,
-        agents: Callable[[], frozenset[str]] = frozenset,
+        agents: Callable[[], frozenset[str] | None] = frozenset,
         ready: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
@@ -86,6 +92,11 @@ class FileBridge:
         self._progress_file = settings.data_path / "file_bridge" / "progress.json"
         self._progress = Progress.load(self._progress_file)
         self._publisher: Publisher | None = None
+        self._audit = self._progress.audit
+        self._held: list[Mapping[str, Any]] = []
+        self._found: dict[str, frozenset[str]] = {}
+        self._links: set[str] = set()
+        self._waiting = PutOff(_tell)
 
     def run(self) -> None:
         """Raises TrunklineError when the topic does not fit the settings."""
@@ -93,54 +104,133 @@ class FileBridge:
         try:
             while not self._stop.is_set():
                 try:
-                    self.look()
-                    self._ready()
+                    is_all = self.look()
                     failures = 0
-                    self._wait()
-                except (BackboneUnreachable, QueueError, OSError) as error:
+                    if is_all:
+                        self._ready()
+                        self._wait()
+                except (BackboneUnreachable, OSError) as error:
                     log.warning("waits", why=str(error))
                     self._stop.wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
                     failures += 1
         finally:
             self._end_publisher()
 
-    def look(self) -> None:
-        """Carry what is there now. Raises BackboneUnreachable, QueueError."""
+    def look(self) -> bool:
+        """Carry what is there now, for a while; returns whether it was all. A session that cannot be read waits
+        and keeps no other back. Raises BackboneUnreachable, OSError.
+        """
         # The polls first: what they have taken is in the files by then, and is carried before it is claimed.
-        polls = read_polls(self._root, self._progress.audit)
-        carriers = {name: self._carrier(name) for name in self._sessions()}
-        found = {name: frozenset(carrier.consumers()) for name, carrier in carriers.items()}
-        self._consumers.replace(found)
-        for name, carrier in carriers.items():
-            self._carry(name, carrier, found[name] | (self._agents() if name == DEFAULT_REALM else frozenset()))
-        self._append([claim for poll in polls.polls for claim in claims_of(poll)])
-        if polls.place != self._progress.audit:
-            self._progress.audit = polls.place
-            self._progress.save(self._progress_file)
+        has_room = len(self._held) <= _HELD
+        polls = read_polls(self._root, self._audit) if has_room else PollsRead([], self._audit)
+        names = self._sessions()
+        self._waiting.keep(names)
+        left = {name: self._carrier(name) for name in names if not self._waiting.waits(name)}
+        behind = set(names) - left.keys()
+        behind |= self._each(left, self._find_consumers)
+        self._consumers.replace({name: self._found[name] for name in names if name in self._found})
+        self._forget_gone(names)
+        behind |= self._each(left, self._carry_late)
+        until = time.monotonic() + _LOOK_S
+        while left and not self._stop.is_set() and time.monotonic() < until:
+            # In turns, so that one with much to carry does not keep the others waiting.
+            behind |= self._each(left, self._carry_some)
+        if self._stop.is_set():
+            return False
+        self._claim(polls, behind | left.keys())
+        if not left and len(self._held) > _HELD:
+            log.warning("polls_dropped", polls=len(self._held) - _HELD)
+            self._held = self._held[-_HELD:]
+        return not left
 
-    def _carry(self, session: str, carrier: SessionCarrier, consumers: frozenset[str]) -> None:
-        served = self._progress.served.get(session, set())
-        late = sorted(consumers - served)
-        if late:
-            carrier.carry_broadcasts(late)
-            self._progress.served[session] = served | consumers
-            self._progress.save(self._progress_file)
-        lines = carrier.carry_new(sorted(served | consumers))
-        if lines:
-            log.info("carried", session=session, lines=lines)
+    def _each(self, left: dict[str, SessionCarrier], step: Callable[[str, SessionCarrier], bool]) -> set[str]:
+        """Take a step with each session. Who is done leaves `left`, and who fails; the latter are returned."""
+        failed = set()
+        for name, carrier in list(left.items()):
+            if self._stop.is_set():
+                break
+            try:
+                if step(name, carrier):
+                    continue
+                self._waiting.went_well(name)
+            except (ViewUnreadable, QueueError, OSError) as error:
+                if (Path(self._root) / "sessions" / name).is_dir():  # else it was removed meanwhile
+                    self._waiting.failed(name, error)
+                    failed.add(name)
+            del left[name]
+        return failed
+
+    def _find_consumers(self, session: str, carrier: SessionCarrier) -> bool:
+        self._found[session] = frozenset(carrier.consumers())
+        return True
+
+    def _carry_late(self, session: str, carrier: SessionCarrier) -> bool:
+        """Carry earlier broadcasts for whom they were not carried yet."""
+        agents = self._agents() if session == DEFAULT_REALM else frozenset()
+        now = self._found[session] | (agents or frozenset())
+        before = self._progress.served.get(session, set())
+        # Who has gone is served no more. As long as nobody says which agents there are, nobody has gone.
+        kept = before if agents is None else before & now
+        late = sorted(now - kept)
+        if late and not carrier.carry_broadcasts(late):
+            return True
+        if kept | now != before:
+            self._progress.served[session] = kept | now
+            self._save()
+        return True
+
+    def _carry_some(self, session: str, carrier: SessionCarrier) -> bool:
+        carried = carrier.carry_some(sorted(self._progress.served.get(session, ())))
+        if carried.lines:
+            log.info("carried", session=session, lines=carried.lines)
+        return carried.more
+
+    def _claim(self, polls: PollsRead, behind: set[str]) -> None:
+        """Append what polls have taken. Polls of a session whose lines are not carried yet wait with it, and
+        the place in the audit is not noted before that.
+        """
+        found = [*self._held, *polls.polls]
+        claims = [claim for poll in found if poll["session"] not in behind for claim in claims_of(poll)]
+        for first in range(0, max(1, len(claims)), _CLAIMS):
+            self._append(claims[first : first + _CLAIMS])
+        self._held, self._audit = [poll for poll in found if poll["session"] in behind], polls.place
+        if not self._held and self._audit != self._progress.audit:
+            self._progress.audit = self._audit
+            self._save()
+
+    def _save(self) -> None:
+        self._progress.save(self._progress_file)
+
+    def _forget_gone(self, sessions: Sequence[str]) -> None:
+        """A session that was deleted and is made again begins anew."""
+        for name in self._found.keys() - set(sessions):
+            del self._found[name]
+        gone = self._progress.served.keys() - set(sessions)
+        for name in gone:
+            del self._progress.served[name]
+        if gone:
+            self._save()
 
     def _carrier(self, session: str) -> SessionCarrier:
         def known(realm: str, message_ids: Sequence[str]) -> set[tuple[str, str]]:
             return known_messages(self._settings, realm, message_ids)
 
-        return SessionCarrier(self._root, session, self._append, known)
+        return SessionCarrier(self._root, session, self._append, known, self._stop)
 
     def _sessions(self) -> list[str]:
+        found = []
         try:
             with os.scandir(f"{self._root}/sessions") as entries:
-                return sorted(entry.name for entry in entries if is_name(entry.name) and entry.is_dir())
+                for entry in entries:
+                    if is_name(entry.name) and entry.is_dir(follow_symlinks=False):
+                        found.append(entry.name)
+                    elif entry.is_symlink() and entry.name not in self._links:
+                        # The cursor would be that of another folder.
+                        self._links.add(entry.name)
+                        _tell(entry.name, "a link is not followed")
         except FileNotFoundError:
             return []
+        return sorted(found)
 
     def _append(self, records: Sequence[OutgoingRecord]) -> None:
         """Append and wait for Kafka. Raises BackboneUnreachable."""
@@ -189,3 +279,7 @@ class FileBridge:
         except (OSError, RuntimeError) as error:  # out of watches: then only the time counts
             log.debug("no_watch", why=str(error))
             self._stop.wait(max(0.0, poll_s - (time.monotonic() - began)))
+
+
+def _tell(session: str, why: str) -> None:
+    log.warning("session_waits", session=session, why=why)

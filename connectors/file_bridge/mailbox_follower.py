@@ -13,17 +13,20 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import structlog
 
 from connectors.event_stream import GAP, SETTLED, SNAPSHOT, EventStream, ServerEvent
 from connectors.file_bridge.bridge import Consumers
+from connectors.file_bridge.put_off import PutOff
 from connectors.file_bridge.queue_root import queue_root
-from connectors.file_bridge.records import DOOR, line_of
+from connectors.file_bridge.records import DOOR, line_of, may_be_of
+from connectors.file_bridge.session_lock import wait_free
 from connectors.file_queue import Queue, QueueError
-from connectors.file_queue.message_record import is_expired, parse_line
+from connectors.file_queue.message_record import is_expired, is_for, parse_line
 from connectors.file_queue.session_files import MESSAGES, SessionFolder, complete_lines
 from connectors.gateway_client import GatewayClient, path_of
 from schemas.errors import TrunklineError
@@ -35,10 +38,12 @@ from schemas.verdicts import ACCEPTED
 
 log = structlog.stdlib.get_logger(__name__)
 
-_PAGE: Final = 500
+# With bodies near their limit a page is some 100 MiB.
+_PAGE: Final = 100
 _TICK_S: Final = 0.2
 _AGENTS_S: Final = 5.0
 _AGAIN_S: Final = 1.0
+_LOCK_S: Final = 0.25
 _REMEMBERED: Final = 20_000
 
 
@@ -53,7 +58,8 @@ class MailboxFollower:
         self._consumers = consumers
         self._synced: set[tuple[str, str]] = set()
         self._handled: OrderedDict[tuple[str, str, str], None] = OrderedDict()
-        self._agents: frozenset[str] = frozenset()
+        self._waiting = PutOff(_tell_waiting)
+        self._agents: frozenset[str] | None = None
         self._asked_agents_at = -math.inf
         self._thread = threading.Thread(target=self._run, name="mailbox-follower", daemon=True)
 
@@ -65,8 +71,8 @@ class MailboxFollower:
         """Wait for its end, after `stop` is set."""
         self._thread.join(timeout_s)
 
-    def agents(self) -> frozenset[str]:
-        """The registered agents, as the gateway last said."""
+    def agents(self) -> frozenset[str] | None:
+        """The registered agents, as the gateway last said; None before that."""
         return self._agents
 
     def _run(self) -> None:
@@ -104,14 +110,38 @@ class MailboxFollower:
             body = event.data["body"]
             if isinstance(body, dict):
                 body = {"realm": DEFAULT_REALM, **body}
-                if (body["realm"], body["to"]) in self._synced:
-                    self._deliver(body, event.data["logged_at"])
+                session, name = str(body["realm"]), str(body["to"])
+                # Who has gone since must not have a session made anew.
+                if (session, name) in self._synced and self._consumers.has(session, name):
+                    with self._on_its_own(session, name):
+                        self._deliver(body, event.data["logged_at"])
 
     def _sync_new(self, gateway: GatewayClient) -> None:
-        for session, name in self._consumers.all():
-            if (session, name) not in self._synced:
-                self._sync(gateway, session, name)
-                self._synced.add((session, name))
+        now = set(self._consumers.all())
+        self._forget(self._synced - now)
+        self._waiting.keep(now)
+        for session, name in sorted(now - self._synced):
+            if not self._waiting.waits((session, name)):
+                with self._on_its_own(session, name):
+                    self._sync(gateway, session, name)
+                    self._synced.add((session, name))
+                    self._waiting.went_well((session, name))
+
+    @contextmanager
+    def _on_its_own(self, session: str, name: str) -> Iterator[None]:
+        """What is in the way of one file keeps no other back; what is pending is looked at again later."""
+        try:
+            yield
+        except (QueueError, OSError) as error:
+            self._synced.discard((session, name))
+            self._waiting.failed((session, name), error)
+
+    def _forget(self, gone: set[tuple[str, str]]) -> None:
+        """Who has gone, and comes again, gets what is still pending."""
+        if gone:
+            self._synced -= gone
+            for key in [key for key in self._handled if key[:2] in gone]:
+                del self._handled[key]
 
     def _sync(self, gateway: GatewayClient, session: str, name: str) -> None:
         """Append what is pending in a mailbox and not in the file."""
@@ -121,22 +151,24 @@ class MailboxFollower:
             page = gateway.get(path, {"pending": "true", "limit": _PAGE, **after})["messages"]
             if not page:
                 return
-            lying = self._in_file(session, {row["message_id"] for row in page})
+            lying = self._in_file(session, name, {row["message_id"] for row in page})
             for row in page:
                 if row["message_id"] not in lying:
                     self._deliver(_wire_model(row), row["posted_at"])
             after = {"after": page[-1]["message_id"]}
 
-    def _in_file(self, session: str, message_ids: set[str]) -> set[str]:
-        """Which of these messages have a line in the session's file."""
+    def _in_file(self, session: str, name: str, message_ids: set[str]) -> set[str]:
+        """Which of these messages have a line for this agent in the session's file."""
         with SessionFolder(self._root, session, create=False) as folder:
             fd = folder.open_file(MESSAGES)
             if fd is None:
                 return set()
             try:
                 lines = complete_lines(fd, 0, os.fstat(fd).st_size)
-                found = (parse_line(line) for _, _, line in lines)
-                return {message["msg_id"] for message in found if message is not None} & message_ids
+                found = (parse_line(line) for _, _, line in lines if may_be_of(line, message_ids))
+                # One id may be in several mailboxes.
+                mine = {one["msg_id"] for one in found if one is not None and is_for(one, name)}
+                return mine & message_ids
             finally:
                 os.close(fd)
 
@@ -145,10 +177,15 @@ class MailboxFollower:
         key = (session, name, str(message["message_id"]))
         if key in self._handled:
             return
-        record = line_of(message, logged_at)
-        if is_expired(record, time.time()):
-            return
-        self._queue.deliver(record, session)
+        try:
+            record = line_of(message, logged_at)
+            if is_expired(record, time.time()):
+                return
+            with SessionFolder(self._root, session, create=False) as folder:
+                wait_free(folder, _LOCK_S)
+            self._queue.deliver(record, session)
+        except ValueError as error:  # no line can hold it; the next one is none the worse for it
+            log.warning("message_not_delivered", session=session, msg_id=key[2], why=str(error))
         self._handled[key] = None
         if len(self._handled) > _REMEMBERED:
             self._handled.popitem(last=False)
@@ -166,6 +203,10 @@ def _tell(why: str | None) -> None:
         log.info("gateway_back")
     else:
         log.warning("gateway_away", why=why)
+
+
+def _tell_waiting(reader: tuple[str, str], why: str) -> None:
+    log.warning("reader_waits", session=reader[0], agent=reader[1], why=why)
 
 
 def _wire_model(row: Mapping[str, Any]) -> dict[str, Any]:

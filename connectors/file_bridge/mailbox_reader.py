@@ -15,8 +15,12 @@ from schemas.settings import Settings
 from schemas.view_rows import MAILBOX_VIEW
 
 
+class ViewUnreadable(TrunklineError):
+    """The mailbox view is there and cannot be read now."""
+
+
 def known_messages(settings: Settings, realm: str, message_ids: Sequence[str]) -> set[tuple[str, str]]:
-    """Recipient and id of those of these messages that the view has. Raises TrunklineError."""
+    """Recipient and id of those of these messages that the view has. Raises ViewUnreadable."""
     path = settings.table_path(MAILBOX_VIEW)
     try:
         if not DeltaTable.is_deltatable(path):
@@ -24,5 +28,5 @@ def known_messages(settings: Settings, realm: str, message_ids: Sequence[str]) -
         wanted = (pc.field("realm") == realm) & pc.field("message_id").isin(pa.array(message_ids, pa.string()))
         found = dataset_of(DeltaTable(path)).to_table(filter=wanted, columns=["recipient", "message_id"])
     except (DeltaError, OSError, pa.ArrowException) as error:
-        raise TrunklineError(f"the mailbox view at {path} cannot be read: {error}") from error
+        raise ViewUnreadable(f"the mailbox view at {path} cannot be read: {error}") from error
     return set(zip(*(found.column(name).to_pylist() for name in ("recipient", "message_id")), strict=True))

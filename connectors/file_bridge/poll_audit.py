@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -37,6 +38,8 @@ def read_polls(root: str, place: AuditPlace) -> PollsRead:
         return PollsRead([], place)
     try:
         status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            return PollsRead([], place)
         start = place.offset if status.st_ino == place.inode and place.offset <= status.st_size else 0
         found, end = [], start
         for _, line_end, line in complete_lines(fd, start, status.st_size):

@@ -27,8 +27,8 @@ class Progress:
             found = json.loads(path.read_bytes())
             served = {str(session): {str(name) for name in names} for session, names in found["served"].items()}
             inode, offset = found["audit"]
-            return cls(served, AuditPlace(int(inode), int(offset)))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return cls(served, AuditPlace(int(inode), max(0, int(offset))))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return cls()
 
     def save(self, path: Path) -> None:

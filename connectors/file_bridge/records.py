@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from pydantic import ValidationError
 
 from connectors.file_queue import TOPICS
-from connectors.file_queue.message_record import EVERYBODY
+from connectors.file_queue.message_record import EVERYBODY, NAME_LIMIT, is_name
 from schemas.mailbox_requests import LIMIT_MOST, claim_of_record
 from schemas.message import Message, posting_record
 from schemas.record import MESSAGE_POSTED, OVERSIZE_PREFIX_BYTES, OutgoingRecord, content_id, refused_stream
@@ -19,6 +20,10 @@ DOOR: Final = "file"
 # Whoever may write to the files may write any name into them.
 PRINCIPAL: Final = "unverified"
 TEXT: Final = "text/plain"
+_BEGINNING: Final = b'{"msg_id":"'
+_TO_ONE: Final = re.compile(
+    rb'\{"msg_id":"[\w.-]+","ts":"[\w:.+-]+","from":"[\w.-]+","to":"(?!all"|broadcast")[\w.-]+","topic":'
+).match
 _NAMESPACE: Final = uuid.UUID("7b1c6a34-7f0e-5b38-8a5d-4f1f3c0b6d11")
 # What no date reaches has no end.
 _FOR_EVER_S: Final = 7_000 * 365 * 24 * 3600.0
@@ -83,10 +88,11 @@ def poll_in(entry: Any) -> Mapping[str, Any] | None:
     """A line of the audit, if it is a poll that took something."""
     if not isinstance(entry, dict) or entry.get("op") != "poll":
         return None
-    taken = entry.get("msg_ids")
-    named = all(isinstance(entry.get(name), str) for name in ("session", "agent_id", "ts"))
-    is_list = isinstance(taken, list) and all(isinstance(one, str) for one in taken)
-    return entry if named and is_list and taken else None
+    taken, ts = entry.get("msg_ids"), entry.get("ts")
+    named = all(is_name(entry.get(name)) for name in ("session", "agent_id"))
+    is_list = isinstance(taken, list) and all(is_name(one) for one in taken)
+    # Anybody may have written the line; what is no text for UTF-8 cannot be part of an id.
+    return entry if named and is_list and taken and isinstance(ts, str) and ts.isascii() else None
 
 
 def line_of(message: Mapping[str, Any], sent_at: str) -> dict[str, Any]:
@@ -110,6 +116,23 @@ def line_of(message: Mapping[str, Any], sent_at: str) -> dict[str, Any]:
         "in_reply_to": message.get("in_reply_to"),
         "ttl_s": _ttl_s(sent, message.get("expires_at")),
     }
+
+
+def may_be_to_everybody(line: bytes) -> bool:
+    """Whether a line may be for every consumer: one that the library wrote for a single one is told apart
+    without decoding it.
+    """
+    return _TO_ONE(line) is None
+
+
+def may_be_of(line: bytes | None, message_ids: Set[str]) -> bool:
+    """Whether a line may be one of these messages: what the library wrote begins with its id, and is told
+    apart without decoding it.
+    """
+    if line is None or not line.startswith(_BEGINNING):
+        return line is not None
+    found, _, _ = line[len(_BEGINNING) : len(_BEGINNING) + NAME_LIMIT + 1].partition(b'"')
+    return b"\\" in found or found.decode("utf-8", "replace") in message_ids
 
 
 def sent_at_s(message: Line) -> float | None:
@@ -144,10 +167,11 @@ def _ttl_s(sent: datetime, expires_at: str | None) -> float | None:
 def _moment(text: str) -> datetime | None:
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError:
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):  # in UTC it may lie before the year 1, or after 9999
         return None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
 
 
 def _text(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    # Not strftime: it writes the year 99 with two digits.
+    return moment.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"

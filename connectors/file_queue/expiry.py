@@ -3,7 +3,7 @@
 It may be killed anywhere. Before the new file takes the old one's place a plan is on the disk; whoever has
 the lock next goes by it. Is the new file still there under its own name, nothing has happened yet, and the
 plan is dropped. Is it not, the new file is in place, and the cursors get the offsets of the plan, which are
-the same ones however often they are set.
+the same ones however often they are set. At the end side-files go that no line names (`orphans`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import json
 import os
 
 from connectors.file_queue.cursors import all_cursors, write_cursor
-from connectors.file_queue.message_record import is_expired, is_name, parse_line, side_file_of
+from connectors.file_queue.message_record import LINE_LIMIT, is_expired, is_name, parse_line, side_file_of
+from connectors.file_queue.orphans import names_in, remove_orphans
 from connectors.file_queue.queue_errors import QueueError
 from connectors.file_queue.session_files import (
     CHUNK_BYTES,
@@ -37,28 +38,32 @@ _PLAN_LIMIT = 1024 * 1024 * 1024
 
 
 class _Scan:
-    """What is to go from a messages file: ranges of bytes, and side-files that nothing kept refers to."""
+    """What is to go from a messages file: ranges of bytes, and side-files that nothing kept names. `named` are
+    those that something names.
+    """
 
     def __init__(self, fd: int, end: int, now: float) -> None:
         self.removed: list[tuple[int, int]] = []
         self.count = 0
+        self.named: set[str] = set()
         gone: set[str] = set()
-        kept: set[str] = set()
+        stop = 0
         for start, stop, line in complete_lines(fd, 0, end):
             message = parse_line(line)
-            if message is None:
+            if message is None or not is_expired(message, now):
+                self.named |= names_in(line or b"", message)
                 continue
             side_file = side_file_of(message)
-            expired = is_expired(message, now)
             if side_file is not None:
-                (gone if expired else kept).add(side_file)
-            if not expired:
-                continue
+                gone.add(side_file)
             self.count += 1
             if self.removed and self.removed[-1][1] == start:
                 start = self.removed.pop()[0]
             self.removed.append((start, stop))
-        self.side_files = sorted(gone - kept)
+        # The next sender makes a line of what has no newline yet.
+        last = read_range(fd, stop, min(end - stop, LINE_LIMIT))
+        self.named |= names_in(last, parse_line(last))
+        self.side_files = sorted(gone - self.named)
 
     def kept(self, end: int) -> list[tuple[int, int]]:
         """The ranges that stay, up to `end`: also what is no message, and a last line without its newline."""
@@ -71,38 +76,47 @@ class _Scan:
         return offset - sum(min(stop, offset) - start for start, stop in self.removed if start < offset)
 
 
-def expire_messages(folder: SessionFolder, now: float, step: Callable[[str], None]) -> int:
-    """Compact the session's file, under its lock. Returns how many messages went."""
+def expire_messages(folder: SessionFolder, now: float, step: Callable[[str], None]) -> tuple[int, int]:
+    """Compact the session's file, under its lock. Returns how many messages went, and how many side-files that
+    no message named. Without a file of messages nothing can tell which those are, and nothing goes.
+    """
     fd = folder.open_file(MESSAGES)
     if fd is None:
-        return 0
+        return 0, 0
     try:
         end = os.fstat(fd).st_size
         scan = _Scan(fd, end, now)
-        if not scan.count:
-            return 0
-        try:
-            _write_new(folder, fd, scan.kept(end))
-            step("new_file_written")
-            cursors = {
-                agent: scan.moved(min(offset, end))
-                for agent, offset in all_cursors(folder).items()
-                if offset is not None
-            }
-            plan = {"removed": scan.count, "cursors": cursors, "side_files": scan.side_files}
-            replace_file(folder.fd, PLAN, json.dumps(plan).encode())
-        except BaseException:
-            remove(NEW, folder.fd)
-            raise
-        step("planned")
-        _copy_growth(folder, fd, end)
-        os.replace(NEW, MESSAGES, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
-        step("replaced")
-        os.fsync(folder.fd)
+        plan = _compact(folder, fd, end, scan, step) if scan.count else None
     finally:
         os.close(fd)
-    _finish(folder, plan, step)
-    return scan.count
+    if plan is not None:
+        _finish(folder, plan, step)
+    return scan.count, remove_orphans(folder, scan.named, now, step)
+
+
+def _compact(
+    folder: SessionFolder, fd: int, end: int, scan: _Scan, step: Callable[[str], None]
+) -> dict[str, Any]:
+    """Put a new file without what is to go in the old one's place. Returns the plan, to be finished."""
+    try:
+        _write_new(folder, fd, scan.kept(end))
+        step("new_file_written")
+        cursors = {
+            agent: scan.moved(min(offset, end))
+            for agent, offset in all_cursors(folder).items()
+            if offset is not None
+        }
+        plan = {"removed": scan.count, "cursors": cursors, "side_files": scan.side_files}
+        replace_file(folder.fd, PLAN, json.dumps(plan).encode())
+    except BaseException:
+        remove(NEW, folder.fd)
+        raise
+    step("planned")
+    _copy_growth(folder, fd, end)
+    os.replace(NEW, MESSAGES, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
+    step("replaced")
+    os.fsync(folder.fd)
+    return plan
 
 
 def finish_expire(folder: SessionFolder, step: Callable[[str], None]) -> int | None:

@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+# So many ids of 128 characters are half a mebibyte.
+AUDITED_IDS = 4000
+
+
 def _no_step(name: str) -> None:
     """What is called at each step of an operation: tests kill the process there."""
 
@@ -231,16 +235,20 @@ class Queue:
                 self._step("cursor_written")
         except OSError as error:
             raise told(error, "the poll", self._root) from error
-        self._audit(
-            "poll",
-            session=where,
-            agent_id=agent_id,
-            topics=wanted,
-            matched=len(found),
-            cursor_from=old or 0,
-            cursor_to=new,
-            msg_ids=[message["msg_id"] for message in found],
-        )
+        ids = [message["msg_id"] for message in found]
+        # In pieces: no reader takes a line that is too long.
+        for start in range(0, len(ids) or 1, AUDITED_IDS):
+            piece = ids[start : start + AUDITED_IDS]
+            self._audit(
+                "poll",
+                session=where,
+                agent_id=agent_id,
+                topics=wanted,
+                matched=len(piece),
+                cursor_from=old or 0,
+                cursor_to=new,
+                msg_ids=piece,
+            )
         self._step("audited")
         return found
 
@@ -304,7 +312,9 @@ class Queue:
         return found[::-1]
 
     def expire(self, session: str | None = None) -> int:
-        """Take the expired messages and their side-files away. Returns how many messages went."""
+        """Take the expired messages and their side-files away, and old side-files that no message names.
+        Returns how many messages went.
+        """
         from connectors.file_queue.expiry import expire_messages
 
         where = self._named(session)
@@ -313,12 +323,12 @@ class Queue:
         try:
             with SessionFolder(self._root, where, create=False) as folder:
                 self._lock(folder, where)
-                removed = expire_messages(folder, time.time(), self._step)
+                removed, orphans = expire_messages(folder, time.time(), self._step)
         except FileNotFoundError:
             return 0
         except OSError as error:
             raise told(error, "the expire", self._root) from error
-        self._audit("expire", session=where, removed=removed)
+        self._audit("expire", session=where, removed=removed, **({"orphans": orphans} if orphans else {}))
         self._step("audited")
         return removed
 

@@ -39,6 +39,7 @@ class SessionFolder:
             _make_folders(root, self.path)
             self.fd = os.open(self.path, _FOLDER)
         self._lock_fd: int | None = None
+        self._bodies_fd: int | None = None
 
     def __enter__(self) -> SessionFolder:
         return self
@@ -64,12 +65,20 @@ class SessionFolder:
                 raise
             os.close(fd)
 
+    def hold_bodies(self) -> None:
+        """Until `unlock`, or the process's end, keep an expire from side-files that have no line yet."""
+        if self._bodies_fd is None:
+            self._bodies_fd = self.open_folder(BODIES)
+            fcntl.flock(self._bodies_fd, fcntl.LOCK_SH)
+
     def unlock(self) -> None:
-        """Give the lock back. Said explicitly: a child forked by another thread may share the descriptor."""
-        if self._lock_fd is not None:
-            fd, self._lock_fd = self._lock_fd, None
-            fcntl.flock(fd, fcntl.LOCK_UN)
-            os.close(fd)
+        """Give the locks back. Said explicitly: a child forked by another thread may share the descriptor."""
+        held = (self._lock_fd, self._bodies_fd)
+        self._lock_fd = self._bodies_fd = None
+        for fd in held:
+            if fd is not None:
+                fcntl.flock(fd, fcntl.LOCK_UN)
+                os.close(fd)
 
     def has_plan(self) -> bool:
         """Whether an expire was killed in the middle and is to be finished first."""
@@ -115,6 +124,7 @@ class SessionFolder:
 
     def write_body(self, name: str, body: bytes) -> None:
         """Write a side-file and put it on the disk. What could not be written is taken away again."""
+        self.hold_bodies()
         folder = self.open_folder(BODIES)
         try:
             fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, FILE_MODE, dir_fd=folder)

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from connectors.file_bridge.progress import Progress
 from connectors.file_bridge.queue_root import queue_root
 from connectors.file_queue import Queue
 from schemas.sealing import Keyring
@@ -47,6 +48,26 @@ class BridgeRun:
         self.bridge = self.started()
         self.bridge.wait_ready()
 
+    def wait_look(self) -> None:
+        """Wait until the bridge has begun a look after this call, and ended it."""
+        for _ in range(2):
+            sent = self.queue.send("ask", "look", to="watcher", sender="watcher", session="watched")
+            wait_until(lambda sent=sent: sent in self.mailbox("watcher", "watched"), 20, "the bridge looks")
+
+    def says(self, event: str, **fields: object) -> list[dict[str, Any]]:
+        """The lines of the bridge's log about this event that hold these fields."""
+        lines = (json.loads(line) for line in self.bridge.log().splitlines() if line.startswith("{"))
+        return [line for line in lines if line["event"] == event and fields.items() <= line.items()]
+
+    def session(self, name: str = "default") -> Path:
+        """The folder of a session."""
+        return self.root / "sessions" / name
+
+    def write(self, *lines: bytes, session: str = "default") -> None:
+        """Append lines as somebody who does not use the library."""
+        with (self.session(session) / "messages.jsonl").open("ab") as file:
+            file.write(b"".join(line + b"\n" for line in lines))
+
     def close(self) -> None:
         """End bridge and gateway."""
         self.operator.close()
@@ -80,6 +101,11 @@ class BridgeRun:
             if headers["ce_type"] == b"message.posted":
                 said[record.key.decode(), headers["ce_id"].decode(), verdict] += 1
         return said
+
+    def noted_served(self, session: str = "default") -> set[str]:
+        """The consumers that the bridge has noted on disk."""
+        progress = Progress.load(self.settings.data_path / "file_bridge" / "progress.json")
+        return progress.served.get(session, set())
 
     def carried(self) -> int:
         """The sum of the bridge's cursors, in bytes."""

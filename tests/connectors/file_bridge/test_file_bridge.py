@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from connectors.file_queue import Queue
-from schemas.sealing import Keyring
-from schemas.settings import Settings
 from tests.broker_processes import wait_until
 from tests.connectors.file_bridge.bridge_run import BridgeRun, lines_of
 from tests.connectors.gateway.hub_stack import MESSAGES, one_of
@@ -19,19 +15,10 @@ from tests.connectors.gateway.hub_stack import MESSAGES, one_of
 SESSIONS, EACH = 4, 60
 
 
-@pytest.fixture(name="run")
-def running_bridge(backbone_settings: Settings, keyring: Keyring, tmp_path: Path) -> Iterator[BridgeRun]:
-    """Bridge and gateway, both up."""
-    found = BridgeRun(backbone_settings, keyring, tmp_path)
-    try:
-        yield found
-    finally:
-        found.close()
-
-
 @pytest.mark.requirement("FQ-15")
 def test_a_line_is_in_its_recipients_mailbox_with_all_that_it_says(run: BridgeRun) -> None:
     short = run.queue.send("ask", "is it green?", to="operator", sender="ann", ttl_s=600, reply_to="q-1")
+    run.wait_mailbox("operator", {short})
     long = run.queue.send("answer", "ü" * 5000, to="operator", sender="bob")
     run.wait_mailbox("operator", {short, long})
     rows = run.mailbox("operator")

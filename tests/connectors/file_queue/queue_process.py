@@ -1,4 +1,4 @@
-"""A file queue in a process of its own, that kills itself where a test wants it to.
+"""A file queue in a process of its own, that kills itself where a test wants it to, or stops for a while.
 
 `python -m tests.connectors.file_queue.queue_process ROOT OPERATION KILL_AT NTH [ARGUMENT]`
 """
@@ -9,12 +9,20 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from connectors.file_queue import Queue
 
 PROJECT_ROOT = Path(__file__).resolve().parents[3]
-WRITES = {"half_a_line": "messages.jsonl", "half_a_copy": ".messages.jsonl.new", "half_a_cursor": ".cursor.new"}
+WRITES = {
+    "half_a_line": "messages.jsonl",
+    "half_a_copy": ".messages.jsonl.new",
+    "half_a_cursor": ".cursor.new",
+    "half_a_side_file": ".txt",
+}
+STOP_AT = "stop_at_"
 
 
 def queue_process(*arguments: object) -> subprocess.Popen[str]:
@@ -34,6 +42,19 @@ def killed(root: Path, operation: str, kill_at: str, nth: int = 1) -> str:
     said, _ = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL, (operation, kill_at, process.returncode)
     return said
+
+
+@contextmanager
+def stopped(root: Path, operation: str, stop_at: str) -> Iterator[subprocess.Popen[str]]:
+    """An operation that has stopped itself at a step; a SIGCONT lets it go on. It ends with the context."""
+    process = queue_process(root, operation, STOP_AT + stop_at, 1)
+    try:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status), (operation, stop_at, status)
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=60)
 
 
 def _kill_in_a_write(part: str) -> None:
@@ -61,12 +82,14 @@ def _kill_before_a_replace(name: str) -> None:
 
 def _main(root: str, operation: str, kill_at: str, nth: str, *rest: str) -> None:
     seen = 0
+    sent = signal.SIGSTOP if kill_at.startswith(STOP_AT) else signal.SIGKILL
+    kill_at = kill_at.removeprefix(STOP_AT)
 
     def step(name: str) -> None:
         nonlocal seen
         seen += name == kill_at
         if name == kill_at and seen == int(nth):
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), sent)
 
     if kill_at in WRITES:
         _kill_in_a_write(WRITES[kill_at])

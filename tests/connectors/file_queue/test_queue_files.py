@@ -349,3 +349,17 @@ def test_a_poll_reads_what_is_new_and_a_tail_what_is_last_however_long_the_file(
     (few, few_tail), (many, many_tail) = costs
     assert abs(many - few) < 50
     assert few_tail <= many_tail <= 256 * 1024
+
+
+@pytest.mark.requirement("FQ-10")
+def test_a_poll_of_very_many_messages_is_audited_in_pieces(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("connectors.file_queue.message_queue.AUDITED_IDS", 3)
+    sent = [queue.send("ask", str(n), to="bo", sender="ann") for n in range(7)]
+    queue.poll("bo")
+    queue.poll("bo")
+    polls = [line for line in audit_of(queue) if line["op"] == "poll"]
+    assert [line["msg_ids"] for line in polls] == [sent[:3], sent[3:6], sent[6:], []]
+    assert [line["matched"] for line in polls] == [3, 3, 1, 0]
+    assert len({(line["cursor_from"], line["cursor_to"]) for line in polls[:3]}) == 1

@@ -30,7 +30,9 @@ JUNK: dict[str, Any] = {}
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """`lines` is what the file holds; `unfinished` is a last line without its newline, and what it will be."""
+    """`lines` is what the file holds; `unfinished` is a last line without its newline, and what it will be.
+    `orphans` are side-files that no line names, and whether they are old.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,6 +40,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.session = self.folder / "q" / "sessions" / "default"
         self.lines: list[dict[str, Any]] = []
         self.unfinished: dict[str, Any] | None = None
+        self.orphans: dict[str, bool] = {}
         self.cursors: dict[str, int] = {}
         self.count = 0
         self.disabled = False
@@ -89,6 +92,15 @@ class QueueMachine(RuleBasedStateMachine):
         write(self.session, kept)
         self.unfinished = message if kept == line else JUNK
 
+    @precondition(lambda self: (self.session / "bodies").is_dir())
+    @rule(is_old=st.booleans())
+    def sender_dies_before_its_line(self, is_old: bool) -> None:
+        path = self.session / "bodies" / f"o{len(self.orphans)}-{self.count}.txt"
+        path.write_text("nobody names it")
+        if is_old:
+            os.utime(path, (0, 0))
+        self.orphans[path.name] = is_old
+
     def wanted(self, agent: str, filter_topics: list[str] | None) -> list[str]:
         return [
             line["msg_id"]
@@ -126,6 +138,8 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.queue.expire() == sum(goes)
         self.cursors = {agent: at - sum(goes[:at]) for agent, at in self.cursors.items()}
         self.lines = [line for line, gone in zip(self.lines, goes, strict=True) if not gone]
+        if (self.session / "messages.jsonl").exists():
+            self.orphans = {name: is_old for name, is_old in self.orphans.items() if not is_old}
 
     @rule(on=st.booleans())
     def switch(self, on: bool) -> None:
@@ -140,7 +154,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert status["unparseable"] == len(self.lines) - len(messages)
         assert status["expired"] == sum(line["ttl_s"] == 0 for line in messages)
         kept = [f"{line['msg_id']}.txt" for line in messages if line.get("side")]
-        assert sorted(path.name for path in self.session.glob("bodies/*")) == sorted(kept)
+        assert sorted(path.name for path in self.session.glob("bodies/*")) == sorted([*kept, *self.orphans])
 
     def teardown(self) -> None:
         os.environ.pop("TRUNKLINE_QUEUE_DISABLED", None)
