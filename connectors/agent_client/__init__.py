@@ -1,0 +1,25 @@
+"""The agent's side of the agent MCP server (AM-10): requests signed for the official `mcp` client.
+
+    from connectors.agent_client import agent_client
+
+    async with agent_client("http://127.0.0.1:3100", "builder", "keys/builder.pem") as client:
+        await client.call_tool("send_to_agent", {"targetAgentId": "operator", "message": "ready"})
+
+How requests are signed, also in other languages, is in docs/agent_signing.md.
+"""
+
+from connectors.agent_client.agent_key import AgentKey, KeyFileError
+from connectors.agent_client.connection import agent_client
+from connectors.agent_client.http_client import KEY_UNUSABLE, REFUSED, UNREACHABLE, AgentHttpClient
+from connectors.agent_client.signed_auth import SignedAuth
+
+__all__ = [
+    "KEY_UNUSABLE",
+    "REFUSED",
+    "UNREACHABLE",
+    "AgentHttpClient",
+    "AgentKey",
+    "KeyFileError",
+    "SignedAuth",
+    "agent_client",
+]

@@ -1,0 +1,126 @@
+"""A connection of an agent to the agent MCP server: the official client, signed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final, Literal
+
+import httpx2
+from mcp import Client, MCPError
+from mcp.client import Transport
+from mcp.client.sse import sse_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.types import JSONRPCError, jsonrpc_message_adapter
+
+from connectors.agent_client.agent_key import AgentKey, KeyFileError
+from connectors.agent_client.http_client import (
+    KEY_UNUSABLE,
+    REFUSED,
+    UNREACHABLE,
+    AgentHttpClient,
+    endpoint,
+)
+from connectors.agent_client.signed_auth import SignedAuth
+from connectors.terminal_text import escaped
+from schemas.errors import BackboneUnreachable, Refused, TrunklineError
+
+CALL_S: Final = 30.0
+_ERRORS: Final[dict[int, type[TrunklineError]]] = {
+    UNREACHABLE: BackboneUnreachable,
+    REFUSED: Refused,
+    KEY_UNUSABLE: KeyFileError,
+}
+
+
+@asynccontextmanager
+async def agent_client(
+    url: str,
+    agent_id: str,
+    key_path: str | os.PathLike[str],
+    *,
+    transport: Literal["http", "sse"] = "http",
+    call_s: float = CALL_S,
+    ca_certs: str | os.PathLike[str] | None = None,
+) -> AsyncIterator[Client]:
+    """The official client, connected and signed for `agent_id`. `url` is the server's address, with the path of
+    its door or without. A call waits for its answer for at most `call_s` seconds. `ca_certs`: the authority
+    that signed a server of HTTPS; None: what TRUNKLINE_CA_CERTS names, else the machine's own.
+
+    Raises at entry BackboneUnreachable, Refused, UsageError (KeyFileError) for what is wrong with what it is
+    given, TrunklineError for a server that is none. Later, calls raise MCPError with UNREACHABLE, REFUSED or
+    KEY_UNUSABLE as its code when they got no answer; the next call tries again.
+    """
+    trusted = None if ca_certs is None else os.fspath(ca_certs)
+    key = AgentKey(key_path)
+    auth = SignedAuth(agent_id, key)
+    # Looked at before anything goes out, for an error that says what it is.
+    key.current()
+    raised: BaseException | None = None
+    try:
+        async with Client(
+            _transport(url, auth, transport, trusted), read_timeout_seconds=call_s, cache=None
+        ) as client:
+            try:
+                yield client
+            except BaseException as error:
+                raised = error
+                raise
+    except BaseExceptionGroup as group:
+        # The transports' task groups wrap what ends them: whoever uses us wants the error itself.
+        if raised is not None and any(leaf is raised for leaf in _leaves(group)):
+            raise raised from None
+        raise _known(_leaves(group)[0]) from group
+    except (MCPError, httpx2.HTTPStatusError) as error:
+        if error is raised:
+            raise
+        raise _known(error) from error
+
+
+def _transport(url: str, auth: SignedAuth, transport: str, ca_certs: str | None) -> Transport:
+    if transport == "sse":
+        address = endpoint(url, "/sse")
+
+        def client_for(
+            headers: dict[str, str] | None = None,
+            timeout: httpx2.Timeout | None = None,
+            auth: httpx2.Auth | None = None,
+        ) -> httpx2.AsyncClient:
+            return AgentHttpClient(address, signed, ca_certs=ca_certs)
+
+        signed = auth
+        return sse_client(address, httpx_client_factory=client_for)
+    return _streamable(endpoint(url, "/mcp"), auth, ca_certs)
+
+
+@asynccontextmanager
+async def _streamable(address: str, auth: SignedAuth, ca_certs: str | None) -> AsyncIterator[Any]:
+    async with (
+        AgentHttpClient(address, auth, ca_certs=ca_certs) as http,
+        streamable_http_client(address, http_client=http) as both,
+    ):
+        yield both
+
+
+def _known(error: BaseException) -> BaseException:
+    """The error of ours that says the same, or the error itself."""
+    if isinstance(error, httpx2.HTTPStatusError):
+        # The older transport looks at the status alone; what our HTTP client says of it stands in the body.
+        try:
+            told = jsonrpc_message_adapter.validate_json(error.response.content)
+        except ValueError:
+            told = None
+        if not isinstance(told, JSONRPCError):
+            return TrunklineError(f"no agent MCP server: it answers {error.response.status_code}")
+        error = MCPError.from_jsonrpc_error(told)
+    if isinstance(error, MCPError):
+        return _ERRORS.get(error.code, TrunklineError)(escaped(error.message))
+    return error
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+    return found

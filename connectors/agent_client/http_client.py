@@ -1,0 +1,124 @@
+"""The HTTP client below the official MCP client: signs, makes each call unique, and turns outages into answers.
+
+**Acknowledges when** the server has answered. **Loses** nothing by itself and repeats nothing that may have
+been done: a request that failed on its way is answered with an error, and whoever asked decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx2
+
+from connectors.agent_client.agent_key import KeyFileError
+from connectors.agent_client.signed_auth import SignedAuth
+from connectors.gateway_tls import CA_VARIABLE, explained, trust
+from connectors.terminal_text import escaped
+from schemas.errors import Refused, UsageError
+
+# Codes of JSON-RPC errors, out of those that are free for an application.
+UNREACHABLE: Final = -32050
+REFUSED: Final = -32051
+KEY_UNUSABLE: Final = -32052
+NONCE: Final = "trunkline/nonce"
+CONNECT_S: Final = 5.0
+# The server says something on an open stream at least every 15 s; a silence of this length is an outage.
+READ_S: Final = 60.0
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+_NAMES: Final = {UNREACHABLE: "unreachable", REFUSED: "refused", KEY_UNUSABLE: "key_unusable"}
+_JSON: Final = "application/json"
+_TEXT_LIMIT: Final = 300
+
+
+class AgentHttpClient(httpx2.AsyncClient):
+    """Give it to the transports of `mcp.client`. Each `tools/call` gets a nonce in its `_meta`, so that no two
+    have the same bytes, whichever process of the agent sends them.
+
+    Without it an outage in the midst of one request would end the whole session of the official client. Here
+    the request alone fails: it is answered 503 with a JSON-RPC error whose code is one of this module's.
+    `ca_certs`: the authority that signed a server of HTTPS; None: TRUNKLINE_CA_CERTS, else the machine's own.
+    """
+
+    def __init__(self, url: str, auth: SignedAuth, read_s: float = READ_S, ca_certs: str | None = None) -> None:
+        super().__init__(
+            auth=auth,
+            verify=trust(url, ca_certs or os.environ.get(CA_VARIABLE)) or False,
+            timeout=httpx2.Timeout(CONNECT_S, read=read_s),
+            # A proxy of the environment has no business between us and our own machine.
+            trust_env=urlsplit(url).hostname not in _LOOPBACK,
+        )
+
+    def build_request(self, method: str, url: Any, **options: Any) -> httpx2.Request:
+        """A request whose JSON, if it is a call of a tool, has a nonce."""
+        if isinstance(document := options.get("json"), dict):
+            options["json"] = with_nonce(document)
+        return super().build_request(method, url, **options)
+
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """The server's answer, or one that says why there is none."""
+        try:
+            response = await super().send(request, **options)
+            # Read here, where a connection that breaks can still be told.
+            if response.headers.get("content-type", "").startswith(_JSON) or response.status_code >= 400:
+                await response.aread()
+        except KeyFileError as error:
+            return _failure(request, KEY_UNUSABLE, str(error))
+        except Refused as error:
+            return _failure(request, REFUSED, str(error))
+        except httpx2.TransportError as error:
+            why = explained(error) if "CERTIFICATE" in str(error) else type(error).__name__
+            return _failure(request, UNREACHABLE, f"the gateway does not answer ({why})")
+        return _explained(request, response)
+
+
+def with_nonce(document: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a JSON-RPC message with a fresh nonce, if it is a call of a tool; else the message itself."""
+    if document.get("method") != "tools/call" or not isinstance(params := document.get("params"), dict):
+        return document
+    meta = params.get("_meta")
+    nonce = {**(meta if isinstance(meta, dict) else {}), NONCE: secrets.token_urlsafe(16)}
+    return {**document, "params": {**params, "_meta": nonce}}
+
+
+def endpoint(url: str, path: str) -> str:
+    """The address of the server's door at `path`: a base address gets it, one with a path is taken as it is.
+    Raises UsageError for what is no address of HTTP.
+    """
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or not url.isascii() or not url.isprintable() or " " in url:
+        raise UsageError("the address of the agent MCP server is http://host:port")
+    return url if parts.path.strip("/") else parts._replace(path=path).geturl()
+
+
+def _explained(request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
+    """The answer, or a JSON-RPC error in place of a refusal or a failure that is none."""
+    status = response.status_code
+    # By a bare 404 the transports know a server of the older protocol, and a session that is gone.
+    if status < 400 or status == 404:
+        return response
+    told: Any = None
+    if response.headers.get("content-type", "").startswith(_JSON):
+        with contextlib.suppress(ValueError):
+            told = response.json()
+    text = response.text
+    if isinstance(told, dict):
+        if "jsonrpc" in told:
+            return response
+        # So the gateway says why.
+        if isinstance(told.get("message"), str):
+            text = told["message"]
+    text = f"the gateway answers {status}: {escaped(text[:_TEXT_LIMIT])}"
+    return _failure(request, UNREACHABLE if status >= 500 else REFUSED, text, status)
+
+
+def _failure(request: httpx2.Request, code: int, text: str, status: int = 503) -> httpx2.Response:
+    error = {"code": code, "message": text, "data": {"reason": _NAMES[code]}}
+    return httpx2.Response(status, json={"jsonrpc": "2.0", "id": None, "error": error}, request=request)

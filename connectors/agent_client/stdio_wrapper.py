@@ -1,0 +1,164 @@
+"""An MCP server over stdio that signs what it gets and passes it on (AM-10): any client that can run a command
+takes part.
+
+**Delivers** each message once, in the order of the protocol, to the agent MCP server and its answers back.
+**Acknowledges when** the server has answered. **Loses** no request silently: one that the gateway did not
+answer is answered with a JSON-RPC error, as are those that are open when the input ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+import anyio
+from anyio.abc import TaskStatus
+from mcp import stdio_server
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params
+from mcp.shared.message import ClientMessageMetadata, SessionMessage
+from mcp.types import (
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    ErrorData,
+    JSONRPCError,
+    JSONRPCMessage,
+    JSONRPCNotification,
+    JSONRPCRequest,
+    JSONRPCResponse,
+    RequestId,
+)
+
+from connectors.agent_client.agent_key import AgentKey
+from connectors.agent_client.http_client import UNREACHABLE, endpoint
+from connectors.agent_client.message_headers import MessageHeaders
+from connectors.agent_client.reopened_session import ReopeningClient
+from connectors.agent_client.signed_auth import SignedAuth
+from connectors.launcher.protocol import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE
+from connectors.terminal_text import escaped
+from schemas.errors import TrunklineError, UsageError
+
+if TYPE_CHECKING:
+    from mcp.client._transport import TransportStreams
+
+# After the input's end: shorter than the two seconds after which a client's host ends us by force.
+_DRAIN_S: Final = 1.5
+
+
+class StdioWrapper:
+    """Passes messages between a client on stdio and the server, and knows which requests are open."""
+
+    def __init__(self, client: TransportStreams, server: TransportStreams) -> None:
+        self._from_client, self._to_client = client
+        self._from_server, self._to_server = server
+        self._headers = MessageHeaders()
+        self._open: dict[RequestId, None] = {}
+        self._all_answered = anyio.Event()
+        self._ended = False
+
+    async def run(self) -> None:
+        """Until the client's input ends and all is answered, or `_DRAIN_S` after that."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._answers)
+            await self._requests()
+            self._ended = True
+            if self._open:
+                with anyio.move_on_after(_DRAIN_S):
+                    await self._all_answered.wait()
+            tasks.cancel_scope.cancel()
+        for identity in list(self._open):
+            await self._fail(identity, UNREACHABLE, "the input ended before the gateway had answered")
+
+    async def _requests(self) -> None:
+        async for item in self._from_client:
+            if isinstance(item, Exception):
+                await self._fail(None, PARSE_ERROR, "this line is no message of JSON-RPC")
+                continue
+            message = item.message
+            if isinstance(message, JSONRPCRequest):
+                if message.id in self._open:
+                    await self._fail(message.id, INVALID_REQUEST, "a request with this id is open already")
+                    continue
+                self._open[message.id] = None
+            elif (cancelled := _cancelled_by(message)) is not None:
+                # Nobody waits for its answer any more, and there may be none.
+                self._open.pop(cancelled, None)
+            metadata = ClientMessageMetadata(headers=self._headers.of_request(message))
+            await self._to_server.send(SessionMessage(message, metadata))
+
+    async def _answers(self) -> None:
+        async for item in self._from_server:
+            if isinstance(item, Exception):
+                _say(str(item))
+                continue
+            message = item.message
+            if isinstance(message, JSONRPCResponse | JSONRPCError):
+                self._headers.see_answer(message)
+            await self._to_client.send(SessionMessage(message))
+            if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id is not None:
+                self._open.pop(message.id, None)
+                if self._ended and not self._open:
+                    self._all_answered.set()
+
+    async def _fail(self, identity: RequestId | None, code: int, text: str) -> None:
+        error = JSONRPCError(jsonrpc="2.0", id=identity, error=ErrorData(code=code, message=text))
+        await self._to_client.send(SessionMessage(error))
+
+
+def _cancelled_by(message: JSONRPCMessage) -> RequestId | None:
+    if isinstance(message, JSONRPCNotification) and message.method == "notifications/cancelled":
+        return cancelled_request_id_from_params(message.params)
+    return None
+
+
+async def serve(address: str, auth: SignedAuth) -> None:
+    """Serve stdin and stdout until stdin ends. A signal, and a fault of ours, end the process at once."""
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(_end_at_a_signal)
+        async with stdio_server() as client:
+            try:
+                async with (
+                    ReopeningClient(address, auth) as http,
+                    streamable_http_client(address, http_client=http) as server,
+                ):
+                    await StdioWrapper(client, server).run()
+            except Exception as error:  # noqa: BLE001  the input may stay open, and nobody would answer it
+                _say(repr(error))
+                os._exit(1)
+            # What was sent is written before we end: the writer stops when its stream is closed.
+            await client[1].aclose()
+        tasks.cancel_scope.cancel()
+
+
+async def _end_at_a_signal(*, task_status: TaskStatus[None]) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
+        async for number in signals:
+            # A thread reads the input, and nothing but a line or the end of it would wake it up.
+            os._exit(128 + number)
+
+
+def _say(text: str) -> None:
+    print(f"trunkline agent: {escaped(text)[:1000]}", file=sys.stderr, flush=True)
+
+
+def main(environment: Mapping[str, str] = os.environ) -> int:
+    """Serve the agent of the environment and return the exit code."""
+    try:
+        needed = (AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE)
+        if missing := [name for name in needed if not environment.get(name)]:
+            raise UsageError(f"set {', '.join(missing)}")
+        key = AgentKey(environment[AGENT_KEY_VARIABLE])
+        key.current()
+        auth = SignedAuth(environment[AGENT_ID_VARIABLE], key)
+        anyio.run(serve, endpoint(environment[MCP_URL_VARIABLE], "/mcp"), auth)
+    except TrunklineError as error:
+        _say(str(error))
+        return error.exit_code
+    except BaseExceptionGroup as group:
+        _say(repr(group))
+        return 1
+    return 0

@@ -1,0 +1,141 @@
+"""Whose keys are good: an index of the live view, asked with each request (AM-02, AM-03)."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Final
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
+
+from schemas.agent_signing import WINDOW_S, signature_bytes, timestamp_seconds
+from schemas.principals import ACTIVE
+from schemas.settled import AppliedChange
+from schemas.view_rows import REGISTRY_KEYS, AgentKeyRow, ViewRow
+
+# Keys are tried so often at least before a signature is refused: as many as an agent has that changes its key,
+# so that the time tells nobody which agents there are.
+_TRIES: Final = 2
+_PARSED: Final = 4096
+_EXPONENT: Final = 65537
+_DIGEST: Final = Prehashed(hashes.SHA256())
+
+
+class AgentKeys:
+    """The keys of agents, kept up to date by the live view's changes. Thread-safe: one thread changes, any
+    thread looks up. `clock`: seconds since 1970 UTC.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._keys: dict[str, dict[str, AgentKeyRow]] = {}
+        # Until the rows are loaded: what has changed meanwhile, and may come as it was before.
+        self._changed: set[tuple[str, str]] | None = set()
+
+    def load(self, rows: Iterable[ViewRow]) -> None:
+        """Take in what the live view held when it was opened; what came by `changed` meanwhile is there."""
+        for row in rows:
+            if isinstance(row, AgentKeyRow):
+                with self._lock:
+                    if self._changed is None or (row.agent_name, row.key_id) not in self._changed:
+                        self._take_in(row)
+        with self._lock:
+            self._changed = None
+
+    def changed(self, change: AppliedChange) -> None:
+        """Take in a change of the live view."""
+        if change.view != REGISTRY_KEYS or not isinstance(change.row, AgentKeyRow):
+            return
+        with self._lock:
+            if self._changed is not None:
+                self._changed.add((change.row.agent_name, change.row.key_id))
+            self._take_in(change.row)
+
+    def _take_in(self, row: AgentKeyRow) -> None:
+        keys = self._keys.setdefault(row.agent_name, {})
+        if row.status == ACTIVE:
+            keys[row.key_id] = row
+        else:
+            keys.pop(row.key_id, None)
+            if not keys:
+                del self._keys[row.agent_name]
+
+    def registered_agents(self) -> list[str]:
+        """The agents that have a key, by name."""
+        with self._lock:
+            return sorted(self._keys)
+
+    def is_registered(self, agent_name: str) -> bool:
+        """Whether the agent has a key."""
+        with self._lock:
+            return agent_name in self._keys
+
+    def verify_signature(self, agent_name: str, timestamp: str, body: bytes, signature: str) -> str | None:
+        """Why the request is not the agent's; None when it is. The same words, and the same work, for an agent
+        that nobody knows as for a wrong signature.
+        """
+        now = self._clock()
+        seconds = timestamp_seconds(timestamp)
+        if seconds is None:
+            return "the timestamp is not seconds since 1970 in decimal"
+        if abs(now - seconds) > WINDOW_S:
+            return f"the timestamp is not within {WINDOW_S} s of this clock"
+        given = signature_bytes(signature)
+        if given is None:
+            return "the signature is not the base64 of an RSA signature"
+        with self._lock:
+            rows = list(self._keys.get(agent_name, {}).values())
+        rows.sort(key=lambda row: row.registered_at, reverse=True)
+        good = [row for row in rows if row.valid_until is None or row.valid_until > now * 1e6]
+        number = int.from_bytes(given)
+        fitting = [key for row in good if (key := _fitting(row.public_key, len(given), number)) is not None]
+        digest = hashlib.sha256(timestamp.encode("ascii") + body).digest()
+        for key in fitting:
+            if _fits(key, digest, given):
+                return None
+        for _ in range(_TRIES - len(fitting)):
+            _fits(_nobodys(len(given)), digest, given)
+        return "no such agent, or not its signature"
+
+
+def _fitting(public_key: str, length: int, number: int) -> rsa.RSAPublicKey | None:
+    """The key, if a signature of this length, read as a number, can be one of its at all. What cannot is not
+    tried: it would be refused sooner than others, and the time would tell of the key.
+    """
+    key, modulus = _parsed(public_key)
+    return key if (modulus.bit_length() + 7) // 8 == length and number < modulus else None
+
+
+@lru_cache(maxsize=_PARSED)
+def _parsed(public_key: str) -> tuple[rsa.RSAPublicKey | None, int]:
+    """A key and its modulus; 0, which fits nothing, for what is past the door, which looks at keys."""
+    try:
+        key = serialization.load_pem_public_key(public_key.encode("ascii"))
+    except ValueError:
+        return None, 0
+    return (key, key.public_numbers().n) if isinstance(key, rsa.RSAPublicKey) else (None, 0)
+
+
+@lru_cache(maxsize=1024)
+def _nobodys(length: int) -> rsa.RSAPublicKey:
+    """A key for signatures of this length, to which nobody has the other half. It begins with ones, so that
+    hardly a number is too large for it and it takes as long as a real one.
+    """
+    bits = 8 * length
+    return rsa.RSAPublicNumbers(_EXPONENT, (1 << bits) - 1 - (secrets.randbits(bits - 64) & ~1)).public_key()
+
+
+def _fits(key: rsa.RSAPublicKey, digest: bytes, signature: bytes) -> bool:
+    try:
+        key.verify(signature, digest, padding.PKCS1v15(), _DIGEST)
+    except InvalidSignature:
+        return False
+    return True

@@ -1,0 +1,272 @@
+"""What the tools of the agent MCP door do (AM-04, AM-05): each for the agent that has signed the call.
+
+**Delivers** a message once for each idempotency key. **Acknowledges when** it is in the log and settled.
+**Loses when** never silently: a call that ended in an error may or may not have had its effect; with the same
+idempotency key it has it once. A broadcast that was cut off in the middle is completed in this way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Final
+
+from connectors.agent_mcp.signed_requests import DOOR
+from connectors.agent_mcp.tool_arguments import (
+    BroadcastMessage,
+    DiscoverAgents,
+    GetMyMessages,
+    MarkRead,
+    SendToAgent,
+    UpdateMyStatus,
+)
+from connectors.gateway.answers import ApiError, refuse_rejected
+from connectors.gateway.hub import Hub
+from connectors.gateway.hub_policy import broadcast_recipients, evaluate_message
+from connectors.gateway.idempotency import request_uuid
+from connectors.gateway.policy import Caller
+from connectors.settled_feed import SettledRecord
+from schemas.life_cycles import STOPPED
+from schemas.mailbox_requests import read_record
+from schemas.message import (
+    CLAIMED,
+    DEFAULT_REALM,
+    MESSAGE_PENDING,
+    PRIORITIES,
+    READ,
+    Message,
+    has_come,
+    posting_record,
+)
+from schemas.participants import AgentUpdated, participant_record
+from schemas.principals import AGENT
+from schemas.record import OutgoingRecord
+from schemas.verdicts import ACCEPTED, REJECTED, SEQ_CONFLICT, TOO_LARGE, UNKNOWN_RECIPIENT
+from schemas.view_rows import (
+    MAILBOX_VIEW,
+    MESSAGE_BODIES,
+    REGISTRY_PARTICIPANTS,
+    MessageBodyRow,
+    MessageRow,
+    ParticipantRow,
+)
+
+KIND: Final = "message"
+TEXT: Final = "text/plain"
+_PLACE: Final = {priority: place for place, priority in enumerate(PRIORITIES)}
+# So many messages are looked at within a millisecond or two.
+_AT_ONCE: Final = 1000
+# All that waits in a mailbox could be more than there is memory for.
+_ANSWER_CHARACTERS: Final = 4 * 1024 * 1024
+# What an agent has seen or may see; what was expired, cleared or given up is not shown.
+_SHOWN: Final = MESSAGE_PENDING | {READ, CLAIMED}
+
+
+class AgentTools:
+    """The tools over an open hub. Each raises ApiError with the reason for a refusal, BackboneUnreachable
+    while Kafka is away.
+    """
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    async def discover_agents(self, agent: str, asked: DiscoverAgents) -> dict[str, Any]:
+        """The agents that take part, by name."""
+        rows = [
+            row
+            for row in self._participants()
+            if (asked.status == row.status if asked.status else row.status != STOPPED)
+            and (asked.capability is None or asked.capability in row.capabilities)
+        ]
+        return {"agents": [_agent_as_json(row) for row in sorted(rows, key=lambda row: row.agent_name)]}
+
+    async def send_to_agent(self, agent: str, asked: SendToAgent) -> dict[str, Any]:
+        """Put a message into the mailbox of another, or one's own."""
+        caller = Caller(agent, AGENT)
+        decision = evaluate_message(self._hub.live_view, caller, asked.target_agent_id, KIND)
+        if not decision.allowed:
+            self._hub.refusals.record(UNKNOWN_RECIPIENT, decision.reason, agent, "send_to_agent")
+            raise ApiError(404, UNKNOWN_RECIPIENT, decision.reason)
+        self._check_length(asked.message)
+        message_id = str(request_uuid(f"{DOOR}/{agent}", asked.idempotency_key))
+        known = self._hub.mailboxes.mailbox_of(message_id)
+        if known is not None and known != (DEFAULT_REALM, asked.target_agent_id):
+            # Each mailbox knows its own ids alone.
+            raise ApiError(409, SEQ_CONFLICT, "this idempotency key was used for another recipient")
+        record = _posting(agent, asked.target_agent_id, asked.message, message_id, asked.priority)
+        refuse_rejected(await self._hub.appender.settle(record))
+        return {"messageId": message_id, "timestamp": self._posted_ms(asked.target_agent_id, message_id)}
+
+    async def broadcast_message(self, agent: str, asked: BroadcastMessage) -> dict[str, Any]:
+        """Put a message into the mailbox of everybody else who takes part now, and of the operator."""
+        self._check_length(asked.message)
+        broadcast_id = request_uuid(f"{DOOR}/{agent}", asked.idempotency_key)
+        recipients = broadcast_recipients(self._hub.live_view, agent)
+        records = []
+        for name in recipients:
+            message_id = str(request_uuid(str(broadcast_id), name))
+            records.append(_posting(agent, name, asked.message, message_id, broadcast_id=str(broadcast_id)))
+        for one in await self._settle_all(records):
+            refuse_rejected(one)
+        return {"messageId": str(broadcast_id), "recipientCount": len(recipients)}
+
+    async def get_my_messages(self, agent: str, asked: GetMyMessages) -> dict[str, Any]:
+        """The agent's own messages, and how many there are; it takes none. `more`: how many fit the question
+        and are not shown, because of its limit or because the answer would be too long.
+        """
+        ids = self._hub.mailboxes.messages((DEFAULT_REALM, agent))
+        if len(ids) <= _AT_ONCE:
+            return self._mailbox(agent, asked, ids)
+        # The event loop serves all agents; a long look is not for it.
+        return await asyncio.to_thread(self._mailbox, agent, asked, ids)
+
+    def _mailbox(self, agent: str, asked: GetMyMessages, ids: list[str]) -> dict[str, Any]:
+        view = self._hub.live_view
+        found = (view.row(MAILBOX_VIEW, f"{DEFAULT_REALM}/{agent}/{message_id}") for message_id in ids)
+        now_us = time.time() * 1e6
+        rows = [row for row in found if isinstance(row, MessageRow) and _is_shown(row, now_us)]
+        wanted = [
+            row
+            for row in rows
+            if not (asked.unread_only and _is_read(row))
+            and (asked.since is None or row.posted_at >= asked.since * 1000)
+        ]
+        wanted.sort(key=lambda row: (_PLACE[row.priority], row.posted_at, row.message_id))
+        shown = self._as_many_as_fit(wanted[: asked.limit])
+        return {"messages": shown, "more": len(wanted) - len(shown), "statistics": statistics(rows)}
+
+    async def mark_read(self, agent: str, asked: MarkRead) -> dict[str, Any]:
+        """Mark the agent's own messages; those that it does not have are named."""
+        wanted = dict.fromkeys(asked.message_ids)
+        view, now_us = self._hub.live_view, time.time() * 1e6
+        found = {one: view.row(MAILBOX_VIEW, f"{DEFAULT_REALM}/{agent}/{one}") for one in wanted}
+        rows = {
+            one: row for one, row in found.items() if isinstance(row, MessageRow) and _is_shown(row, now_us)
+        }
+        unread = [one for one, row in rows.items() if not _is_read(row)]
+        settled = await self._settle_all(
+            [read_record(DEFAULT_REALM, agent, one, door=DOOR, principal=agent) for one in unread]
+        )
+        return {
+            "marked": sum(one.verdict == ACCEPTED for one in settled),
+            "unknown": [one for one in wanted if one not in rows],
+            # Another door has handed them out, or they came to their end meanwhile.
+            "notMarked": [one for one, found in zip(unread, settled, strict=True) if found.verdict == REJECTED],
+        }
+
+    async def update_my_status(self, agent: str, asked: UpdateMyStatus) -> dict[str, Any]:
+        """Say what the agent is doing, and what it can."""
+        body = AgentUpdated(
+            agent_name=agent,
+            request_id=str(request_uuid(f"{DOOR}/{agent}", asked.idempotency_key)),
+            status=asked.status,
+            capabilities=asked.capabilities,
+        )
+        refuse_rejected(await self._hub.appender.settle(participant_record(body, door=DOOR, principal=agent)))
+        return {"success": True}
+
+    def _participants(self) -> list[ParticipantRow]:
+        return [
+            row for row in self._hub.live_view.rows(REGISTRY_PARTICIPANTS) if isinstance(row, ParticipantRow)
+        ]
+
+    def _check_length(self, text: str) -> None:
+        limit, size = self._hub.settings.limits.payload_bytes, len(text.encode("utf-8", "surrogatepass"))
+        if size > limit:
+            raise ApiError(413, TOO_LARGE, f"a message has at most {limit} bytes, this one {size}")
+
+    async def _settle_all(self, records: Iterable[OutgoingRecord]) -> list[SettledRecord]:
+        """Append all of them and wait for all; only then the first error is raised."""
+        settled = await asyncio.gather(
+            *(self._hub.appender.settle(record) for record in records), return_exceptions=True
+        )
+        for one in settled:
+            if isinstance(one, BaseException):
+                raise one
+        return [one for one in settled if isinstance(one, SettledRecord)]
+
+    def _posted_ms(self, recipient: str, message_id: str) -> int | None:
+        row = self._hub.live_view.row(MAILBOX_VIEW, f"{DEFAULT_REALM}/{recipient}/{message_id}")
+        return row.posted_at // 1000 if isinstance(row, MessageRow) else None
+
+    def _as_many_as_fit(self, rows: list[MessageRow]) -> list[dict[str, Any]]:
+        """The first of them, at least one, with no more content than an answer may hold."""
+        shown: list[dict[str, Any]] = []
+        left = _ANSWER_CHARACTERS
+        for row in rows:
+            message = self._message_as_json(row)
+            left -= len(message["content"])
+            if shown and left < 0:
+                break
+            shown.append(message)
+        return shown
+
+    def _message_as_json(self, row: MessageRow) -> dict[str, Any]:
+        body = self._hub.live_view.row(MESSAGE_BODIES, f"{row.realm}/{row.recipient}/{row.message_id}")
+        return {
+            "id": row.message_id,
+            "from": row.sender,
+            "to": row.recipient,
+            "content": body.body if isinstance(body, MessageBodyRow) else "",
+            "timestamp": row.posted_at // 1000,
+            "read": _is_read(row),
+            "priority": row.priority,
+        }
+
+
+def statistics(rows: Iterable[MessageRow]) -> dict[str, Any]:
+    """How many messages: all, unread, by sender and by priority."""
+    rows = list(rows)
+    by_priority = Counter(row.priority for row in rows)
+    return {
+        "total": len(rows),
+        "unread": sum(not _is_read(row) for row in rows),
+        "byAgent": dict(sorted(Counter(row.sender for row in rows).items())),
+        "byPriority": {priority: by_priority[priority] for priority in PRIORITIES},
+    }
+
+
+def _is_shown(row: MessageRow, now_us: float) -> bool:
+    if row.status not in _SHOWN:
+        return False
+    return not (row.status in MESSAGE_PENDING and row.expires_at and has_come(row.expires_at, int(now_us)))
+
+
+def _is_read(row: MessageRow) -> bool:
+    return row.status not in MESSAGE_PENDING
+
+
+def _posting(
+    sender: str,
+    recipient: str,
+    text: str,
+    message_id: str,
+    priority: str = "normal",
+    broadcast_id: str | None = None,
+) -> OutgoingRecord:
+    message = Message.model_validate(
+        {
+            "message_id": message_id,
+            "from": sender,
+            "from_verified": True,
+            "to": recipient,
+            "kind": KIND,
+            "priority": priority,
+            "body": text,
+            "content_type": TEXT,
+            "broadcast_id": broadcast_id,
+        }
+    )
+    return posting_record(message, door=DOOR, principal=sender)
+
+
+def _agent_as_json(row: ParticipantRow) -> dict[str, Any]:
+    return {
+        "id": row.agent_name,
+        "task": row.task,
+        "status": row.status,
+        "capabilities": row.capabilities,
+        "startedAt": row.started_at // 1000,
+    }

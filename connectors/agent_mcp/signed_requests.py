@@ -1,0 +1,171 @@
+"""Lets nobody through without a signature (AM-02): checked on the raw body, in front of everything else.
+
+**Refused**: missing, unknown, wrong or old signatures (403), and those of calls that change something a second
+time (403); a body over the limit (413); what is not JSON by CM-02 (400). **Recorded**: each refusal, as
+`request.refused`; each call that changes something, as `agent.called`, before it is looked at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection
+from typing import Any, Final
+
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from connectors.agent_mcp.agent_keys import AgentKeys
+from connectors.gateway.answers import INTERNAL, ApiError, error_response, malformed, unavailable
+from connectors.gateway.hub import Hub
+from connectors.gateway.strict_request import NotRead, StrictRequest
+from schemas.agent_signing import AGENT_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, signature_bytes
+from schemas.errors import BackboneUnreachable, TrunklineError
+from schemas.ids import is_name
+from schemas.participants import AgentCalled, participant_record
+from schemas.refusal import RefusalReason
+from schemas.strict_json import MalformedJsonError, decode
+from schemas.verdicts import ACCEPTED, MALFORMED, REJECTED, TOO_LARGE, UNAUTHORIZED
+
+DOOR: Final = "mcp"
+PRINCIPAL: Final = "trunkline_principal"
+# Around a message of the greatest length: JSON-RPC and names. `\uXXXX` takes at most three times the bytes of
+# what it says, control characters aside.
+_AROUND_BYTES: Final = 64 * 1024
+_ESCAPES: Final = 3
+_ROUTE: Final = "MCP"
+
+
+def body_limit_bytes(payload_bytes: int) -> int:
+    """How long a request may be where a message may have `payload_bytes`."""
+    return _ESCAPES * payload_bytes + _AROUND_BYTES
+
+
+class SignedRequests:
+    """ASGI middleware. `only_reads`: whether a tool changes nothing; each other may be called once for each
+    signature. `paths`: those of the door, which metrics and log name.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        hub: Hub,
+        keys: AgentKeys,
+        only_reads: Callable[[str], bool],
+        paths: Collection[str],
+    ) -> None:
+        self._app = app
+        self._paths = paths
+        self._hub = hub
+        self._keys = keys
+        self._only_reads = only_reads
+        self._limit_bytes = body_limit_bytes(hub.settings.limits.payload_bytes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check one request and hand it on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if scope["path"] in self._paths:
+            scope["trunkline_route"] = scope["path"]
+        request = StrictRequest(scope, receive, self._limit_bytes)
+        agent_name = None
+        try:
+            body = await request.body()
+            agent_name, signature = self._signer(request, body)
+            await self._note_call(agent_name, signature, body)
+        except ApiError as error:
+            self._note_refusal(error, agent_name)
+            answer = error_response(error.status_code, error.reason, str(error.detail), _headers(error))
+            await answer(scope, receive, send)
+            return
+        scope[PRINCIPAL] = agent_name
+        # By this the transports know whose a session is.
+        scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=agent_name, scopes=[]))
+        await self._app(scope, _again(body, receive), send)
+
+    def _signer(self, request: Request, body: bytes) -> tuple[str, bytes]:
+        """The agent that signed the request, and the signature. Raises ApiError (403)."""
+        values = {}
+        for name in (AGENT_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER):
+            found = request.headers.getlist(name)
+            if len(found) != 1:
+                raise _forbidden(f"the request needs the header {name}, once")
+            values[name] = found[0]
+        agent_name, signature = values[AGENT_HEADER], values[SIGNATURE_HEADER]
+        if not is_name(agent_name):
+            raise _forbidden(f"{AGENT_HEADER} is no name")
+        why_not = self._keys.verify_signature(agent_name, values[TIMESTAMP_HEADER], body, signature)
+        if why_not is not None:
+            raise _forbidden(why_not)
+        return agent_name, signature_bytes(signature) or b""
+
+    async def _note_call(self, agent_name: str, signature: bytes, body: bytes) -> None:
+        """Remember the signature of a call that changes something. Raises ApiError: 403 when it is remembered
+        already, 400 for what is no JSON, 503 while Kafka is away.
+        """
+        tool = _called_tool(body)
+        if tool is None or self._only_reads(tool):
+            return
+        digest = hashlib.sha256(signature).hexdigest()
+        called = AgentCalled(agent_name=agent_name, signature=digest, tool=tool if is_name(tool) else "unknown")
+        record = participant_record(called, door=DOOR, principal=agent_name)
+        try:
+            settled = await self._hub.appender.settle(record)
+        except BackboneUnreachable as error:
+            raise unavailable(str(error)) from None
+        except TrunklineError as error:
+            raise ApiError(500, INTERNAL, str(error)) from None
+        if settled.verdict == REJECTED:  # it has stopped, and its keys are about to be taken out
+            raise _forbidden(settled.why or "this agent takes no part")
+        if settled.verdict != ACCEPTED:
+            raise _forbidden("this signature was used before: sign each call anew")
+
+    def _note_refusal(self, error: ApiError, agent_name: str | None) -> None:
+        reasons: tuple[RefusalReason, ...] = (UNAUTHORIZED, MALFORMED, TOO_LARGE)
+        for reason in reasons:
+            if error.reason == reason and not isinstance(error, NotRead):
+                self._hub.refusals.record(reason, str(error.detail), agent_name, _ROUTE)
+
+
+def _called_tool(body: bytes) -> str | None:
+    """The tool that a request calls, None when it calls none. Raises ApiError (400).
+
+    Whatever is sent to be taken for several requests, or for two things at once, is no JSON by CM-02.
+    """
+    if not body:
+        return None
+    try:
+        document, _ = decode(body)
+    except MalformedJsonError as error:
+        raise malformed(f"body: {error}") from None
+    if type(document) is not dict:
+        raise malformed("body: not one JSON-RPC message")
+    if document.get("method") != "tools/call":
+        return None
+    params: Any = document.get("params")
+    name = params.get("name") if type(params) is dict else None
+    return name if type(name) is str else ""
+
+
+def _forbidden(why: str) -> ApiError:
+    return ApiError(403, UNAUTHORIZED, why)
+
+
+def _headers(error: ApiError) -> dict[str, str] | None:
+    return None if error.headers is None else dict(error.headers)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body that was read, and then what comes after it."""
+    given = False
+
+    async def receive_again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive_again

@@ -1,0 +1,168 @@
+"""The SSE connections of agents (AM-01): few for each agent, and none outlives its agent or a silent reader.
+
+**Delivers** the answers to what the same agent posts, on the connection that it opened. **Loses** those of a
+connection that is cut off; what was called has had its effect, and is asked for with the same idempotency key.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import Any, Final
+
+import anyio
+import structlog
+from mcp.server.lowlevel import Server
+from mcp.server.sse import SseServerTransport
+from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
+from starlette.requests import Request
+from starlette.types import Message, Receive, Scope, Send
+
+from connectors.agent_mcp.agent_keys import AgentKeys
+from connectors.agent_mcp.signed_requests import DOOR, PRINCIPAL
+from connectors.gateway.abortable_http import ABORT
+from connectors.gateway.answers import BUSY, RETRY_AFTER_S, error_response
+from connectors.gateway.metrics import Metrics
+
+log = structlog.stdlib.get_logger(__name__)
+
+# An agent needs one; a second one while the first is being missed.
+_PER_AGENT: Final = 8
+# Answers that wait for the reader. Each may be long, so who does not read is not given more.
+_UNSENT: Final = 32
+_SEND_S: Final = 10.0
+_END_S: Final = 1.0
+_CHECK_S: Final = 1.0
+
+
+class SseSessions:
+    """`serve` is the application of the stream, `post` that of what is posted to it."""
+
+    def __init__(
+        self,
+        server: Server[Any],
+        keys: AgentKeys,
+        messages_path: str,
+        security: TransportSecuritySettings,
+        body_bytes: int,
+        metrics: Metrics,
+    ) -> None:
+        self._server = server
+        self._keys = keys
+        self._transport = SseServerTransport(messages_path, security, body_bytes)
+        self._security = TransportSecurityMiddleware(security)
+        self._open: Counter[str] = Counter()
+        self._unsent: Counter[str] = Counter()
+        self._metrics = metrics
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection until its end."""
+        # The transport looks, too, but then raises what nobody expects.
+        refused = await self._security.validate_request(Request(scope), is_post=False)
+        agent = scope[PRINCIPAL]
+        if refused is None and self._open[agent] >= _PER_AGENT:
+            refused = _busy(f"an agent has at most {_PER_AGENT} connections at {scope['path']}")
+        if refused is not None:
+            await refused(scope, receive, send)
+            return
+        self._open[agent] += 1
+        self._metrics.readers(DOOR, 1)
+        try:
+            await self._serve(agent, scope, receive, _BoundedSend(scope, send))
+        finally:
+            _one_less(self._open, agent)
+            self._metrics.readers(DOOR, -1)
+
+    async def post(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Take one message for a connection of the same agent."""
+        if self._unsent[scope[PRINCIPAL]] >= _UNSENT:
+            await _busy("read the answers first")(scope, receive, send)
+            return
+        await self._transport.handle_post_message(scope, receive, send)
+
+    async def _serve(self, agent: str, scope: Scope, receive: Receive, send: _BoundedSend) -> None:
+        async with anyio.create_task_group() as tasks:
+            send.on_silence = partial(self._cut_off, tasks.cancel_scope)
+            tasks.start_soon(self._end_with_agent, agent, tasks.cancel_scope)
+            async with self._transport.connect_sse(scope, receive, send) as (reads, writes):
+                answers: Any = _Answers(writes, agent, self._unsent)
+                await self._server.run(reads, answers, self._server.create_initialization_options())
+            tasks.cancel_scope.cancel()
+        await send.end()
+
+    def _cut_off(self, connection: anyio.CancelScope) -> None:
+        self._metrics.dropped(DOOR)
+        connection.cancel()
+
+    async def _end_with_agent(self, agent: str, connection: anyio.CancelScope) -> None:
+        while self._keys.is_registered(agent):
+            await anyio.sleep(_CHECK_S)
+        log.info("sse_closed", agent=agent, why="the agent has no key any more")
+        connection.cancel()
+
+
+class _BoundedSend:
+    """The connection's `send`: who does not read for `_SEND_S` is cut off."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._abort = scope.get(ABORT)
+        self._send = send
+        self._is_open = False
+        self.on_silence: Any = None
+
+    async def __call__(self, message: Message) -> None:
+        self._is_open = message["type"] == "http.response.start" or message.get("more_body", False)
+        with anyio.move_on_after(_SEND_S) as waiting:
+            await self._send(message)
+        if waiting.cancelled_caught:
+            self._is_open = False
+            if self._abort is not None:
+                self._abort()
+            log.info("sse_cut_off", why=f"nothing was read for {_SEND_S:g} s")
+            self.on_silence()
+
+    async def end(self) -> None:
+        """End the answer in order, if it has begun and not ended."""
+        if not self._is_open:
+            return
+        with anyio.move_on_after(_END_S) as waiting:
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        if waiting.cancelled_caught and self._abort is not None:
+            self._abort()
+
+
+class _Answers:
+    """The transport's stream of answers, of which it is known how many wait to be sent."""
+
+    def __init__(self, stream: Any, agent: str, unsent: Counter[str]) -> None:
+        self._stream = stream
+        self._agent = agent
+        self._unsent = unsent
+
+    async def send(self, item: Any) -> None:
+        """Hand on one answer when the one before it has been sent."""
+        self._unsent[self._agent] += 1
+        try:
+            await self._stream.send(item)
+        finally:
+            _one_less(self._unsent, self._agent)
+
+    async def aclose(self) -> None:
+        """No more answers."""
+        await self._stream.aclose()
+
+    async def __aenter__(self) -> _Answers:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+def _busy(why: str) -> Any:
+    return error_response(429, BUSY, why, {"Retry-After": str(RETRY_AFTER_S)})
+
+
+def _one_less(counts: Counter[str], agent: str) -> None:
+    counts[agent] -= 1
+    if not counts[agent]:
+        del counts[agent]

@@ -1,0 +1,131 @@
+"""What the tools of the agent MCP door take and give (AM-04): their names, arguments and descriptions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from mcp import types
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from schemas.agent_registry import Capabilities
+from schemas.message import PRIORITIES
+from schemas.wire_body import Name
+
+MESSAGES_LIMIT: Final = 1000
+DEFAULT_MESSAGES: Final = 100
+MARKED_AT_ONCE: Final = 1000
+
+_Key = Annotated[
+    str | None,
+    Field(
+        pattern=r"^[\x21-\x7e]{1,255}$",
+        description="The same key again is the same call, and has the same effect once.",
+    ),
+]
+AgentStatus = Literal["initializing", "idle", "working", "blocked", "stopped"]
+OwnStatus = Literal["idle", "working", "blocked"]
+Priority = Literal["low", "normal", "high"]
+
+
+class _Arguments(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel)
+
+
+class DiscoverAgents(_Arguments):
+    """Arguments of `discover_agents`."""
+
+    capability: Annotated[Name | None, Field(description="Only agents that can do this.")] = None
+    status: Annotated[
+        AgentStatus | None,
+        Field(description="Only agents in this status; without it all but the stopped ones."),
+    ] = None
+
+
+class SendToAgent(_Arguments):
+    """Arguments of `send_to_agent`."""
+
+    target_agent_id: Annotated[Name, Field(description="Whom to write to: an agent, or `operator`.")]
+    message: Annotated[str, Field(min_length=1, description="What to say.")]
+    priority: Annotated[Priority, Field(description="High ones are read first.")] = "normal"
+    idempotency_key: _Key = None
+
+
+class BroadcastMessage(_Arguments):
+    """Arguments of `broadcast_message`."""
+
+    message: Annotated[str, Field(min_length=1, description="What to say to everybody but yourself.")]
+    idempotency_key: _Key = None
+
+
+class GetMyMessages(_Arguments):
+    """Arguments of `get_my_messages`."""
+
+    unread_only: Annotated[bool, Field(description="Leave out what was read.")] = False
+    limit: Annotated[int, Field(ge=1, le=MESSAGES_LIMIT, description="How many at most.")] = DEFAULT_MESSAGES
+    since: Annotated[
+        int | None, Field(ge=0, description="Only messages from this time on: milliseconds since 1970 UTC.")
+    ] = None
+
+
+class MarkRead(_Arguments):
+    """Arguments of `mark_read`."""
+
+    message_ids: Annotated[
+        list[Name], Field(min_length=1, max_length=MARKED_AT_ONCE, description="Ids of your own messages.")
+    ]
+    idempotency_key: _Key = None
+
+
+class UpdateMyStatus(_Arguments):
+    """Arguments of `update_my_status`."""
+
+    status: Annotated[OwnStatus | None, Field(description="What you are doing.")] = None
+    capabilities: Annotated[Capabilities | None, Field(description="All that you can do.")] = None
+    idempotency_key: _Key = None
+
+
+ARGUMENTS: Final[dict[str, type[_Arguments]]] = {
+    "discover_agents": DiscoverAgents,
+    "send_to_agent": SendToAgent,
+    "broadcast_message": BroadcastMessage,
+    "get_my_messages": GetMyMessages,
+    "mark_read": MarkRead,
+    "update_my_status": UpdateMyStatus,
+}
+# All others change something, and each call of them needs a signature of its own.
+ONLY_READS: Final = frozenset({"discover_agents", "get_my_messages"})
+_DESCRIPTIONS: Final = {
+    "discover_agents": "List the agents that take part, with what they do and what they can.",
+    "send_to_agent": "Write to one agent. Once this has answered, the message is not lost.",
+    "broadcast_message": "Write to all other agents that take part now, and to the operator.",
+    "get_my_messages": (
+        f"Read your mailbox: priority {', '.join(PRIORITIES)}, the oldest first; and how much is in it. "
+        "Reading marks nothing: call mark_read when you have dealt with a message."
+    ),
+    "mark_read": "Say which of your messages you have dealt with.",
+    "update_my_status": "Tell others what you are doing and what you can do.",
+}
+
+
+def described_tools() -> list[types.Tool]:
+    """The tools as `tools/list` shows them."""
+    return [
+        types.Tool(
+            name=name,
+            description=_DESCRIPTIONS[name],
+            input_schema=_schema(model),
+            annotations=types.ToolAnnotations(
+                read_only_hint=name in ONLY_READS,
+                destructive_hint=False,
+                idempotent_hint=name in ("mark_read", "update_my_status"),
+                open_world_hint=False,
+            ),
+        )
+        for name, model in ARGUMENTS.items()
+    ]
+
+
+def _schema(model: type[BaseModel]) -> dict[str, Any]:
+    schema = model.model_json_schema(by_alias=True)
+    return {name: value for name, value in schema.items() if name not in ("title", "description")}

@@ -1,0 +1,12 @@
+"""The management MCP server as a program: `python -m connectors.management_mcp`, on stdin and stdout."""
+
+import signal
+import sys
+
+# Until it serves, which takes a second, an interrupt just ends it.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+from connectors.management_mcp.management_server import main  # noqa: E402
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""The management MCP server (AM-09): `spawn_agent`, `list_agents`, `stop_agent` for an operator's MCP host.
+
+It speaks JSON-RPC on stdin and stdout and writes nothing else there; what it has to say besides goes to stderr.
+It keeps nothing: the gateway does, so any number of these may run, and agents outlive them. When stdin ends,
+calls that are open are finished and answered first. A signal ends it at once.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from contextlib import redirect_stdout
+from typing import Any, Final
+
+import anyio
+import anyio.to_thread
+from anyio.abc import ObjectReceiveStream, ObjectSendStream
+from mcp import stdio_server, types
+from mcp.server.lowlevel import Server
+from mcp.shared.message import SessionMessage
+from pydantic import ValidationError
+
+from connectors.management_mcp.management_tools import ARGUMENTS, ManagementTools, described_tools
+from connectors.terminal_text import escaped
+from schemas.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
+from schemas.settings import Settings, SettingsError, load_settings
+from schemas.verdicts import MALFORMED
+from schemas.wire_body import first_fault
+
+NAME: Final = "trunkline-management"
+_INSTRUCTIONS: Final = (
+    "You start and stop agents of Trunkline for its operator. A spawned agent runs until it is stopped or "
+    "ends by itself; look by list_agents before you spawn another for the same task."
+)
+# Longer than any call takes; a host that does not want to wait ends us by a signal.
+_DRAIN_S: Final = 45.0
+_REASONS: Final = (
+    (UsageError, MALFORMED),
+    (NotFound, "not_found"),
+    (Refused, "refused"),
+    (BackboneUnreachable, "unreachable"),
+)
+
+
+class ManagementMcp:
+    """The server over one pair of streams."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._tools = ManagementTools(settings)
+        self._described = types.ListToolsResult(tools=described_tools())
+        self._server: Server[Any] = Server(
+            NAME, version="1", instructions=_INSTRUCTIONS, on_list_tools=self._list, on_call_tool=self._call
+        )
+
+    async def run(
+        self,
+        requests: ObjectReceiveStream[SessionMessage | Exception],
+        answers: ObjectSendStream[SessionMessage],
+    ) -> None:
+        """Serve until `requests` ends and what is open is answered."""
+        to_server, from_client = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        to_client, from_server = anyio.create_memory_object_stream[SessionMessage](0)
+        open_calls = _OpenCalls()
+
+        async def pass_requests() -> None:
+            # The server drops what it is at when its input ends; so it does not learn of that too early.
+            async with to_server:
+                async for item in requests:
+                    open_calls.asked(item)
+                    await to_server.send(item)
+                with anyio.move_on_after(_DRAIN_S):
+                    await open_calls.all_answered()
+
+        async def pass_answers() -> None:
+            # What is sent is written before the writer ends, which it does when its stream is closed.
+            async with from_server, answers:
+                async for item in from_server:
+                    await answers.send(item)
+                    open_calls.answered(item)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pass_requests)
+            tasks.start_soon(pass_answers)
+            await self._server.run(from_client, to_client, self._server.create_initialization_options())
+
+    async def _list(self, context: Any, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        return self._described
+
+    async def _call(self, context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+        found = self._tools.tool(params.name)
+        if found is None:
+            return _error("not_found", f"there is no such tool; there are {', '.join(ARGUMENTS)}")
+        model, tool = found
+        try:
+            asked = model.model_validate(params.arguments or {})
+            # Nobody waits for a call that was cancelled; what it asked for may happen all the same.
+            answer = await anyio.to_thread.run_sync(
+                tool, asked, str(context.request_id), abandon_on_cancel=True
+            )
+        except ValidationError as error:
+            return _error(MALFORMED, first_fault(error))
+        except TrunklineError as error:
+            reason = next((name for kind, name in _REASONS if isinstance(error, kind)), "internal")
+            return _error(reason, str(error))
+        except Exception as error:  # noqa: BLE001  the host is told, and its next call may work
+            _say(repr(error))
+            return _error("internal", f"this server has failed ({type(error).__name__}); its stderr says more")
+        text = types.TextContent(type="text", text=json.dumps(answer, ensure_ascii=False))
+        return types.CallToolResult(content=[text], structured_content=answer)
+
+
+class _OpenCalls:
+    """Which requests have no answer yet."""
+
+    def __init__(self) -> None:
+        self._ids: set[str | int] = set()
+        self._done = anyio.Event()
+
+    def asked(self, item: SessionMessage | Exception) -> None:
+        if isinstance(item, Exception):
+            return
+        message = item.message
+        if isinstance(message, types.JSONRPCRequest):
+            self._ids.add(message.id)
+        elif isinstance(message, types.JSONRPCNotification) and message.method == "notifications/cancelled":
+            # There will be no answer.
+            self._end((message.params or {}).get("requestId"))
+
+    def answered(self, item: SessionMessage) -> None:
+        if isinstance(item.message, types.JSONRPCResponse | types.JSONRPCError):
+            self._end(item.message.id)
+
+    def _end(self, identity: Any) -> None:
+        self._ids.discard(identity)
+        if not self._ids:
+            self._done.set()
+            self._done = anyio.Event()
+
+    async def all_answered(self) -> None:
+        while self._ids:
+            await self._done.wait()
+
+
+def _error(reason: str, message: str) -> types.CallToolResult:
+    said = {"reason": reason, "message": message}
+    text = types.TextContent(type="text", text=f"{reason}: {message}")
+    return types.CallToolResult(content=[text], structured_content=said, is_error=True)
+
+
+def _say(text: str) -> None:
+    print(f"trunkline mcp management: {escaped(text)[:1000]}", file=sys.stderr, flush=True)
+
+
+async def _serve(settings: Settings) -> None:
+    async with stdio_server() as (requests, answers):
+        # What a library prints waits in Python's buffer until stdout is the client's again.
+        with redirect_stdout(sys.stderr):
+            await ManagementMcp(settings).run(requests, answers)
+
+
+def serve(settings: Settings) -> int:
+    """Serve stdin and stdout until stdin ends; returns the exit code. A signal ends the process at once: a
+    thread reads stdin, and nothing but a line or its end would wake it up.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    anyio.run(_serve, settings)
+    return 0
+
+
+def main() -> int:
+    """Serve with the settings of the environment and return the exit code."""
+    try:
+        return serve(load_settings())
+    except SettingsError as error:
+        _say(str(error))
+        return 2

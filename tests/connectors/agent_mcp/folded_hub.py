@@ -1,0 +1,70 @@
+"""A hub whose log is only in memory: the real fold and live state behind the tools of the agent MCP door."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+from connectors.agent_mcp.agent_tools import AgentTools
+from connectors.gateway.mailboxes import MailboxIndex
+from connectors.live_state import LiveState
+from connectors.settled_feed import SettledRecord
+from schemas.participants import AgentJoined, participant_record
+from schemas.record import OutgoingRecord, Record
+from schemas.sealing import Keyring
+from schemas.settings import Settings
+from schemas.view_rows import ViewRow
+
+KEYRING = Keyring({"test": b"k" * 32}, "test")
+
+
+class FoldedHub:
+    """What AgentTools asks of a hub. A record is settled at once; `now_us` is the log's clock."""
+
+    def __init__(self) -> None:
+        self.settings = Settings()
+        self.mailboxes = MailboxIndex()
+        self.mailboxes.load([])
+        self.now_us = int(time.time() * 1e6)
+        self.refused: list[tuple[str, ...]] = []
+        self.live_view = self.appender = self.refusals = self
+        self._state = LiveState(KEYRING)
+        self._offsets = itertools.count()
+
+    @property
+    def tools(self) -> AgentTools:
+        """The tools over this hub."""
+        hub: Any = self
+        return AgentTools(hub)
+
+    def row(self, view: str, key: str) -> ViewRow | None:
+        """As of the live view."""
+        return self._state.rows_by_view[view].get(key)
+
+    def rows(self, view: str) -> list[ViewRow]:
+        """As of the live view."""
+        return list(self._state.rows_by_view[view].values())
+
+    async def settle(self, outgoing: OutgoingRecord) -> SettledRecord:
+        """As of the appender."""
+        return self.add(outgoing)
+
+    def record(self, reason: str, why: str, principal: str | None, route: str) -> None:
+        """As of the refusals."""
+        self.refused.append((reason, why, str(principal), route))
+
+    def add(self, outgoing: OutgoingRecord) -> SettledRecord:
+        """Settle a record now."""
+        names, values = zip(*outgoing.headers(), strict=True)
+        record = Record("t", 0, next(self._offsets), self.now_us, outgoing.key, outgoing.value, names, values)
+        settled = self._state.apply(record, self.mailboxes.changed)
+        assert settled is not None
+        return settled
+
+    def join(self, name: str, public_key: str) -> None:
+        """Let an agent take part."""
+        body = AgentJoined(
+            agent_name=name, request_id=f"join-{name}", task="", capabilities=[], public_key=public_key
+        )
+        assert self.add(participant_record(body, door="http", principal="operator")).verdict == "accepted"

@@ -1,0 +1,236 @@
+"""Messages at the agent MCP door (AM-04, AM-05): whose they are, who gets them how often, what is in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from connectors.publisher import Publisher
+from schemas.mailbox_requests import lease_record
+from schemas.message import DEFAULT_REALM
+from schemas.record import REQUEST_REFUSED
+from tests.broker_processes import wait_until
+from tests.connectors.agent_mcp.conftest import PARTICIPANTS, Agent, McpGateway
+from tests.connectors.agent_mcp.signed_calls import SignedCaller, logged
+
+pytestmark = pytest.mark.requirement("AM-04")
+
+NewCaller = Callable[[str], SignedCaller]
+CONTENTS = {
+    "markup": "<script>alert('x')</script><!-- ]]> &amp; {{7*7}}",
+    "control": "".join(map(chr, range(0x20))) + "\x7f\x80\x85\x9f",
+    "terminal": "\x1b]0;title\x07\x1b[31mred",
+    "bidi": "\u202eevil\u202c \u2066x\u2069 \u200f\ufeff",
+    "line ends": "a\nb\r\nc\rd\u2028e\u2029f\x0bg\x0ch\u0085i",
+    "beyond the plane": "\U0001f9ea" * 10 + "\U0010ffff",
+    "event stream": "data: {}\n\nevent: endpoint\ndata: /elsewhere\n\n",
+    "looks like JSON": '{"__proto__": 1, "a": [null]}',
+    "blank": " ",
+}
+
+
+@pytest.fixture
+def new_caller(shared_gateway: McpGateway, new_agent: Callable[[str], Agent]) -> Iterator[NewCaller]:
+    """Lets an agent take part and gives its client."""
+    with ExitStack() as open_clients:
+        yield lambda name: open_clients.enter_context(SignedCaller(new_agent(name), shared_gateway))
+
+
+@pytest.fixture
+def operator(shared_gateway: McpGateway) -> Iterator[httpx.Client]:
+    """A client with the operator's token."""
+    with shared_gateway.client() as client:
+        yield client
+
+
+@pytest.mark.parametrize("transport", ["http", "sse"])
+def test_any_text_arrives_as_it_was_sent(
+    shared_gateway: McpGateway, new_agent: Callable[[str], Agent], transport: str
+) -> None:
+    agent = new_agent("writes")
+
+    async def talk() -> list[dict[str, Any]]:
+        async with agent.client(shared_gateway, transport) as client:
+            for content in CONTENTS.values():
+                sent = {"targetAgentId": agent.name, "message": content}
+                assert not (await client.call_tool("send_to_agent", sent)).is_error
+            answer = await client.call_tool("get_my_messages", {})
+            assert not answer.is_error, answer.content
+            return list(answer.structured_content["messages"])
+
+    assert [one["content"] for one in anyio.run(talk)] == list(CONTENTS.values())
+
+
+def test_a_message_of_the_greatest_length_arrives_and_one_longer_does_not(new_caller: NewCaller) -> None:
+    ann = new_caller("ann")
+    for sign in ("x", "ж", "☃", "\U0001f9ea"):
+        longest = sign * (1024 * 1024 // len(sign.encode()))
+        ann.call("send_to_agent", targetAgentId=ann.name, message=longest)
+        assert (
+            ann.error("send_to_agent", targetAgentId=ann.name, message=longest + "xxxx")["reason"]
+            == "too_large"
+        )
+        (found,) = ann.messages(unreadOnly=True)
+        assert found["content"] == longest
+        assert ann.call("mark_read", messageIds=[found["id"]])["marked"] == 1
+
+
+def test_an_answer_holds_what_fits_and_says_how_much_more_there_is(new_caller: NewCaller) -> None:
+    ann = new_caller("ann")
+    for number in range(6):
+        ann.call("send_to_agent", targetAgentId=ann.name, message=f"{number}" * 1024 * 1024)
+    found = ann.call("get_my_messages")
+    assert [one["content"][0] for one in found["messages"]] == ["0", "1", "2", "3"]
+    assert (found["more"], found["statistics"]["total"]) == (2, 6)
+    found = ann.call("get_my_messages", limit=1)
+    assert (len(found["messages"]), found["more"]) == (1, 5)
+
+
+def test_names_and_arguments_that_are_none_are_refused_and_not_quoted(new_caller: NewCaller) -> None:
+    ann = new_caller("ann")
+    names = ("", "<b>", "a b", "a/b", "..\x00", "\u202ebo", "a" * 300, "ann\n", "ж")
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        *(("send_to_agent", {"targetAgentId": name, "message": "x"}) for name in names),
+        ("send_to_agent", {"targetAgentId": ann.name}),
+        ("send_to_agent", {"targetAgentId": ann.name, "message": ""}),
+        ("send_to_agent", {"targetAgentId": ann.name, "message": 7}),
+        ("send_to_agent", {"targetAgentId": ann.name, "message": "x", "priority": "urgent"}),
+        ("send_to_agent", {"targetAgentId": ann.name, "message": "x", "from": "operator"}),
+        ("send_to_agent", {"target_agent_id": ann.name, "message": "x"}),
+        ("send_to_agent", {"targetAgentId": ann.name, "message": "x", "idempotencyKey": "two words"}),
+        ("send_to_agent", {"targetAgentId": ann.name, "message": "x", "idempotencyKey": ""}),
+        ("get_my_messages", {"limit": 0}),
+        ("get_my_messages", {"limit": 1001}),
+        ("get_my_messages", {"limit": 1.0}),
+        ("get_my_messages", {"limit": True}),
+        ("get_my_messages", {"since": -1}),
+        ("get_my_messages", {"agent": "operator"}),
+        ("mark_read", {"messageIds": []}),
+        ("mark_read", {"messageIds": ["../x"]}),
+        ("mark_read", {"messageIds": ["m"] * 1001}),
+        ("update_my_status", {"status": "stopped"}),
+        ("update_my_status", {"capabilities": ["<b>"]}),
+        ("discover_agents", {"status": "<script>"}),
+    ]
+    for tool, arguments in wrong:
+        found = ann.error(tool, **arguments)
+        assert found["reason"] == "malformed", (tool, arguments, found)
+        assert not any(sign in found["message"] for sign in ("<b>", "<script>", "\u202e", "\n"))
+    assert ann.messages() == []
+
+
+def test_an_agent_reads_and_marks_its_own_messages_only(new_caller: NewCaller) -> None:
+    ann, bo = new_caller("ann"), new_caller("bo")
+    sent = ann.call("send_to_agent", targetAgentId=bo.name, message="for bo alone")
+    own = ann.call("send_to_agent", targetAgentId=ann.name, message="for me")
+    assert [one["content"] for one in ann.messages()] == ["for me"]
+    assert [one["content"] for one in bo.messages()] == ["for bo alone"]
+    marked = ann.call("mark_read", messageIds=[sent["messageId"], own["messageId"]])
+    assert marked == {"marked": 1, "unknown": [sent["messageId"]], "notMarked": []}
+    assert [one["content"] for one in bo.messages(unreadOnly=True)] == ["for bo alone"]
+    assert ann.call("mark_read", messageIds=[own["messageId"]])["marked"] == 0
+
+
+def test_what_cannot_be_marked_does_not_keep_others_from_being_marked(
+    shared_gateway: McpGateway, new_caller: NewCaller
+) -> None:
+    """A message that another door has leased, beside one that waits."""
+    ann = new_caller("ann")
+    first, second = (
+        ann.call("send_to_agent", targetAgentId=ann.name, message=text)["messageId"] for text in ("a", "b")
+    )
+    lease = lease_record(DEFAULT_REALM, ann.name, "lease-1", lease_ms=600_000, door="file", principal="carrier")
+    with Publisher(shared_gateway.settings) as publisher:
+        publisher.append(lease).result(20)
+    # The mailbox's records are settled in order.
+    ann.call("send_to_agent", targetAgentId=ann.name, message="c")
+    marked = ann.call("mark_read", messageIds=[first, second])
+    assert marked == {"marked": 1, "unknown": [], "notMarked": [first]}
+
+
+@pytest.mark.requirement("AM-05")
+def test_a_recipient_that_nobody_knows_is_refused_with_a_reason_and_stands_in_the_ledger(
+    shared_gateway: McpGateway, new_caller: NewCaller, operator: httpx.Client
+) -> None:
+    ann, gone = new_caller("ann"), new_caller("gone")
+    assert operator.post(f"{PARTICIPANTS}/{gone.name}/stop").status_code == 200
+    for name in ("nobody-of-this-name", gone.name):
+        found = ann.error("send_to_agent", targetAgentId=name, message="are you there?")
+        assert found["reason"] == "unknown_recipient"
+
+    def refused() -> list[tuple[str, str]]:
+        bodies = [json.loads(one.value) for one in logged(shared_gateway.settings, REQUEST_REFUSED)]
+        return [(one["reason"], one["route"]) for one in bodies if one["principal"] == ann.name]
+
+    expected = [("unknown_recipient", "send_to_agent")] * 2
+    wait_until(lambda: refused() == expected, what="the refusals in the log")
+
+
+def test_the_same_call_again_has_its_effect_once(new_caller: NewCaller) -> None:
+    ann, bo, cy = new_caller("ann"), new_caller("bo"), new_caller("cy")
+    call = {"targetAgentId": bo.name, "message": "once", "idempotencyKey": "k1"}
+    sent = [ann.call("send_to_agent", **call) for _ in range(3)]
+    assert sent == [sent[0]] * 3
+    assert [one["id"] for one in bo.messages()] == [sent[0]["messageId"]]
+    for other in ({"targetAgentId": cy.name}, {"message": "twice"}, {"priority": "high"}):
+        assert ann.error("send_to_agent", **(call | other))["reason"] == "seq_conflict"
+    assert cy.messages() == []
+    # Another agent's keys are its own.
+    assert cy.call("send_to_agent", **call)["messageId"] != sent[0]["messageId"]
+    assert len(bo.messages()) == 2
+    statuses = [
+        ann.tool("update_my_status", status=one, idempotencyKey="k2") for one in ("idle", "idle", "blocked")
+    ]
+    assert [one.get("isError", False) for one in statuses] == [False, False, True]
+
+
+@pytest.mark.requirement("AM-05")
+def test_a_broadcast_reaches_everybody_else_once_also_when_it_is_repeated(
+    new_caller: NewCaller, operator: httpx.Client
+) -> None:
+    ann, bo, cy, gone = (new_caller(name) for name in ("ann", "bo", "cy", "gone"))
+    assert operator.post(f"{PARTICIPANTS}/{gone.name}/stop").status_code == 200
+    first = ann.call("broadcast_message", message="to all", idempotencyKey="b1")
+    again = ann.call("broadcast_message", message="to all", idempotencyKey="b1")
+    assert again == first
+    agents = ann.call("discover_agents")["agents"]
+    assert first["recipientCount"] == len(agents) - 1 + 1  # not the sender, but the operator
+    for caller, count in ((ann, 0), (bo, 1), (cy, 1)):
+        assert [one["content"] for one in caller.messages()] == ["to all"] * count
+    # Who has come since gets it when it is repeated, and nobody a second time.
+    late = new_caller("late")
+    assert ann.call("broadcast_message", message="to all", idempotencyKey="b1") == first | {
+        "recipientCount": first["recipientCount"] + 1
+    }
+    for caller in (bo, cy, late):
+        assert [one["content"] for one in caller.messages()] == ["to all"]
+    assert (
+        ann.error("broadcast_message", message="other words", idempotencyKey="b1")["reason"] == "seq_conflict"
+    )
+    shown = operator.get("/api/hub/mailboxes/default/operator").json()["messages"]
+    assert [one["body"] for one in shown].count("to all") == 1
+
+
+@pytest.mark.requirement("AM-06")
+def test_discovery_shows_who_takes_part_by_status_and_capability(
+    new_caller: NewCaller, operator: httpx.Client
+) -> None:
+    ann, bo, gone = (new_caller(name) for name in ("ann", "bo", "gone"))
+    assert operator.post(f"{PARTICIPANTS}/{gone.name}/stop").status_code == 200
+    bo.call("update_my_status", status="blocked", capabilities=["weave"])
+
+    def names(**wanted: Any) -> set[str]:
+        return {one["id"] for one in ann.call("discover_agents", **wanted)["agents"]}
+
+    assert {ann.name, bo.name} <= names()
+    assert gone.name not in names()
+    assert gone.name in names(status="stopped")
+    assert bo.name in names(status="blocked")
+    assert names(capability="weave") == {bo.name}
+    assert ann.name not in names(status="blocked")
