@@ -1,0 +1,56 @@
+"""What `trunkline doctor` checks of the XML pump: its file of listeners, and the way that commands take."""
+
+from __future__ import annotations
+
+import socket
+
+from connectors.cli.doctor_findings import FAIL, OK, WARN, Finding
+from connectors.local_stack import control
+from connectors.local_stack.part_plan import GATEWAY
+from schemas.settings import PROJECT_ROOT, Settings
+
+_CONNECT_S = 2.0
+
+
+def check_organism(settings: Settings) -> Finding:
+    """The file of the listeners can be loaded, with its handlers."""
+    from connectors.organism_file import OrganismError, load_organism
+
+    file = settings.xml_pump.organism_file
+    if file is None or not (PROJECT_ROOT / file).exists():
+        return Finding("organism", OK, f"{file or 'no file'} is not there: listeners come by commands alone")
+    try:
+        found = load_organism(PROJECT_ROOT / file)
+    except OrganismError as error:
+        mend = "the listeners of the log stand; mend the file, then: trunkline organism reload"
+        return Finding("organism", FAIL, str(error), mend)
+    return Finding("organism", OK, f"{len(found.listeners)} listeners in {file}")
+
+
+def check_commands(settings: Settings) -> Finding:
+    """A gateway takes signed commands, and the keys that count are in order."""
+    from connectors.out_of_band.claimed_socket import address_of
+    from connectors.out_of_band.command_keys import read_keys
+
+    path, folder = settings.command_socket, settings.command_keys_path
+    state = control.running_state(settings)
+    if state is None or GATEWAY not in state["parts"]:
+        return Finding(
+            "commands", WARN, "no gateway of this data directory runs here", "trunkline up starts it"
+        )
+    keys = read_keys(folder)
+    if keys.faults:
+        name, why = next(iter(keys.faults.items()))
+        return Finding("commands", WARN, f"{folder}: {name}: {why}", "mend or remove it")
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    client.settimeout(_CONNECT_S)
+    try:
+        with address_of(path) as address:
+            client.connect(address)
+    except OSError as error:
+        return Finding(
+            "commands", FAIL, f"{path}: {error.strerror or error}", f"trunkline logs {GATEWAY} says why"
+        )
+    finally:
+        client.close()
+    return Finding("commands", OK, f"{path}, keys: {', '.join(key.name for key in keys.keys.values())}")

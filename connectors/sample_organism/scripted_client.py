@@ -1,0 +1,50 @@
+"""A language model's client without a model: the researcher's, which always does the same.
+
+It asks all its tools at once, waits until each has answered or said that it cannot, and reports what they said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from xml.sax.saxutils import escape
+
+from connectors.sample_organism.payloads import NAMESPACE
+from connectors.xml_pump.llm_client import ChatMessage, Completion, ToolCall
+
+_CALCULATOR: Final = "calculator"
+_SUM: Final = {"operation": "multiply", "first": "6", "second": "7"}
+_WORDS: Final = {"query": "log mailbox"}
+_TOKENS: Final = 100
+
+
+class ScriptedClient:
+    """Plays the researcher."""
+
+    async def complete(
+        self,
+        model: str,
+        system_prompt: str,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> Completion:
+        """Ask first; when all have answered, report; after that, nothing."""
+        names = [str(tool["name"]) for tool in tools]
+        last_question = max((n for n, one in enumerate(messages) if one.role == "user"), default=0)
+        since = messages[last_question + 1 :]
+        answers = {one.name: one.content for one in since if one.role == "tool"}
+        if not any(one.role in ("assistant", "tool") for one in since) and names:
+            calls = [ToolCall(name, _SUM if name == _CALCULATOR else _WORDS) for name in names]
+            return Completion(calls=calls, tokens=_TOKENS)
+        if set(answers) >= set(names) and not any(
+            f'<report xmlns="{NAMESPACE}"' in one.content for one in since
+        ):
+            return Completion(text=_report(answers), tokens=_TOKENS)
+        return Completion(tokens=_TOKENS)
+
+
+def _report(answers: Mapping[str, str]) -> str:
+    said = "".join(
+        f'<finding by="{escape(name)}">{escape(answers[name])}</finding>' for name in sorted(answers)
+    )
+    return f'<report xmlns="{NAMESPACE}">{said}</report>'

@@ -1,0 +1,32 @@
+"""The search pair: two listeners of `<search>`, one fast that knows little, one slow that knows more."""
+
+from __future__ import annotations
+
+import asyncio
+
+from connectors.sample_organism.payloads import Found, Search
+from connectors.xml_pump.handlers import ListenerMessage, handles
+from connectors.xml_pump.payload_types import to_xml
+
+# How long the archive looks.
+ARCHIVE_S = 1.0
+_INDEX = ("The log and its fold", "A mailbox for each agent", "Leases and who holds them")
+_ARCHIVE = (*_INDEX, "How the log came to be", "What a mailbox costs", "Messages of ten years")
+
+
+@handles(Search)
+async def index(message: ListenerMessage) -> bytes:
+    """What stands in the index, at once."""
+    return to_xml(Found("index", _with_words(_INDEX, message.payload.query)))
+
+
+@handles(Search)
+async def archive(message: ListenerMessage) -> bytes:
+    """What stands in the archive, after a while."""
+    await asyncio.sleep(ARCHIVE_S)
+    return to_xml(Found("archive", _with_words(_ARCHIVE, message.payload.query)))
+
+
+def _with_words(titles: tuple[str, ...], query: str) -> list[str]:
+    words = query.casefold().split()
+    return [title for title in titles if any(word in title.casefold() for word in words)]

@@ -1,0 +1,52 @@
+"""The XML message pump (XP-01 to XP-15). The pipeline is a pure library: bytes in, values out.
+
+@payload(namespace="urn:example:calculator:1")
+@dataclass
+class Calculate:
+    expression: str
+
+pipeline = Pipeline(payload_type_of(Calculate))
+pipeline.run(document).value
+"""
+
+from connectors.xml_pump.envelope import (
+    ENVELOPE_NAMESPACE,
+    TEXT_NAMESPACE,
+    OpenedMessage,
+    open_answer,
+    open_document,
+    text_payload,
+    wrapped,
+)
+from connectors.xml_pump.huh import HUH_NAMESPACE, Huh, huh
+from connectors.xml_pump.payload_types import PayloadType, from_element, payload, payload_type_of, to_xml
+from connectors.xml_pump.pipeline import Pipeline, Taken
+from connectors.xml_pump.schema_cache import cached_schema
+from connectors.xml_pump.text_messages import Text
+from connectors.xml_pump.xml_faults import Faulty, XmlRefused
+from connectors.xml_pump.xml_limits import XmlLimits
+
+__all__ = [
+    "ENVELOPE_NAMESPACE",
+    "HUH_NAMESPACE",
+    "TEXT_NAMESPACE",
+    "Faulty",
+    "Huh",
+    "OpenedMessage",
+    "PayloadType",
+    "Pipeline",
+    "Taken",
+    "Text",
+    "XmlLimits",
+    "XmlRefused",
+    "cached_schema",
+    "from_element",
+    "huh",
+    "open_answer",
+    "open_document",
+    "payload",
+    "payload_type_of",
+    "text_payload",
+    "to_xml",
+    "wrapped",
+]

@@ -1,0 +1,44 @@
+"""Tells what handlers take, as JSON: `python -m connectors.xml_pump.describe MODULE:NAME …`
+
+The last line of standard output is one object: by the name of each handler its `root_tag`, `namespace`, `xsd`,
+`example`, and `tool` (for language models), or `error`: why it is no handler. The gateway asks this way, so
+that it need not import users' code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from connectors.xml_pump.handlers import HandlerError, load_handler
+
+
+def described(name: str) -> dict[str, Any]:
+    """What one handler takes; or `error`."""
+    try:
+        kind = load_handler(name).payload
+    except HandlerError as error:
+        return {"error": str(error)}
+    return {
+        "root_tag": kind.root_tag,
+        "namespace": kind.namespace,
+        "xsd": kind.xsd,
+        "example": kind.example.decode("utf-8"),
+        "tool": kind.tool_description,
+    }
+
+
+def main(names: Sequence[str]) -> int:
+    """Print the descriptions. Returns the exit code."""
+    # Whatever a module prints when it is imported is not part of the answer.
+    with contextlib.redirect_stdout(sys.stderr):
+        found = {name: described(name) for name in names}
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,245 @@
+"""Delivers one message to its listener and awaits what comes of it; it decides nothing else (XP-08, XP-13).
+
+A handler that raises, takes too long or answers what nobody can send leads to a <huh> to the sender. What is
+logged of a message is its id, never what it says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import orjson
+import structlog
+
+from connectors.xml_pump.answer_payloads import payloads_of
+from connectors.xml_pump.done_messages import HANDLED, HUH, NACK, Answer, AnswerFault, Done
+from connectors.xml_pump.envelope import text_payload
+from connectors.xml_pump.handler_context import HandlerContext, HistoryReader
+from connectors.xml_pump.handlers import ListenerMessage
+from connectors.xml_pump.huh import HUH_NAMESPACE, huh
+from connectors.xml_pump.listener_info import LeasedMessage
+from connectors.xml_pump.listener_table import LLM, META, ListenerTable, RunnableListener
+from connectors.xml_pump.llm_listener import answer_llm
+from connectors.xml_pump.meta_listener import answer_meta
+from connectors.xml_pump.pipeline import Pipeline
+from connectors.xml_pump.safe_xml import canonical_bytes, repair
+from connectors.xml_pump.xml_faults import Faulty, XmlRefused
+from connectors.xml_pump.xml_limits import XmlLimits
+
+log = structlog.stdlib.get_logger(__name__)
+
+HUH_TAG: Final = "huh"
+_XML: Final = "application/xml"
+# So long a handler that was cancelled may tidy up.
+_CANCEL_S: Final = 1.0
+
+
+class Delivered(NamedTuple):
+    """What came of a message. `stray`: its handler, which was cancelled and runs on."""
+
+    done: Done
+    stray: asyncio.Task[Any] | None = None
+
+
+class _HandlerFailed(Exception):
+    """`why` is for the sender, and says nothing of what the handler said."""
+
+    def __init__(self, why: str, stray: asyncio.Task[Any] | None = None) -> None:
+        super().__init__(why)
+        self.stray = stray
+
+
+class _EndTried(Exception):
+    """A handler raised what ends a program."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+class Dispatcher:
+    """Delivers messages with the listeners of a table. `answer_bytes`: how large all answers to a message may
+    be together, as JSON. `spent`: told of the tokens that a listener has spent.
+    """
+
+    def __init__(
+        self,
+        reader: HistoryReader,
+        system_pipeline: Pipeline,
+        limits: XmlLimits,
+        answer_bytes: int,
+        spent: Callable[[str, int], None] = lambda listener, tokens: None,
+    ) -> None:
+        self._reader = reader
+        self._system = system_pipeline
+        self._limits = limits
+        self._answer_bytes = answer_bytes
+        self._spent = spent
+
+    async def deliver(self, message: LeasedMessage, table: ListenerTable) -> Delivered:
+        """Run the message's pipeline and its listener. Never raises, but when it is cancelled itself."""
+        if message.is_orphan:
+            why = "the listener was removed before it came to your message"
+            return Delivered(_huh(message, why, "routing"))
+        listener = table.runnable.get(message.listener)
+        if listener is None:
+            return Delivered(Done(message, NACK, "the listener cannot be loaded here"))
+        try:
+            taken = self._taken(message, listener)
+            answers = await self._answers(message, taken, listener, table)
+            done = Done(message, HANDLED, answers=answers)
+            size = len(orjson.dumps(done.as_json()))
+            if size > self._answer_bytes:
+                raise AnswerFault(f"its answer is too large: {size} bytes, at most {self._answer_bytes}")
+            return Delivered(done)
+        except Faulty as fault:
+            return Delivered(_huh(message, fault, fault.step))
+        except XmlRefused as error:
+            return Delivered(_huh(message, f"the payload is {error.reason}: {error}", "payload"))
+        except AnswerFault as error:
+            log.warning("answer_unusable", listener=message.listener, message_id=message.message_id)
+            return Delivered(_huh(message, f"the listener {message.listener} failed: {error}", "answer"))
+        except _HandlerFailed as error:
+            told = f"the listener {message.listener} failed: {error}"
+            return Delivered(_huh(message, told, "handler"), error.stray)
+        except Exception as error:  # noqa: BLE001  our own mistake ends no pump, and its words may quote the message
+            name = type(error).__name__
+            log.error("delivery_failed", message_id=message.message_id, error=name, place=_place(error))
+            return Delivered(_huh(message, f"the pump itself failed with {name}", "pump"))
+
+    def _taken(self, message: LeasedMessage, listener: RunnableListener) -> ListenerMessage:
+        """The message as the listener gets it. Raises Faulty, XmlRefused."""
+        payload = self._payload(message, listener)
+        tag = message.kind if payload is not None else "text"
+        if payload is None:
+            payload = text_payload(message.kind, message.body)
+        pipelines = [listener.reply_pipelines, listener.pipelines]
+        if not message.is_reply:
+            pipelines.reverse()
+        pipeline = next((found[tag] for found in pipelines if tag in found), None)
+        if pipeline is not None:
+            value = pipeline.take_payload(payload)
+        elif listener.kind is None or message.is_reply or (tag == HUH_TAG and message.kind == HUH_TAG):
+            # What no class describes: an answer, a <huh>, or anything for a listener without a class (XP-10).
+            self._system.take_payload(payload)
+            value = None
+        else:
+            # Its own pipeline says what it takes.
+            value = next(iter(listener.pipelines.values())).take_payload(payload)
+        return ListenerMessage(
+            value, payload, tag, message.sender, message.sender_verified, message.thread, message.is_reply
+        )
+
+    def _payload(self, message: LeasedMessage, listener: RunnableListener) -> bytes | None:
+        """The payload element; None for a text of another door."""
+        if message.content_type == _XML:
+            return message.body.encode("utf-8", "replace")
+        tags = {listener.info.root_tag, *listener.reply_pipelines}
+        text = _text_of(message.body) if message.kind in tags else ""
+        if not text.lstrip().startswith("<"):
+            return None
+        try:
+            root = repair(text.encode("utf-8", "replace"), self._limits, root_tag=message.kind).root
+            is_payload = root.tag.rpartition("}")[2] == message.kind
+            return canonical_bytes(root) if is_payload else None
+        except (XmlRefused, ValueError):
+            return None
+
+    async def _answers(
+        self, message: LeasedMessage, taken: ListenerMessage, listener: RunnableListener, table: ListenerTable
+    ) -> Sequence[Answer]:
+        info = listener.info
+        if info.type == META:
+            return answer_meta(info, taken, table.listeners, self._limits)
+        context = HandlerContext(info.name, message.thread, table.tools_of(info), self._reader)
+        if info.type == LLM:
+            asked = answer_llm(listener, taken, message.message_id, context, table, self._limits)
+            answers, tokens = await _bounded(asked, message)
+            self._spent(info.name, tokens)
+            return list(answers)
+        handler = listener.handler
+        assert handler is not None  # noqa: S101  the table holds none without
+        arguments = (taken, context) if handler.wants_context else (taken,)
+        return payloads_of(await _bounded(handler.function(*arguments), message), self._limits)
+
+
+async def _bounded(asked: Awaitable[Any], message: LeasedMessage) -> Any:
+    """What a listener's code gives back within its time. Raises _HandlerFailed; AnswerFault passes."""
+    task = asyncio.create_task(_guarded(asked), name=task_name(message))
+    task.add_done_callback(_looked_at)
+    try:
+        await asyncio.wait({task}, timeout=message.timeout_ms / 1000)
+        if not task.done():
+            log.warning("handler_timeout", listener=message.listener, message_id=message.message_id)
+            task.cancel()
+            await asyncio.wait({task}, timeout=_CANCEL_S)
+            stray = None if task.done() else task
+            raise _HandlerFailed(f"no answer within {message.timeout_ms / 1000:g} s", stray)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    failure = asyncio.CancelledError() if task.cancelled() else task.exception()
+    if failure is None:
+        return task.result()
+    if isinstance(failure, AnswerFault):
+        raise failure
+    name = failure.name if isinstance(failure, _EndTried) else type(failure).__name__
+    where = {"listener": message.listener, "message_id": message.message_id}
+    log.warning("handler_failed", **where, error=name, place=_place(failure))
+    raise _HandlerFailed(f"it raised {name}")
+
+
+def _looked_at(task: asyncio.Task[Any]) -> None:
+    """Nobody may wait for it any more, and asyncio would log what it raised, with all its words."""
+    if not task.cancelled():
+        task.exception()
+
+
+async def _guarded(asked: Awaitable[Any]) -> Any:
+    try:
+        return await asked
+    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+        # One of these would end the loop, and with it everybody else's handler.
+        raise _EndTried(type(error).__name__) from None
+
+
+def task_name(message: LeasedMessage) -> str:
+    """The name of the task that runs a message's handler."""
+    return f"handler/{message.listener}/{message.timeout_ms}"
+
+
+def limit_in(name: str) -> tuple[float, str] | None:
+    """From that name: how long the handler may take, in seconds, and whose it is; None for another task."""
+    kind, _, rest = name.partition("/")
+    listener, _, timeout_ms = rest.rpartition("/")
+    return (int(timeout_ms) / 1000, listener) if kind == "handler" and timeout_ms.isdecimal() else None
+
+
+def _place(error: BaseException) -> str:
+    """Where it was raised; never what it says, which may be a message's content."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
+
+
+def _text_of(body: str) -> str:
+    """The text that a body is: of doors that speak JSON, also a JSON string or `{"text": …}`."""
+    if body[:1] not in ('"', "{"):
+        return body
+    try:
+        found = orjson.loads(body)
+    except ValueError:
+        return body
+    if isinstance(found, dict) and len(found) == 1:
+        found = found.get("text")
+    return found if isinstance(found, str) else body
+
+
+def _huh(message: LeasedMessage, why: Faulty | str, step: str) -> Done:
+    reason = why.why if isinstance(why, Faulty) else why
+    log.info("huh", listener=message.listener, message_id=message.message_id, step=step)
+    body = huh(why, about_tag=message.kind, step=step).decode("utf-8")
+    printable = "".join(c if c.isprintable() else " " for c in reason)
+    return Done(message, HUH, printable, (Answer(None, HUH_TAG, HUH_NAMESPACE, body),))

@@ -1,0 +1,163 @@
+"""How a pump talks to the gateway (XP-08): begin, lease, settle, look up. Any gateway of the log will do."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import orjson
+
+from connectors.gateway_client import read_token
+from connectors.xml_pump.handler_context import SaidMessage
+from connectors.xml_pump.http_connection import HttpConnections
+from connectors.xml_pump.listener_info import LeasedMessage, ListenerInfo, leased_from, listener_from
+from schemas.errors import BackboneUnreachable, Refused, TrunklineError
+from schemas.settings import Settings
+
+_PUMP: Final = "/api/hub/pump"
+_LISTENERS: Final = "/api/hub/listeners"
+_MARGIN_S: Final = 20.0
+_AWAY_S: Final = (0.1, 2.0)
+_AWAY: Final = frozenset({408, 429, 502, 503, 504})
+
+
+class NotTaken(TrunklineError):
+    """The gateway is there and takes this request never."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """What a pump gets. `suspects`: how many messages wait that were handed out before."""
+
+    version: int
+    suspects: int
+    messages: Sequence[LeasedMessage]
+
+
+class Link(Protocol):
+    """What a pump asks the gateway. All of it raises BackboneUnreachable while there is no gateway or no Kafka,
+    Refused when the token is not good for it, NotTaken when the request itself is wrong.
+    """
+
+    async def started(self, pump: str) -> int:
+        """Begin; what an earlier pump of this name held is given back. Returns how many messages that were."""
+
+    async def listeners(self) -> tuple[int, Sequence[ListenerInfo]]:
+        """The active listeners, and the organism's version."""
+
+    async def lease(
+        self, pump: str, wants: Mapping[str, int], free: int, wait_ms: int, version: int, *, alone: bool
+    ) -> Leased:
+        """Messages to handle; waits up to `wait_ms` for one."""
+
+    async def settle(
+        self, pump: str, done: Sequence[Mapping[str, Any]], request_id: str
+    ) -> Sequence[Mapping[str, Any]]:
+        """Tell what came of messages. The same again, with the same id, is the same request."""
+
+    async def history(self, listener: str, thread: str, limit: int) -> Sequence[SaidMessage]:
+        """What was said in a conversation, oldest first."""
+
+
+class GatewayLink:
+    """The gateway that the settings name, asked with the operator's token."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._http = HttpConnections(settings.gateway_url, read_token(settings), settings.gateway.ca_certs)
+        self._timeout_s = settings.gateway.settle_timeout_s + _MARGIN_S
+
+    async def started(self, pump: str) -> int:
+        """See Link."""
+        answer = await self._post(f"{_PUMP}/started", {"pump": pump})
+        return int(answer["released"])
+
+    async def listeners(self) -> tuple[int, Sequence[ListenerInfo]]:
+        """See Link."""
+        answer = await self._ask("GET", _LISTENERS, None, self._timeout_s)
+        return int(answer["version"]), [listener_from(row) for row in answer["listeners"]]
+
+    async def lease(
+        self, pump: str, wants: Mapping[str, int], free: int, wait_ms: int, version: int, *, alone: bool
+    ) -> Leased:
+        """See Link."""
+        asked = {
+            "pump": pump,
+            "wants": wants,
+            "free": free,
+            "alone": alone,
+            "wait_ms": wait_ms,
+            "version": version,
+        }
+        answer = await self._post(f"{_PUMP}/lease", asked, wait_ms / 1000)
+        found = [leased_from(message) for message in answer["messages"]]
+        return Leased(int(answer["version"]), int(answer["suspects"]), found)
+
+    async def settle(
+        self, pump: str, done: Sequence[Mapping[str, Any]], request_id: str
+    ) -> Sequence[Mapping[str, Any]]:
+        """See Link."""
+        answer = await self._post(f"{_PUMP}/settle", {"pump": pump, "done": done}, request_id=request_id)
+        return list(answer["results"])
+
+    async def history(self, listener: str, thread: str, limit: int) -> Sequence[SaidMessage]:
+        """See Link; but it waits while the gateway is away, as long as the handler's time lasts."""
+        asked = {"listener": listener, "thread": thread, "limit": limit}
+        wait_s = _AWAY_S[0]
+        while True:
+            try:
+                answer = await self._post(f"{_PUMP}/history", asked)
+                break
+            except BackboneUnreachable:
+                # The handler that asks has time, and no other way to know.
+                await asyncio.sleep(wait_s)
+                wait_s = min(wait_s * 2, _AWAY_S[1])
+        return [
+            SaidMessage(
+                message_id=said["message_id"],
+                sender=said["sender"],
+                to=said.get("to"),
+                kind=said["kind"],
+                body=said["body"],
+                is_own=bool(said["is_own"]),
+                in_reply_to=said.get("in_reply_to"),
+            )
+            for said in answer["messages"]
+        ]
+
+    def close(self) -> None:
+        """End its connections."""
+        self._http.close()
+
+    async def _post(
+        self, path: str, body: Mapping[str, Any], wait_s: float = 0.0, request_id: str | None = None
+    ) -> Any:
+        key = request_id or uuid.uuid4().hex
+        return await self._ask("POST", path, orjson.dumps(body), self._timeout_s + wait_s, key)
+
+    async def _ask(
+        self, method: str, path: str, body: bytes | None, timeout_s: float, request_id: str | None = None
+    ) -> Any:
+        answer = await self._http.ask(method, path, body, timeout_s, request_id)
+        if answer.status in (200, 201, 202):
+            try:
+                return orjson.loads(answer.body)
+            except ValueError:
+                raise BackboneUnreachable("what answers is no gateway of Trunkline's") from None
+        why = f"the gateway answers {answer.status} ({_reason(answer.body)}) to {method} {path}"
+        if answer.status in _AWAY:
+            raise BackboneUnreachable(why)
+        if answer.status in (401, 403):
+            raise Refused(f"{why}; a pump needs the operator's token")
+        raise NotTaken(why)
+
+
+def _reason(body: bytes) -> str:
+    """The reason that an answer names, and none of its words: they may quote what was sent."""
+    try:
+        reason = orjson.loads(body)["reason"]
+    except (ValueError, KeyError, TypeError):
+        return "no reason"
+    return reason if isinstance(reason, str) and reason.isidentifier() else "no reason"

@@ -1,0 +1,169 @@
+"""Handlers: what a listener runs for each of its messages (XP-06), and how they are found by their names.
+
+    @payload("calculate", namespace="urn:example:calculator:1")
+    @dataclass
+    class Calculate:
+        first: Decimal
+        second: Decimal
+
+    @handles(Calculate)
+    async def add(message):
+        return to_xml(Result(message.payload.first + message.payload.second))
+
+A handler holds no state: any pump process may get the next message. It must not block the event loop, which
+all handlers of a process share.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from types import CodeType, ModuleType
+from typing import Any, Final, TypeVar
+
+from connectors.xml_pump.payload_types import PayloadType, payload_type_of
+from schemas.errors import UsageError
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_ATTRIBUTE: Final = "__trunkline_handler__"
+_WHY_LIMIT: Final = 300
+
+
+class HandlerError(UsageError):
+    """A handler cannot be used; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerMessage:
+    """A message as its handler gets it. `payload`: an instance of the listener's class, or of one of its
+    `replies`; None for what else comes as a reply. `xml`: the payload as it came. `sender` is never what the
+    sender says. `thread`: the listener's name of the conversation, opaque. `is_reply`: it answers a message of
+    this listener.
+    """
+
+    payload: Any
+    xml: bytes
+    root_tag: str
+    sender: str
+    sender_verified: bool
+    thread: str
+    is_reply: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A function with what it takes. `wants_context`: it has a second parameter."""
+
+    function: Callable[..., Awaitable[bytes | None]]
+    payload: PayloadType
+    replies: tuple[PayloadType, ...]
+    wants_context: bool
+
+
+def handles(payload_class: type, *, replies: Sequence[type] = ()) -> Callable[[_Function], _Function]:
+    """Mark `async def f(message)` or `async def f(message, context)` as a handler of a payload class.
+
+    `replies`: classes of the answers that it understands, to what it asked itself. Raises TypeError for what
+    cannot be a handler.
+    """
+
+    kind, kinds = payload_type_of(payload_class), tuple(payload_type_of(one) for one in replies)
+
+    def mark(function: _Function) -> _Function:
+        if not inspect.iscoroutinefunction(function):
+            raise TypeError(f"{function.__qualname__}: a handler is a coroutine function (async def)")
+        parameters = list(inspect.signature(function).parameters.values())
+        if len(parameters) not in (1, 2) or any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters):
+            raise TypeError(f"{function.__qualname__}: a handler takes (message) or (message, context)")
+        setattr(function, _ATTRIBUTE, Handler(function, kind, kinds, len(parameters) == 2))
+        return function
+
+    return mark
+
+
+def load_handler(name: str) -> Handler:
+    """The handler that `module:attribute` names. Raises HandlerError."""
+    module, attribute = split_name(name)
+    return handler_in(imported(module), attribute)
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Module and attribute of `module:attribute`. Raises HandlerError."""
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise HandlerError(f"{name!r}: write module:attribute, such as my_handlers.calculator:add")
+    return module, attribute
+
+
+def imported(module: str) -> ModuleType:
+    """The module. Raises HandlerError with the reason, whatever the module does when it is imported."""
+    return _guarded(module, importlib.import_module)
+
+
+def imported_anew(module: str) -> ModuleType:
+    """The module as its source is now, as a new module object: what runs still keeps the old one.
+
+    Nothing changes when it cannot be imported. Raises HandlerError.
+    """
+    return _guarded(module, _import_anew)
+
+
+def handler_in(module: ModuleType, attribute: str) -> Handler:
+    """The handler of this name in a module. Raises HandlerError."""
+    found = attribute_in(module, attribute)
+    handler = getattr(found, _ATTRIBUTE, None)
+    if not isinstance(handler, Handler):
+        raise HandlerError(
+            f"{module.__name__}:{attribute} is no handler: decorate it with @handles(PayloadClass)"
+        )
+    return handler
+
+
+def attribute_in(module: ModuleType, attribute: str) -> Any:
+    """What a module has by this name. Raises HandlerError."""
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        raise HandlerError(f"{module.__name__} has no {attribute}: name what it defines") from None
+
+
+def _guarded(module: str, how: Callable[[str], ModuleType]) -> ModuleType:
+    try:
+        return how(module)
+    except (Exception, SystemExit) as error:
+        why = f"{type(error).__name__}: {error}"[:_WHY_LIMIT]
+        raise HandlerError(f"cannot import {module} ({why}); is its folder in PYTHONPATH?") from error
+
+
+class _FromSource(SourceFileLoader):
+    """Never from a cached compilation: its time is in whole seconds, and a file may change twice in one."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The code of the source as it is now."""
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
+def _import_anew(name: str) -> ModuleType:
+    importlib.invalidate_caches()
+    before = sys.modules.pop(name, None)
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None or not isinstance(spec.loader, SourceFileLoader):
+            return importlib.import_module(name)
+        spec.loader = _FromSource(name, spec.origin)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        if before is not None:
+            sys.modules[name] = before
+        raise
+    return module

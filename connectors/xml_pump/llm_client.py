@@ -1,0 +1,75 @@
+"""What a language model's listener needs of a client (XP-15): one call, and what it gives back.
+
+A client is named in `conf/organism.yaml` as `client: module:attribute`: an object with `complete`, or a class
+whose instances have it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from connectors.xml_pump.handlers import HandlerError
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message as a model sees it. `role`: `user` who asks, `assistant` the model itself, `tool` what came
+    back from a listener that it called, `system` a remark of the pump. `name`: who said it, or to whom a call
+    went. `content` is XML, but for remarks. `call`: the message id of the call that it is, or that it answers.
+    """
+
+    role: Literal["user", "assistant", "tool", "system"]
+    name: str
+    content: str
+    call: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a listener that the model sees: its name, and its arguments as its `input_schema` has them."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What a model says: calls, or a text for who asked, or both. Neither means that it waits for what is still
+    to come. `tokens`: what it has cost, for the limit a minute.
+    """
+
+    text: str = ""
+    calls: Sequence[ToolCall] = field(default_factory=tuple)
+    tokens: int = 0
+
+
+@runtime_checkable
+class LlmClient(Protocol):
+    """Asks a language model. Several calls run at once; it must not block the event loop."""
+
+    async def complete(
+        self,
+        model: str,
+        system_prompt: str,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> Completion:
+        """What the model says next. Whatever it raises becomes a <huh> to who asked."""
+
+
+def client_of(found: object, name: str) -> LlmClient:
+    """The client that an attribute is, or makes. Raises HandlerError."""
+    if inspect.isclass(found):
+        try:
+            found = found()
+        except Exception as error:
+            raise HandlerError(f"{name}: cannot be made without arguments ({type(error).__name__})") from error
+    if not inspect.iscoroutinefunction(getattr(found, "complete", None)):
+        raise HandlerError(
+            f"{name} is no client: give it async def complete(model, system_prompt, messages, tools)"
+        )
+    assert isinstance(found, LlmClient)  # noqa: S101  the line before has looked
+    return found

@@ -1,0 +1,161 @@
+"""A listener that a language model answers for (XP-15): it sees the conversation and its tools, and says what
+is next.
+
+One message leads to one question to the model. What it was told is in the log, so any pump may ask the next
+time: the model gets the conversation up to the message that came, with what it still waits for. It may call
+listeners that it was given; a call to anybody else goes the same way and is answered by a <huh>, because to it
+there is nobody else (XP-09).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from lxml import etree  # type: ignore[import-untyped]
+
+from connectors.xml_pump.answer_payloads import payloads_of
+from connectors.xml_pump.done_messages import Answer, AnswerFault
+from connectors.xml_pump.envelope import TEXT_NAMESPACE, text_payload
+from connectors.xml_pump.handler_context import HandlerContext, SaidMessage
+from connectors.xml_pump.handlers import ListenerMessage
+from connectors.xml_pump.listener_table import RAW_ARGUMENT, ListenerTable, RunnableListener
+from connectors.xml_pump.llm_client import ChatMessage, Completion, ToolCall
+from connectors.xml_pump.payload_shapes import Record
+from connectors.xml_pump.payload_types import PayloadType
+from connectors.xml_pump.safe_xml import canonical_bytes
+from connectors.xml_pump.xml_limits import XmlLimits
+
+TEXT_TAG: Final = "text"
+HUH_TAG: Final = "huh"
+ANSWER_KIND: Final = "answer"
+_HISTORY: Final = 200
+_NOT_A_NAME: Final = re.compile(r"[^A-Za-z0-9._-]")
+
+
+async def answer_llm(
+    listener: RunnableListener,
+    message: ListenerMessage,
+    message_id: str,
+    context: HandlerContext,
+    table: ListenerTable,
+    limits: XmlLimits,
+) -> tuple[Sequence[Answer], int]:
+    """What the model answers, and how many tokens it took."""
+    info, client = listener.info, listener.client
+    assert client is not None  # noqa: S101  a listener of this type has one
+    said = _up_to(message_id, await context.history(_HISTORY), message)
+    completion = await client.complete(
+        str(info.options.get("model") or ""),
+        str(info.options.get("system_prompt") or ""),
+        conversation(said, {str(tool["name"]) for tool in context.tools}),
+        context.tools,
+    )
+    if not isinstance(completion, Completion):
+        raise AnswerFault("the language model's client gave back no Completion")
+    answers = [_call(call, table, limits) for call in completion.calls]
+    if completion.text:
+        answers += _text(completion.text, limits)
+    return answers, completion.tokens
+
+
+def conversation(said: Sequence[SaidMessage], tools: set[str]) -> list[ChatMessage]:
+    """What was said, as a model is told of it; last of all, whose answers it still waits for."""
+    own = {one.message_id for one in said if one.is_own}
+    found = []
+    for one in said:
+        if one.is_own:
+            found.append(ChatMessage("assistant", one.to or "", one.body, one.message_id))
+        elif one.in_reply_to in own or one.sender in tools or one.kind == HUH_TAG:
+            found.append(ChatMessage("tool", one.sender, one.body, one.in_reply_to))
+        else:
+            found.append(ChatMessage("user", one.sender, one.body))
+    answered = {one.in_reply_to for one in said if not one.is_own}
+    waited_for = [one.to for one in said if one.is_own and one.to in tools and one.message_id not in answered]
+    if waited_for:
+        names = ", ".join(str(name) for name in waited_for)
+        remark = f"No answer yet from: {names}. Say nothing and call nobody to wait for them."
+        found.append(ChatMessage("system", "", remark))
+    return found
+
+
+def _up_to(message_id: str, said: Sequence[SaidMessage], message: ListenerMessage) -> Sequence[SaidMessage]:
+    """The conversation as it was when the message came. Two answers that come at once are two questions to the
+    model, and only in the second it has both.
+    """
+    for place, one in enumerate(said):
+        if one.message_id == message_id:
+            return said[: place + 1]
+    last = SaidMessage(
+        message_id, message.sender, None, message.root_tag, message.xml.decode("utf-8"), False, None
+    )
+    return [*said, last]
+
+
+def _call(call: ToolCall, table: ListenerTable, limits: XmlLimits) -> Answer:
+    """A call as a message. What cannot be said in the listener's own form goes as text, and the listener says
+    what it takes.
+    """
+    name = _NOT_A_NAME.sub("_", call.name)[:128].lstrip("._-") or "nobody"
+    kind = table.kind_of(call.name)
+    if kind is not None:
+        body = arguments_as_xml(kind, call.arguments)
+        if body is not None:
+            return Answer(name, kind.root_tag, kind.namespace, body.decode("utf-8"))
+    raw = call.arguments.get(RAW_ARGUMENT)
+    if kind is None and isinstance(raw, str):
+        try:
+            found = payloads_of(raw.encode("utf-8", "replace"), limits)
+        except AnswerFault:
+            found = []
+        if len(found) == 1:
+            return Answer(name, found[0].kind, found[0].namespace, found[0].body)
+    shown = json.dumps(call.arguments, ensure_ascii=False, default=str)
+    return Answer(name, TEXT_TAG, TEXT_NAMESPACE, text_payload("call", shown).decode("utf-8"))
+
+
+def _text(text: str, limits: XmlLimits) -> list[Answer]:
+    """A model's text: the payloads that it holds, if it is XML, else as a text."""
+    if text.lstrip().startswith("<"):
+        try:
+            found = payloads_of(text.encode("utf-8", "replace"), limits)
+        except AnswerFault:
+            found = []
+        if found:
+            return found
+    body = text_payload(ANSWER_KIND, text)
+    if len(body) > limits.document_bytes:
+        raise AnswerFault("the language model's text is too large")
+    return [Answer(None, TEXT_TAG, TEXT_NAMESPACE, body.decode("utf-8"))]
+
+
+def arguments_as_xml(kind: PayloadType, arguments: Mapping[str, Any]) -> bytes | None:
+    """The payload that JSON arguments mean, in the order of the class's fields; None when XML cannot hold it.
+
+    Whether it is right is for the listener to say: a model learns from the <huh>.
+    """
+    root = etree.Element(kind.qualified_tag, nsmap={None: kind.namespace})
+    try:
+        _fill(root, kind.shape, arguments, kind.namespace)
+        return canonical_bytes(root)
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def _fill(element: Any, shape: Record, values: Mapping[str, Any], namespace: str) -> None:
+    known = [slot.name for slot in shape.slots]
+    for name in [*known, *(name for name in values if name not in known)]:
+        value = values.get(name)
+        if value is None:
+            continue
+        slot = next((slot for slot in shape.slots if slot.name == name), None)
+        for item in value if isinstance(value, list) else [value]:
+            child = etree.SubElement(element, f"{{{namespace}}}{name}")
+            if isinstance(item, Mapping) and slot is not None and isinstance(slot.shape, Record):
+                _fill(child, slot.shape, item, namespace)
+            elif isinstance(item, (Mapping, list)):
+                child.text = json.dumps(item, ensure_ascii=False)
+            else:
+                child.text = str(item).lower() if isinstance(item, bool) else str(item)

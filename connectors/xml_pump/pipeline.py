@@ -1,0 +1,108 @@
+"""A listener's pipeline (XP-02): bytes in, a value out, or what to tell the sender.
+
+    pipeline = Pipeline(payload_type_of(Calculate))
+    taken = pipeline.run(document)
+    taken.value, taken.notes
+
+The steps, in their order: `repair` (parsed once; mended only if it must be; comments, processing instructions
+and schema hints go out of the tree), `canonicalization` (C14N, of what is kept: the payload), `envelope`,
+`extraction`, `payload`, `value`. Nothing is parsed twice. `Pipeline(None)` is the system's (XP-10): the same
+without a schema, and the value is the element itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from time import perf_counter_ns
+from typing import Any, Final
+
+from connectors.xml_pump.envelope import OpenedMessage, canonical_payload, check_envelope, taken_out
+from connectors.xml_pump.payload_faults import schema_fault, wrong_root
+from connectors.xml_pump.payload_types import PayloadType
+from connectors.xml_pump.safe_xml import repair
+from connectors.xml_pump.xml_faults import Faulty
+from connectors.xml_pump.xml_limits import DEFAULT_LIMITS, XmlLimits
+
+STEPS: Final = ("repair", "canonicalization", "envelope", "extraction", "payload", "value")
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a pipeline has made of a document. `step_ns` is empty unless the run was timed."""
+
+    message: OpenedMessage
+    value: Any
+    notes: tuple[str, ...] = ()
+    step_ns: dict[str, int] = field(default_factory=dict)
+
+
+class Pipeline:
+    """The pipeline of one listener. Any number of threads may use it at once."""
+
+    __slots__ = ("_kind", "_limits", "_validate")
+
+    def __init__(
+        self, kind: PayloadType | None, schema: Any = None, limits: XmlLimits = DEFAULT_LIMITS
+    ) -> None:
+        """`schema` is the compiled schema of `kind`, made from it if not given."""
+        self._kind = kind
+        self._limits = limits
+        self._validate: Callable[[Any], bool] | None = None
+        if kind is not None:
+            self._validate = (schema if schema is not None else kind.schema).validate
+
+    def run(self, document: bytes, *, timed: bool = False) -> Taken:
+        """All steps on a whole document. Raises XmlRefused, and Faulty for what becomes a `<huh>`."""
+        marks = [perf_counter_ns()] if timed else None
+        repaired = repair(document, self._limits)
+        _mark(marks)
+        root, notes = repaired.root, repaired.notes
+        canonical = canonical_payload(root, notes, self._limits)
+        _mark(marks)
+        check_envelope(root, notes)
+        _mark(marks)
+        message = taken_out(root, canonical, notes)
+        _mark(marks)
+        element = root[-1]
+        self._check(element, message.notes)
+        _mark(marks)
+        value = self._value(element, message.notes)
+        _mark(marks)
+        if marks is None:
+            return Taken(message, value, message.notes)
+        spent = {step: end - begin for step, (begin, end) in zip(STEPS, pairwise(marks), strict=True)}
+        return Taken(message, value, message.notes, spent)
+
+    def take_payload(self, payload: bytes) -> Any:
+        """The steps from the payload check on, for a payload element alone, from whatever door: it is parsed
+        as carefully as a document. Raises XmlRefused, Faulty.
+        """
+        tag = self._kind.root_tag if self._kind else "message"
+        repaired = repair(payload, self._limits, root_tag=tag)
+        self._check(repaired.root, repaired.notes)
+        return self._value(repaired.root, repaired.notes)
+
+    def _check(self, element: Any, notes: tuple[str, ...]) -> None:
+        kind = self._kind
+        if kind is None or self._validate is None:
+            return
+        if element.tag != kind.qualified_tag:
+            raise Faulty("payload", wrong_root(kind, element.tag), kind.example.decode(), notes)
+        if not self._validate(element):
+            raise Faulty("payload", schema_fault(kind, element), kind.example.decode(), notes)
+
+    def _value(self, element: Any, notes: tuple[str, ...]) -> Any:
+        kind = self._kind
+        if kind is None:
+            return element
+        try:
+            return kind.read(element)
+        except Faulty as fault:
+            raise Faulty("value", fault.why, kind.example.decode(), notes) from None
+
+
+def _mark(marks: list[int] | None) -> None:
+    if marks is not None:
+        marks.append(perf_counter_ns())

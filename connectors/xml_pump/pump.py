@@ -1,0 +1,338 @@
+"""The pump: decides how many messages run at once, gets them, has them delivered, tells what came of them
+(XP-08).
+
+**Delivers** each message that it leased to its listener, and what the listener answered to the gateway.
+**Acknowledges when** the handler has ended; the answers are in the acknowledgement.
+**Loses when** never: what it held when it was killed is handed out again, and an answer whose acknowledgement
+came too late is not sent.
+
+It takes no more than it has places for, and asks again when a place gets free. What was handed out before, to
+a pump that may have died of it, runs alone: the pump lets what runs come to its end, asks for one of these,
+and half of the time it goes on with the rest. What does not come to its end soon is not waited for; then the
+turn of these comes later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from connectors.xml_pump.dispatcher import Delivered, Dispatcher
+from connectors.xml_pump.done_messages import NACK, Done
+from connectors.xml_pump.gateway_link import Leased, Link
+from connectors.xml_pump.listener_info import LeasedMessage
+from connectors.xml_pump.listener_table import ListenerTable, TableMaker
+from connectors.xml_pump.settling import BACKOFF_S, Settler
+from connectors.xml_pump.token_rate import TokenRate
+from schemas.errors import BackboneUnreachable
+
+log = structlog.stdlib.get_logger(__name__)
+
+_Found = TypeVar("_Found")
+
+_POLLS: Final = 4
+# What waits at the gateway ends by itself soon enough for a pump that is to end.
+_WAIT_MS: Final = 1000
+# A second request waits only as long as the first may not know of a place.
+_MORE_WAIT_MS: Final = 250
+# When there was nothing for it, so long the pump does not ask in the same way.
+_REST_S: Final = 0.1
+_ALONE_REST_S: Final = 0.5
+_TURN_S: Final = (0.05, 5.0)
+# So long it asks for nothing, to handle a message alone.
+_DRAIN_S: Final = 5.0
+_FINISH_S: Final = 8.0
+_TELL_S: Final = 3.0
+
+
+@dataclass(slots=True)
+class _Poll:
+    wants: Mapping[str, int]
+    free: int
+
+
+class Pump:
+    """One pump. `concurrency`: how many messages it handles at once, of all listeners. `share`: this pump's
+    part of each limit of tokens a minute. Everything runs in one event loop.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        link: Link,
+        maker: TableMaker,
+        dispatcher: Callable[[Callable[[str, int], None]], Dispatcher],
+        settler: Settler,
+        *,
+        concurrency: int,
+        share: float = 1.0,
+        finish_s: float = _FINISH_S,
+        drain_s: float = _DRAIN_S,
+    ) -> None:
+        self.name = name
+        self._link = link
+        self._maker = maker
+        self._dispatcher = dispatcher(self._spent)
+        self._settler = settler
+        self._concurrency = concurrency
+        self._share = share
+        self._finish_s = finish_s
+        self._drain_s = drain_s
+        self._table = ListenerTable()
+        self._changing = asyncio.Lock()
+        self._rates: dict[str, TokenRate] = {}
+        self._under_way: Counter[str] = Counter()
+        self._runs: dict[asyncio.Task[None], LeasedMessage] = {}
+        self._polls: dict[asyncio.Task[None], _Poll] = {}
+        self._news = asyncio.Event()
+        self._stopping = False
+        self._failure: BaseException | None = None
+        self._suspects = 0
+        self._suspects_turn_at = 0.0
+        self._ask_at = 0.0
+        self._away_s = 0.0
+        self._vain_s = 0.0
+        self._strays = 0
+
+    @property
+    def under_way(self) -> list[LeasedMessage]:
+        """What it handles now."""
+        return list(self._runs.values())
+
+    async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
+        """Pump until `stop` is set; then let what runs come to its end. Raises Refused, NotTaken."""
+        watch = asyncio.create_task(self._watch(stop))
+        try:
+            released = await self._until_there("started", lambda: self._link.started(self.name))
+            if released is not None:
+                log.info("started", pump=self.name, released=released)
+                await self._change(None)
+                ready()
+            while not self._stopping:
+                if self._failure is not None:
+                    raise self._failure
+                if self._suspects and time.monotonic() >= self._suspects_turn_at:
+                    await self._run_alone()
+                else:
+                    self._ask()
+                    await self._news_within(1.0)
+        finally:
+            self._stopping = True
+            watch.cancel()
+            await self._end()
+
+    async def _watch(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._stopping = True
+        self._news.set()
+
+    async def _news_within(self, seconds: float) -> None:
+        """Wait until a request or a handler has ended, or a signal came."""
+        soonest = min([seconds, *(at - time.monotonic() for at in (self._ask_at,) if at > time.monotonic())])
+        try:
+            async with asyncio.timeout(max(0.001, soonest)):
+                await self._news.wait()
+        except TimeoutError:
+            pass
+        self._news.clear()
+
+    def _ask(self) -> None:
+        """Ask for messages, if there are places that no request under way asks for."""
+        if len(self._polls) >= _POLLS or time.monotonic() < self._ask_at:
+            return
+        asked: Counter[str] = Counter()
+        for poll in self._polls.values():
+            asked.update(poll.wants)
+        free = self._concurrency - len(self._runs) - sum(poll.free for poll in self._polls.values())
+        wants = {name: most for name in self._table.runnable if (most := self._places(name, asked[name])) > 0}
+        if free <= 0 or (self._polls and all(asked[name] for name in wants)):
+            return
+        wait_ms = _MORE_WAIT_MS if self._polls else _WAIT_MS
+        task = asyncio.create_task(self._poll(wants, free, wait_ms))
+        self._polls[task] = _Poll(wants, free)
+        task.add_done_callback(self._poll_ended)
+
+    def _places(self, name: str, asked: int) -> int:
+        busy = self._under_way[name] + asked
+        most = self._table.listeners[name].concurrency - busy
+        rate = self._rates.get(name)
+        return most if rate is None else rate.places(busy, max(0, most))
+
+    async def _poll(self, wants: Mapping[str, int], free: int, wait_ms: int) -> None:
+        begun = time.monotonic()
+        leased = await self._lease(wants, free, wait_ms, alone=False)
+        if leased is None:
+            return
+        await self._take(leased)
+        now = time.monotonic()
+        if not leased.messages and now - begun < wait_ms / 2000:
+            # It was told so at once, and would be the next time.
+            self._ask_at = now + _REST_S
+            if leased.suspects and not self._vain_s:
+                self._suspects_turn_at = now  # nobody else needs the time
+
+    async def _lease(self, wants: Mapping[str, int], free: int, wait_ms: int, *, alone: bool) -> Leased | None:
+        """What the gateway gives; None when it is away, after a while, or when the pump is to end."""
+        version = self._table.version
+        return await self._until_there(
+            "lease", lambda: self._link.lease(self.name, wants, free, wait_ms, version, alone=alone), attempts=1
+        )
+
+    def _poll_ended(self, task: asyncio.Task[None]) -> None:
+        del self._polls[task]
+        self._note_failure(task)
+
+    def _note_failure(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            self._failure = failure
+        self._news.set()
+
+    async def _take(self, leased: Leased) -> None:
+        """Begin with what was leased, with the listeners as they are now."""
+        self._suspects = leased.suspects
+        if not leased.suspects:
+            self._vain_s = 0.0
+        if leased.version != self._table.version and not self._stopping:
+            await self._change(leased.version)
+        for message in leased.messages:
+            task = asyncio.create_task(self._handle(message, self._table))
+            self._runs[task] = message
+            self._under_way[message.listener] += 1
+            task.add_done_callback(self._run_ended)
+
+    def _run_ended(self, task: asyncio.Task[None]) -> None:
+        message = self._runs.pop(task)
+        self._under_way[message.listener] -= 1
+        self._note_failure(task)
+
+    async def _handle(self, message: LeasedMessage, table: ListenerTable) -> None:
+        try:
+            if self._stopping:
+                raise asyncio.CancelledError
+            delivered = await self._dispatcher.deliver(message, table)
+        except asyncio.CancelledError:
+            delivered = Delivered(Done(message, NACK, "the pump ends"))
+        await self._settler.settle(delivered.done)
+        if delivered.stray is not None and not self._stopping:
+            # It holds its place until it has really ended.
+            log.error("handler_ignores_cancel", listener=message.listener, message_id=message.message_id)
+            self._strays += 1
+            self._news.set()
+            try:
+                await asyncio.wait({delivered.stray})
+            finally:
+                self._strays -= 1
+
+    def _is_busy(self) -> bool:
+        """Whether a message is under way that nothing is told of yet."""
+        return len(self._runs) > self._strays
+
+    async def _run_alone(self) -> None:
+        """Let everything come to its end, then handle one message that was handed out before."""
+        deadline = time.monotonic() + self._drain_s
+        while (self._is_busy() or self._polls) and not self._stopping and self._failure is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                # It may run for an hour, and others have places.
+                self._postpone_suspects(self._drain_s)
+                return
+            await self._news_within(min(1.0, left))
+        if self._stopping or self._failure is not None:
+            return
+        begun = time.monotonic()
+        leased = None
+        if len(self._runs) < self._concurrency:
+            wants = {name: 1 for name in self._table.runnable if self._places(name, 0) > 0}
+            leased = await self._lease(wants, 1, 0, alone=True)
+        if leased is not None:
+            await self._take(leased)
+        if leased is None or not leased.messages:
+            # Another pump has it, or its listener may have none now.
+            self._postpone_suspects(_ALONE_REST_S)
+            return
+        self._vain_s = 0.0
+        while self._is_busy() and not self._stopping and self._failure is None:
+            await self._news_within(1.0)
+        took_s = min(max(time.monotonic() - begun, _TURN_S[0]), _TURN_S[1])
+        self._suspects_turn_at = time.monotonic() + took_s
+
+    def _postpone_suspects(self, least_s: float) -> None:
+        """A turn was in vain: the next comes later, and later each time."""
+        self._vain_s = min(max(self._vain_s * 2, least_s), _TURN_S[1])
+        self._suspects_turn_at = time.monotonic() + self._vain_s
+
+    async def _change(self, version: int | None) -> None:
+        """Fetch the listeners anew, unless somebody else just did."""
+        async with self._changing:
+            if version == self._table.version:
+                return
+            found = await self._until_there("listeners", self._link.listeners)
+            if found is None:
+                return
+            version, infos = found
+            # Importing a handler may take its time, and others run.
+            self._table = await asyncio.to_thread(self._maker.make, version, infos)
+            limits = {one.name: one.tokens_per_minute for one in infos if one.tokens_per_minute is not None}
+            self._rates = {name: self._rate(name, limit) for name, limit in limits.items()}
+            log.info("listeners", version=version, listeners=len(infos), runnable=len(self._table.runnable))
+
+    def _rate(self, name: str, limit: int) -> TokenRate:
+        rate = self._rates.get(name) or TokenRate(limit)
+        rate.per_minute = limit * self._share
+        return rate
+
+    def _spent(self, name: str, tokens: int) -> None:
+        rate = self._rates.get(name)
+        if rate is not None:
+            rate.spend(tokens)
+
+    async def _until_there(
+        self, what: str, ask: Callable[[], Awaitable[_Found]], attempts: int | None = None
+    ) -> _Found | None:
+        """The answer, after growing waits while the gateway is away; None when the pump is to end, or after so
+        many attempts and the wait behind them.
+        """
+        attempt = 0
+        while not self._stopping:
+            try:
+                found = await ask()
+            except BackboneUnreachable as error:
+                self._away_s = min(max(self._away_s * 2, BACKOFF_S[0]), BACKOFF_S[1])
+                log.warning("gateway_away", what=what, why=str(error), wait_s=self._away_s)
+                await self._pause(self._away_s)
+            else:
+                self._away_s = 0.0
+                return found
+            attempt += 1
+            if attempts is not None and attempt >= attempts:
+                return None
+        return None
+
+    async def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self._stopping and (left := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, 0.1))
+
+    async def _end(self) -> None:
+        """Let what runs come to its end, give back what does not, and wait until that is told."""
+        if self._polls or self._runs:
+            log.info("ending", under_way=len(self._runs))
+        pending: set[asyncio.Task[Any]] = {*self._polls, *self._runs}
+        deadline = time.monotonic() + self._finish_s
+        while pending and (left := deadline - time.monotonic()) > 0:
+            await asyncio.wait(pending, timeout=left)
+            pending = {*self._polls, *self._runs}
+        for task in [*self._polls, *self._runs]:
+            task.cancel()
+        pending = {*self._polls, *self._runs}
+        if pending:
+            await asyncio.wait(pending, timeout=_TELL_S)
+        self._settler.give_up()
+        for task in [*self._polls, *self._runs]:
+            task.cancel()

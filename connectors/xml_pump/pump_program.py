@@ -1,0 +1,126 @@
+"""The program of a pump process: `python -m connectors.xml_pump`.
+
+Any number may run, on any machine that reaches a gateway; each takes a name of its own. SIGTERM and SIGINT let
+it take nothing new and finish what runs; what does not end in time is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from connectors.json_log import configure_json_log
+from connectors.xml_pump.dispatcher import Dispatcher, limit_in
+from connectors.xml_pump.gateway_link import GatewayLink
+from connectors.xml_pump.listener_table import TableMaker
+from connectors.xml_pump.loop_watchdog import LoopWatchdog
+from connectors.xml_pump.pump import Pump
+from connectors.xml_pump.pump_name import take_name
+from connectors.xml_pump.settling import Settler
+from connectors.xml_pump.xml_limits import XmlLimits
+from schemas.errors import TrunklineError
+from schemas.settings import Settings, SettingsError, load_settings
+
+log = structlog.stdlib.get_logger("connectors.xml_pump")  # __name__ may be __main__
+
+READY_FILE: Final = "TRUNKLINE_READY_FILE"
+SCHEMAS_FOLDER: Final = "listener_schemas"
+NAMES_FOLDER: Final = "xml_pump"
+# What a request has beside what it tells.
+_REQUEST_MARGIN: Final = 2048
+_OWN_LIMIT_S: Final = 30.0
+_STRAY_S: Final = 1.0
+
+
+def make_pump(settings: Settings, name: str) -> tuple[Pump, GatewayLink]:
+    """A pump under these settings; in the loop that will run it. Raises UsageError."""
+    link = GatewayLink(settings)
+    limits = XmlLimits(document_bytes=settings.limits.payload_bytes)
+    request_bytes = settings.limits.payload_bytes - _REQUEST_MARGIN
+    maker = TableMaker(settings.data_path / SCHEMAS_FOLDER, limits)
+
+    def dispatcher(spent: Callable[[str, int], None]) -> Dispatcher:
+        return Dispatcher(link, maker.system_pipeline, limits, request_bytes, spent)
+
+    pump = Pump(
+        name,
+        link,
+        maker,
+        dispatcher,
+        Settler(link, name, request_bytes),
+        concurrency=settings.xml_pump.concurrency,
+        share=1 / max(1, settings.xml_pump.processes),
+    )
+    return pump, link
+
+
+async def run(settings: Settings, name: str, ready_file: Path | None) -> None:
+    """Pump until SIGTERM or SIGINT. Raises TrunklineError."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.set_exception_handler(_task_failed)
+    pump, link = make_pump(settings, name)
+
+    def limit_of(task: asyncio.Task[object] | None) -> tuple[float, str]:
+        """How long the task that has the loop may keep it: a handler's by its time limit."""
+        found = None if task is None else limit_in(task.get_name())
+        if found is not None:
+            return found
+        # A task that a handler made for itself, or one of ours.
+        longest = max((message.timeout_ms / 1000 for message in pump.under_way), default=0.0)
+        return max(longest, _OWN_LIMIT_S), "unknown"
+
+    watchdog = LoopWatchdog(limit_of)
+    watchdog.start()
+    try:
+        await pump.run(stop, (lambda: None) if ready_file is None else ready_file.touch)
+    finally:
+        await _end_strays()
+        watchdog.stop()
+        link.close()
+
+
+def _task_failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A task of a handler's own that failed: what kind of error it was, and not its words."""
+    log.error("task_failed", error=type(context.get("exception")).__name__)
+
+
+async def _end_strays() -> None:
+    """Handlers that run on though they were cancelled, twice by now, end with the process."""
+    strays = {task for task in asyncio.all_tasks() if limit_in(task.get_name()) is not None}
+    if strays:
+        await asyncio.wait(strays, timeout=_STRAY_S)
+    if any(not task.done() for task in strays):
+        log.error("handler_ignores_cancel", tasks=len(strays))
+        os._exit(0)
+
+
+def main() -> int:
+    """Run a pump until SIGTERM or SIGINT. Returns the exit code."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))  # until the loop takes them
+    try:
+        settings = load_settings()
+    except SettingsError as error:
+        print(f"xml_pump: {error}", file=sys.stderr)
+        return 2
+    configure_json_log("xml_pump", [])
+    ready = os.environ.get(READY_FILE)
+    try:
+        name, lock = take_name(settings.data_path / NAMES_FOLDER)
+        with lock:
+            asyncio.run(run(settings, name, Path(ready) if ready else None))
+    except (TrunklineError, SettingsError, OSError) as error:
+        log.error("ended", error=str(error))
+        return error.exit_code if isinstance(error, TrunklineError) else 1
+    log.info("stopped", pump=name)
+    return 0

@@ -1,0 +1,139 @@
+"""Tells the gateway what came of messages, many in one request, until it has answered (XP-08).
+
+Nothing that was done is forgotten while the process lives: without a gateway the same request is sent again
+and again, with growing waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import orjson
+import structlog
+
+from connectors.xml_pump.done_messages import HUH, NACK, Answer, Done
+from connectors.xml_pump.gateway_link import Link, NotTaken
+from connectors.xml_pump.huh import HUH_NAMESPACE, huh
+from schemas.errors import BackboneUnreachable, Refused
+
+log = structlog.stdlib.get_logger(__name__)
+
+# What ends within this time travels in one request.
+_GATHER_S: Final = 0.002
+_IN_FLIGHT: Final = 4
+_ITEMS: Final = 100
+BACKOFF_S: Final = (0.1, 2.0)
+_SETTLED: Final = ("accepted", "duplicate")
+# What reading an answer raises that is not as agreed.
+_UNREADABLE: Final = (AttributeError, KeyError, TypeError)
+
+
+class _Item(NamedTuple):
+    done: Done
+    body: Mapping[str, Any]
+    size: int
+    told: asyncio.Future[None]
+
+
+class Settler:
+    """Gathers what was done and tells it. `request_bytes`: how large a request may be. For one event loop."""
+
+    def __init__(self, link: Link, pump: str, request_bytes: int) -> None:
+        self._link = link
+        self._pump = pump
+        self._request_bytes = request_bytes
+        self._waiting: list[_Item] = []
+        self._sending: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def settle(self, done: Done) -> None:
+        """Return when the gateway has answered for this message."""
+        loop = asyncio.get_running_loop()
+        body = done.as_json()
+        item = _Item(done, body, len(orjson.dumps(body)) + 1, loop.create_future())
+        self._waiting.append(item)
+        if self._timer is None:
+            self._timer = loop.call_later(_GATHER_S, self._send_waiting)
+        await item.told
+
+    def give_up(self) -> None:
+        """Stop telling; what is not told yet is given back by the gateway in its own time."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._sending:
+            task.cancel()
+
+    def _send_waiting(self) -> None:
+        self._timer = None
+        while self._waiting and len(self._sending) < _IN_FLIGHT:
+            task = asyncio.create_task(self._tell(self._next_batch()))
+            self._sending.add(task)
+            task.add_done_callback(self._sent)
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        self._sending.discard(task)
+        if self._waiting and self._timer is None:
+            self._send_waiting()
+
+    def _next_batch(self) -> list[_Item]:
+        size, count = 0, 0
+        for item in self._waiting[:_ITEMS]:
+            if count and size + item.size > self._request_bytes:
+                break
+            size += item.size
+            count += 1
+        batch, self._waiting = self._waiting[:count], self._waiting[count:]
+        return batch
+
+    async def _tell(self, batch: Sequence[_Item]) -> None:
+        request_id, wait_s = uuid.uuid4().hex, BACKOFF_S[0]
+        while True:
+            try:
+                results = await self._link.settle(self._pump, [item.body for item in batch], request_id)
+                verdicts = {str(result["message_id"]): result.get("verdict") for result in results}
+                reasons = {str(result["message_id"]): result.get("reason") for result in results}
+                break
+            except (BackboneUnreachable, Refused, *_UNREADABLE) as error:
+                why = "its answer cannot be read" if isinstance(error, _UNREADABLE) else str(error)
+                log.warning("gateway_away", what="settle", messages=len(batch), why=why, wait_s=wait_s)
+                await asyncio.sleep(wait_s)
+                wait_s = min(wait_s * 2, BACKOFF_S[1])
+            except Exception as error:  # noqa: BLE001  refused, or no answer of ours: never again the same
+                await self._tell_otherwise(batch, error)
+                return
+        for item in batch:
+            message_id = item.done.message.message_id
+            if verdicts.get(message_id) not in _SETTLED:
+                # Its lease has run out, and another pump has it or has had it.
+                where = {"listener": item.done.message.listener, "message_id": message_id}
+                log.warning("not_settled", **where, reason=reasons.get(message_id))
+            _told(item)
+
+    async def _tell_otherwise(self, batch: Sequence[_Item], error: Exception) -> None:
+        """A request that is not taken: each message by itself, then without its answers, then not at all."""
+        if len(batch) > 1:
+            for item in batch:
+                await self._tell([item])
+            return
+        (item,) = batch
+        done = item.done
+        where = {"listener": done.message.listener, "message_id": done.message.message_id}
+        why = str(error) if isinstance(error, NotTaken) else type(error).__name__
+        log.error("not_taken", **where, outcome=done.outcome, why=why)
+        if done.outcome == NACK or done.reason == _UNSENDABLE:
+            _told(item)
+            return
+        body = huh(_UNSENDABLE, about_tag=done.message.kind, step="answer").decode("utf-8")
+        other = Done(done.message, HUH, _UNSENDABLE, (Answer(None, "huh", HUH_NAMESPACE, body),))
+        await self._tell([_Item(other, other.as_json(), item.size, item.told)])
+
+
+_UNSENDABLE: Final = "the listener's answer cannot be sent"
+
+
+def _told(item: _Item) -> None:
+    if not item.told.done():
+        item.told.set_result(None)

@@ -1,0 +1,69 @@
+"""What other doors say, as a payload class: `<text kind="…">` (the design's table of doors).
+
+@handles(Note, replies=(Text,))
+async def hear(message):
+    if isinstance(message.payload, Text): ...
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from connectors.xml_pump.envelope import TEXT_NAMESPACE, text_payload
+from connectors.xml_pump.payload_shapes import record_of
+from connectors.xml_pump.payload_types import ATTRIBUTE, PayloadType
+
+TEXT_TAG: Final = "text"
+_XSD: Final = f"""<?xml version="1.0" encoding="UTF-8"?>
+<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema" targetNamespace="{TEXT_NAMESPACE}">
+  <xs:element name="{TEXT_TAG}">
+    <xs:complexType>
+      <xs:simpleContent>
+        <xs:extension base="xs:string">
+          <xs:attribute name="kind" type="xs:string" use="required"/>
+        </xs:extension>
+      </xs:simpleContent>
+    </xs:complexType>
+  </xs:element>
+</xs:schema>
+"""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text, and what its sender's door calls its kind."""
+
+    kind: str
+    body: str
+
+
+@dataclass(frozen=True)
+class _TextType(PayloadType):
+    """Not derived: the kind is an attribute, and the text stands in the element itself."""
+
+    def read(self, element: Any) -> Text:
+        return Text(element.get("kind", ""), element.text or "")
+
+    def write(self, instance: Any) -> bytes:
+        return text_payload(instance.kind, instance.body)
+
+
+_PARAMETERS: Final = {name: {"type": "string"} for name in ("kind", "body")}
+setattr(
+    Text,
+    ATTRIBUTE,
+    _TextType(
+        Text,
+        TEXT_TAG,
+        TEXT_NAMESPACE,
+        _XSD,
+        text_payload("note", "some words"),
+        {
+            "name": TEXT_TAG,
+            "description": "Say something in plain words.",
+            "input_schema": {"type": "object", "properties": _PARAMETERS, "required": [*_PARAMETERS]},
+        },
+        record_of(Text, TEXT_NAMESPACE),
+    ),
+)
