@@ -1,0 +1,102 @@
+"""The agents as the dashboard shows them: participants, and whoever works on a task without having joined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from connectors.dashboard.shown_rows import milliseconds
+from connectors.gateway.mailboxes import MailboxIndex
+from connectors.live_view import LiveView
+from schemas.life_cycles import RUNNING
+from schemas.message import DEFAULT_REALM
+from schemas.view_rows import REGISTRY_PARTICIPANTS, REGISTRY_TASKS, ParticipantRow, TaskRow
+
+STOPPED: Final = "stopped"
+WORKING: Final = "working"
+# Of those that have stopped, the newest.
+_STOPPED_SHOWN: Final = 50
+
+
+class AgentBoard:
+    """Rows of agents; each has a `key`, the participant's name or `task:<task id>`."""
+
+    def __init__(self, live_view: LiveView, mailboxes: MailboxIndex) -> None:
+        self._live_view = live_view
+        self._mailboxes = mailboxes
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Participants by name, those that have stopped last; then the agents of running tasks."""
+        participants = self._participants()
+        stopped = sorted((p for p in participants if p.status == STOPPED), key=lambda p: -(p.stopped_at or 0))
+        present = sorted((p for p in participants if p.status != STOPPED), key=lambda p: p.agent_name)
+        joined = {p.task_id for p in present if p.task_id is not None}
+        tasks = [
+            task
+            for task in self._live_view.rows(REGISTRY_TASKS)
+            if isinstance(task, TaskRow) and task.status == RUNNING and task.task_id not in joined
+        ]
+        return [
+            *map(self._participant, present),
+            *map(self._worker, sorted(tasks, key=lambda task: (task.agent_name, task.task_id))),
+            *map(self._participant, stopped[:_STOPPED_SHOWN]),
+        ]
+
+    def changed(self, agents: Iterable[str], tasks: Iterable[str]) -> list[dict[str, Any]]:
+        """The rows of these agents and of those who work on these tasks, as they are now; `gone` for a row that
+        is none any more.
+        """
+        found: list[dict[str, Any]] = []
+        names, touched = set(agents), set(tasks)
+        joined: Mapping[str | None, ParticipantRow] = {}
+        if names or touched:
+            joined = {p.task_id: p for p in self._participants() if p.task_id and p.status != STOPPED}
+        for name in sorted(names):
+            row = self._live_view.row(REGISTRY_PARTICIPANTS, name)
+            if isinstance(row, ParticipantRow):
+                found.append(self._participant(row))
+                if row.task_id is not None:
+                    touched.add(row.task_id)
+        for task_id in sorted(touched):
+            task = self._live_view.row(REGISTRY_TASKS, task_id)
+            if isinstance(task, TaskRow) and task.status == RUNNING and task_id not in joined:
+                found.append(self._worker(task))
+            else:
+                found.append({"key": f"task:{task_id}", "gone": True})
+        return found
+
+    def _participants(self) -> list[ParticipantRow]:
+        return [row for row in self._live_view.rows(REGISTRY_PARTICIPANTS) if isinstance(row, ParticipantRow)]
+
+    def _participant(self, row: ParticipantRow) -> dict[str, Any]:
+        return {
+            "key": row.agent_name,
+            "agent": row.agent_name,
+            "kind": "participant",
+            "status": row.status,
+            "task": row.task,
+            "task_id": row.task_id,
+            "capabilities": row.capabilities,
+            "started_ms": milliseconds(row.started_at),
+            "updated_ms": milliseconds(row.updated_at),
+            "stopped_ms": milliseconds(row.stopped_at),
+            "stopped_why": row.stopped_why,
+            "waiting": self._mailboxes.depth((DEFAULT_REALM, row.agent_name)),
+        }
+
+    def _worker(self, row: TaskRow) -> dict[str, Any]:
+        began = row.started_at or row.submitted_at
+        return {
+            "key": f"task:{row.task_id}",
+            "agent": row.agent_name,
+            "kind": "task",
+            "status": WORKING,
+            "task": row.description,
+            "task_id": row.task_id,
+            "capabilities": [],
+            "started_ms": milliseconds(began),
+            "updated_ms": milliseconds(began),
+            "stopped_ms": None,
+            "stopped_why": None,
+            "waiting": self._mailboxes.depth((DEFAULT_REALM, row.agent_name)),
+        }

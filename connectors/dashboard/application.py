@@ -1,0 +1,145 @@
+"""The dashboard's web application (AM-11 to AM-13): the page, what it asks for, and who may ask.
+
+**Delivers** what the live view knows, as it changes. Reads only: nothing here appends a record, but that a
+refused request is recorded as at the hub.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+import structlog
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.types import ASGIApp
+
+from connectors.dashboard.agent_board import AgentBoard
+from connectors.dashboard.data_routes import add_data_routes
+from connectors.dashboard.entrance import Entrance, add_login_routes
+from connectors.dashboard.event_broadcast import EventBroadcast
+from connectors.dashboard.event_frames import FrameWriter
+from connectors.dashboard.event_routes import SEND_BUFFER_BYTES, add_event_routes
+from connectors.dashboard.guard import Guard
+from connectors.dashboard.logins import Logins
+from connectors.dashboard.page_files import INDEX, page_files
+from connectors.dashboard.pulse import Pulse
+from connectors.dashboard.rejections import Rejections
+from connectors.gateway.access_log import AccessLog
+from connectors.gateway.answers import ApiError, error_response, first_fault, http_error_response, not_found
+from connectors.gateway.hub import Hub
+from connectors.gateway.operator_token import ensure_operator_token
+from schemas.errors import TrunklineError
+from schemas.verdicts import MALFORMED
+
+log = structlog.stdlib.get_logger(__name__)
+
+INTERNAL: Final = "internal"
+_AGAIN_S: Final = 1.0
+
+
+class Dashboard:
+    """The application over a hub that is not open yet; `opened` is called when it is."""
+
+    send_buffer_bytes = SEND_BUFFER_BYTES
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self.board = AgentBoard(hub.live_view, hub.mailboxes)
+        self.pulse = Pulse(hub)
+        self.rejections = Rejections()
+        self.broadcast = EventBroadcast(hub, FrameWriter(hub, self.board), self.pulse, self.rejections)
+        hub.live_view.on_settled(self.pulse.settled)
+        hub.live_view.on_settled(self.rejections.settled)
+        self.app = self._application()
+
+    def opened(self) -> None:
+        """Begin where the log ends now; what was rejected before is read from the ledger meanwhile."""
+        self.pulse.begin()
+        self.broadcast.start_here()
+        settings, live_view = self._hub.settings, self._hub.live_view
+        threading.Thread(
+            target=self.rejections.load, args=(settings, live_view), name="rejections", daemon=True
+        ).start()
+
+    def _application(self) -> ASGIApp:
+        hub = self._hub
+        app = FastAPI(
+            docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=self._living
+        )
+        logins = Logins(hub.keyring, hub.identities, ensure_operator_token(hub.settings), hub.live_view)
+        is_secure = hub.settings.http_scheme == "https"
+        entrance = Entrance(logins, hub.refusals, hub.settings.dashboard.port, is_secure=is_secure)
+        _add_error_handlers(app)
+        _add_page_routes(app)
+        add_login_routes(app, entrance, hub.settings.limits.payload_bytes)
+        add_event_routes(app, hub, entrance, self.broadcast)
+        add_data_routes(app, hub, entrance, self)
+        where = hub.settings.dashboard
+        guarded = Guard(app, where.host, where.port, hub.settings.http_scheme)
+        return AccessLog(guarded, hub.metrics)
+
+    @asynccontextmanager
+    async def _living(self, app: FastAPI) -> AsyncIterator[None]:
+        running = asyncio.create_task(self._run())
+        try:
+            yield
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self.broadcast.run()
+            except Exception:  # the page without live events is no use, and a hub needs no page
+                log.exception("dashboard_events_failed")
+            await asyncio.sleep(_AGAIN_S)
+
+
+def build_dashboard(hub: Hub) -> Dashboard:
+    """The dashboard over a hub that is not open yet."""
+    return Dashboard(hub)
+
+
+def _add_page_routes(app: FastAPI) -> None:
+    files = page_files()
+
+    @app.get("/")
+    async def page(request: Request) -> Response:
+        request.scope["trunkline_route"] = "/"
+        return files[INDEX].answer(request)
+
+    @app.get("/page/{name}")
+    async def page_file(request: Request, name: str) -> Response:
+        request.scope["trunkline_route"] = "/page"
+        if name not in files:
+            raise not_found("the page has no such file")
+        return files[name].answer(request)
+
+    @app.get("/healthz")
+    async def healthz(request: Request) -> Response:
+        request.scope["trunkline_route"] = "/healthz"
+        return Response(b'{"status":"ok"}', media_type="application/json")
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(StarletteHTTPException)
+    async def refused(request: Request, error: StarletteHTTPException) -> Response:
+        headers: Any = error.headers
+        if isinstance(error, ApiError):
+            return error_response(error.status_code, error.reason, str(error.detail), headers)
+        return http_error_response(error.status_code, headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed_request(request: Request, error: RequestValidationError) -> Response:
+        return error_response(400, MALFORMED, first_fault(error))
+
+    @app.exception_handler(TrunklineError)
+    async def failed(request: Request, error: TrunklineError) -> Response:
+        return error_response(500, INTERNAL, str(error))

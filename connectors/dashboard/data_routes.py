@@ -1,0 +1,149 @@
+"""What the page asks for beside the live events: snapshot, agents, jobs, one job's timeline, rejections."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from fastapi import FastAPI, Path, Query, Request, Response
+
+from connectors.dashboard.entrance import Entrance
+from connectors.dashboard.job_history import job_history
+from connectors.dashboard.rejections import KEPT
+from connectors.dashboard.shown_rows import is_shown, job_as_json, jobs_by_state, jobs_page, record_as_json
+from connectors.gateway.answers import json_answer, not_found
+from connectors.gateway.hub import Hub
+from connectors.gateway.models import JOB_ID_PATTERN, LIST_LIMIT
+from connectors.publisher import Position
+from connectors.verdict_reader import verdict_in_ledger
+from schemas.errors import TrunklineError
+from schemas.view_rows import REGISTRY_JOBS
+
+if TYPE_CHECKING:
+    from connectors.dashboard.application import Dashboard
+
+_OFFSET_LIMIT: Final = 10**15
+# Answers that read the ledger, at once: nobody can keep all threads of the gateway busy with them.
+_LEDGER_READERS: Final = 2
+_FIRST_JOBS: Final = 200
+_FIRST_REJECTED: Final = 50
+
+JobPath = Annotated[str, Path(pattern=JOB_ID_PATTERN)]
+JobState = Literal["pending", "running", "completed", "error", "cancelled"]
+Limit = Annotated[int, Query(ge=1, le=LIST_LIMIT)]
+Offset = Annotated[int, Query(ge=-1, le=_OFFSET_LIMIT)]
+
+
+def add_data_routes(app: FastAPI, hub: Hub, entrance: Entrance, dashboard: Dashboard) -> None:
+    """Add what the page reads."""
+    _add_snapshot(app, hub, entrance, dashboard)
+    _add_jobs(app, hub, entrance)
+    _add_rejections(app, hub, entrance, dashboard)
+
+
+def _add_snapshot(app: FastAPI, hub: Hub, entrance: Entrance, dashboard: Dashboard) -> None:
+    def snapshot(role: str) -> dict[str, Any]:
+        return {
+            "agents": dashboard.board.rows(),
+            "jobs": jobs_by_state(hub.live_view),
+            "first_jobs": jobs_page(hub.live_view, None, None, _FIRST_JOBS),
+            "mailboxes": dashboard.pulse.mailboxes,
+            "rejections": _rejections(dashboard, None, role, _FIRST_REJECTED),
+            "history": dashboard.pulse.history(),
+        }
+
+    @app.get("/api/snapshot")
+    async def show_snapshot(request: Request) -> Response:
+        """All that a page begins with. Asked for when `/api/events` has said hello, nothing is missed."""
+        caller = entrance.admit(request, "/api/snapshot")
+        position = dashboard.broadcast.position
+        found = await asyncio.to_thread(snapshot, caller.role)
+        who = {"principal": caller.principal, "role": caller.role}
+        return json_answer({"position": position, **who, **found})
+
+    @app.get("/api/agents")
+    async def list_agents(request: Request) -> Response:
+        """Participants, then the agents of running tasks, then those that have stopped."""
+        entrance.admit(request, "/api/agents")
+        return json_answer({"agents": await asyncio.to_thread(dashboard.board.rows)})
+
+    @app.get("/api/mailboxes")
+    async def list_mailboxes(request: Request) -> Response:
+        """The deepest mailboxes, as of the last second."""
+        entrance.admit(request, "/api/mailboxes")
+        return json_answer(dashboard.pulse.mailboxes)
+
+
+def _add_jobs(app: FastAPI, hub: Hub, entrance: Entrance) -> None:
+    ledger = asyncio.Semaphore(_LEDGER_READERS)
+
+    @app.get("/api/jobs")
+    async def list_jobs(
+        request: Request,
+        state: JobState | None = None,
+        after: Annotated[str | None, Query(pattern=JOB_ID_PATTERN)] = None,
+        limit: Limit = LIST_LIMIT,
+    ) -> Response:
+        """A page of jobs, newest first; `next` is the `after` of the page that follows, null for the last."""
+        entrance.admit(request, "/api/jobs")
+        return json_answer(await asyncio.to_thread(jobs_page, hub.live_view, state, after, limit))
+
+    @app.get("/api/jobs/{job_id}")
+    async def show_job(request: Request, job_id: JobPath, after: Offset | None = None) -> Response:
+        """One job and its records, oldest first; with `after` only those beyond that offset."""
+        caller = entrance.admit(request, "/api/jobs/{job_id}")
+        if hub.job_row(job_id) is None:
+            raise not_found("no job with this id")
+        async with ledger:
+            why = None
+            try:
+                records, cut = await asyncio.to_thread(job_history, hub.settings, hub.live_view, job_id, after)
+            except TrunklineError as error:
+                records, cut, why = [], True, str(error)
+        row = hub.job_row(job_id)
+        return json_answer(
+            {
+                "job": None if row is None else job_as_json(hub.live_view, row),
+                "description": None if row is None else row.description,
+                "records": [record_as_json(record, caller.role) for record in records],
+                "older_left_out": cut,
+                "why": why,
+                "offset": hub.live_view.row_offset(REGISTRY_JOBS, job_id),
+            }
+        )
+
+
+def _rejections(dashboard: Dashboard, reason: str | None, role: str, limit: int) -> dict[str, Any]:
+    events = [record_as_json(record, role) for record in dashboard.rejections.newest(reason, role, limit)]
+    return {"reasons": dashboard.rejections.by_reason(role), "events": events}
+
+
+def _add_rejections(app: FastAPI, hub: Hub, entrance: Entrance, dashboard: Dashboard) -> None:
+    ledger = asyncio.Semaphore(_LEDGER_READERS)
+
+    @app.get("/api/rejections")
+    async def list_rejections(
+        request: Request,
+        reason: Annotated[str | None, Query(pattern=r"^[a-z_]{1,40}$")] = None,
+        limit: Annotated[int, Query(ge=1, le=KEPT)] = _FIRST_REJECTED,
+    ) -> Response:
+        """Each reason with its count, and the newest events that were rejected for one, or for any."""
+        caller = entrance.admit(request, "/api/rejections")
+        return json_answer(await asyncio.to_thread(_rejections, dashboard, reason, caller.role, limit))
+
+    @app.get("/api/records/{partition}/{offset}")
+    async def show_record(
+        request: Request,
+        partition: Annotated[int, Path(ge=0, le=1023)],
+        offset: Annotated[int, Path(ge=0, le=_OFFSET_LIMIT)],
+    ) -> Response:
+        """One settled record, from memory or from the ledger."""
+        caller = entrance.admit(request, "/api/records/{partition}/{offset}")
+        position = Position(partition, offset)
+        found = hub.live_view.feed.find(position)
+        if found is None:
+            async with ledger:
+                found = await asyncio.to_thread(verdict_in_ledger, hub.settings, position)
+        if found is None or not is_shown(found, caller.role):
+            raise not_found("no record is settled there, or it is not in the ledger yet")
+        return json_answer(record_as_json(found, caller.role))

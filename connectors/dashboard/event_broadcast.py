@@ -1,0 +1,237 @@
+"""The live events of the dashboard: frames that are written once and sent to all who follow.
+
+**Delivers** each frame to each reader, in order; a reader has a number in the ring of frames and nothing else.
+**Loses when** a reader does not read: its connection is cut, nobody waits for it, and nothing is kept for it.
+It comes again with the position that it has, and gets what it missed from memory or the ledger; where that is
+too much, or too old, an event `reset` says that it must ask for a new snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+import structlog
+
+from connectors.dashboard.event_frames import (
+    HELLO_EVENT,
+    PULSE_EVENT,
+    RESET_EVENT,
+    Frame,
+    FrameWriter,
+    events_text,
+)
+from connectors.dashboard.job_history import records_in_memory
+from connectors.dashboard.ledger_events_reader import records_between
+from connectors.dashboard.log_position import LogPosition, parsed_position
+from connectors.dashboard.pulse import PULSE_S, Pulse
+from connectors.dashboard.rejections import Rejections
+from connectors.gateway.hub import Hub
+from connectors.settled_feed import FellBehind, SettledFeed, SettledRecord
+from schemas.errors import TrunklineError
+from schemas.principals import VIEWER
+
+log = structlog.stdlib.get_logger(__name__)
+
+DOOR: Final = "dashboard"
+# Between two frames, so that 500 records a second are a dozen events a second for a page; and what the first
+# record after a silence waits for company.
+FRAME_S: Final = 0.08
+_GATHER_S: Final = 0.01
+_FRAME_RECORDS: Final = 2000
+# What a reader may be behind: ten seconds at full speed.
+RING_FRAMES: Final = 120
+_RING_BYTES: Final = 16 * 1024 * 1024
+# What is looked up for one that comes again; a snapshot is cheaper than more.
+RESUME_RECORDS: Final = 5000
+_RESUME_FRAME: Final = 250
+_OTHER_GATEWAY_S: Final = 2.0
+_TICK_S: Final = 1.0
+
+
+class _Held(NamedTuple):
+    frame: Frame
+    position: str
+
+
+class EventBroadcast:
+    """`run` it in the event loop that `follow` is used in."""
+
+    def __init__(self, hub: Hub, writer: FrameWriter, pulse: Pulse, rejections: Rejections) -> None:
+        self._hub = hub
+        self._feed: SettledFeed = hub.live_view.feed
+        self._writer = writer
+        self._pulse = pulse
+        self._rejections = rejections
+        self._ring: deque[_Held] = deque()
+        self._bytes = 0
+        self._newest = 0  # the number of the ring's last frame; they count from 1
+        self._fresh = asyncio.Event()
+        self._cursor = 0
+        self._at = LogPosition(hub.settings.kafka.epoch, {})
+        self.readers = 0
+
+    def start_here(self) -> None:
+        """What is settled from now on is told; once, when the live view is open."""
+        # In this order: a record that comes in between is told twice, not never.
+        self._at = LogPosition(self._at.epoch, self._hub.live_view.next_offsets())
+        self._cursor = self._feed.newest
+
+    @property
+    def position(self) -> str:
+        """Where in the log the newest frame ends."""
+        return str(self._at)
+
+    async def run(self) -> None:
+        """Write frames until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow_feed())
+            tasks.create_task(self._beat())
+
+    async def _follow_feed(self) -> None:
+        while True:
+            await self._feed.wait_beyond(self._cursor)
+            await asyncio.sleep(_GATHER_S)
+            began = time.monotonic()
+            try:
+                records, self._cursor = self._feed.since(self._cursor, _FRAME_RECORDS)
+            except FellBehind as error:
+                self._skip(error.oldest)
+                continue
+            self._at.advance(records)
+            if self.readers:
+                self._add(self._writer.frame(records, self.position))
+            else:
+                # Nobody would read them; who comes again finds the records themselves in memory.
+                self._ring.clear()
+                self._bytes = 0
+            spent = time.monotonic() - began
+            await asyncio.sleep(max(0.0, FRAME_S - _GATHER_S - spent))
+
+    def _skip(self, cursor: int) -> None:
+        """So much came at once that the feed has forgotten some of it."""
+        self._at = LogPosition(self._at.epoch, self._hub.live_view.next_offsets())
+        self._cursor = max(cursor, self._feed.newest)
+        text = self._reset("too much was settled at once")
+        self._add(Frame(text, text))
+
+    async def _beat(self) -> None:
+        while True:
+            figures = await asyncio.to_thread(self._pulse.beat)
+            if self.readers:
+                reasons = self._rejections.by_reason(VIEWER)
+                told = {**figures, **self._pulse.mailboxes, "reasons": reasons, "readers": self.readers}
+                text = events_text({PULSE_EVENT: told}, self.position)
+                self._add(Frame(text, text))
+            await asyncio.sleep(PULSE_S)
+
+    def _add(self, frame: Frame) -> None:
+        self._ring.append(_Held(frame, self.position))
+        self._newest += 1
+        self._bytes += len(frame.full)
+        while len(self._ring) > 1 and (len(self._ring) > RING_FRAMES or self._bytes > _RING_BYTES):
+            self._bytes -= len(self._ring.popleft().frame.full)
+        fresh, self._fresh = self._fresh, asyncio.Event()
+        fresh.set()
+
+    async def follow(
+        self, role: str, last_event_id: str | None, goes_on: Callable[[], bool]
+    ) -> AsyncIterator[bytes]:
+        """The events for one reader: `hello` and what comes from now on, or what it missed and what comes then.
+        Ends when it is too far behind.
+        """
+        self.readers += 1
+        self._hub.metrics.readers(DOOR, 1)
+        try:
+            number = self._newest
+            yield b"retry: 1000\n\n"
+            if last_event_id is None:
+                yield events_text({HELLO_EVENT: {"position": self.position}}, self.position)
+            else:
+                held = self._held_after(last_event_id)
+                if held is not None:
+                    number = held
+                else:
+                    missed, number = await self._missed(role, last_event_id)
+                    for text in missed:
+                        yield text
+            while goes_on():
+                oldest = self._newest - len(self._ring)
+                if number < oldest:
+                    log.info("slow_reader_dropped", behind=self._newest - number)
+                    self._hub.metrics.dropped(DOOR)
+                    return
+                if number < self._newest:
+                    frames = [
+                        self._ring[place].frame.of(role) for place in range(number - oldest, len(self._ring))
+                    ]
+                    number = self._newest
+                    yield b"".join(frames)
+                    continue
+                fresh = self._fresh
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_TICK_S):
+                        await fresh.wait()
+        finally:
+            self.readers -= 1
+            self._hub.metrics.readers(DOOR, -1)
+
+    def _held_after(self, last_event_id: str) -> int | None:
+        """The number of the newest frame that ends at this very position, if it is in the ring."""
+        for behind, held in enumerate(reversed(self._ring)):
+            if held.position == last_event_id:
+                return self._newest - behind
+        return None
+
+    async def _missed(self, role: str, last_event_id: str) -> tuple[list[bytes], int]:
+        """What comes between a reader's position and the newest frame, and that frame's number."""
+        kafka = self._hub.settings.kafka
+        since = parsed_position(last_event_id, kafka.epoch, kafka.partitions)
+        deadline = time.monotonic() + _OTHER_GATEWAY_S
+        while since is not None and since.is_ahead_of(self._at) and time.monotonic() < deadline:
+            # Another gateway was quicker.
+            await asyncio.sleep(FRAME_S)
+        number, now = self._newest, self._at.copy()
+        if since is None or since.is_ahead_of(now):
+            return [self._reset("this is no position of this log")], number
+        records = await asyncio.to_thread(self._records, since, now)
+        if records is None:
+            return [self._reset("what came since is too much, or not to be had any more")], number
+        texts = []
+        for place in range(0, len(records), _RESUME_FRAME):
+            part = records[place : place + _RESUME_FRAME]
+            since.advance(part)
+            texts.append(self._writer.frame(part, str(since)).of(role))
+        return texts, number
+
+    def _records(self, since: LogPosition, now: LogPosition) -> Sequence[SettledRecord] | None:
+        """All records between two positions, oldest first; None when they are too many or not all there."""
+        wanted = since.up_to(now)
+        count = sum(end - first for first, end in wanted.values())
+        if count > RESUME_RECORDS:
+            return None
+        found = {record.position: record for record in records_in_memory(self._feed) if _is_in(record, wanted)}
+        if len(found) < count:
+            missing = {}
+            for partition, (first, end) in wanted.items():
+                held = [position.offset for position in found if position.partition == partition]
+                missing[partition] = (first, min(held, default=end))
+            with suppress(TrunklineError):
+                for record in records_between(self._hub.settings, missing):
+                    found.setdefault(record.position, record)
+        if len(found) < count:
+            return None
+        return sorted(found.values(), key=lambda record: (record.logged_at_us, record.position))
+
+    def _reset(self, why: str) -> bytes:
+        said: dict[str, Any] = {"why": why, "position": self.position}
+        return events_text({RESET_EVENT: said}, self.position)
+
+
+def _is_in(record: SettledRecord, wanted: dict[int, tuple[int, int]]) -> bool:
+    first, end = wanted.get(record.position.partition, (0, 0))
+    return first <= record.position.offset < end

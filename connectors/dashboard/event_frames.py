@@ -1,0 +1,108 @@
+"""Server-sent events out of settled records: what has changed, and each verdict.
+
+A frame is all that was settled in a moment. A thing that changed ten times in it is told once, as it is now;
+each record has its verdict. Only the last event of a frame has an id, which says where in the log one is after
+it: who breaks off in the middle gets the whole frame again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from connectors.dashboard.agent_board import AgentBoard
+from connectors.dashboard.shown_rows import is_shown, job_as_json, task_as_json, verdict_as_json
+from connectors.gateway.hub import Hub
+from connectors.settled_feed import SettledRecord
+from schemas.ids import AGENT, JOB, MAILBOX, TASK
+from schemas.principals import OPERATOR, VIEWER
+from schemas.record import MESSAGE_POSTED
+from schemas.verdicts import ACCEPTED
+from schemas.view_rows import REGISTRY_JOBS, REGISTRY_TASKS, JobRow, TaskRow
+
+AGENT_EVENT, JOB_EVENT, TASK_EVENT = "agent", "job", "task"
+MESSAGE_EVENT, VERDICT_EVENT = "message", "verdict"
+PULSE_EVENT, HELLO_EVENT, RESET_EVENT = "pulse", "hello", "reset"
+_SAID: Final = ("message_id", "from", "kind", "priority")
+
+
+class Frame(NamedTuple):
+    """The bytes of a frame for the operator, and for all others; the same where nothing differs."""
+
+    full: bytes
+    public: bytes
+
+    def of(self, role: str) -> bytes:
+        """The bytes for this role."""
+        return self.full if role == OPERATOR else self.public
+
+
+def events_text(events: Mapping[str, Any], position: str) -> bytes:
+    """These events, the last of them with the position as its id."""
+    # orjson escapes line breaks, so each event's data is one line.
+    parts = [f"event: {name}\ndata: ".encode() + orjson.dumps(data) for name, data in events.items()]
+    return b"\n\n".join(parts) + f"\nid: {position}\n\n".encode()
+
+
+class FrameWriter:
+    """Writes frames; asks the live view for the rows as they are now."""
+
+    def __init__(self, hub: Hub, board: AgentBoard) -> None:
+        self._live_view = hub.live_view
+        self._mailboxes = hub.mailboxes
+        self._board = board
+
+    def frame(self, records: Sequence[SettledRecord], position: str) -> Frame:
+        """The frame of what was settled up to a position."""
+        changes = self._changes([record for record in records if record.verdict == ACCEPTED])
+        public = [verdict_as_json(record) for record in records if is_shown(record, VIEWER)]
+        shown = events_text({**changes, VERDICT_EVENT: public}, position)
+        if len(public) == len(records):
+            return Frame(shown, shown)
+        whole = [verdict_as_json(record) for record in records]
+        return Frame(events_text({**changes, VERDICT_EVENT: whole}, position), shown)
+
+    def _changes(self, records: Sequence[SettledRecord]) -> dict[str, Any]:
+        touched: dict[str, dict[str, None]] = {AGENT: {}, JOB: {}, TASK: {}}
+        messages = []
+        for record in records:
+            kind, _, name = record.stream.partition("/")
+            if kind in touched:
+                touched[kind][name] = None
+            elif kind == MAILBOX:
+                messages.append(self._message(record, name))
+        found = {
+            AGENT_EVENT: self._board.changed(touched[AGENT], touched[TASK]),
+            JOB_EVENT: [
+                job_as_json(self._live_view, row)
+                for name in touched[JOB]
+                if isinstance(row := self._live_view.row(REGISTRY_JOBS, name), JobRow)
+            ],
+            TASK_EVENT: [
+                task_as_json(self._live_view, row)
+                for name in touched[TASK]
+                if isinstance(row := self._live_view.row(REGISTRY_TASKS, name), TaskRow)
+            ],
+            MESSAGE_EVENT: messages,
+        }
+        return {name: data for name, data in found.items() if data}
+
+    def _message(self, record: SettledRecord, mailbox: str) -> dict[str, Any]:
+        """What happened in a mailbox; of a message that was posted all but what it says."""
+        realm, _, recipient = mailbox.partition("/")
+        said: Any = {}
+        if record.type == MESSAGE_POSTED:
+            try:
+                said = orjson.loads(record.value or b"{}")
+            except orjson.JSONDecodeError:
+                said = {}
+        return {
+            "type": record.type,
+            "realm": realm,
+            "to": recipient,
+            **({name: said.get(name) for name in _SAID} if isinstance(said, dict) and said else {}),
+            "depth": self._mailboxes.depth((realm, recipient)),
+            "logged_ms": record.logged_at_us // 1000,
+        }

@@ -1,0 +1,110 @@
+"""The first thing that a request to the dashboard meets (AM-13): Host and Origin, and headers for each answer.
+
+A page of somebody else's, in the same browser, may send requests to a loopback port under any name that it lets
+point there (DNS rebinding), and from any origin. Such a request is answered with 403, whatever it asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from connectors.gateway.answers import error_response
+from schemas.verdicts import POLICY
+
+_LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
+_WILDCARDS: Final = ("0.0.0.0", "::", "")  # noqa: S104  compared with, not listened on
+_USUAL_PORTS: Final = {"http": 80, "https": 443}
+_OUR_SITES: Final = (b"same-origin", b"none")
+
+_POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+_HEADERS: Final = tuple(
+    (name.encode(), value.encode())
+    for name, value in (
+        ("content-security-policy", _POLICY),
+        ("x-content-type-options", "nosniff"),
+        ("x-frame-options", "DENY"),
+        ("referrer-policy", "no-referrer"),
+        ("cross-origin-opener-policy", "same-origin"),
+        ("cross-origin-resource-policy", "same-origin"),
+        ("permissions-policy", "camera=(), geolocation=(), microphone=(), payment=(), usb=()"),
+    )
+)
+_NO_STORE: Final = (b"cache-control", b"no-store")
+
+
+class Guard:
+    """ASGI middleware. `scheme`, `host` and `port`: where the dashboard is told to listen."""
+
+    def __init__(self, app: ASGIApp, host: str, port: int, scheme: str = "http") -> None:
+        self._app = app
+        self._is_wildcard = host in _WILDCARDS
+        self._port = port
+        self._origin = f"{scheme}://".encode()
+        self._is_usual_port = port == _USUAL_PORTS[scheme]
+        self._hosts = set(self._written((*_LOOPBACK_NAMES, host)))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse what is not for us, else pass it on; either way the answer gets its headers."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [*message["headers"], *_HEADERS]
+                if not any(name == b"cache-control" for name, _ in message["headers"]):
+                    headers.append(_NO_STORE)
+                message = {**message, "headers": headers}
+            await send(message)
+
+        why = self._why_not(scope)
+        if why is None:
+            await self._app(scope, receive, with_headers)
+        else:
+            await error_response(403, POLICY, why)(scope, receive, with_headers)
+
+    def _why_not(self, scope: Scope) -> str | None:
+        found: dict[bytes, list[bytes]] = {}
+        for name, value in scope["headers"]:
+            found.setdefault(name, []).append(value)
+        hosts = found.get(b"host", [])
+        if len(hosts) != 1 or hosts[0].decode("latin-1").lower() not in self._allowed(scope):
+            return "the dashboard does not answer under this Host"
+        origins = found.get(b"origin", [])
+        if any(origin.lower() != self._origin + hosts[0].lower() for origin in origins):
+            return "the dashboard does not answer to pages of another Origin"
+        site, mode = found.get(b"sec-fetch-site", [b"none"]), found.get(b"sec-fetch-mode", [b""])
+        # Somebody may follow a link to the page itself: it says nothing before it has asked for its data.
+        if site[-1] not in _OUR_SITES and not (scope["path"] == "/" and mode[-1] == b"navigate"):
+            return "the dashboard does not answer to pages of another site"
+        return None
+
+    def _allowed(self, scope: Scope) -> set[str]:
+        server = scope.get("server")
+        if self._is_wildcard and server is not None:
+            # By an address nobody is misled: only names can be made to point elsewhere.
+            return self._hosts | set(self._written((server[0],)))
+        return self._hosts
+
+    def _written(self, names: Iterable[str]) -> Iterable[str]:
+        for name in names:
+            host = f"[{name}]" if ":" in name and not name.startswith("[") else name.lower()
+            yield f"{host}:{self._port}"
+            if self._is_usual_port:
+                yield host

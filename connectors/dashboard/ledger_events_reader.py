@@ -1,0 +1,63 @@
+"""What the dashboard reads from the ledger: missed records, one job's history, and what was rejected before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from connectors.ledger_reader import LedgerFilter
+from connectors.settled_feed import SettledRecord
+from connectors.verdict_reader import newest_where, settled_where
+from schemas.delta_files import dataset_of
+from schemas.errors import TrunklineError
+from schemas.ids import JOB
+from schemas.ledger import LEDGER
+from schemas.settings import Settings
+from schemas.verdicts import REJECTED
+
+HISTORY_RECORDS: Final = 500
+
+
+def records_between(settings: Settings, ranges: Mapping[int, tuple[int, int]]) -> list[SettledRecord]:
+    """The records of these partitions from the first offset up to the second, exclusive, as far as the ledger
+    has them. Raises TrunklineError.
+    """
+    terms = [
+        (pc.field("partition") == partition) & (pc.field("offset") >= first) & (pc.field("offset") < end)
+        for partition, (first, end) in ranges.items()
+    ]
+    return settled_where(settings, reduce(lambda left, right: left | right, terms)) if terms else []
+
+
+def history_of_job(settings: Settings, job_id: str) -> list[SettledRecord]:
+    """The newest records of a job. Raises TrunklineError."""
+    return newest_where(settings, LedgerFilter(stream_kind=JOB, stream_id=job_id), HISTORY_RECORDS)
+
+
+def newest_rejected(settings: Settings, count: int) -> list[SettledRecord]:
+    """The newest records that were rejected, oldest first. Raises TrunklineError."""
+    return newest_where(settings, LedgerFilter(verdict=REJECTED), count)
+
+
+def rejected_before(settings: Settings, offsets: Mapping[int, int]) -> dict[str, int]:
+    """By reason, how many records before these offsets were rejected. Raises TrunklineError."""
+    path = settings.table_path(LEDGER)
+    terms = [
+        (pc.field("partition") == partition) & (pc.field("offset") < offset)
+        for partition, offset in offsets.items()
+    ]
+    try:
+        if not terms or not DeltaTable.is_deltatable(path):
+            return {}
+        where = (pc.field("verdict") == REJECTED) & reduce(lambda left, right: left | right, terms)
+        found = dataset_of(DeltaTable(path)).to_table(filter=where, columns=["reason"])
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        raise TrunklineError(f"the ledger at {path} cannot be read: {error}") from error
+    counts = pc.value_counts(found.column("reason")).to_pylist()
+    return {one["values"]: one["counts"] for one in counts if one["values"] is not None}

@@ -1,0 +1,296 @@
+// The drawer: one job's timeline, the events behind one reason, or one event.
+
+import { get } from "/page/api.js";
+import { count, duration, make, moment, now, said, setText, shown, shownLines, state } from "/page/text.js";
+
+const AGAIN_MS = 150;
+
+export class Drawer {
+  constructor(store) {
+    this.store = store;
+    this.dialog = document.getElementById("drawer");
+    this.title = document.getElementById("drawer-title");
+    this.body = document.getElementById("drawer-body");
+    this.back = document.getElementById("drawer-back");
+    this.job = null;
+    this.hash = "";
+    this.earlier = []; // what Back leads to
+    this.asked = null;
+    this.timer = 0;
+    document.getElementById("drawer-close").addEventListener("click", () => this.dialog.close());
+    this.back.addEventListener("click", () => this.earlier.pop()?.());
+    this.dialog.addEventListener("close", () => this.closed());
+    this.dialog.addEventListener("click", (event) => {
+      if (event.target === this.dialog) this.dialog.close(); // beside it
+    });
+    store.on("drawer", () => this.jobChanged());
+  }
+
+  show(title) {
+    this.asked?.abort();
+    this.asked = new AbortController();
+    this.job = null;
+    setText(this.title, title);
+    this.body.replaceChildren(make("p", "step-note", "…"));
+    this.body.scrollTop = 0;
+    this.back.hidden = this.earlier.length === 0;
+    if (!this.dialog.open) this.dialog.showModal();
+    this.title.focus();
+    return this.asked.signal;
+  }
+
+  // The address leads to what is shown.
+  mark(hash) {
+    this.hash = hash;
+    history.replaceState(null, "", hash);
+  }
+
+  closed() {
+    if (this.dialog.open) return; // opened again since
+    this.asked?.abort();
+    clearTimeout(this.timer);
+    this.job = null;
+    this.earlier = [];
+    // Somebody may have gone elsewhere by the address meanwhile.
+    if (location.hash === this.hash) history.replaceState(null, "", location.pathname);
+  }
+
+  failed(error) {
+    if (error.name !== "AbortError") this.body.replaceChildren(make("p", "fault", error.message));
+  }
+
+  // One job
+
+  async openJob(id) {
+    const signal = this.show(`Job ${id}`);
+    this.mark(`#job/${id}`);
+    this.job = { id, records: [], last: -1, found: null };
+    await this.ask(`/api/jobs/${id}`, signal);
+  }
+
+  jobChanged() {
+    const job = this.job;
+    if (!job || !job.found || this.timer) return;
+    const row = this.store.jobs.get(job.id);
+    if (!row || row.offset <= (job.found.offset ?? -1)) return;
+    this.more();
+  }
+
+  // Also what changes no row: an event that was sent again, or rejected.
+  verdicts(found) {
+    if (this.job && found.some((verdict) => verdict.stream === `job/${this.job.id}`)) this.more();
+  }
+
+  more() {
+    if (this.timer || !this.job) return;
+    this.timer = setTimeout(() => {
+      this.timer = 0;
+      if (this.job) this.ask(`/api/jobs/${this.job.id}?after=${this.job.last}`, this.asked.signal);
+    }, AGAIN_MS);
+  }
+
+  async ask(path, signal) {
+    const job = this.job;
+    try {
+      const found = await get(path, signal);
+      if (this.job !== job) return;
+      job.found = { ...found, older_left_out: found.older_left_out || Boolean(job.found?.older_left_out) };
+      for (const record of found.records) {
+        if (record.position[1] > job.last) {
+          job.records.push(record);
+          job.last = record.position[1];
+        }
+      }
+      this.drawJob();
+    } catch (error) {
+      if (this.job === job) this.failed(error);
+    }
+  }
+
+  drawJob() {
+    const { found, records } = this.job;
+    const row = found.job;
+    const parts = [make("p", "lead said", found.description || "(no description)"), jobFacts(row, records)];
+    if (found.why) parts.push(make("p", "fault", found.why));
+    if (found.older_left_out) parts.push(make("p", "step-note", "Older events are in the ledger: trunkline jobs export."));
+    const list = make("ol", "timeline");
+    for (const step of stepsOf(records)) list.append(this.step(step));
+    parts.push(make("h3", "", "Timeline"), list);
+    const at = this.body.scrollTop;
+    this.body.replaceChildren(...parts);
+    this.body.scrollTop = at;
+  }
+
+  step({ record, again }) {
+    const [kind, name, note] = meaning(record);
+    const item = make("li");
+    item.dataset.kind = kind;
+    item.dataset.verdict = record.verdict;
+    const head = make("div", "step-head", [make("span", "step-name", name)]);
+    if (record.verdict === "rejected") {
+      const tag = make("button", "tag", record.reason);
+      tag.type = "button";
+      tag.dataset.tone = "bad";
+      tag.addEventListener("click", () => this.openRecord(record, () => this.openJob(this.jobOf(record))));
+      head.append(tag);
+    } else if (record.verdict === "duplicate") head.append(make("span", "tag", "sent again"));
+    if (again) head.append(make("span", "tag", `sent again ${again === 1 ? "once" : `${again} times`}`));
+    if (record.late) head.append(make("span", "tag", "late"));
+    head.append(make("span", "step-time", moment(record.logged_ms)));
+    item.append(head);
+    if (note) item.append(make("p", "step-note said", note));
+    return item;
+  }
+
+  jobOf(record) {
+    return record.stream.slice("job/".length);
+  }
+
+  // What was rejected for one reason
+
+  async openReason(reason) {
+    const signal = this.show(`Rejected: ${reason.replaceAll("_", " ")}`);
+    this.mark(`#rejected/${reason}`);
+    try {
+      const { events, reasons } = await get(`/api/rejections?reason=${encodeURIComponent(reason)}`, signal);
+      const total = reasons.find((one) => one.reason === reason)?.count ?? events.length;
+      const note = events.length < total ? `The newest ${count(events.length)} of ${count(total)}.` : `${count(total)} in all.`;
+      const list = make("ul", "rows");
+      for (const event of events) list.append(make("li", "", this.rejected(event, reason)));
+      this.body.replaceChildren(make("p", "step-note", note), list);
+    } catch (error) {
+      this.failed(error);
+    }
+  }
+
+  rejected(event, reason) {
+    const button = make("button", "row");
+    button.type = "button";
+    button.append(
+      make("span", "row-name said", event.stream),
+      make("span", "row-figure step-time", moment(event.logged_ms)),
+      make("span", "row-note said", event.why ?? event.type ?? ""),
+    );
+    button.addEventListener("click", () => this.openRecord(event, () => this.openReason(reason)));
+    return button;
+  }
+
+  // One event
+
+  async openRecord(known, back) {
+    const [partition, offset] = known.position;
+    this.earlier = [
+      () => {
+        this.earlier = [];
+        back();
+      },
+    ];
+    const signal = this.show("Event");
+    try {
+      this.drawRecord(await get(`/api/records/${partition}/${offset}`, signal));
+    } catch (error) {
+      // It may be too young for the ledger, and too old for memory: what the list had is shown then.
+      if (error.status === 404) this.drawRecord(known);
+      else this.failed(error);
+    }
+  }
+
+  drawRecord(record) {
+    const parts = [
+      facts([
+        ["Verdict", state(record.verdict)],
+        ["Reason", record.reason],
+        ["Why", record.why && said(record.why)],
+        ["Stream", said(record.stream, "mono")],
+        ["Type", record.type && said(record.type)],
+        ["Sent by", record.principal && said(record.principal)],
+        ["Event id", record.ce_id && said(record.ce_id, "mono")],
+        ["Logged", moment(record.logged_ms)],
+        ["Position", `partition ${record.position[0]}, offset ${record.position[1]}`],
+      ]),
+    ];
+    if (/^job\/[0-9a-f]{8}$/.test(record.stream) && this.store.jobs.has(this.jobOf(record))) {
+      const link = make("button", "link", "Show this job's timeline");
+      link.type = "button";
+      link.addEventListener("click", () => {
+        this.earlier = [];
+        this.openJob(this.jobOf(record));
+      });
+      parts.push(link);
+    }
+    parts.push(make("h3", "", "What was sent, masked as in the ledger"));
+    const text = record.body === null ? record.raw : JSON.stringify(record.body, null, 2);
+    if (text) {
+      const block = make("pre", "block mono said");
+      block.textContent = shownLines(text);
+      block.tabIndex = 0;
+      parts.push(block);
+    } else parts.push(make("p", "step-note", "Nothing that may be shown to you."));
+    this.body.replaceChildren(...parts);
+  }
+}
+
+function facts(pairs) {
+  const list = make("dl", "facts");
+  for (const [name, value] of pairs) {
+    if (value === null || value === undefined || value === "") continue;
+    list.append(make("dt", "", name), make("dd", "", value));
+  }
+  return list;
+}
+
+function jobFacts(row, records) {
+  const again = records.filter((record) => record.verdict === "duplicate").length;
+  const rejected = records.filter((record) => record.verdict === "rejected").length;
+  const ran = row.started_ms ? duration((row.ended_ms ?? now()) - row.started_ms) : null;
+  return facts([
+    ["State", state(row.status)],
+    ["Outcome", row.ended_ms ? said(row.last_detail ?? row.last_event ?? row.status) : null],
+    ["Session", row.session && said(row.session)],
+    ["Registered", row.registered_ms && said(`${moment(row.registered_ms)} by ${row.registered_by}`)],
+    ["Ran", ran && (row.ended_ms ? ran : `${ran} so far`)],
+    ["Events", `${count(row.events)} accepted`],
+    ["Retries", again ? `${count(again)} sent again` : null],
+    ["Rejected", rejected ? count(rejected) : null],
+  ]);
+}
+
+// The steps of a timeline: what was sent again stands with what it repeats.
+function stepsOf(records) {
+  const steps = [];
+  const known = new Map();
+  for (const record of records) {
+    const step = known.get(record.ce_id);
+    if (record.verdict === "duplicate" && step) {
+      step.again += 1;
+      continue;
+    }
+    const fresh = { record, again: 0 };
+    if (record.verdict === "accepted" && record.ce_id) known.set(record.ce_id, fresh);
+    steps.push(fresh);
+  }
+  return steps;
+}
+
+const KINDS = {
+  started: "begin",
+  progress: "progress",
+  permission_required: "asks",
+  completed: "good",
+  error: "bad",
+};
+
+function meaning(record) {
+  const body = record.body ?? {};
+  if (record.type === "job.event") {
+    const kind = KINDS[body.event] ?? "progress";
+    const name = String(body.event ?? "event").replaceAll("_", " ");
+    if (record.verdict === "rejected") return ["bad", name, record.why ?? body.detail];
+    return [record.verdict === "duplicate" ? "again" : kind, name, body.detail];
+  }
+  const by = record.principal ? `by ${record.principal}` : "";
+  const name = shown((record.type ?? "record").replace(/^job\./, ""));
+  if (record.type === "job.picked") return ["begin", name, `${body.session ? `session ${body.session}, ` : ""}${by}`];
+  const note = record.verdict === "rejected" ? record.why : [by, body.reason].filter(Boolean).join(": ");
+  return [record.verdict === "rejected" ? "bad" : "plain", name, note];
+}

@@ -1,0 +1,191 @@
+// The page: logs in, follows the live events, and hands what comes to the lists.
+
+import { get, post } from "/page/api.js";
+import { Drawer } from "/page/drawer.js";
+import { Events } from "/page/events.js";
+import { Figures } from "/page/figures.js";
+import { JobList } from "/page/jobs.js";
+import { agentList, mailboxList, reasonList } from "/page/side.js";
+import { Store } from "/page/store.js";
+import { setClock, setText } from "/page/text.js";
+
+const byId = (id) => document.getElementById(id);
+const STATES = {
+  connecting: "connecting",
+  live: "live",
+  reconnecting: "reconnecting, what you see may be old",
+  stale: "silent, what you see may be old",
+};
+
+const store = new Store();
+const drawer = new Drawer(store);
+const jobs = new JobList(store, (id) => drawer.openJob(id));
+new Figures(store);
+agentList(store);
+mailboxList(store);
+reasonList(store, (reason) => drawer.openReason(reason));
+
+let waiting = null; // events that came before the snapshot they follow
+let loading = 0;
+const events = new Events(take, tell, () => showLogin("Log in again."));
+
+function tell(state) {
+  const shownState = byId("connection");
+  if (shownState.dataset.state === state) return;
+  shownState.dataset.state = state;
+  setText(byId("connection-text"), STATES[state]);
+}
+
+function take(name, data) {
+  if (name === "hello" || name === "reset") {
+    waiting = [];
+    loadSnapshot();
+  } else if (waiting) waiting.push([name, data]);
+  else apply(name, data);
+}
+
+function apply(name, data) {
+  if (name === "job") store.takeJobs(data);
+  else if (name === "agent") store.takeAgents(data);
+  else if (name === "message") store.takeMessages(data);
+  else if (name === "verdict") {
+    store.takeVerdicts(data);
+    drawer.verdicts(data);
+  } else if (name === "pulse") {
+    setClock(data.at_ms);
+    store.takePulse(data);
+  }
+}
+
+async function loadSnapshot() {
+  loading += 1;
+  const mine = loading;
+  try {
+    const found = await get("/api/snapshot");
+    if (mine !== loading) return;
+    setText(byId("who"), `${found.principal === found.role ? "" : `${found.principal}, `}${found.role}`);
+    store.jobCounts = found.jobs;
+    store.clearJobs();
+    store.takeJobs(found.first_jobs.jobs);
+    store.takeAgents(found.agents, true);
+    store.takeMailboxes(found.mailboxes);
+    store.takeReasons(found.rejections.reasons);
+    if (found.history.length > store.pulses.length) {
+      store.pulses = found.history;
+      store.pulse ??= found.history.at(-1);
+    }
+    for (const [name, data] of waiting ?? []) {
+      apply(name, data);
+    }
+    waiting = null;
+    showBoard();
+    await loadJobs(found.first_jobs.next, mine);
+  } catch (error) {
+    if (mine !== loading) return;
+    if (error.status === 401 || error.status === 403) showLogin(error.message);
+    else events.again();
+  }
+}
+
+// The older jobs come after what is seen first, a thousand at a time.
+async function loadJobs(next, mine) {
+  while (next && mine === loading && store.order.length < 20000) {
+    const page = await get(`/api/jobs?after=${next}`);
+    if (mine !== loading) return;
+    store.takeJobs(page.jobs);
+    next = page.next;
+  }
+}
+
+function showBoard() {
+  byId("login").hidden = true;
+  byId("board").hidden = false;
+  byId("logout").hidden = false;
+  store.changed("jobs", "agents", "mailboxes", "reasons", "figures");
+  if (!drawer.dialog.open) openAddressed();
+}
+
+function openAddressed() {
+  const job = /^#job\/([0-9a-f]{8})$/.exec(location.hash);
+  const reason = /^#rejected\/([a-z_]+)$/.exec(location.hash);
+  if (job) drawer.openJob(job[1]);
+  else if (reason) drawer.openReason(reason[1]);
+}
+
+function showLogin(why) {
+  events.close();
+  loading += 1;
+  drawer.dialog.close();
+  byId("board").hidden = true;
+  byId("logout").hidden = true;
+  byId("login").hidden = false;
+  setText(byId("who"), "");
+  byId("connection").dataset.state = "out";
+  setText(byId("connection-text"), "not logged in");
+  setText(byId("login-error"), why);
+  byId("token").focus();
+}
+
+async function logIn(token) {
+  await post("/api/login", { token });
+  events.lastId = "";
+  events.open();
+}
+
+async function begin() {
+  const given = /^#token=([^&]+)$/.exec(location.hash);
+  if (given) {
+    // Out of the address bar and the history before anything else is done with it.
+    history.replaceState(null, "", location.pathname);
+    try {
+      await logIn(decodeURIComponent(given[1]));
+    } catch (error) {
+      showLogin(error.message);
+    }
+    return;
+  }
+  try {
+    await get("/api/mailboxes");
+    events.open();
+  } catch (error) {
+    if (error.status === 401 || error.status === 403) showLogin("");
+    else events.again();
+  }
+}
+
+byId("login-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const field = byId("token");
+  const token = field.value.trim();
+  field.value = "";
+  try {
+    await logIn(token);
+  } catch (error) {
+    setText(byId("login-error"), error.message);
+    field.focus();
+  }
+});
+
+byId("logout").addEventListener("click", async () => {
+  await post("/api/logout", {});
+  showLogin("");
+});
+
+document.addEventListener("keydown", (event) => {
+  const typing = event.target.closest("input");
+  if (event.key === "/" && !typing && !drawer.dialog.open && !byId("board").hidden) {
+    event.preventDefault();
+    byId("job-search").focus();
+  } else if (event.key === "Escape" && typing === byId("job-search")) {
+    byId("job-window").focus();
+  }
+});
+
+window.addEventListener("hashchange", () => {
+  if (location.hash.startsWith("#token=")) begin();
+  else if (!byId("board").hidden) openAddressed();
+});
+
+// For measurements: when what was settled had been painted.
+window.trunkline = { store, jobs };
+begin();

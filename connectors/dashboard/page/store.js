@@ -1,0 +1,175 @@
+// What the page knows, and who is told when it changes: at most once for each frame that is painted.
+
+// More jobs than these are not kept here; those that have ended first go first.
+const JOBS_KEPT = 20000;
+const PULSES_KEPT = 300;
+const LATENCIES_KEPT = 2000;
+
+export class Store {
+  constructor() {
+    this.jobs = new Map();
+    this.order = []; // job ids, newest first
+    this.agents = new Map();
+    this.mailboxes = { mailboxes: [], messages: 0, total: 0 };
+    this.reasons = [];
+    this.pulses = [];
+    this.jobCounts = {};
+    this.pulse = null;
+    this.listeners = new Map();
+    this.dirty = new Set();
+    this.scheduled = false;
+    this.settledAt = []; // of verdicts that are not painted yet
+    this.latencies = []; // settled to painted, milliseconds
+  }
+
+  on(part, listener) {
+    this.listeners.set(part, listener);
+  }
+
+  changed(...parts) {
+    for (const part of parts) this.dirty.add(part);
+    if (this.scheduled) return;
+    this.scheduled = true;
+    requestAnimationFrame(() => this.render());
+  }
+
+  render() {
+    this.scheduled = false;
+    const parts = this.dirty;
+    this.dirty = new Set();
+    for (const part of parts) this.listeners.get(part)?.();
+    if (this.settledAt.length) {
+      const settled = this.settledAt;
+      this.settledAt = [];
+      // A message comes after the frame of this callback has been painted.
+      const channel = new MessageChannel();
+      channel.port1.onmessage = () => this.painted(settled);
+      channel.port2.postMessage(null);
+    }
+  }
+
+  painted(settled) {
+    const at = performance.timeOrigin + performance.now();
+    for (const moment of settled) this.latencies.push(at - moment);
+    if (this.latencies.length > LATENCIES_KEPT) this.latencies.splice(0, this.latencies.length - LATENCIES_KEPT);
+  }
+
+  clearJobs() {
+    this.jobs.clear();
+    this.order = [];
+    this.changed("jobs");
+  }
+
+  takeJobs(rows) {
+    for (const row of rows) {
+      const known = this.jobs.get(row.job_id);
+      if (known && known.offset > row.offset) continue;
+      this.jobs.set(row.job_id, row);
+      if (!known) this.place(row);
+    }
+    if (this.order.length > JOBS_KEPT) this.forgetOldest();
+    this.changed("jobs", "drawer");
+  }
+
+  place(row) {
+    const order = this.order;
+    if (!order.length || isNewer(row, this.jobs.get(order[0]))) {
+      order.unshift(row.job_id);
+      return;
+    }
+    let low = 0;
+    let high = order.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (isNewer(row, this.jobs.get(order[middle]))) high = middle;
+      else low = middle + 1;
+    }
+    order.splice(low, 0, row.job_id);
+  }
+
+  forgetOldest() {
+    const kept = [];
+    let surplus = this.order.length - JOBS_KEPT;
+    for (let place = this.order.length - 1; place >= 0; place -= 1) {
+      const id = this.order[place];
+      if (surplus > 0 && this.jobs.get(id).ended_ms !== null) {
+        this.jobs.delete(id);
+        surplus -= 1;
+      } else {
+        kept.push(id);
+      }
+    }
+    this.order = kept.reverse();
+  }
+
+  takeAgents(rows, all = false) {
+    if (all) this.agents.clear();
+    for (const row of rows) {
+      if (row.gone) this.agents.delete(row.key);
+      else this.agents.set(row.key, row);
+    }
+    this.changed("agents");
+  }
+
+  takeMailboxes(found) {
+    this.mailboxes = found;
+    for (const agent of this.agents.values()) agent.waiting = 0;
+    for (const box of found.mailboxes) {
+      const agent = box.realm === "default" ? this.agents.get(box.recipient) : null;
+      if (agent) agent.waiting = box.depth;
+    }
+    this.changed("mailboxes", "agents");
+  }
+
+  takeMessages(messages) {
+    const boxes = this.mailboxes.mailboxes;
+    for (const message of messages) {
+      const found = boxes.find((box) => box.realm === message.realm && box.recipient === message.to);
+      if (found) found.depth = message.depth;
+      else if (message.depth > 0) {
+        boxes.push({ realm: message.realm, recipient: message.to, depth: message.depth, oldest_ms: message.logged_ms });
+        this.mailboxes.total += 1;
+      }
+    }
+    this.changed("mailboxes");
+  }
+
+  takeVerdicts(verdicts) {
+    let rejected = false;
+    for (const verdict of verdicts) {
+      this.settledAt.push(verdict.logged_ms);
+      if (verdict.verdict !== "rejected") continue;
+      rejected = true;
+      const found = this.reasons.find((one) => one.reason === verdict.reason);
+      if (found) {
+        found.count += 1;
+        found.last_ms = verdict.logged_ms;
+      } else {
+        this.reasons.push({ reason: verdict.reason, count: 1, last_ms: verdict.logged_ms });
+      }
+    }
+    if (rejected) this.changed("reasons");
+    if (this.settledAt.length > 5000) this.settledAt.splice(0, this.settledAt.length - 5000);
+    this.changed("figures");
+  }
+
+  takeReasons(reasons) {
+    this.reasons = reasons;
+    this.changed("reasons");
+  }
+
+  takePulse(pulse) {
+    this.pulse = pulse;
+    this.jobCounts = pulse.jobs;
+    this.pulses.push(pulse);
+    if (this.pulses.length > PULSES_KEPT) this.pulses.shift();
+    this.takeMailboxes({ mailboxes: pulse.mailboxes, messages: pulse.messages, total: pulse.total });
+    this.reasons = pulse.reasons;
+    this.changed("figures", "jobs", "agents", "reasons");
+  }
+}
+
+function isNewer(one, other) {
+  if (one.registered_ms !== other.registered_ms) return one.registered_ms > other.registered_ms;
+  return one.job_id > other.job_id;
+}

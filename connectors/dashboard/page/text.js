@@ -1,0 +1,96 @@
+// Text and elements. What agents say gets into the page here and nowhere else: as text, never as markup.
+
+// Control and format characters (ANSI, bidirectional overrides, zero width), line ends that are no line feed,
+// private and unassigned ones, lone surrogates: shown as escapes, never obeyed.
+const HIDDEN = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}\p{Cs}]/gu;
+const HIDDEN_BUT_LINES = /(?!\n)[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}\p{Cs}]/gu;
+
+function escape(character) {
+  const code = character.codePointAt(0);
+  if (code < 0x100) return `\\x${code.toString(16).padStart(2, "0")}`;
+  return code < 0x10000 ? `\\u${code.toString(16).padStart(4, "0")}` : `\\u{${code.toString(16)}}`;
+}
+
+export function shown(text) {
+  return text === null || text === undefined ? "" : String(text).replace(HIDDEN, escape);
+}
+
+export function shownLines(text) {
+  return String(text).replace(HIDDEN_BUT_LINES, escape);
+}
+
+// An element with classes, and text or children. Text goes through `shown`.
+export function make(tag, classes = "", content = null) {
+  const element = document.createElement(tag);
+  if (classes) element.className = classes;
+  if (Array.isArray(content)) element.append(...content);
+  else if (content instanceof Node) element.append(content);
+  else if (content !== null) element.textContent = shown(content);
+  return element;
+}
+
+// What somebody else has said: a text of its own direction.
+export function said(text, classes = "") {
+  return make("span", `said ${classes}`.trim(), text);
+}
+
+export function setText(element, text) {
+  const safe = shown(text);
+  if (element.textContent !== safe) element.textContent = safe;
+}
+
+export function state(name) {
+  const element = make("span", "state", name);
+  element.dataset.state = name;
+  return element;
+}
+
+export function setState(element, name) {
+  if (element.dataset.state === name) return;
+  element.dataset.state = name;
+  element.textContent = shown(name);
+}
+
+const NUMBER = new Intl.NumberFormat("en");
+
+export function count(number) {
+  return NUMBER.format(number);
+}
+
+export function duration(ms) {
+  const s = Math.max(0, ms) / 1000;
+  if (s < 1) return `${Math.round(s * 1000)} ms`;
+  if (s < 10) return `${s.toFixed(1)} s`;
+  if (s < 100) return `${Math.round(s)} s`;
+  if (s < 6000) return `${Math.round(s / 60)} min`;
+  if (s < 172800) return `${Math.round(s / 3600)} h`;
+  return `${Math.round(s / 86400)} d`;
+}
+
+// Without milliseconds, for what is looked at once a second.
+export function age(ms) {
+  const s = Math.max(0, Math.floor(ms / 1000));
+  if (s < 100) return `${s} s`;
+  return duration(ms);
+}
+
+const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit" });
+
+export function moment(ms) {
+  if (ms === null || ms === undefined) return "";
+  const time = new Date(ms);
+  return time.toDateString() === new Date().toDateString() ? CLOCK.format(time) : DAY.format(time);
+}
+
+let skewMs = 0;
+
+// The server's clock: what is shown as an age must not depend on a wrong clock here.
+export function setClock(serverMs) {
+  const found = serverMs - Date.now();
+  skewMs = Math.abs(found) > 2000 ? found : 0;
+}
+
+export function now() {
+  return Date.now() + skewMs;
+}

@@ -1,0 +1,105 @@
+"""What was rejected, by reason: how often, and the newest events behind each count."""
+
+from __future__ import annotations
+
+import threading
+from bisect import insort
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
+
+import structlog
+
+from connectors.dashboard.ledger_events_reader import newest_rejected, rejected_before
+from connectors.dashboard.shown_rows import is_shown
+from connectors.live_view import LiveView
+from connectors.publisher import Position
+from connectors.settled_feed import SettledRecord
+from schemas.errors import TrunklineError
+from schemas.settings import Settings
+from schemas.verdicts import FOLD_FAILED, REJECTED
+
+log = structlog.stdlib.get_logger(__name__)
+
+# Of each reason; a count says how many there were in all.
+KEPT: Final = 200
+# A body may be a mebibyte, and these stay: larger ones are read from the ledger when somebody asks.
+_VALUE_BYTES: Final = 8192
+_LOADED: Final = 1000
+
+
+class Rejections:
+    """Kept from what is settled, and loaded from the ledger for the time before. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._first: dict[int, int] = {}
+        self._counts: Counter[str] = Counter()
+        self._newest: dict[str, list[tuple[int, Position, SettledRecord]]] = {}
+
+    def settled(self, records: Sequence[SettledRecord]) -> None:
+        """Take in what was settled; called on the live view's thread."""
+        with self._lock:
+            for record in records:
+                self._first.setdefault(record.position.partition, record.position.offset)
+                if record.verdict == REJECTED:
+                    self._counts[record.reason or FOLD_FAILED] += 1
+                    self._keep(record)
+
+    def load(self, settings: Settings, live_view: LiveView) -> None:
+        """Add what was rejected before the first record that was heard of here; only counted where it is long
+        ago. Logs what it cannot read.
+        """
+        with self._lock:
+            before = {**live_view.next_offsets(), **self._first}
+        try:
+            counts = rejected_before(settings, before)
+            newest = newest_rejected(settings, _LOADED)
+        except TrunklineError as error:
+            log.warning("rejections_not_loaded", why=str(error))
+            return
+        with self._lock:
+            self._counts.update(counts)
+            for record in newest:
+                if record.position.offset < before.get(record.position.partition, 0):
+                    self._keep(record)
+
+    def by_reason(self, role: str) -> list[dict[str, Any]]:
+        """Each reason with its count and the time of its newest event, the most frequent first."""
+        with self._lock:
+            return [
+                {"reason": reason, "count": count, "last_ms": self._last_ms(reason, role)}
+                for reason, count in self._counts.most_common()
+            ]
+
+    def newest(self, reason: str | None, role: str, limit: int) -> list[SettledRecord]:
+        """The newest records that were rejected for this reason, or any, newest first."""
+        with self._lock:
+            if reason is None:
+                held = sorted((one for kept in self._newest.values() for one in kept), key=_when)
+            else:
+                held = self._newest.get(reason, [])
+            shown = [record for _, _, record in reversed(held) if is_shown(record, role)]
+        return shown[:limit]
+
+    def _last_ms(self, reason: str, role: str) -> int | None:
+        for moment, _, record in reversed(self._newest.get(reason, [])):
+            if is_shown(record, role):
+                return moment // 1000
+        return None
+
+    def _keep(self, record: SettledRecord) -> None:
+        if len(record.value or b"") > _VALUE_BYTES:
+            record = _without_value(record)
+        kept = self._newest.setdefault(record.reason or FOLD_FAILED, [])
+        insort(kept, (record.logged_at_us, record.position, record), key=_when)
+        del kept[:-KEPT]
+
+
+def _when(held: tuple[int, Position, SettledRecord]) -> tuple[int, Position]:
+    return held[0], held[1]
+
+
+def _without_value(record: SettledRecord) -> SettledRecord:
+    fields = {name: getattr(record, name) for name in SettledRecord.__struct_fields__}
+    return SettledRecord(**{**fields, "value": None})

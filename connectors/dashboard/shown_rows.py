@@ -1,0 +1,134 @@
+"""Rows and records as the dashboard's answers show them; times are milliseconds since 1970 UTC."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from typing import Any, Final
+
+from connectors.gateway.settled_stream import PUBLIC_KINDS, settled_as_json
+from connectors.live_view import LiveView
+from connectors.settled_feed import SettledRecord
+from schemas.ids import CONTROL, PRINCIPAL
+from schemas.principals import OPERATOR
+from schemas.record import JOB_REGISTERED
+from schemas.view_rows import REGISTRY_JOBS, REGISTRY_TASKS, JobRow, TaskRow
+
+_TEXT: Final = 300
+_RAW_BYTES: Final = 4096
+# Whose tokens there are, and what the topic is, is the operator's business.
+_OPERATORS_KINDS: Final = frozenset({PRINCIPAL, CONTROL})
+
+
+def milliseconds(moment: int | None) -> int | None:
+    """Microseconds since 1970 as milliseconds."""
+    return None if moment is None else moment // 1000
+
+
+def shortened(text: str | None) -> str | None:
+    """The beginning of a text that may be long."""
+    return text if text is None or len(text) <= _TEXT else text[: _TEXT - 1] + "…"
+
+
+def job_as_json(live_view: LiveView, row: JobRow) -> dict[str, Any]:
+    """A job. Of two rows of one job, that with the higher `offset` is the newer."""
+    return {
+        "job_id": row.job_id,
+        "status": row.status,
+        "description": shortened(row.description),
+        "session": row.session or row.session_wanted,
+        "registered_by": row.registered_by,
+        "registered_ms": milliseconds(row.registered_at),
+        "picked_ms": milliseconds(row.picked_at),
+        "started_ms": milliseconds(row.started_at),
+        "ended_ms": milliseconds(row.ended_at),
+        "last_event": row.last_event,
+        "last_detail": shortened(row.last_detail),
+        "last_seq": row.last_seq,
+        "events": row.events,
+        "offset": live_view.row_offset(REGISTRY_JOBS, row.job_id),
+    }
+
+
+def task_as_json(live_view: LiveView, row: TaskRow) -> dict[str, Any]:
+    """A task."""
+    return {
+        "task_id": row.task_id,
+        "status": row.status,
+        "description": shortened(row.description),
+        "agent": row.agent_name,
+        "error": shortened(row.error),
+        "submitted_ms": milliseconds(row.submitted_at),
+        "started_ms": milliseconds(row.started_at),
+        "ended_ms": milliseconds(row.ended_at),
+        "offset": live_view.row_offset(REGISTRY_TASKS, row.task_id),
+    }
+
+
+def jobs_page(live_view: LiveView, state: str | None, after: str | None, limit: int) -> dict[str, Any]:
+    """At most `limit` jobs in this state, newest first; `after`: the last job of the page before."""
+    rows: Iterable[JobRow] = (
+        row for row in live_view.rows(REGISTRY_JOBS) if isinstance(row, JobRow) and state in (None, row.status)
+    )
+    last = None if after is None else live_view.row(REGISTRY_JOBS, after)
+    if isinstance(last, JobRow):
+        rows = (row for row in rows if _age(row) < _age(last))
+    newest = heapq.nlargest(limit + 1, rows, key=_age)
+    return {
+        "jobs": [job_as_json(live_view, row) for row in newest[:limit]],
+        "next": newest[limit - 1].job_id if len(newest) > limit else None,
+    }
+
+
+def jobs_by_state(live_view: LiveView) -> dict[str, int]:
+    """How many jobs are in each state."""
+    found: dict[str, int] = {}
+    for row in live_view.rows(REGISTRY_JOBS):
+        if isinstance(row, JobRow):
+            found[row.status] = found.get(row.status, 0) + 1
+    return found
+
+
+def _age(row: JobRow) -> tuple[int, str]:
+    return row.registered_at, row.job_id
+
+
+def is_shown(record: SettledRecord, role: str) -> bool:
+    """Whether somebody of this role sees that there is such a record."""
+    return role == OPERATOR or kind_of(record) not in _OPERATORS_KINDS
+
+
+def kind_of(record: SettledRecord) -> str:
+    """The kind of a record's stream."""
+    return record.stream.partition("/")[0]
+
+
+def verdict_as_json(record: SettledRecord) -> dict[str, Any]:
+    """What the fold said of a record, without its body."""
+    return {
+        "position": list(record.position),
+        "stream": record.stream,
+        "type": record.type,
+        "verdict": record.verdict,
+        "reason": record.reason,
+        "logged_ms": record.logged_at_us // 1000,
+    }
+
+
+def record_as_json(record: SettledRecord, role: str) -> dict[str, Any]:
+    """A settled record with its body, masked as in the ledger. Who is not the operator sees the bodies of jobs
+    and sessions alone; `raw`: the beginning of a body that is no JSON object.
+    """
+    found = settled_as_json(record)
+    found["logged_ms"] = record.logged_at_us // 1000
+    found["raw"] = None
+    if role != OPERATOR and kind_of(record) not in PUBLIC_KINDS:
+        found["body"] = None
+    elif found["body"] is None and record.value and _may_be_raw(record):
+        found["raw"] = record.value[:_RAW_BYTES].decode("utf-8", "replace")
+    return found
+
+
+def _may_be_raw(record: SettledRecord) -> bool:
+    # In a body of these stand hashes and sealed secrets, which only a JSON object can be shown without.
+    return kind_of(record) not in _OPERATORS_KINDS and record.type != JOB_REGISTERED

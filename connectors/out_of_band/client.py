@@ -1,0 +1,118 @@
+"""Gives a signed command to the gateway, over its Unix socket (XP-11).
+
+answer = give_command(settings, RemoveListener("search"))
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import secrets
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from connectors.out_of_band.claimed_socket import address_of
+from connectors.out_of_band.command_document import Action, command_bytes
+from connectors.out_of_band.command_keys import (
+    SIGNATURE_HEADER,
+    key_id,
+    load_private_key,
+    private_key_file,
+    sign,
+)
+from connectors.terminal_text import escaped
+from schemas.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
+from schemas.organism import TIMEOUT_MS_MOST
+from schemas.settings import Settings
+
+PATH: Final = "/commands"
+# A removal is answered when nothing of the listener's runs any more, which its own time limit bounds.
+ANSWER_S: Final = TIMEOUT_MS_MOST / 1000 + 60
+_ANSWER_BYTES: Final = 1024 * 1024
+_MESSAGE_LIMIT: Final = 600
+
+
+def give_command(settings: Settings, action: Action, key_file: Path | None = None) -> dict[str, Any]:
+    """Sign a command with the key in `key_file` (the operator's), give it, and return the answer.
+
+    Raises UsageError (400, 413, no usable key), Refused (403, 409), NotFound (404), BackboneUnreachable when no
+    gateway serves commands here, or when it did not answer: then it is open whether the command counts.
+    """
+    key = load_private_key(key_file or private_key_file(settings))
+    try:
+        body = command_bytes(
+            action, nonce=secrets.token_hex(16), issued=datetime.now(UTC), key_id=key_id(key.public_key())
+        )
+    except ValueError as error:
+        raise UsageError(f"a command cannot say that: {error}") from None
+    status, answer = post_command(settings.command_socket, body, sign(key, body))
+    if status == 200:
+        return answer
+    raise _error(status, answer)
+
+
+def post_command(
+    path: Path, body: bytes, signature: str | None, timeout_s: float = ANSWER_S
+) -> tuple[int, dict[str, Any]]:
+    """Send these bytes as they are; status and decoded answer. Raises BackboneUnreachable."""
+    connection = _UnixConnection(path, timeout_s)
+    headers = {"Content-Type": "application/xml"}
+    if signature is not None:
+        headers[SIGNATURE_HEADER] = signature
+    try:
+        try:
+            connection.connect()
+        except OSError as error:
+            raise BackboneUnreachable(
+                f"no gateway takes commands at {path} ({error.strerror or error}). 'trunkline up' starts it; "
+                "commands are given on its own machine, to xml_pump.command_socket"
+            ) from None
+        try:
+            connection.request("POST", PATH, body, headers)
+            answer = connection.getresponse()
+            return answer.status, _decoded(answer.read(_ANSWER_BYTES))
+        except (OSError, http.client.HTTPException) as error:
+            why = str(error) or type(error).__name__
+            raise BackboneUnreachable(
+                f"the gateway at {path} did not answer ({why}): whether the command counts is open, "
+                "'trunkline organism show' tells"
+            ) from None
+    finally:
+        connection.close()
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path, self._wait_s = path, timeout_s
+
+    def connect(self) -> None:
+        """Connect to the socket."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self._wait_s)
+        with address_of(self._path) as address:
+            self.sock.connect(address)
+
+
+def _decoded(raw: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(raw)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {}
+
+
+def _error(status: int, answer: dict[str, Any]) -> TrunklineError:
+    reason, text = str(answer.get("reason", "")), str(answer.get("message", f"HTTP status {status}"))
+    said = escaped(text if not reason or reason in text else f"{text} ({reason})")[:_MESSAGE_LIMIT]
+    if status in (403, 409):
+        return Refused(said)
+    if status == 404:
+        return NotFound(said)
+    if status in (400, 413):
+        return UsageError(said)
+    if status == 503:
+        return BackboneUnreachable(said)
+    return TrunklineError(f"the gateway answered {status}: {said}")

@@ -1,0 +1,142 @@
+"""A command as a document (XP-11), read by the gateway, made by whoever signs. `commands.xsd` has its form.
+
+    command_bytes(RemoveListener("search"), nonce="7c1f…", issued=now, key_id="0f3a…")
+    read_command(body).action
+
+What is signed is the document's bytes, so nothing of a command is repaired, and none has anything around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from lxml import etree  # type: ignore[import-untyped]
+
+from connectors.terminal_text import escaped
+from connectors.xml_pump.safe_xml import repair
+from connectors.xml_pump.xml_faults import XmlRefused
+from connectors.xml_pump.xml_limits import XmlLimits
+from schemas.verdicts import MALFORMED
+
+NAMESPACE: Final = "urn:trunkline:commands:1"
+COMMAND_BYTES: Final = 128 * 1024
+_LIMITS: Final = XmlLimits(document_bytes=COMMAND_BYTES, depth=8)
+_SCHEMA: Final = etree.XMLSchema(etree.parse(str(Path(__file__).with_name("commands.xsd"))))
+_WHY_CHARACTERS: Final = 300
+# Attributes of add-listener by field; elements are `tools` and `system_prompt`.
+_TEXTS: Final = ("name", "type", "capability", "root_tag", "namespace", "handler", "model", "client")
+_NUMBERS: Final = ("concurrency", "per_minute", "tokens_per_minute")
+_TOOLS, _PROMPT, _TIMEOUT = "tools", "system_prompt", "timeout_s"
+
+
+@dataclass(frozen=True)
+class AddListener:
+    """`fields`: those of an entry of conf/organism.yaml, as far as they are given."""
+
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RemoveListener:
+    """The listener of this name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class HotReload:
+    """Read conf/organism.yaml again."""
+
+
+Action = AddListener | RemoveListener | HotReload
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a document says. Nothing of it is believed before its signature is."""
+
+    nonce: str
+    issued: datetime
+    key_id: str
+    action: Action
+
+
+class CommandRefused(ValueError):
+    """The document is no command. `reason` is `malformed` or `too_large`; the message says why."""
+
+    def __init__(self, reason: str, why: str) -> None:
+        super().__init__(why)
+        self.reason = reason
+
+
+def read_command(body: bytes) -> Command:
+    """What a document says. Raises CommandRefused."""
+    try:
+        repaired = repair(body, _LIMITS, root_tag="command")
+    except XmlRefused as error:
+        raise CommandRefused(error.reason, str(error)) from None
+    if repaired.notes:
+        raise CommandRefused(
+            MALFORMED, f"a command is not repaired: {'; '.join(repaired.notes)}"[:_WHY_CHARACTERS]
+        )
+    root = repaired.root
+    if not _SCHEMA.validate(root):
+        said = escaped(str(_SCHEMA.error_log.last_error.message))[:_WHY_CHARACTERS]
+        raise CommandRefused(MALFORMED, f"not as commands.xsd has it: {said}")
+    try:
+        issued = datetime.fromisoformat(root.get("issued"))
+    except ValueError:
+        raise CommandRefused(MALFORMED, "issued: there is no such moment") from None
+    return Command(root.get("nonce"), issued, root.get("key"), _action(root[0]))
+
+
+def command_bytes(action: Action, *, nonce: str, issued: datetime, key_id: str) -> bytes:
+    """The document, as it is signed and sent. Raises ValueError for text that XML cannot hold."""
+    root = etree.Element(f"{{{NAMESPACE}}}command", nsmap={None: NAMESPACE})
+    root.set("nonce", nonce)
+    root.set("issued", issued.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z")
+    root.set("key", key_id)
+    if isinstance(action, AddListener):
+        _write_listener(etree.SubElement(root, f"{{{NAMESPACE}}}add-listener"), action.fields)
+    elif isinstance(action, RemoveListener):
+        etree.SubElement(root, f"{{{NAMESPACE}}}remove-listener").set("name", action.name)
+    else:
+        etree.SubElement(root, f"{{{NAMESPACE}}}hot-reload")
+    return bytes(etree.tostring(root, encoding="utf-8"))
+
+
+def _action(element: Any) -> Action:
+    tag = etree.QName(element).localname
+    if tag == "remove-listener":
+        return RemoveListener(element.get("name"))
+    return AddListener(_fields(element)) if tag == "add-listener" else HotReload()
+
+
+def _fields(element: Any) -> dict[str, Any]:
+    said = {name.replace("-", "_"): value for name, value in element.attrib.items()}
+    found: dict[str, Any] = {name: said[name] for name in _TEXTS if name in said}
+    found |= {name: int(said[name]) for name in _NUMBERS if name in said}
+    if _TIMEOUT in said:
+        found[_TIMEOUT] = float(said[_TIMEOUT])
+    for child in element:
+        if etree.QName(child).localname == _TOOLS:
+            found[_TOOLS] = [tool.text for tool in child]
+        else:
+            found[_PROMPT] = child.text or ""
+    return found
+
+
+def _write_listener(element: Any, fields: Mapping[str, Any]) -> None:
+    for name in (*_TEXTS, *_NUMBERS, _TIMEOUT):
+        if fields.get(name) is not None:
+            element.set(name.replace("_", "-"), str(fields[name]))
+    if fields.get(_TOOLS) is not None:
+        tools = etree.SubElement(element, f"{{{NAMESPACE}}}tools")
+        for name in fields[_TOOLS]:
+            etree.SubElement(tools, f"{{{NAMESPACE}}}tool").text = name
+    if fields.get(_PROMPT) is not None:
+        etree.SubElement(element, f"{{{NAMESPACE}}}system-prompt").text = fields[_PROMPT]

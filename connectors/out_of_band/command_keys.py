@@ -1,0 +1,179 @@
+"""The keys of out-of-band commands (XP-11): Ed25519, one public key a file `*.pub` in a folder of its own.
+
+Whoever has the private half of one of them may change which listeners there are. The gateway makes the
+operator's pair at its first start. A public key that is put into the folder counts at once, and one that is
+taken out counts no more.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from schemas.errors import UsageError
+from schemas.first_file import make_first
+from schemas.ids import is_name
+from schemas.participants import key_id_of
+from schemas.principals import OPERATOR
+from schemas.settings import Settings, SettingsError
+
+log = structlog.stdlib.get_logger(__name__)
+
+SIGNATURE_HEADER: Final = "X-Signature"
+PUBLIC: Final = ".pub"
+PRIVATE: Final = ".pem"
+_FILE_BYTES: Final = 4096
+_SIGNATURE_BYTES: Final = 64
+_OF_OTHERS_TO_WRITE: Final = 0o022
+
+
+@dataclass(frozen=True)
+class CommandKey:
+    """A public key whose commands count. `name` is its file's, and stands in the ledger."""
+
+    name: str
+    key_id: str
+    public: Ed25519PublicKey
+
+    def has_signed(self, body: bytes, signature: str) -> bool:
+        """Whether `signature`, in base64, is this key's over exactly these bytes. Never raises."""
+        given = _signature_bytes(signature)
+        if given is None:
+            return False
+        try:
+            self.public.verify(given, body)
+        except InvalidSignature:
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class KeyFolder:
+    """The keys of a folder by key id, and what is wrong with its other files, by file name."""
+
+    keys: dict[str, CommandKey]
+    faults: dict[str, str]
+
+
+def ensure_operator_key(settings: Settings) -> None:
+    """Make the operator's pair where the folder has no key at all. Of several gateways that start at once, one
+    makes it. Raises SettingsError when it cannot be made.
+    """
+    folder = settings.command_keys_path
+    try:
+        if any(folder.glob(f"*{PUBLIC}")):
+            return
+        private = private_key_file(settings)
+        if not private.exists():
+            make_first(private, _private_pem(Ed25519PrivateKey.generate()))
+        # Also after a gateway that was killed between the two files.
+        make_first(folder / f"{OPERATOR}{PUBLIC}", public_pem(load_private_key(private).public_key()))
+    except (OSError, UsageError) as error:
+        why = str(error) if isinstance(error, UsageError) else type(error).__name__
+        raise SettingsError(f"xml_pump.command_keys_dir: cannot make a key in {folder}: {why}") from None
+
+
+def private_key_file(settings: Settings) -> Path:
+    """Where the operator's own private key lies."""
+    return settings.command_keys_path / f"{OPERATOR}{PRIVATE}"
+
+
+def read_keys(folder: Path) -> KeyFolder:
+    """All public keys of a folder. Never raises: what cannot be believed is a fault."""
+    keys: dict[str, CommandKey] = {}
+    faults: dict[str, str] = {}
+    try:
+        if folder.stat().st_mode & _OF_OTHERS_TO_WRITE:
+            return KeyFolder({}, {folder.name: "others can write to this folder: no key in it counts"})
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.name.endswith(PUBLIC))
+    except OSError as error:
+        return KeyFolder({}, {folder.name: f"cannot be read: {error.strerror}"})
+    for name in names:
+        try:
+            found = _command_key(folder / name)
+        except ValueError as error:
+            faults[name] = str(error)
+            continue
+        keys.setdefault(found.key_id, found)
+    return KeyFolder(keys, faults)
+
+
+def load_private_key(path: Path) -> Ed25519PrivateKey:
+    """A private key that is its owner's alone. Raises UsageError that never shows what the file holds."""
+    try:
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise UsageError(f"{path} is readable by others; run: chmod 600 {path}")
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except OSError as error:
+        raise UsageError(f"cannot read the key {path}: {error.strerror}") from None
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise UsageError(f"{path} holds no private key in PEM, or one with a password") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise UsageError(f"{path} holds no Ed25519 key")
+    return key
+
+
+def public_pem(key: Ed25519PublicKey) -> str:
+    """A public key as it lies in its file."""
+    pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return pem.decode("ascii")
+
+
+def key_id(key: Ed25519PublicKey) -> str:
+    """What a key is named by: the first 16 hex digits of the SHA-256 of its DER (SubjectPublicKeyInfo)."""
+    return key_id_of(public_pem(key))
+
+
+def sign(key: Ed25519PrivateKey, body: bytes) -> str:
+    """The signature over a command's bytes, in base64, as it stands in the header."""
+    return base64.b64encode(key.sign(body)).decode("ascii")
+
+
+def _private_pem(key: Ed25519PrivateKey) -> str:
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return pem.decode("ascii")
+
+
+def _signature_bytes(signature: str) -> bytes | None:
+    """What the base64 of a signature says; one notation alone."""
+    try:
+        given = base64.b64decode(signature.encode("ascii"), validate=True)
+    except (UnicodeEncodeError, binascii.Error):
+        return None
+    is_plain = len(given) == _SIGNATURE_BYTES and base64.b64encode(given).decode("ascii") == signature
+    return given if is_plain else None
+
+
+def _command_key(path: Path) -> CommandKey:
+    """The key in a file. Raises ValueError that says why it does not count."""
+    name = path.name.removesuffix(PUBLIC)
+    if not is_name(name):
+        raise ValueError("its name is none that may stand in the ledger: letters, digits, '.', '_', '-'")
+    try:
+        # Not to wait for the writer of a pipe that somebody has put there.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise ValueError("not a file")
+            if mode & _OF_OTHERS_TO_WRITE:
+                raise ValueError("others can write to it")
+            key = serialization.load_pem_public_key(file.read(_FILE_BYTES))
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from None
+    except UnsupportedAlgorithm:
+        raise ValueError("a key of a kind that is not known") from None
+    if not isinstance(key, Ed25519PublicKey):
+        raise ValueError("not an Ed25519 key")
+    return CommandKey(name, key_id(key), key)

@@ -1,0 +1,257 @@
+"""The out-of-band door (XP-11): `POST /commands` over a Unix socket, signed commands that change the listeners.
+
+**Delivers** each command as one record of `control/organism`: the record is the change, so no change is made
+that is not in the ledger. **Acknowledges when** the log has settled it and the mailboxes of the listeners are
+open or closed. **Loses when** never silently: a command without an answer may or may not count; sent again it
+is refused as replayed if it did.
+
+**Refused**, in this order, and recorded under `refused/commands`: too large, what XP-03 refuses or
+`commands.xsd` does not know, an unknown key, a wrong signature, a time too far from ours, a nonce that was
+used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from datetime import UTC, datetime
+from typing import Any, Final, NoReturn
+
+import structlog
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from connectors.gateway.access_log import AccessLog
+from connectors.gateway.answers import (
+    INTERNAL,
+    ApiError,
+    error_response,
+    http_error_response,
+    json_answer,
+    unavailable,
+)
+from connectors.gateway.hub import Hub
+from connectors.gateway.organism_changes import Applied, apply_change
+from connectors.gateway.organism_keeper import check_names
+from connectors.gateway.refusals import RefusalRecorder
+from connectors.gateway.strict_request import NotRead, StrictRequest
+from connectors.handler_descriptions import describe_handlers
+from connectors.organism_file import (
+    AgentEntry,
+    OrganismError,
+    agent_of,
+    entry_from,
+    listener_of,
+    load_organism,
+)
+from connectors.out_of_band.command_document import (
+    COMMAND_BYTES,
+    AddListener,
+    Command,
+    CommandRefused,
+    RemoveListener,
+    read_command,
+)
+from connectors.out_of_band.command_keys import SIGNATURE_HEADER, CommandKey, read_keys
+from schemas.errors import BackboneUnreachable, TrunklineError
+from schemas.organism import Listener, ListenerAdded, ListenerRemoved, OrganismLoaded
+from schemas.refusal import RefusalReason
+from schemas.settings import PROJECT_ROOT
+from schemas.verdicts import (
+    DUPLICATE,
+    ILLEGAL_TRANSITION,
+    MALFORMED,
+    POLICY,
+    SEQ_CONFLICT,
+    TOO_LARGE,
+    UNAUTHORIZED,
+)
+
+log = structlog.stdlib.get_logger(__name__)
+
+DOOR: Final = "commands"
+PATH: Final = "/commands"
+# How far the time that a command says may be from ours.
+WINDOW_S: Final = 300
+REPLAYED: Final = "replayed"
+_ROUTE: Final = f"POST {PATH}"
+_STATUS: Final = {TOO_LARGE: 413, MALFORMED: 400, UNAUTHORIZED: 403, POLICY: 403}
+
+
+class _Refused(ApiError):
+    """A command is refused, and recorded as `recorded`."""
+
+    def __init__(self, recorded: RefusalReason, why: str, *, reason: str = "", status: int = 0) -> None:
+        super().__init__(status or _STATUS[recorded], reason or recorded, why)
+        self.recorded = recorded
+
+
+class OutOfBandDoor:
+    """The door over a hub that is not open yet. It shares the log with the doors on ports, and no route."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._nonces: dict[str, float] = {}
+        self._refusals = RefusalRecorder(hub.appender.append_unattended, door=DOOR)
+        routes = Starlette(
+            routes=[Route(PATH, self._command, methods=["POST"])],
+            exception_handlers={HTTPException: _unknown},
+        )
+        routes.router.redirect_slashes = False
+        self.app = AccessLog(routes, hub.metrics)
+
+    async def _command(self, request: Request) -> Response:
+        request.scope["trunkline_route"] = PATH
+        principal = None
+        try:
+            body = await StrictRequest(request.scope, request.receive, COMMAND_BYTES).body()
+            command = _read(body)
+            key = await self._signer(command, body, request)
+            principal = request.scope["trunkline_principal"] = key.name
+            _check_time(command)
+            self._check_new(command)
+            try:
+                return await self._act(command, key.name)
+            except BackboneUnreachable:
+                # Nobody knows whether it counts: given again, the log tells.
+                self._nonces.pop(command.nonce, None)
+                raise
+        except ApiError as error:
+            self._note(error, principal)
+            headers = None if error.headers is None else dict(error.headers)
+            return error_response(error.status_code, error.reason, str(error.detail), headers)
+        except BackboneUnreachable as error:
+            away = unavailable(f"{error}; 'trunkline organism show' tells whether it counts")
+            return error_response(503, away.reason, str(away.detail), dict(away.headers or {}))
+        except TrunklineError as error:
+            return error_response(500, INTERNAL, str(error))
+        except Exception as error:  # noqa: BLE001  its text may quote what nobody should read
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            log.error("command_failed", error=type(error).__name__, where=f"{where.name}:{where.lineno}")
+            return error_response(500, INTERNAL, "the gateway failed; its log says where")
+
+    async def _signer(self, command: Command, body: bytes, request: Request) -> CommandKey:
+        """Whose command it is. Raises _Refused."""
+        folder = await asyncio.to_thread(read_keys, self._hub.settings.command_keys_path)
+        for name, why in folder.faults.items():
+            log.warning("command_key_skipped", file=name, why=why)
+        key = folder.keys.get(command.key_id)
+        if key is None:
+            raise _Refused(UNAUTHORIZED, "the key is none of those whose commands count")
+        given = request.headers.getlist(SIGNATURE_HEADER)
+        if len(given) != 1 or not key.has_signed(body, given[0]):
+            raise _Refused(UNAUTHORIZED, "the signature is not that key's over this command")
+        return key
+
+    def _check_new(self, command: Command) -> None:
+        """Refuse a nonce that was signed for before. The log knows those that have changed something; here are
+        those that were refused, which could count later.
+        """
+        now = time.monotonic()
+        self._nonces = {nonce: at for nonce, at in self._nonces.items() if at > now - 2 * WINDOW_S}
+        if command.nonce in self._nonces:
+            raise _replayed()
+        self._nonces[command.nonce] = now
+
+    async def _act(self, command: Command, principal: str) -> Response:
+        action = command.action
+        if isinstance(action, RemoveListener):
+            removal = ListenerRemoved(request_id=command.nonce, name=action.name)
+            return await self._applied(removal, principal, {"listener": action.name})
+        if isinstance(action, AddListener):
+            listener = await asyncio.to_thread(_listener, action)
+            self._check_free([listener])
+            addition = ListenerAdded(request_id=command.nonce, listener=listener)
+            return await self._applied(addition, principal, {"listener": listener.name})
+        try:
+            file = self._hub.settings.xml_pump.organism_file
+            if file is None:
+                raise OrganismError("xml_pump.organism_file names no file to reload")
+            organism = await asyncio.to_thread(load_organism, PROJECT_ROOT / file)
+        except OrganismError as error:
+            _refuse_content(str(error))
+        self._check_free(organism.listeners)
+        loaded = OrganismLoaded(request_id=command.nonce, digest=organism.digest, listeners=organism.listeners)
+        return await self._applied(loaded, principal, {"listeners": len(organism.listeners)})
+
+    def _check_free(self, listeners: list[Listener]) -> None:
+        try:
+            check_names(self._hub.live_view, [listener.name for listener in listeners])
+        except OrganismError as error:
+            raise _Refused(POLICY, str(error)) from None
+
+    async def _applied(
+        self, change: OrganismLoaded | ListenerAdded | ListenerRemoved, principal: str, said: dict[str, Any]
+    ) -> Response:
+        """Make the change; its record is written before anything else is done."""
+        try:
+            applied: Applied = await apply_change(self._hub, change, door=DOOR, principal=principal)
+        except ApiError as error:
+            if error.reason == SEQ_CONFLICT:
+                raise _replayed() from None
+            raise
+        if applied.verdict == DUPLICATE:
+            raise _replayed()
+        answer = {"verdict": applied.verdict, **said, "pending": applied.pending}
+        answer["version"] = self._hub.listeners.version
+        return json_answer(answer, verdict=applied.verdict)
+
+    def _note(self, error: ApiError, principal: str | None) -> None:
+        """Record a refusal; what the fold has rejected is in the ledger already."""
+        if isinstance(error, _Refused):
+            self._refusals.record(error.recorded, str(error.detail)[:500], principal, _ROUTE)
+        elif isinstance(error, NotRead):
+            return
+        elif error.reason in (MALFORMED, TOO_LARGE):
+            reason: RefusalReason = MALFORMED if error.reason == MALFORMED else TOO_LARGE
+            self._refusals.record(reason, str(error.detail)[:500], principal, _ROUTE)
+
+
+def _read(body: bytes) -> Command:
+    try:
+        return read_command(body)
+    except CommandRefused as error:
+        raise _Refused(TOO_LARGE if error.reason == TOO_LARGE else MALFORMED, str(error)) from None
+
+
+def _check_time(command: Command) -> None:
+    off_s = (datetime.now(UTC) - command.issued).total_seconds()
+    if abs(off_s) > WINDOW_S:
+        when = "ago" if off_s > 0 else "from now"
+        raise _Refused(
+            UNAUTHORIZED,
+            f"issued {abs(off_s):.0f} s {when}; a command is good for {WINDOW_S} s around its time",
+        )
+
+
+def _listener(action: AddListener) -> Listener:
+    """The listener that a command adds. Raises _Refused."""
+    where = "add-listener"
+    try:
+        entry = entry_from(dict(action.fields), where)
+        if isinstance(entry, AgentEntry):
+            return agent_of(entry)
+        handlers = [] if entry.handler is None else [entry.handler]
+        return listener_of(entry, describe_handlers(handlers) if handlers else {}, where)
+    except OrganismError as error:
+        _refuse_content(str(error))
+
+
+def _refuse_content(why: str) -> NoReturn:
+    # Well signed, but what it names cannot be taken: nothing is wrong with the document.
+    raise _Refused(MALFORMED, why, reason=ILLEGAL_TRANSITION, status=409)
+
+
+def _replayed() -> _Refused:
+    return _Refused(UNAUTHORIZED, "this command was given before: its nonce is used", reason=REPLAYED)
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    """No such route, or a wrong method."""
+    assert isinstance(error, HTTPException)  # noqa: S101  it is registered for these
+    headers = None if error.headers is None else dict(error.headers)
+    return http_error_response(error.status_code, headers)
