@@ -11,22 +11,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 
+from connectors.local_stack.kafka_login import check_local_login, ensure_scram_user
 from connectors.local_stack.part_plan import KAFKA, MOSQUITTO, PartPlan
 from connectors.local_stack.ports import LOOPBACK, free_port, require_free
 from connectors.local_stack.programs import find_java, find_mosquitto, jar_files
 from connectors.local_stack.readiness import kafka_answers, mqtt_answers
+from connectors.mqtt_acl import agents_with_accounts, check_prefixes, write_acl
 from connectors.mqtt_credentials import ensure_role_passwords
-from connectors.mqtt_password_file import ACL, PASSWORDS, PID, read_lines, with_roles, write_lines
+from connectors.mqtt_password_file import PASSWORDS, PID, read_lines, with_roles, write_lines
+from connectors.mqtt_tls import mqtt_context
 from schemas.errors import TrunklineError, UsageError
+from schemas.kafka_clients import kafka_context
 from schemas.settings import PROJECT_ROOT, Settings
 
 _LOOPBACK_NAMES = {"127.0.0.1", "localhost"}
 _FORMAT_TIMEOUT_S = 60
 
 
-def write_from_template(template: str, target: Path, values: Mapping[str, object]) -> None:
-    """Fill in `conf/<template>` and write it."""
-    text = Template((PROJECT_ROOT / "conf" / template).read_text(encoding="utf-8")).substitute(values)
+def write_from_template(target: Path, values: Mapping[str, object], *templates: str) -> None:
+    """Fill in these files of `conf/`, one after the other, and write them as one."""
+    text = "".join((PROJECT_ROOT / "conf" / name).read_text(encoding="utf-8") for name in templates)
+    text = Template(text).substitute(values)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text, encoding="utf-8")
 
@@ -44,14 +49,21 @@ def kafka_port(settings: Settings) -> int:
 
 
 def mqtt_port(settings: Settings) -> int:
-    """The port of the local MQTT broker; refuses a broker elsewhere and TLS."""
-    if settings.mqtt.host not in _LOOPBACK_NAMES or settings.mqtt.tls:
+    """The port of the local MQTT broker; refuses a broker elsewhere, and TLS that is not all there."""
+    mqtt = settings.mqtt
+    if mqtt.host not in _LOOPBACK_NAMES:
         raise UsageError(
-            f"mqtt.host is {settings.mqtt.host!r}, mqtt.tls is {settings.mqtt.tls}: the local stack starts a "
-            "broker on 127.0.0.1 without TLS. Change them, or leave it out: "
-            "up --only kafka,bridge,gateway,streams"
+            f"mqtt.host is {mqtt.host!r}: the local stack starts a broker on 127.0.0.1. Change it, or leave "
+            "Mosquitto out: up --only kafka,bridge,gateway,streams"
         )
-    return settings.mqtt.port
+    if not mqtt.tls:
+        if mqtt.listen_host not in _LOOPBACK_NAMES:
+            raise UsageError(f"mqtt.listen_host is {mqtt.listen_host!r}: without mqtt.tls it is loopback alone")
+    elif mqtt.ca_certs is None:
+        raise UsageError(f"mqtt.ca_certs is not set, and mqtt.tls is: set it to {settings.tls_path / 'ca.crt'}")
+    elif mqtt.require_client_cert and mqtt.certfile is None:
+        raise UsageError("mqtt.certfile is not set: with mqtt.require_client_cert our own clients need one")
+    return mqtt.port
 
 
 def _java_command(settings: Settings) -> list[str]:
@@ -92,6 +104,10 @@ def _format_storage(settings: Settings, properties: Path) -> None:
 def kafka_plan(settings: Settings) -> PartPlan:
     """Kafka, with its data below `data_dir/kafka`."""
     port = kafka_port(settings)
+    check_local_login(settings)
+    is_plain = settings.kafka.security_protocol == "PLAINTEXT"
+    # Nobody else needs to know these ports. The controller's is another one at each start.
+    internal_port = free_port()
     home = settings.data_path / "kafka"
     properties = home / "server.properties"
 
@@ -99,19 +115,23 @@ def kafka_plan(settings: Settings) -> PartPlan:
         require_free(port, "kafka.bootstrap_servers")
         values = {
             "port": port,
-            # Nobody else needs to know the controller's port, so it is another one at each start.
             "controller_port": free_port(),
+            "internal_port": internal_port,
+            "tls_dir": settings.tls_path.absolute(),
             "log_dir": home / "log",
             "partitions": settings.kafka.partitions,
             "record_limit_bytes": settings.kafka.record_limit_bytes,
         }
-        write_from_template("kafka.properties", properties, values)
+        listeners = "kafka-plain.properties" if is_plain else "kafka-sasl.properties"
+        write_from_template(properties, values, "kafka.properties", listeners)
         if not (home / "log" / "meta.properties").exists():
             _format_storage(settings, properties)
 
     def ensure_topic() -> None:
         from connectors.kafka_topic import ensure_topic as ensure
 
+        if not is_plain:
+            ensure_scram_user(settings, internal_port)
         ensure(settings)
 
     return PartPlan(
@@ -119,7 +139,7 @@ def kafka_plan(settings: Settings) -> PartPlan:
         summary=f"Kafka on {LOOPBACK}:{port}",
         prepare=prepare,
         command=lambda: [*_java_command(settings), "kafka.Kafka", str(properties)],
-        is_ready=lambda: kafka_answers(LOOPBACK, port),
+        is_ready=lambda: kafka_answers(LOOPBACK, port, context=kafka_context(settings.kafka)),
         on_first_ready=ensure_topic,
         ready_within_s=60,
         stop_within_s=20,
@@ -133,20 +153,40 @@ def accounts_dir(settings: Settings) -> Path:
 
 
 def _prepare_accounts(settings: Settings) -> None:
-    """The ACL, and a password file with the roles' accounts; those of jobs stay as the gateway left them."""
+    """The ACL, and a password file with the roles' accounts; those of jobs and agents stay as the gateway left
+    them.
+    """
     folder = accounts_dir(settings)
-    prefix = settings.mqtt.topic_prefix
-    if not prefix.isprintable():
-        raise UsageError("mqtt.topic_prefix has a control character, which an ACL file cannot hold")
-    write_from_template("mosquitto.acl", folder / ACL, {"prefix": prefix})
+    check_prefixes(settings.mqtt)
     roles = {role: found.get_secret_value() for role, found in ensure_role_passwords(settings).items()}
     known = read_lines(folder / PASSWORDS)
     wanted = with_roles(known, roles)
     # The gateway may write it at the same moment: only touched when something is wrong.
     if wanted != known:
         write_lines(folder / PASSWORDS, wanted.values())
-    (folder / ACL).chmod(0o600)
+    write_acl(folder, settings.mqtt, agents_with_accounts(wanted))
     (folder / PID).unlink(missing_ok=True)
+
+
+def _mqtt_listener(settings: Settings) -> str:
+    """The lines of `mosquitto.conf` that say where it listens. With TLS there is no other listener."""
+    mqtt = settings.mqtt
+    if not mqtt.tls:
+        return f"listener {mqtt.port} {LOOPBACK}"
+    files = {name: settings.tls_path / name for name in ("ca.crt", "mosquitto.crt", "mosquitto.key")}
+    missing = [str(path) for path in files.values() if not path.exists()]
+    if missing:
+        raise UsageError(f"mqtt.tls is set, but {missing[0]} is missing: run ./trunkline tls create")
+    lines = [
+        f"listener {mqtt.port} {mqtt.listen_host}",
+        f"cafile {files['ca.crt']}",
+        f"certfile {files['mosquitto.crt']}",
+        f"keyfile {files['mosquitto.key']}",
+        "tls_version tlsv1.3",
+        # A certificate lets a client knock; user name and password still say who it is.
+        f"require_certificate {'true' if mqtt.require_client_cert else 'false'}",
+    ]
+    return "\n".join(lines)
 
 
 def mosquitto_plan(settings: Settings) -> PartPlan:
@@ -158,7 +198,7 @@ def mosquitto_plan(settings: Settings) -> PartPlan:
     def prepare() -> None:
         require_free(port, "mqtt.port")
         values = {
-            "port": port,
+            "listener": _mqtt_listener(settings),
             # Started by root it would become another user, who cannot write below our data directory.
             "user": getpass.getuser(),
             "data_dir": home,
@@ -167,14 +207,14 @@ def mosquitto_plan(settings: Settings) -> PartPlan:
             "inflight": settings.mqtt.bridge_inflight,
         }
         _prepare_accounts(settings)
-        write_from_template("mosquitto.conf", conf, values)
+        write_from_template(conf, values, "mosquitto.conf")
 
     return PartPlan(
         name=MOSQUITTO,
         summary=f"Mosquitto on {LOOPBACK}:{port}",
         prepare=prepare,
         command=lambda: [str(find_mosquitto()), "-c", str(conf)],
-        is_ready=lambda: mqtt_answers(LOOPBACK, port),
+        is_ready=lambda: mqtt_answers(settings.mqtt.host, port, context=mqtt_context(settings.mqtt)),
         ready_within_s=15,
         stop_within_s=10,
         cwd=home,

@@ -24,8 +24,10 @@ MARK = "TRUNKLINE_STACK_PART"
 
 
 def mark_of(data_path: Path, part: str) -> str:
-    """The mark of one part of the stack with this data directory."""
-    return f"{data_path}#{part}"
+    """The mark of one part of the stack with this data directory; of the whole stack, with which all of them
+    begin, for "". No part's mark begins another's.
+    """
+    return f"{data_path}#{part};" if part else f"{data_path}#"
 
 
 def start_child(

@@ -179,7 +179,8 @@ def part_statuses(settings: Settings) -> list[PartStatus]:
     """How each part is now. Parts of a stack whose supervisor was killed are shown as they are."""
     state = state_file.read_state(settings) or {"parts": {}}
     found = []
-    for name in ALL_PARTS:
+    more = [name for name in state["parts"] if name not in ALL_PARTS]
+    for name in (*ALL_PARTS, *more):
         found.append(_part_status(name, state["parts"].get(name)))
     return found
 

@@ -19,7 +19,14 @@ from schemas.settings import ENV_PREFIX, PROJECT_ROOT, Settings, settings_enviro
 
 STOPPED, STARTING, READY, WAITING = "stopped", "starting", "ready", "waiting"
 # The caller's own: a viewer's token would keep the bridge from the verdicts, a job's secret is for nobody else.
-_NOT_FOR_PARTS = {child_process.MARK, "TRUNKLINE_TOKEN", "TRUNKLINE_JOB_SECRET"}
+_NOT_FOR_PARTS = {
+    child_process.MARK,
+    "TRUNKLINE_TOKEN",
+    "TRUNKLINE_JOB_SECRET",
+    "HTTP_PORT",
+    "AGENT_MCP_PORT",
+    "AGENT_KEYS_PATH",
+}
 _POLL_S = 0.05
 _BACKOFF_MAX_S = 30.0
 # A part that ran this long was well: the next death is a new story and gets the shortest wait again.

@@ -10,12 +10,13 @@ from pathlib import Path
 
 KAFKA, MOSQUITTO, BRIDGE, GATEWAY, STREAMS = "kafka", "mosquitto", "bridge", "gateway", "streams"
 FILES = "files"
+XML_PUMP = "xml_pump"
 
 # Parts of one stage start together; the next stage starts when they are ready.
-STAGES: tuple[tuple[str, ...], ...] = ((KAFKA, MOSQUITTO), (BRIDGE, FILES, GATEWAY, STREAMS))
+STAGES: tuple[tuple[str, ...], ...] = ((KAFKA, MOSQUITTO), (BRIDGE, FILES, GATEWAY, XML_PUMP, STREAMS))
 ALL_PARTS = tuple(name for stage in STAGES for name in stage)
 # Nothing that still writes may lose what it writes to.
-STOP_ORDER = (BRIDGE, FILES, GATEWAY, STREAMS, MOSQUITTO, KAFKA)
+STOP_ORDER = (BRIDGE, FILES, XML_PUMP, GATEWAY, STREAMS, MOSQUITTO, KAFKA)
 
 
 def _nothing() -> None:
@@ -32,7 +33,7 @@ class PartPlan:
 
     `prepare` runs before each start, `on_first_ready` once, after the first start of the stack.
     `terminate` asks the process with this id to end. `credentials` are variables with secrets, looked up at
-    each start.
+    each start. `group`: the part of ALL_PARTS that this is one more of.
     """
 
     name: str
@@ -47,3 +48,4 @@ class PartPlan:
     on_first_ready: Callable[[], None] = _nothing
     environment: Mapping[str, str] = field(default_factory=dict)
     credentials: Callable[[], Mapping[str, str]] = dict
+    group: str | None = None

@@ -1,4 +1,4 @@
-"""The plans of our own programs: the MQTT bridge, the gateway, and the streaming jobs under spark-submit."""
+"""The plans of our own programs: bridges, gateway, XML pump, and the streaming jobs under spark-submit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from connectors.file_bridge.queue_root import queue_root
-from connectors.local_stack.part_plan import BRIDGE, FILES, GATEWAY, STREAMS, PartPlan
+from connectors.local_stack.part_plan import BRIDGE, FILES, GATEWAY, STREAMS, XML_PUMP, PartPlan
 from connectors.local_stack.ports import require_free
 from connectors.local_stack.programs import jar_files, java_home, spark_home
 from connectors.mqtt_credentials import BRIDGE as BRIDGE_ROLE
@@ -72,11 +72,15 @@ def files_plan(settings: Settings) -> PartPlan:
 
 
 def gateway_plan(settings: Settings) -> PartPlan:
-    """The gateway: live view, reactor, HTTP hub, and the accounts of our own Mosquitto."""
+    """The gateway: live view, reactor, HTTP hub, dashboard, and the accounts of our own Mosquitto."""
     ready = _ready_file(settings, GATEWAY)
 
     def prepare() -> None:
         require_free(settings.gateway.port, "gateway.port")
+        if settings.agent_mcp.port:
+            require_free(settings.agent_mcp.port, "agent_mcp.port")
+        if settings.dashboard.port:
+            require_free(settings.dashboard.port, "dashboard.port")
         ready.unlink(missing_ok=True)
 
     return PartPlan(
@@ -90,6 +94,25 @@ def gateway_plan(settings: Settings) -> PartPlan:
         stop_within_s=15,
         cwd=PROJECT_ROOT,
         environment={READY_FILE: str(ready)},
+    )
+
+
+def xml_pump_plan(settings: Settings, number: int = 1) -> PartPlan:
+    """A process of the XML pump; the second and those after it have their number in their names."""
+    name = XML_PUMP if number == 1 else f"{XML_PUMP}_{number}"
+    ready = _ready_file(settings, name)
+    return PartPlan(
+        name=name,
+        summary=f"XML pump for {settings.gateway_url}",
+        prepare=lambda: ready.unlink(missing_ok=True),
+        command=lambda: [sys.executable, "-P", "-m", "connectors.xml_pump"],
+        is_ready=ready.exists,
+        # It waits for the gateway.
+        ready_within_s=120,
+        stop_within_s=15,
+        cwd=PROJECT_ROOT,
+        environment={READY_FILE: str(ready)},
+        group=XML_PUMP,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 
 # Kafka: ApiVersions, version 0, correlation id 7, no client id. The answer repeats the correlation id.
@@ -12,11 +13,13 @@ _CONNECT = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x05\x00\x00"
 _CONNACK, _DISCONNECT = 0x20, b"\xe0\x00"
 
 
-def kafka_answers(host: str, port: int, timeout_s: float = 1.0) -> bool:
-    """Whether a Kafka broker handles requests here. An open port alone does not mean that yet."""
+def kafka_answers(host: str, port: int, timeout_s: float = 1.0, context: ssl.SSLContext | None = None) -> bool:
+    """Whether a Kafka broker handles requests here; with `context` under TLS. An open port alone does not mean
+    that yet. Before a login Kafka answers this one request.
+    """
     try:
         with (
-            socket.create_connection((host, port), timeout=timeout_s) as connection,
+            _connected(host, port, timeout_s, context) as connection,
             connection.makefile("rb") as received,
         ):
             connection.sendall(_API_VERSIONS)
@@ -25,11 +28,11 @@ def kafka_answers(host: str, port: int, timeout_s: float = 1.0) -> bool:
         return False
 
 
-def mqtt_answers(host: str, port: int, timeout_s: float = 1.0) -> bool:
-    """Whether an MQTT broker without TLS lets us in or refuses us politely here."""
+def mqtt_answers(host: str, port: int, timeout_s: float = 1.0, context: ssl.SSLContext | None = None) -> bool:
+    """Whether an MQTT broker lets us in or refuses us politely here; with `context` under TLS."""
     try:
         with (
-            socket.create_connection((host, port), timeout=timeout_s) as connection,
+            _connected(host, port, timeout_s, context) as connection,
             connection.makefile("rb") as received,
         ):
             connection.sendall(_CONNECT)
@@ -40,3 +43,12 @@ def mqtt_answers(host: str, port: int, timeout_s: float = 1.0) -> bool:
             return True
     except OSError:
         return False
+
+
+def _connected(host: str, port: int, timeout_s: float, context: ssl.SSLContext | None) -> socket.socket:
+    plain = socket.create_connection((host, port), timeout=timeout_s)
+    try:
+        return plain if context is None else context.wrap_socket(plain, server_hostname=host)
+    except BaseException:
+        plain.close()
+        raise

@@ -24,9 +24,16 @@ from connectors.local_stack.part_plan import (
     STAGES,
     STOP_ORDER,
     STREAMS,
+    XML_PUMP,
     PartPlan,
 )
-from connectors.local_stack.program_plans import bridge_plan, files_plan, gateway_plan, streams_plan
+from connectors.local_stack.program_plans import (
+    bridge_plan,
+    files_plan,
+    gateway_plan,
+    streams_plan,
+    xml_pump_plan,
+)
 from schemas.errors import Refused, TrunklineError, UsageError
 from schemas.sealing import ensure_keyring
 from schemas.settings import Settings
@@ -37,6 +44,7 @@ PLANS: dict[str, Callable[[Settings], PartPlan]] = {
     BRIDGE: bridge_plan,
     FILES: files_plan,
     GATEWAY: gateway_plan,
+    XML_PUMP: xml_pump_plan,
     STREAMS: streams_plan,
 }
 START_LIMIT_S = 180.0
@@ -66,6 +74,14 @@ def stack_settings(settings: Settings, parts: Iterable[str]) -> Settings:
     return settings.model_copy(update={"mqtt": mqtt})
 
 
+def plans_of(settings: Settings, names: Iterable[str]) -> list[PartPlan]:
+    """The plans of the parts; of the XML pump as many as the settings say."""
+    plans = [PLANS[name](settings) for name in names if name != XML_PUMP]
+    if XML_PUMP in names:
+        plans += [xml_pump_plan(settings, number + 1) for number in range(settings.xml_pump.processes)]
+    return plans
+
+
 class LocalStack:
     """Runs parts of the stack as children of this process. A context manager; nothing is left after its end.
 
@@ -80,7 +96,7 @@ class LocalStack:
     def __init__(self, settings: Settings, parts: Iterable[str] = ALL_PARTS, *, detached: bool = False) -> None:
         names = check_parts(parts)
         self.settings = stack_settings(settings, names)
-        self.parts = {name: Part(PLANS[name](self.settings), self.settings) for name in names}
+        self.parts = {plan.name: Part(plan, self.settings) for plan in plans_of(self.settings, names)}
         self._phase = state_file.STARTING
         self._error: str | None = None
         self._detached = detached
@@ -118,9 +134,7 @@ class LocalStack:
             self._phase, self._started_at = state_file.STARTING, time.time()
             deadline = time.monotonic() + START_LIMIT_S
             for stage in STAGES:
-                self._start_stage(
-                    [self.parts[name] for name in stage if name in self.parts], deadline, should_stop
-                )
+                self._start_stage([part for name in stage for part in self._group(name)], deadline, should_stop)
                 if should_stop():
                     return
             self._phase = state_file.RUNNING
@@ -128,6 +142,9 @@ class LocalStack:
         except BaseException:
             self.stop()
             raise
+
+    def _group(self, name: str) -> list[Part]:
+        return [part for part in self.parts.values() if (part.plan.group or part.name) == name]
 
     def _start_stage(self, parts: list[Part], deadline: float, should_stop: Callable[[], bool]) -> None:
         for part in parts:
@@ -179,9 +196,9 @@ class LocalStack:
         try:
             self._phase = state_file.STOPPING
             for name in STOP_ORDER:
-                if name in self.parts:
+                for part in self._group(name):
                     self._write_state_if_possible()
-                    self.parts[name].stop()
+                    part.stop()
                 if name == GATEWAY:
                     # They outlive a gateway; without a stack they have nobody to talk to.
                     stop_all(self.settings)

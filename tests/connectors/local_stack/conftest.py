@@ -15,7 +15,15 @@ import pytest
 
 from connectors.local_stack import child_process, free_port
 from connectors.local_stack.part import child_environment
-from schemas.settings import PROJECT_ROOT, GatewaySettings, KafkaSettings, MqttSettings, Settings
+from schemas.settings import (
+    PROJECT_ROOT,
+    AgentMcpSettings,
+    DashboardSettings,
+    GatewaySettings,
+    KafkaSettings,
+    MqttSettings,
+    Settings,
+)
 
 CLI_TIMEOUT_S = 150
 
@@ -27,6 +35,8 @@ def settings_in(folder: Path) -> Settings:
         kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}", partitions=2),
         mqtt=MqttSettings(port=free_port()),
         gateway=GatewaySettings(port=free_port()),
+        dashboard=DashboardSettings(port=free_port()),
+        agent_mcp=AgentMcpSettings(port=free_port()),
     )
 
 

@@ -1,0 +1,1 @@
+"""Checks the ledger against its audit chain, and the chain against its anchors, as an auditor does."""

@@ -1,0 +1,97 @@
+"""Whether the chain still goes through every point that a signed anchor has fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from connectors.audit.chain_check import CheckedChain
+from connectors.audit.findings import (
+    ANCHOR_FORGED,
+    ANCHORS_MISSING,
+    CHAIN_BROKEN,
+    END_CUT_OFF,
+    MADE_ANEW,
+    Finding,
+    offsets_text,
+)
+from schemas.audit_anchors import Anchor, Statement, is_signed_by
+
+
+class AnchorCheck(NamedTuple):
+    """What the anchors say. `newest`: the longest statement that the chain agrees with; `unreadable`: lines
+    that are no anchors, as a crash or a full disk may leave them.
+    """
+
+    findings: list[Finding]
+    good: int
+    newest: Statement | None
+    unreadable: int
+
+
+def moment_text(time_us: int) -> str:
+    """A time as ISO 8601; also one that no clock has shown."""
+    try:
+        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time_us)).isoformat("T", "seconds")
+    except OverflowError:
+        return f"{time_us} µs"
+
+
+def check_anchors(
+    anchors: Sequence[Anchor | None], keys: dict[str, Ed25519PublicKey], chain: CheckedChain, table_id: str
+) -> AnchorCheck:
+    """Compare each anchor with the chain."""
+    findings: list[Finding] = []
+    good, newest, beyond, others = 0, None, None, None
+    for number, anchor in enumerate(anchors, 1):
+        if anchor is None:
+            continue
+        said = anchor.statement
+        if not is_signed_by(anchor, keys):
+            text = f"the anchor in line {number} is not signed by a key that was given (its key: {anchor.key})"
+            findings.append(Finding(ANCHOR_FORGED, text))
+        elif said.table != table_id:
+            others = said if others is None or said.rows >= others.rows else others
+        elif chain.last is None or said.length > chain.last.entry.number + 1:
+            beyond = said if beyond is None or said.length > beyond.length else beyond
+        elif chain.values.get(said.length - 1) != said.value:
+            text = (
+                f"the chain is not the one that was anchored at {moment_text(said.time_us)}: "
+                f"its entry {said.length - 1} is another"
+            )
+            findings.append(Finding(CHAIN_BROKEN, text, entry=said.length - 1))
+        else:
+            good += 1
+            newest = said if newest is None or said.length > newest.length else newest
+    if beyond is not None:
+        findings += _cut_off(beyond, chain)
+    if others is not None:
+        text = (
+            f"there are anchors of another table ({others.table}) with {others.rows} rows at "
+            f"{moment_text(others.time_us)}: the ledger was made anew. If you did that, move them away"
+        )
+        findings.append(Finding(MADE_ANEW, text))
+    if newest is None and not findings and chain.last is not None:
+        text = "there is no anchor: a cut-off end, or a chain written anew, would not be seen"
+        findings.append(Finding(ANCHORS_MISSING, text))
+    return AnchorCheck(findings, good, newest, sum(anchor is None for anchor in anchors))
+
+
+def _cut_off(said: Statement, chain: CheckedChain) -> list[Finding]:
+    """What the longest anchor knows and the chain does not."""
+    length = 0 if chain.last is None else chain.last.entry.number + 1
+    ends = {} if chain.last is None else chain.last.entry.ends
+    text = (
+        f"the end was cut off: the chain has {length} entries, and had {said.length} with {said.rows} rows at "
+        f"{moment_text(said.time_us)}"
+    )
+    findings = [Finding(END_CUT_OFF, text, entry=length)]
+    for partition, end in sorted(said.ends.items()):
+        first = ends.get(partition, 0)
+        if first < end:
+            text = f"cut off: {offsets_text(partition, first, end - 1)}"
+            findings.append(Finding(END_CUT_OFF, text, partition, first, end - 1))
+    return findings

@@ -1,0 +1,265 @@
+"""Whether the ledger's rows are those that the chain's roots were taken over, in whatever files they lie.
+
+Rows are hashed as they come out of the files, in any order, and only their leaves are put into the order of
+offsets: 34 bytes a row. Of a large ledger a window of entries is checked at a time.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from connectors.audit.chain_check import CheckedChain, Span
+from connectors.audit.findings import (
+    FILE_UNREADABLE,
+    HIDDEN_ROWS,
+    ROW_ADDED,
+    ROW_CHANGED,
+    ROW_MISSING,
+    ROW_TWICE,
+    Finding,
+    offsets_text,
+)
+from connectors.audit.ledger_files_reader import LedgerFiles, LedgerPart
+from schemas.audit_chain import MARK_BYTES, MARKS_MOST
+from schemas.ledger_leaves import ENCODINGS, ledger_leaves
+from schemas.merkle import HASH_BYTES, root_and_level
+
+# About 140 MB of leaves.
+WINDOW_ROWS: Final = 4_000_000
+_HASHED_AT_ONCE: Final = 8_192
+
+
+class _Slots:
+    """The leaves of one partition in a window, one slot for each offset that the chain covers in it."""
+
+    def __init__(self, spans: list[Span]) -> None:
+        self.spans = spans
+        self.first = spans[0].root.first if spans else 0
+        count = spans[-1].root.last + 1 - self.first if spans else 0
+        self.leaves = np.zeros((count, HASH_BYTES), dtype=np.uint8)
+        self.times = np.zeros(count, dtype=np.uint16)
+
+    def put(self, offsets: Any, leaves: Any) -> None:
+        at = offsets - self.first
+        self.leaves[at] = leaves
+        np.add.at(self.times, at, np.uint16(1))
+
+    def covers(self, offsets: Any) -> Any:
+        return (offsets >= self.first) & (offsets < self.first + len(self.times))
+
+
+class RowCheck:
+    """Checks the rows of `files` against `chain`; then `findings`, and how many rows it has seen, and how many
+    of them lie before the chain's start.
+    """
+
+    def __init__(
+        self,
+        files: LedgerFiles,
+        chain: CheckedChain,
+        progress: Callable[[int], None],
+        window_rows: int = WINDOW_ROWS,
+    ) -> None:
+        self.findings: list[Finding] = []
+        self.rows = 0
+        self.before_the_chain = 0
+        self._files = files
+        self._chain = chain
+        self._progress = progress
+        self._window_rows = window_rows
+        self._unreadable: set[str] = set()
+
+    def run(self) -> None:
+        """Check all of it."""
+        partitions = {span.root.partition for span in self._chain.spans} | set(self._chain.start)
+        ends: dict[int, float] = dict.fromkeys(partitions, -inf)
+        windows = list(_windows(self._chain.spans, self._window_rows)) or [[]]
+        for number, window in enumerate(windows):
+            spans: dict[int, list[Span]] = {}
+            for span in window:
+                spans.setdefault(span.root.partition, []).append(span)
+            is_last, ranges = number == len(windows) - 1, {}
+            for partition in sorted(partitions):
+                mine = spans.get(partition)
+                end = inf if is_last else mine[-1].root.last + 1 if mine else ends[partition]
+                if ends[partition] < end:
+                    ranges[partition] = ends[partition], end
+                ends[partition] = end
+            self._check_window(LedgerPart(ranges, others=is_last), spans)
+        # A single window is read without a filter, and leaves nothing out.
+        if len(windows) > 1:
+            self._count_hidden()
+
+    def _check_window(self, part: LedgerPart, spans: dict[int, list[Span]]) -> None:
+        slots = {partition: _Slots(mine) for partition, mine in spans.items()}
+        encodings = {span.encoding for mine in spans.values() for span in mine} or {max(ENCODINGS)}
+        columns = ENCODINGS[encodings.pop()]
+        added: dict[int, list[int]] = {}
+        for batch in self._batches(part):
+            self._take(batch, columns, slots, added)
+        for partition, offsets in sorted(added.items()):
+            for first, last in _runs(sorted(offsets)):
+                text = f"no commit of the chain has added {offsets_text(partition, first, last)}"
+                self.findings.append(Finding(ROW_ADDED, text, partition, first, last))
+        for _, mine in sorted(slots.items()):
+            for span in mine.spans:
+                self.findings += _check_span(span, mine)
+
+    def _batches(self, part: LedgerPart) -> Iterator[pa.RecordBatch]:
+        """The rows of all files, those of small files together: each batch has its price."""
+        waiting: list[pa.RecordBatch] = []
+        for path in self._files.paths:
+            if path in self._unreadable:
+                continue
+            try:
+                for batch in self._files.batches(path, part):
+                    waiting += [batch] if batch.num_rows else []
+                    if sum(found.num_rows for found in waiting) >= _HASHED_AT_ONCE:
+                        yield pa.concat_batches(waiting)
+                        waiting = []
+            except (OSError, pa.ArrowException) as error:
+                self._unreadable.add(path)
+                text = f"a file of the ledger cannot be read: {path}: {_first_line(error)}"
+                self.findings.append(Finding(FILE_UNREADABLE, text))
+        if waiting:
+            yield pa.concat_batches(waiting)
+
+    def _take(
+        self,
+        batch: pa.RecordBatch,
+        columns: Sequence[str],
+        slots: dict[int, _Slots],
+        added: dict[int, list[int]],
+    ) -> None:
+        self.rows += batch.num_rows
+        self._progress(self.rows)
+        if batch.column("partition").null_count or batch.column("offset").null_count:
+            self.findings.append(Finding(ROW_ADDED, "there are rows without partition or offset"))
+            batch = batch.filter(batch.column("partition").is_valid()).filter(batch.column("offset").is_valid())
+        partitions = batch.column("partition").to_numpy(zero_copy_only=False)
+        offsets = batch.column("offset").to_numpy(zero_copy_only=False)
+        covered = np.zeros(batch.num_rows, dtype=bool)
+        present = [int(partition) for partition in np.unique(partitions)]
+        for partition in present:
+            if partition in slots:
+                covered |= (partitions == partition) & slots[partition].covers(offsets)
+        self._set_aside(partitions[~covered], offsets[~covered], added)
+        if not covered.all():
+            batch, partitions, offsets = batch.filter(pa.array(covered)), partitions[covered], offsets[covered]
+        found = b"".join(ledger_leaves(batch, columns))
+        leaves = np.frombuffer(found, dtype=np.uint8).reshape(-1, HASH_BYTES)
+        for partition in present:
+            mine = partitions == partition
+            if mine.any():
+                slots[partition].put(offsets[mine], leaves[mine])
+
+    def _set_aside(self, partitions: Any, offsets: Any, added: dict[int, list[int]]) -> None:
+        """Rows that the chain does not cover: older than it, or nobody's."""
+        for partition in (int(found) for found in np.unique(partitions)):
+            mine = offsets[partitions == partition]
+            beyond = mine[mine >= self._chain.start.get(partition, 0)]
+            self.before_the_chain += len(mine) - len(beyond)
+            if len(beyond):
+                added.setdefault(partition, []).extend(beyond.tolist())
+
+    def _count_hidden(self) -> None:
+        """A footer that lies about its rows would keep them from a filtered reading."""
+        try:
+            counted = sum(
+                self._files.row_count(path) for path in self._files.paths if path not in self._unreadable
+            )
+        except (OSError, pa.ArrowException):
+            return
+        if counted != self.rows and not self._unreadable:
+            text = f"the files have {counted} rows and show {self.rows} when they are read by their statistics"
+            self.findings.append(Finding(HIDDEN_ROWS, text))
+
+
+def _windows(spans: Sequence[Span], most: int) -> Iterator[list[Span]]:
+    """Entries one after the other, so many that their offsets fit, all of one encoding."""
+    window: list[Span] = []
+    ends: dict[int, int] = {}
+    size = 0
+    for span in spans:
+        root = span.root
+        # With the holes between, which have slots as well.
+        cost = root.last + 1 - ends.get(root.partition, root.first)
+        if window and (size + cost > most or span.encoding != window[0].encoding):
+            yield window
+            window, ends, size = [], {}, 0
+            cost = root.last + 1 - root.first
+        window.append(span)
+        ends[root.partition] = root.last + 1
+        size += cost
+    if window:
+        yield window
+
+
+def _check_span(span: Span, slots: _Slots) -> list[Finding]:
+    """Compare one partition's rows of one commit with what the chain says of them."""
+    root = span.root
+    begin, end = root.first - slots.first, root.last + 1 - slots.first
+    times = slots.times[begin:end]
+    where = f"entry {span.number}, commit {span.version}"
+
+    def finding(what: str, text: str, first: int, last: int) -> Finding:
+        told = f"{text}: {offsets_text(root.partition, first, last)} ({where})"
+        return Finding(what, told, root.partition, first, last, span.number, span.version)
+
+    twice = [int(at) + root.first for at in np.flatnonzero(times > 1)]
+    found = [finding(ROW_TWICE, "there more than once", *run) for run in _runs(twice)]
+    present = np.flatnonzero(times)
+    if len(present) < root.rows:
+        # With holes in Kafka's offsets nobody knows which of them are rows.
+        holes = root.last - root.first + 1 - root.rows
+        text = "missing" if holes == 0 else f"{root.rows - len(present)} rows are missing among"
+        missing = [int(at) + root.first for at in np.flatnonzero(times == 0)]
+        return found + [finding(ROW_MISSING, text, *run) for run in _runs(missing)]
+    if len(present) > root.rows:
+        text = f"{len(present) - root.rows} rows too many among"
+        return [*found, finding(ROW_ADDED, text, root.first, root.last)]
+    data = slots.leaves[begin:end][present].tobytes()
+    leaves = [data[at : at + HASH_BYTES] for at in range(0, len(data), HASH_BYTES)]
+    actual, level, covered = root_and_level(leaves, MARKS_MOST)
+    if actual.hex() == root.root:
+        return found
+    runs = _different(level, root.marks) or range(len(level))
+    for run in runs:
+        inside = present[run * covered : (run + 1) * covered]
+        first, last = int(inside[0]) + root.first, int(inside[-1]) + root.first
+        found.append(finding(ROW_CHANGED, "changed" if first == last else "changed among", first, last))
+    return found
+
+
+def _different(level: list[bytes], marks: str) -> list[int]:
+    """The nodes of `level` that have another mark."""
+    try:
+        known = base64.b64decode(marks, validate=True)
+    except ValueError:
+        return []
+    return [
+        at
+        for at, node in enumerate(level)
+        if node[:MARK_BYTES] != known[at * MARK_BYTES : (at + 1) * MARK_BYTES]
+    ]
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Rising numbers as runs without a gap, by their first and last."""
+    begin = None
+    for at, number in enumerate(numbers):
+        if begin is None:
+            begin = number
+        if at + 1 == len(numbers) or numbers[at + 1] > number + 1:
+            yield begin, number
+            begin = None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,133 @@
+"""The whole audit: rows against chain, chain against anchors.
+
+Read in an order in which a ledger that goes on growing meanwhile looks whole: first the anchors, then the
+table's version, then its log, then the chain file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from connectors.audit.anchor_check import check_anchors
+from connectors.audit.chain_check import CheckedChain
+from connectors.audit.findings import ANCHORS_MISSING, HIDDEN_ROWS, Finding
+from connectors.audit.ledger_files_reader import LedgerFiles
+from connectors.audit.row_check import WINDOW_ROWS, RowCheck
+from schemas.audit_anchors import Anchor, public_keys_in, read_anchors
+from schemas.audit_chain import lines_in_file
+from schemas.audit_settings import anchor_public_key_file, anchors_file, chain_file
+from schemas.errors import NotFound, UsageError
+from schemas.settings import Settings
+
+# More of them help nobody.
+SHOWN_MOST: Final = 1000
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found. `rows`: all of the ledger; `rows_before_the_chain` have no roots, because they are older;
+    `rows_not_anchored`: newer than the newest anchor.
+    """
+
+    version: int
+    rows: int
+    rows_before_the_chain: int
+    rows_not_anchored: int
+    entries: int
+    anchors: int
+    anchors_unreadable: int
+    anchored_at_us: int | None
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_true(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.findings
+
+    def fields(self) -> dict[str, Any]:
+        """As one JSON object."""
+        shown = [finding.fields() for finding in self.findings[:SHOWN_MOST]]
+        return {
+            "true": self.is_true,
+            "version": self.version,
+            "rows": self.rows,
+            "rows_before_the_chain": self.rows_before_the_chain,
+            "rows_not_anchored": self.rows_not_anchored,
+            "entries": self.entries,
+            "anchors": self.anchors,
+            "anchors_unreadable": self.anchors_unreadable,
+            "anchored_at_us": self.anchored_at_us,
+            "findings": shown,
+            "findings_left_out": len(self.findings) - len(shown),
+        }
+
+
+def verify(
+    settings: Settings,
+    anchors_at: Path | None = None,
+    public_keys: Sequence[Path] = (),
+    *,
+    without_anchors: bool = False,
+    progress: Callable[[int], None] = lambda rows: None,
+    window_rows: int = WINDOW_ROWS,
+) -> Report:
+    """Check the ledger that the settings name. `anchors_at`: a folder or file of anchors, `public_keys`: files;
+    by default those of the settings. Raises NotFound when there is nothing to check, UsageError.
+    """
+    place = anchors_place(settings, anchors_at)
+    anchors: list[Anchor | None] = []
+    keys: dict[str, Ed25519PublicKey] = {}
+    if not without_anchors and place.exists():
+        anchors = read_anchors(place)
+        keys = _public_keys(settings, public_keys)
+    files = LedgerFiles(settings)
+    chain = CheckedChain(files.table_id)
+    in_log = files.log().lines
+    chain.add_file(lines_in_file(chain_file(settings, files.table_id)), files.version)
+    chain.add_log(in_log)
+    if chain.last is None and not chain.findings and not any(anchors):
+        raise NotFound("no commit of this ledger has a root yet: it is as old as this version, or is empty")
+    findings = list(chain.findings)
+    if hidden := files.hiding_features():
+        text = f"the table has {', '.join(hidden)} switched on, which hide or rename what is in its files"
+        findings.append(Finding(HIDDEN_ROWS, text))
+    checked = check_anchors(anchors, keys, chain, files.table_id)
+    if not without_anchors:
+        where = "" if place.exists() else f" (there is no {place})"
+        findings += [
+            Finding(f.what, f.text + where) if f.what == ANCHORS_MISSING else f for f in checked.findings
+        ]
+    rows = RowCheck(files, chain, progress, window_rows)
+    rows.run()
+    covered = 0 if chain.last is None else chain.last.entry.rows
+    return Report(
+        version=files.version,
+        rows=rows.rows,
+        rows_before_the_chain=rows.before_the_chain,
+        rows_not_anchored=covered - (0 if checked.newest is None else checked.newest.rows),
+        entries=len(chain.values),
+        anchors=checked.good,
+        anchors_unreadable=checked.unreadable,
+        anchored_at_us=None if checked.newest is None else checked.newest.time_us,
+        findings=(*findings, *rows.findings),
+    )
+
+
+def anchors_place(settings: Settings, named: Path | None) -> Path:
+    """The file with the anchors: in the folder that was named, or that file itself, or that of the settings."""
+    default = anchors_file(settings)
+    if named is None:
+        return default
+    return named / default.name if named.is_dir() else named
+
+
+def _public_keys(settings: Settings, given: Sequence[Path]) -> dict[str, Ed25519PublicKey]:
+    default = anchor_public_key_file(settings)
+    if not given and not default.exists():
+        raise UsageError(f"--public-key: name the file with the public key; there is none at {default}")
+    return {name: key for path in given or (default,) for name, key in public_keys_in(path).items()}

@@ -1,0 +1,60 @@
+"""HTTPS to and from the gateway: whom its clients trust, what it shows, and what an error of TLS means."""
+
+from __future__ import annotations
+
+import ssl
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from schemas.settings import GatewaySettings, SettingsError
+
+# In an agent's environment: the authority that signed the gateway's certificate.
+CA_VARIABLE: Final = "TRUNKLINE_CA_CERTS"
+
+
+def trust(url: str, ca_certs: Path | str | None) -> ssl.SSLContext | None:
+    """What a client of the gateway at `url` verifies it with: this authority, else those of the machine. None
+    for plain HTTP, which has no use for the 25 ms that reading them takes. Raises SettingsError.
+    """
+    if not url.startswith("https:"):
+        return None
+    return _trusting(None if ca_certs is None else str(ca_certs))
+
+
+def listener_context(gateway: GatewaySettings) -> ssl.SSLContext | None:
+    """What the gateway's listeners show, TLS 1.2 or later; None for plain HTTP. Raises SettingsError."""
+    if gateway.certfile is None:
+        if gateway.keyfile is not None:
+            raise SettingsError("gateway.keyfile is set, and gateway.certfile is not")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(gateway.certfile, gateway.keyfile)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(f"gateway.certfile or gateway.keyfile: {error}") from None
+    return context
+
+
+def explained(error: BaseException | str) -> str:
+    """An error of a request, with the setting to look at where TLS is what went wrong."""
+    said = str(error) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in said:
+        return (
+            f"its certificate is not trusted: {said}; gateway.ca_certs (for an agent {CA_VARIABLE}) must be "
+            "the authority that signed it, and the address a name in it"
+        )
+    if "WRONG_VERSION_NUMBER" in said or "RECORD_LAYER_FAILURE" in said:
+        return f"it speaks no HTTPS: {said}; look at gateway.url and gateway.certfile"
+    if "disconnected without sending" in said or "Empty reply" in said:
+        return f"{said}; perhaps it speaks HTTPS alone: look at gateway.url and gateway.certfile"
+    return said
+
+
+@lru_cache(maxsize=8)
+def _trusting(ca_certs: str | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_certs)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(f"gateway.ca_certs: {error}") from None

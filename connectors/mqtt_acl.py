@@ -1,0 +1,64 @@
+"""Mosquitto's ACL file: the roles and jobs by the template `conf/mosquitto.acl`, and a block for each agent.
+
+A pattern cannot say what an agent may do: it knows the whole user name, `agent.<name>`, and no part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from string import Template
+from typing import Final
+
+from connectors.agent_topics import inbox_topic, outbox_topic
+from connectors.mqtt_password_file import ACL, write_lines
+from schemas.errors import UsageError
+from schemas.mqtt_agents import agent_of_user, mqtt_user
+from schemas.settings import PROJECT_ROOT, MqttSettings
+
+_TEMPLATE: Final = PROJECT_ROOT / "conf" / "mosquitto.acl"
+
+
+def check_prefixes(mqtt: MqttSettings) -> None:
+    """Raise UsageError for a prefix that an ACL file cannot hold."""
+    for name, prefix in (("topic_prefix", mqtt.topic_prefix), ("agents_prefix", mqtt.agents_prefix)):
+        if not prefix.isprintable():
+            raise UsageError(f"mqtt.{name} has a control character, which an ACL file cannot hold")
+
+
+def agents_with_accounts(users: Iterable[str] | Mapping[str, str]) -> list[str]:
+    """The agents among the users of a password file, by name."""
+    return sorted(name for user in users if (name := agent_of_user(user)) is not None)
+
+
+def write_acl(folder: Path, mqtt: MqttSettings, agents: Iterable[str]) -> bool:
+    """Replace the ACL file, mode 0600, if it says something else. Returns whether it did."""
+    path, wanted = folder / ACL, _text(mqtt, agents)
+    try:
+        known = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, UnicodeDecodeError):
+        known = ""
+    if known == wanted:
+        path.chmod(0o600)
+        return False
+    write_lines(path, wanted.splitlines())
+    return True
+
+
+def _text(mqtt: MqttSettings, agents: Iterable[str]) -> str:
+    values = {"prefix": mqtt.topic_prefix, "agents_prefix": mqtt.agents_prefix}
+    text = Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(values)
+    return text + "".join(_block(mqtt, agent) for agent in sorted(agents))
+
+
+def _block(mqtt: MqttSettings, agent: str) -> str:
+    user = mqtt_user(agent)
+    # The patterns for jobs hold for every account, so also for this one.
+    as_a_job = f"{mqtt.topic_prefix}/{user}/#"
+    lines = (
+        f"user {user}",
+        f"topic read {inbox_topic(mqtt.agents_prefix, agent)}",
+        f"topic write {outbox_topic(mqtt.agents_prefix, agent)}",
+        f"topic deny {as_a_job}",
+    )
+    return "\n" + "".join(f"{line}\n" for line in lines)

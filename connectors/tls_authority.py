@@ -1,0 +1,210 @@
+"""A certificate authority of our own: its key, and the certificates that it gives to servers and clients.
+
+Pure functions over keys and certificates; `tls_files` keeps them on the disk.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from schemas.errors import UsageError
+
+CA_DAYS: Final = 3650
+LEAF_DAYS: Final = 730
+# A certificate that ends sooner than this is no longer called good: there is time to make the next one.
+RENEW_DAYS: Final = 30
+LOCAL_HOSTS: Final = ("127.0.0.1", "localhost")
+# Clocks of other machines may be behind ours.
+_BACKDATED: Final = timedelta(hours=1)
+_ORGANISATION: Final = "Trunkline"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A private key and the certificate of its public half."""
+
+    key: ec.EllipticCurvePrivateKey
+    certificate: x509.Certificate
+
+    @property
+    def key_pem(self) -> bytes:
+        """The key, PKCS#8, not encrypted: Java and OpenSSL both read that."""
+        return self.key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+
+    @property
+    def certificate_pem(self) -> bytes:
+        """The certificate."""
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def read_pair(key_pem: bytes, certificate_pem: bytes) -> Pair:
+    """A pair as it was written. Raises ValueError for what is none, or not of one another."""
+    key = serialization.load_pem_private_key(key_pem, None)
+    certificate = x509.load_pem_x509_certificate(certificate_pem)
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+        raise ValueError("the key is not that of the certificate")
+    return Pair(key, certificate)
+
+
+def new_authority(now: datetime | None = None) -> Pair:
+    """A new authority, which signs itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    begins = now or datetime.now(UTC)
+    # Two authorities with one name and other keys would confuse whoever holds both certificates.
+    name = _name(f"Trunkline CA {x509.random_serial_number() & 0xFFFFFFFF:08x}")
+    builder = _builder(name, name, key.public_key(), begins, begins + timedelta(days=CA_DAYS))
+    usage = _usage(key_cert_sign=True, crl_sign=True)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(usage, critical=True)
+    return Pair(key, builder.sign(key, hashes.SHA256()))
+
+
+def new_server(authority: Pair, name: str, hosts: Iterable[str], now: datetime | None = None) -> Pair:
+    """A pair for a server that clients find under `hosts`. It may present itself as a client, too.
+
+    Raises UsageError for what is no host.
+    """
+    names = x509.SubjectAlternativeName([_host(host) for host in hosts])
+    purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    return _leaf(authority, name, purposes, names, now)
+
+
+def new_client(authority: Pair, name: str, now: datetime | None = None) -> Pair:
+    """A pair for a client."""
+    return _leaf(authority, name, [ExtendedKeyUsageOID.CLIENT_AUTH], None, now)
+
+
+def new_lone(name: str, hosts: Iterable[str], now: datetime | None = None) -> Pair:
+    """A pair that nobody signed but itself: who trusts it trusts its holder, and nobody else."""
+    names = x509.SubjectAlternativeName([_host(host) for host in hosts])
+    purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    return _leaf(None, name, purposes, names, now)
+
+
+def check_hosts(hosts: Iterable[str]) -> None:
+    """Raise UsageError for what no certificate can name."""
+    for host in hosts:
+        _host(host)
+
+
+def hosts_of(certificate: x509.Certificate) -> list[str]:
+    """The hosts that a server's certificate names."""
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [str(name.value) for name in found]
+
+
+def why_not_good(
+    pair: Pair, authority: Pair, hosts: Iterable[str] = (), now: datetime | None = None
+) -> str | None:
+    """Why this pair must be made anew; None when it is good for `RENEW_DAYS` more."""
+    certificate, at = pair.certificate, now or datetime.now(UTC)
+    try:
+        certificate.verify_directly_issued_by(authority.certificate)
+    except (ValueError, TypeError, InvalidSignature):
+        return "another authority signed it"
+    if certificate.not_valid_before_utc > at:
+        return "it is not valid yet"
+    if certificate.not_valid_after_utc < at + timedelta(days=RENEW_DAYS):
+        return f"it ends on {certificate.not_valid_after_utc:%Y-%m-%d}"
+    missing = sorted({str(_host(host).value) for host in hosts} - set(hosts_of(certificate)))
+    return f"it does not name {', '.join(missing)}" if missing else None
+
+
+def _leaf(
+    authority: Pair | None,
+    name: str,
+    purposes: list[x509.ObjectIdentifier],
+    names: x509.SubjectAlternativeName | None,
+    now: datetime | None,
+) -> Pair:
+    key = ec.generate_private_key(ec.SECP256R1())
+    begins = now or datetime.now(UTC)
+    ends = begins + timedelta(days=LEAF_DAYS)
+    issuer = _name(name) if authority is None else authority.certificate.subject
+    if authority is not None:
+        # Not longer than who signs it.
+        ends = min(ends, authority.certificate.not_valid_after_utc)
+    builder = _builder(_name(name), issuer, key.public_key(), begins, ends)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(digital_signature=True), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+    if authority is not None:
+        extensions = authority.certificate.extensions
+        signed_by = extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+        identifier = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signed_by)
+        builder = builder.add_extension(identifier, critical=False)
+    if names is not None:
+        builder = builder.add_extension(names, critical=False)
+    return Pair(key, builder.sign(key if authority is None else authority.key, hashes.SHA256()))
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    public: ec.EllipticCurvePublicKey,
+    begins: datetime,
+    ends: datetime,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begins - _BACKDATED)
+        .not_valid_after(ends)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+    )
+
+
+def _name(name: str) -> x509.Name:
+    return x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, _ORGANISATION),
+            x509.NameAttribute(NameOID.COMMON_NAME, name),
+        ]
+    )
+
+
+def _usage(**said: bool) -> x509.KeyUsage:
+    kinds = (
+        "digital_signature",
+        "content_commitment",
+        "key_encipherment",
+        "data_encipherment",
+        "key_agreement",
+        "key_cert_sign",
+        "crl_sign",
+        "encipher_only",
+        "decipher_only",
+    )
+    return x509.KeyUsage(**{kind: said.get(kind, False) for kind in kinds})
+
+
+def _host(host: str) -> x509.DNSName | x509.IPAddress:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    labels = host.rstrip(".").split(".")
+    fits = all(
+        label and len(label) <= 63 and label.isascii() and label.replace("-", "").isalnum() for label in labels
+    )
+    if not fits or len(host) > 253:
+        raise UsageError(f"--host: {host[:80]!r} is neither a host's name nor an IP address")
+    return x509.DNSName(host.rstrip(".").lower())

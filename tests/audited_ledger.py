@@ -1,0 +1,107 @@
+"""Small ledgers with real roots, without Spark: what tasks and sink do is called as they call it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Row
+
+from jobs.audit_trail import AuditTrail
+from jobs.ledger_chain import LedgerChain
+from jobs.ledger_files import write_file
+from jobs.ledger_table import prepare_ledger
+from jobs.maintain_tables import tidy_ledger
+from jobs.once_sink import OnceSink
+from jobs.record_packing import to_cell
+from schemas.ledger import LEDGER, LedgerRow
+from schemas.ledger_arrow import ledger_batch
+from schemas.settings import Settings
+
+
+def ledger_row_at(partition: int, offset: int, **other: Any) -> LedgerRow:
+    """A row as an accepted event makes it."""
+    known: dict[str, Any] = {
+        **dict.fromkeys(LedgerRow._fields),
+        "topic": "trunk.events",
+        "partition": partition,
+        "offset": offset,
+        "stream_kind": "job",
+        "stream_id": f"{partition:08x}",
+        "door": "mqtt",
+        "seq": offset,
+        "sent_at": "2026-11-21T10:00:00Z",
+        "logged_at": 1_790_000_000_000_000 + offset * 1000,
+        "verdict": "accepted",
+        "late": False,
+        "fold_version": 2,
+        "value": b"event %d" % offset,
+        # All there is for a map: none, empty, with a value that is null.
+        "entries": (None, [], [("job", b"x"), ("progress", None)])[offset % 3],
+    }
+    return LedgerRow(**(known | other))
+
+
+class AuditedLedger:
+    """A ledger below `folder`, and what makes its commits."""
+
+    def __init__(self, folder: Path, **audit: Any) -> None:
+        plain = Settings(data_dir=folder)
+        self.settings = plain.model_copy(update={"audit": plain.audit.model_copy(update=audit)})
+        self.path = self.settings.table_path(LEDGER)
+        prepare_ledger(self.settings)
+        self.trail = AuditTrail(self.settings)
+        self.batches = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """A new start of the settling query."""
+        self._sink = OnceSink(self.path, chain=LedgerChain(self.settings))
+        self._sink.started("the query")
+
+    def files_of(self, rows: Sequence[LedgerRow]) -> list[Row]:
+        """What a task that settled these rows hands on: a cell for each partition."""
+        partitions = sorted({row.partition for row in rows})
+        cells = [to_cell(ledger_batch([row for row in rows if row.partition == p])) for p in partitions]
+        packed = pa.RecordBatch.from_pydict({"rows": pa.array(cells, pa.binary())})
+        return [Row(**file) for written in write_file(self.path, [packed]) for file in written.to_pylist()]
+
+    def commit(self, *tasks: Sequence[LedgerRow]) -> None:
+        """One micro-batch."""
+        self._sink.commit([file for rows in tasks for file in self.files_of(rows)], self.batches)
+        self.batches += 1
+
+    def commit_offsets(self, ends: dict[int, tuple[int, int]]) -> None:
+        """One micro-batch with the offsets from one to before another of some partitions."""
+        self.commit([ledger_row_at(p, at) for p, (first, end) in ends.items() for at in range(first, end)])
+
+    def forget_log(self) -> None:
+        """Maintenance as it is hours later: the log has nothing of the commits so far."""
+        then = time.time() - 2 * 3600
+        for _ in range(2):
+            for file in Path(self.path, "_delta_log").iterdir():
+                os.utime(file, (then, then))
+            tidy_ledger(self.settings)
+
+    def log_versions(self) -> list[int]:
+        """The commits that the log still has."""
+        return sorted(int(file.stem) for file in Path(self.path, "_delta_log").glob("*.json"))
+
+    def keep(self) -> None:
+        """What the driver's thread does: chain file and anchor."""
+        self.trail.follow()
+        self.trail.anchor(at_once=True)
+
+
+def three_commits(folder: Path) -> AuditedLedger:
+    """A ledger of three partitions, all of it anchored."""
+    ledger = AuditedLedger(folder)
+    ledger.commit_offsets({0: (0, 4), 1: (0, 3)})
+    ledger.commit_offsets({0: (4, 9)})
+    ledger.commit_offsets({0: (9, 12), 2: (0, 2)})
+    ledger.keep()
+    return ledger

@@ -1,0 +1,249 @@
+"""The stack as `tls create` says to set it: Kafka with a login, Mosquitto and the gateway under TLS,
+and our own clients of them. Who does not fit is told which setting to look at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import ssl
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from connectors.agent_client import agent_client
+from connectors.cli.dashboard_command import address_of
+from connectors.cli.doctor_parts import check_accounts, check_gateway, check_kafka, check_mqtt
+from connectors.gateway_client import GatewayClient
+from connectors.gateway_tls import CA_VARIABLE
+from connectors.hub_agent import hub_client
+from connectors.launcher.local_processes import stop_all
+from connectors.launcher.protocol import AGENT_TOKEN_VARIABLE, HUB_URL_VARIABLE
+from connectors.local_stack import LocalStack, child_process
+from connectors.local_stack.part import child_environment
+from connectors.mqtt_publisher import JobPublisher
+from connectors.tls_files import create
+from connectors.xml_pump.http_connection import HttpConnections
+from schemas.agent_signing import new_key_pair
+from schemas.errors import BackboneUnreachable
+from schemas.settings import PROJECT_ROOT, Settings, load_settings, settings_environment
+from tests.broker_processes import LOOPBACK, wait_until
+from tests.connectors.local_stack.conftest import settings_in
+
+pytestmark = pytest.mark.requirement("JE-23")
+
+PARTS = ("kafka", "mosquitto", "bridge", "gateway")
+CLI_S = 60
+
+
+def run_cli(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`trunkline …` in a process of its own."""
+    command = [sys.executable, "-P", "-m", "connectors.cli", *arguments]
+    return subprocess.run(
+        command, cwd=PROJECT_ROOT, env=environment, capture_output=True, text=True, timeout=CLI_S, check=False
+    )
+
+
+def hardened_settings(folder: Path) -> Settings:
+    """Settings as a user makes them: those that the command prints, pasted into a file."""
+    bare = settings_in(folder / "data")
+    done = run_cli(child_environment(bare), "tls", "create", "--mutual")
+    assert done.returncode == 0, done.stderr
+    pasted = done.stdout.partition("down, up:\n")[2].partition("\nClients elsewhere")[0]
+    assert "require_client_cert" in pasted, done.stdout
+    assert yaml.safe_load(pasted)["mqtt"]["tls"] is True
+    conf = folder / "trunkline.yaml"
+    conf.write_text(pasted)
+    verdict_wait = {"TRUNKLINE__MQTT__RECEIPT_VERDICT_WAIT_S": "10"}
+    return load_settings(settings_environment(bare) | verdict_wait, conf)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    """The hardened stack for the whole file."""
+    settings = hardened_settings(tmp_path_factory.mktemp("hardened"))
+    try:
+        with LocalStack(settings, PARTS) as running:
+            yield running
+    finally:
+        stop_all(settings)
+        child_process.kill_marked(child_process.mark_of(settings.data_path, ""))
+
+
+@pytest.fixture
+def settings(stack: LocalStack) -> Settings:
+    return stack.settings
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another authority's certificate."""
+    return create(tmp_path_factory.mktemp("stranger")).of("ca").certificate
+
+
+def trusting(settings: Settings, ca: Path | None) -> Settings:
+    """The settings with another authority for the gateway."""
+    return settings.model_copy(update={"gateway": settings.gateway.model_copy(update={"ca_certs": ca})})
+
+
+def addresses(settings: Settings) -> dict[str, str]:
+    """Each listener of the gateway with a page that needs no token."""
+    return {
+        "hub": f"{settings.gateway_url}/healthz",
+        "dashboard": address_of(settings),
+        "agent_mcp": f"{settings.mcp_server_url}/mcp",
+    }
+
+
+def test_an_event_goes_its_whole_way_under_tls_and_its_receipt_comes_back(
+    settings: Settings, tmp_path: Path
+) -> None:
+    with GatewayClient(settings) as gateway:
+        job = gateway.post("/api/hub/jobs", {"description": "under TLS"})
+    publisher = JobPublisher(settings, job["job_id"], job["secret"], tmp_path)
+    publisher.publish("started", "")
+    # The bridge hears verdicts over HTTPS, and right after the start may not have found the gateway yet.
+    wait_until(lambda: publisher.publish("progress", "").verdict == "accepted", 30, "a receipt with a verdict")
+
+
+def test_all_three_listeners_speak_https_alone_and_at_least_tls_1_2(settings: Settings, stranger: Path) -> None:
+    for url in addresses(settings).values():
+        assert url.startswith("https://")
+        trusted = ssl.create_default_context(cafile=str(settings.gateway.ca_certs))
+        with httpx.Client(verify=trusted, trust_env=False) as client:
+            assert client.get(url).status_code < 500
+        for wrong in (str(stranger), None):
+            with (
+                httpx.Client(verify=ssl.create_default_context(cafile=wrong), trust_env=False) as client,
+                pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"),
+            ):
+                client.get(url)
+        with (
+            httpx.Client(trust_env=False) as client,
+            pytest.raises(httpx.RemoteProtocolError, match="disconnected without sending"),
+        ):
+            client.get(url.replace("https:", "http:"))
+        old = ssl.create_default_context(cafile=str(settings.gateway.ca_certs))
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        port = int(url.split(":")[2].partition("/")[0])
+        with (
+            socket.create_connection((LOOPBACK, port), timeout=5) as plain,
+            old.wrap_socket(plain, server_hostname=LOOPBACK) as inner,
+        ):
+            assert inner.version() == "TLSv1.2"
+        with pytest.warns(DeprecationWarning, match="TLSVersion"):
+            old.minimum_version = ssl.TLSVersion.TLSv1
+            old.maximum_version = ssl.TLSVersion.TLSv1_1
+        with (
+            socket.create_connection((LOOPBACK, port), timeout=5) as plain,
+            pytest.raises(OSError, match=r"\[SSL"),
+        ):
+            old.wrap_socket(plain, server_hostname=LOOPBACK)
+
+
+def test_our_clients_name_the_setting_when_they_do_not_trust_the_gateway(
+    settings: Settings, stranger: Path
+) -> None:
+    mistaken = trusting(settings, stranger)
+    with (
+        GatewayClient(mistaken) as gateway,
+        pytest.raises(BackboneUnreachable, match=r"not trusted: .*gateway\.ca_certs"),
+    ):
+        gateway.check()
+    done = run_cli(child_environment(mistaken), "jobs", "list")
+    assert done.returncode == 5 and "gateway.ca_certs" in done.stderr
+    in_clear = settings.model_copy(
+        update={
+            "gateway": settings.gateway.model_copy(update={"url": f"http://{LOOPBACK}:{settings.gateway.port}"})
+        }
+    )
+    with (
+        GatewayClient(in_clear) as gateway,
+        pytest.raises(BackboneUnreachable, match="perhaps it speaks HTTPS"),
+    ):
+        gateway.check()
+    agent = {HUB_URL_VARIABLE: settings.gateway_url, AGENT_TOKEN_VARIABLE: "x"}
+    with hub_client(agent) as hub, pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        hub.get("/healthz")
+    with hub_client({**agent, CA_VARIABLE: str(settings.gateway.ca_certs)}) as hub:
+        assert hub.get("/healthz").status_code == 200
+
+    async def pump(ca_certs: Path | None) -> int:
+        connections = HttpConnections(settings.gateway_url, None, ca_certs)
+        try:
+            return (await connections.ask("GET", "/healthz", None, 10)).status
+        finally:
+            connections.close()
+
+    assert asyncio.run(pump(settings.gateway.ca_certs)) == 200
+    with pytest.raises(BackboneUnreachable, match=r"gateway\.ca_certs"):
+        asyncio.run(pump(stranger))
+
+
+def test_the_doctor_finds_all_of_it_well_and_says_what_is_not(settings: Settings, stranger: Path) -> None:
+    for check in (check_kafka, check_mqtt, check_accounts, check_gateway):
+        found = check(settings)
+        assert found.level == "ok", found
+    mistaken = check_gateway(trusting(settings, stranger))
+    assert mistaken.level == "fail" and "gateway.ca_certs" in mistaken.found
+
+
+def test_a_spawned_agent_and_one_that_joined_speak_mcp_over_https(
+    settings: Settings, stranger: Path, tmp_path: Path
+) -> None:
+    private, public = new_key_pair()
+    key = tmp_path / "ann.pem"
+    key.touch(mode=0o600)
+    key.write_bytes(private)
+    with GatewayClient(settings) as gateway:
+        gateway.post("/api/hub/participants", {"agent_name": "ann", "public_key": public})
+        gateway.post("/api/hub/participants/spawn", {"task": "wait", "agent_name": "spawned"})
+
+        async def told(ca: Path) -> str:
+            async with agent_client(settings.mcp_server_url, "ann", key, ca_certs=ca) as client:
+                answer = await client.call_tool("discover_agents", {})
+                return json.dumps([one.model_dump(mode="json") for one in answer.content])
+
+        assert settings.gateway.ca_certs is not None
+        assert "ann" in asyncio.run(told(settings.gateway.ca_certs))
+        with pytest.raises(BackboneUnreachable, match=CA_VARIABLE):
+            asyncio.run(told(stranger))
+
+        def spawned() -> Any:
+            listed = gateway.get("/api/hub/participants")["participants"]
+            return [one for one in listed if one["id"] == "spawned" and one["status"] == "idle"]
+
+        wait_until(spawned, 30, "the spawned agent says over HTTPS that it is idle")
+        gateway.post("/api/hub/participants/spawned/stop", {})
+
+
+def test_a_browsers_cookie_is_for_https_alone_and_its_origin_too(settings: Settings) -> None:
+    address = address_of(settings).rstrip("/")
+    trusted = ssl.create_default_context(cafile=str(settings.gateway.ca_certs))
+    token = json.dumps({"token": settings.operator_token_file.read_text().strip()}).encode()
+    statuses = {}
+    for origin in (address, address.replace("https:", "http:")):
+        request = urllib.request.Request(  # noqa: S310  our own address
+            f"{address}/api/login",
+            data=token,
+            headers={"Content-Type": "application/json", "Origin": origin},
+        )
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trusted)
+        )
+        try:
+            with opener.open(request, timeout=10) as answer:
+                statuses[origin[:5]] = (answer.status, "; Secure" in answer.headers["set-cookie"])
+        except urllib.error.HTTPError as error:
+            with error:
+                statuses[origin[:5]] = (error.code, False)
+    assert statuses["https"][0] in (200, 204) and statuses["https"][1]
+    assert statuses["http:"] == (403, False)
