@@ -41,7 +41,7 @@ def _nobody_waits() -> None:
 class BrokerBridge:
     """Keeps one connection to `settings.mqtt` and one publisher alive until `stop` is set.
 
-    `ready` is called whenever it has become the active bridge or stands by.
+    `ready` is called whenever it has become the active bridge or stands by. `heard` as in BridgeConnection.
     """
 
     def __init__(
@@ -50,12 +50,14 @@ class BrokerBridge:
         stop: threading.Event,
         verdicts: VerdictStream | None = None,
         ready: Callable[[], None] = _nobody_waits,
+        heard: Callable[[str], None] | None = None,
     ) -> None:
         self._settings = settings
         self._mqtt = settings.mqtt
         self._stop = stop
         self._verdicts = verdicts
         self._ready = ready
+        self._heard = heard
         self._name = uuid.uuid4().hex
         self._log = structlog.stdlib.get_logger(__name__).bind(broker=broker_name(settings.mqtt))
         self.tally = Tally()
@@ -71,6 +73,11 @@ class BrokerBridge:
         """How many messages of the present connection wait for Kafka or for their receipt."""
         connection = self._connection
         return 0 if connection is None else connection.unacknowledged
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this is the active bridge at its broker, as far as it knows."""
+        return self._connection is not None
 
     def run(self) -> None:
         """Bridge until stopped. Raises TrunklineError when the topic does not fit the settings, SettingsError
@@ -97,7 +104,13 @@ class BrokerBridge:
         if why is None:
             return
         connection = BridgeConnection(
-            self._settings, self._live_publisher(), self.tally, self._suspects, self._verdicts, self._name
+            self._settings,
+            self._live_publisher(),
+            self.tally,
+            self._suspects,
+            self._verdicts,
+            self._name,
+            self._heard,
         )
         try:
             connection.open()

@@ -18,9 +18,10 @@ from paho.mqtt.client import Client, ConnectFlags, MQTTMessage
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
+from connectors.agent_topics import is_outbox, outboxes_filter
 from connectors.bridge_receipts import ReceiptChannel
-from connectors.bridge_records import event_receipt, job_event_record, well_formed_traceparent
-from connectors.job_topics import events_filter, job_id_of
+from connectors.bridge_records import incoming, receipt_of, well_formed_traceparent
+from connectors.job_topics import events_filter
 from connectors.mqtt_connection import (
     broker_name,
     connect_properties,
@@ -109,12 +110,14 @@ class AckWindow:
 
 
 class BridgeConnection:
-    """Receives job events, hands them to the publisher, acknowledges after Kafka, publishes receipts.
+    """Receives job events and what agents say, hands them to the publisher, acknowledges after Kafka, publishes
+    receipts.
 
     `suspects` holds the ids of records that Kafka refused for their own sake; they are sent cut. `verdicts`
     tells how a record was settled (None: receipts say verdict null); `bridge` is our name on the presence
-    topic. `lost` is set, and `why` says the reason, once the connection is of no more use; `cut_off`, when
-    it was not our doing: perhaps another bridge has taken it over.
+    topic. `heard` is called with the topic of each outbox that something came on; None: no outbox is read.
+    `lost` is set, and `why` says the reason, once the connection is of no more use; `cut_off`, when it was not
+    our doing: perhaps another bridge has taken it over.
     """
 
     def __init__(
@@ -125,8 +128,10 @@ class BridgeConnection:
         suspects: set[str],
         verdicts: VerdictStream | None = None,
         bridge: str = "",
+        heard: Callable[[str], None] | None = None,
     ) -> None:
         self._settings = settings
+        self._heard = heard
         self._mqtt = settings.mqtt
         self._publisher = publisher
         self._tally = tally
@@ -207,14 +212,20 @@ class BridgeConnection:
         log.info("connected", broker=broker_name(self._mqtt), session_present=flags.session_present)
         # Retain handling 1: retained events come with a new subscription, not again with each connection.
         options = SubscribeOptions(qos=1, retainHandling=SubscribeOptions.RETAIN_SEND_IF_NEW_SUB)
-        client.subscribe(events_filter(self._mqtt.topic_prefix), options=options)
+        wanted = [(events_filter(self._mqtt.topic_prefix), options)]
+        if self._heard is not None:
+            wanted.append((outboxes_filter(self._mqtt.agents_prefix), options))
+        client.subscribe(wanted)
 
     def _on_subscribe(
         self, client: Client, userdata: Any, mid: int, reasons: list[ReasonCode], properties: Any
     ) -> None:
-        if any(reason.is_failure for reason in reasons):
+        if reasons[0].is_failure:
             self._lose(f"the broker refuses the subscription: {reasons[0]}")
             return
+        if any(reason.is_failure for reason in reasons):
+            # A broker that is not ours may let us read events alone.
+            log.warning("outboxes_forbidden", prefix=self._mqtt.agents_prefix, reason=str(reasons[1]))
         self._subscribed.set()
 
     def _on_disconnect(
@@ -241,17 +252,17 @@ class BridgeConnection:
         if message.dup:
             self._tally.add("redelivered")
         traceparent = well_formed_traceparent(message.properties)
-        prefix = self._mqtt.topic_prefix
-        record = job_event_record(prefix, message.topic, bytes(message.payload), traceparent)
-        job_id = job_id_of(prefix, message.topic)
+        record, receipts_to = incoming(self._mqtt, message.topic, bytes(message.payload), traceparent)
+        if self._heard is not None and is_outbox(self._mqtt.agents_prefix, message.topic):
+            self._heard(message.topic)
         suspect = record.ce_id in self._suspects
-        if job_id is None or suspect or len(message.payload) > self._settings.limits.payload_bytes:
+        if receipts_to is None or suspect or len(message.payload) > self._settings.limits.payload_bytes:
             self._tally.add("refused")
         entry = self._window.add(message.mid, message.qos)
         append = self._publisher.append_cut(record) if suspect else self._publisher.append(record)
-        append.add_done_callback(partial(self._appended, entry, record, job_id))
+        append.add_done_callback(partial(self._appended, entry, record, receipts_to))
 
-    def _appended(self, entry: list[Any], record: OutgoingRecord, job_id: str | None, append: Any) -> None:
+    def _appended(self, entry: list[Any], record: OutgoingRecord, receipts_to: str | None, append: Any) -> None:
         """On Kafka's answer; runs on the publisher's thread."""
         done: Append = append
         error = done.exception()
@@ -261,10 +272,10 @@ class BridgeConnection:
             self._lose(f"Kafka did not take a record: {error}")
             return
         self._tally.add("appended")
-        if job_id is None:
+        if receipts_to is None:
             self._acknowledge(entry)
             return
-        told = partial(self._settled, entry, record, job_id, LogPosition(*done.result()))
+        told = partial(self._settled, entry, record, receipts_to, LogPosition(*done.result()))
         if self._verdicts is None:
             told(None, None)
         else:
@@ -274,7 +285,7 @@ class BridgeConnection:
         self,
         entry: list[Any],
         record: OutgoingRecord,
-        job_id: str,
+        receipts_to: str,
         position: LogPosition,
         verdict: str | None,
         reason: str | None,
@@ -284,8 +295,8 @@ class BridgeConnection:
             self._tally.add("told")
         # The event is acknowledged once the broker has its receipt, so a bridge that dies in between will
         # send it again.
-        receipt = event_receipt(record, position, verdict, reason)
-        self._receipts.send(job_id, receipt, partial(self._acknowledge, entry))
+        receipt = receipt_of(record, position, verdict, reason)
+        self._receipts.send(receipts_to, receipt, partial(self._acknowledge, entry))
 
     def _acknowledge(self, entry: list[Any]) -> None:
         acked = self._window.durable(entry)

@@ -15,7 +15,6 @@ from paho.mqtt.client import Client, ConnectFlags
 from paho.mqtt.reasoncodes import ReasonCode
 
 from connectors.bridge_standby import Presence, encode_presence, presence_topic
-from connectors.job_topics import receipts_topic
 from connectors.mqtt_connection import (
     broker_name,
     connect_properties,
@@ -72,9 +71,9 @@ class ReceiptChannel:
             why = self._refusal or "no CONNACK in time"
             raise BackboneUnreachable(f"MQTT broker {broker_name(self._mqtt)}: {why}")
 
-    def send(self, job_id: str, payload: bytes, taken: _Taken) -> None:
+    def send(self, topic: str, payload: bytes, taken: _Taken) -> None:
         """Publish one receipt; `taken` is called, on any thread, when the broker has it."""
-        self._publish(receipts_topic(self._mqtt.topic_prefix, job_id), payload, taken, qos=1)
+        self._publish(topic, payload, taken, qos=1)
 
     def show_presence(self) -> None:
         """Say that this bridge is the active one, retained."""

@@ -12,13 +12,15 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from schemas.ids import JOB, MAILBOX, is_name, parse_stream_key
-from schemas.job_registry import pick_id
-from schemas.life_cycles import JOB_TERMINAL
+from schemas.ids import JOB, MAILBOX, TASK, is_name, parse_stream_key
+from schemas.job_registry import END, pick_id
+from schemas.life_cycles import JOB_TERMINAL, STOPPED
 from schemas.mailbox_requests import read_record
 from schemas.message import DEFAULT_REALM, MESSAGE_PENDING, Message, posting_record
+from schemas.participants import AgentStopped, participant_record
 from schemas.principals import HUB, REACTOR, SENDER
 from schemas.record import (
+    AGENT_STOPPED,
     JOB_CANCELLED,
     JOB_EVENT,
     JOB_PICKED,
@@ -38,11 +40,16 @@ from schemas.view_rows import (
     MAILBOX_VIEW,
     MESSAGE_BODIES,
     REGISTRY_JOBS,
+    REGISTRY_PARTICIPANTS,
+    REGISTRY_TASKS,
     JobRow,
     MessageBodyRow,
     MessageRow,
+    ParticipantRow,
+    TaskRow,
     ViewRow,
 )
+from schemas.wire_body import NOTE_LIMIT
 
 DOOR: Final = "reactor"
 _NAMESPACE: Final = uuid.UUID("5f0c86f1-6c6f-4bb0-9f5e-0d6f3a1c7d52")
@@ -55,7 +62,7 @@ Rows = Callable[[str, str], ViewRow | None]
 def follow_ups(record: Record, row: Rows) -> list[OutgoingRecord]:
     """What follows from `record`, which is settled; most often nothing."""
     stream = parse_stream_key(record.key)
-    if stream is None or stream[0] not in (JOB, MAILBOX):
+    if stream is None or stream[0] not in (JOB, MAILBOX, TASK):
         return []
     try:
         envelope = read_envelope(record)
@@ -63,6 +70,12 @@ def follow_ups(record: Record, row: Rows) -> list[OutgoingRecord]:
         return []
     if envelope.type == MESSAGE_POSTED:
         return [*_completion(record, stream[1], row), *_reading(envelope.ce_id, stream[1], row)]
+    if stream[0] == TASK:
+        task = row(REGISTRY_TASKS, stream[1])
+        if not isinstance(task, TaskRow) or task.ended_by != envelope.ce_id:
+            return []
+        stopped = stopped_with_task(task, row(REGISTRY_PARTICIPANTS, task.agent_name))
+        return [] if stopped is None else [stopped]
     if envelope.type not in _CAUSES:
         return []
     job = row(REGISTRY_JOBS, stream[1])
@@ -78,6 +91,18 @@ def follow_ups(record: Record, row: Rows) -> list[OutgoingRecord]:
         return []
     told = _told(job, envelope.ce_id)
     return told if job.session is None else [_ended(job, job.session, envelope.ce_id), *told]
+
+
+def stopped_with_task(task: TaskRow, participant: ViewRow | None) -> OutgoingRecord | None:
+    """The end of the participant that was spawned for a task that has ended; None when there is none."""
+    if task.ended_by is None or not isinstance(participant, ParticipantRow):
+        return None
+    if participant.task_id != task.task_id or participant.status == STOPPED:
+        return None
+    ce_id = follow_up_id(task.ended_by, AGENT_STOPPED)
+    reason = f"its task is {task.status}" + (f": {task.error}" if task.error else "")
+    body = AgentStopped(agent_name=task.agent_name, request_id=ce_id, reason=reason[:NOTE_LIMIT])
+    return participant_record(body, door=DOOR, principal=REACTOR, ce_id=ce_id)
 
 
 def _reading(message_id: str, mailbox: str, row: Rows) -> list[OutgoingRecord]:
@@ -153,9 +178,9 @@ def _ended(job: JobRow, session: str, cause: str) -> OutgoingRecord:
 
 
 def _told(job: JobRow, cause: str) -> list[OutgoingRecord]:
-    """The message to who registered the job."""
+    """The message to who registered the job, who may have said what to be told of."""
     recipient = job.registered_by.partition("/")[2]
-    if not is_name(recipient):
+    if not is_name(recipient) or (job.notify is not None and END not in job.notify):
         return []
     body = {"job_id": job.job_id, "status": job.status, "detail": job.last_detail}
     message = Message.model_validate(

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote, urlsplit
 
+from connectors.gateway_tls import explained, trust
 from connectors.terminal_text import escaped
 from schemas.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
 from schemas.settings import Settings
@@ -73,6 +74,7 @@ class GatewayClient:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"gateway.url: expected http://host:port, found {self.url!r}")
+        self._ca_certs = settings.gateway.ca_certs
         self._token_file = settings.operator_token_file
         self._token = read_token(settings) if token is None else token
         # A proxy of the environment has no business between us and our own machine.
@@ -91,8 +93,7 @@ class GatewayClient:
             headers=headers,
             timeout=timeout,
             trust_env=self._trust_env,
-            # Reading the trusted certificates takes 25 ms, and plain HTTP has no use for them.
-            verify=self.url.startswith("https:"),
+            verify=trust(self.url, self._ca_certs) or False,
         )
 
     def get(
@@ -174,7 +175,7 @@ class GatewayClient:
 
     def unreachable(self, error: Exception | str) -> BackboneUnreachable:
         """The error for a gateway that does not answer."""
-        why = error if isinstance(error, str) else str(error) or type(error).__name__
+        why = explained(error)
         return BackboneUnreachable(
             f"the gateway at {self.url} does not answer ({escaped(why)}). 'trunkline up' starts it, "
             "'trunkline doctor' says what is down; elsewhere set TRUNKLINE__GATEWAY__URL"

@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from connectors.gateway_tls import CA_VARIABLE, trust
 from connectors.launcher.protocol import (
     AGENT_NAME_VARIABLE,
     AGENT_TOKEN_VARIABLE,
@@ -175,6 +176,7 @@ def hub_client(environment: Mapping[str, str]) -> httpx.Client:
         timeout=_REQUEST_S,
         # A proxy of the environment has no business between us and our own machine.
         trust_env=parts.hostname not in _LOOPBACK,
+        verify=trust(url, environment.get(CA_VARIABLE)) or False,
     )
 
 

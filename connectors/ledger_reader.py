@@ -18,7 +18,6 @@ from urllib.parse import unquote
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyarrow.fs import FileSystem, FileType
@@ -60,7 +59,7 @@ class LedgerFilter:
     type: str | None = None
     since: datetime | None = None
 
-    def expression(self) -> ds.Expression | None:
+    def expression(self) -> pc.Expression | None:
         """The filter as an Arrow expression; None lets every row through."""
         terms = [
             pc.field(name) == pa.scalar(wanted)
@@ -213,6 +212,8 @@ def _read(
 ) -> pa.Table:
     if not paths:
         return _empty(columns)
+    import pyarrow.dataset as ds  # not above: see schemas/delta_files.py
+
     try:
         files = ds.dataset(paths, schema=LEDGER_ARROW, format="parquet", filesystem=storage)
         return files.to_table(filter=where.expression(), columns=_with_order(columns))

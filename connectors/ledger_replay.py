@@ -15,14 +15,19 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from connectors.ledger_reader import LedgerFilter, LedgerReader
 from connectors.publisher import Position
 from schemas.errors import NotFound, Refused, UsageError
 from schemas.ids import parse_stream_key
 from schemas.ledger import COLUMNS, LedgerRow, record_of_row
-from schemas.record import CONTROL_TOPOLOGY, REQUEST_REFUSED, OutgoingRecord, read_envelope
+from schemas.record import (
+    CONTROL_FOLD_SWITCHED,
+    CONTROL_TOPOLOGY,
+    REQUEST_REFUSED,
+    OutgoingRecord,
+    read_envelope,
+)
 from schemas.sealing import Keyring, UnsealError
 from schemas.settings import Settings
 from schemas.verdicts import ACCEPTED, DUPLICATE, REJECTED, TOO_LARGE
@@ -37,7 +42,7 @@ class PositionFilter(LedgerFilter):
     partition: int = 0
     offset: int = 0
 
-    def expression(self) -> ds.Expression | None:
+    def expression(self) -> pc.Expression | None:
         """The filter as an Arrow expression."""
         terms = [
             pc.field("partition") == pa.scalar(self.partition, pa.int32()),
@@ -81,15 +86,22 @@ def replayable(row: dict[str, Any], keyring: Keyring) -> OutgoingRecord:
         raise Refused(f"{at} is the note of a request that was refused; who sent it may ask again")
     if row["type"] == CONTROL_TOPOLOGY:
         raise Refused(f"{at} describes a topic; it is written once, at the topic's beginning")
+    if row["type"] == CONTROL_FOLD_SWITCHED:
+        raise Refused(f"{at} says which version of the fold settles; ./trunkline fold switch says it anew")
     try:
         record = record_of_row(_as_row(row), keyring)
     except UnsealError as error:
         raise Refused(f"{at} is masked, and its bytes cannot be opened: {error}") from None
+    except ValueError as error:
+        raise Refused(f"{at} cannot be made a record again: {error}") from None
     if record.value is None or parse_stream_key(record.key) is None or record.key is None:
         raise Refused(f"{at} has no value, or its key is no stream's")
-    envelope = read_envelope(record)
-    headers = dict(zip(record.header_names, record.header_values, strict=True))
-    traceparent = headers.get("traceparent")
+    try:
+        envelope = read_envelope(record)
+        headers = dict(zip(record.header_names, record.header_values, strict=True))
+        traceparent = (headers.get("traceparent") or b"").decode("ascii")
+    except ValueError as error:
+        raise Refused(f"{at} has headers that cannot be sent again: {error}") from None
     return OutgoingRecord(
         stream=record.key.decode("ascii"),
         ce_id=envelope.ce_id,
@@ -97,7 +109,7 @@ def replayable(row: dict[str, Any], keyring: Keyring) -> OutgoingRecord:
         principal=envelope.principal,
         type=envelope.type,
         value=record.value,
-        traceparent=None if traceparent is None else traceparent.decode("utf-8"),
+        traceparent=traceparent or None,
     )
 
 

@@ -38,7 +38,7 @@ class LiveState:
         self._keyring = keyring
         # Held while a record changes a stream, so that nobody copies half of a change.
         self._lock = threading.Lock()
-        self.entries_by_stream: dict[str, dict[str, bytes]] = {}
+        self.entries_by_stream: dict[str, Entries] = {}
         self.applied_beyond: dict[str, int] = {}
         self.rows_by_view: dict[str, dict[str, ViewRow]] = {name: {} for name in VIEWS}
         self.offsets_by_view: dict[str, dict[str, int]] = {name: {} for name in VIEWS}
@@ -65,11 +65,12 @@ class LiveState:
         stream = _stream_of(record)
         if stream is not None and record.offset <= self.applied_beyond.get(stream, _NEVER):
             return None
-        stored = {} if stream is None else self.entries_by_stream.get(stream, {})
+        known = None if stream is None else self.entries_by_stream.get(stream)
+        entries = Entries() if known is None else known
         with self._lock:
-            settled = settle(record, Entries(stored), self._keyring)
-            if stored and stream is not None:
-                self.entries_by_stream[stream] = stored
+            settled = settle(record, entries, self._keyring)
+            if entries.take_writes() and stream is not None:
+                self.entries_by_stream[stream] = entries
         for change in settled.changes:
             applied = AppliedChange(change.view, change.key, record.offset, change.row)
             if self._change(applied):
@@ -114,7 +115,8 @@ class LiveState:
     def entries(self, stream: str) -> Entries:
         """A copy of a stream's entries; none for a stream that nobody knows."""
         with self._lock:
-            return Entries(dict(self.entries_by_stream.get(stream, {})))
+            known = self.entries_by_stream.get(stream)
+            return Entries() if known is None else known.copy()
 
     def streams(self) -> list[str]:
         """The streams that have entries."""

@@ -12,8 +12,8 @@ from kafka import KafkaConsumer, TopicPartition  # type: ignore[import-untyped]
 from kafka.errors import KafkaError, OffsetOutOfRangeError  # type: ignore[import-untyped]
 
 from connectors.kafka_repairs import repair_kafka_client
-from schemas.errors import BackboneUnreachable
 from schemas.event_topic import REACH_TIMEOUT_S, reach_kafka
+from schemas.kafka_clients import client_security, unreachable
 from schemas.settings import KafkaSettings
 
 # Few enough that the first of a full poll does not wait long for its verdict.
@@ -26,6 +26,7 @@ def consumer_options(kafka: KafkaSettings) -> dict[str, Any]:
     repair_kafka_client()
     return {
         "bootstrap_servers": kafka.bootstrap_servers,
+        **client_security(kafka),
         "enable_auto_commit": False,
         "bootstrap_timeout_ms": int(REACH_TIMEOUT_S * 1000),
         "request_timeout_ms": _REQUEST_TIMEOUT_MS,
@@ -65,7 +66,7 @@ def tail_consumer(kafka: KafkaSettings, offsets: Mapping[int, int]) -> Iterator[
     except OffsetOutOfRangeError:
         raise
     except KafkaError as error:
-        raise BackboneUnreachable(f"Kafka at {kafka.bootstrap_servers}: {error}") from error
+        raise unreachable(kafka, error) from error
 
 
 class LogEnd:
@@ -92,7 +93,7 @@ class LogEnd:
                 ends = self._consumer.end_offsets(wanted, timeout_ms=_ms_until(deadline))
             except KafkaError as error:
                 self._drop()
-                raise BackboneUnreachable(f"Kafka at {self._kafka.bootstrap_servers}: {error}") from error
+                raise unreachable(self._kafka, error) from error
         return {where.partition: end for where, end in ends.items()}
 
     def close(self) -> None:

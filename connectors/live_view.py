@@ -34,6 +34,7 @@ from connectors.view_reader import load_views
 from schemas.entries import Entries
 from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.event_topic import check_topic
+from schemas.fold_version import check_fold_version, check_switch
 from schemas.sealing import Keyring
 from schemas.settings import Settings
 from schemas.settled import AppliedChange
@@ -78,10 +79,11 @@ class LiveView:
     def open(self) -> None:
         """Load the tables, follow the log, and return when what is in it now is settled.
 
-        Raises what `check_topic` and `load_views` raise, TrunklineError when the tables are of another log,
-        and BackboneUnreachable when nothing is settled for a minute.
+        Raises what `check_topic`, `check_fold_version` and `load_views` raise, TrunklineError when the tables
+        are of another log, and BackboneUnreachable when nothing is settled for a minute.
         """
         check_topic(self._settings)
+        check_fold_version(self._settings)
         self.load()
         ends = self._end.offsets(_REACH_S)
         beyond = [number for number, end in ends.items() if self._next[number] > end]
@@ -176,26 +178,9 @@ class LiveView:
             self._waits.remove(position, promise)
         return found if found is not None else self._look_up(position, deadline)
 
-    async def settled(self, position: Position, timeout_s: float) -> SettledRecord:
-        """`wait_settled` for an asyncio task."""
-        deadline = time.monotonic() + timeout_s
-        promise: asyncio.Future[SettledRecord | None] = asyncio.get_running_loop().create_future()
-        self._waits.add(position, promise)
-        try:
-            found, is_to_come = self._known(position)
-            if is_to_come:
-                found = await asyncio.wait_for(promise, timeout_s)
-        except TimeoutError:
-            raise _too_slow(position, timeout_s) from None
-        finally:
-            self._waits.remove(position, promise)
-        if found is not None:
-            return found
-        return await asyncio.to_thread(self._look_up, position, deadline)
-
     async def settled_after(self, append: Append, timeout_s: float) -> SettledRecord:
-        """`settled` for what is being appended: the event loop is not woken for Kafka's acknowledgement. Raises
-        what the append raises, too.
+        """`wait_settled` for an asyncio task and what is being appended: no event loop is woken for Kafka's
+        acknowledgement. Raises what the append raises, too.
         """
         deadline = time.monotonic() + timeout_s
         promise: asyncio.Future[SettledRecord | None] = asyncio.get_running_loop().create_future()
@@ -327,6 +312,7 @@ class LiveView:
                 if found is None:
                     passed_over.append(Position(consumed.partition, consumed.offset))
                 else:
+                    check_switch(found.type, found.verdict, found.value)
                     settled.append(found)
             reached[where.partition] = batch[-1].offset + 1
         for where in consumer.assignment():

@@ -1,8 +1,10 @@
-"""Keeps an MQTT account for each live job at the local stack's Mosquitto: a companion of the gateway.
+"""Keeps an MQTT account for each live job and each agent over MQTT at the local stack's Mosquitto: a companion
+of the gateway.
 
-**Reads** the jobs of the live view; their passwords follow from their secrets (`schemas.mqtt_password`).
-**Owns** the password file in `mqtt.accounts_dir`: a line for each role, each pending or running job, and for
-`mqtt.account_grace_s` after its end each finished one, so that a resend still gets in.
+**Reads** jobs and agents of the live view; their passwords follow from their secrets (`schemas.mqtt_password`).
+**Owns** the password file in `mqtt.accounts_dir`: a line for each role, each registered agent, each pending or
+running job, and for `mqtt.account_grace_s` after its end each finished one, so that a resend still gets in; and
+the ACL file beside it, which names each agent.
 **Guarantees** that `wait_effective` says yes only after the broker itself has let the account in. Changes that
 come together are one new file and one SIGHUP.
 **On restart** it compares the file with the live view; accounts that are right stay as they are.
@@ -18,10 +20,12 @@ from typing import Final, Protocol
 
 import structlog
 
+from connectors.mqtt_acl import agents_with_accounts, write_acl
 from connectors.mqtt_credentials import ensure_role_passwords
 from connectors.mqtt_login import LoginAnswer, try_login
 from connectors.mqtt_password_file import (
     PASSWORDS,
+    line_fits,
     password_line,
     read_lines,
     reload_broker,
@@ -29,14 +33,16 @@ from connectors.mqtt_password_file import (
     write_lines,
 )
 from schemas.entries import Entries
-from schemas.ids import JOB, is_job_id, stream_key
+from schemas.ids import AGENT, JOB, is_job_id, stream_key
 from schemas.job_fold import job_grant
 from schemas.life_cycles import JOB_TERMINAL
+from schemas.mqtt_agent_fold import mqtt_agent_secret
+from schemas.mqtt_agents import REGISTERED, agent_of_user, mqtt_user
 from schemas.mqtt_password import mqtt_password
 from schemas.sealing import Keyring, UnsealError
 from schemas.settings import Settings
 from schemas.settled import AppliedChange
-from schemas.view_rows import REGISTRY_JOBS, JobRow, ViewRow
+from schemas.view_rows import REGISTRY_JOBS, REGISTRY_MQTT_AGENTS, JobRow, MqttAgentRow, ViewRow
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -85,28 +91,34 @@ class MqttAccounts:
         self._view = view
         self._clock = clock
         self._folder: Path = settings.mqtt.accounts_dir
-        self._lines: dict[str, str] = {}  # job id to its line; the worker's own
+        self._lines: dict[str, str] = {}  # user to its line; the worker's own
         self._ends: dict[str, float] = {}  # finished job to the time at which its account goes
         self._role_lines: dict[str, str] = {}
         self._changed = threading.Condition()
         self._to_look_at: set[str] = set()
         self._effective: set[str] = set()
+        # Agents by user: what on_change saw last. What one says changes its row, too, and no account.
+        self._agents: dict[str, tuple[str, int]] = {}
         self._closing = False
         self._next_tidy = 0.0
         self._thread = threading.Thread(target=self._run, name="mqtt-accounts", daemon=True)
 
     def open(self) -> None:
-        """Put the file right for the jobs of the live view, and keep it so from now on."""
+        """Put the files right for the jobs and agents of the live view, and keep it so from now on."""
         passwords = ensure_role_passwords(self._settings)
         roles = {role: password.get_secret_value() for role, password in passwords.items()}
         known = read_lines(self._folder / PASSWORDS)
         self._role_lines = with_roles({user: line for user, line in known.items() if user in roles}, roles)
-        self._lines = {user: line for user, line in known.items() if is_job_id(user)}
+        self._lines = {
+            user: line for user, line in known.items() if is_job_id(user) or agent_of_user(user) is not None
+        }
         with self._changed:
             self._to_look_at |= self._lines.keys()
             self._to_look_at |= {
                 row.job_id for row in self._view.rows(REGISTRY_JOBS) if isinstance(row, JobRow)
             }
+            agents = (row for row in self._view.rows(REGISTRY_MQTT_AGENTS) if isinstance(row, MqttAgentRow))
+            self._to_look_at |= {mqtt_user(row.agent_name) for row in agents}
         self._thread.start()
 
     def close(self) -> None:
@@ -126,28 +138,39 @@ class MqttAccounts:
             with self._changed:
                 self._to_look_at.add(change.key)
                 self._changed.notify_all()
+        elif isinstance(change.row, MqttAgentRow):
+            user, now = mqtt_user(change.key), (change.row.status, change.row.registered_at)
+            if self._agents.get(user) == now:
+                return
+            with self._changed:
+                self._agents[user] = now
+                self._effective.discard(user)
+                self._to_look_at.add(user)
+                self._changed.notify_all()
 
-    def registered(self, job_id: str) -> None:
-        """Called before a registration is answered: gives the account up to a second to become effective."""
-        if not self.wait_effective(job_id, REGISTER_WAIT_S):
-            log.warning("account_late", job_id=job_id)
+    def registered(self, user: str) -> None:
+        """Called before a registration is answered, with the job's id or the agent's user name: gives the
+        account up to a second to become effective.
+        """
+        if not self.wait_effective(user, REGISTER_WAIT_S):
+            log.warning("account_late", user=user)
 
-    def wait_effective(self, job_id: str, timeout_s: float) -> bool:
-        """Wait until the broker lets this job in; False after `timeout_s` seconds."""
+    def wait_effective(self, user: str, timeout_s: float) -> bool:
+        """Wait until the broker lets this job or agent in; False after `timeout_s` seconds."""
         with self._changed:
-            return self._changed.wait_for(lambda: job_id in self._effective, timeout_s)
+            return self._changed.wait_for(lambda: user in self._effective, timeout_s)
 
     def _run(self) -> None:
         apply_by: float | None = 0.0
         while True:
-            job_ids = self._wait_for_work(apply_by)
-            if job_ids is None:
+            users = self._wait_for_work(apply_by)
+            if users is None:
                 return
             # An exception here would end the thread and leave new jobs without accounts.
             try:
                 begun = time.monotonic()
-                newest = self._take(job_ids)
-                if self._tidy() or newest is not None or apply_by is not None:
+                newest, is_changed = self._take(users)
+                if self._tidy() or is_changed or newest is not None or apply_by is not None:
                     proven = self._apply(newest)
                     rest_s = _REST_FACTOR * (time.monotonic() - begun)
                     apply_by = None if proven else time.monotonic() + _RETRY_S
@@ -155,12 +178,12 @@ class MqttAccounts:
             except Exception:
                 log.exception("accounts_failed")
                 with self._changed:
-                    self._to_look_at |= job_ids
+                    self._to_look_at |= users
                 self._rest(_RETRY_S)
                 apply_by = time.monotonic() + _RETRY_S
 
     def _wait_for_work(self, apply_by: float | None) -> set[str] | None:
-        """Job ids to look at; none when only time has passed. None: the end."""
+        """Jobs and agents to look at; none when only time has passed. None: the end."""
         wake_at = self._next_tidy if apply_by is None else min(apply_by, self._next_tidy)
         with self._changed:
             self._changed.wait_for(
@@ -168,15 +191,35 @@ class MqttAccounts:
             )
             if self._closing:
                 return None
-            job_ids, self._to_look_at = self._to_look_at, set()
-            return job_ids
+            users, self._to_look_at = self._to_look_at, set()
+            return users
 
     def _rest(self, seconds: float) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._closing, seconds)
 
-    def _take(self, job_ids: set[str]) -> str | None:
-        """Note what has become of these jobs. Returns one that got a line, None when no line is new."""
+    def _take(self, users: set[str]) -> tuple[str | None, bool]:
+        """Note what has become of these. Returns one that got a line, None when no line is new, and whether a
+        line has gone.
+        """
+        agents = {user for user in users if agent_of_user(user) is not None}
+        taken = [self._take_agent(user) for user in sorted(agents)]
+        newest = next((user for user, is_new in taken if is_new), None)
+        return self._take_jobs(users - agents) or newest, any(not is_new for _, is_new in taken)
+
+    def _take_agent(self, user: str) -> tuple[str, bool]:
+        """The user, and whether it has an account now; one that has it already is proven once more."""
+        row = self._view.row(REGISTRY_MQTT_AGENTS, str(agent_of_user(user)))
+        is_there = isinstance(row, MqttAgentRow) and row.status == REGISTERED
+        password = self._password(user) if is_there else None
+        if password is None:
+            self._lines.pop(user, None)
+            return user, False
+        if not line_fits(self._lines.get(user, ""), user, password):
+            self._lines[user] = password_line(user, password)
+        return user, True
+
+    def _take_jobs(self, job_ids: set[str]) -> str | None:
         newest = None
         for job_id in job_ids:
             row = self._view.row(REGISTRY_JOBS, job_id)
@@ -192,13 +235,18 @@ class MqttAccounts:
                 newest = job_id
         return newest
 
-    def _password(self, job_id: str) -> str | None:
+    def _password(self, user: str) -> str | None:
+        agent = agent_of_user(user)
         try:
-            grant = job_grant(job_id, self._view.entries(stream_key(JOB, job_id)), self._keyring)
+            if agent is not None:
+                secret = mqtt_agent_secret(agent, self._view.entries(stream_key(AGENT, agent)), self._keyring)
+            else:
+                grant = job_grant(user, self._view.entries(stream_key(JOB, user)), self._keyring)
+                secret = None if grant is None else grant.secret
         except UnsealError as error:
-            log.warning("secret_sealed_under_another_key", job_id=job_id, error=str(error))
+            log.warning("secret_sealed_under_another_key", user=user, error=str(error))
             return None
-        return None if grant is None else mqtt_password(grant.secret, job_id)
+        return None if secret is None else mqtt_password(secret, user)
 
     def _tidy(self) -> bool:
         """Drop the accounts whose time is over. Returns whether there were any."""
@@ -217,6 +265,8 @@ class MqttAccounts:
 
     def _apply(self, newest: str | None) -> bool:
         """Write the file, tell the broker, and see that it lets a new account in. Returns whether it does."""
+        # Before an agent gets in, what it may do is written.
+        write_acl(self._folder, self._settings.mqtt, agents_with_accounts(self._lines))
         write_lines(self._folder / PASSWORDS, (*self._role_lines.values(), *self._lines.values()))
         told = reload_broker(self._folder)
         proven = self._prove(newest or next(reversed(self._lines), None)) if told else False

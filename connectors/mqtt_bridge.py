@@ -1,4 +1,5 @@
-"""The MQTT bridge (`python -m connectors.mqtt_bridge`): job events from MQTT brokers into the log (JE-18).
+"""The MQTT bridge (`python -m connectors.mqtt_bridge`): job events from MQTT brokers into the log (JE-18), and
+at our own broker the mailboxes of agents, both ways (JE-26; `mqtt_inboxes` is the way out).
 
 **Delivers** each message at least once, the messages of a job in their order, bytes as they came; what is
 under a bad id goes to `refused/mqtt`, of an over-long body only size, SHA-256 and the first 1 KiB.
@@ -26,6 +27,7 @@ from connectors.bridge_broker import BrokerBridge
 from connectors.bridge_overlays import OverlayBridges
 from connectors.json_log import configure_json_log
 from connectors.mqtt_credentials import BRIDGE, role_mqtt
+from connectors.mqtt_inboxes import AgentInboxes
 from connectors.verdict_stream import VerdictStream
 from schemas.errors import TrunklineError
 from schemas.settings import Settings, SettingsError, load_settings
@@ -36,14 +38,17 @@ _OVERLAYS_END_S: Final = 20.0
 
 
 class MqttBridge:
-    """The bridge at the broker of the settings, those at the jobs' own brokers, and the verdicts for all."""
+    """The bridge at the broker of the settings with the agents' inboxes, those at the jobs' own brokers, and
+    the verdicts for all.
+    """
 
     def __init__(self, settings: Settings, stop: threading.Event, ready_file: Path | None = None) -> None:
         self._stop = stop
         self._ready_file = ready_file
         self._verdicts = VerdictStream(settings)
         own = settings.model_copy(update={"mqtt": role_mqtt(settings, BRIDGE)})
-        self._bridge = BrokerBridge(own, stop, self._verdicts, self._ready)
+        self._inboxes = AgentInboxes(own, stop, lambda: self._bridge.is_active)
+        self._bridge = BrokerBridge(own, stop, self._verdicts, self._ready, self._inboxes.heard)
         overlays = OverlayBridges(settings, stop, self._verdicts)
         self._overlays = threading.Thread(target=overlays.run, name="overlays", daemon=True)
 
@@ -51,10 +56,12 @@ class MqttBridge:
         """Bridge until stopped. Raises TrunklineError when the topic does not fit the settings."""
         self._verdicts.start()
         self._overlays.start()
+        self._inboxes.start()
         try:
             self._bridge.run()
         finally:
             self._stop.set()
+            self._inboxes.join()
             self._overlays.join(_OVERLAYS_END_S)
             self._verdicts.close()
             log.info("stopped", **self._bridge.tally.snapshot())

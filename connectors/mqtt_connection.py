@@ -7,7 +7,6 @@ meant for an earlier connection can never go out on a later one: it belongs to a
 from __future__ import annotations
 
 import socket
-import ssl
 from contextlib import suppress
 from typing import Final, cast
 
@@ -16,8 +15,9 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
+from connectors.mqtt_tls import explained, mqtt_context
 from schemas.errors import BackboneUnreachable
-from schemas.settings import MqttSettings, SettingsError
+from schemas.settings import MqttSettings
 
 KEEPALIVE_S: Final = 60
 
@@ -37,8 +37,8 @@ def new_client(mqtt: MqttSettings, client_id: str = "", *, manual_ack: bool = Fa
     client.connect_timeout = mqtt.connect_timeout_s
     if mqtt.username is not None:
         client.username_pw_set(mqtt.username, mqtt.password.get_secret_value() if mqtt.password else None)
-    if mqtt.tls:
-        client.tls_set_context(_tls_context(mqtt))
+    if (context := mqtt_context(mqtt)) is not None:
+        client.tls_set_context(context)
     return client
 
 
@@ -69,7 +69,7 @@ def dial(
             mqtt.host, mqtt.port, keepalive=keepalive_s, clean_start=clean_start, properties=properties
         )
     except (OSError, ValueError) as error:  # ValueError: what cannot be a host's name
-        raise BackboneUnreachable(f"MQTT broker {broker_name(mqtt)}: {error}") from error
+        raise BackboneUnreachable(f"MQTT broker {broker_name(mqtt)}: {explained(error, mqtt)}") from error
     client.loop_start()
 
 
@@ -85,14 +85,3 @@ def cut_connection(client: Client) -> None:
 def broker_name(mqtt: MqttSettings) -> str:
     """The broker as it stands in messages: host and port, nothing secret."""
     return f"{mqtt.host}:{mqtt.port}"
-
-
-def _tls_context(mqtt: MqttSettings) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=str(mqtt.ca_certs) if mqtt.ca_certs else None)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        if mqtt.certfile is not None:
-            context.load_cert_chain(mqtt.certfile, mqtt.keyfile)
-    except (OSError, ssl.SSLError) as error:
-        raise SettingsError(f"mqtt.ca_certs, mqtt.certfile or mqtt.keyfile: {error}") from error
-    return context

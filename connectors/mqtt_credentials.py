@@ -3,7 +3,7 @@
 The first that there is: `mqtt.username` and `mqtt.password` of the settings; a job's own account (user name =
 job id, password derived from its secret) for its publisher; the account of a role, from the 0600 file
 `data_dir/keys/mqtt.json` that the local stack makes; nobody. The roles' passwords open the local stack's broker
-and nothing else, so they are sent to loopback only.
+and nothing else, so they are sent to loopback only, under TLS only where `mqtt.ca_certs` says whom to trust.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ def role_mqtt(settings: Settings, role: str) -> MqttSettings:
     that others can read or that is none.
     """
     mqtt = settings.mqtt
-    if mqtt.username is not None or mqtt.tls or mqtt.host not in LOOPBACK_NAMES:
+    if mqtt.username is not None or mqtt.host not in LOOPBACK_NAMES:
+        return mqtt
+    # With TLS the broker on loopback may be a tunnel to one elsewhere, unless our own authority knows it.
+    if mqtt.tls and mqtt.ca_certs is None:
         return mqtt
     passwords = load_role_passwords(settings)
     return mqtt if passwords is None else _as_user(mqtt, role, passwords[role].get_secret_value())

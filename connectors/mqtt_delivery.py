@@ -20,6 +20,7 @@ from connectors.mqtt_connection import (
     dial,
     new_client,
 )
+from connectors.mqtt_tls import why_no_answer
 from connectors.publish_outbox import PendingEvent
 from connectors.receipt import Receipt, read_receipt
 from schemas.errors import BackboneUnreachable, Refused
@@ -215,5 +216,6 @@ class DeliveryConnection:
         self, client: Client, userdata: Any, flags: Any, reason: ReasonCode, properties: Any
     ) -> None:
         with self._changed:
-            self._lost = f"connection lost: {reason}"
+            hint = why_no_answer(self._mqtt) if self._connack is None else ""
+            self._lost = f"connection lost: {reason}{hint}"
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Would the MQTT broker let this user in? One CONNECT over a socket, without a client library and without TLS.
+"""Would the MQTT broker let this user in? One CONNECT over a socket, without a client library.
 
 Quick enough to ask after every change of the accounts; meant for the local stack's own broker.
 """
@@ -9,6 +9,7 @@ import socket
 import time
 from enum import Enum
 
+from connectors.mqtt_tls import mqtt_context
 from schemas.errors import BackboneUnreachable
 from schemas.settings import MqttSettings
 
@@ -32,10 +33,12 @@ class LoginAnswer(Enum):
 def try_login(
     mqtt: MqttSettings, username: str | None = None, password: str | None = None, timeout_s: float = 1.0
 ) -> LoginAnswer:
-    """Connect as this user (None: as nobody), note the answer, disconnect. Raises nothing."""
+    """Connect as this user (None: as nobody), note the answer, disconnect. A broker that is not trusted is
+    silent. Raises nothing but SettingsError for certificates that cannot be read.
+    """
     try:
         with (
-            socket.create_connection((mqtt.host, mqtt.port), timeout=timeout_s) as connection,
+            _connected(mqtt, timeout_s) as connection,
             connection.makefile("rb") as received,
         ):
             connection.sendall(_connect_packet(username, password))
@@ -66,6 +69,18 @@ def wait_for_login(mqtt: MqttSettings, timeout_s: float) -> None:
                 "account: './trunkline doctor' says whether it runs"
             )
         time.sleep(_WAIT_TICK_S)
+
+
+def _connected(mqtt: MqttSettings, timeout_s: float) -> socket.socket:
+    plain = socket.create_connection((mqtt.host, mqtt.port), timeout=timeout_s)
+    context = mqtt_context(mqtt)
+    if context is None:
+        return plain
+    try:
+        return context.wrap_socket(plain, server_hostname=mqtt.host)
+    except BaseException:
+        plain.close()
+        raise
 
 
 def _connect_packet(username: str | None, password: str | None) -> bytes:

@@ -7,21 +7,17 @@ the signed bytes that carry it: whoever comes back after a crash sends the same 
 
 from __future__ import annotations
 
-import fcntl
-import os
-import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import msgspec
 
-from schemas.errors import TrunklineError, UsageError
+from connectors.locked_state import LockedState
+from schemas.errors import UsageError
 from schemas.ids import is_job_id
 from schemas.job_event import TERMINAL_EVENTS
 
-_LOCK_TICK_S: Final = 0.02
 _SEQ_LIMIT: Final = 2**63 - 1
 
 
@@ -50,45 +46,27 @@ class _State(msgspec.Struct):
     outbox: list[PendingEvent] = []
 
 
-class OutboxBusyError(TrunklineError):
-    """Another process publishes for this job and did not finish in time."""
-
-
-class JobOutbox:
+class JobOutbox(LockedState[_State]):
     """The state of one job, locked while it is open. Use it as a context manager.
 
-    Raises UsageError for a bad job id, OutboxBusyError after `lock_timeout_s` seconds, TrunklineError when
-    the file cannot be read or written.
+    Raises UsageError for a bad job id, and what LockedState raises.
     """
 
     def __init__(self, state_dir: Path, job_id: str, lock_timeout_s: float) -> None:
         if not is_job_id(job_id):
             raise UsageError(f"not a job id (8 lower-case hex digits): {job_id!r}")
-        self._folder = state_dir
         self._job_id = job_id
-        self._path = state_dir / f"{job_id}.json"
-        self._lock_timeout_s = lock_timeout_s
-        self._lock_fd = -1
-        self._state = _State(job_id)
+        super().__init__(
+            state_dir / f"{job_id}.json",
+            _State(job_id),
+            lock_timeout_s,
+            whose=f"the state of job {job_id}",
+            busy=f"another process has been publishing for job {job_id}",
+            foreign="remove it if this job has published nothing yet",
+        )
 
-    def __enter__(self) -> Self:
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock_fd = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise TrunklineError(f"cannot keep the publisher's state: {error}") from error
-        try:
-            self._lock()
-            self._state = self._load()
-        except BaseException:
-            os.close(self._lock_fd)
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        os.close(self._lock_fd)  # which also unlocks
+    def _is_own(self, state: _State) -> bool:
+        return state.job_id == self._job_id
 
     @property
     def last_seq(self) -> int:
@@ -124,53 +102,6 @@ class JobOutbox:
         if rejected and self._state.ended_seq == pending.seq:
             self._state.ended_seq = None
         self._save()
-
-    def _lock(self) -> None:
-        deadline = time.monotonic() + self._lock_timeout_s
-        while True:
-            try:
-                fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise OutboxBusyError(
-                        f"another process has been publishing for job {self._job_id} for more than "
-                        f"{self._lock_timeout_s:.0f} s; wait for it or end it"
-                    ) from None
-                time.sleep(_LOCK_TICK_S)
-            else:
-                return
-
-    def _load(self) -> _State:
-        try:
-            state = msgspec.json.decode(self._path.read_bytes(), type=_State)
-        except FileNotFoundError:
-            return _State(self._job_id)
-        except OSError as error:
-            raise TrunklineError(f"cannot read the publisher's state: {error}") from error
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            state = None
-        if state is None or state.job_id != self._job_id:
-            raise TrunklineError(
-                f"{self._path} is not the state of job {self._job_id}; it is written as a whole, so somebody "
-                "else changed it: restore it, or remove it if this job has published nothing yet"
-            )
-        return state
-
-    def _save(self) -> None:
-        draft = self._path.with_suffix(".draft")
-        try:
-            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(msgspec.json.encode(self._state))
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(self._path)
-            folder_fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder_fd)
-            finally:
-                os.close(folder_fd)
-        except OSError as error:
-            raise TrunklineError(f"cannot write the publisher's state: {error}") from error
 
 
 def event_fields(pending: PendingEvent) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from kafka.errors import (  # type: ignore[import-untyped]
 
 from schemas.errors import BackboneUnreachable, Refused
 from schemas.event_topic import REACH_TIMEOUT_S, partition_for, reach_kafka
+from schemas.kafka_clients import client_security, unreachable
 from schemas.record import OVERSIZE_PREFIX_BYTES, OutgoingRecord, oversized
 from schemas.settings import Settings
 
@@ -92,6 +93,7 @@ class Publisher:
         try:
             self._producer: Any = KafkaProducer(
                 bootstrap_servers=kafka.bootstrap_servers,
+                **client_security(kafka),
                 client_id="trunkline-publisher",
                 enable_idempotence=True,  # said aloud, so that a conflicting option raises
                 acks="all",
@@ -109,7 +111,7 @@ class Publisher:
                 metrics_enabled=False,
             )
         except KafkaError as error:
-            raise BackboneUnreachable(f"Kafka at {kafka.bootstrap_servers}: {error}") from error
+            raise unreachable(kafka, error) from error
         self._fetch_metadata()
         self._watch = threading.Thread(target=self._watch_deadlines, name="publisher-watch", daemon=True)
         self._watch.start()
@@ -220,8 +222,7 @@ class Publisher:
             self._producer._sender.force_close()
             with suppress(KafkaError):
                 self._producer.close(timeout=1)
-            where = f"Kafka at {self._kafka.bootstrap_servers}, topic {self._kafka.topic!r}"
-            raise BackboneUnreachable(f"{where}: {error}") from error
+            raise unreachable(self._kafka, error, f", topic {self._kafka.topic!r}") from error
 
     def _send(self, record: OutgoingRecord) -> Any:
         return self._producer.send(

@@ -24,13 +24,17 @@ import structlog
 from kafka import KafkaConsumer  # type: ignore[import-untyped]
 from kafka.errors import KafkaError  # type: ignore[import-untyped]
 
+from connectors.bridge_records import DOOR as MQTT
 from connectors.follow_ups import DOOR, follow_ups
 from connectors.kafka_records import to_record
 from connectors.kafka_repairs import join_in_one_go
 from connectors.live_tail import consumer_options
 from connectors.live_view import LiveView
 from connectors.publisher import Append, Position, Publisher, RecordRefused
-from connectors.verdict_reader import ids_by_door
+from connectors.settled_feed import SettledRecord
+from connectors.verdict_follow_ups import follow_ups_of_verdict, hangs_on_verdict
+from connectors.verdict_reader import ids_by_door, postings_by_door
+from connectors.xml_follow_ups import XML_DOOR, may_lead_to_more, xml_follow_ups
 from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.event_topic import reach_kafka
 from schemas.record import OutgoingRecord
@@ -55,6 +59,8 @@ _CLOSED_TICK_S: Final = 0.02
 _BACKOFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
 _STOP_S: Final = 10.0
 _ACK_GRACE_S: Final = 5.0
+# What the headers of a record may take of what Kafka lets through.
+_HEADERS_BYTES: Final = 8 * 1024
 
 
 def _no_step(name: str) -> None:
@@ -72,8 +78,9 @@ class Reactor:
         self._live_view = live_view
         self._step = step
         self._stopping = threading.Event()
-        self._refused: set[str] = set()
+        self._refused: set[tuple[str, str]] = set()
         self._already: set[str] = set()
+        self._posted_already: set[tuple[str, str]] = set()
         self._known_since_s = math.inf
         self._thread = threading.Thread(target=self._run, name="reactor", daemon=True)
 
@@ -91,8 +98,10 @@ class Reactor:
         attempt = 0
         while not self._stopping.is_set():
             try:
-                self._already, self._known_since_s = set(), math.inf
-                with Publisher(self._settings) as publisher:
+                self._forget_appended()
+                # What an agent said is longer as a message; only what Kafka would refuse is cut.
+                cut_beyond = self._settings.kafka.record_limit_bytes - _HEADERS_BYTES
+                with Publisher(self._settings, cut_beyond=cut_beyond) as publisher:
                     consumer = self._connect()
                     try:
                         while not self._stopping.is_set():
@@ -138,10 +147,11 @@ class Reactor:
             return False
         oldest_s = min(consumed.timestamp for batch in polled.values() for consumed in batch) / 1000
         if oldest_s < min(self._known_since_s, time.time() - _OLD_S):
-            self._already, self._known_since_s = self._appended_since(oldest_s), oldest_s
+            self._find_appended_since(oldest_s)
         wanted = [found for batch in polled.values() for consumed in batch for found in self._derive(consumed)]
         # A cause that came twice has the same effect twice.
-        self._append([r for r in {r.ce_id: r for r in wanted}.values() if self._is_wanted(r)], publisher)
+        once = {(r.stream, r.ce_id, r.value): r for r in wanted}
+        self._append([r for r in once.values() if self._is_wanted(r)], publisher)
         self._step("acknowledged")
         consumer.commit()
         self._step("committed")
@@ -162,14 +172,36 @@ class Reactor:
         return not self._stopping.is_set()
 
     def _derive(self, consumed: Any) -> list[OutgoingRecord]:
+        record, row = to_record(consumed), self._live_view.row
         try:
-            return follow_ups(to_record(consumed), self._live_view.row)
+            found = follow_ups(record, row)
+            if hangs_on_verdict(record, row) or may_lead_to_more(record):
+                settled = self._settled(Position(consumed.partition, consumed.offset))
+                found = [
+                    *found,
+                    *follow_ups_of_verdict(record, settled.verdict, settled.reason, row),
+                    *xml_follow_ups(record, settled.verdict, settled.why, row, self._live_view.rows),
+                ]
+            return found
+        except BackboneUnreachable:
+            raise
         except Exception:
             log.exception("follow_up_failed", partition=consumed.partition, offset=consumed.offset)
             return []
 
+    def _settled(self, position: Position) -> SettledRecord:
+        """How a record was settled. Raises BackboneUnreachable while that is not known: do it all again."""
+        try:
+            return self._live_view.wait_settled(position, self._settings.gateway.settle_timeout_s)
+        except TrunklineError as error:
+            raise BackboneUnreachable(f"a verdict is not known: {error}") from error
+
     def _is_wanted(self, record: OutgoingRecord) -> bool:
-        return record.ce_id not in self._refused and record.ce_id not in self._already
+        identity = (record.stream, record.ce_id)
+        # An agent's message has the id that the agent gave it, which others may have used elsewhere.
+        is_posted = record.door in (MQTT, XML_DOOR)
+        already = identity in self._posted_already if is_posted else record.ce_id in self._already
+        return not already and identity not in self._refused
 
     def _append(self, wanted: Sequence[OutgoingRecord], publisher: Publisher) -> None:
         """Append and wait for the acknowledgements. Raises BackboneUnreachable: do it all again."""
@@ -183,16 +215,23 @@ class Reactor:
             try:
                 append.result(self._settings.kafka.delivery_timeout_s + _ACK_GRACE_S)
             except RecordRefused as error:
-                self._refused.add(record.ce_id)
+                self._refused.add((record.stream, record.ce_id))
                 log.error("follow_up_refused", stream=record.stream, ce_id=record.ce_id, why=str(error))
             except BackboneUnreachable as error:
                 failure = error
         if failure is not None:
             raise failure
 
-    def _appended_since(self, oldest_s: float) -> set[str]:
+    def _forget_appended(self) -> None:
+        self._already, self._posted_already, self._known_since_s = set(), set(), math.inf
+
+    def _find_appended_since(self, oldest_s: float) -> None:
         # A follow-up is logged after its cause.
+        since_s = oldest_s - _CLOCKS_APART_S
         try:
-            return ids_by_door(self._settings, DOOR, oldest_s - _CLOCKS_APART_S)
+            self._already = ids_by_door(self._settings, DOOR, since_s)
+            by_mqtt, by_xml = (postings_by_door(self._settings, door, since_s) for door in (MQTT, XML_DOOR))
+            self._posted_already = by_mqtt | by_xml
+            self._known_since_s = oldest_s
         except TrunklineError as error:
             raise BackboneUnreachable(f"what was appended before is not known: {error}") from error

@@ -1,4 +1,6 @@
-"""The receipt of a job event (JE-17): what the bridge publishes and the publisher waits for."""
+"""The receipt of a job event (JE-17) or of what an agent has said (JE-26): what the bridge publishes and the
+sender waits for.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,21 @@ class Receipt(msgspec.Struct, frozen=True):
     verdict: str | None = None
     reason: str | None = None
     position: LogPosition | None = None
+
+
+class AgentReceipt(msgspec.Struct, frozen=True):
+    """What became of one payload of an agent's outbox; it comes on the inbox, where it is told from a message
+    by having no `from`. The other fields are those of `Receipt`.
+    """
+
+    ce_id: str
+    message_id: str | None = None
+    seq: int | None = None
+    verdict: str | None = None
+    reason: str | None = None
+    position: LogPosition | None = None
+    kind: str = "receipt"
+    schema_version: int = 1
 
 
 _decoder = msgspec.json.Decoder(Receipt)

@@ -16,6 +16,7 @@ from schemas.delta_files import dataset_of
 from schemas.errors import TrunklineError
 from schemas.ledger import LEDGER
 from schemas.ledger_arrow import LEDGER_ARROW
+from schemas.record import MESSAGE_POSTED
 from schemas.settings import Settings
 
 _COLUMNS: Final = [
@@ -45,12 +46,22 @@ def verdict_in_ledger(settings: Settings, position: Position) -> SettledRecord |
     return found[0] if found else None
 
 
+def settled_where(settings: Settings, where: pc.Expression) -> list[SettledRecord]:
+    """The settled records that `where` wants, in no order; none without a ledger. Raises TrunklineError."""
+    return _settled(_rows(settings, where, _COLUMNS))
+
+
 def newest_settled(settings: Settings, record_type: str, count: int) -> list[SettledRecord]:
     """The newest `count` records of a type, oldest first; none without a ledger. Raises TrunklineError."""
+    return newest_where(settings, LedgerFilter(type=record_type), count)
+
+
+def newest_where(settings: Settings, where: LedgerFilter, count: int) -> list[SettledRecord]:
+    """The newest `count` records that `where` wants, as `newest_settled`."""
     reader = LedgerReader(settings)
     if not reader.exists():
         return []
-    return _settled(reader.newest_rows(count, LedgerFilter(type=record_type), _COLUMNS).rows)
+    return _settled(reader.newest_rows(count, where, _COLUMNS).rows)
 
 
 def _settled(found: pa.Table) -> list[SettledRecord]:
@@ -84,6 +95,16 @@ def ids_by_door(settings: Settings, door: str, since_s: float) -> set[str]:
     since = pa.scalar(int(since_s * 1e6), LEDGER_ARROW.field("logged_at").type)
     found = _rows(settings, (pc.field("logged_at") >= since) & (pc.field("door") == door), ["ce_id"])
     return {ce_id for ce_id in found.column("ce_id").to_pylist() if ce_id is not None}
+
+
+def postings_by_door(settings: Settings, door: str, since_s: float) -> set[tuple[str, str]]:
+    """Stream and id of each message that `door` has posted since then, as the ledger has them. As
+    `ids_by_door`.
+    """
+    since = pa.scalar(int(since_s * 1e6), LEDGER_ARROW.field("logged_at").type)
+    where = (pc.field("logged_at") >= since) & (pc.field("door") == door) & (pc.field("type") == MESSAGE_POSTED)
+    found = _rows(settings, where, ["stream_kind", "stream_id", "ce_id"]).to_pylist()
+    return {(f"{row['stream_kind']}/{row['stream_id']}", row["ce_id"]) for row in found}
 
 
 def _rows(settings: Settings, where: pc.Expression, columns: list[str]) -> pa.Table:

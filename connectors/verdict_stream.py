@@ -19,6 +19,7 @@ import msgspec
 import structlog
 
 from connectors.gateway_client import CONNECT_TIMEOUT_S, read_token
+from connectors.gateway_tls import explained, trust
 from connectors.publisher import Position
 from schemas.errors import BackboneUnreachable, Refused, TrunklineError
 from schemas.settings import Settings
@@ -101,7 +102,7 @@ class VerdictStream:
                 self._read()
                 why = "the gateway ended the stream"
             except (TrunklineError, httpx.HTTPError, httpx.InvalidURL, msgspec.MsgspecError, OSError) as error:
-                why = str(error) or type(error).__name__
+                why = explained(error)
             except Exception as error:  # anything else must not end the receipts' verdicts for good
                 log.exception("verdicts_failed")
                 why = type(error).__name__
@@ -123,9 +124,11 @@ class VerdictStream:
         url = self._settings.gateway_url + VERDICTS_PATH
         decoder = msgspec.json.Decoder(_Line)
         timeout = httpx.Timeout(_SILENCE_S, connect=CONNECT_TIMEOUT_S)
+        verify = trust(url, self._settings.gateway.ca_certs) or False
+        # A proxy of the environment has no business between us and our own machine.
+        trust_env = urlsplit(url).hostname not in _LOOPBACK
         with (
-            # A proxy of the environment has no business between us and our own machine.
-            httpx.Client(timeout=timeout, trust_env=urlsplit(url).hostname not in _LOOPBACK) as http,
+            httpx.Client(timeout=timeout, trust_env=trust_env, verify=verify) as http,
             http.stream("GET", url, headers={"Authorization": f"Bearer {token}"}) as answer,
         ):
             if answer.status_code != 200:

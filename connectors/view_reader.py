@@ -17,8 +17,10 @@ from deltalake.exceptions import DeltaError
 
 from connectors.live_state import FINAL_MESSAGES, LiveState
 from schemas.delta_files import dataset_of
+from schemas.entries import Entries
 from schemas.errors import TrunklineError
 from schemas.ids import AGENT, CONTAINER, JOB, MAILBOX, PRINCIPAL, SESSION, TASK
+from schemas.mailbox_entries import LAST
 from schemas.settings import Settings
 from schemas.settled import FOLD_VERSION
 from schemas.view_arrow import VIEW_ARROW
@@ -29,6 +31,8 @@ from schemas.view_rows import (
     REGISTRY_AGENTS,
     REGISTRY_CONTAINERS,
     REGISTRY_JOBS,
+    REGISTRY_MQTT_AGENTS,
+    REGISTRY_PARTICIPANTS,
     REGISTRY_PRINCIPALS,
     REGISTRY_SESSIONS,
     REGISTRY_TASKS,
@@ -40,14 +44,15 @@ from schemas.views import STREAM_ENTRIES, VIEWS, View
 BATCH_ROWS: Final = 16_384
 _ATTEMPTS: Final = 4
 _AGAIN_S: Final = 0.5
-_VIEW_OF_KIND: Final = {
-    JOB: REGISTRY_JOBS,
-    SESSION: REGISTRY_SESSIONS,
-    PRINCIPAL: REGISTRY_PRINCIPALS,
-    MAILBOX: MAILBOX_VIEW,
-    TASK: REGISTRY_TASKS,
-    AGENT: REGISTRY_AGENTS,
-    CONTAINER: REGISTRY_CONTAINERS,
+# Where a stream of this kind that has entries has its row: in one of these.
+_VIEWS_OF_KIND: Final = {
+    JOB: (REGISTRY_JOBS,),
+    SESSION: (REGISTRY_SESSIONS,),
+    PRINCIPAL: (REGISTRY_PRINCIPALS,),
+    MAILBOX: (MAILBOX_VIEW,),
+    TASK: (REGISTRY_TASKS,),
+    AGENT: (REGISTRY_AGENTS, REGISTRY_PARTICIPANTS, REGISTRY_MQTT_AGENTS),
+    CONTAINER: (REGISTRY_CONTAINERS,),
 }
 _ENTRY_COLUMNS: Final = [
     "stream_kind",
@@ -95,10 +100,11 @@ def _load(settings: Settings, state: LiveState) -> dict[int, int]:
             table = DeltaTable(path)
             _load_rows(_batches(table, columns, _wanted(view.name, table, state)), view, state)
     _note_final(state)
-    for kind in sorted(kinds & _VIEW_OF_KIND.keys()):
-        if not state.rows_by_view[_VIEW_OF_KIND[kind]]:
+    for kind in sorted(kinds & _VIEWS_OF_KIND.keys()):
+        views = _VIEWS_OF_KIND[kind]
+        if not any(state.rows_by_view[view] for view in views):
             raise TrunklineError(
-                f"there are entries of {kind} streams, but no rows in {_VIEW_OF_KIND[kind]} below "
+                f"there are entries of {kind} streams, but no rows in {' or '.join(views)} below "
                 f"{settings.tables_root}; rebuild_views makes the tables anew from the ledger"
             )
     pa.default_memory_pool().release_unused()
@@ -142,7 +148,7 @@ def _batches(
 
 
 def _load_entries(batches: Iterator[pa.RecordBatch], offsets: Mapping[int, int], state: LiveState) -> set[str]:
-    """Fill in the entries; returns the kinds of stream that have some."""
+    """Fill in the entries; returns the kinds of stream that have some, and so must have rows."""
     entries_by_stream, kinds, names = state.entries_by_stream, set(), _Shared()
     for batch in batches:
         newest = pc.max(batch.column("fold_version")).as_py()
@@ -151,7 +157,11 @@ def _load_entries(batches: Iterator[pa.RecordBatch], offsets: Mapping[int, int],
                 f"the view tables were made by fold version {newest}, this program has {FOLD_VERSION}: "
                 "start the newer program"
             )
-        kinds.update(pc.unique(batch.column("stream_kind")).to_pylist())
+        # Requests and gates alone leave entries of a mailbox that no message was ever posted into.
+        is_row = pc.or_(
+            pc.not_equal(batch.column("stream_kind"), MAILBOX), pc.equal(batch.column("entry"), LAST)
+        )
+        kinds.update(pc.unique(batch.column("stream_kind").filter(is_row)).to_pylist())
         streams = pc.binary_join_element_wise(batch.column("stream_kind"), batch.column("stream_id"), "/")
         keys = names.of(batch.column("entry"))
         for stream, key, value in zip(
@@ -159,9 +169,8 @@ def _load_entries(batches: Iterator[pa.RecordBatch], offsets: Mapping[int, int],
         ):
             entries = entries_by_stream.get(stream)
             if entries is None:
-                entries_by_stream[stream] = {key: value}
-            else:
-                entries[key] = value
+                entries = entries_by_stream[stream] = Entries()
+            entries.load(key, value)
         _note_what_is_ahead(batch.append_column("stream", streams), offsets, state)
     return kinds
 

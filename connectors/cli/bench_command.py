@@ -43,7 +43,7 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     known = benchmarks()
     if args.name is None:
         for name, summary in known.items():
-            print(f"  {name:<14}{summary}")
+            print(f"  {name:<17}{summary}")
         if not known:
             print(f"no benchmarks in {_FOLDER}")
         return 0

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from connectors.demo.told_verdicts import Told
     from schemas.settings import Settings
 
-_STEPS = 6
+_STEPS = 7
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -15,6 +15,7 @@ from connectors.cli.doctor_machine import (
     check_python,
     check_settings,
 )
+from connectors.cli.doctor_organism import check_commands, check_organism
 from connectors.cli.doctor_parts import (
     check_accounts,
     check_bridge,
@@ -45,6 +46,8 @@ CHECKS: dict[str, Callable[[Settings], Finding]] = {
     "files": check_files,
     "gateway": check_gateway,
     "token": check_token,
+    "organism": check_organism,
+    "commands": check_commands,
     "streams": check_streams,
     "views": check_views,
 }

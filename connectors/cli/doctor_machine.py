@@ -98,6 +98,10 @@ def check_ports(settings: Settings) -> Finding:
         (MOSQUITTO, "mqtt.port", mqtt_port),
         (GATEWAY, "gateway.port", lambda s: s.gateway.port),
     ]
+    if settings.agent_mcp.port:
+        wanted.append((GATEWAY, "agent_mcp.port", lambda s: s.agent_mcp.port))
+    if settings.dashboard.port:
+        wanted.append((GATEWAY, "dashboard.port", lambda s: s.dashboard.port))
     found = []
     for part, setting, port_of in wanted:
         try:

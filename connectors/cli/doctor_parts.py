@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 from connectors.cli.doctor_findings import FAIL, OK, RESTART, START, WARN, Finding, private_file
+from connectors.gateway_tls import explained as explained_http
+from connectors.gateway_tls import trust
 from connectors.local_stack import control
 from connectors.local_stack.part_plan import BRIDGE, FILES, GATEWAY, KAFKA, MOSQUITTO, STREAMS
 from connectors.local_stack.readiness import mqtt_answers
 from connectors.mqtt_credentials import OPERATOR, load_role_passwords, role_file
 from connectors.mqtt_login import LoginAnswer, try_login
+from connectors.mqtt_tls import explained, mqtt_context
 from schemas.errors import TrunklineError
-from schemas.settings import Settings
+from schemas.settings import MqttSettings, Settings
 from schemas.views import VIEW_TABLES
 
 _HTTP_TIMEOUT_S = 5.0
@@ -48,15 +52,11 @@ def check_mqtt(settings: Settings) -> Finding:
     """An MQTT broker answers."""
     mqtt = settings.mqtt
     where = f"{mqtt.host}:{mqtt.port}"
-    if mqtt.tls:
-        # Only whether there is somebody: the programs check certificates and say what is wrong with them.
-        try:
-            socket.create_connection((mqtt.host, mqtt.port), timeout=2.0).close()
-            return Finding("mqtt", OK, f"{where} is open (TLS, not looked into)")
-        except OSError as error:
-            return Finding("mqtt", FAIL, f"{where}: {error}", "check mqtt.host and mqtt.port")
-    if mqtt_answers(mqtt.host, mqtt.port, timeout_s=2.0):
-        return Finding("mqtt", OK, where)
+    context = mqtt_context(mqtt)
+    if mqtt_answers(mqtt.host, mqtt.port, timeout_s=2.0, context=context):
+        return Finding("mqtt", OK, where if context is None else f"{where}, TLS")
+    if context is not None and (why := _why_no_tls(mqtt, context)) is not None:
+        return Finding("mqtt", FAIL, f"{where}: {why}", "./trunkline tls create says what to set")
     level, mend = (FAIL, RESTART) if _is_started(settings, MOSQUITTO) else (WARN, START)
     return Finding("mqtt", level, f"{where} does not answer", mend)
 
@@ -85,11 +85,22 @@ def check_files(settings: Settings) -> Finding:
     return _check_part(settings, FILES)
 
 
+def _why_no_tls(mqtt: MqttSettings, context: ssl.SSLContext) -> str | None:
+    """What stands between us and a broker that is there; None when there is none."""
+    try:
+        with socket.create_connection((mqtt.host, mqtt.port), timeout=2.0) as plain:
+            try:
+                context.wrap_socket(plain, server_hostname=mqtt.host).close()
+            except OSError as error:
+                return explained(error, mqtt)
+    except OSError:
+        return None
+    return "it takes TLS and gives no answer: perhaps it wants mqtt.certfile and mqtt.keyfile"
+
+
 def check_accounts(settings: Settings) -> Finding:
     """The MQTT broker lets nobody in without an account, and the operator with hers."""
     mqtt, path = settings.mqtt, role_file(settings)
-    if mqtt.tls:
-        return Finding("accounts", OK, "the broker is reached by TLS, not looked into")
     nobody = try_login(mqtt)
     if nobody is LoginAnswer.SILENT:
         return Finding("accounts", WARN, "the MQTT broker does not answer", START)
@@ -119,7 +130,10 @@ def check_gateway(settings: Settings) -> Finding:
     if not url.startswith(("http://", "https://")):
         return Finding(GATEWAY, FAIL, f"gateway.url is {settings.gateway.url!r}", "set it to http://HOST:PORT")
     # Asked past the proxies of the environment: it is on this machine, or in our own network.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}),
+        urllib.request.HTTPSHandler(context=trust(url, settings.gateway.ca_certs)),
+    )
     try:
         with opener.open(url, timeout=_HTTP_TIMEOUT_S):
             found = f"{part.found}, {url} answers" if _is_started(settings, GATEWAY) else f"{url} answers"
@@ -129,9 +143,13 @@ def check_gateway(settings: Settings) -> Finding:
             found = f"{url}: {error.code} {_message(error.read(10_000))}".rstrip()
         return Finding(GATEWAY, FAIL, found, f"trunkline logs {GATEWAY} says why")
     except OSError as error:
+        why = getattr(error, "reason", error)
+        # Somebody is there who is not trusted, whoever started it.
+        if isinstance(why, ssl.SSLError):
+            return Finding(GATEWAY, FAIL, f"{url}: {explained_http(why)}", "./trunkline tls create")
         if not _is_started(settings, GATEWAY):
             return part
-        return Finding(GATEWAY, FAIL, f"{url}: {getattr(error, 'reason', error)}", f"trunkline logs {GATEWAY}")
+        return Finding(GATEWAY, FAIL, f"{url}: {why}", f"trunkline logs {GATEWAY}")
 
 
 def _message(body: bytes) -> str:

@@ -38,7 +38,8 @@ def print_json(found: object) -> None:
 def register(args: argparse.Namespace, settings: Settings) -> int:
     """Register a job; keep its secret and its broker; print id and secret once."""
     broker = read_broker(args)
-    body = {"description": args.description, "session": args.session, "broker": broker}
+    notify = None if args.notify is None else sorted({*args.notify} - {"nothing"})
+    body = {"description": args.description, "session": args.session, "broker": broker, "notify": notify}
     with new_private_file(args.secret_file, "--secret-file") as file, GatewayClient(settings) as gateway:
         job = gateway.post(path_of("jobs"), body)
         told = _keep_grant(job, broker, args.secret_file, file, settings)

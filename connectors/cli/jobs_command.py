@@ -43,6 +43,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     register = _add(commands, "register", "register a job, print its id and secret once")
     register.add_argument("--description", required=True, metavar="TEXT", help="what the job is to do")
     register.add_argument("--session", metavar="NAME", help="only this agent session may pick it")
+    register.add_argument(
+        "--notify",
+        action="append",
+        choices=("permission", "end", "nothing"),
+        help="what you are told of in your mailbox; may be repeated (default: the end)",
+    )
     add_broker_options(register)
     _add_secret_file(register)
     pick = _add(commands, "pick", "take the oldest pending job that a session may have")

@@ -55,27 +55,39 @@ COMMANDS: dict[str, Command] = {
     "status": Command("connectors.cli.status_command", "show each part's state, age and memory", STACK),
     "logs": Command("connectors.cli.logs_command", "show or follow the parts' logs", STACK),
     "doctor": Command("connectors.cli.doctor_command", "check every part and say how to mend it", STACK),
+    "dashboard": Command("connectors.cli.dashboard_command", "print the address of the page to watch", STACK),
+    "tls": Command("connectors.cli.tls_command", "make certificates for brokers and gateway", STACK),
     "publish": Command("connectors.cli.publish_command", "publish a job's events", EVENTS),
     "jobs": Command("connectors.cli.jobs_command", "register, submit, list and show jobs", EVENTS),
     "watch": Command("connectors.cli.watch_command", "follow jobs to their end", EVENTS),
     "tail": Command("connectors.cli.tail_command", "follow events as they come in", EVENTS),
     "dead-letters": Command("connectors.cli.dead_letters_command", "see what was rejected, replay it", EVENTS),
-    "agents": Command("connectors.cli.agents_command", "list and show agents for tasks", AGENTS),
+    "fold": Command("connectors.cli.fold_command", "switch on a new version of the rules", EVENTS),
+    "audit": Command("connectors.cli.audit_command", "check that nobody has changed the ledger", EVENTS),
+    "agents": Command("connectors.cli.agents_command", "spawn, join, list, stop agents; their keys", AGENTS),
+    "mcp": Command("connectors.cli.mcp_command", "serve MCP on stdio: management, or an agent", AGENTS),
     "tasks": Command("connectors.cli.tasks_command", "give agents tasks, follow and end them", AGENTS),
     "tokens": Command("connectors.cli.tokens_command", "list and revoke the tokens of tasks", AGENTS),
-    "messages": Command("connectors.cli.messages_command", "send, drain, peek, audit messages", AGENTS),
+    "messages": Command("connectors.cli.messages_command", "send, drain, peek, clear, export messages", AGENTS),
+    "organism": Command("connectors.cli.organism_command", "show and change the XML pump's listeners", AGENTS),
+    "console": Command("connectors.cli.console_command", "sit at the XML pump as a person", AGENTS),
     "sessions": Command("connectors.cli.sessions_command", "create, stop and list agent sessions", AGENTS),
     "monitor": Command("connectors.cli.monitor_command", "follow jobs and sessions, mend drift", AGENTS),
+    "keys": Command("connectors.cli.keys_command", "rotate the master key and agents' keys", AGENTS),
     "principals": Command("connectors.cli.principals_command", "make and revoke tokens", AGENTS),
     "demo": Command("connectors.cli.demo_command", "see the whole way of an event, in a minute", WORK),
     "bench": Command("connectors.cli.bench_command", "run a benchmark", WORK),
+    "prove": Command("connectors.cli.prove_command", "try to break it: seeds of faults under load", WORK),
+}
+
+# What the wrapper does without the command line.
+_OF_THE_WRAPPER = {
+    AGENTS: {"queue": "a mailbox in files, without the stack: send, poll, tail, expire"},
+    WORK: {"test": "run the tests; pytest's arguments may follow"},
 }
 
 _EXAMPLES = """\
-Examples:
-  trunkline up                  start everything, wait until it is ready
-  trunkline tail                see events as they are settled
-  trunkline doctor              something is odd: check every part
+Begin with: trunkline up   See it work: trunkline demo   Help on one: trunkline COMMAND --help
 """
 
 
@@ -83,16 +95,16 @@ def top_level_help() -> str:
     """The help of the whole program: one line a command, grouped."""
     lines = [
         f"usage: {PROGRAM} COMMAND [arguments]",
-        "",
         "Trunkline, an event backbone for multi-agent systems: many doors, one log, one fold.",
+        "",
     ]
     groups = dict.fromkeys(command.group for command in COMMANDS.values())
     for group in groups:
-        lines += ["", f"{group}:"]
+        lines.append(f"{group}:")
         lines += [f"  {name:<14}{c.summary}" for name, c in COMMANDS.items() if c.group == group]
-    lines += ["", "Without the stack:", f"  {'queue':<14}a mailbox in files: send, poll, tail, expire, status"]
-    lines += [f"  {'test':<14}run the tests; pytest's arguments may follow", "", _EXAMPLES]
-    return "\n".join(lines) + f"Help on one command: {PROGRAM} COMMAND --help\n"
+        lines += [f"  {name:<14}{summary}" for name, summary in _OF_THE_WRAPPER.get(group, {}).items()]
+    lines += ["", _EXAMPLES]
+    return "\n".join(lines)
 
 
 def _unknown(name: str) -> int:

@@ -16,7 +16,8 @@ from connectors.cli.jobs_actions import print_json
 from connectors.cli.text_table import age_of, fields
 from connectors.gateway_client import GatewayClient, path_of
 from connectors.terminal_text import escaped
-from schemas.errors import NotFound, UsageError
+from connectors.xml_posting import post_xml
+from schemas.errors import NotFound, Refused, UsageError
 from schemas.strict_json import MalformedJsonError, decode
 
 if TYPE_CHECKING:
@@ -28,10 +29,7 @@ _FILE_MARK: Final = "@"
 
 def send(args: argparse.Namespace, settings: Settings) -> int:
     """Send a message."""
-    if args.text is not None and args.payload is not None:
-        raise UsageError("give PAYLOAD or --text, not both")
-    payload = {"text": args.text} if args.text is not None else _payload(args.payload, settings)
-    body = {"recipient": args.recipient, "type": args.type, "payload": payload}
+    body = {"recipient": args.recipient, "type": args.type, "payload": _said(args, settings)}
     with (
         GatewayClient(settings) as gateway,
         named_request(args.request_id, "the message was delivered") as request_id,
@@ -42,6 +40,27 @@ def send(args: argparse.Namespace, settings: Settings) -> int:
     else:
         print(f"message {escaped(answer['message_id'])} lies in the mailbox of {escaped(args.recipient)}")
     return 0
+
+
+def broadcast(args: argparse.Namespace, settings: Settings) -> int:
+    """Send a message to everybody."""
+    body = {"type": args.type, "payload": _said(args, settings)}
+    with (
+        GatewayClient(settings) as gateway,
+        named_request(args.request_id, "messages were delivered") as request_id,
+    ):
+        answer = gateway.post(path_of("messages", "broadcast"), body, request_id=request_id)
+    if args.json:
+        print_json({**answer, "request_id": request_id})
+    else:
+        print(f"broadcast {escaped(answer['broadcast_id'])} lies in {answer['recipients']} mailboxes")
+    return 0
+
+
+def _said(args: argparse.Namespace, settings: Settings) -> Any:
+    if args.text is not None and args.payload is not None:
+        raise UsageError("give PAYLOAD or --text, not both")
+    return {"text": args.text} if args.text is not None else _payload(args.payload, settings)
 
 
 def _payload(given: str | None, settings: Settings) -> Any:
@@ -58,6 +77,30 @@ def _payload(given: str | None, settings: Settings) -> Any:
         return decode(raw)[0]
     except MalformedJsonError as error:
         raise UsageError(f"PAYLOAD: {error}; plain text goes with --text") from None
+
+
+def send_xml(args: argparse.Namespace, settings: Settings) -> int:
+    """Send an XML document; a <huh> is printed and is a refusal."""
+    document = read_given(args.file, "FILE", settings.limits.payload_bytes)
+    with (
+        GatewayClient(settings) as gateway,
+        named_request(args.request_id, "the message was delivered") as request_id,
+    ):
+        posted = post_xml(gateway, document, sender=args.sender, request_id=request_id)
+    if args.json:
+        said = {"thread": posted.thread, "messages": posted.messages, "huh": posted.huh}
+        print_json({**said, "request_id": request_id})
+    elif posted.huh is None:
+        for recipient, message_id in posted.messages.items():
+            print(f"message {escaped(message_id)} waits for {escaped(recipient)}")
+        print(f"thread  {escaped(posted.thread)}")
+    else:
+        from connectors.cli.xml_text import shown_xml
+
+        print(shown_xml(posted.huh))
+    if posted.huh is not None:
+        raise Refused("it was not understood; the <huh> says what would be right")
+    return 0
 
 
 def drain(args: argparse.Namespace, settings: Settings) -> int:
@@ -92,12 +135,8 @@ def _as_json(payload: object) -> str:
 
 def peek(args: argparse.Namespace, settings: Settings) -> int:
     """Show the newest messages of a mailbox."""
-    realm, slash, name = args.mailbox.rpartition("/")
-    if not slash:
-        realm = _DEFAULT_REALM
-    path = path_of("mailboxes", checked_name(realm, "a realm"), checked_name(name, "a mailbox"))
     with GatewayClient(settings) as gateway:
-        found = gateway.get(path, {"limit": args.limit})
+        found = gateway.get(path_of(*_mailbox(args)), {"limit": args.limit})
     heading = ("MESSAGE", "STATE", "AGE", "FROM", "TYPE", "PRIORITY", "TAKEN BY", "BODY")
 
     def cells(row: Row) -> tuple[object, ...]:
@@ -107,6 +146,41 @@ def peek(args: argparse.Namespace, settings: Settings) -> int:
         return row["message_id"], row["status"], age, sender, *said
 
     return print_rows(args, found, "messages", heading, cells)
+
+
+def _mailbox(args: argparse.Namespace) -> tuple[str, str, str]:
+    realm, slash, name = args.mailbox.rpartition("/")
+    if not slash:
+        realm = _DEFAULT_REALM
+    return "mailboxes", checked_name(realm, "a realm"), checked_name(name, "a mailbox")
+
+
+def clear(args: argparse.Namespace, settings: Settings) -> int:
+    """Take all out of a mailbox that waits there."""
+    path = path_of(*_mailbox(args), "clear")
+    with (
+        GatewayClient(settings) as gateway,
+        named_request(args.request_id, "the mailbox was cleared") as request_id,
+    ):
+        answer = gateway.post(path, request_id=request_id)
+    if args.json:
+        print_json({**answer, "request_id": request_id})
+    else:
+        print(f"{answer['cleared']} messages were taken out of {escaped(args.mailbox)}")
+    return 0
+
+
+def export(args: argparse.Namespace, settings: Settings) -> int:
+    """Write all messages into a Parquet file."""
+    # Imported here: Arrow and deltalake take their time, and the other actions do without.
+    from connectors.message_export import export_file, export_messages
+
+    made = export_messages(settings, export_file(settings) if args.file is None else args.file)
+    if args.json:
+        print_json({"file": str(made.file), "messages": made.messages, "bytes": made.size_bytes})
+    else:
+        print(f"{made.messages} messages are in {escaped(str(made.file))} ({made.size_bytes} bytes)")
+    return 0
 
 
 def audit(args: argparse.Namespace, settings: Settings) -> int:
@@ -124,7 +198,11 @@ def audit(args: argparse.Namespace, settings: Settings) -> int:
 
 ACTIONS: Final[dict[str, Callable[[argparse.Namespace, Settings], int]]] = {
     "send": send,
+    "broadcast": broadcast,
+    "xml": send_xml,
     "drain": drain,
     "peek": peek,
+    "clear": clear,
+    "export": export,
     "audit": audit,
 }

@@ -3,12 +3,19 @@
   trunkline messages send echo ask --text "what time is it?"
   trunkline messages send echo ask '{"text": "what time is it?", "in": "UTC"}'
   trunkline messages send echo ask @question.json                - takes standard input
+  trunkline messages broadcast news --text "soup is ready"          to everybody who takes part, but oneself
   trunkline messages drain                          takes the messages out of one's own mailbox
+  trunkline messages xml question.xml               an XML document to the pump's listeners; - is standard input
   trunkline messages peek default/echo              shows what lies in a mailbox and takes nothing
+  trunkline messages clear default/echo             takes out what waits there, for good (operator)
   trunkline messages audit --limit 20               what was delivered, and what was refused
+  trunkline messages export                         all messages into one Parquet file, for DuckDB and the like
 
 Whose messages 'drain' takes, and who sends, is said by the token: the operator's, unless TRUNKLINE_TOKEN holds
 another. Each message goes to one drain; the same --request-id again gets the same messages.
+
+'export' reads the tables, so it needs no gateway and has what 'streams' has settled. The gateway does the same
+every hour (agent_mcp.export_interval_ms).
 
 Exit codes: 0; 2 wrong arguments; 3 no such recipient, nothing found; 4 refused, with the reason; 5 the gateway
 does not answer.
@@ -18,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from connectors.cli.hub_options import add_limit, add_request_id
@@ -46,6 +54,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         dest="action", required=True, metavar="ACTION", parser_class=_PayloadParser
     )
     _configure_send(commands)
+    _configure_broadcast(commands)
+    _configure_xml(commands)
     drain = _add(
         commands,
         "drain",
@@ -68,6 +78,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="whose mailbox; NAME alone is default/NAME (default: default/operator)",
     )
     add_limit(peek)
+    clear = _add(
+        commands,
+        "clear",
+        "take all out of a mailbox that waits there; nobody gets it any more (for the operator)",
+        "trunkline messages clear default/echo",
+    )
+    clear.add_argument("mailbox", metavar="REALM/NAME", help="whose mailbox; NAME alone is default/NAME")
+    add_request_id(clear, "the same clearing, and takes out nothing more")
     audit = _add(
         commands,
         "audit",
@@ -75,6 +93,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "trunkline messages audit --limit 20",
     )
     audit.add_argument("--limit", type=int, metavar="N", help="at most (default: all that the gateway keeps)")
+    export = _add(
+        commands,
+        "export",
+        "write all messages into one Parquet file, in the place of an older one",
+        "trunkline messages export && duckdb -c \"select * from 'var/export/messages.parquet'\"",
+    )
+    export.add_argument(
+        "file",
+        nargs="?",
+        type=Path,
+        metavar="FILE",
+        help="where to (default: agent_mcp.export_file, <data_dir>/export/messages.parquet)",
+    )
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
@@ -94,17 +125,42 @@ def _add(
     return found
 
 
-def _configure_send(commands: argparse._SubParsersAction[_PayloadParser]) -> None:
-    example = 'trunkline messages send echo ask --text "what time is it?"'
-    send = _add(commands, "send", "put a message into somebody's mailbox", example)
-    send.add_argument("recipient", metavar="RECIPIENT", help="an agent, a principal, operator, or hub")
-    send.add_argument("type", metavar="TYPE", help="what kind of message it is, e.g. ask")
-    send.takes_payload = True
-    send.add_argument(
+def _configure_broadcast(commands: argparse._SubParsersAction[_PayloadParser]) -> None:
+    example = 'trunkline messages broadcast news --text "soup is ready"'
+    text = "put a message into the mailbox of everybody who takes part, and of the operator, but not one's own"
+    broadcast = _add(commands, "broadcast", text, example)
+    _with_payload(broadcast)
+    add_request_id(broadcast, "the same broadcast; who has come meanwhile gets it, too")
+
+
+def _configure_xml(commands: argparse._SubParsersAction[_PayloadParser]) -> None:
+    example = "trunkline messages xml question.xml"
+    text = "send an XML document to the listener that it names, or to all that take its root tag"
+    xml = _add(commands, "xml", text, example)
+    xml.add_argument(
+        "file", metavar="FILE", help="the document, a <message> with a payload; - is standard input"
+    )
+    xml.add_argument(
+        "--as", dest="sender", metavar="LISTENER", help="in the name of a human listener (operator)"
+    )
+    add_request_id(xml, "the same message, not a second one")
+
+
+def _with_payload(command: _PayloadParser) -> None:
+    command.add_argument("type", metavar="TYPE", help="what kind of message it is, e.g. ask")
+    command.takes_payload = True
+    command.add_argument(
         "payload",
         nargs="?",
         metavar="PAYLOAD",
         help="any JSON; - takes it from standard input, @FILE from a file",
     )
-    send.add_argument("--text", metavar="TEXT", help='instead of PAYLOAD: {"text": TEXT}')
+    command.add_argument("--text", metavar="TEXT", help='instead of PAYLOAD: {"text": TEXT}')
+
+
+def _configure_send(commands: argparse._SubParsersAction[_PayloadParser]) -> None:
+    example = 'trunkline messages send echo ask --text "what time is it?"'
+    send = _add(commands, "send", "put a message into somebody's mailbox", example)
+    send.add_argument("recipient", metavar="RECIPIENT", help="an agent, a principal, operator, or hub")
+    _with_payload(send)
     add_request_id(send, "the same message, not a second one")

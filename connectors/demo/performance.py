@@ -24,6 +24,7 @@ from connectors.demo.outcome import (
 from connectors.demo.plan import Plan, build_plan
 from connectors.demo.playing import Stage, play
 from connectors.demo.progress import Progress
+from connectors.demo.pump_scene import PumpScene
 from connectors.demo.steps import Actor, Cancellation
 from connectors.demo.told_verdicts import Told, told_verdicts
 from connectors.demo.unruly_connection import UnrulyConnection
@@ -46,7 +47,8 @@ _CLOCK_MARGIN: Final = timedelta(minutes=5)
 @dataclass(frozen=True)
 class Performance:
     """What was planned, what was sent, what the ledger holds of it, and the verdict over it. `told`: what the
-    receipts said; `sessions`: those that picked a job and ended with it; `tasks`: a line on each task.
+    receipts said; `sessions`: those that picked a job and ended with it; `tasks`: a line on each task,
+    and on each question to the XML pump.
     """
 
     plan: Plan
@@ -104,8 +106,12 @@ def perform(settings: Settings, jobs: int, progress: Progress, tick: Callable[[]
     hub = HubScene(settings)
     trouble = hub.play(tick)
     progress.done("as planned" if not trouble else f"{len(trouble)} differences")
+    progress.begin("Listeners of the XML pump are asked, and ask each other")
+    pump = PumpScene(settings)
+    trouble += pump.play(tick)
+    progress.done("as planned" if not trouble else f"{len(trouble)} differences")
     outcome = replace(outcome, differences=[*wrong, *trouble])
-    return Performance(plan, deliveries, own, outcome, verdicts, scene.picked, hub.told)
+    return Performance(plan, deliveries, own, outcome, verdicts, scene.picked, [*hub.told, *pump.told])
 
 
 def _register(settings: Settings, publisher: Publisher, jobs: int) -> list[Actor]:

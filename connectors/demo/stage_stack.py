@@ -14,7 +14,15 @@ from connectors.demo.progress import Progress
 from connectors.local_stack import LocalStack, control, free_port
 from connectors.local_stack.part_plan import ALL_PARTS
 from connectors.local_stack.ports import LOOPBACK
-from schemas.settings import MqttSettings, Settings, StorageSettings
+from connectors.mqtt_credentials import LOOPBACK_NAMES
+from schemas.settings import (
+    AgentMcpSettings,
+    DashboardSettings,
+    KafkaSettings,
+    MqttSettings,
+    Settings,
+    StorageSettings,
+)
 
 Tick = Callable[[], None]
 # What nobody wants to look at after the demo; tables, keys and logs stay.
@@ -35,8 +43,9 @@ def own_settings(settings: Settings, data_dir: Path) -> Settings:
     address = f"{LOOPBACK}:{free_port()}"
     return Settings(
         data_dir=data_dir.absolute(),
-        kafka=settings.kafka.model_copy(update={"bootstrap_servers": address}),
-        mqtt=MqttSettings(host=LOOPBACK, port=free_port(), receipt_timeout_s=_RECEIPT_S),
+        tls_dir=settings.tls_path,
+        kafka=_own_kafka(settings).model_copy(update={"bootstrap_servers": address}),
+        mqtt=_own_mqtt(settings),
         gateway=settings.gateway.model_copy(
             update={
                 "host": LOOPBACK,
@@ -46,11 +55,32 @@ def own_settings(settings: Settings, data_dir: Path) -> Settings:
                 "task_check_s": _TASK_CHECK_S,
             }
         ),
+        dashboard=DashboardSettings(host=LOOPBACK, port=free_port()),
+        agent_mcp=AgentMcpSettings(host=LOOPBACK, port=free_port()),
         views=settings.views,
         limits=settings.limits,
         spark=settings.spark,
         storage=StorageSettings(),
     )
+
+
+def _own_kafka(settings: Settings) -> KafkaSettings:
+    """Kafka's settings; with those of a login only where it is our own Kafka that has it."""
+    kafka = settings.kafka
+    is_ours = kafka.bootstrap_servers.rpartition(":")[0] in LOOPBACK_NAMES
+    if is_ours and (settings.tls_path / "kafka.pem").exists():
+        return kafka
+    return kafka.model_copy(update={"security_protocol": "PLAINTEXT"})
+
+
+def _own_mqtt(settings: Settings) -> MqttSettings:
+    """A broker on a port of its own; under TLS where our own broker is."""
+    mqtt = settings.mqtt
+    found: dict[str, Any] = {"host": LOOPBACK, "port": free_port(), "receipt_timeout_s": _RECEIPT_S}
+    if mqtt.tls and mqtt.host in LOOPBACK_NAMES and (settings.tls_path / "mosquitto.crt").exists():
+        same = ("tls", "ca_certs", "certfile", "keyfile", "require_client_cert")
+        found |= {name: getattr(mqtt, name) for name in same}
+    return MqttSettings(**found)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from schemas.agent_registry import DEFINED, AgentDefined, change_cause, definiti
 from schemas.errors import TrunklineError
 from schemas.settings import PROJECT_ROOT, Settings
 from schemas.settled import AppliedChange
-from schemas.view_rows import REGISTRY_AGENTS, AgentRow
+from schemas.view_rows import REGISTRY_AGENTS, REGISTRY_LISTENERS, AgentRow
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -80,6 +80,9 @@ class AgentRegistrar:
         rows = self._live_view.rows(REGISTRY_AGENTS)
         known = {row.agent_name: row for row in rows if isinstance(row, AgentRow)}
         for definition in wanted.agents.values():
+            if self._live_view.row(REGISTRY_LISTENERS, definition.name) is not None:
+                log.warning("agent_definition_skipped", file=definition.name, why="a listener has this name")
+                continue
             row = known.get(definition.name)
             if row is None or not _says(row, definition):
                 self._define(definition, row)

@@ -31,10 +31,14 @@ from connectors.gateway.job_routes import add_job_routes
 from connectors.gateway.message_routes import add_message_routes
 from connectors.gateway.metrics import CONTENT_TYPE
 from connectors.gateway.models import ERRORS, HealthAnswer, ReadyAnswer
+from connectors.gateway.mqtt_agent_routes import add_mqtt_agent_routes
+from connectors.gateway.participant_routes import add_participant_routes
 from connectors.gateway.principal_routes import add_mailbox_routes, add_principal_routes
+from connectors.gateway.pump_routes import add_pump_routes
 from connectors.gateway.session_routes import add_session_routes
 from connectors.gateway.stream_routes import add_stream_routes
 from connectors.gateway.task_routes import add_task_routes
+from connectors.gateway.xml_routes import add_xml_routes
 from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.verdicts import MALFORMED
 
@@ -61,6 +65,10 @@ def build_application(hub: Hub) -> FastAPI:
     add_mailbox_routes(app, hub)
     add_agent_routes(app, hub)
     add_task_routes(app, hub)
+    add_participant_routes(app, hub)
+    add_mqtt_agent_routes(app, hub)
+    add_xml_routes(app, hub)
+    add_pump_routes(app, hub)
     app.openapi = lambda: documented(app)  # type: ignore[method-assign]
     app.add_middleware(AccessLog, metrics=hub.metrics)
     return app

@@ -12,10 +12,13 @@ import structlog
 
 from connectors.gateway.agent_registrar import AgentRegistrar
 from connectors.gateway.audit_log import AuditLog
+from connectors.gateway.conversations import Conversations
 from connectors.gateway.identities import Identities
+from connectors.gateway.listeners import Listeners
 from connectors.gateway.log_appender import LogAppender
 from connectors.gateway.mailboxes import MailboxIndex
 from connectors.gateway.metrics import Metrics
+from connectors.gateway.organism_keeper import OrganismKeeper
 from connectors.gateway.pending_jobs import PendingJobs
 from connectors.gateway.picking import FreshView, Picker
 from connectors.gateway.refusals import DOOR, RefusalRecorder
@@ -25,6 +28,7 @@ from connectors.launcher.local_processes import LocalProcessLauncher
 from connectors.lease_keeper import LeaseKeeper
 from connectors.live_view import LiveView
 from schemas.errors import TrunklineError
+from schemas.message import DEFAULT_REALM
 from schemas.principals import HUB
 from schemas.sealing import Keyring
 from schemas.settings import PROJECT_ROOT, Settings
@@ -33,9 +37,11 @@ from schemas.task_registry import TokenRevocation, task_record
 from schemas.view_rows import (
     MAILBOX_VIEW,
     REGISTRY_JOBS,
+    REGISTRY_LISTENERS,
     REGISTRY_PRINCIPALS,
     REGISTRY_TOKENS,
     JobRow,
+    MessageRow,
     TokenRow,
 )
 
@@ -78,6 +84,8 @@ class Hub:
         self.identities = Identities(operator_token)
         self.pending = PendingJobs(self.job_row)
         self.mailboxes = MailboxIndex()
+        self.listeners = Listeners(live_view.entries, self._waiting_rows)
+        self.conversations = Conversations(keyring)
         self.audit = AuditLog(settings.gateway.audit_messages)
         self.metrics = Metrics(live_view, self.mailboxes)
         self.appender = LogAppender(settings, live_view)
@@ -90,22 +98,26 @@ class Hub:
         launcher = LocalProcessLauncher(settings, rules)
         self.agents = AgentRegistrar(settings, live_view, self.appender)
         self.tasks = TaskKeeper(settings, keyring, live_view, self.appender, launcher)
+        self.organism = OrganismKeeper(settings, live_view, self.appender)
         leases = LeaseKeeper(live_view, self.appender.append_unattended)
-        self.companions = (*companions, self.agents, self.tasks, leases)
+        self.companions = (*companions, self.agents, self.tasks, self.organism, leases)
         self._pruned: dict[str, None] = {}
         self.stopping = asyncio.Event()
 
     def open(self) -> None:
         """Load the view, make the publisher, tell the companions. Raises TrunklineError."""
-        indexes = (self.identities, self.pending, self.mailboxes)
+        indexes = (self.identities, self.pending, self.mailboxes, self.listeners, self.conversations)
         watchers = [*(index.changed for index in indexes), *(c.on_change for c in self.companions)]
         for watcher in watchers:
             self.live_view.on_change(watcher)
         self.live_view.on_settled(self.audit.settled)
         self.live_view.on_settled(self.metrics.settled)
+        self.live_view.on_settled(self.listeners.settled)
         self.live_view.open()
         self.identities.load([*self.live_view.rows(REGISTRY_PRINCIPALS), *self.live_view.rows(REGISTRY_TOKENS)])
         self.mailboxes.load(self.live_view.rows(MAILBOX_VIEW))
+        self.conversations.load(self.live_view.rows(MAILBOX_VIEW))
+        self.listeners.load(self.live_view.rows(REGISTRY_LISTENERS))
         self.pending.load(self.live_view.rows(REGISTRY_JOBS))
         self.appender.open()
         # A long ledger takes its time, and nobody has to wait for it.
@@ -139,6 +151,12 @@ class Hub:
             task_id=row.task_id, token_id=row.token_id, request_id=f"expired-{row.token_id}", reason="expired"
         )
         self.appender.append_unattended(task_record(body, door=DOOR, principal=HUB))
+
+    def _waiting_rows(self, name: str) -> list[MessageRow]:
+        """What waits in a mailbox or is leased from it."""
+        keys = [f"{DEFAULT_REALM}/{name}/{one}" for one in self.mailboxes.waiting((DEFAULT_REALM, name))]
+        found = (self.live_view.row(MAILBOX_VIEW, key) for key in keys)
+        return [row for row in found if isinstance(row, MessageRow)]
 
     def job_row(self, job_id: str) -> JobRow | None:
         """The row of a job, None for an unknown one."""

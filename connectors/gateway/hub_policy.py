@@ -15,15 +15,17 @@ from pydantic import BaseModel, ConfigDict
 
 from connectors.gateway.mailboxes import token_mailbox
 from connectors.gateway.policy import Caller
+from connectors.known_recipients import has_mailbox
 from connectors.live_view import LiveView
 from schemas.agent_registry import DEFINED
-from schemas.principals import ACTIVE, HUB, OPERATOR
+from schemas.life_cycles import STOPPED
+from schemas.principals import ACTIVE, OPERATOR
 from schemas.view_rows import (
     REGISTRY_AGENTS,
-    REGISTRY_PRINCIPALS,
+    REGISTRY_PARTICIPANTS,
     REGISTRY_TOKENS,
     AgentRow,
-    PrincipalRow,
+    ParticipantRow,
     TokenRow,
 )
 
@@ -108,18 +110,17 @@ def evaluate_capability(caller: Caller, capability: str) -> PolicyResult:
 
 
 def is_known_recipient(live_view: LiveView, recipient: str, *, per_token: bool = False) -> bool:
-    """Whether there is a mailbox of this name: the hub's, the operator's, an agent's or a principal's; where
-    tokens have mailboxes of their own, also that of a token that is valid now.
+    """Whether there is a mailbox of this name (`has_mailbox`); where tokens have mailboxes of their own, also
+    that of a token that is valid now.
     """
-    if recipient in (HUB, OPERATOR):
-        return True
-    agent = agent_row(live_view, recipient)
-    if agent is not None and agent.status == DEFINED:
-        return True
-    principal = live_view.row(REGISTRY_PRINCIPALS, recipient)
-    if isinstance(principal, PrincipalRow) and principal.status == ACTIVE:
-        return True
-    return per_token and _is_of_valid_token(live_view, recipient)
+    return has_mailbox(live_view.row, recipient) or (per_token and _is_of_valid_token(live_view, recipient))
+
+
+def broadcast_recipients(live_view: LiveView, sender: str) -> list[str]:
+    """Whom a broadcast reaches, by name: everybody who takes part now, and the operator, but not its sender."""
+    rows = (row for row in live_view.rows(REGISTRY_PARTICIPANTS) if isinstance(row, ParticipantRow))
+    names = {row.agent_name for row in rows if row.status != STOPPED}
+    return sorted((names | {OPERATOR}) - {sender})
 
 
 def _is_of_valid_token(live_view: LiveView, recipient: str) -> bool:
@@ -133,6 +134,12 @@ def agent_row(live_view: LiveView, agent_name: str) -> AgentRow | None:
     """The row of an agent, None for an unknown one."""
     row = live_view.row(REGISTRY_AGENTS, agent_name)
     return row if isinstance(row, AgentRow) else None
+
+
+def participant_row(live_view: LiveView, agent_name: str) -> ParticipantRow | None:
+    """The row of a participant, None for one that never took part."""
+    row = live_view.row(REGISTRY_PARTICIPANTS, agent_name)
+    return row if isinstance(row, ParticipantRow) else None
 
 
 def _evaluate(rules: Sequence[Callable[[Asked], str | None]], asked: Asked) -> PolicyResult:

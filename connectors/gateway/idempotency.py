@@ -8,6 +8,7 @@ from typing import Annotated, Final
 
 from fastapi import Header
 
+from schemas.principals import token_hash
 from schemas.sealing import Keyring
 
 NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, "urn:trunkline:request")
@@ -30,10 +31,18 @@ def request_uuid(principal: str, key: str | None) -> uuid.UUID:
     return uuid.uuid4() if key is None else uuid.uuid5(uuid.uuid5(NAMESPACE, principal), key)
 
 
-def derived_token(keyring: Keyring, made: uuid.UUID, name: str) -> str:
+def derived_token(keyring: Keyring, made: uuid.UUID, name: str, known_sha256: str | None = None) -> str:
     """The token of the principal `name` that the request `made` adds: the same for the same request, so it
-    need not be kept, and unknown to whoever has no master key.
+    need not be kept, and unknown to whoever has no master key. `known_sha256`: of the token that the principal
+    has already, perhaps of a master key that was active then.
     """
-    return (
-        base64.urlsafe_b64encode(keyring.derive(f"principal-token/{name}/{made}")).decode("ascii").rstrip("=")
-    )
+    purpose = f"principal-token/{name}/{made}"
+    for one in keyring.each() if known_sha256 is not None else ():
+        token = _text(one.derive(purpose))
+        if token_hash(token) == known_sha256:
+            return token
+    return _text(keyring.derive(purpose))
+
+
+def _text(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).decode("ascii").rstrip("=")

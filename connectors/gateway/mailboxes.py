@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from connectors.gateway.policy import Caller
+from connectors.live_state import FINAL_MESSAGES
 from schemas.ids import NAME_LIMIT
 from schemas.message import DEFAULT_REALM, MESSAGE_PENDING
 from schemas.settled import AppliedChange
@@ -43,14 +44,19 @@ class MailboxIndex:
         self._waiting: dict[Mailbox, set[str]] = {}
         self._handed: dict[tuple[str, str, str], set[str]] = {}
         self._mailbox_of: dict[str, Mailbox] = {}
+        self._kept: dict[Mailbox, dict[str, None]] = {}
+        # Those of them that are final, the one that became so longest ago first.
+        self._final: dict[tuple[Mailbox, str], None] = {}
         # Until the rows are loaded: what has changed meanwhile, and may come as it was before.
         self._changed: set[str] | None = set()
 
     def load(self, rows: Iterable[ViewRow]) -> None:
-        """Take in what the live view held when it was opened; what came by `changed` meanwhile is there."""
-        for row in rows:
-            if not isinstance(row, MessageRow):
-                continue
+        """Take in what the live view held when it was opened; what came by `changed` meanwhile is there.
+
+        What became final first comes first: the newest are kept, as in the live view.
+        """
+        messages = [row for row in rows if isinstance(row, MessageRow)]
+        for row in sorted(messages, key=lambda row: row.ended_at or 0):
             with self._lock:
                 if self._changed is None or _key_of(row) not in self._changed:
                     self._take_in(row)
@@ -81,6 +87,11 @@ class MailboxIndex:
         with self._lock:
             return list(self._waiting.get(mailbox, ()))
 
+    def messages(self, mailbox: Mailbox) -> list[str]:
+        """The ids of all messages of a mailbox that the live view may have: of the final ones the newest."""
+        with self._lock:
+            return list(self._kept.get(mailbox, ()))
+
     def depths(self) -> dict[Mailbox, int]:
         """The depth of each mailbox in which something waits."""
         with self._lock:
@@ -96,6 +107,7 @@ class MailboxIndex:
         self._mailbox_of[row.message_id] = mailbox
         if len(self._mailbox_of) > _MESSAGES:
             del self._mailbox_of[next(iter(self._mailbox_of))]
+        self._keep(mailbox, row.message_id, is_final=row.status not in MESSAGE_PENDING)
         if row.status in MESSAGE_PENDING:
             self._waiting.setdefault(mailbox, set()).add(row.message_id)
         else:
@@ -108,6 +120,20 @@ class MailboxIndex:
             self._handed.setdefault((*mailbox, row.request_id), set()).add(row.message_id)
             if len(self._handed) > _REQUESTS:
                 del self._handed[next(iter(self._handed))]
+
+    def _keep(self, mailbox: Mailbox, message_id: str, *, is_final: bool) -> None:
+        self._kept.setdefault(mailbox, {})[message_id] = None
+        self._final.pop((mailbox, message_id), None)
+        if not is_final:
+            return
+        self._final[mailbox, message_id] = None
+        if len(self._final) > FINAL_MESSAGES:
+            oldest, old_id = next(iter(self._final))
+            del self._final[oldest, old_id]
+            kept = self._kept[oldest]
+            del kept[old_id]
+            if not kept:
+                del self._kept[oldest]
 
 
 def _key_of(row: MessageRow) -> str:

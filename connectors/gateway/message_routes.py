@@ -6,6 +6,7 @@ gateways, and the same request id again gets the same messages.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
@@ -23,17 +24,20 @@ from connectors.gateway.hub_models import (
     DrainFilter,
     MessageEnvelope,
 )
-from connectors.gateway.hub_policy import evaluate_message, is_known_recipient
+from connectors.gateway.hub_policy import broadcast_recipients, evaluate_message, is_known_recipient
 from connectors.gateway.idempotency import IdempotencyKey, request_uuid
 from connectors.gateway.mailboxes import Mailbox, own_mailboxes, token_mailbox
 from connectors.gateway.models import ERRORS
+from connectors.gateway.participant_models import BroadcastAnswer, BroadcastRequest
 from connectors.gateway.policy import Action, Caller
+from connectors.gateway.queue_room import check_room
 from connectors.gateway.refusals import DOOR
+from connectors.settled_feed import SettledRecord
 from schemas.mailbox_requests import claim_record
 from schemas.message import PRIORITIES, Message, posting_record
 from schemas.record import JSON_CONTENT
 from schemas.strict_json import canonical
-from schemas.verdicts import POLICY, SEQ_CONFLICT, UNKNOWN_RECIPIENT
+from schemas.verdicts import ACCEPTED, DUPLICATE, POLICY, SEQ_CONFLICT, UNKNOWN_RECIPIENT
 from schemas.view_rows import (
     MAILBOX_VIEW,
     MESSAGE_BODIES,
@@ -72,10 +76,38 @@ def add_message_routes(app: FastAPI, hub: Hub) -> None:
         if known is not None and known != (message.realm, message.recipient):
             # Each mailbox knows its own ids alone.
             raise ApiError(409, SEQ_CONFLICT, "this idempotency key was used for another recipient")
+        if known is None:
+            check_room(hub, message.sender, message.recipient)
         record = posting_record(message, door=DOOR, principal=caller.principal)
         settled = refuse_rejected(await hub.appender.settle(record))
         answer = {"delivered": True, "message_id": message.message_id}
         return json_answer(answer, verdict=settled.verdict)
+
+    @app.post(f"{MESSAGES}/broadcast", response_model=BroadcastAnswer, responses=ERRORS)
+    @asks_for(Action.MESSAGE_SEND)
+    async def broadcast_message(
+        request: Request, body: BroadcastRequest, key: IdempotencyKey = None
+    ) -> Response:
+        """Put a message into the mailbox of everybody else who takes part now, and of the operator. The same
+        key again completes a broadcast that was cut off, and reaches who has come meanwhile.
+        """
+        caller: Caller = request.state.caller
+        recipients = broadcast_recipients(hub.live_view, caller.principal)
+        broadcast_id = str(request_uuid(caller.requester, key))
+        for name in recipients[:1]:
+            # To all of them or to none: that they are known is given, and nothing else hangs on the recipient.
+            _check_policy(hub, caller, MessageEnvelope(recipient=name, type=body.type), "broadcast")
+        settled = await asyncio.gather(
+            *(_broadcast_to(hub, caller, name, body, broadcast_id) for name in recipients),
+            return_exceptions=True,
+        )
+        # Only now, when none is under way any more.
+        for one in settled:
+            if isinstance(one, BaseException):
+                raise one
+        verdicts = {refuse_rejected(one).verdict for one in settled if isinstance(one, SettledRecord)}
+        answer = {"broadcast_id": broadcast_id, "recipients": len(recipients)}
+        return json_answer(answer, verdict=DUPLICATE if verdicts == {DUPLICATE} else ACCEPTED)
 
     @app.get(MESSAGES, response_model=DrainedAnswer, responses=ERRORS)
     @asks_for(Action.MESSAGE_DRAIN)
@@ -93,12 +125,12 @@ def add_message_routes(app: FastAPI, hub: Hub) -> None:
         return json_answer({"entries": hub.audit.newest(wanted.limit)})
 
 
-def _check_policy(hub: Hub, caller: Caller, envelope: MessageEnvelope) -> None:
+def _check_policy(hub: Hub, caller: Caller, envelope: MessageEnvelope, below: str = "") -> None:
     per_token = hub.settings.gateway.mailbox_per_token
     decision = evaluate_message(hub.live_view, caller, envelope.recipient, envelope.type, per_token=per_token)
     if decision.allowed:
         return
-    route = f"POST {MESSAGES}"
+    route = f"POST {MESSAGES}/{below}".rstrip("/")
     if not is_known_recipient(hub.live_view, envelope.recipient, per_token=per_token):
         hub.refusals.record(UNKNOWN_RECIPIENT, decision.reason, caller.principal, route)
         raise ApiError(404, UNKNOWN_RECIPIENT, decision.reason)
@@ -106,7 +138,17 @@ def _check_policy(hub: Hub, caller: Caller, envelope: MessageEnvelope) -> None:
     raise ApiError(403, POLICY, decision.reason)
 
 
-def _message(caller: Caller, envelope: MessageEnvelope, message_id: str) -> Message:
+async def _broadcast_to(
+    hub: Hub, caller: Caller, recipient: str, body: BroadcastRequest, broadcast_id: str
+) -> SettledRecord:
+    envelope = MessageEnvelope(recipient=recipient, type=body.type, payload=body.payload)
+    message = _message(caller, envelope, str(request_uuid(broadcast_id, recipient)), broadcast_id)
+    return await hub.appender.settle(posting_record(message, door=DOOR, principal=caller.principal))
+
+
+def _message(
+    caller: Caller, envelope: MessageEnvelope, message_id: str, broadcast_id: str | None = None
+) -> Message:
     return Message.model_validate(
         {
             "message_id": message_id,
@@ -117,6 +159,7 @@ def _message(caller: Caller, envelope: MessageEnvelope, message_id: str) -> Mess
             "kind": envelope.type,
             "body": canonical(envelope.payload).decode("utf-8"),
             "content_type": JSON_CONTENT,
+            "broadcast_id": broadcast_id,
         }
     )
 

@@ -1,20 +1,24 @@
-"""`/metrics` (HH-13), in Prometheus' text format: requests, verdicts by reason, live-view lag, mailbox depth.
+"""`/metrics` (HH-13), in Prometheus' text format: requests, verdicts by reason, live-view lag, mailbox depth,
+agents by status, calls of MCP tools, and who follows events.
 
 Labels never hold what a stranger sent: a route is its template, a mailbox one that is known.
 """
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from connectors.gateway.mailboxes import MailboxIndex
 from connectors.live_view import LiveView
 from connectors.settled_feed import SettledRecord
+from schemas.life_cycles import PARTICIPANT_STATES
+from schemas.view_rows import REGISTRY_PARTICIPANTS, ParticipantRow
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 # More mailboxes than these are counted in the sum alone.
@@ -48,6 +52,12 @@ class _State(Collector):
         for mailbox, count in sorted(depths.items(), key=lambda found: -found[1])[:_MAILBOXES]:
             depth.add_metric(["/".join(mailbox)], count)
         yield depth
+        agents = GaugeMetricFamily("trunkline_agents", "Agents that take part, by status.", labels=["status"])
+        rows = self._live_view.rows(REGISTRY_PARTICIPANTS)
+        counts = Tally(row.status for row in rows if isinstance(row, ParticipantRow))
+        for status in PARTICIPANT_STATES:
+            agents.add_metric([status], counts[status])
+        yield agents
 
 
 class Metrics:
@@ -72,6 +82,37 @@ class Metrics:
             ["verdict", "reason"],
             registry=self._registry,
         )
+
+        self._calls = Counter(
+            "trunkline_mcp_calls",
+            "Calls of MCP tools, by how they ended.",
+            ["tool", "result"],
+            registry=self._registry,
+        )
+        self._readers = Gauge(
+            "trunkline_event_readers",
+            "Connections that follow events now.",
+            ["door"],
+            registry=self._registry,
+        )
+        self._dropped = Counter(
+            "trunkline_event_readers_dropped",
+            "Connections that were cut off because nobody read from them.",
+            ["door"],
+            registry=self._registry,
+        )
+
+    def called(self, tool: str, result: str) -> None:
+        """A tool was called; `result` is `ok` or the reason why not. Both are names of ours."""
+        self._calls.labels(tool, result).inc()
+
+    def readers(self, door: str, more: int) -> None:
+        """So many more follow events at a door."""
+        self._readers.labels(door).inc(more)
+
+    def dropped(self, door: str) -> None:
+        """A reader was cut off."""
+        self._dropped.labels(door).inc()
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """A request was answered."""

@@ -8,9 +8,9 @@ import msgspec
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, create_model
 
 from schemas.ids import NAME_LIMIT
-from schemas.job_registry import DESCRIPTION_LIMIT, BrokerOverlay
+from schemas.job_registry import DESCRIPTION_LIMIT, BrokerOverlay, Notice
 from schemas.session_registry import STOP
-from schemas.view_rows import JobRow, MessageRow, SessionRow
+from schemas.view_rows import JobRow, MessageRow, MqttAgentRow, SessionRow
 from schemas.wire_body import Name, Note, Printable
 
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -54,11 +54,14 @@ class BrokerRequest(_Request):
 
 
 class JobRequest(_Request):
-    """A job to be done; `session`: only this one may pick it."""
+    """A job to be done; `session`: only this one may pick it. `notify`: what who registers it is told of in its
+    mailbox, by default the end.
+    """
 
     description: Annotated[Printable, Field(max_length=DESCRIPTION_LIMIT)]
     session: NamedThing | None = None
     broker: BrokerRequest | None = None
+    notify: Annotated[list[Notice], Field(max_length=2)] | None = None
 
 
 class PickRequest(_Request):
@@ -226,6 +229,7 @@ JobShownAnswer: Final = create_model(
     broker=(BrokerOverlay | None, ...),
 )
 SessionAnswer: Final = _row_answer("SessionAnswer", SessionRow)
+MqttAgentAnswer: Final = _row_answer("MqttAgentAnswer", MqttAgentRow)
 MessageAnswer: Final = create_model(
     "MessageAnswer",
     __base__=_row_answer("MessageAnswer", MessageRow),

@@ -13,6 +13,7 @@ from connectors.gateway.log_appender import LogAppender
 from connectors.gateway.pending_jobs import PendingJobs
 from connectors.live_view import LiveView
 from connectors.settled_feed import SettledRecord
+from schemas.errors import BackboneUnreachable
 from schemas.job_registry import pick_record
 from schemas.life_cycles import RUNNING
 from schemas.verdicts import ILLEGAL_TRANSITION, REJECTED
@@ -36,15 +37,20 @@ class FreshView:
     async def catch_up(self) -> None:
         """Return when everything that was in the log at the time of this call is settled here.
 
-        Raises BackboneUnreachable.
+        Raises BackboneUnreachable, also when the look under way and the next one take too long together.
         """
         if self._current is None or self._current.done():
-            self._current = asyncio.create_task(self._look(None))
-            await asyncio.shield(self._current)
-            return
-        if self._next is None or self._next.done():
-            self._next = asyncio.create_task(self._look(self._current))
-        await asyncio.shield(self._next)
+            mine = self._current = asyncio.create_task(self._look(None))
+        else:
+            if self._next is None or self._next.done():
+                self._next = asyncio.create_task(self._look(self._current))
+            mine = self._next
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await asyncio.shield(mine)
+        except TimeoutError:
+            why = f"Kafka did not say within {self._timeout_s:g} s where the log ends"
+            raise BackboneUnreachable(why) from None
 
     async def _look(self, before: asyncio.Task[None] | None) -> None:
         if before is not None:

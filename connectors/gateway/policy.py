@@ -43,6 +43,12 @@ class Action(StrEnum):
     TASK_READ = "task.read"
     TASK_CANCEL = "task.cancel"
     TASK_END = "task.end"
+    PARTICIPANT_ADD = "participant.add"
+    PARTICIPANT_STOP = "participant.stop"
+    MAILBOX_CLEAR = "mailbox.clear"
+    PUMP_RUN = "pump.run"
+    THREAD_READ = "thread.read"
+    LISTENER_READ = "listener.read"
     TOKEN_LIST = "token.list"  # noqa: S105  an action's name
     TOKEN_REVOKE = "token.revoke"  # noqa: S105
 

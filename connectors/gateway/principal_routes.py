@@ -25,13 +25,16 @@ from connectors.gateway.models import (
     PrincipalsAnswer,
     TokenAnswer,
 )
+from connectors.gateway.participant_models import ClearedAnswer
 from connectors.gateway.policy import Action
 from connectors.gateway.refusals import DOOR
+from connectors.gateway.xml_recipients import is_listener
 from connectors.live_view import LiveView
 from schemas.ids import NAME_LIMIT
-from schemas.message import DEFAULT_REALM
+from schemas.mailbox_requests import clearing_record
+from schemas.message import CLEARED, DEFAULT_REALM
 from schemas.principals import ACTIVE, RESERVED_PRINCIPALS, addition_record, new_token, revocation_record
-from schemas.verdicts import DUPLICATE, SEQ_CONFLICT
+from schemas.verdicts import ACCEPTED, DUPLICATE, POLICY, SEQ_CONFLICT
 from schemas.view_rows import (
     MAILBOX_VIEW,
     MESSAGE_BODIES,
@@ -39,6 +42,7 @@ from schemas.view_rows import (
     MessageBodyRow,
     MessageRow,
     PrincipalRow,
+    ViewRow,
 )
 
 PRINCIPALS: Final = "/api/hub/principals"
@@ -55,8 +59,14 @@ def add_principal_routes(app: FastAPI, hub: Hub) -> None:
         if body.principal in RESERVED_PRINCIPALS:
             raise malformed("principal: this name is reserved")
         caller = request.state.caller.principal
+        if is_listener(hub, body.principal):
+            why = "a listener has this name"
+            hub.refusals.record(POLICY, why, caller, f"POST {PRINCIPALS}")
+            raise ApiError(403, POLICY, why)
         made = request_uuid(caller, key)
-        token = new_token() if key is None else derived_token(hub.keyring, made, body.principal)
+        known = hub.live_view.row(REGISTRY_PRINCIPALS, body.principal)
+        sha256 = known.token_sha256 if isinstance(known, PrincipalRow) else None
+        token = new_token() if key is None else derived_token(hub.keyring, made, body.principal, sha256)
         record = addition_record(body.principal, body.role, token, door=DOOR, principal=caller)
         settled = refuse_rejected(await hub.appender.settle(record))
         if settled.verdict == DUPLICATE:
@@ -95,6 +105,33 @@ def add_mailbox_routes(app: FastAPI, hub: Hub) -> None:
             found = await asyncio.to_thread(_pending, hub.live_view, f"{realm}/{name}", waiting, wanted)
             return json_answer(found)
         return json_answer(await asyncio.to_thread(_messages, hub.live_view, realm, name, wanted.limit))
+
+    @app.post("/api/hub/mailboxes/{realm}/{name}/clear", response_model=ClearedAnswer, responses=ERRORS)
+    @asks_for(Action.MAILBOX_CLEAR)
+    async def clear_mailbox(
+        request: Request,
+        realm: NamePath,
+        name: NamePath,
+        body: NoFields | None = None,
+        key: IdempotencyKey = None,
+    ) -> Response:
+        """Take all out of a mailbox that waits there. The same key again takes nothing, and says 0."""
+        principal = request.state.caller.principal
+        waiting = hub.mailboxes.waiting((realm, name))
+        request_id = str(request_uuid(principal, key))
+        record = clearing_record(realm, name, request_id, door=DOOR, principal=principal)
+        settled = refuse_rejected(await hub.appender.settle(record))
+        cleared = 0
+        if settled.verdict == ACCEPTED:
+            wanted = {*waiting, *hub.mailboxes.messages((realm, name))}
+            rows = (hub.live_view.row(MAILBOX_VIEW, f"{realm}/{name}/{one}") for one in wanted)
+            # One that is not in memory any more has just become final, with very many others.
+            cleared = sum(row is None or _is_cleared(row, settled.logged_at_us) for row in rows)
+        return json_answer({"cleared": cleared}, verdict=settled.verdict)
+
+
+def _is_cleared(row: ViewRow, moment_us: int) -> bool:
+    return isinstance(row, MessageRow) and row.status == CLEARED and row.ended_at == moment_us
 
 
 def _principal(hub: Hub, name: str) -> PrincipalRow | None:

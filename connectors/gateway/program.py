@@ -1,11 +1,11 @@
-"""The gateway program: HTTP hub, live view and reactor in one process.
+"""The gateway program: live view, reactor and the doors of doors.py (HTTP hub, dashboard) in one process.
 
 **Delivers** each change that a request asks for as one record, and answers with its verdict.
 **Acknowledges when** Kafka has the record and the live view has settled it.
 **Loses when** never silently: a request that ended in an error may or may not have had its effect; sent
 again with the same Idempotency-Key it has it once.
 
-Any number of gateways may run on one log, each on a port of its own.
+Any number of gateways may run on one log, each on ports of its own.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import gc
 import os
 import signal
 import socket
+import ssl
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -26,12 +27,17 @@ from typing import Final
 import structlog
 import uvicorn
 
-from connectors.gateway.application import build_application
+from connectors.gateway.abortable_http import AbortableHttp
+from connectors.gateway.doors import Door, doors_of
 from connectors.gateway.hub import Companion, Hub
 from connectors.gateway.operator_token import ensure_operator_token
+from connectors.gateway_tls import listener_context
 from connectors.json_log import configure_json_log
 from connectors.live_view import LiveView
+from connectors.message_export import MessageExporter
 from connectors.mqtt_accounts import MqttAccounts
+from connectors.out_of_band.claimed_socket import ClaimedSocket
+from connectors.out_of_band.command_keys import ensure_operator_key
 from connectors.reactor import Reactor
 from connectors.session_keeper import SessionKeeper
 from schemas.errors import TrunklineError
@@ -56,6 +62,8 @@ def companions_of(settings: Settings, keyring: Keyring, live_view: LiveView) -> 
     found: list[Companion] = [SessionKeeper(settings, lambda: live_view.rows(REGISTRY_SESSIONS))]
     if settings.mqtt.accounts_dir is not None:
         found.append(MqttAccounts(settings, keyring, live_view))
+    if settings.agent_mcp.export_interval_ms:
+        found.append(MessageExporter(settings))
     return found
 
 
@@ -66,6 +74,7 @@ class GatewayProgram:
         self._settings = settings
         self._ready_file = ready_file
         operator_token = ensure_operator_token(settings)
+        ensure_operator_key(settings)
         secrets = [operator_token]
         if settings.master_key is not None:
             secrets.append(settings.master_key.get_secret_value())
@@ -81,16 +90,22 @@ class GatewayProgram:
             companions_of(settings, keyring, self._live_view),
         )
         self._reactor = Reactor(settings, self._live_view)
+        self._doors = doors_of(self._hub)
+        self._tls = listener_context(settings.gateway)
+        self._not_served: dict[str, str] = {}
 
     def run(self) -> None:
         """Serve until stopped. Raises TrunklineError when it cannot start, or when the live view fails."""
         started = False
-        with bound_socket(self._settings) as listener:
+        with ExitStack() as bound:
+            listeners = [self._bound(door, bound) for door in self._doors]
             try:
                 self._hub.open()
+                for door in self._doors:
+                    door.opened()
                 self._reactor.start()
                 started = True
-                asyncio.run(self._serve(listener))
+                asyncio.run(self._serve(listeners))
             except OSError as error:
                 raise TrunklineError(f"cannot serve: {error.strerror}") from error
             finally:
@@ -100,78 +115,134 @@ class GatewayProgram:
         if self._live_view.failure is not None:
             raise TrunklineError(f"the live view has stopped: {self._live_view.failure}")
 
-    async def _serve(self, listener: socket.socket) -> None:
+    def _bound(self, door: Door, bound: ExitStack) -> socket.socket | ClaimedSocket:
+        """The door's address. A Unix socket may be another gateway's now, and become ours."""
+        if door.socket_path is None:
+            return bound.enter_context(bound_socket(door))
+        claimed = ClaimedSocket(door.socket_path, self._settings.data_path)
+        bound.callback(claimed.release)
+        claimed.claim()
+        return claimed
+
+    async def _serve(self, listeners: Sequence[socket.socket | ClaimedSocket]) -> None:
         gc.set_threshold(*_GC_THRESHOLDS)
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="gateway"))
-        server = _Server(build_application(self._hub), self._hub.stopping.set)
+        # The Unix socket is for this machine's user alone, and stays in clear.
+        servers = [_Server(door, self._tls if door.socket_path is None else None) for door in self._doors]
+
+        def end(number: int, frame: FrameType | None) -> None:
+            """A signal came; runs in the main thread, between two of its instructions."""
+            with suppress(RuntimeError):  # the loop has ended already
+                loop.call_soon_threadsafe(self._hub.stopping.set)
+            for server in servers:
+                server.handle_exit(number, frame)
+
         for number in _SIGNALS:
-            # As uvicorn does; from here on, so that none is lost in between and none is raised at the end.
-            signal.signal(number, server.handle_exit)
-        watch = asyncio.create_task(self._watch(server))
+            signal.signal(number, end)
+        mine = [
+            (door, server)
+            for door, server, listener in zip(self._doors, servers, listeners, strict=True)
+            if isinstance(listener, socket.socket) or listener.claim() is not None
+        ]
+        watch = asyncio.create_task(self._watch(mine, servers))
         try:
-            await server.serve(sockets=[listener])
+            serving = [
+                asyncio.create_task(self._serve_door(door, server, listener))
+                for door, server, listener in zip(self._doors, servers, listeners, strict=True)
+            ]
+            # One that ends takes the others with it, in order: each finishes what it has begun.
+            await asyncio.wait(serving, return_when=asyncio.FIRST_COMPLETED)
+            self._end(servers)
+            await asyncio.gather(*serving)
         finally:
             watch.cancel()
 
-    async def _watch(self, server: _Server) -> None:
-        while not server.started:
+    async def _serve_door(self, door: Door, server: _Server, listener: socket.socket | ClaimedSocket) -> None:
+        if isinstance(listener, socket.socket):
+            await server.serve(sockets=[listener])
+            return
+        while (found := self._claimed(door, listener)) is None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._hub.stopping.wait(), _WATCH_S)
+            if self._hub.stopping.is_set():
+                return
+        log.info("serving", door=door.name, socket=str(listener.path))
+        await server.serve(sockets=[found])
+
+    def _claimed(self, door: Door, listener: ClaimedSocket) -> socket.socket | None:
+        """The socket when it is ours; why it is not is logged when that changes."""
+        try:
+            found, why = listener.claim(), "another gateway serves it"
+        except TrunklineError as error:
+            found, why = None, str(error)
+        if found is None and self._not_served.get(door.name) != why:
+            self._not_served[door.name] = why
+            log.warning("not_served_here", door=door.name, socket=str(listener.path), why=why)
+        return found
+
+    def _end(self, servers: Sequence[_Server]) -> None:
+        self._hub.stopping.set()
+        for server in servers:
+            server.should_exit = True
+
+    async def _watch(self, mine: Sequence[tuple[Door, _Server]], servers: Sequence[_Server]) -> None:
+        while not all(server.started for _, server in mine):
             await asyncio.sleep(0.01)
-        port = self._settings.gateway.port
-        log.info("serving", host=self._settings.gateway.host, port=port)
+        for door, _ in mine:
+            if door.socket_path is None:
+                log.info("serving", door=door.name, host=door.host, port=door.port)
         if self._ready_file is not None:
             self._ready_file.touch()
         while self._live_view.failure is None:
             await asyncio.sleep(_WATCH_S)
         log.error("live_view_failed", error=type(self._live_view.failure).__name__)
-        self._hub.stopping.set()
-        server.should_exit = True
+        self._end(servers)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, which tells the long answers to end when a signal comes."""
+    """uvicorn for one door; signals are the program's to handle."""
 
-    def __init__(self, app: object, stopping: Callable[[], None]) -> None:
+    def __init__(self, door: Door, tls: ssl.SSLContext | None) -> None:
         super().__init__(
             uvicorn.Config(
-                app,  # type: ignore[arg-type]
+                door.app,
                 loop="asyncio",
-                http="h11",
+                http=AbortableHttp,
                 ws="none",
-                lifespan="off",
+                lifespan=door.lifespan,
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,  # nobody looks at the client's address
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=_FINISH_S,
+                ssl_context_factory=None if tls is None else lambda _config, _usual: tls,
             )
         )
-        self._loop = asyncio.get_running_loop()
-        self._stopping = stopping
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal came; runs in the main thread, between two of its instructions."""
-        with suppress(RuntimeError):  # the loop has ended already
-            self._loop.call_soon_threadsafe(self._stopping)
-        super().handle_exit(sig, frame)
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """None: there are several of these in one process, and each would take the signals from the others."""
+        yield
 
 
-def bound_socket(settings: Settings) -> socket.socket:
-    """The gateway's address, taken, but not listened on yet: who comes before all is ready is refused."""
-    gateway = settings.gateway
-    family = socket.AF_INET6 if ":" in gateway.host else socket.AF_INET
+def bound_socket(door: Door) -> socket.socket:
+    """The door's address, taken, but not listened on yet: who comes before all is ready is refused."""
+    family = socket.AF_INET6 if ":" in door.host else socket.AF_INET
     # The protocol is said aloud: asyncio sets TCP_NODELAY only where it sees it, and without that each answer
     # waits 40 ms for the client's delayed acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if door.send_buffer_bytes is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, door.send_buffer_bytes)
     try:
-        listener.bind((gateway.host, gateway.port))
+        listener.bind((door.host, door.port))
     except OSError as error:
         listener.close()
-        where = f"{gateway.host}:{gateway.port}"
+        where = f"{door.host}:{door.port}"
         raise TrunklineError(
-            f"cannot listen on {where}: {error.strerror}; choose another gateway.port"
+            f"cannot listen on {where}: {error.strerror}; choose another {door.setting}"
         ) from None
     return listener
 

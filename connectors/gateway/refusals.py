@@ -37,9 +37,14 @@ class RefusalRecorder:
     """Decides which refusals are recorded, and hands them to `append`, which must not block."""
 
     def __init__(
-        self, append: Callable[[OutgoingRecord], None], clock: Callable[[], float] = time.monotonic
+        self,
+        append: Callable[[OutgoingRecord], None],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        door: str = DOOR,
     ) -> None:
         self._append = append
+        self._door = door
         self._clock = clock
         self._buckets: OrderedDict[tuple[str, str, str], _Bucket] = OrderedDict()
 
@@ -61,7 +66,7 @@ class RefusalRecorder:
         )
         bucket.suppressed = 0
         log.info("refused", reason=reason, why=why, principal=name, route=route, suppressed=refusal.suppressed)
-        self._append(refusal_record(refusal, DOOR))
+        self._append(refusal_record(refusal, self._door))
 
     def _bucket(self, key: tuple[str, str, str]) -> _Bucket:
         now = self._clock()

@@ -35,7 +35,6 @@ async def register(
     """
     made = request_uuid(principal, key)
     request_id = str(made)
-    broker = None if wanted.broker is None else sealed_overlay(wanted.broker, hub.keyring)
     for _ in range(_ATTEMPTS):
         job_id = made.hex[:8]
         row = hub.job_row(job_id)
@@ -44,14 +43,17 @@ async def register(
             made = uuid.uuid5(made, "taken")
             continue
         secret = new_secret() if known is None else known.secret
+        # The first time may have been under an earlier master key; the same request has the same bytes.
+        keyring = hub.keyring if known is None else hub.keyring.under(known.key_id)
         record = registration_record(
             job_id,
             secret,
             wanted.description,
-            hub.keyring,
+            keyring,
             session=wanted.session,
-            broker=broker,
+            broker=None if wanted.broker is None else sealed_overlay(wanted.broker, keyring),
             request_id=request_id,
+            notify=wanted.notify,
             door=DOOR,
             principal=principal,
         )

@@ -22,7 +22,7 @@ from connectors.live_view import LiveView
 from connectors.settled_feed import FellBehind, SettledFeed, SettledRecord
 from schemas.ids import JOB, PRINCIPAL, SESSION
 from schemas.life_cycles import JOB_TERMINAL, TERMINATED
-from schemas.record import JOB_EVENT, JOB_REGISTERED
+from schemas.record import AGENT_MQTT_REGISTERED, AGENT_SAID, JOB_EVENT, JOB_REGISTERED
 from schemas.strict_json import MalformedJsonError, decode
 from schemas.view_rows import REGISTRY_JOBS, REGISTRY_SESSIONS, JobRow, SessionRow, ViewRow
 
@@ -33,6 +33,8 @@ _BATCH: Final = 200
 _RENDERED: Final = 2000
 # What those see who may read jobs and sessions, but not everybody's mail and tokens.
 PUBLIC_KINDS: Final = frozenset({JOB, SESSION})
+# What comes by MQTT, whose senders get receipts.
+_RECEIPTED: Final = frozenset({JOB_EVENT, AGENT_SAID})
 
 
 @dataclass(frozen=True)
@@ -149,12 +151,12 @@ async def server_events(
 
 
 async def verdict_lines(follower: Follower) -> AsyncIterator[bytes]:
-    """Lines of JSON: the verdicts on job events from now on, `{}` at least every second."""
+    """Lines of JSON: the verdicts on what comes by MQTT from now on, `{}` at least every second."""
     cursor = follower.feed.newest
     yield b"{}\n"
     with suppress(FellBehind):
         async for _, records in follower.batches(cursor, TICK_S):
-            found = [[*r.position, r.verdict, r.reason] for r in records if r.type == JOB_EVENT]
+            found = [[*r.position, r.verdict, r.reason] for r in records if r.type in _RECEIPTED]
             yield orjson.dumps({"settled": found}) + b"\n" if found else b"{}\n"
 
 
@@ -188,7 +190,7 @@ def _shown_body(record: SettledRecord) -> Any:
         return None
     if record.stream.startswith(f"{PRINCIPAL}/"):
         body.pop("token_sha256", None)
-    if record.type == JOB_REGISTERED:
+    if record.type in (JOB_REGISTERED, AGENT_MQTT_REGISTERED):
         body.pop("sealed_secret", None)
         if isinstance(body.get("broker"), dict):
             body["broker"].pop("sealed_password", None)

@@ -1,7 +1,7 @@
 """A long answer: chunks that are sent as they come, to a client that may be slow, or gone.
 
 Nothing is queued here: while the client does not read, the source is not asked. A client that takes nothing
-for a minute is cut off.
+for a minute is cut off, with all that was to be sent to it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,16 @@ from typing import Final
 from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from connectors.gateway.abortable_http import ABORT
+
 SEND_TIMEOUT_S: Final = 60.0
 STREAMS_LIMIT: Final = 512
 # What one principal may hold: nobody can shut out the others.
 STREAMS_SHARE: Final = 256
+
+
+def _nothing() -> None:
+    return None
 
 
 class StreamPlaces:
@@ -43,7 +49,9 @@ class StreamPlaces:
 
 
 class StreamingAnswer(Response):
-    """Sends what `chunks` yields, each at once. `ended` is called once, when nothing more will be sent."""
+    """Sends what `chunks` yields, each at once. `ended` is called once, when nothing more is sent; `stalled`
+    before that, if the client did not read.
+    """
 
     def __init__(
         self,
@@ -51,12 +59,15 @@ class StreamingAnswer(Response):
         media_type: str,
         ended: Callable[[], None],
         send_timeout_s: float = SEND_TIMEOUT_S,
+        stalled: Callable[[], None] = _nothing,
     ) -> None:
         super().__init__(b"", 200, {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}, media_type)
         del self.headers["content-length"]
         self._chunks = chunks
         self._ended = ended
         self._send_timeout_s = send_timeout_s
+        self._stalled = stalled
+        self._is_whole = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the source ends, the client goes, or it stops reading."""
@@ -73,6 +84,9 @@ class StreamingAnswer(Response):
                 # The answer has begun; all that is left is to break it off.
                 raise error
         finally:
+            if not self._is_whole and ABORT in scope:
+                # What the kernel has not taken would else be kept until the client goes.
+                scope[ABORT]()
             self._ended()
 
     async def _send_all(self, send: Send) -> None:
@@ -85,7 +99,10 @@ class StreamingAnswer(Response):
                 async for chunk in chunks:
                     await put({"type": "http.response.body", "body": chunk, "more_body": True})
             await put({"type": "http.response.body", "body": b"", "more_body": False})
-        except (TimeoutError, OSError):
+            self._is_whole = True
+        except TimeoutError:
+            self._stalled()
+        except OSError:
             return
 
 

@@ -58,7 +58,7 @@ class StrictRequest(Request):
 
     async def _bounded(self) -> bytes:
         announced = self.headers.get("content-length", "0")
-        if announced.isdigit() and int(announced[:19]) > READ_LIMIT_BYTES:
+        if announced.isascii() and announced.isdigit() and int(announced[:19]) > READ_LIMIT_BYTES:
             raise self._not_read()
         kept, size = bytearray(), 0
         async for chunk in self.stream():

@@ -18,13 +18,18 @@ from typing import Final
 
 import structlog
 
-from connectors.follow_ups import completes_a_task
+from connectors.follow_ups import completes_a_task, stopped_with_task
+from connectors.gateway.agent_key_files import AgentKeyFiles
 from connectors.gateway.log_appender import LogAppender
 from connectors.gateway.mailboxes import token_mailbox
 from connectors.gateway.task_tokens import task_token
+from connectors.gateway_tls import CA_VARIABLE
 from connectors.launcher.protocol import (
+    AGENT_ID_VARIABLE,
+    AGENT_KEY_VARIABLE,
     AGENT_TOKEN_VARIABLE,
     HUB_URL_VARIABLE,
+    MCP_URL_VARIABLE,
     Launcher,
     LaunchFailed,
     LaunchSpec,
@@ -39,6 +44,7 @@ from schemas.container_registry import ContainerChange, container_record
 from schemas.errors import TrunklineError
 from schemas.mailbox_requests import clearing_record
 from schemas.message import DEFAULT_REALM
+from schemas.participants import AgentJoined, participant_record
 from schemas.sealing import Keyring
 from schemas.settings import Settings
 from schemas.settled import AppliedChange
@@ -49,12 +55,15 @@ from schemas.view_rows import (
     MESSAGE_BODIES,
     REGISTRY_AGENTS,
     REGISTRY_CONTAINERS,
+    REGISTRY_PARTICIPANTS,
     REGISTRY_TASKS,
+    REGISTRY_TOKENS,
     AgentRow,
     ContainerRow,
     MessageBodyRow,
     MessageRow,
     TaskRow,
+    TokenRow,
 )
 
 log = structlog.stdlib.get_logger(__name__)
@@ -94,6 +103,7 @@ class TaskKeeper:
         self._appender = appender
         self._launcher = launcher
         self._clock = clock
+        self._keys = AgentKeyFiles(settings)
         self._host = host_name()
         self._name = f"gateway-{uuid.uuid4().hex[:12]}"
         self._is_open = False
@@ -205,7 +215,9 @@ class TaskKeeper:
     def _launch(self, task: TaskRow) -> None:
         """Take the container, if nobody else has, and start the agent in it."""
         agent = self._live_view.row(REGISTRY_AGENTS, task.agent_name)
-        if not isinstance(agent, AgentRow) or agent.status != DEFINED:
+        defined = agent if isinstance(agent, AgentRow) and agent.status == DEFINED else None
+        image = task.image or (None if defined is None else defined.image)
+        if image is None:
             self._fail(task, "the agent is not defined any more")
             return
         if self._change(task, states.PROVISIONING).verdict != ACCEPTED:
@@ -213,20 +225,24 @@ class TaskKeeper:
         self._change(task, states.CONFIGURING)
         environment = {
             HUB_URL_VARIABLE: self._settings.gateway_url,
-            AGENT_TOKEN_VARIABLE: task_token(self._keyring, task.task_id),
+            AGENT_TOKEN_VARIABLE: task_token(self._keyring, task.task_id, task.token_id),
         }
+        if self._settings.gateway.ca_certs is not None:
+            environment[CA_VARIABLE] = str(self._settings.gateway.ca_certs.absolute())
         spec = LaunchSpec(
             container=container_of(task.task_id),
             task_id=task.task_id,
             agent_name=task.agent_name,
-            image=agent.image,
+            image=image,
             description=task.description,
             environment=environment,
-            hardened=agent.hardened,
+            hardened=task.image is None and defined is not None and defined.hardened,
         )
         if self._change(task, states.STARTING).verdict != ACCEPTED:
             return
         try:
+            if task.image is not None:
+                environment |= self._join(task)
             started = self._launcher.start(spec)
         except LaunchFailed as error:
             why = spec.blanked(str(error))[:500]
@@ -234,16 +250,54 @@ class TaskKeeper:
             self._change(task, states.RECYCLING, error=why)
             self._change(task, states.RECYCLED)
             self._fail(task, why)
+            self._leave(task.task_id)
             return
         log.info("launched", task_id=task.task_id, agent=task.agent_name, handle=started.handle)
         if self._change(task, states.RUNNING, started).verdict != ACCEPTED:
             # The task was ended meanwhile, and its container with it, by somebody who did not know of this.
             self._launcher.stop(started.handle, self._settings.gateway.stop_grace_s)
+            self._leave(task.task_id)
             return
         self._change(task, states.MONITORING)
         # It may have ended meanwhile.
         with self._lock:
             self._again.add(task.task_id)
+
+    def _join(self, task: TaskRow) -> dict[str, str]:
+        """Let the task's agent take part, with a new key; returns what it is told. Raises LaunchFailed."""
+        try:
+            path, public_key = self._keys.make(task.task_id)
+        except OSError as error:
+            raise LaunchFailed(f"cannot write the agent's key: {error.strerror}") from error
+        token = None if task.token_id is None else self._live_view.row(REGISTRY_TOKENS, task.token_id)
+        body = AgentJoined(
+            agent_name=task.agent_name,
+            request_id=task.task_id,
+            task=task.description,
+            capabilities=token.capabilities if isinstance(token, TokenRow) else [],
+            public_key=public_key,
+            task_id=task.task_id,
+        )
+        record = participant_record(body, door=DOOR, principal=self._host)
+        if self._appender.settle_in_thread(record).verdict != ACCEPTED:
+            raise LaunchFailed("an agent of this name takes part already")
+        return {
+            AGENT_ID_VARIABLE: task.agent_name,
+            AGENT_KEY_VARIABLE: str(path),
+            MCP_URL_VARIABLE: self._settings.mcp_server_url,
+        }
+
+    def _leave(self, task_id: str) -> None:
+        """Delete the key of the task's agent, and say that it has stopped. The reactor says so, too, unless the
+        agent joined after its task had ended.
+        """
+        self._keys.remove(task_id)
+        task = self._live_view.row(REGISTRY_TASKS, task_id)
+        if isinstance(task, TaskRow) and task.image is not None:
+            participant = self._live_view.row(REGISTRY_PARTICIPANTS, task.agent_name)
+            stopped = stopped_with_task(task, participant)
+            if stopped is not None:
+                self._appender.settle_in_thread(stopped)
 
     def _recycle(self, task: TaskRow, container: ContainerRow, error: str | None) -> None:
         if container.state != states.RECYCLING:
@@ -252,6 +306,7 @@ class TaskKeeper:
         handle = container.handle or self._launcher.find(container.container)
         if handle is not None:
             self._launcher.stop(handle, self._settings.gateway.stop_grace_s)
+        self._leave(task.task_id)
         if self._settings.gateway.mailbox_per_token and task.token_id is not None:
             # Its token drains no more, and nobody else can.
             mailbox = token_mailbox(task.agent_name, task.token_id)

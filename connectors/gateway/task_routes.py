@@ -90,7 +90,9 @@ def _add_submission(app: FastAPI, hub: Hub) -> None:
         caller: Caller = request.state.caller
         task_id = str(request_uuid(caller.requester, key))
         known = task_row(hub, task_id)
-        if known is None:
+        token = task_token(hub.keyring, task_id, None if known is None else known.token_id)
+        # A key that was used with other content is refused for that, but what is no task at all is none.
+        if known is None or not body.description:
             _check_policy(hub, caller, body)
         agent = agent_row(hub.live_view, body.agent_name)
         start = TaskStart(
@@ -99,17 +101,17 @@ def _add_submission(app: FastAPI, hub: Hub) -> None:
             description=body.description,
             agent_name=body.agent_name,
             capabilities=_capabilities(hub, known, [] if agent is None else agent.capabilities),
-            token_sha256=token_hash(task_token(hub.keyring, task_id)),
+            token_sha256=token_hash(token),
             expiry_ms=round(hub.settings.gateway.token_ttl_s * 1000),
         )
         record = task_record(start, door=DOOR, principal=caller.principal)
         settled = refuse_rejected(await hub.appender.settle(record))
-        row = await _started(hub, task_id)
-        if row.status == states.FAILED and _never_ran(hub, task_id):
+        row = await launched(hub, task_id)
+        if row.status == states.FAILED and never_ran(hub, task_id):
             raise ApiError(502, LAUNCH_FAILED, row.error or "the agent was not started")
         answer = {
             "task": task_as_json(row),
-            "token": task_token(hub.keyring, task_id),
+            "token": token,
             "url": hub.settings.gateway_url,
             "mailbox": _mailbox_of(hub, row),
         }
@@ -139,7 +141,7 @@ def _capabilities(hub: Hub, known: TaskRow | None, wanted: list[str]) -> list[st
     return wanted if token is None else token.capabilities
 
 
-async def _started(hub: Hub, task_id: str) -> TaskRow:
+async def launched(hub: Hub, task_id: str) -> TaskRow:
     """The task's row when its agent runs, it has ended, or `gateway.launch_timeout_s` is over."""
     deadline = time.monotonic() + hub.settings.gateway.launch_timeout_s
     while True:
@@ -153,7 +155,8 @@ async def _started(hub: Hub, task_id: str) -> TaskRow:
         await asyncio.sleep(_POLL_S)
 
 
-def _never_ran(hub: Hub, task_id: str) -> bool:
+def never_ran(hub: Hub, task_id: str) -> bool:
+    """Whether nothing ran for the task."""
     container = hub.live_view.row(REGISTRY_CONTAINERS, container_of(task_id))
     return not isinstance(container, ContainerRow) or container.handle is None
 

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import uuid
 
+from schemas.principals import token_hash
 from schemas.sealing import Keyring
 
 
-def task_token(keyring: Keyring, task_id: str) -> str:
-    """The token of a task: 122 bits, the same each time, unknown to whoever has no master key."""
+def task_token(keyring: Keyring, task_id: str, token_id: str | None = None) -> str:
+    """The token of a task: 122 bits, the same each time, unknown to whoever has no master key.
+
+    `token_id`: the one that the task has already, perhaps of a master key that was active when it began.
+    """
+    for one in keyring.each() if token_id is not None else ():
+        token = _derived(one, task_id)
+        if token_hash(token).startswith(token_id or ""):
+            return token
+    return _derived(keyring, task_id)
+
+
+def _derived(keyring: Keyring, task_id: str) -> str:
     return str(uuid.UUID(bytes=keyring.derive(f"task-token/{task_id}")[:16], version=4))

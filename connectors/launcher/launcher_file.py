@@ -81,8 +81,9 @@ def read_launchers(path: Path) -> dict[str, LaunchRule]:
         loaded = yaml.load(path.read_text(encoding="utf-8"), _UniqueLoader)  # noqa: S506  a safe one
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise SettingsError(f"cannot read the launchers from {path}: {error}") from error
-    except RecursionError:
-        raise SettingsError(f"cannot read the launchers from {path}: nested too deep") from None
+    except (RecursionError, ValueError, LookupError, TypeError, AttributeError) as error:
+        # Nested too deep; and the library's own, of values with a tag that they do not fit.
+        raise SettingsError(f"cannot read the launchers from {path}: {type(error).__name__}") from None
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
@@ -122,10 +123,11 @@ class _UniqueLoader(yaml.SafeLoader):
     """Refuses a key that stands twice in one mapping, of which YAML would take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and keys.count(key.value) > 1:
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key.value!r} stands there twice", key.start_mark
                 )
+            seen.add(key.value)
         return super().construct_mapping(node, deep)

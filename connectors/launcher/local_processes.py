@@ -193,7 +193,7 @@ class _RunFiles:
         """What was noted for a container."""
         try:
             found = msgspec.json.decode(self._path(container).read_bytes(), type=_Run)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, ValueError, RecursionError):
             return None
         return found if found.container == container else None
 

@@ -6,6 +6,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from connectors.gateway_tls import CA_VARIABLE
 from connectors.json_log import BLANK
 from schemas.errors import TrunklineError
 
@@ -15,8 +16,19 @@ AGENT_TOKEN_VARIABLE: Final = "TRUNKLINE_AGENT_TOKEN"  # noqa: S105  a variable'
 TASK_ID_VARIABLE: Final = "TRUNKLINE_TASK_ID"
 AGENT_NAME_VARIABLE: Final = "TRUNKLINE_AGENT_NAME"
 TASK_DESCRIPTION_VARIABLE: Final = "TRUNKLINE_TASK_DESCRIPTION"
+# What a spawned agent finds there as well (AM-09): who it is, where its private key lies, where it speaks MCP.
+AGENT_ID_VARIABLE: Final = "AGENT_ID"
+AGENT_KEY_VARIABLE: Final = "AGENT_KEY_PATH"
+MCP_URL_VARIABLE: Final = "MCP_SERVER_URL"
 # No secret is shorter, and without each `1` of a text there is little left to read.
 _SECRET_LENGTH: Final = 4
+_NO_SECRETS: Final = (
+    HUB_URL_VARIABLE,
+    AGENT_ID_VARIABLE,
+    AGENT_KEY_VARIABLE,
+    MCP_URL_VARIABLE,
+    CA_VARIABLE,
+)
 
 
 class LaunchFailed(TrunklineError):
@@ -51,8 +63,8 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def blanked(self, text: str) -> str:
-        """`text` without the values in `environment` other than the hub's address: any may be the token."""
-        values = (value for name, value in self.environment.items() if name != HUB_URL_VARIABLE)
+        """`text` without the values in `environment` other than names and addresses: any may be the token."""
+        values = (value for name, value in self.environment.items() if name not in _NO_SECRETS)
         for value in sorted(values, key=len, reverse=True):
             if len(value) >= _SECRET_LENGTH:
                 text = text.replace(value, BLANK)

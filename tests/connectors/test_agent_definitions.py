@@ -19,7 +19,7 @@ from connectors.agent_definitions import (
     read_definitions,
 )
 from connectors.launcher.launcher_file import LaunchRule, read_launchers
-from schemas.settings import PROJECT_ROOT, SettingsError
+from schemas.settings import PROJECT_ROOT, Settings, SettingsError
 
 GOOD = {"name": "good", "image": "images/good"}
 FULL = {
@@ -236,7 +236,7 @@ def test_the_watch_reads_only_what_has_changed_or_was_changed_just_now(
 def test_the_launchers_that_come_with_us_have_a_command_for_each_agent() -> None:
     rules = read_launchers(PROJECT_ROOT / "conf" / "launchers.yaml")
     agents = read_definitions(PROJECT_ROOT / "conf" / "agents").agents.values()
-    assert {agent.image for agent in agents} == set(rules)
+    assert {agent.image for agent in agents} == set(rules) - {Settings().agent_mcp.spawn_image}
     echo = rules["trunkline/echo"]
     assert echo.filled_command() == [sys.executable, "-m", "connectors.hub_agent"]
     assert echo.filled_environment() == {"PYTHONPATH": str(PROJECT_ROOT)}

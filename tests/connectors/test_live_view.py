@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 import pytest
@@ -132,11 +133,18 @@ def test_a_verdict_can_be_asked_for_before_and_after_its_record_is_settled(backb
         assert grant.secret == SECRET
 
 
+def acknowledged(position: Position) -> Future[Position]:
+    """An append that Kafka has acknowledged."""
+    append: Future[Position] = Future()
+    append.set_result(position)
+    return append
+
+
 def test_asyncio_tasks_wait_for_verdicts_and_are_woken_together(backbone_settings, keyring):
     async def ask(view, publisher):
         first = await asyncio.to_thread(lambda: publisher.append(registration(JOB, keyring)).result(10))
         coming = [Position(first.partition, first.offset + n) for n in range(1, 101)]
-        tasks = [asyncio.create_task(view.settled(position, 20)) for position in coming]
+        tasks = [asyncio.create_task(view.settled_after(acknowledged(position), 20)) for position in coming]
         await asyncio.sleep(0)
         for seq in range(1, 101):
             publisher.append(event(JOB, seq))
@@ -144,7 +152,7 @@ def test_asyncio_tasks_wait_for_verdicts_and_are_woken_together(backbone_setting
         assert [one.position for one in found] == coming
         assert {one.verdict for one in found} == {"accepted"}
         with pytest.raises(BackboneUnreachable, match=r"not settled within 0\.05 s"):
-            await view.settled(Position(first.partition, 10_000), 0.05)
+            await view.settled_after(acknowledged(Position(first.partition, 10_000)), 0.05)
 
     with opened(backbone_settings, keyring) as view, Publisher(backbone_settings) as publisher:
         asyncio.run(ask(view, publisher))
@@ -239,5 +247,5 @@ def test_entries_are_a_copy_and_an_unknown_stream_has_none(backbone_settings, ke
         stream = f"job/{JOB}"
         assert parse_stream_key(stream.encode())
         view.entries(stream).stored().clear()
-        assert set(view.entries(stream)) == {"job", "progress"}
-        assert list(view.entries("job/ffffffff")) == []
+        assert set(view.entries(stream).stored()) == {"job", "progress"}
+        assert view.entries("job/ffffffff").stored() == {}

@@ -12,18 +12,20 @@ from connectors.live_state import LiveState
 from connectors.live_view import LiveView
 from connectors.publisher import Position
 from connectors.view_reader import load_views
-from schemas.entries import Entries
 from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.fold import settle
 from schemas.ledger import LEDGER, ledger_row
 from schemas.ledger_arrow import ledger_batch
+from schemas.mailbox_requests import clearing_record
+from schemas.participants import AgentJoined, participant_record
 from schemas.settled import FOLD_VERSION
 from schemas.view_progress import read_progress
 from schemas.view_rows import REGISTRY_JOBS
 from schemas.views import STREAM_ENTRIES, VIEWS
 from tests.connectors.folded_log import FoldedLog
 from tests.connectors.test_live_view import assert_agrees, opened, topology_of
-from tests.connectors.trouble_records import append_raw, trouble
+from tests.connectors.trouble_records import Raw, append_raw, trouble
+from tests.schemas.hub_records import public_key
 
 
 @pytest.fixture
@@ -40,6 +42,10 @@ def folded_until(records, keyring, offsets) -> FoldedLog:
         if record.offset < offsets.get(record.partition, 0):
             folded.add(record)
     return folded
+
+
+def stored(state: LiveState) -> dict[str, dict[str, bytes]]:
+    return {stream: state.entries(stream).stored() for stream in state.streams()}
 
 
 def cuts(records, seed=1) -> list[dict[int, int]]:
@@ -128,7 +134,7 @@ def test_offsets_and_entries_are_of_one_version_while_the_table_grows(
     monkeypatch.setattr("connectors.view_reader.read_progress", read_while_it_grows)
     state = LiveState(keyring)
     assert load_views(backbone_settings, state) == early
-    assert state.entries_by_stream == folded_until(log, keyring, early).entries
+    assert stored(state) == folded_until(log, keyring, early).entries
     assert grown
 
 
@@ -184,6 +190,30 @@ def test_missing_rows_and_tables_of_a_newer_fold_are_refused(backbone_settings, 
         load_views(backbone_settings, LiveState(keyring))
 
 
+def joined() -> AgentJoined:
+    """A participant, which nobody has defined."""
+    return AgentJoined(
+        agent_name="mara", request_id="j", public_key=public_key(), task="count", capabilities=["count"]
+    )
+
+
+@pytest.mark.parametrize("makes", ["an agent that is not defined here", "requests about an empty mailbox"])
+def test_tables_are_whole_without_rows_where_none_are_due(backbone_settings, keyring, makes):
+    if makes == "an agent that is not defined here":
+        made = [participant_record(joined(), door="mcp", principal="mara")]
+    else:
+        made = [clearing_record("default", "nobody", "r", door="http", principal="operator")]
+    sent = [Raw(record.key, record.value, record.headers()) for record in made]
+    folded = FoldedLog(keyring)
+    for record in append_raw(backbone_settings, sent):
+        assert folded.add(record).verdict == "accepted"
+    folded.write_entries(backbone_settings, {})
+    folded.write_rows(backbone_settings)
+    state = LiveState(keyring)
+    load_views(backbone_settings, state)
+    assert set(state.streams()) == {sent[0].key.decode()}
+
+
 def test_a_broken_table_is_a_clear_error_and_leaves_nothing_half_loaded(
     backbone_settings, keyring, log, monkeypatch
 ):
@@ -212,7 +242,7 @@ def test_rows_and_entries_come_out_of_the_tables_as_they_were_put_in(backbone_se
     folded.write_rows(backbone_settings)
     state = LiveState(keyring)
     assert load_views(backbone_settings, state) == ends
-    assert state.entries_by_stream == folded.entries
+    assert stored(state) == folded.entries
     assert not state.applied_beyond
     for name in VIEWS:
         assert state.rows_by_view[name] == {key: row for key, (_, _, row) in folded.rows[name].items()}
@@ -222,4 +252,4 @@ def test_rows_and_entries_come_out_of_the_tables_as_they_were_put_in(backbone_se
         record for record in log if folded.settled[record.partition, record.offset].verdict == "accepted"
     )
     stream = again.key.decode()
-    assert settle(again, Entries(state.entries_by_stream[stream]), keyring).verdict != "accepted"
+    assert settle(again, state.entries(stream), keyring).verdict != "accepted"

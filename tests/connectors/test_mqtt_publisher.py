@@ -14,9 +14,10 @@ import time
 import pytest
 
 from connectors.local_stack import free_port
+from connectors.locked_state import OutboxBusyError
 from connectors.mqtt_delivery import ReceiptMissing
 from connectors.mqtt_publisher import EventRejected, JobPublisher
-from connectors.publish_outbox import JobOutbox, OutboxBusyError
+from connectors.publish_outbox import JobOutbox
 from connectors.receipt import LogPosition, Receipt, encode_receipt
 from schemas.errors import BackboneUnreachable, TrunklineError, UsageError
 from schemas.record import content_id

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 
+import psutil
 import pytest
 from cloudevents.core.bindings.kafka import KafkaMessage, from_binary
 from cloudevents.core.formats.json import JSONFormat
@@ -136,6 +137,9 @@ def test_waiting_for_an_answer_is_bounded(backbone_settings, kafka_broker):
     publisher = Publisher(backbone_settings)
     publisher.append(_record(0)).result(10)
     kafka_broker.process.send_signal(signal.SIGSTOP)
+    # Until then it may take one more record.
+    stopped = psutil.Process(kafka_broker.process.pid)
+    wait_until(lambda: stopped.status() == psutil.STATUS_STOPPED, what="Kafka stands still")
     try:
         with pytest.raises(BackboneUnreachable, match=r"within 0\.2 s"):
             publisher.append(_record(1)).result(0.2)

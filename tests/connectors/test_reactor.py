@@ -242,7 +242,15 @@ def write_ledger(settings, view) -> None:
     found, _ = view.feed.since(0, 100_000)
     doors = [one.principal.partition("/")[0] for one in found]
     logged_at = pa.array([one.logged_at_us for one in found], pa.timestamp("us", "UTC"))
-    columns = {"door": doors, "ce_id": [one.ce_id for one in found], "logged_at": logged_at}
+    streams = [one.stream.partition("/") for one in found]
+    columns = {
+        "door": doors,
+        "type": [one.type for one in found],
+        "stream_kind": [kind for kind, _, _ in streams],
+        "stream_id": [name for _, _, name in streams],
+        "ce_id": [one.ce_id for one in found],
+        "logged_at": logged_at,
+    }
     write_deltalake(settings.table_path(LEDGER), pa.table(columns))
 
 

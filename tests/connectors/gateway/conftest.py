@@ -10,26 +10,14 @@ import pytest
 
 from connectors.publisher import Publisher
 from schemas.settings import Settings
-from tests.broker_processes import STOP_S
-from tests.connectors.gateway.hub_access import GatewayProcess
+from tests.connectors.gateway.hub_access import GatewayProcess, starting
 
 
 @pytest.fixture
 def start_gateway(backbone_settings: Settings, tmp_path: Path) -> Iterator[Callable[..., GatewayProcess]]:
     """Starts gateways on free ports and waits until they serve; all end with the test."""
-    started: list[GatewayProcess] = []
-
-    def start(settings: Settings | None = None) -> GatewayProcess:
-        gateway = GatewayProcess(settings or backbone_settings, tmp_path)
-        started.append(gateway)
-        gateway.program.wait_ready()
-        return gateway
-
-    yield start
-    for gateway in started:
-        if gateway.program.process.poll() is None:
-            gateway.program.process.kill()
-        gateway.program.process.wait(STOP_S)
+    with starting(GatewayProcess, backbone_settings, tmp_path) as start:
+        yield start
 
 
 @pytest.fixture

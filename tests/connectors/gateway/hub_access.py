@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 
 from schemas.settings import Settings
-from tests.broker_processes import LOOPBACK, ProgramProcess, free_port
+from tests.broker_processes import LOOPBACK, STOP_S, ProgramProcess, free_port
 
 JOBS, SESSIONS, PRINCIPALS = "/api/hub/jobs", "/api/hub/sessions", "/api/hub/principals"
 TIMEOUT_S = 20.0
@@ -37,6 +38,31 @@ class GatewayProcess:
         found = self.operator_token if token is None else token
         headers = {"Authorization": f"Bearer {found}"} if found else {}
         return httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT_S, trust_env=False)
+
+
+Gateway = TypeVar("Gateway", bound=GatewayProcess)
+
+
+@contextmanager
+def starting(
+    kind: Callable[[Settings, Path], Gateway], settings: Settings, folder: Path
+) -> Iterator[Callable[..., Gateway]]:
+    """Gives a function that starts gateways of a kind and waits until they serve; all of them end with it."""
+    started: list[Gateway] = []
+
+    def start(other: Settings | None = None) -> Gateway:
+        gateway = kind(other or settings, folder)
+        started.append(gateway)
+        gateway.program.wait_ready()
+        return gateway
+
+    try:
+        yield start
+    finally:
+        for gateway in started:
+            if gateway.program.process.poll() is None:
+                gateway.program.process.kill()
+            gateway.program.process.wait(STOP_S)
 
 
 class ServerEvent(NamedTuple):
@@ -76,3 +102,20 @@ def register(client: httpx.Client, **fields: Any) -> dict[str, Any]:
     answer = client.post(JOBS, json={"description": "build the docs", **fields})
     assert answer.status_code == 201, answer.text
     return dict(answer.json())
+
+
+def sample(page: dict[str, Any], schema: dict[str, Any], names: dict[str, Any]) -> Any:
+    """The least that a schema of the page takes; `names` has what a field of this name must hold."""
+    if "$ref" in schema:
+        schema = page["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    if "anyOf" in schema:
+        return sample(page, schema["anyOf"][0], names)
+    if "enum" in schema:
+        return schema["enum"][-1]
+    if schema.get("type") == "object":
+        fields = schema.get("properties", {})
+        return {
+            name: names[name] if name in names else sample(page, fields[name], names)
+            for name in schema.get("required", ())
+        }
+    return {"integer": schema.get("minimum", 1), "boolean": False, "array": []}.get(schema.get("type"), "x")

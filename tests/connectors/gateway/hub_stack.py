@@ -23,7 +23,14 @@ from connectors.kafka_topic import ensure_topic
 from connectors.launcher.local_processes import stop_all
 from schemas.event_topic import topic_reader
 from schemas.sealing import ensure_keyring
-from schemas.settings import PROJECT_ROOT, GatewaySettings, KafkaSettings, Settings
+from schemas.settings import (
+    PROJECT_ROOT,
+    AgentMcpSettings,
+    GatewaySettings,
+    KafkaSettings,
+    Settings,
+    XmlPumpSettings,
+)
 from tests.broker_processes import LOOPBACK, STOP_S, BrokerProcess, wait_until
 from tests.connectors.gateway.hub_access import PRINCIPALS, GatewayProcess
 
@@ -252,6 +259,8 @@ def hub_settings(broker: BrokerProcess, folder: Path) -> Settings:
     settings = Settings(
         data_dir=folder / "data",
         kafka=KafkaSettings(bootstrap_servers=f"{LOOPBACK}:{broker.port}", topic=own, delivery_timeout_s=10),
+        agent_mcp=AgentMcpSettings(port=0, spawn_image="test/idle"),
+        xml_pump=XmlPumpSettings(organism_file=folder / "organism.yaml"),
         gateway=GatewaySettings(
             reactor_group=own, task_check_s=CHECK_S, stop_grace_s=2, agents_dir=agents, launchers_file=launchers
         ),

@@ -8,10 +8,10 @@ from collections import Counter
 
 import pytest
 
+from connectors.gateway.doors import Door
 from connectors.gateway.program import bound_socket
 from connectors.gateway.strict_request import READ_LIMIT_BYTES
-from schemas.settings import GatewaySettings, Settings
-from tests.broker_processes import free_port
+from tests.broker_processes import LOOPBACK, free_port
 from tests.connectors.gateway.hub_access import JOBS, SESSIONS
 
 
@@ -121,7 +121,6 @@ def test_an_error_does_not_repeat_what_was_sent(operator):
 
 
 def test_the_listening_socket_is_one_on_which_answers_do_not_wait_for_acknowledgements():
-    gateway = GatewaySettings(port=free_port())
-    with bound_socket(Settings(gateway=gateway)) as listener:
+    with bound_socket(Door("hub", None, LOOPBACK, free_port(), "gateway.port")) as listener:
         # asyncio sets TCP_NODELAY for connections of a socket that names its protocol, and only for those.
         assert listener.proto == socket.IPPROTO_TCP

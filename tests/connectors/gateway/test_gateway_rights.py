@@ -7,16 +7,18 @@ from typing import NamedTuple
 import jsonschema
 import pytest
 
+from schemas.agent_signing import new_key_pair
 from tests.connectors.gateway.hub_access import add_principal, register
 
 ROLES = ("operator", "delegator", "worker", "viewer")
+PUBLIC_KEY, OTHER_KEY = new_key_pair()[1], new_key_pair()[1]
 _TOKEN = "000000000000"
 _TASK = {"description": "x", "agent_name": "nobody"}
 
 
 class Ask(NamedTuple):
     """A request, and the roles that may make it, by initials; `found` False: it is about what is not there, so
-    that who gets in is answered 404.
+    that who gets in is answered 404. `status`: what else who gets in is answered.
     """
 
     roles: str
@@ -24,6 +26,7 @@ class Ask(NamedTuple):
     path: str
     body: dict | None = None
     found: bool = True
+    status: int | None = None
 
 
 def questions(held, free, mine, role):
@@ -66,9 +69,52 @@ def questions(held, free, mine, role):
         f"{hub}/tasks/{{task_id}}/complete POST": Ask("od", "POST", f"{hub}/tasks/t1/complete", found=False),
         f"{hub}/tasks/{{task_id}}/fail POST": Ask("od", "POST", f"{hub}/tasks/t1/fail", {"error": "x"}, False),
         f"{hub}/tasks/{{task_id}}/cancel POST": Ask("od", "POST", f"{hub}/tasks/t1/cancel", found=False),
+        **participant_questions(hub, role),
+        f"{hub}/mailboxes/{{realm}}/{{name}}/clear POST": Ask(
+            "o", "POST", f"{hub}/mailboxes/default/the-{role}/clear", {}
+        ),
+        f"{hub}/messages/broadcast POST": Ask("odw", "POST", f"{hub}/messages/broadcast", {"type": "x"}),
+        # JSON is no XML, behind the gate.
+        "/messages POST": Ask("odw", "POST", "/messages", {}, status=415),
+        f"{hub}/listeners GET": Ask("o", "GET", f"{hub}/listeners"),
+        f"{hub}/threads GET": Ask("o", "GET", f"{hub}/threads"),
+        f"{hub}/threads/{{name}} GET": Ask("o", "GET", f"{hub}/threads/nobody", found=False),
+        f"{hub}/pump/started POST": Ask("o", "POST", f"{hub}/pump/started", {"pump": own}),
+        f"{hub}/pump/lease POST": Ask("o", "POST", f"{hub}/pump/lease", {"pump": own, "wants": {}, "free": 1}),
+        f"{hub}/pump/settle POST": Ask("o", "POST", f"{hub}/pump/settle", {"pump": own, "done": []}),
+        f"{hub}/pump/history POST": Ask(
+            "o", "POST", f"{hub}/pump/history", {"listener": "nobody", "thread": "nothing"}
+        ),
         f"{hub}/tokens GET": Ask("odv", "GET", f"{hub}/tokens"),
         f"{hub}/tokens/{{token_id}}/revoke POST": Ask(
             "od", "POST", f"{hub}/tokens/{12 * '0'}/revoke", {}, False
+        ),
+    }
+
+
+def participant_questions(hub, role):
+    """Those about agents that take part, by MCP or over MQTT."""
+    return {
+        f"{hub}/agents/{{name}}/mqtt POST": Ask("o", "POST", f"{hub}/agents/by-mqtt-{role}/mqtt"),
+        f"{hub}/agents/{{name}}/mqtt/remove POST": Ask("o", "POST", f"{hub}/agents/by-mqtt-{role}/mqtt/remove"),
+        f"{hub}/mqtt-agents GET": Ask("odv", "GET", f"{hub}/mqtt-agents"),
+        f"{hub}/participants GET": Ask("odv", "GET", f"{hub}/participants"),
+        f"{hub}/participants POST": Ask(
+            "o", "POST", f"{hub}/participants", {"agent_name": "ann", "public_key": PUBLIC_KEY}
+        ),
+        # Nothing may be started here: it is refused for its name, behind the gate.
+        f"{hub}/participants/spawn POST": Ask(
+            "o", "POST", f"{hub}/participants/spawn", {"task": "x", "agent_name": "ann"}, status=409
+        ),
+        f"{hub}/participants/{{name}} GET": Ask("odv", "GET", f"{hub}/participants/nobody", found=False),
+        f"{hub}/participants/{{name}}/stop POST": Ask(
+            "o", "POST", f"{hub}/participants/nobody/stop", {}, found=False
+        ),
+        f"{hub}/participants/{{name}}/keys POST": Ask(
+            "o", "POST", f"{hub}/participants/nobody/keys", {"public_key": OTHER_KEY}, found=False
+        ),
+        f"{hub}/participants/{{name}}/keys/{{key_id}}/remove POST": Ask(
+            "o", "POST", f"{hub}/participants/nobody/keys/{16 * '0'}/remove", {}, found=False
         ),
     }
 
@@ -106,6 +152,7 @@ def test_every_route_lets_in_exactly_the_roles_of_the_table(gateway, operator):
                         answer.read()
                         documented(page, route, answer)
                     let_in = (200, 201) if ask.found else (404,)
+                    let_in = let_in if ask.status is None else (ask.status,)
                     if (answer.status_code in let_in) != may or (not may and answer.status_code != 403):
                         wrong.append(f"{role} {route}: {answer.status_code}")
                 refused = stranger.request(ask.method, ask.path, json=ask.body)
@@ -114,7 +161,11 @@ def test_every_route_lets_in_exactly_the_roles_of_the_table(gateway, operator):
     assert not wrong
     routes = {f"{path} {method.upper()}" for path, methods in page["paths"].items() for method in methods}
     assert routes - asked == {"/healthz GET", "/readyz GET", "/metrics GET"}
-    assert all("422" not in op["responses"] for methods in page["paths"].values() for op in methods.values())
+    with_422 = {
+        p for p, methods in page["paths"].items() for op in methods.values() if "422" in op["responses"]
+    }
+    # Not FastAPI's own, but the <huh> of the pump.
+    assert with_422 == {"/messages"}
 
 
 @pytest.mark.requirement("JE-11")

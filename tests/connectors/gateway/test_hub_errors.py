@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 
@@ -13,6 +12,7 @@ from hypothesis import settings as checks
 from hypothesis import strategies as st
 
 from tests.broker_processes import wait_until
+from tests.connectors.gateway.hub_post_routes import OTHER_POSTS, PRINCIPALS, ROUTES, fresh
 from tests.connectors.gateway.hub_stack import (
     AGENTS,
     AUDIT,
@@ -24,10 +24,8 @@ from tests.connectors.gateway.hub_stack import (
     running_hub,  # noqa: F401  the fixture `hub`
 )
 
-JOBS, SESSIONS, PRINCIPALS = "/api/hub/jobs", "/api/hub/sessions", "/api/hub/principals"
 JSON = {"Content-Type": "application/json"}
 MIB = 1024 * 1024
-_numbers = itertools.count(1)
 
 
 def said(answer):
@@ -35,11 +33,6 @@ def said(answer):
     assert answer.headers["content-type"] == "application/json"
     assert set(answer.json()) == {"reason", "message"}, answer.text
     return answer.status_code, answer.json()["reason"]
-
-
-def fresh(kind="x"):
-    """A name that nothing has yet."""
-    return f"{kind}-{next(_numbers)}"
 
 
 def page(hub):
@@ -52,80 +45,6 @@ def post_paths(hub):
     return {path for path, methods in page(hub)["paths"].items() if "post" in methods}
 
 
-def _job(hub):
-    return hub.operator.post(JOBS, json={"description": "x"}).json()["job_id"]
-
-
-def _session(hub, *ends):
-    name = fresh("session")
-    for path, body in ((SESSIONS, {"session": name}), *((f"{SESSIONS}/{name}/{end}", {}) for end in ends)):
-        assert hub.operator.post(path, json=body).is_success
-    return name
-
-
-def _principal(hub):
-    return hub.principal("viewer")[0]
-
-
-def _token_id(hub):
-    return hub.token_of(hub.submit("idle").id)["token_id"]
-
-
-# Each POST route: what makes the request's address, its body, and another content. None: what is asked for is
-# the same by what it says (docs/guarantees.md), so that there is no other content.
-ROUTES = {
-    JOBS: (lambda hub: JOBS, {"description": "a"}, {"description": "b"}),
-    f"{JOBS}/pick": (lambda hub: _job(hub) and f"{JOBS}/pick", {"session": "picker"}, None),
-    f"{JOBS}/{{job_id}}/assign": (lambda hub: f"{JOBS}/{_job(hub)}/assign", {"session": "assigned"}, None),
-    f"{JOBS}/{{job_id}}/cancel": (lambda hub: f"{JOBS}/{_job(hub)}/cancel", {"reason": "a"}, {"reason": "b"}),
-    SESSIONS: (lambda hub: SESSIONS, {"session": "made"}, {"session": "made", "description": "b"}),
-    f"{SESSIONS}/{{name}}/stop": (
-        lambda hub: f"{SESSIONS}/{_session(hub)}/stop",
-        {"reason": "a"},
-        {"reason": "b"},
-    ),
-    f"{SESSIONS}/{{name}}/resume": (
-        lambda hub: f"{SESSIONS}/{_session(hub, 'stop')}/resume",
-        {},
-        {"host": "h"},
-    ),
-    PRINCIPALS: (
-        lambda hub: PRINCIPALS,
-        {"principal": "ann", "role": "viewer"},
-        {"principal": "ann", "role": "worker"},
-    ),
-    f"{PRINCIPALS}/{{name}}/revoke": (lambda hub: f"{PRINCIPALS}/{_principal(hub)}/revoke", {}, None),
-    MESSAGES: (
-        lambda hub: MESSAGES,
-        {"recipient": "hub", "type": "a", "payload": 1},
-        {"recipient": "hub", "type": "a", "payload": 2},
-    ),
-    TASKS: (
-        lambda hub: TASKS,
-        {"agent_name": "idle", "description": "a"},
-        {"agent_name": "idle", "description": "b"},
-    ),
-    f"{TASKS}/{{task_id}}/complete": (
-        lambda hub: f"{TASKS}/{hub.submit('idle').id}/complete",
-        {"result": "a"},
-        {"result": "b"},
-    ),
-    f"{TASKS}/{{task_id}}/fail": (
-        lambda hub: f"{TASKS}/{hub.submit('idle').id}/fail",
-        {"error": "a"},
-        {"error": "b"},
-    ),
-    f"{TASKS}/{{task_id}}/cancel": (
-        lambda hub: f"{TASKS}/{hub.submit('idle').id}/cancel",
-        {"reason": "a"},
-        {"reason": "b"},
-    ),
-    f"{TOKENS}/{{token_id}}/revoke": (
-        lambda hub: f"{TOKENS}/{_token_id(hub)}/revoke",
-        {"reason": "a"},
-        {"reason": "b"},
-    ),
-}
 # What an answer says of its own record, which is another one the second time, and of the gateway that gives it.
 _OF_THE_ANSWER = ("position", "verdict", "url")
 
@@ -136,7 +55,7 @@ def _told(answer):
 
 @pytest.mark.requirement("HH-12")
 def test_every_post_route_of_the_openapi_page_takes_an_idempotency_key(hub):
-    assert post_paths(hub) == set(ROUTES)
+    assert post_paths(hub) == set(ROUTES) | OTHER_POSTS
     for path in ROUTES:
         parameters = page(hub)["paths"][path]["post"]["parameters"]
         one_of([p for p in parameters if (p["in"], p["name"]) == ("header", "Idempotency-Key")])
@@ -185,7 +104,14 @@ HOSTILE = {
     "two documents": b"{}{}",
 }
 # With the addresses of things that need not be there: the body is looked at first.
-ADDRESSES = {"job_id": "00000000", "name": "nobody", "task_id": "t-none", "token_id": "0" * 12}
+ADDRESSES = {
+    "job_id": "00000000",
+    "name": "nobody",
+    "task_id": "t-none",
+    "token_id": "0" * 12,
+    "key_id": "0" * 16,
+    "realm": "default",
+}
 
 
 @pytest.mark.requirement("HH-12")
@@ -378,6 +304,15 @@ def test_while_kafka_is_away_the_hub_answers_503_and_goes_on_afterwards(hub, kaf
             answer = hub.operator.post(path, json=body, headers=key)
             assert said(answer) == (503, "unreachable"), path
             assert int(answer.headers["Retry-After"]) >= 1
+        for path, body in (
+            ("started", {"pump": "p1"}),
+            ("lease", {"pump": "p1", "wants": {}, "free": 1}),
+            ("settle", {"pump": "p1", "done": []}),
+        ):
+            assert said(hub.operator.post(f"/api/hub/pump/{path}", json=body)) == (503, "unreachable"), path
+        xml = '<message xmlns="urn:trunkline:envelope:1"><to>hub</to><x xmlns="urn:x"></x></message>'
+        answer = hub.operator.post("/messages", content=xml, headers={"Content-Type": "application/xml"})
+        assert said(answer) == (503, "unreachable")
         assert hub.task(task.id)["status"] == "running"
         assert hub.client("nobody").get(TASKS).status_code == 401
     finally:

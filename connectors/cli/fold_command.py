@@ -1,0 +1,127 @@
+"""Which version of the fold settles the ledger, and switching on this program's.
+
+  trunkline fold status        the ledger's version, this program's, and how far ledger and views are
+  trunkline fold switch        switch the ledger on to this program's version
+
+A new version of the fold may decide differently, so it begins at one record for everybody: with the doors
+closed and all of the log settled by the version before. The order: let the version before catch up, stop it
+(./trunkline down), install the new one, start Kafka alone (./trunkline up --only kafka), switch, start the rest
+(./trunkline down; ./trunkline up). What was settled before stands; programs of another version do not start.
+Exit codes: 0, also when it was switched before; 3 no ledger; 4 refused, with the reason; 5 Kafka is away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from schemas.errors import BackboneUnreachable, NotFound, Refused, TrunklineError
+
+if TYPE_CHECKING:
+    from schemas.settings import Settings
+
+_PROGRAM = "jobs.switch_fold"
+_LIMIT_S = 300
+_ERRORS = {error.exit_code: error for error in (NotFound, Refused, BackboneUnreachable)}
+# What may run while a version is switched on.
+_BROKERS = {"kafka", "mosquitto"}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the sub-commands."""
+    commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    status = commands.add_parser("status", help="show the versions and how far ledger and views are")
+    switch = commands.add_parser("switch", help="switch the ledger on to this program's version")
+    for command in (status, switch):
+        command.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace, settings: Settings) -> int:
+    """Do the action and return the exit code. Raises TrunklineError."""
+    state = _ask(settings)
+    if args.action == "status":
+        text = "version {ledger_version} settles the ledger, this program has {program_version}"
+        _print(args, state, f"{text}; ledger up to {{ledger}}, views up to {{views}}")
+        return 0
+    switched = state["ledger_version"] != state["program_version"]
+    if switched:
+        _check_doors(settings)
+        state = _ask(settings, "--at", json.dumps(_ends(settings)))
+    if state["switch"] is not None:
+        # Also when it was switched before, and perhaps killed before it could say so: the same again is a
+        # duplicate.
+        _record(settings, state["switch"])
+    text = "from now on version {program_version} settles the ledger; start the rest: ./trunkline up"
+    if not switched:
+        text = "the ledger is settled by version {program_version} already"
+    _print(args, {**state, "switched": switched}, text)
+    return 0
+
+
+def _ask(settings: Settings, *arguments: str) -> dict[str, Any]:
+    """What the job says, which alone writes the ledger. Raises its error again."""
+    from schemas.settings import PROJECT_ROOT, settings_environment
+
+    done = subprocess.run(  # noqa: S603 ours
+        [sys.executable, "-m", _PROGRAM, *arguments],
+        env=os.environ | settings_environment(settings),
+        cwd=PROJECT_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S,
+    )
+    if done.returncode:
+        said = done.stderr.strip().removeprefix("switch_fold: ")
+        raise _ERRORS.get(done.returncode, TrunklineError)(said or f"{_PROGRAM} ended with {done.returncode}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _check_doors(settings: Settings) -> None:
+    """Raises Refused while a door of this machine is open, or a gateway answers elsewhere."""
+    from connectors.gateway_client import GatewayClient, path_of
+    from connectors.local_stack.control import running_state
+
+    state = running_state(settings)
+    is_open = sorted(set(state["parts"]) - _BROKERS) if state is not None else []
+    if is_open:
+        raise Refused(
+            f"the doors are open: {', '.join(is_open)} run; close them first: "
+            "./trunkline down; ./trunkline up --only kafka"
+        )
+    try:
+        with GatewayClient(settings) as gateway:
+            gateway.get(path_of("policy"))
+    except BackboneUnreachable:
+        return
+    except TrunklineError:
+        pass  # it refuses us, and is there
+    raise Refused(f"a gateway answers at {settings.gateway_url}: stop it first")
+
+
+def _ends(settings: Settings) -> dict[str, int]:
+    """The log's end by partition. Raises BackboneUnreachable and what `check_topic` raises."""
+    from schemas.event_topic import check_topic, topic_reader
+
+    check_topic(settings)
+    with topic_reader(settings.kafka) as consumer:
+        ends = consumer.end_offsets(sorted(consumer.assignment()))
+    return {str(where.partition): end for where, end in ends.items()}
+
+
+def _record(settings: Settings, switch: dict[str, Any]) -> None:
+    """Say it in the log, where an auditor finds it, and a gateway of the version before that still runs."""
+    from connectors.publisher import Publisher
+    from schemas.control_fold import FoldSwitched, switched_record
+
+    with Publisher(settings) as publisher:
+        record = switched_record(FoldSwitched.model_validate(switch))
+        publisher.append(record).result(settings.kafka.delivery_timeout_s)
+
+
+def _print(args: argparse.Namespace, found: dict[str, Any], text: str) -> None:
+    print(json.dumps(found) if args.json else text.format(**found))

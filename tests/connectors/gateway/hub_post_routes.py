@@ -1,0 +1,139 @@
+"""Each POST route of the hub with a request that it takes: what tests of all of them ask."""
+
+from __future__ import annotations
+
+import itertools
+
+from schemas.agent_signing import new_key_pair
+from tests.connectors.gateway.hub_stack import MESSAGES, TASKS, TOKENS
+
+JOBS, SESSIONS, PRINCIPALS = "/api/hub/jobs", "/api/hub/sessions", "/api/hub/principals"
+PARTICIPANTS, MAILBOXES = "/api/hub/participants", "/api/hub/mailboxes"
+AGENTS = "/api/hub/agents"
+_numbers = itertools.count(1)
+
+
+def fresh(kind="x"):
+    """A name that nothing has yet."""
+    return f"{kind}-{next(_numbers)}"
+
+
+def _job(hub):
+    return hub.operator.post(JOBS, json={"description": "x"}).json()["job_id"]
+
+
+def _session(hub, *ends):
+    name = fresh("session")
+    for path, body in ((SESSIONS, {"session": name}), *((f"{SESSIONS}/{name}/{end}", {}) for end in ends)):
+        assert hub.operator.post(path, json=body).is_success
+    return name
+
+
+def _principal(hub):
+    return hub.principal("viewer")[0]
+
+
+def _participant(hub):
+    """Name and key of one that takes part."""
+    body = {"agent_name": fresh("agent"), "public_key": new_key_pair()[1]}
+    told = hub.operator.post(PARTICIPANTS, json=body).json()
+    return told["id"], told["keys"][0]["key_id"]
+
+
+def _mqtt_agent(hub):
+    name = fresh("by-mqtt")
+    assert hub.operator.post(f"{AGENTS}/{name}/mqtt").status_code == 201
+    return name
+
+
+def _token_id(hub):
+    return hub.token_of(hub.submit("idle").id)["token_id"]
+
+
+# What has no idempotency key: a pump's requests name messages and leases by ids of their own. XML is asked in
+# test_xml_messages.py.
+OTHER_POSTS = {f"/api/hub/pump/{what}" for what in ("started", "lease", "settle", "history")} | {"/messages"}
+# Each POST route: what makes the request's address, its body, and another content. None: what is asked for is
+# the same by what it says (docs/guarantees.md), so that there is no other content.
+ROUTES = {
+    JOBS: (lambda hub: JOBS, {"description": "a"}, {"description": "b"}),
+    f"{JOBS}/pick": (lambda hub: _job(hub) and f"{JOBS}/pick", {"session": "picker"}, None),
+    f"{JOBS}/{{job_id}}/assign": (lambda hub: f"{JOBS}/{_job(hub)}/assign", {"session": "assigned"}, None),
+    f"{JOBS}/{{job_id}}/cancel": (lambda hub: f"{JOBS}/{_job(hub)}/cancel", {"reason": "a"}, {"reason": "b"}),
+    SESSIONS: (lambda hub: SESSIONS, {"session": "made"}, {"session": "made", "description": "b"}),
+    f"{SESSIONS}/{{name}}/stop": (
+        lambda hub: f"{SESSIONS}/{_session(hub)}/stop",
+        {"reason": "a"},
+        {"reason": "b"},
+    ),
+    f"{SESSIONS}/{{name}}/resume": (
+        lambda hub: f"{SESSIONS}/{_session(hub, 'stop')}/resume",
+        {},
+        {"host": "h"},
+    ),
+    PRINCIPALS: (
+        lambda hub: PRINCIPALS,
+        {"principal": "ann", "role": "viewer"},
+        {"principal": "ann", "role": "worker"},
+    ),
+    f"{PRINCIPALS}/{{name}}/revoke": (lambda hub: f"{PRINCIPALS}/{_principal(hub)}/revoke", {}, None),
+    PARTICIPANTS: (
+        lambda hub: PARTICIPANTS,
+        {"agent_name": "joins", "public_key": new_key_pair()[1]},
+        {"agent_name": "joins", "public_key": new_key_pair()[1]},
+    ),
+    f"{PARTICIPANTS}/spawn": (
+        lambda hub: f"{PARTICIPANTS}/spawn",
+        {"task": "a"},
+        {"task": "b"},
+    ),
+    f"{PARTICIPANTS}/{{name}}/stop": (lambda hub: f"{PARTICIPANTS}/{_participant(hub)[0]}/stop", {}, None),
+    f"{PARTICIPANTS}/{{name}}/keys": (
+        lambda hub: f"{PARTICIPANTS}/{_participant(hub)[0]}/keys",
+        {"public_key": new_key_pair()[1]},
+        {"public_key": new_key_pair()[1]},
+    ),
+    f"{PARTICIPANTS}/{{name}}/keys/{{key_id}}/remove": (
+        lambda hub: "{}/{}/keys/{}/remove".format(PARTICIPANTS, *_participant(hub)),
+        {},
+        None,
+    ),
+    f"{AGENTS}/{{name}}/mqtt": (lambda hub: f"{AGENTS}/{fresh('by-mqtt')}/mqtt", {}, None),
+    f"{AGENTS}/{{name}}/mqtt/remove": (lambda hub: f"{AGENTS}/{_mqtt_agent(hub)}/mqtt/remove", {}, None),
+    f"{MAILBOXES}/{{realm}}/{{name}}/clear": (lambda hub: f"{MAILBOXES}/default/{fresh()}/clear", {}, None),
+    f"{MESSAGES}/broadcast": (
+        lambda hub: f"{MESSAGES}/broadcast",
+        {"type": "a", "payload": 1},
+        {"type": "a", "payload": 2},
+    ),
+    MESSAGES: (
+        lambda hub: MESSAGES,
+        {"recipient": "hub", "type": "a", "payload": 1},
+        {"recipient": "hub", "type": "a", "payload": 2},
+    ),
+    TASKS: (
+        lambda hub: TASKS,
+        {"agent_name": "idle", "description": "a"},
+        {"agent_name": "idle", "description": "b"},
+    ),
+    f"{TASKS}/{{task_id}}/complete": (
+        lambda hub: f"{TASKS}/{hub.submit('idle').id}/complete",
+        {"result": "a"},
+        {"result": "b"},
+    ),
+    f"{TASKS}/{{task_id}}/fail": (
+        lambda hub: f"{TASKS}/{hub.submit('idle').id}/fail",
+        {"error": "a"},
+        {"error": "b"},
+    ),
+    f"{TASKS}/{{task_id}}/cancel": (
+        lambda hub: f"{TASKS}/{hub.submit('idle').id}/cancel",
+        {"reason": "a"},
+        {"reason": "b"},
+    ),
+    f"{TOKENS}/{{token_id}}/revoke": (
+        lambda hub: f"{TOKENS}/{_token_id(hub)}/revoke",
+        {"reason": "a"},
+        {"reason": "b"},
+    ),
+}

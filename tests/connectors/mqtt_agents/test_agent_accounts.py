@@ -1,0 +1,177 @@
+"""Accounts of agents at the local stack's own Mosquitto: what each may read and write, how they come and go."""
+
+from __future__ import annotations
+
+import stat
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+from pydantic import SecretStr
+
+from connectors.local_stack import LocalStack
+from connectors.mqtt_accounts import MqttAccounts
+from connectors.mqtt_credentials import BRIDGE, OPERATOR, role_mqtt
+from connectors.mqtt_login import LoginAnswer, try_login
+from connectors.mqtt_password_file import ACL, PASSWORDS, read_lines
+from schemas.mqtt_agents import mqtt_user, registration_record, removal_record, sign_said
+from schemas.mqtt_password import mqtt_password
+from schemas.record import OutgoingRecord
+from schemas.settings import MqttSettings, Settings
+from schemas.signing import new_secret
+from schemas.strict_json import canonical
+from tests.broker_processes import wait_until
+from tests.connectors.folded_jobs import KEYRING, FoldedJobs
+from tests.connectors.local_stack.conftest import settings_in
+from tests.mqtt_wire import listening, publish_all
+
+pytestmark = pytest.mark.requirement("JE-26")
+EFFECTIVE_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    """The stack's Mosquitto for the whole file."""
+    with LocalStack(settings_in(tmp_path_factory.mktemp("guarded") / "a folder"), ("mosquitto",)) as found:
+        yield found
+
+
+@pytest.fixture
+def settings(stack: LocalStack) -> Settings:
+    return stack.settings
+
+
+class Agents:
+    """Agents of a log in memory, and the companion that keeps their accounts."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.log = settings, FoldedJobs()
+        self.secrets: dict[str, str] = {}
+        self.accounts = self.started()
+
+    def started(self) -> MqttAccounts:
+        """A companion on the log."""
+        accounts = MqttAccounts(self.settings, KEYRING, self.log)
+        self.log.listeners[:] = [accounts.on_change]
+        accounts.open()
+        return accounts
+
+    def append(self, make: Callable[..., OutgoingRecord], *arguments: object) -> None:
+        """Append a record of a request of its own."""
+        request = uuid.uuid4().hex
+        self.log._append(make(*arguments, request_id=request, door="http", principal="operator"), 0)
+
+    def register(self, name: str) -> MqttSettings:
+        """Register an agent, wait for its account; the broker's settings as it uses them."""
+        self.secrets[name] = new_secret()
+        self.append(registration_record, name, self.secrets[name], KEYRING)
+        assert self.accounts.wait_effective(mqtt_user(name), EFFECTIVE_S)
+        return self.mqtt(name)
+
+    def mqtt(self, name: str, secret: str | None = None) -> MqttSettings:
+        """The broker's settings of an agent, below the agents' prefix."""
+        user = mqtt_user(name)
+        password = SecretStr(mqtt_password(secret or self.secrets[name], user))
+        return below(self.settings.mqtt.model_copy(update={"username": user, "password": password}))
+
+    def login(self, name: str, secret: str | None = None) -> LoginAnswer:
+        """What the broker says to an agent."""
+        user = mqtt_user(name)
+        password = mqtt_password(secret or self.secrets[name], user)
+        return try_login(self.settings.mqtt, user, password, timeout_s=10)
+
+
+@pytest.fixture
+def agents(settings: Settings) -> Iterator[Agents]:
+    found = Agents(settings)
+    yield found
+    found.accounts.close()
+
+
+def below(mqtt: MqttSettings) -> MqttSettings:
+    """Settings whose prefix is that of the agents, for the helpers of tests."""
+    return mqtt.model_copy(update={"topic_prefix": mqtt.agents_prefix})
+
+
+def test_an_agent_reads_only_its_own_inbox(settings: Settings, agents: Agents) -> None:
+    ann, _ = agents.register("ann"), agents.register("ann-2")
+    bridge, operator = below(role_mqtt(settings, BRIDGE)), role_mqtt(settings, OPERATOR)
+    with (
+        listening(ann, "#") as all_of_it,
+        listening(ann, "ann-2/inbox") as others,
+        listening(ann.model_copy(update={"topic_prefix": settings.mqtt.topic_prefix}), "#") as jobs,
+    ):
+        publish_all(operator, [("agent.ann/receipts", b"a job's"), ("0a1b2c3d/events", b"a job's")])
+        publish_all(below(operator), [("ann/outbox", b"hers")])
+        publish_all(bridge, [("ann-2/inbox", b"not hers"), ("ann/inbox", b"hers")])
+        wait_until(lambda: all_of_it, what="her own")
+    assert [(one.topic.rpartition("/")[2], one.payload) for one in all_of_it] == [("inbox", b"hers")]
+    assert (others, jobs) == ([], [])
+
+
+def test_an_agent_writes_only_its_own_outbox(settings: Settings, agents: Agents) -> None:
+    ann, _ = agents.register("ann"), agents.register("bob")
+    as_job = ann.model_copy(update={"topic_prefix": settings.mqtt.topic_prefix})
+    operator = role_mqtt(settings, OPERATOR)
+    with listening(below(operator), "#") as heard, listening(operator, "#") as of_jobs:
+        for topic in ("bob/outbox", "bob/inbox", "ann/inbox", "ann/outbox/x", "ann"):
+            publish_all(ann, [(topic, b"forged")])
+        for topic in ("agent.ann/events", "0a1b2c3d/events", "bridge/x"):
+            publish_all(as_job, [(topic, b"forged")])
+        publish_all(ann, [("ann/outbox", b"her own")])
+        wait_until(lambda: heard, what="her own word")
+    assert [one.payload for one in heard] == [b"her own"]
+    assert of_jobs == []
+
+
+def test_the_bridge_reads_outboxes_and_writes_inboxes_and_not_the_other_way_round(settings: Settings) -> None:
+    operator, bridge = below(role_mqtt(settings, OPERATOR)), below(role_mqtt(settings, BRIDGE))
+    with listening(bridge, "#") as read, listening(operator, "#") as written:
+        publish_all(bridge, [("x/outbox", b"forged")])
+        publish_all(bridge, [("x/inbox", b"1")])
+        publish_all(operator, [("x/inbox", b"2"), ("x/outbox", b"3")])
+        wait_until(lambda: len(read) >= 1 and len(written) >= 3, what="the last")
+    assert [one.payload for one in read] == [b"3"]
+    assert [one.payload for one in written] == [b"1", b"2", b"3"]
+
+
+def test_an_account_goes_with_its_registration_and_comes_back_with_another_secret(agents: Agents) -> None:
+    agents.register("carl")
+    first = agents.secrets["carl"]
+    assert agents.login("carl") is LoginAnswer.LET_IN
+    assert agents.login("carl", "another secret") is LoginAnswer.REFUSED
+    agents.append(removal_record, "carl")
+    wait_until(lambda: agents.login("carl") is LoginAnswer.REFUSED, 20, "its account has gone")
+    agents.register("carl")
+    assert agents.login("carl") is LoginAnswer.LET_IN
+    assert agents.login("carl", first) is LoginAnswer.REFUSED
+
+
+def test_a_restarted_companion_and_a_restarted_broker_keep_agents_as_they_were(
+    settings: Settings, agents: Agents, stack: LocalStack
+) -> None:
+    dora = agents.register("dora")
+    agents.register("emil")
+    folder = agents.accounts._folder
+    before = read_lines(folder / PASSWORDS)
+    agents.accounts.close()
+    agents.log.listeners.clear()
+    agents.append(removal_record, "emil")
+    stack["mosquitto"].stop()
+    stack["mosquitto"].start()
+    with listening(dora, "dora/inbox") as heard:
+        publish_all(below(role_mqtt(settings, BRIDGE)), [("dora/inbox", b"hers")])
+        wait_until(lambda: heard, what="what the ACL still lets her read")
+    agents.accounts = agents.started()
+    wait_until(lambda: "agent.emil" not in read_lines(folder / PASSWORDS), 20, "emil's account has gone")
+    assert read_lines(folder / PASSWORDS)["agent.dora"] == before["agent.dora"]
+    wait_until(lambda: "agent.emil" not in (folder / ACL).read_text(), 20, "and his rights")
+    assert stat.S_IMODE((folder / ACL).stat().st_mode) == 0o600
+
+
+def test_what_an_agent_says_changes_its_row_and_no_account(agents: Agents) -> None:
+    agents.register("fred")
+    word = {"message_id": "m", "to": "hub", "kind": "k", "body": "b", "seq": 1}
+    value = canonical(sign_said(word, agents.secrets["fred"]))
+    agents.log._append(OutgoingRecord("agent/fred", "id", "mqtt", "unverified", "agent.said", value), 0)
+    assert mqtt_user("fred") in agents.accounts._effective

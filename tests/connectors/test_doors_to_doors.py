@@ -1,0 +1,222 @@
+"""CM-07: whoever knows one door alone writes to whoever knows another: hub, file queue, MCP, MQTT and XML pump,
+each to each, itself included. By the design's table of doors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import httpx
+import pytest
+import yaml
+
+from connectors.agent_client import agent_client
+from connectors.mqtt_agent import Credentials, InboxMessage, MqttAgent
+from schemas.sealing import Keyring
+from schemas.settings import Settings
+from tests.broker_processes import ProgramProcess, free_port, wait_until
+from tests.connectors.agent_mcp.conftest import Agent
+from tests.connectors.file_bridge.bridge_run import BridgeRun
+from tests.connectors.noting_listener import FOLDER_VARIABLE, NOTE, NOTES, SPACE
+
+MESSAGES = "/api/hub/messages"
+HUB, FILE, MCP, MQTT, XML = DOORS = ("hub", "file", "mcp", "mqtt", "xml")
+# Who sends and who reads, at each door one.
+SENDER = {HUB: "hugo", FILE: "fil", MCP: "mia", MQTT: "mo", XML: "max"}
+READER = {HUB: "hanna", FILE: "fred", MCP: "mara", MQTT: "mina", XML: "xena"}
+
+
+class Got(NamedTuple):
+    """A message as a reader's door shows it; `kind` is None where the door shows none."""
+
+    sender: str
+    kind: str | None
+    body: str
+
+
+class Doors:
+    """A sender and a reader at each of five doors, who know nothing but their own."""
+
+    def __init__(self, run: BridgeRun, folder: Path) -> None:
+        self.run = run
+        self.clients: dict[str, httpx.Client] = {
+            name: run.principal(name) for name in (SENDER[HUB], READER[HUB], SENDER[XML])
+        }
+        for name in (SENDER[FILE], READER[FILE]):
+            run.principal(name).close()
+        self.agents = {name: Agent(name, folder).joined(run.operator) for name in (SENDER[MCP], READER[MCP])}
+        self.inbox: list[InboxMessage] = []
+        self.mqtt = {name: self._mqtt(name, folder) for name in (SENDER[MQTT], READER[MQTT])}
+        self.notes = folder / NOTES
+
+    def _mqtt(self, name: str, folder: Path) -> MqttAgent:
+        told = self.run.operator.post(f"/api/hub/agents/{name}/mqtt", json={}).json()
+        credentials = Credentials(agent_name=name, secret=told["secret"], prefix=told["prefix"])
+        # The tests' broker has no accounts.
+        agent = MqttAgent(self.run.settings, credentials, folder / f"mqtt-{name}", self.inbox.append)
+        return agent.__enter__()
+
+    def close(self) -> None:
+        """End what is open."""
+        for agent in self.mqtt.values():
+            agent.close()
+        for client in self.clients.values():
+            client.close()
+
+    def tool(self, agent: Agent, name: str, **arguments: Any) -> dict[str, Any]:
+        """What a tool answers an agent."""
+
+        async def call() -> dict[str, Any]:
+            async with agent_client(self.run.settings.mcp_server_url, agent.name, agent.key_path) as client:
+                found = await client.call_tool(name, arguments)
+                assert not found.is_error, found.content
+                return dict(found.structured_content or {})
+
+        return anyio.run(call)
+
+    def send(self, door: str, recipient: str, text: str) -> None:
+        """Send by a door, in the way of that door."""
+        sender = SENDER[door]
+        if door == HUB:
+            body = {"recipient": recipient, "type": "note", "payload": {"text": text}}
+            answer = self.clients[sender].post(MESSAGES, json=body)
+            assert answer.status_code == 200, answer.text
+        elif door == FILE:
+            self.run.queue.send("status", text, to=recipient, sender=sender)
+        elif door == MCP:
+            self.tool(self.agents[sender], "send_to_agent", targetAgentId=recipient, message=text)
+        elif door == MQTT:
+            self.mqtt[sender].send(recipient, "hint", text)
+        else:
+            document = f'<message xmlns="urn:trunkline:envelope:1"><to>{recipient}</to>{note(text)}</message>'
+            headers = {"Content-Type": "application/xml"}
+            answer = self.clients[sender].post("/messages", content=document.encode(), headers=headers)
+            assert answer.status_code == 202, answer.text
+
+    def read(self, door: str) -> list[Got]:
+        """All that a door gives its reader now."""
+        reader = READER[door]
+        if door == HUB:
+            found = self.clients[reader].get(MESSAGES).json()["messages"]
+            return [Got(m["sender"], m["type"], m["payload"]["text"]) for m in found]
+        if door == FILE:
+            return [Got(m["from"], m["topic"], m["body"]) for m in self.run.queue.poll(reader)]
+        if door == MCP:
+            found = self.tool(self.agents[reader], "get_my_messages", unreadOnly=True)["messages"]
+            if found:
+                self.tool(self.agents[reader], "mark_read", messageIds=[message["id"] for message in found])
+            return [Got(m["from"], None, m["content"]) for m in found]
+        if door == MQTT:
+            count = len(self.inbox)
+            taken, self.inbox[:count] = self.inbox[:count], []
+            return [Got(m.sender, m.kind, m.body) for m in taken]
+        lines = self.notes.read_text().splitlines() if self.notes.exists() else []
+        self.notes.unlink(missing_ok=True)
+        return [Got(*json.loads(line)) for line in lines]
+
+
+def note(text: str) -> str:
+    """A payload."""
+    return f'<{NOTE} xmlns="{SPACE}"><said>{text}</said></{NOTE}>'
+
+
+def text_of(sender_door: str, reader: str) -> str:
+    """What a sender says to a reader."""
+    return f"{SENDER[sender_door]} to {reader} ☃"
+
+
+def expected(sender_door: str, door: str) -> Got:
+    """What the reader at `door` gets of the sender at `sender_door`, by the design's table."""
+    text = text_of(sender_door, READER[door])
+    kind = {HUB: "note", FILE: "status", MCP: "message", MQTT: "hint", XML: NOTE}[sender_door]
+    # In the mailbox: JSON of the hub, XML of the pump, text of the others.
+    body = {HUB: json.dumps({"text": text}, ensure_ascii=False, separators=(",", ":")), XML: note(text)}.get(
+        sender_door, text
+    )
+    sender = SENDER[sender_door]
+    if door == HUB:
+        return Got(sender, kind, text if sender_door == HUB else body)
+    if door == FILE:
+        return Got(sender, kind if kind == "status" else "ask", body)
+    if door == MCP:
+        return Got(sender, None, body)
+    if door == MQTT:
+        return Got(sender, kind, body)
+    # A payload of the listener's own is one; all else is <text kind="…">.
+    return Got(sender, kind, text if sender_door == XML else body)
+
+
+ORGANISM = {
+    "listeners": [
+        {
+            "name": READER[XML],
+            "root_tag": NOTE,
+            "namespace": SPACE,
+            "handler": "tests.connectors.noting_listener:hear",
+            "capability": "notes what it is told",
+        }
+    ]
+}
+
+
+@pytest.fixture
+def doors(
+    backbone_settings: Settings,
+    keyring: Keyring,
+    tmp_path: Path,
+    start_bridge: Callable[..., ProgramProcess],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Doors]:
+    """Gateway with the MCP door, the bridges of files and MQTT, and a pump."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    organism = tmp_path / "organism.yaml"
+    organism.write_text(yaml.safe_dump(ORGANISM))
+    door = backbone_settings.agent_mcp.model_copy(update={"port": free_port()})
+    run = BridgeRun(backbone_settings.model_copy(update={"agent_mcp": door}), keyring, tmp_path)
+    pump = ProgramProcess("connectors.xml_pump", run.settings, tmp_path, "pump")
+    try:
+        start_bridge(run.settings)
+        pump.wait_ready()
+        found = Doors(run, tmp_path)
+        yield found
+        found.close()
+    finally:
+        pump.stop()
+        run.close()
+
+
+@pytest.mark.requirement("CM-07")
+@pytest.mark.requirement("JE-26")
+@pytest.mark.requirement("XP-15")
+def test_each_of_five_doors_reaches_each_once_with_sender_kind_and_body(doors: Doors) -> None:
+    # fred is known as one who reads by file.
+    assert doors.read(FILE) == []
+    for sender_door in DOORS:
+        for door in DOORS:
+            doors.send(sender_door, READER[door], text_of(sender_door, READER[door]))
+    for door in DOORS:
+        wanted = sorted((expected(sender_door, door) for sender_door in DOORS), key=str)
+        got: list[Got] = []
+
+        def has_come(door: str = door, got: list[Got] = got) -> bool:
+            got += doors.read(door)
+            return len(got) >= len(DOORS)
+
+        wait_until(has_come, 30, f"what was sent to {READER[door]}")
+        assert sorted(got, key=str) == wanted
+        assert doors.read(door) == []
+    # And no mailbox has more than that, or anything that nobody read.
+    for door in DOORS:
+        assert len(doors.run.mailbox(READER[door])) == len(DOORS)
+
+        def is_done(door: str = door) -> bool:
+            rows = doors.run.mailbox(READER[door]).values()
+            return {row["status"] for row in rows} <= {"claimed", "read"}
+
+        # What was read in a file or over MQTT is claimed a moment later.
+        wait_until(is_done, 30, f"{READER[door]} has read everything")
+        assert len(doors.run.mailbox(READER[door])) == len(DOORS)
