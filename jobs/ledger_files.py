@@ -1,9 +1,9 @@
 """The ledger's data files: each task writes its rows to one Parquet file, beside the rows that came before.
 
 A file is part of the table from the commit that names it (once_sink.py); one whose task failed, or whose
-commit never came, is never read, and maintenance deletes it. So nothing but a file's name and statistics
-goes through the JVM: rows went through it twice, and planning their 25 columns took a third of a
-micro-batch (decision 0012).
+commit never came, is never read, and maintenance deletes it. So nothing but a file's name, statistics
+and Merkle roots goes through the JVM: rows went through it twice, and planning their 25 columns took a third
+of a micro-batch (decision 0012).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 
+from jobs.ledger_roots import FileRoots
 from jobs.record_packing import from_cell
 from schemas.delta_files import table_storage
 from schemas.ledger_arrow import LEDGER_ARROW
@@ -67,7 +68,8 @@ def write_file(table: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
     first = next(cells, None)
     if first is None:
         return
-    name, statistics, storage = f"part-{uuid.uuid4()}.parquet", FileStatistics(), table_storage(table)
+    name, storage = f"part-{uuid.uuid4()}.parquet", table_storage(table)
+    statistics, roots = FileStatistics(), FileRoots()
     with (
         storage.open_output_stream(name) as stream,
         parquet.ParquetWriter(stream, LEDGER_ARROW, compression="snappy") as writer,
@@ -75,6 +77,8 @@ def write_file(table: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
         for cell in itertools.chain([first], cells):
             rows = from_cell(cell)
             statistics.add(rows)
+            roots.add(rows)
             writer.write_batch(rows)
     size = storage.get_file_info(name).size
-    yield pa.RecordBatch.from_pylist([{"path": name, "size": size, "statistics": statistics.to_json()}])
+    row = {"path": name, "size": size, "statistics": statistics.to_json(), "roots": roots.to_json()}
+    yield pa.RecordBatch.from_pylist([row])

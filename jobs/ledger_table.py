@@ -7,9 +7,11 @@ from typing import Final
 from deltalake import DeltaTable, Schema
 
 from jobs.ledger_files import SKIPPING_COLUMNS
+from schemas.fold_version import FOLD_PROPERTY, version_of
 from schemas.ledger import LEDGER
 from schemas.ledger_arrow import LEDGER_ARROW
 from schemas.settings import Settings
+from schemas.settled import FOLD_VERSION
 
 # Files that a reader may have open are never deleted.
 KEEP_AT_LEAST_H: Final = 1
@@ -39,6 +41,8 @@ def prepare_ledger(settings: Settings) -> None:
     if lacking:
         table.alter.add_columns(lacking)
     wanted = _properties(settings)
+    if FOLD_PROPERTY not in table.metadata().configuration:
+        wanted[FOLD_PROPERTY] = str(version_of(table) or FOLD_VERSION)
     if not wanted.items() <= table.metadata().configuration.items():
         table.alter.set_table_properties(wanted, raise_if_not_exists=False)
 

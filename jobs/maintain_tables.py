@@ -18,6 +18,7 @@ from typing import Final
 
 from deltalake import DeltaTable
 
+from jobs.audit_trail import AuditTrail
 from jobs.build_views import ViewBuilder
 from jobs.ledger_table import keep_old_files_h
 from schemas.ledger import LEDGER
@@ -50,6 +51,8 @@ def tidy_ledger(settings: Settings, keep_h: int | None = None) -> None:
     )
     table.update_incremental()
     table.create_checkpoint()
+    # What the log forgets must be in the chain file.
+    AuditTrail(settings).catch_up()
     table.cleanup_metadata()
 
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql import DataFrame, Row
+
+from jobs.ledger_chain import LedgerChain
+from schemas.audit_chain import ChainEntry, commit_metadata
 
 # More commits than maintenance can put between a micro-batch and its repetition.
 _LOOK_BACK: Final = 1000
@@ -25,10 +28,11 @@ _NOTHING_MORE: Final = PostCommitHookProperties(create_checkpoint=False, cleanup
 _TRIES: Final = 20
 
 
-def commit_marker(query_id: str, batch_id: int) -> str:
-    """What stands in a commit's userMetadata. The query's id lives in its checkpoint: a new checkpoint, in
-    which batch ids start anew, has new markers."""
-    return json.dumps({"query": query_id, "batch": batch_id}, sort_keys=True)
+def commit_marker(query_id: str, batch_id: int, entry: ChainEntry | None = None) -> str:
+    """What stands in a commit's userMetadata, with its entry of the audit chain. The query's id lives in its
+    checkpoint: a new checkpoint, in which batch ids start anew, has new markers."""
+    audit = {} if entry is None else {"audit": commit_metadata(entry)}
+    return json.dumps({"query": query_id, "batch": batch_id, **audit}, sort_keys=True)
 
 
 class LastCommit(NamedTuple):
@@ -57,7 +61,8 @@ class OnceSink:
 
     `query_id` is set after the query has started (Spark tells the id only then); the first micro-batch
     waits for it. `before_batch` is called before anything is written and may raise to stop the query;
-    `after_batch` is called with the batch id when a batch is in the table.
+    `after_batch` is called with the batch id when a batch is in the table. `chain` gives each commit
+    its entry; without it there is none.
     """
 
     def __init__(
@@ -65,8 +70,10 @@ class OnceSink:
         path: str,
         after_batch: Callable[[int], None] | None = None,
         before_batch: Callable[[], None] | None = None,
+        chain: LedgerChain | None = None,
     ) -> None:
         self._path = path
+        self._chain = chain
         self._before_batch = before_batch
         self._after_batch = after_batch
         self._query_id: str | None = None
@@ -94,13 +101,18 @@ class OnceSink:
         files = frame.collect()
         # In the table, but the state had not advanced: settled again for its sake, and the files are left over.
         if not repeated:
-            self._commit(files, commit_marker(self._query_id, batch_id))
+            self.commit(files, batch_id)
         self._looked_back = True
         if self._after_batch is not None:
             self._after_batch(batch_id)
 
-    def _commit(self, files: Iterable[Row], marker: str) -> None:
-        now = round(time.time() * 1000)
+    def commit(self, files: Sequence[Row], batch_id: int) -> None:
+        """Make `files` a part of the table, as one micro-batch."""
+        assert self._query_id is not None  # noqa: S101  for the type checker
+        entry = None
+        if self._chain is not None:
+            entry = self._chain.entry(self._query_id, batch_id, [file.roots for file in files])
+        marker, now = commit_marker(self._query_id, batch_id, entry), round(time.time() * 1000)
         adds: list[AddAction | RemoveAction] = [
             AddAction(file.path, file.size, {}, now, True, file.statistics) for file in files
         ]
@@ -113,3 +125,5 @@ class OnceSink:
             commit_properties=CommitProperties({"userMetadata": marker}, max_commit_retries=_TRIES),
             post_commithook_properties=_NOTHING_MORE,
         )
+        if self._chain is not None and entry is not None:
+            self._chain.committed(entry)

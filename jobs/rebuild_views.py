@@ -137,7 +137,8 @@ def _print_check(settings: Settings, *, as_json: bool) -> int:
             print(f"  … and {more} more")
         counts = ", ".join(f"{count} in {table}" for table, count in found.rows.items())
         verdict = "equal" if not found.different else f"{found.different} differences"
-        print(f"{verdict}: {found.records} records refolded; rows: {counts}")
+        earlier = f" ({found.adopted} of them settled by an earlier version)" if found.adopted else ""
+        print(f"{verdict}: {found.records} records refolded{earlier}; rows: {counts}")
     return Refused.exit_code if found.different else 0
 
 

@@ -1,4 +1,4 @@
-"""Runs the jobs together in one driver: settle_events, build_views, and maintenance beside them.
+"""Runs the jobs together in one driver: settle_events, build_views; maintenance and audit_trail beside them.
 
 Reads: what settle_events and build_views read.
 Owns: what they own; it holds the lock of the views (view_lock.py) as long as it runs.
@@ -21,11 +21,13 @@ from types import FrameType
 from pyspark.sql import SparkSession
 
 from jobs import build_views, settle_events
+from jobs.audit_trail import AuditThread
 from jobs.ledger_checkpoints import LedgerCheckpoints
 from jobs.maintain_tables import Maintenance
 from jobs.view_lock import views_lock
 from schemas.errors import TrunklineError
 from schemas.event_topic import check_topic
+from schemas.fold_version import check_fold_version
 from schemas.sealing import load_keyring
 from schemas.settings import Settings, SettingsError, load_settings
 
@@ -46,8 +48,12 @@ def run(
     """Run all until `stopping` is set or one fails; returns why one failed. Raises what the starts raise."""
     with ExitStack() as parts:
         checkpoints = LedgerCheckpoints(settings)
+        audit = AuditThread(settings)
+        # Stopped after the query, so that the last micro-batch is anchored.
+        parts.callback(audit.stop)
         query = settle_events.start(spark, settings, after_batch=checkpoints.committed)
         parts.callback(query.stop)
+        audit.start()
         build_views.prepare(settings)
         builder = build_views.ViewBuilder(settings)
         views = build_views.ViewThread(settings, builder)
@@ -74,6 +80,7 @@ def main() -> int:
         settings = load_settings()
         load_keyring(settings)
         check_topic(settings)
+        check_fold_version(settings)
     except (SettingsError, TrunklineError) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else error.exit_code

@@ -28,6 +28,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from jobs.buckets import bucket_column
 from jobs.checkpoint_state import CheckpointGuard
+from jobs.ledger_chain import LedgerChain
 from jobs.ledger_files import write_file
 from jobs.ledger_table import prepare_ledger
 from jobs.once_sink import OnceSink
@@ -35,6 +36,7 @@ from jobs.record_packing import RECORD_COLUMNS, SEPARATOR, pack_records
 from jobs.recovery import Recovery, find_start
 from jobs.settling import SettleStreams
 from schemas.errors import TrunklineError
+from schemas.kafka_clients import spark_security
 from schemas.ledger import LEDGER
 from schemas.record import STANDARD_HEADERS
 from schemas.sealing import Keyring, load_keyring
@@ -54,6 +56,7 @@ def read_records(
     return (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", settings.kafka.bootstrap_servers)
+        .options(**spark_security(settings.kafka))
         .option("subscribe", settings.kafka.topic)
         .option("startingOffsets", "earliest")
         .option("includeHeaders", "true")
@@ -183,7 +186,8 @@ def _started(
     trigger: Mapping[str, Any],
     after_batch: Callable[[int], None] | None,
 ) -> StreamingQuery:
-    sink = OnceSink(settings.table_path(LEDGER), after_batch, CheckpointGuard(checkpoint))
+    chain = LedgerChain(settings)
+    sink = OnceSink(settings.table_path(LEDGER), after_batch, CheckpointGuard(checkpoint), chain)
     writer = (
         frame.writeStream.queryName(QUERY_NAME)
         .option("checkpointLocation", checkpoint)

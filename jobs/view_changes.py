@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -64,10 +65,8 @@ def changes_of(ledger: pa.Table) -> Changes:
     changed = ledger.filter(pc.or_(pc.is_valid(ledger["changes"]), pc.is_valid(ledger["entries"])))
     for row in changed.to_pylist():
         partition = row["partition"]
-        for change in _decode_changes(row["changes"] or b"[]"):
-            # The last key column of a row may hold a slash, the others are names.
-            key = tuple(change.key.split("/", len(key_columns(change.view)) - 1))
-            _keep(tables[change.view], key, RowChange(partition, change.offset, change.row))
+        for view, key, change in row_changes(partition, row["changes"]):
+            _keep(tables[view], key, change)
         kind, stream, version = sys.intern(row["stream_kind"]), row["stream_id"], row["fold_version"]
         for entry, value in row["entries"] or ():
             key = (kind, stream, sys.intern(entry))
@@ -77,6 +76,17 @@ def changes_of(ledger: pa.Table) -> Changes:
             )
             _keep(tables[STREAM_ENTRIES], key, RowChange(partition, row["accepted_offset"], document))
     return Changes(tables, next_offsets(ledger))
+
+
+def row_changes(partition: int, changes: bytes | str | None) -> Iterator[tuple[str, Key, RowChange]]:
+    """The table, key and change of each of a ledger row's `changes`."""
+    for change in _decode_changes(changes or b"[]"):
+        yield change.view, row_key(change.view, change.key), RowChange(partition, change.offset, change.row)
+
+
+def row_key(view: str, key: str) -> Key:
+    """The key columns of a row. The last of them may hold a slash, the others are names."""
+    return tuple(key.split("/", len(key_columns(view)) - 1))
 
 
 def next_offsets(ledger: pa.Table) -> dict[int, int]:

@@ -5,58 +5,49 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from connectors.bridge_records import job_event_record
+from connectors.file_bridge.records import claims_of, posting_of, refusal_of
+from connectors.job_topics import events_topic
+from connectors.local_stack import free_port
 from jobs import build_views
-from schemas.mailbox_requests import claim_record
+from schemas.mailbox_requests import claim_record, lease_record
 from schemas.message import Message, posting_record
+from schemas.record import OutgoingRecord
 from schemas.refusal import Refusal, refusal_record
 from schemas.sealing import Keyring
-from schemas.settings import PROJECT_ROOT, Settings, settings_environment
+from schemas.settings import KafkaSettings, Settings
+from schemas.view_rows import MAILBOX_VIEW
 from tests.jobs.conftest import Rows
-from tests.jobs.topic_load import append_all, event, raw_event, registration
+from tests.jobs.topic_load import append_all, event, registration
+from tests.notebook_run import NOTEBOOKS, notebook, run_here
 
-NOTEBOOK = PROJECT_ROOT / "notebooks" / "job_audit.ipynb"
-MESSAGES = PROJECT_ROOT / "notebooks" / "message_audit.ipynb"
+FIVE = ("agent_audit", "custody_audit", "job_audit", "message_audit", "refusal_audit")
 JOB, OTHER_JOB = "ab12cd34", "ffffffff"
 
 
-def outputs(notebook: nbformat.NotebookNode) -> str:
-    """All text that the cells have put out."""
-    found = []
-    for cell in notebook.cells:
-        for output in cell.get("outputs", []):
-            found.append(output.get("text", "") or output.get("data", {}).get("text/plain", ""))
-    return "\n".join(found)
+def test_notebooks_are_committed_without_outputs_and_say_what_they_answer_and_take() -> None:
+    assert sorted(path.stem for path in NOTEBOOKS.glob("*_audit.ipynb")) == sorted(FIVE)
+    for name in FIVE:
+        first, parameters, *rest = notebook(name).cells
+        assert first.source.startswith("# ") and f"notebooks/{name}.ipynb" in first.source
+        assert parameters.metadata["tags"] == ["parameters"] and "data_dir = None" in parameters.source
+        cells = [cell for cell in (parameters, *rest) if cell.cell_type == "code"]
+        assert not any(cell.outputs or cell.execution_count for cell in cells), name
 
 
-def executed(
-    path: Path, settings: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> nbformat.NotebookNode:
-    """A notebook, run on the tables of these settings."""
-    for name, value in settings_environment(settings).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PYTHONPATH", str(PROJECT_ROOT))
-    monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
-    notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=120, kernel_name="python3").execute(cwd=str(PROJECT_ROOT))
-    return notebook
-
-
-def plots(notebook: nbformat.NotebookNode) -> int:
-    """How many plots it shows."""
-    found = (out for cell in notebook.cells for out in cell.get("outputs", []))
-    return sum("image/png" in out.get("data", {}) for out in found)
-
-
-def test_notebooks_are_committed_without_outputs() -> None:
-    for path in sorted(Path(PROJECT_ROOT, "notebooks").glob("*.ipynb")):
-        cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
-        assert cells
-        assert not any(cell.outputs or cell.execution_count for cell in cells), path.name
+@pytest.mark.parametrize("name", FIVE)
+def test_on_an_empty_backbone_a_notebook_says_so_and_runs_to_its_end(
+    name: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unheard = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}")
+    run = run_here(name, Settings(data_dir=tmp_path, kafka=unheard), monkeypatch)
+    assert "There is no ledger below" in run.text and run.plots
+    # Checks at the end run, too: they have nothing to compare.
+    assert "0 of 0" in run.text or "0 records" in run.text or "nothing to check" in run.text
 
 
 def test_the_audit_notebook_tells_what_happened_to_a_job_and_what_was_refused(
@@ -64,14 +55,15 @@ def test_the_audit_notebook_tells_what_happened_to_a_job_and_what_was_refused(
     drain: Callable[[], Rows],
     backbone_settings: Settings,
     keyring: Keyring,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     forged = event(JOB, 2).value.replace(b"going on", b"forged!!")
+    prefix = backbone_settings.mqtt.topic_prefix
+    by_bridge = job_event_record(prefix, events_topic(prefix, JOB), forged, None)
     records = [
         registration(JOB, keyring),
         event(JOB, 1, "started", "the stars are counted"),
-        raw_event(JOB, forged),
+        by_bridge,
         event(JOB, 2),
         event(JOB, 2),
         event(JOB, 3, "completed"),
@@ -82,17 +74,23 @@ def test_the_audit_notebook_tells_what_happened_to_a_job_and_what_was_refused(
     drain()
     build_views.catch_up(backbone_settings)
     monkeypatch.setenv("TRUNKLINE_AUDIT_JOB", JOB)
-    notebook = executed(NOTEBOOK, backbone_settings, tmp_path, monkeypatch)
-    text = outputs(notebook)
+    run = run_here("job_audit", backbone_settings, monkeypatch)
+    text = run.text
     for expected in ("the stars are counted", "completed", "bad_signature", "after_terminal", "unknown_stream"):
         assert expected in text, expected
     assert "1 of 1 registry rows stand at the ledger's end and agree with it" in text
-    assert plots(notebook) == 2
+    assert len(run.plots) == 4
+    monkeypatch.setenv("TRUNKLINE_AUDIT_EVENT", by_bridge.ce_id)
+    chain = run_here("custody_audit", backbone_settings, monkeypatch).text
+    assert by_bridge.ce_id in chain
+    # Kafka answers here: its copy is compared.
+    for expected in ("kafka the same bytes in Kafka and ledger ok", "ledger signature missing or forged ok"):
+        assert expected in chain, expected
 
 
 @pytest.mark.requirement("HH-08")
 def test_the_message_notebook_tells_who_wrote_to_whom_how_long_it_took_and_what_was_refused(
-    drain: Callable[[], Rows], backbone_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    drain: Callable[[], Rows], backbone_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusal = Refusal(
         request_id="q1", reason="policy", why="the envelope has no type", principal="ann", route="r"
@@ -116,10 +114,9 @@ def test_the_message_notebook_tells_who_wrote_to_whom_how_long_it_took_and_what_
     append_all(backbone_settings, [posting_record(other, door="http", principal="ann")])
     drain()
     build_views.catch_up(backbone_settings)
-    notebook = executed(
-        PROJECT_ROOT / "notebooks" / "message_audit.ipynb", backbone_settings, tmp_path, monkeypatch
-    )
-    text = outputs(notebook)
+    run = run_here("message_audit", backbone_settings, monkeypatch)
+    text = run.text
+    assert "0 file agents in 0 sessions" in text
     for expected in (
         "how far",
         "claimed",
@@ -129,4 +126,107 @@ def test_the_message_notebook_tells_who_wrote_to_whom_how_long_it_took_and_what_
     ):
         assert expected in text, expected
     assert "3 of 3 accepted messages are in the view, each once" in text
-    assert plots(notebook) == 2
+    assert len(run.plots) == 4
+    refusals = run_here("refusal_audit", backbone_settings, monkeypatch).text
+    assert "1 requests were refused by a door's own decision, 0 more were held back." in refusals
+    assert "ann policy r 1" in refusals
+
+
+def line_of_queue(msg_id: str, sender: str, to: str | None) -> dict[str, object]:
+    """A message as the queue's library reads it from a line."""
+    return {
+        "msg_id": msg_id,
+        "ts": "2026-11-21T10:00:00.000000Z",
+        "from": sender,
+        "to": to,
+        "topic": "ask",
+        "body": "a line of the queue",
+        "in_reply_to": None,
+        "ttl_s": None,
+    }
+
+
+def claim_of_poll(session: str, agent: str, *taken: str) -> OutgoingRecord:
+    """What the bridge makes of a poll that took these messages."""
+    poll = {"session": session, "agent_id": agent, "ts": "2026-11-21T10:00:01.000000Z", "msg_ids": taken}
+    (claim,) = claims_of(poll)
+    return claim
+
+
+def posting_by_http(message_id: str, to: str) -> OutgoingRecord:
+    """A message by HTTP."""
+    said = {
+        "message_id": message_id,
+        "from": "ann",
+        "from_verified": True,
+        "to": to,
+        "kind": "ask",
+        "body": "{}",
+    }
+    return posting_record(Message.model_validate(said), door="http", principal="ann")
+
+
+def seconds_until_polls(settings: Settings, session: str) -> list[float]:
+    """How long the messages waited that polls took in a session, as the mailbox table has it."""
+    rows = DeltaTable(settings.table_path(MAILBOX_VIEW)).to_pyarrow_table().to_pylist()
+    by_poll = [row for row in rows if row["handed_to"] == "file/unverified" and row["realm"] == session]
+    return sorted((row["handed_at"] - row["posted_at"]).total_seconds() for row in by_poll)
+
+
+@pytest.mark.requirement("FQ-16")
+def test_the_message_notebook_tells_what_file_agents_did(
+    drain: Callable[[], Rows], backbone_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everybody = line_of_queue("l3", "fay", None)
+    for records in (
+        [
+            posting_of(line_of_queue("l1", "fay", "carol"), "default", "carol"),
+            posting_of(line_of_queue("l2", "fay", "bob"), "lab", "bob"),
+            posting_of(line_of_queue("l2", "fay", "bob"), "lab", "bob"),
+            refusal_of("lab", b"no line of the queue\xff"),
+            *(posting_by_http(f"h-{to}", to) for to in ("bob", "dan", "erik")),
+        ],
+        [posting_of(everybody, "lab", recipient) for recipient in ("bob", "gus")],
+        [
+            claim_of_poll("default", "bob", "h-bob"),
+            claim_of_poll("lab", "bob", "l2", "l3"),
+            claim_record("default", "carol", "q1", 2, door="http", principal="carol"),
+            lease_record("default", "dan", "q2", door="http", principal="dan"),
+        ],
+        # Two doors for one mailbox: polls take what was drained by HTTP, what is leased, and what never came.
+        [
+            claim_of_poll("default", "carol", "l1", "l9"),
+            claim_of_poll("default", "dan", "h-dan"),
+            claim_of_poll("default", "bob", "h-bob"),
+            posting_by_http("h-again", "bob"),
+        ],
+    ):
+        append_all(backbone_settings, records)
+    drain()
+    build_views.catch_up(backbone_settings)
+    run = run_here("message_audit", backbone_settings, monkeypatch)
+    told = run.section("What file agents did").splitlines()
+    waited = {session: seconds_until_polls(backbone_settings, session) for session in ("default", "lab")}
+    (first, last), (short, long) = waited["default"], waited["lab"]
+    expected = [
+        "5 file agents in 2 sessions",
+        # Lines written, messages taken by polls, messages that wait.
+        *("default bob 0 1 1", "dan 0 1 0", "fay 1 0 0", "lab bob 0 2 0", "fay 2 0 0"),
+        "2 crossed from another door into files, 1 from files to another door",
+        "1 posts were carried again by the bridge and count once",
+        *("default file http 1", "http file 2", "lab file file 2", "nobody 1"),
+        f"default: 2 taken by polls, median {(first + last) / 2:.3f} s, longest {last:.3f} s",
+        f"lab: 2 taken by polls, median {(short + long) / 2:.3f} s, longest {long:.3f} s",
+        "polls took 6 messages, 2 of them are not theirs in the mailbox",
+        "0 of 5 claims of polls were refused",
+    ]
+    assert [line for line in told if line in expected] == expected
+    for apart in (
+        "default/carol l1 claimed http/carol accepted None",
+        "default/carol l9 never posted NaN accepted",
+    ):
+        assert any(apart in line for line in told), apart
+    assert not any("erik" in line or "gus" in line for line in told)
+    refused = run.section("What policy refused")
+    assert "1 lines in files were no messages" in refused and "no line of the queue\\xff" in refused
+    assert "8 of 8 accepted messages are in the view, each once" in run.text

@@ -21,7 +21,7 @@ from schemas.ledger import LEDGER
 from schemas.record import OutgoingRecord
 from schemas.sealing import Keyring
 from schemas.session_registry import SessionCreation, session_record
-from schemas.settings import Settings, ViewSettings
+from schemas.settings import Settings, StorageSettings, ViewSettings
 from schemas.view_arrow import VIEW_ARROW
 from schemas.view_progress import ViewProgress, read_progress
 from schemas.view_rows import REGISTRY_JOBS, REGISTRY_SESSIONS
@@ -116,24 +116,8 @@ class BoomError(Exception):
     """Raised in the middle of a round."""
 
 
-@pytest.mark.parametrize("table", [REGISTRY_JOBS, REGISTRY_SESSIONS, STREAM_ENTRIES])
-@pytest.mark.parametrize("point", ["before", "after"])
-def test_a_crash_between_the_commits_of_two_tables_leaves_the_right_rows_after_a_restart(
-    drain: Callable[[], Rows],
-    backbone_settings: Settings,
-    keyring: Keyring,
-    monkeypatch: pytest.MonkeyPatch,
-    table: str,
-    point: str,
-) -> None:
-    settings = backbone_settings
-    append_all(settings, [registration(JOB, keyring), event(JOB, 1, "started"), session_created("s1")])
-    drain()
-    catch_up(settings)
-    append_all(settings, [event(JOB, 2), session_created("s2"), registration("0000000b", keyring)])
-    drain()
-    append_all(settings, [event(JOB, 3, "completed")])
-    ledger = drain()
+def crash_and_restart(settings: Settings, monkeypatch: pytest.MonkeyPatch, table: str, point: str) -> None:
+    """Catch up, failing before or after the commit of one table; then catch up again."""
     apply = ViewTable.apply
 
     def crashing(self: ViewTable, changes: Any, progress: Any = None) -> bool:
@@ -149,12 +133,36 @@ def test_a_crash_between_the_commits_of_two_tables_leaves_the_right_rows_after_a
         catch_up(settings)
     monkeypatch.setattr(ViewTable, "apply", apply)
     catch_up(settings)
-    jobs = {row["job_id"]: row["status"] for row in rows_of(settings, REGISTRY_JOBS)}
-    assert jobs == {JOB: "completed", "0000000b": "pending"}
-    assert [row["session"] for row in rows_of(settings, REGISTRY_SESSIONS)] == ["s1", "s2"]
-    assert progress_of(settings).offsets == ledger_ends(ledger)
-    check = check_views(settings, DeltaTable(settings.table_path(LEDGER)), keyring)
-    assert (check.differences, check.newer) == ([], 0)
+
+
+def test_a_crash_between_the_commits_of_two_tables_leaves_the_right_rows_after_a_restart(
+    drain: Callable[[], Rows],
+    backbone_settings: Settings,
+    keyring: Keyring,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    settings = backbone_settings
+    append_all(settings, [registration(JOB, keyring), event(JOB, 1, "started"), session_created("s1")])
+    drain()
+    catch_up(settings)
+    append_all(settings, [event(JOB, 2), session_created("s2"), registration("0000000b", keyring)])
+    drain()
+    append_all(settings, [event(JOB, 3, "completed")])
+    ledger = drain()
+    for table in (REGISTRY_JOBS, REGISTRY_SESSIONS, STREAM_ENTRIES):
+        for point in ("before", "after"):
+            tables = tmp_path / f"{point}-{table}"
+            shutil.copytree(settings.tables_root, tables)
+            own = settings.model_copy(update={"storage": StorageSettings(tables=str(tables))})
+            crash_and_restart(own, monkeypatch, table, point)
+            jobs = {row["job_id"]: row["status"] for row in rows_of(own, REGISTRY_JOBS)}
+            assert jobs == {JOB: "completed", "0000000b": "pending"}, (point, table)
+            sessions = [row["session"] for row in rows_of(own, REGISTRY_SESSIONS)]
+            assert sessions == ["s1", "s2"], (point, table)
+            assert progress_of(own).offsets == ledger_ends(ledger), (point, table)
+            check = check_views(own, DeltaTable(own.table_path(LEDGER)), keyring)
+            assert (check.differences, check.newer) == ([], 0), (point, table)
 
 
 def test_reading_commits_again_commits_nothing_to_the_registries(

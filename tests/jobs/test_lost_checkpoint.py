@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from connectors.audit.verification import verify
 from jobs import settle_events
+from jobs.maintain_tables import tidy_ledger
 from schemas.record import OutgoingRecord
 from schemas.sealing import Keyring
 from schemas.settings import Settings, StorageSettings
@@ -84,6 +86,7 @@ def each_once(rows: Rows) -> bool:
     return all(found == list(range(len(found))) for found in offsets.values())
 
 
+@pytest.mark.slow
 def test_what_comes_after_a_lost_checkpoint_is_settled_as_in_an_undisturbed_run(
     spark: SparkSession, backbone_settings: Settings, keyring: Keyring
 ) -> None:
@@ -107,6 +110,11 @@ def test_what_comes_after_a_lost_checkpoint_is_settled_as_in_an_undisturbed_run(
     rows = drained(spark, backbone_settings)
     assert each_once(rows)
     assert plain(rows) == plain(undisturbed(spark, backbone_settings))
+    # One audit chain, over both checkpoints, and the same roots after maintenance has put all files together.
+    tidy_ledger(backbone_settings, 0)
+    report = verify(backbone_settings, without_anchors=True)
+    assert (report.findings, report.rows, report.rows_before_the_chain) == ((), len(rows), 0)
+    assert report.entries >= 3
 
 
 @pytest.mark.slow

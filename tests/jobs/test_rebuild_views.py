@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -22,11 +23,12 @@ from schemas.entries import Entries
 from schemas.errors import NotFound, Refused
 from schemas.job_registry import cancellation_record, pick_record
 from schemas.ledger import LEDGER
-from schemas.ledger_arrow import ledger_batch
+from schemas.ledger_arrow import LEDGER_ARROW, ledger_batch
 from schemas.record import OutgoingRecord, Record
 from schemas.sealing import Keyring, ensure_keyring
 from schemas.session_registry import SessionCreation, session_record
 from schemas.settings import Settings, StorageSettings, settings_environment
+from schemas.settled import FOLD_VERSION
 from schemas.view_arrow import VIEW_ARROW
 from schemas.view_progress import ViewProgress
 from schemas.view_rows import REGISTRY_JOBS
@@ -120,6 +122,29 @@ def test_a_refold_of_the_bytes_says_what_ledger_and_views_say(backbone: Backbone
     assert {"accepted", "duplicate", "rejected"} == set(ledger["verdict"].to_pylist())
     assert any(ledger["value_sealed"].to_pylist()), "the check opens sealed values"
     assert found.rows == {table: len(rows) for table, rows in backbone.state().items()}
+
+
+def test_what_an_earlier_version_of_the_fold_has_settled_stands_and_the_refold_goes_on_from_there(
+    backbone: Backbone,
+) -> None:
+    path = backbone.settings.table_path(LEDGER)
+    rows = DeltaTable(path).to_pyarrow_table().to_pylist()
+    for row in rows:
+        row["fold_version"] = FOLD_VERSION - 1
+        if row["reason"] is not None:
+            row["reason"] = "a_reason_of_old"
+    write_deltalake(path, pa.Table.from_pylist(rows, schema=LEDGER_ARROW), mode="overwrite")
+    for table in VIEW_TABLES:
+        shutil.rmtree(backbone.settings.table_path(table))
+    jobs = sorted({row["stream_id"] for row in rows if row["stream_kind"] == "job"})
+    backbone.settle(*(event(job, 9, "progress") for job in jobs), registration("000000ff", backbone.keyring))
+    backbone.build()
+    found = backbone.check()
+    assert (found.differences, found.adopted) == ([], len(rows))
+    assert found.records > len(rows)
+    # It does look at what came later, with what came before in mind.
+    newest = backbone.state()[REGISTRY_JOBS]
+    assert {row["last_seq"] for row in newest if row["status"] == "running"} == {9}
 
 
 def test_the_check_finds_rows_in_whatever_files_they_lie(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
+from connectors.audit.verification import verify
 from jobs.view_lock import views_lock
 from schemas.errors import Refused
 from schemas.ledger import LEDGER
@@ -87,6 +88,9 @@ def test_records_reach_ledger_and_views_across_a_stop_and_a_start_with_maintenan
     wait_until(lambda: status_of(backbone_settings) == "running", DRAIN_LIMIT_S, "a newer row")
     assert program.stop(timeout_s=60) == 0, program.log()[-3000:]
     assert subprocess.run([*command, "--check"], cwd=PROJECT_ROOT, env=environment, timeout=60).returncode == 0
+    report = verify(backbone_settings)
+    assert (report.findings, report.rows, report.rows_not_anchored) == ((), 3, 0), "the end is anchored"
+    assert report.anchors >= 2
 
 
 @pytest.mark.timeout(600)

@@ -1,0 +1,153 @@
+"""The chain file and its anchors follow the ledger's commits: no gap and nothing double, whatever is killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from connectors.audit.verification import verify
+from jobs.audit_trail import AuditThread, AuditTrail
+from jobs.ledger_roots import FileRoots
+from schemas.audit_anchors import read_anchors
+from schemas.audit_chain import last_in_file, lines_in_file
+from schemas.audit_settings import anchor_key_file, anchors_file
+from schemas.errors import UsageError
+from schemas.ledger_arrow import ledger_batch
+from schemas.settings import Settings
+from tests.audited_ledger import AuditedLedger, ledger_row_at
+from tests.broker_processes import wait_until
+
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> AuditedLedger:
+    """An empty one."""
+    return AuditedLedger(tmp_path)
+
+
+def entries_of(ledger: AuditedLedger) -> list[int]:
+    return [line.entry.number for line in lines_in_file(ledger.trail.path) if line is not None]
+
+
+def is_true(settings: Settings, **options: Any) -> bool:
+    report = verify(settings, **options)
+    assert report.findings == ()
+    return report.is_true
+
+
+def test_what_was_committed_and_not_written_down_before_a_crash_is_written_once_after_it(
+    ledger: AuditedLedger,
+) -> None:
+    ledger.commit_offsets({0: (0, 3)})
+    ledger.commit_offsets({0: (3, 5)})
+    assert is_true(ledger.settings, without_anchors=True), "as long as the log has it, nothing is missing"
+    ledger.trail.follow()
+    ledger.commit_offsets({1: (0, 2)})
+    for trail in (AuditTrail(ledger.settings), ledger.trail, AuditTrail(ledger.settings)):
+        trail.follow()
+        trail.catch_up()
+    assert entries_of(ledger) == [0, 1, 2]
+    # A line that was being written, and one of which nothing is left.
+    whole = ledger.trail.path.read_bytes()
+    for cut in (1, 40, len(whole.splitlines(keepends=True)[-1])):
+        ledger.trail.path.write_bytes(whole[:-cut])
+        AuditTrail(ledger.settings).follow()
+        assert ledger.trail.path.read_bytes() == whole
+    ledger.keep()
+    assert is_true(ledger.settings)
+
+
+def test_a_new_start_goes_on_after_the_newest_entry_wherever_it_stands(ledger: AuditedLedger) -> None:
+    ledger.commit_offsets({0: (0, 3)})
+    ledger.restart()
+    ledger.commit_offsets({0: (3, 4)})
+    ledger.trail.follow()
+    ledger.forget_log()
+    last = last_in_file(ledger.trail.path)
+    assert last is not None and min(ledger.log_versions()) > last.version
+    ledger.restart()
+    ledger.commit_offsets({0: (4, 6)})
+    ledger.commit([])
+    ledger.keep()
+    assert entries_of(ledger) == [0, 1, 2, 3], "an empty micro-batch has its entry, too"
+    assert is_true(ledger.settings)
+
+
+def test_the_log_is_not_cleaned_of_what_the_chain_file_has_not(ledger: AuditedLedger) -> None:
+    first_commit = DeltaTable(ledger.path).version() + 1
+    for first in range(3):
+        ledger.commit_offsets({0: (first, first + 1)})
+    in_the_way = ledger.trail.path.parent
+    in_the_way.write_bytes(b"")
+    for _ in range(2):
+        with pytest.raises(OSError):
+            ledger.forget_log()
+    assert first_commit in ledger.log_versions()
+    in_the_way.unlink()
+    ledger.forget_log()
+    assert first_commit not in ledger.log_versions() and entries_of(ledger) == [0, 1, 2]
+
+
+def test_anchors_are_made_at_the_interval_when_the_chain_has_grown_and_the_key_is_private(
+    tmp_path: Path,
+) -> None:
+    ledger = AuditedLedger(tmp_path / "data", anchors_dir=tmp_path / "elsewhere", anchor_interval_s=3600)
+    assert not ledger.trail.anchor(), "of nothing there is no anchor"
+    ledger.commit_offsets({0: (0, 3)})
+    ledger.trail.follow()
+    assert ledger.trail.anchor() and not ledger.trail.anchor()
+    ledger.commit_offsets({0: (3, 4)})
+    ledger.trail.follow()
+    assert not ledger.trail.anchor(), "not due"
+    assert ledger.trail.anchor(at_once=True) and not ledger.trail.anchor(at_once=True)
+    anchors = read_anchors(tmp_path / "elsewhere" / "anchors.ndjson")
+    assert [a.statement.rows for a in anchors if a is not None] == [3, 4]
+    key = anchor_key_file(ledger.settings)
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert is_true(ledger.settings)
+    key.chmod(0o644)
+    ledger.commit_offsets({0: (4, 5)})
+    ledger.trail.follow()
+    with pytest.raises(UsageError, match="chmod 600"):
+        ledger.trail.anchor(at_once=True)
+
+
+def test_the_thread_follows_goes_on_after_a_failure_and_anchors_the_end(
+    ledger: AuditedLedger, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("jobs.audit_trail._AFTER_A_FAILURE_S", 0.05)
+    monkeypatch.setattr("jobs.audit_trail._POLL_S", 0.05)
+    in_the_way = anchors_file(ledger.settings).parent
+    in_the_way.write_bytes(b"")
+    ledger.commit_offsets({0: (0, 3)})
+    thread = AuditThread(ledger.settings)
+    thread.start()
+    try:
+        said: list[str] = []
+        wait_until(
+            lambda: said.append(capfd.readouterr().err) or "audit_trail: " in "".join(said), 10, "it is told"
+        )
+        in_the_way.unlink()
+        wait_until(lambda: anchors_file(ledger.settings).exists(), 10, "the first anchor")
+        ledger.commit_offsets({0: (3, 7)})
+    finally:
+        thread.stop()
+    report = verify(ledger.settings)
+    assert (report.findings, report.rows_not_anchored) == ((), 0), "the end is anchored, though it was not due"
+
+
+def test_rows_out_of_order_have_no_root(ledger: AuditedLedger) -> None:
+    def batch(*offsets: int) -> pa.RecordBatch:
+        return ledger_batch([ledger_row_at(0, at) for at in offsets])
+
+    roots = FileRoots()
+    roots.add(batch(3, 4))
+    with pytest.raises(ValueError, match="order"):
+        roots.add(batch(4))
+    with pytest.raises(ValueError, match="order"):
+        FileRoots().add(batch(2, 1))

@@ -1,0 +1,113 @@
+"""Programs do not run on a ledger of another version of the fold until it is switched on, with conditions."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+import pytest
+from deltalake import DeltaTable
+
+from jobs.build_views import catch_up
+from jobs.switch_fold import switch
+from schemas.control_fold import FOLD_STREAM
+from schemas.errors import Refused
+from schemas.event_topic import topic_reader
+from schemas.fold_version import FOLD_PROPERTY, check_fold_version
+from schemas.ledger import LEDGER
+from schemas.sealing import Keyring
+from schemas.settings import PROJECT_ROOT, Settings, settings_environment
+from schemas.settled import FOLD_VERSION
+from tests.connectors.gateway.hub_access import GatewayProcess, starting
+from tests.jobs.conftest import Rows
+from tests.jobs.topic_load import append_all, event, registration
+
+JOB = "0badcafe"
+
+
+def ran(settings: Settings, *command: str) -> subprocess.CompletedProcess[str]:
+    """One of our programs, to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", *command],
+        env=os.environ | settings_environment(settings),
+        cwd=PROJECT_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+
+
+def fold(settings: Settings, action: str) -> subprocess.CompletedProcess[str]:
+    return ran(settings, "connectors.cli", "fold", action, "--json")
+
+
+def settled_by(settings: Settings, version: int | None = None) -> str:
+    """The version that the ledger is settled by; sets it first, if one is named."""
+    ledger = DeltaTable(settings.table_path(LEDGER))
+    if version is not None:
+        ledger.alter.set_table_properties({FOLD_PROPERTY: str(version)}, raise_if_not_exists=False)
+    return str(ledger.metadata().configuration[FOLD_PROPERTY])
+
+
+@pytest.mark.timeout(300)
+def test_a_version_is_switched_on_with_the_doors_closed_and_everything_settled(
+    drain: Callable[[], Rows],
+    backbone_settings: Settings,
+    keyring: Keyring,
+    tmp_path: Path,
+) -> None:
+    append_all(backbone_settings, [registration(JOB, keyring), event(JOB, 1, "started")])
+    drain()
+    catch_up(backbone_settings)
+    assert settled_by(backbone_settings) == str(FOLD_VERSION), "a new ledger is of this version"
+    with starting(GatewayProcess, backbone_settings, tmp_path) as start:
+        gateway = start()
+        settings = gateway.settings
+        settled_by(settings, FOLD_VERSION - 1)
+        is_open = fold(settings, "switch")
+        assert is_open.returncode == 4
+        assert "a gateway answers" in is_open.stderr
+    for program in ("connectors.gateway", "jobs.run_streams"):
+        refused = ran(settings, program)
+        assert refused.returncode == 4, refused.stderr
+        assert "trunkline fold switch" in refused.stderr
+    append_all(settings, [event(JOB, 2)])
+    with topic_reader(settings.kafka) as consumer:
+        found = consumer.end_offsets(sorted(consumer.assignment()))
+    ends = {str(where.partition): end for where, end in found.items()}
+    with pytest.raises(Refused, match="the ledger lack"):
+        switch(settings, ends)
+    ledger = drain()
+    with pytest.raises(Refused, match="the views lack"):
+        switch(settings, ends)
+    catch_up(settings)
+    assert settled_by(settings) == str(FOLD_VERSION - 1), "nothing that was refused has switched"
+    done = fold(settings, "switch")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["switched"] is True
+    assert settled_by(settings) == str(FOLD_VERSION)
+    check_fold_version(settings)
+    again = fold(settings, "switch")
+    assert (again.returncode, json.loads(again.stdout)["switched"]) == (0, False)
+    said = [row for row in drain() if row["type"] == "control.fold_switched"]
+    assert [row["verdict"] for row in said] == ["accepted", "duplicate"]
+    body = orjson.loads(said[0]["value"])
+    assert (body["from_version"], body["to_version"]) == (FOLD_VERSION - 1, FOLD_VERSION)
+    assert sum(body["offsets"].values()) == len(ledger)
+    assert {f"{row['stream_kind']}/{row['stream_id']}" for row in said} == {FOLD_STREAM}
+
+
+def test_a_program_that_is_older_than_the_ledger_is_told_so(
+    drain: Callable[[], Rows], backbone_settings: Settings
+) -> None:
+    drain()
+    settled_by(backbone_settings, FOLD_VERSION + 1)
+    for command in (["jobs.run_streams"], ["connectors.cli", "fold", "switch"]):
+        refused = ran(backbone_settings, *command)
+        assert refused.returncode == 4, refused.stderr
+        assert "start the newer program" in refused.stderr
