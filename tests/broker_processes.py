@@ -176,8 +176,10 @@ def make_mosquitto(folder: Path, more: str = "") -> BrokerProcess:
 def program_environment(settings: Settings) -> dict[str, str]:
     """The environment in which a child process loads `settings`."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("TRUNKLINE", "MQTT_"))}
+    # Several gateways run at once: each has the doors beside the hub only where a test gives them ports.
+    closed = {"TRUNKLINE__DASHBOARD__PORT": "0", "TRUNKLINE__AGENT_MCP__PORT": "0"}
     # A file that is not there would be an error, so an empty one keeps the checkout's conf out.
-    return inherited | settings_environment(settings)
+    return inherited | closed | settings_environment(settings)
 
 
 class ProgramProcess:

@@ -6,30 +6,44 @@ MQTT prefix and a data directory of its own. `start_bridge` runs the bridge, `re
 
 from __future__ import annotations
 
+import os
 import signal
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from connectors.kafka_topic import ensure_topic
 from schemas.event_topic import topic_reader
 from schemas.sealing import Keyring, ensure_keyring
-from schemas.settings import KafkaSettings, LimitSettings, MqttSettings, Settings
+from schemas.settings import Settings
 from tests.broker_processes import (
-    LOOPBACK,
     STOP_S,
     BrokerProcess,
     ProgramProcess,
     make_kafka,
     make_mosquitto,
 )
+from tests.own_settings import own_settings
+
+# Nearly all the JVMs of the tests live for seconds: the second compiler would cost more than it gains.
+os.environ["JDK_JAVA_OPTIONS"] = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -XX:TieredStopAtLevel=1".strip()
 
 # A shell that starts the tests in the background lets them ignore SIGINT, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files with the longest tests first, by the time limits that these tests name: at the end of a run
+    no worker should have a long one left while the others have nothing to do.
+    """
+    limits: dict[Path, float] = {}
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        limit = float(marker.args[0]) if marker is not None and marker.args else 0.0
+        limits[item.path] = max(limit, limits.get(item.path, 0.0))
+    items.sort(key=lambda item: -limits[item.path])
 
 
 @pytest.fixture(scope="session")
@@ -53,29 +67,7 @@ def mosquitto_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broke
 @pytest.fixture
 def backbone_settings(kafka_broker: BrokerProcess, mosquitto_broker: BrokerProcess, tmp_path: Path) -> Settings:
     """Settings with a topic (made, checked), an MQTT prefix, a data directory and a keyring of their own."""
-    own = uuid.uuid4().hex[:12]
-    settings = Settings(
-        data_dir=tmp_path / "data",
-        kafka=KafkaSettings(
-            bootstrap_servers=f"{LOOPBACK}:{kafka_broker.port}",
-            topic=f"test.{own}",
-            record_limit_bytes=1024 * 1024,
-            delivery_timeout_s=10,
-        ),
-        limits=LimitSettings(payload_bytes=256 * 1024),
-        mqtt=MqttSettings(
-            host=LOOPBACK,
-            port=mosquitto_broker.port,
-            topic_prefix=f"test/{own}/jobs",
-            bridge_client_id=f"bridge-{own}",
-            connect_timeout_s=5,
-            backoff_base_s=0.1,
-            backoff_max_s=1,
-        ),
-    )
-    ensure_keyring(settings)
-    ensure_topic(settings)
-    return settings
+    return own_settings(kafka_broker, mosquitto_broker, tmp_path)
 
 
 @pytest.fixture

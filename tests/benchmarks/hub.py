@@ -34,7 +34,14 @@ from connectors.local_stack.part_plan import GATEWAY, KAFKA
 from schemas.event_topic import topic_reader
 from schemas.record import JOB_EVENT
 from schemas.sealing import load_keyring
-from schemas.settings import GatewaySettings, KafkaSettings, MqttSettings, Settings
+from schemas.settings import (
+    AgentMcpSettings,
+    DashboardSettings,
+    GatewaySettings,
+    KafkaSettings,
+    MqttSettings,
+    Settings,
+)
 from tests.benchmarks.event_load import events, fill, jobs_for, registrations
 from tests.benchmarks.freshness import publish_steadily
 from tests.benchmarks.hub_load import Visible, roundtrips, sends_per_s, visible
@@ -247,6 +254,8 @@ def main() -> int:
             kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"),
             mqtt=MqttSettings(port=free_port()),
             gateway=GatewaySettings(port=free_port()),
+            dashboard=DashboardSettings(port=0),
+            agent_mcp=AgentMcpSettings(port=0),
         )
         result = measure(settings, Path(work), args.seconds, args.rate, args.warm)
     print(json.dumps(result) if args.json else json.dumps(result, indent=2))

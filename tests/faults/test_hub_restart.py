@@ -323,7 +323,12 @@ def assert_the_survivor_can_complete(backbone: Backbone, answered: Answered, tas
 @pytest.mark.requirement("HH-05")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "parts", [("kafka", "gateway"), ("kafka", "gateway", "streams")], ids=["log", "tables"]
+    "parts",
+    [
+        # With fewer of everything: test_after_kill_9_tokens_tasks_and_messages_are_there_again.
+        pytest.param(("kafka", "gateway"), id="log", marks=pytest.mark.slow),
+        pytest.param(("kafka", "gateway", "streams"), id="tables", marks=pytest.mark.slow),
+    ],
 )
 def test_after_a_kill_of_everything_tokens_tasks_and_pending_messages_are_there(
     tmp_path: Path, parts: tuple[str, ...]

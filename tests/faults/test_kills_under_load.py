@@ -12,7 +12,14 @@ import pytest
 from connectors.ledger_reader import LedgerReader
 from connectors.local_stack import LocalStack, free_port
 from schemas.sealing import load_keyring
-from schemas.settings import GatewaySettings, KafkaSettings, MqttSettings, Settings
+from schemas.settings import (
+    AgentMcpSettings,
+    DashboardSettings,
+    GatewaySettings,
+    KafkaSettings,
+    MqttSettings,
+    Settings,
+)
 from tests.faults.receipted_load import Agent, Oracle, register_jobs
 
 AGENTS = 6
@@ -28,6 +35,8 @@ def own_settings(tmp_path: Path) -> Settings:
         kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}", delivery_timeout_s=10),
         mqtt=MqttSettings(port=free_port(), backoff_base_s=0.1, backoff_max_s=0.5, receipt_timeout_s=4),
         gateway=GatewaySettings(port=free_port()),
+        dashboard=DashboardSettings(port=0),
+        agent_mcp=AgentMcpSettings(port=0),
     )
 
 
@@ -101,6 +110,7 @@ def assert_nothing_changes_after_the_end(settings: Settings) -> None:
             ended.add(row["stream_id"])
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("CM-03")
 @pytest.mark.requirement("JE-18")
 @pytest.mark.timeout(400)

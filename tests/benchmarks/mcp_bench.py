@@ -1,0 +1,212 @@
+"""How fast agents exchange messages over MCP, next to the same tools on SQLite, or to `mcp-agent-mail`.
+
+30 agents, each with a client of its own, all at once: each writes 5 messages and reads its mailbox, then all
+mix sends, reads, marks, looks and words about themselves for 30 s. Kafka and gateway alone, in turns with the
+peer, two rounds, of which the medians count. The latencies are those of all calls of both phases, the
+operations those of the second. Kafka does not sync each record to disk here; SQLite does.
+
+The peer `mail` is what others wrote for the same purpose. 30 agents at once are too many for it: calls fail
+after 60 s of waiting for a lock of its own, or have no answer. They count with the time that they took, and as
+no operations.
+
+    ./trunkline bench mcp --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from connectors.local_stack import LocalStack, child_process, free_port
+from connectors.local_stack.part_plan import GATEWAY, KAFKA
+from schemas.agent_signing import new_key_pair
+from schemas.settings import (
+    PROJECT_ROOT,
+    AgentMcpSettings,
+    DashboardSettings,
+    GatewaySettings,
+    KafkaSettings,
+    MqttSettings,
+    Settings,
+)
+from tests.benchmarks import mcp_mail_peer
+from tests.benchmarks.hub import operator_client
+from tests.benchmarks.mcp_load import SignedTools, load
+from tests.benchmarks.mcp_mail_peer import MailTools
+from tests.broker_processes import LOOPBACK, accepts
+
+AGENTS = 30
+ROUNDS = 2
+START_S, STOP_S = 60.0, 10.0
+MAIL, SQLITE = "mail", "sqlite"
+PEERS = {
+    MAIL: f"mcp-agent-mail {mcp_mail_peer.RELEASE}",
+    SQLITE: "the same tools on the mcp package's server and SQLite, synchronous=FULL",
+}
+Keys = Mapping[str, tuple[bytes, str]]
+
+
+def say(text: str) -> None:
+    """Progress, on stderr: stdout is for the result."""
+    print(f"mcp: {text}", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Round:
+    """The figures of one round at one server."""
+
+    p50_ms: float
+    p99_ms: float
+    ops_per_s: float
+    failed: int
+
+
+def one_round(name: str, make: Callable[..., Any], names: list[str], seconds: float) -> Round:
+    """Both phases."""
+    measured = asyncio.run(load(names, make, seconds))
+    took_s = measured.mixed_s
+    found = Round(
+        measured.quantile_ms(0.5), measured.quantile_ms(0.99), measured.mixed / took_s, len(measured.failed)
+    )
+    say(f"{name}: p50 {found.p50_ms:.1f} ms, p99 {found.p99_ms:.1f} ms, {found.ops_per_s:.0f} operations/s")
+    if measured.failed:
+        say(f"{name}: {found.failed} calls failed, the first one with {measured.failed[0][:300]}")
+    return found
+
+
+def medians(rounds: list[Round]) -> Round:
+    """The medians of the rounds, figure by figure."""
+    fields = Round.__dataclass_fields__
+    return Round(**{name: statistics.median(getattr(one, name) for one in rounds) for name in fields})
+
+
+def signed(url: str, keys: Keys) -> Callable[[aiohttp.ClientSession, str], SignedTools]:
+    """Makes the signed tools of an agent."""
+    return lambda session, name: SignedTools(session, url, name, keys[name][0])
+
+
+@contextmanager
+def served(
+    name: str, command: list[str], environment: Mapping[str, str], port: int, work: Path
+) -> Iterator[None]:
+    """A peer as a child process, until the body ends."""
+    mark, log = f"{work}#{name}", work / f"{name}.log"
+    process = child_process.start_child(command, cwd=work, environment=environment, mark=mark, log=log)
+    try:
+        deadline = time.monotonic() + START_S
+        while not accepts(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the peer did not start:\n{log.read_text()[-2000:]}")
+            time.sleep(0.05)
+        yield
+    finally:
+        child_process.stop_child(process, mark, STOP_S, lambda pid: os.kill(pid, signal.SIGTERM))
+
+
+@contextmanager
+def sqlite_peer(work: Path, keys: Keys) -> Iterator[tuple[Callable[..., Any], list[str]]]:
+    """The peer with the same tools: how its tools are made, and the names of its agents."""
+    port, names = free_port(), work / "keys.json"
+    names.write_text(json.dumps({name: public for name, (_, public) in keys.items()}))
+    module = [sys.executable, "-P", "-m", "tests.benchmarks.mcp_sqlite_peer"]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT_ROOT)}
+    with served("sqlite", [*module, str(port), str(work / "db"), str(names)], environment, port, work):
+        yield signed(f"http://{LOOPBACK}:{port}/mcp", keys), list(keys)
+
+
+@contextmanager
+def mail_peer(work: Path, keys: Keys) -> Iterator[tuple[Callable[..., Any], list[str]]]:
+    """The peer that others wrote."""
+    port, names = free_port(), mcp_mail_peer.NAMES[: len(keys)]
+    url = f"http://{LOOPBACK}:{port}/mcp/"
+
+    def make(session: aiohttp.ClientSession, name: str) -> MailTools:
+        return MailTools(session, url, name)
+
+    async def register() -> None:
+        async with aiohttp.ClientSession() as session:
+            await make(session, "").open_project()
+            for name in names:
+                await make(session, name).register("is measured")
+
+    with served("mail", *mcp_mail_peer.command(port, work), port, work):
+        asyncio.run(register())
+        yield make, names
+
+
+def take_part(settings: Settings, keys: Keys) -> None:
+    """Let the agents take part at ours."""
+    with operator_client(settings) as operator:
+        for name, (_, public) in keys.items():
+            body = {"agent_name": name, "public_key": public}
+            operator.post("/api/hub/participants", json=body).raise_for_status()
+
+
+def measure(settings: Settings, work: Path, seconds: float, peer: str) -> dict[str, Any]:
+    """All rounds."""
+    keys = {f"agent-{number:02d}": new_key_pair() for number in range(AGENTS)}
+    run_peer = {MAIL: mail_peer, SQLITE: sqlite_peer}[peer]
+    ours: list[Round] = []
+    theirs: list[Round] = []
+    door = settings.agent_mcp
+    with LocalStack(settings, parts=(KAFKA, GATEWAY)), run_peer(work, keys) as (make, names):
+        take_part(settings, keys)
+        mine = signed(f"http://{LOOPBACK}:{door.port}/mcp", keys)
+        for number in range(1, ROUNDS + 1):
+            ours.append(one_round(f"ours, round {number}", mine, list(keys), seconds))
+            theirs.append(one_round(f"peer, round {number}", make, names, seconds))
+    found, other = medians(ours), medians(theirs)
+    if found.failed:
+        raise RuntimeError("calls of ours failed")
+    return {
+        "p50_ms": round(found.p50_ms, 1),
+        "p99_ms": round(found.p99_ms, 1),
+        "ops_per_s": round(found.ops_per_s),
+        "peer": PEERS[peer],
+        "peer_p99_ms": round(other.p99_ms, 1),
+        "peer_ops_per_s": round(other.ops_per_s, 1),
+        "peer_failed_calls": sum(one.failed for one in theirs),
+    }
+
+
+def main() -> int:
+    """Run the benchmark; `--json` prints the result as one line."""
+    parser = argparse.ArgumentParser(prog="trunkline bench mcp", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=30, help="length of the mixed phase (default 30)")
+    parser.add_argument("--peer", choices=sorted(PEERS), default=SQLITE, help="which peer (default sqlite)")
+    parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
+    args = parser.parse_args()
+    # Also then nothing is left: the peer is no part of the stack.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if args.peer == MAIL and not mcp_mail_peer.is_installed():
+        raise SystemExit(f"mcp: not installed; {mcp_mail_peer.HOW}")
+    with tempfile.TemporaryDirectory(prefix="trunkline-mcp-") as work:
+        settings = Settings(
+            data_dir=Path(work) / "data",
+            kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"),
+            mqtt=MqttSettings(port=free_port()),
+            gateway=GatewaySettings(port=free_port()),
+            dashboard=DashboardSettings(port=0),
+            agent_mcp=AgentMcpSettings(port=free_port()),
+        )
+        result = measure(settings, Path(work), args.seconds, args.peer)
+    print(json.dumps(result) if args.json else json.dumps(result, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""The one Kafka and the one Mosquitto of all seeds, each behind a proxy, whose port is all that clients see."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+from kafka import KafkaAdminClient  # type: ignore[import-untyped]
+
+from connectors.local_stack import free_port
+from tests.broker_processes import BrokerProcess, accepts, make_kafka, make_mosquitto
+from tests.faults.prove.tcp_proxy import PASS, TcpProxy
+
+
+class Brokers:
+    """`kafka_port` and `mosquitto_port` are the proxies'. A context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self.kafka_port, self.mosquitto_port = free_port(), free_port()
+        kafka = make_kafka(folder / "kafka")
+        properties = folder / "kafka" / "server.properties"
+        own, seen = (f"PLAINTEXT://127.0.0.1:{port}" for port in (kafka.port, self.kafka_port))
+        # Clients go on at the address that Kafka tells them.
+        text = properties.read_text().replace(f"advertised.listeners={own}", f"advertised.listeners={seen}")
+        properties.write_text(text)
+        self.processes = {"kafka": kafka, "mosquitto": make_mosquitto(folder / "mosquitto")}
+        self.proxies: dict[str, TcpProxy] = {}
+
+    def __enter__(self) -> Brokers:
+        for broker in self.processes.values():
+            broker.start()
+        self.proxies = {
+            "kafka": TcpProxy(self.kafka_port, self.processes["kafka"].port),
+            "mosquitto": TcpProxy(self.mosquitto_port, self.processes["mosquitto"].port),
+        }
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for proxy in self.proxies.values():
+            proxy.close()
+        for broker in self.processes.values():
+            broker.kill()
+
+    def kill(self, name: str) -> None:
+        """kill -9, and a new one on the same port and data, for which nobody waits here."""
+        broker = self.processes[name]
+        broker.kill()
+        threading.Thread(target=broker.start, name=f"start-{name}", daemon=True).start()
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Stop it, or let it go on."""
+        process = self.processes[name].process
+        if process is not None and process.poll() is None:
+            os.kill(process.pid, number)
+
+    def heal(self) -> None:
+        """Everything is let through again."""
+        for proxy in self.proxies.values():
+            proxy.mode = PASS
+        for name in self.processes:
+            self.signal(name, signal.SIGCONT)
+
+    def forget_topics(self) -> None:
+        """Delete the topics of seeds that are over."""
+        admin = KafkaAdminClient(bootstrap_servers=f"127.0.0.1:{self.kafka_port}")
+        try:
+            own = [name for name in admin.list_topics() if not name.startswith("__")]
+            if own:
+                admin.delete_topics(own)
+        finally:
+            admin.close()
+
+    def are_up(self) -> bool:
+        """Whether both listen."""
+        return all(broker.process is not None and _listens(broker) for broker in self.processes.values())
+
+
+def _listens(broker: BrokerProcess) -> bool:
+    return accepts(broker.port)

@@ -1,0 +1,136 @@
+"""The clients of one seed: somebody who sends, and somebody who reads, at each door, each on a thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from connectors.file_bridge.queue_root import queue_root
+from connectors.file_queue import Queue
+from connectors.gateway.operator_token import ensure_operator_token
+from schemas.settings import Settings
+from tests.faults.prove.hub_client import Clock, GaveUp, HubClient
+from tests.faults.prove.load_jobs import BOSS, JobLoad, TaskLoad
+from tests.faults.prove.load_messages import (
+    FRED,
+    HANNA,
+    MARA,
+    MINA,
+    FileReader,
+    FileSender,
+    HubReader,
+    HubSender,
+    McpAgent,
+    MqttSender,
+    Words,
+    XmlSender,
+)
+from tests.faults.prove.oracle import Oracle
+from tests.faults.prove.schedule import DUPLICATES, SKEW, Schedule
+from tests.faults.prove.seed_parts import has_tasks
+
+_JOBS: Final = 3
+_JOIN_S: Final = 10.0
+
+
+class Clients:
+    """Registers them all when it is made, while all is well; `start` lets them begin.
+
+    `failures`: answers that no door may give. `late`: what had no answer in all its time.
+    """
+
+    def __init__(self, settings: Settings, schedule: Schedule, oracle: Oracle, clock: Clock) -> None:
+        self._settings, self._schedule, self._oracle, self._clock = settings, schedule, oracle, clock
+        self.urls = [settings.gateway_url]
+        self.failures: list[str] = []
+        self.late: list[str] = []
+        self._hub: list[HubClient] = []
+        self._threads: list[threading.Thread] = []
+        self._operator = self._client(ensure_operator_token(settings))
+        self._boss = boss = self._principal(BOSS, "delegator")
+        for name in (FRED, "fil", "fay"):
+            self._principal(name)
+        self._jobs = [JobLoad(settings, schedule, boss, oracle, clock, number) for number in range(_JOBS)]
+        self._mcp = [self._mcp_agent(name) for name in ("mia", MARA)]
+        self._mcp[0].skew_s = next((skew for skew in schedule.skew_s if skew), 0.0)
+        self._mqtt = [self._mqtt_agent(name) for name in ("mo", MINA)]
+        # Who has polled once is known as one who reads by file.
+        Queue(queue_root(settings)).poll(FRED)
+        self._files = FileSender(settings, Words(schedule, "fil"), oracle, clock)
+
+    def _client(self, token: str) -> HubClient:
+        client = HubClient(self.urls, token, self._clock, self._schedule.seed * 100 + len(self._hub))
+        self._hub.append(client)
+        return client
+
+    def _principal(self, name: str, role: str = "worker") -> HubClient:
+        answer = self._operator.ask("POST", "/api/hub/principals", json={"principal": name, "role": role})
+        if answer.status_code != 201:
+            raise AssertionError(f"{name} was not added: {answer.text}")
+        return self._client(answer.json()["token"])
+
+    def _mcp_agent(self, name: str) -> McpAgent:
+        words = Words(self._schedule, name)
+        return McpAgent(self._settings, name, self._operator, words, self._oracle, self._clock)
+
+    def _mqtt_agent(self, name: str) -> MqttSender:
+        words = Words(self._schedule, name)
+        return MqttSender(self._settings, name, self._operator, words, self._oracle, self._clock)
+
+    def start(self) -> None:
+        """Let all of them begin."""
+        schedule, oracle, clock = self._schedule, self._oracle, self._clock
+        senders = [
+            HubSender(self._principal(name), Words(schedule, name), oracle, clock) for name in ("hugo", "hedy")
+        ]
+        xml = XmlSender(self._principal("max"), Words(schedule, "max"), oracle, clock)
+        readers = (
+            HubReader(self._principal(HANNA), HANNA, oracle, clock),
+            FileReader(self._settings, oracle, clock),
+        )
+        tasks = [TaskLoad(self._boss, schedule, oracle, clock)] if has_tasks(schedule.seed) else []
+        for one in (*self._jobs, *tasks, *senders, self._files, *self._mcp, *self._mqtt, xml, *readers):
+            self._run(type(one).__name__, one.run)
+
+    def _run(self, name: str, run: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                run()
+            except GaveUp as error:
+                self.late.append(f"no answer: {name}: {error}")
+            except BaseException as error:  # told in the result, which would not see it in a thread
+                self.failures.append(f"{name}: {type(error).__name__}: {error}")
+
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    @property
+    def waiting(self) -> list[str]:
+        """Those that have begun something and have no answer yet."""
+        return [thread.name for thread in self._threads if thread.is_alive()]
+
+    def leave(self) -> None:
+        """Nobody reads any more."""
+        for agent in self._mqtt:
+            agent.close()
+
+    def close(self) -> None:
+        """End all of it."""
+        self._clock.stopped.set()
+        for thread in self._threads:
+            thread.join(_JOIN_S)
+        for client in (*self._hub, *self._mcp):
+            client.close()
+
+    def habits(self) -> Counter[str]:
+        """How often they did what they should not."""
+        found: Counter[str] = Counter()
+        for job in self._jobs:
+            found += job.done
+        found[f"{SKEW}:clients"] += sum(agent.skewed for agent in self._mcp)
+        repeats = sum(client.repeats for client in self._hub)
+        found[f"{DUPLICATES}:delivery"] += self._files.duplicates + repeats
+        return found

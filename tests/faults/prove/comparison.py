@@ -1,0 +1,228 @@
+"""Compares what was promised with what there is, in Jepsen's words. Pure: plain values in, findings out."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from tests.faults.prove.oracle import ACKED, ASKED, ENDED, FORGED, HANDED, TERMINAL, Note
+
+LOST, DUPLICATE, DIVERGENT = "lost", "duplicate", "divergent"
+OUT_OF_ORDER, CHANGED, MISBEHAVED = "out_of_order", "changed_after_end", "misbehaved"
+KINDS: Final = (LOST, DUPLICATE, DIVERGENT, OUT_OF_ORDER, CHANGED, MISBEHAVED)
+# What says something new. A follow-up of the reactor, a claim or an acknowledgement is none.
+_SAYS: Final = frozenset({"job.event", "job.registered", "task.started", "message.posted", "agent.said"})
+_SAID_IN: Final = {
+    "job": ("job.event", "job.registered"),
+    "task": ("task.started",),
+    "mailbox": ("message.posted", "agent.said"),
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of the ledger, as the comparison needs it. `id`: of an event its seq, of a message its id."""
+
+    partition: int
+    offset: int
+    stream: str
+    type: str
+    verdict: str
+    id: str
+    hash: str = ""
+    status_after: str = ""
+
+
+@dataclass(frozen=True)
+class Mail:
+    """A message in a mailbox: where it stands and what it says."""
+
+    stream: str
+    id: str
+    status: str
+    hash: str = ""
+    kind: str = ""
+    body: str = ""
+
+
+@dataclass
+class Shown:
+    """What one reader shows: the states of jobs and tasks by stream, and messages by mailbox and id."""
+
+    name: str
+    states: dict[str, str] = field(default_factory=dict)
+    mail: dict[tuple[str, str], Mail] = field(default_factory=dict)
+
+
+@dataclass
+class Evidence:
+    """What was found in the end. `views` are the tables; `others` (gateways, a live view) must show the same.
+    `differences`: what a comparison field by field, with a refold of the ledger, has found.
+    """
+
+    ledger: list[Line] = field(default_factory=list)
+    views: Shown = field(default_factory=lambda: Shown("views"))
+    others: list[Shown] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A promise that was broken."""
+
+    kind: str
+    what: str
+
+
+def compare(notes: Sequence[Note], evidence: Evidence) -> list[Finding]:
+    """All that is not as it was promised."""
+    accepted: dict[tuple[str, str, str], list[Line]] = defaultdict(list)
+    for line in evidence.ledger:
+        if line.verdict == "accepted":
+            accepted[line.stream, _name(line.type), line.id].append(line)
+    by_kind = {
+        kind: [note for note in notes if note.what == kind] for kind in (ACKED, HANDED, ENDED, FORGED, ASKED)
+    }
+    return [
+        *_acknowledged(by_kind[ACKED], accepted, evidence),
+        *_twice(accepted, evidence),
+        *_handed(by_kind[HANDED], evidence.views),
+        *_forged(by_kind[FORGED], evidence.ledger),
+        *_answers(by_kind[ASKED], evidence.views),
+        *_disorder(by_kind[ACKED], accepted),
+        *_changed(by_kind[ENDED], evidence),
+        *_divergent(evidence),
+    ]
+
+
+def _name(record_type: str) -> str:
+    """Ids are those of a stream and of a kind of saying."""
+    return record_type if record_type in _SAYS else ""
+
+
+def _lines_of(note: Note, accepted: Mapping[tuple[str, str, str], list[Line]]) -> list[Line]:
+    kinds = _SAID_IN[note.stream.partition("/")[0]]
+    return [line for kind in kinds for line in accepted.get((note.stream, kind, note.id), ())]
+
+
+def _acknowledged(
+    notes: Sequence[Note], accepted: Mapping[tuple[str, str, str], list[Line]], evidence: Evidence
+) -> Iterator[Finding]:
+    for note in notes:
+        where = f"{note.door}: {note.stream} {note.id} of {note.sender}"
+        lines = _lines_of(note, accepted)
+        if not lines:
+            yield Finding(LOST, f"{where} was acknowledged and is in no accepted row of the ledger")
+            continue
+        if note.hash and lines[0].hash != note.hash:
+            yield Finding(DIVERGENT, f"{where} says something else in the ledger")
+        if not note.stream.startswith("mailbox/"):
+            if note.stream not in evidence.views.states:
+                yield Finding(LOST, f"{where}: it is not in the view")
+        else:
+            mail = evidence.views.mail.get((note.stream, note.id))
+            if mail is None:
+                yield Finding(LOST, f"{where} was acknowledged and is not in the view of the mailbox")
+            elif note.hash and mail.hash != note.hash:
+                yield Finding(DIVERGENT, f"{where} says something else in the view")
+
+
+def _twice(accepted: Mapping[tuple[str, str, str], list[Line]], evidence: Evidence) -> Iterator[Finding]:
+    for (stream, kind, name), lines in accepted.items():
+        if kind and len(lines) > 1:
+            yield Finding(DUPLICATE, f"{stream} {name} ({kind}) was accepted {len(lines)} times")
+    rows = Counter((line.partition, line.offset) for line in evidence.ledger)
+    for (partition, offset), count in rows.items():
+        if count > 1:
+            yield Finding(DUPLICATE, f"record {partition}/{offset} has {count} rows in the ledger")
+    # Each message of the load says something that no other says.
+    said = Counter((mail.stream, mail.hash) for mail in evidence.views.mail.values() if mail.hash)
+    for (stream, _), count in said.items():
+        if count > 1:
+            yield Finding(DUPLICATE, f"{stream} holds the same message {count} times")
+
+
+def _handed(notes: Sequence[Note], views: Shown) -> Iterator[Finding]:
+    requests: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for note in notes:
+        requests[note.stream, note.id].add(note.request)
+    for (stream, name), asked in requests.items():
+        if len(asked) > 1:
+            yield Finding(DUPLICATE, f"{stream} {name} was handed out to {len(asked)} requests")
+        mail = views.mail.get((stream, name))
+        if mail is None:
+            yield Finding(LOST, f"{stream} {name} was handed out and is not in the view")
+        elif mail.status not in TERMINAL:
+            yield Finding(CHANGED, f"{stream} {name} was handed out for good and is {mail.status}")
+
+
+def _forged(notes: Sequence[Note], ledger: Sequence[Line]) -> Iterator[Finding]:
+    forged = {(note.stream, note.hash) for note in notes}
+    for line in ledger:
+        if line.verdict == "accepted" and (line.stream, line.hash) in forged:
+            yield Finding(DIVERGENT, f"{line.stream} {line.id} was accepted and nobody who may has said it")
+
+
+def _answers(notes: Sequence[Note], views: Shown) -> Iterator[Finding]:
+    """What follows from an acknowledged record happens once."""
+    answers: Counter[tuple[str, str, str]] = Counter()
+    wanted = {(note.recipient, note.kind, note.body) for note in notes}
+    kinds = {(recipient, kind) for recipient, kind, _ in wanted}
+    for mail in views.mail.values():
+        if (mail.stream, mail.kind) in kinds:
+            for recipient, kind, body in wanted:
+                if (recipient, kind) == (mail.stream, mail.kind) and body in mail.body:
+                    answers[recipient, kind, body] += 1
+    for note in {(note.recipient, note.kind, note.body): note for note in notes}.values():
+        count = answers[note.recipient, note.kind, note.body]
+        if count != 1:
+            what = f"{note.stream} {note.id} has {count} answers {note.kind} in {note.recipient}, not one"
+            yield Finding(LOST if count == 0 else DUPLICATE, what)
+
+
+def _disorder(notes: Sequence[Note], accepted: Mapping[tuple[str, str, str], list[Line]]) -> Iterator[Finding]:
+    senders: dict[tuple[str, str], list[Note]] = defaultdict(list)
+    for note in notes:
+        if note.order is not None:
+            senders[note.sender, note.stream].append(note)
+    for (sender, stream), said in senders.items():
+        last, last_id = -1, ""
+        for note in sorted(said, key=lambda note: note.order or 0):
+            lines = _lines_of(note, accepted)
+            if not lines:
+                continue
+            if lines[0].offset < last:
+                yield Finding(OUT_OF_ORDER, f"{stream}: {note.id} of {sender} lies before {last_id}")
+            last, last_id = max(last, lines[0].offset), note.id
+
+
+def _changed(notes: Sequence[Note], evidence: Evidence) -> Iterator[Finding]:
+    ended: dict[str, str] = {}
+    for line in sorted(evidence.ledger, key=lambda line: (line.partition, line.offset)):
+        if not line.stream.startswith("job/") or line.verdict != "accepted":
+            continue
+        if line.stream in ended:
+            yield Finding(CHANGED, f"{line.stream} {line.id} was accepted after the end")
+        if line.status_after in TERMINAL:
+            ended[line.stream] = line.status_after
+    for shown in (evidence.views, *evidence.others):
+        for note in notes:
+            status = shown.states.get(note.stream)
+            if status is not None and status != note.status:
+                yield Finding(CHANGED, f"{note.stream} had ended as {note.status}; {shown.name}: {status}")
+
+
+def _divergent(evidence: Evidence) -> Iterator[Finding]:
+    yield from (Finding(DIVERGENT, difference) for difference in evidence.differences)
+    views = evidence.views
+    for other in evidence.others:
+        for stream in sorted(views.states.keys() | other.states.keys()):
+            here, there = views.states.get(stream), other.states.get(stream)
+            if here != there:
+                yield Finding(DIVERGENT, f"{stream}: {here} in the view, {there} at {other.name}")
+        for key in sorted(views.mail.keys() | other.mail.keys()):
+            one, two = views.mail.get(key), other.mail.get(key)
+            if one is None or two is None or (one.status, one.hash) != (two.status, two.hash):
+                yield Finding(DIVERGENT, f"{key[0]} {key[1]}: {one} in the view, {two} at {other.name}")

@@ -1,0 +1,115 @@
+"""The streaming jobs with the named crash points of `crash_points.py`: around the ledger's commit, between it
+and the views', between two tables, while a MERGE writes its files, and in maintenance. For spark-submit.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+from jobs import maintain_tables, run_streams
+from jobs.build_views import ViewBuilder
+from jobs.once_sink import OnceSink
+from jobs.view_tables import ViewTable
+from tests.faults.prove.crash_points import Points
+
+_LOOK_S: Final = 0.0002
+
+
+class DeathInMerge:
+    """Kills the process when a file appears that the MERGE has written and no commit names yet."""
+
+    def __init__(self, points: Points, folder: str) -> None:
+        self._points = points
+        self._folder = Path(folder)
+        self._before = self._files()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> DeathInMerge:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _files(self) -> set[Path]:
+        return set(self._folder.rglob("*.parquet"))
+
+    def _look(self) -> None:
+        commits = len(list((self._folder / "_delta_log").glob("*.json")))
+        while not self._ended.wait(_LOOK_S):
+            if self._files() - self._before:
+                # If the commit was quicker than this look, it is a death after the MERGE: try the next one.
+                if len(list((self._folder / "_delta_log").glob("*.json"))) == commits:
+                    self._points.die("in_merge")
+                return
+
+
+def install_ledger_points(points: Points) -> None:
+    """Around the commit of a micro-batch to the ledger, whose files are written."""
+    commit = OnceSink.commit
+
+    def committing(sink: OnceSink, *arguments: Any) -> None:
+        points.hit("before_ledger_commit")
+        commit(sink, *arguments)
+        points.hit("after_ledger_commit")
+
+    OnceSink.commit = committing  # type: ignore[method-assign]
+
+
+def install_view_points(points: Points) -> None:
+    """Between the ledger's commit and the views', between those of two tables, and in a MERGE."""
+    build, apply, merge = ViewBuilder._apply, ViewTable.apply, ViewTable._merge
+
+    def building(builder: ViewBuilder, rows: Any, version: int) -> None:
+        points.hit("before_views")
+        build(builder, rows, version)
+        points.hit("after_views")
+
+    def applying(table: ViewTable, *arguments: Any) -> bool:
+        has_committed = apply(table, *arguments)
+        if has_committed:
+            points.hit("between_views")
+        return has_committed
+
+    def merging(table: ViewTable, *arguments: Any) -> None:
+        if not points.is_armed("in_merge"):
+            merge(table, *arguments)
+            return
+        with DeathInMerge(points, table._path):
+            merge(table, *arguments)
+
+    ViewBuilder._apply = building  # type: ignore[method-assign]
+    ViewTable.apply = applying  # type: ignore[method-assign]
+    ViewTable._merge = merging  # type: ignore[method-assign]
+
+
+def install_maintenance_points(points: Points) -> None:
+    """After the work on one view table, and in the work on the ledger when its files were put together."""
+    tidy = ViewTable.tidy
+
+    def tidying(table: ViewTable, keep_h: float) -> None:
+        tidy(table, keep_h)
+        points.hit("maintenance_views")
+
+    class Ledger(maintain_tables.DeltaTable):
+        """The table, which is left behind after its compaction."""
+
+        def vacuum(self, *arguments: Any, **named: Any) -> Any:
+            points.hit("maintenance_ledger")
+            return super().vacuum(*arguments, **named)
+
+    ViewTable.tidy = tidying  # type: ignore[method-assign]
+    maintain_tables.DeltaTable = Ledger  # type: ignore[misc]
+
+
+if __name__ == "__main__":
+    its = Points("streams", with_parent=True)
+    install_ledger_points(its)
+    install_view_points(its)
+    install_maintenance_points(its)
+    sys.exit(run_streams.main())

@@ -1,0 +1,125 @@
+"""Gathers what there is in the end: ledger, view tables, a new live view, a gateway's answers, a refold."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pyarrow as pa
+
+from connectors.live_view import LiveView
+from schemas.sealing import load_keyring
+from schemas.settings import Settings
+from schemas.view_rows import MAILBOX_VIEW, MESSAGE_BODIES, REGISTRY_JOBS, REGISTRY_TASKS
+from tests.faults.backbone_states import (
+    State,
+    differences,
+    ledger_in_order,
+    state_of_live_view,
+    state_of_refold,
+    state_of_tables,
+)
+from tests.faults.prove.comparison import Evidence, Line, Mail, Shown
+from tests.faults.prove.oracle import content_hash
+
+_LEDGER = (
+    "partition",
+    "offset",
+    "stream_kind",
+    "stream_id",
+    "type",
+    "verdict",
+    "ce_id",
+    "seq",
+    "value",
+    "status_after",
+)
+
+
+def gather(settings: Settings, gateways: dict[str, str]) -> Evidence:
+    """All of it; the backbone must be quiet. `gateways`: where each of them answers, by name."""
+    ledger, tables = ledger_in_order(settings), state_of_tables(settings)
+    keyring = load_keyring(settings)
+    view = LiveView(settings, keyring)
+    view.open()
+    try:
+        live = state_of_live_view(view, tables["entries"].keys())
+    finally:
+        view.close()
+    found: list[str] = []
+    try:
+        refolded = state_of_refold(ledger, keyring)
+        found += [f"views | refold: {text}" for text in differences(tables, refolded)]
+        found += [f"live view | refold: {text}" for text in differences(live, refolded)]
+    except AssertionError as error:
+        found.append(f"a refold has another verdict: {error}")
+    views, shown_live = shown("views", tables), shown("live view", live)
+    boxes = {stream for stream, _ in views.mail}
+    others = [shown_live, *(answered(name, url, settings, boxes) for name, url in gateways.items())]
+    return Evidence(lines_of(ledger), views, others, found)
+
+
+def lines_of(ledger: pa.Table) -> list[Line]:
+    """The ledger's rows."""
+    rows = ledger.select(list(_LEDGER)).to_pylist()
+    return [_line(row) for row in rows]
+
+
+def _line(row: dict[str, Any]) -> Line:
+    name, found = row["ce_id"] or "", ""
+    if row["type"] in ("job.registered", "task.started"):
+        name = row["type"].partition(".")[2]
+    if row["type"] in ("job.event", "message.posted"):
+        try:
+            said = json.loads(row["value"])
+            if row["type"] == "job.event":
+                name, found = str(row["seq"]), content_hash(said["event"], said["detail"])
+            else:
+                name, found = said["message_id"], content_hash(said["from"], said["to"], said["body"])
+        except (ValueError, KeyError, TypeError):
+            pass  # what is no event and no message is rejected, and compared with nothing
+    return Line(
+        partition=row["partition"],
+        offset=row["offset"],
+        stream=f"{row['stream_kind']}/{row['stream_id']}",
+        type=row["type"] or "",
+        verdict=row["verdict"],
+        id=name,
+        hash=found,
+        status_after=row["status_after"] or "",
+    )
+
+
+def shown(name: str, state: State) -> Shown:
+    """Jobs, tasks and messages of a state."""
+    rows, found = state["rows"], Shown(name)
+    for kind, view in (("job", REGISTRY_JOBS), ("task", REGISTRY_TASKS)):
+        found.states |= {f"{kind}/{key}": row["status"] for key, (_, row) in rows[view].items()}
+    for key, (_, row) in rows[MAILBOX_VIEW].items():
+        _, body = rows[MESSAGE_BODIES].get(key, (0, {"body": None}))
+        stream = f"mailbox/{row['realm']}/{row['recipient']}"
+        said = content_hash(row["sender"], row["recipient"], body["body"])
+        mail = Mail(stream, row["message_id"], row["status"], said, row["kind"], body["body"] or "")
+        found.mail[stream, row["message_id"]] = mail
+    return found
+
+
+def answered(name: str, url: str, settings: Settings, mailboxes: set[str]) -> Shown:
+    """What a gateway answers about jobs, tasks and these mailboxes."""
+    token = settings.operator_token_file.read_text().strip()
+    found = Shown(name)
+    with httpx.Client(
+        base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=20, trust_env=False
+    ) as client:
+        jobs = client.get("/api/hub/jobs", params={"limit": 1000}).json()["jobs"]
+        tasks = client.get("/api/hub/tasks", params={"limit": 1000}).json()["tasks"]
+        found.states = {f"job/{job['job_id']}": job["status"] for job in jobs}
+        found.states |= {f"task/{task['id']}": task["status"] for task in tasks}
+        for stream in mailboxes:
+            path = f"/api/hub/mailboxes/{stream.removeprefix('mailbox/')}"
+            for one in client.get(path, params={"limit": 1000}).json()["messages"]:
+                said = content_hash(one["sender"], one["recipient"], one["body"])
+                mail = Mail(stream, one["message_id"], one["status"], said, one["kind"], one["body"] or "")
+                found.mail[stream, one["message_id"]] = mail
+    return found

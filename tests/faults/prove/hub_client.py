@@ -1,0 +1,90 @@
+"""A client of the hub that asks again, with the same key, until it is answered."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any, Final
+
+import httpx
+
+_PAUSE_S: Final = 0.15
+_TIMEOUT_S: Final = 8.0
+# Not 500: nobody may say that.
+_AGAIN: Final = (408, 425, 429, 503, 504)
+
+
+class GaveUp(Exception):
+    """The load's time is over and there is still no answer."""
+
+
+class Clock:
+    """When the load ends: `may_begin` until then, `has_patience` for what was begun; both until `begin`."""
+
+    def __init__(self) -> None:
+        self._end = self._deadline = math.inf
+        self.stopped = threading.Event()
+
+    def begin(self, load_s: float, patience_s: float) -> None:
+        """The load begins now."""
+        self._end = time.monotonic() + load_s
+        self._deadline = self._end + patience_s
+
+    def go_on(self, seconds: float) -> None:
+        """The load lasts at least so long from now."""
+        self._end = max(self._end, time.monotonic() + seconds)
+
+    def may_begin(self) -> bool:
+        """Whether anything new may be sent."""
+        return time.monotonic() < self._end and not self.stopped.is_set()
+
+    def has_patience(self) -> bool:
+        """Whether what was begun is still tried."""
+        return time.monotonic() < self._deadline and not self.stopped.is_set()
+
+
+class HubClient:
+    """One principal. `urls`: gateways, of which each request takes one; more may be added meanwhile."""
+
+    def __init__(self, urls: Sequence[str], token: str, clock: Clock, seed: int) -> None:
+        self.urls = urls
+        self._clock = clock
+        self._draw = random.Random(seed)
+        self._http = httpx.Client(
+            headers={"Authorization": f"Bearer {token}"}, timeout=_TIMEOUT_S, trust_env=False
+        )
+        self.repeats = 0
+
+    def ask(
+        self, method: str, path: str, *, key: str | None = None, duplicates: float = 0.0, **request: Any
+    ) -> httpx.Response:
+        """The answer. With some probability the request is sent once more, and must have the same answer.
+        Raises GaveUp.
+        """
+        headers = {"Idempotency-Key": key or uuid.uuid4().hex, **request.pop("headers", {})}
+        answer = self._once(method, path, headers, request)
+        if duplicates and self._draw.random() < duplicates:
+            self.repeats += 1
+            self._once(method, path, headers, request)
+        return answer
+
+    def _once(self, method: str, path: str, headers: dict[str, str], request: dict[str, Any]) -> httpx.Response:
+        while True:
+            try:
+                url = self._draw.choice(list(self.urls)) + path
+                answer = self._http.request(method, url, headers=headers, **request)
+                if answer.status_code not in _AGAIN:
+                    return answer
+            except httpx.TransportError:
+                pass
+            if not self._clock.has_patience():
+                raise GaveUp(f"{method} {path}")
+            time.sleep(_PAUSE_S)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()

@@ -1,0 +1,344 @@
+"""Messages by five doors: hub, file queue, agent MCP, MQTT and XML, to readers at each of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from connectors.file_bridge.queue_root import queue_root
+from connectors.file_queue import Queue
+from connectors.mqtt_agent import Credentials, InboxMessage, MqttAgent
+from schemas.agent_signing import (
+    AGENT_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    load_private_key,
+    new_key_pair,
+    sign,
+)
+from schemas.errors import TrunklineError
+from schemas.settings import PROJECT_ROOT, Settings
+from tests.connectors.xml_pump.pump_stack import document, element
+from tests.faults.prove.hub_client import Clock, GaveUp, HubClient
+from tests.faults.prove.oracle import ASKED, FORGED, HANDED, Note, Oracle, content_hash
+from tests.faults.prove.schedule import Schedule
+from tests.faults.prove.seed_parts import LISTENER
+
+# Who reads at which door.
+HANNA, FRED, MARA, MINA = READERS = ("hanna", "fred", "mara", "mina")
+MESSAGES: Final = "/api/hub/messages"
+_CLOCKS_APART_S: Final = 300
+_ACCEPT: Final = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+
+
+def mailbox(name: str) -> str:
+    """The stream of a mailbox."""
+    return f"mailbox/default/{name}"
+
+
+class Words:
+    """What one sender says: each text is said once in a run, and the readers take turns."""
+
+    def __init__(self, schedule: Schedule, sender: str) -> None:
+        self.sender = sender
+        self.duplicates = schedule.duplicates
+        self.draw = random.Random(f"{sender}/{schedule.seed}")
+        self._seed = schedule.seed
+        self._numbers = itertools.count(1)
+
+    def next(self) -> tuple[str, str]:
+        """The next recipient and text."""
+        number = next(self._numbers)
+        return self.draw.choice(READERS), f"{self.sender} {self._seed}/{number} ☃"
+
+
+class HubSender:
+    """Sends by HTTP, some requests twice."""
+
+    def __init__(self, client: HubClient, words: Words, oracle: Oracle, clock: Clock) -> None:
+        self._client, self._words, self._oracle, self._clock = client, words, oracle, clock
+
+    def run(self) -> None:
+        """Send until the load ends."""
+        while self._clock.may_begin():
+            to, text = self._words.next()
+            body = {"recipient": to, "type": "note", "payload": {"text": text}}
+            answer = self._client.ask("POST", MESSAGES, duplicates=self._words.duplicates, json=body)
+            if answer.status_code != 200:
+                raise AssertionError(f"the hub took no message: {answer.status_code} {answer.text}")
+            stored = json.dumps({"text": text}, ensure_ascii=False, separators=(",", ":"))
+            found = content_hash(self._words.sender, to, stored)
+            self._oracle.acked("http", mailbox(to), answer.json()["message_id"], self._words.sender, found)
+            time.sleep(0.15)
+
+
+class HubReader:
+    """Drains a mailbox by HTTP, each drain under an id of its own until it is answered."""
+
+    def __init__(self, client: HubClient, name: str, oracle: Oracle, clock: Clock) -> None:
+        self._client, self._name, self._oracle, self._clock = client, name, oracle, clock
+
+    def run(self) -> None:
+        """Drain until the load ends."""
+        while self._clock.may_begin():
+            request = uuid.uuid4().hex
+            answer = self._client.ask(
+                "GET", MESSAGES, headers={"X-Request-ID": request}, params={"limit": 5}, duplicates=0.1
+            )
+            for message in answer.json()["messages"] if answer.status_code == 200 else ():
+                self._oracle.note(Note(HANDED, "http", mailbox(self._name), message["id"], request=request))
+            time.sleep(0.2)
+
+
+class FileSender:
+    """Writes into the file queue; a line may stand there twice, as by somebody who sends again."""
+
+    def __init__(self, settings: Settings, words: Words, oracle: Oracle, clock: Clock) -> None:
+        self._root = queue_root(settings)
+        self._queue = Queue(self._root)
+        self._words, self._oracle, self._clock = words, oracle, clock
+        self.duplicates = 0
+
+    def run(self) -> None:
+        """Send until the load ends."""
+        while self._clock.may_begin():
+            to, text = self._words.next()
+            self._sent(self._queue.send("status", text, to=to, sender=self._words.sender), to, text)
+            # Who reads the files is handed what stands there, so a line for fred that stood there twice would
+            # come twice.
+            if to != FRED and self._words.draw.random() < self._words.duplicates:
+                self._again()
+            time.sleep(0.25)
+
+    def _sent(self, message_id: str, to: str, text: str) -> None:
+        found = content_hash(self._words.sender, to, text)
+        self._oracle.acked("file", mailbox(to), message_id, self._words.sender, found)
+
+    def _again(self) -> None:
+        """The last line once more."""
+        path = self._root / "sessions" / "default" / "messages.jsonl"
+        line = path.read_bytes().splitlines()[-1]
+        if json.loads(line)["from"] == self._words.sender:
+            with path.open("ab", buffering=0) as file:
+                file.write(line + b"\n")
+            self.duplicates += 1
+
+
+def send_on_full_disk(settings: Settings, seed: int, oracle: Oracle) -> int:
+    """Send by the command from a process whose files may not grow beyond what the queue's has: a disk that gets
+    full. Returns how many were refused.
+    """
+    refused, root = 0, queue_root(settings)
+    path = root / "sessions" / "default" / "messages.jsonl"
+    for number in range(3):
+        size = (path.stat().st_size if path.exists() else 0) + (60 if number < 2 else 100_000)
+        text = f"fay {seed}/{number} {uuid.uuid4().hex} " + "x" * 200
+        command = [sys.executable, "-P", "-m", "connectors.file_queue", "send", "--topic", "status"]
+        done = subprocess.run(
+            ["prlimit", f"--fsize={size}", *command, "--to", HANNA, "--sender", "fay", "--body", text],
+            env=_queue_environment(root),
+            cwd=PROJECT_ROOT,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        found = content_hash("fay", HANNA, text)
+        if done.returncode == 0:
+            oracle.acked("file", mailbox(HANNA), done.stdout.split()[-1], "fay", found)
+        else:
+            refused += 1
+            oracle.note(Note(FORGED, "file", mailbox(HANNA), "refused", hash=found))
+    return refused
+
+
+def _queue_environment(root: Path) -> dict[str, str]:
+    return {**os.environ, "TRUNKLINE_QUEUE_ROOT": str(root), "PYTHONPATH": str(PROJECT_ROOT)}
+
+
+class FileReader:
+    """Polls the file queue."""
+
+    def __init__(self, settings: Settings, oracle: Oracle, clock: Clock) -> None:
+        self._queue = Queue(queue_root(settings))
+        self._oracle, self._clock = oracle, clock
+
+    def run(self) -> None:
+        """Poll until the load ends."""
+        while self._clock.may_begin():
+            poll = uuid.uuid4().hex
+            for message in self._queue.poll(FRED):
+                self._oracle.note(Note(HANDED, "file", mailbox(FRED), message["msg_id"], request=poll))
+            time.sleep(0.3)
+
+
+class McpAgent:
+    """Signs its calls by hand, with a clock that may be wrong."""
+
+    def __init__(
+        self, settings: Settings, name: str, operator: HubClient, words: Words, oracle: Oracle, clock: Clock
+    ) -> None:
+        private, public = new_key_pair()
+        self._key, self._name = load_private_key(private), name
+        self._words, self._oracle, self._clock = words, oracle, clock
+        self._http = httpx.Client(base_url=settings.mcp_server_url, timeout=8, trust_env=False)
+        self._numbers = itertools.count(1)
+        self.skew_s = 0.0
+        self.skewed = 0
+        body = {"agent_name": name, "public_key": public, "task": "takes part"}
+        answer = operator.ask("POST", "/api/hub/participants", json=body)
+        assert answer.status_code == 201, answer.text
+
+    def run(self) -> None:
+        """Send, and sometimes read and mark."""
+        while self._clock.may_begin():
+            to, text = self._words.next()
+            key = uuid.uuid4().hex
+            told = self._call("send_to_agent", targetAgentId=to, message=text, idempotencyKey=key)
+            found = content_hash(self._name, to, text)
+            self._oracle.acked("mcp", mailbox(to), told["messageId"], self._name, found)
+            if self._words.draw.random() < 0.3:
+                self._read()
+            time.sleep(0.4)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def _read(self) -> None:
+        messages = self._call("get_my_messages", unreadOnly=True)["messages"]
+        if messages:
+            self._call("mark_read", messageIds=[message["id"] for message in messages])
+        for message in messages:
+            self._oracle.note(Note(HANDED, "mcp", mailbox(self._name), message["id"], request="read"))
+
+    def _call(self, tool: str, **arguments: Any) -> dict[str, Any]:
+        skew_s = self.skew_s
+        while True:
+            answer = self._once(tool, arguments, skew_s)
+            if answer is not None and answer.status_code == 200:
+                if abs(skew_s) > _CLOCKS_APART_S + 30:
+                    raise AssertionError(f"a call signed {skew_s:g} s off was taken")
+                result = answer.json().get("result")
+                if result is not None and not result.get("isError"):
+                    return dict(result["structuredContent"])
+                reason = json.dumps(answer.json())
+                if "unreachable" not in reason and "503" not in reason:
+                    raise AssertionError(f"{tool}: {reason}")
+            elif answer is not None and answer.status_code in (401, 403):
+                if abs(skew_s) < _CLOCKS_APART_S - 30:
+                    raise AssertionError(f"{tool}, signed {skew_s:g} s off: {answer.text}")
+                skew_s, self.skewed = 0.0, self.skewed + 1
+            if not self._clock.has_patience():
+                raise GaveUp(tool)
+            time.sleep(0.15)
+
+    def _once(self, tool: str, arguments: dict[str, Any], skew_s: float) -> httpx.Response | None:
+        params = {"name": tool, "arguments": arguments}
+        call = {"jsonrpc": "2.0", "id": next(self._numbers), "method": "tools/call", "params": params}
+        body, at = json.dumps(call).encode(), str(int(time.time() + skew_s))
+        signed = {AGENT_HEADER: self._name, TIMESTAMP_HEADER: at, SIGNATURE_HEADER: sign(self._key, at, body)}
+        try:
+            return self._http.post("/mcp", content=body, headers={**_ACCEPT, **signed})
+        except httpx.TransportError:
+            return None
+
+
+class MqttSender:
+    """An agent over MQTT, which says what it says on its outbox; a second one reads."""
+
+    def __init__(
+        self, settings: Settings, name: str, operator: HubClient, words: Words, oracle: Oracle, clock: Clock
+    ) -> None:
+        told = operator.ask("POST", f"/api/hub/agents/{name}/mqtt", json={}).json()
+        credentials = Credentials(agent_name=name, secret=told["secret"], prefix=told["prefix"])
+        self._agent = MqttAgent(settings, credentials, settings.data_path.parent / f"mqtt-{name}", self._got)
+        self._name, self._words, self._oracle, self._clock = name, words, oracle, clock
+        self.got: list[str] = []
+
+    def _got(self, message: InboxMessage) -> None:
+        self.got.append(message.message_id)
+
+    def run(self) -> None:
+        """Be there, and send if there is anything to say, until the load ends."""
+        while True:
+            try:
+                agent = self._agent.__enter__()
+                break
+            except TrunklineError as error:
+                self._wait(error)
+        try:
+            while self._clock.may_begin():
+                if self._name == MINA:
+                    time.sleep(0.2)
+                    continue
+                self._say(agent)
+                time.sleep(0.4)
+        finally:
+            if self._name != MINA:
+                agent.close()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._agent.close()
+
+    def _say(self, agent: MqttAgent) -> None:
+        to, text = self._words.next()
+        message_id, entered = str(uuid.uuid4()), False
+        while True:
+            try:
+                if entered:
+                    agent.resend()
+                else:
+                    entered = True
+                    agent.send(to, "hint", text, message_id=message_id)
+                break
+            except TrunklineError as error:
+                self._wait(error)
+        self._oracle.acked("mqtt", mailbox(to), message_id, self._name, content_hash(self._name, to, text))
+
+    def _wait(self, error: TrunklineError) -> None:
+        if not self._clock.has_patience():
+            raise GaveUp(str(error)) from error
+        time.sleep(0.1)
+
+
+class XmlSender:
+    """Posts XML to a listener, which answers each message once."""
+
+    def __init__(self, client: HubClient, words: Words, oracle: Oracle, clock: Clock) -> None:
+        self._client, self._words, self._oracle, self._clock = client, words, oracle, clock
+        self._numbers: Iterator[int] = itertools.count(1)
+
+    def run(self) -> None:
+        """Post until the load ends."""
+        sender = self._words.sender
+        while self._clock.may_begin():
+            payload = element("work", number=next(self._numbers))
+            number = re.findall(r"<number>\d+</number>", payload)[0]
+            answer = self._client.ask(
+                "POST",
+                "/messages",
+                duplicates=self._words.duplicates,
+                content=document(payload, LISTENER),
+                headers={"Content-Type": "application/xml"},
+            )
+            if answer.status_code != 202:
+                raise AssertionError(f"XML was not taken: {answer.status_code} {answer.text}")
+            (message_id,) = re.findall(r'<message id="([^"]+)"', answer.text)
+            found = content_hash(sender, LISTENER, payload)
+            self._oracle.acked("xml", mailbox(LISTENER), message_id, sender, found)
+            told = {"recipient": mailbox(sender), "kind": "worked", "body": number}
+            self._oracle.note(Note(ASKED, "xml", mailbox(LISTENER), message_id, **told))
+            time.sleep(0.1)

@@ -1,0 +1,163 @@
+"""What is done to the backbone in one run, drawn from a seed: the same seed is the same schedule.
+
+Faults are dealt from two shuffled decks, so that every run of as many seeds as a deck needs has each of them:
+one that the streaming jobs feel (each costs a start of Spark), and some of all others. A pure function.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+KILL, STOP, CRASH, FULL_DISK, SECOND = "kill", "stop", "crash", "full_disk", "second"
+CUT, SLOW, MUTE = "cut", "slow", "mute"
+SKEW, DUPLICATES, REORDER, FORGE = "skew", "duplicates", "reorder", "forge"
+
+STREAMS: Final = "streams"
+_PARTS: Final = ("gateway", "bridge", "files", "xml_pump")
+_BROKERS: Final = ("kafka", "mosquitto")
+_LINKS: Final = ("kafka", "mosquitto", "gateway")
+_DOORS: Final = ("gateway", "bridge", "files")
+
+REACTOR_STEPS: Final = ("seen", "before_append", "appended", "acknowledged", "committed")
+STREAM_POINTS: Final = (
+    "before_ledger_commit",
+    "after_ledger_commit",
+    "before_views",
+    "between_views",
+    "in_merge",
+    "after_views",
+    "maintenance_views",
+    "maintenance_ledger",
+)
+ACK_POINTS: Final = ("before_kafka_ack", "after_kafka_ack")
+
+STREAM_FAULTS: Final = (
+    *(f"{CRASH}:{STREAMS}.{point}" for point in STREAM_POINTS),
+    f"{KILL}:{STREAMS}",
+    f"{STOP}:{STREAMS}",
+    f"{FULL_DISK}:{STREAMS}",
+    f"{SECOND}:{STREAMS}",
+)
+OTHER_FAULTS: Final = (
+    *(f"{KILL}:{part}" for part in (*_PARTS, *_BROKERS)),
+    *(f"{STOP}:{part}" for part in (*_PARTS, *_BROKERS)),
+    *(f"{CRASH}:{door}.{point}" for door in _DOORS for point in ACK_POINTS),
+    *(f"{CRASH}:gateway.reactor_{step}" for step in REACTOR_STEPS),
+    *(f"{FULL_DISK}:{part}" for part in (*_DOORS, "queue")),
+    *(f"{how}:{link}" for how in (CUT, SLOW, MUTE) for link in _LINKS),
+    *(f"{SECOND}:{part}" for part in (*_PARTS, "gateway_port")),
+)
+HABITS: Final = (f"{SKEW}:clients", f"{DUPLICATES}:delivery", f"{REORDER}:delivery", f"{FORGE}:events")
+ALL_FAULTS: Final = (*STREAM_FAULTS, *OTHER_FAULTS, *HABITS)
+
+OTHERS_A_SEED: Final = 4
+_LOAD_S: Final = 16.0
+_FIRST_S: Final = 1.0
+_SKEWS_S: Final = (-86_400.0, -3_600.0, -600.0, -120.0, 120.0, 600.0, 3_600.0, 86_400.0)
+
+
+@dataclass(frozen=True)
+class Injection:
+    """One fault: what, when after the load's begin, for how long (where it lasts), at which hit of a point."""
+
+    fault: str
+    at_s: float
+    for_s: float = 0.0
+    nth: int = 1
+
+    @property
+    def kind(self) -> str:
+        """What is done."""
+        return self.fault.partition(":")[0]
+
+    @property
+    def target(self) -> str:
+        """To whom."""
+        return self.fault.partition(":")[2]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A run: how long clients send, how they behave, and the faults in the order of their time.
+
+    `skew_s`: how far each of the clients' clocks is off. `duplicates`, `reorder`: which part of what is sent is
+    sent again, or overtakes its predecessor. `forged`: how many events are made by somebody without the secret.
+    """
+
+    seed: int
+    load_s: float
+    skew_s: tuple[float, ...]
+    duplicates: float
+    reorder: float
+    forged: int
+    injections: tuple[Injection, ...]
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """The names of all that is to happen, habits of the clients included."""
+        habits = (any(self.skew_s), self.duplicates > 0, self.reorder > 0, self.forged > 0)
+        found = [name for name, has in zip(HABITS, habits, strict=True) if has]
+        return (*(injection.fault for injection in self.injections), *found)
+
+    def as_json(self) -> dict[str, Any]:
+        """A document that `schedule_of` reads."""
+        return asdict(self)
+
+
+def schedule_of(document: dict[str, Any]) -> Schedule:
+    """The schedule of a document."""
+    plain = json.loads(json.dumps(document))
+    injections = tuple(Injection(**one) for one in plain.pop("injections"))
+    return Schedule(**{**plain, "skew_s": tuple(plain["skew_s"])}, injections=injections)
+
+
+def draw_schedule(seed: int) -> Schedule:
+    """The schedule of a seed."""
+    draw = random.Random(f"schedule/{seed}")
+    own = [*_dealt(STREAM_FAULTS, 1, seed), *_dealt(OTHER_FAULTS, OTHERS_A_SEED, seed)]
+    injections = sorted((_placed(fault, draw) for fault in own), key=lambda injection: injection.at_s)
+    return Schedule(
+        seed=seed,
+        load_s=_LOAD_S,
+        skew_s=tuple(draw.choice(_SKEWS_S) if draw.random() < 0.5 else 0.0 for _ in range(3)),
+        duplicates=draw.choice((0.0, 0.1, 0.3)),
+        reorder=draw.choice((0.0, 0.2, 0.5)),
+        forged=draw.choice((0, 2, 6)),
+        injections=tuple(injections),
+    )
+
+
+def _dealt(deck: Sequence[str], count: int, seed: int) -> list[str]:
+    """This seed's cards: decks follow one another without an end, each shuffled anew."""
+    found: list[str] = []
+    for card in range(seed * count, (seed + 1) * count):
+        number, place = divmod(card, len(deck))
+        shuffled = random.Random(f"deck/{len(deck)}/{number}").sample(deck, len(deck))
+        found.append(shuffled[place])
+    # Where two decks meet, a card may come twice.
+    return list(dict.fromkeys(found))
+
+
+def _placed(fault: str, draw: random.Random) -> Injection:
+    kind, _, target = fault.partition(":")
+    # A point of the streaming jobs is armed early: they need most of the load's time to start.
+    last = _LOAD_S / 2 if STREAMS in target else _LOAD_S - 3
+    at_s = round(draw.uniform(_FIRST_S, last), 2)
+    # Spark commits only a few times in a run.
+    nth = draw.randint(1, 2 if STREAMS in target else 4) if kind == CRASH else 1
+    return Injection(fault, at_s, round(_lasting(kind, draw), 2), nth)
+
+
+def _lasting(kind: str, draw: random.Random) -> float:
+    if kind == STOP:
+        # 5 to 30 s, and mostly short: all 30 s would be most of what one seed may take.
+        return 5 + 25 * draw.random() ** 4
+    if kind in (CUT, MUTE, FULL_DISK):
+        return draw.uniform(1, 6)
+    if kind == SLOW:
+        return draw.uniform(4, 10)
+    return 0.0

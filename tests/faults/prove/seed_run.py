@@ -1,0 +1,167 @@
+"""One seed: a backbone of its own on the shared brokers, load at all doors, faults, and what must hold then."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tests.faults.prove import evidence
+from tests.faults.prove.brokers import Brokers
+from tests.faults.prove.clients import Clients
+from tests.faults.prove.comparison import DIVERGENT, LOST, MISBEHAVED, Finding, compare
+from tests.faults.prove.hub_client import Clock
+from tests.faults.prove.injector import Injector
+from tests.faults.prove.oracle import ACKED, Oracle
+from tests.faults.prove.quiet import Quiet
+from tests.faults.prove.schedule import Schedule
+from tests.faults.prove.seed_parts import SeedParts, seed_settings
+
+LIMIT_S: Final = 100.0
+# What comparing and ending may take of the limit, and what coming to rest must have.
+_JUDGE_S: Final = 12.0
+_REST_S: Final = 20.0
+_START_S: Final = 45.0
+_TICK_S: Final = 0.05
+# Spark starts under load; so long the load goes on when it works, and so long it is waited for at most.
+_SPARK_WORKS_S: Final = 5.0
+_SPARK_STARTS_S: Final = 14.0
+_LOOK_S: Final = 0.4
+
+
+@dataclass
+class SeedResult:
+    """What came of a seed; one line of the results. `folder`: where its data is, if it was kept."""
+
+    seed: int
+    acknowledged: int = 0
+    findings: list[dict[str, str]] = field(default_factory=list)
+    faults: dict[str, int] = field(default_factory=dict)
+    by_door: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)
+    folder: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The line."""
+        return asdict(self)
+
+
+class SeedRun:
+    """Runs one seed below `folder`, which is new and its own. For the main thread. `replaced`: modules that
+    stand in the place of a part's program, by the part's name.
+    """
+
+    def __init__(
+        self, schedule: Schedule, folder: Path, brokers: Brokers, replaced: dict[str, str] | None = None
+    ) -> None:
+        self._schedule, self._brokers = schedule, brokers
+        self._began = time.monotonic()
+        self._settings = seed_settings(folder, brokers, schedule.seed)
+        self._parts = SeedParts(self._settings, folder, replaced or {})
+        self.oracle = Oracle(folder / "oracle.jsonl")
+        self._result = SeedResult(schedule.seed)
+        self._late: list[str] = []
+        self._is_at_rest = False
+        self._unrest: str | None = "not looked at"
+        (folder / "schedule.json").write_text(json.dumps(schedule.as_json(), indent=1))
+
+    @property
+    def _left_s(self) -> float:
+        return LIMIT_S - (time.monotonic() - self._began)
+
+    def run(self) -> SeedResult:
+        """All of it; ends every process that it has started, whatever happens."""
+        clients: Clients | None = None
+        clock = Clock()
+        try:
+            self._parts.start()
+            doors = ("gateway", "bridge", "files", "xml_pump")
+            self._wait(lambda: self._parts.is_ready(*doors), _START_S, "the start of the doors")
+            clock.begin(0.0, _START_S)
+            clients = Clients(self._settings, self._schedule, self.oracle, clock)
+            self._phase("start")
+            injector = self._load(clients, clock)
+            self._phase("load")
+            injector.heal()
+            self._rest(clients)
+            self._phase("rest")
+            self._judge(injector, clients)
+            self._phase("judge")
+        finally:
+            self._brokers.heal()
+            if clients is not None:
+                clients.close()
+            self._parts.end()
+        self._phase("end")
+        self._result.seconds = round(time.monotonic() - self._began, 1)
+        return self._result
+
+    def _phase(self, name: str) -> None:
+        spent = sum(self._result.phases.values())
+        self._result.phases[name] = round(time.monotonic() - self._began - spent, 1)
+
+    def _wait(self, condition: Callable[[], bool], within_s: float, what: str) -> bool:
+        deadline = time.monotonic() + within_s
+        while not condition():
+            self._parts.look_after()
+            if time.monotonic() > deadline:
+                self._late.append(f"{what}: not within {within_s:.0f} s")
+                return False
+            time.sleep(_TICK_S)
+        return True
+
+    def _load(self, clients: Clients, clock: Clock) -> Injector:
+        """Clients at every door, and the faults meanwhile."""
+        clock.begin(self._schedule.load_s, max(5.0, self._left_s - self._schedule.load_s - _JUDGE_S - _REST_S))
+        injector = Injector(self._parts, self._brokers, self.oracle, self._schedule)
+        clients.start()
+        longest, has_worked = time.monotonic() + self._schedule.load_s + _SPARK_STARTS_S, False
+        while (clock.may_begin() or not injector.over) and self._left_s > _JUDGE_S + 2 * _REST_S:
+            injector.tick()
+            has_worked = has_worked or self._parts.parts["streams"].ready_after_s is not None
+            if not has_worked and time.monotonic() < longest:
+                clock.go_on(_SPARK_WORKS_S)
+            self._parts.look_after()
+            time.sleep(_TICK_S)
+        return injector
+
+    def _rest(self, clients: Clients) -> None:
+        """Everything is up again, what was begun has its answer, and nothing moves any more."""
+        quiet = Quiet(self._settings, self.oracle)
+        while not self._is_at_rest and self._left_s > _JUDGE_S:
+            self._parts.look_after_for(_LOOK_S)
+            self._unrest = self._under_way(clients)
+            if self._unrest is None:
+                self._is_at_rest = quiet.look()
+                self._unrest = quiet.why
+        if not self._is_at_rest:
+            self._late.append(f"not at rest {LIMIT_S - _JUDGE_S:.0f} s after its begin: {self._unrest}")
+        # Readers that hold a message end before it is looked at where it stands.
+        clients.leave()
+
+    def _under_way(self, clients: Clients) -> str | None:
+        if not self._brokers.are_up():
+            return "a broker is not up"
+        parts = [f"{part.name} is {part.state}" for part in self._parts.parts.values() if part.state != "ready"]
+        if parts:
+            return ", ".join(parts)
+        return f"{', '.join(clients.waiting)} wait for an answer" if clients.waiting else None
+
+    def _judge(self, injector: Injector, clients: Clients) -> None:
+        found = evidence.gather(self._settings, {"gateway": self._settings.gateway_url})
+        findings = compare(self.oracle.notes(), found)
+        if not self._is_at_rest:
+            # What is under way cannot be told from what is lost; that it is still under way is a finding.
+            findings = [finding for finding in findings if finding.kind not in (LOST, DIVERGENT)]
+        troubles = (*injector.misbehaved, *clients.failures, *clients.late, *self._late)
+        findings += [Finding(MISBEHAVED, what) for what in troubles]
+        result, done = self._result, injector.done + injector.died() + clients.habits()
+        result.acknowledged = self.oracle.acknowledged
+        result.by_door = dict(Counter(note.door for note in self.oracle.notes(ACKED)))
+        result.findings = [asdict(finding) for finding in findings]
+        result.faults = {name: count for name, count in sorted(done.items()) if count}

@@ -1,0 +1,229 @@
+"""The oracle and the comparison of `./trunkline prove`: each kind of finding is seen when it is planted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.prove.comparison import (
+    CHANGED,
+    DIVERGENT,
+    DUPLICATE,
+    LOST,
+    MISBEHAVED,
+    OUT_OF_ORDER,
+    Evidence,
+    Line,
+    Mail,
+    Shown,
+    compare,
+)
+from tests.faults.prove.oracle import ASKED, ENDED, FORGED, HANDED, Note, Oracle, content_hash, read_notes
+from tests.faults.prove.results import Results, summary
+
+BOX, JOB = "mailbox/default/ann", "job/0a1b2c3d"
+
+
+def mail(number: int, status: str = "unread", said: str | None = None) -> Mail:
+    """A message in the mailbox."""
+    return Mail(BOX, f"m{number}", status, content_hash("bob", "ann", said or f"{number}"))
+
+
+def posted(number: int, offset: int, verdict: str = "accepted", said: str | None = None) -> Line:
+    """A message in the ledger."""
+    found = content_hash("bob", "ann", said or f"{number}")
+    return Line(0, offset, BOX, "message.posted", verdict, f"m{number}", found)
+
+
+def event(seq: int, offset: int, status: str, verdict: str = "accepted") -> Line:
+    """A job's event in the ledger."""
+    found = content_hash("progress", f"step {seq}")
+    return Line(1, offset, JOB, "job.event", verdict, str(seq), found, status)
+
+
+def shown(name: str, *messages: Mail, job: str = "completed") -> Shown:
+    """A reader that shows these messages, and the job in this state."""
+    return Shown(name, {JOB: job}, {(one.stream, one.id): one for one in messages})
+
+
+def good() -> Evidence:
+    """What there is where nothing went wrong."""
+    messages = (mail(1), mail(2), mail(3, "claimed"))
+    ledger = [posted(1, 10), posted(2, 11), posted(2, 12, "duplicate"), posted(3, 13)]
+    ledger += [event(1, 5, "running"), event(2, 6, "completed"), event(3, 7, "completed", "rejected")]
+    return Evidence(ledger, shown("views", *messages), [shown("live view", *messages)])
+
+
+@pytest.fixture
+def oracle(tmp_path: Path) -> Oracle:
+    """One that has noted three messages, a job's two events and its end, and a message that was handed out."""
+    oracle = Oracle(tmp_path / "oracle.jsonl")
+    for number in (1, 2, 3):
+        oracle.acked("http", BOX, f"m{number}", "bob", content_hash("bob", "ann", f"{number}"))
+    for seq in (1, 2):
+        oracle.acked("mqtt", JOB, str(seq), "0a1b2c3d", content_hash("progress", f"step {seq}"))
+    oracle.note(Note(HANDED, "http", BOX, "m3", request="r1"))
+    oracle.note(Note(HANDED, "http", BOX, "m3", request="r1"))
+    oracle.note(Note(ENDED, "mqtt", JOB, "end", status="completed"))
+    return oracle
+
+
+def change(evidence: Evidence, *, ledger: Callable[[Line], Line | None] = lambda line: line) -> Evidence:
+    """The evidence with other lines of the ledger."""
+    evidence.ledger = [found for line in evidence.ledger if (found := ledger(line)) is not None]
+    return evidence
+
+
+def kinds(oracle: Oracle, evidence: Evidence) -> set[str]:
+    """Which kinds of findings there are."""
+    return {finding.kind for finding in compare(oracle.notes(), evidence)}
+
+
+def test_where_nothing_went_wrong_nothing_is_found(oracle: Oracle) -> None:
+    assert compare(oracle.notes(), good()) == []
+    assert oracle.acknowledged == 5
+
+
+def test_what_is_in_no_accepted_row_is_lost(oracle: Oracle) -> None:
+    def without(line: Line) -> Line | None:
+        return None if line.id == "m1" else line
+
+    (found,) = compare(oracle.notes(), change(good(), ledger=without))
+    assert found.kind == LOST and "m1" in found.what
+
+
+def test_what_was_rejected_and_had_been_acknowledged_is_lost(oracle: Oracle) -> None:
+    evidence = good()
+    evidence.ledger[0] = posted(1, 10, "rejected")
+    assert kinds(oracle, evidence) == {LOST}
+
+
+def test_what_is_in_the_ledger_and_not_in_the_view_is_lost(oracle: Oracle) -> None:
+    evidence = good()
+    for reader in (evidence.views, *evidence.others):
+        del reader.mail[BOX, "m2"]
+    assert kinds(oracle, evidence) == {LOST}
+
+
+def test_a_missing_answer_is_lost_and_a_second_one_is_a_duplicate(oracle: Oracle) -> None:
+    oracle.note(Note(ASKED, "xml", "mailbox/default/w", "x", recipient=BOX, kind="worked", body="<n>1</n>"))
+    assert kinds(oracle, good()) == {LOST}
+    evidence = good()
+    for number in (8, 9):
+        answer = Mail(BOX, f"m{number}", "unread", f"hash {number}", "worked", "<worked><n>1</n></worked>")
+        for reader in (evidence.views, *evidence.others):
+            reader.mail[BOX, answer.id] = answer
+    assert kinds(oracle, evidence) == {DUPLICATE}
+    for reader in (evidence.views, *evidence.others):
+        del reader.mail[BOX, "m9"]
+    assert compare(oracle.notes(), evidence) == []
+
+
+def test_an_id_that_was_accepted_twice_is_a_duplicate(oracle: Oracle) -> None:
+    evidence = good()
+    evidence.ledger[2] = posted(2, 12)
+    assert kinds(oracle, evidence) == {DUPLICATE}
+
+
+def test_one_content_under_two_ids_in_a_mailbox_is_a_duplicate(oracle: Oracle) -> None:
+    evidence = good()
+    for reader in (evidence.views, *evidence.others):
+        reader.mail[BOX, "m4"] = mail(4, said="1")
+    assert kinds(oracle, evidence) == {DUPLICATE}
+
+
+def test_a_record_with_two_rows_is_a_duplicate(oracle: Oracle) -> None:
+    evidence = good()
+    evidence.ledger.append(evidence.ledger[2])
+    assert kinds(oracle, evidence) == {DUPLICATE}
+
+
+def test_what_is_handed_out_to_two_requests_is_a_duplicate(oracle: Oracle) -> None:
+    oracle.note(Note(HANDED, "http", BOX, "m3", request="r2"))
+    assert kinds(oracle, good()) == {DUPLICATE}
+
+
+def test_other_content_in_ledger_or_view_is_divergent(oracle: Oracle) -> None:
+    evidence = good()
+    evidence.ledger[0] = posted(1, 10, said="other")
+    assert kinds(oracle, evidence) == {DIVERGENT}
+    evidence = good()
+    for reader in (evidence.views, *evidence.others):
+        reader.mail[BOX, "m1"] = mail(1, said="other")
+    assert kinds(oracle, evidence) == {DIVERGENT}
+
+
+def test_a_live_view_that_shows_something_else_is_divergent(oracle: Oracle) -> None:
+    evidence = good()
+    evidence.others[0].mail[BOX, "m1"] = mail(1, "claimed")
+    assert kinds(oracle, evidence) == {DIVERGENT}
+    evidence = good()
+    evidence.others[0].mail[BOX, "m7"] = mail(7)
+    assert kinds(oracle, evidence) == {DIVERGENT}
+
+
+def test_a_difference_to_the_refold_and_an_accepted_forgery_are_divergent(oracle: Oracle) -> None:
+    evidence = good()
+    evidence.differences.append("registry_jobs 0a1b2c3d: 1 | 2")
+    assert kinds(oracle, evidence) == {DIVERGENT}
+    oracle.note(Note(FORGED, "mqtt", JOB, "2", hash=content_hash("progress", "step 2")))
+    assert kinds(oracle, good()) == {DIVERGENT}
+
+
+def test_two_of_one_sender_in_the_wrong_order_are_out_of_order(oracle: Oracle) -> None:
+    evidence = good()
+    evidence.ledger[0], evidence.ledger[1] = posted(1, 11), posted(2, 10)
+    assert kinds(oracle, evidence) == {OUT_OF_ORDER}
+
+
+def test_who_mixes_its_events_up_itself_is_not_held_to_their_order(tmp_path: Path) -> None:
+    oracle = Oracle(tmp_path / "oracle.jsonl")
+    for number in (2, 1):
+        oracle.acked("mqtt", BOX, f"m{number}", "bob", "", ordered=False)
+    assert compare(oracle.notes(), good()) == []
+
+
+def test_an_event_that_is_accepted_after_the_end_has_changed_it(oracle: Oracle) -> None:
+    evidence = good()
+    evidence.ledger[-1] = event(3, 7, "completed")
+    assert kinds(oracle, evidence) == {CHANGED}
+
+
+def test_a_job_that_had_ended_and_a_message_that_was_handed_out_stay_so(oracle: Oracle) -> None:
+    evidence = good()
+    for reader in (evidence.views, *evidence.others):
+        reader.states[JOB] = "running"
+    assert kinds(oracle, evidence) == {CHANGED}
+    evidence = good()
+    for reader in (evidence.views, *evidence.others):
+        reader.mail[BOX, "m3"] = mail(3, "unread")
+    assert kinds(oracle, evidence) == {CHANGED}
+
+
+def test_notes_are_in_the_file_when_they_are_made_and_come_back_equal(oracle: Oracle, tmp_path: Path) -> None:
+    assert read_notes(tmp_path / "oracle.jsonl") == oracle.notes()
+
+
+def result(seed: int, **more: Any) -> dict[str, Any]:
+    """A line of results."""
+    return {"seed": seed, "acknowledged": 10, "findings": [], "faults": {"kill:kafka": 1}, **more}
+
+
+def test_results_go_on_where_they_ended_also_behind_half_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    results = Results(path)
+    results.add(result(1))
+    results.add(result(2, findings=[{"kind": LOST, "what": "m1"}, {"kind": MISBEHAVED, "what": "it"}]))
+    with path.open("a") as file:
+        file.write('{"seed": 3, "ackno')
+    again = Results(path)
+    assert [again.has(seed) for seed in (1, 2, 3)] == [True, True, False]
+    again.add(result(3))
+    found = summary(Results(path).of(range(1, 5)))
+    assert (found["seeds"], found["acknowledged"], found[LOST], found[DUPLICATE]) == (3, 30, 1, 0)
+    assert found["faults"] == {"kill:kafka": 3}
+    assert json.loads(json.dumps(found)) == found

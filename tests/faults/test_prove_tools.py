@@ -1,0 +1,133 @@
+"""What `./trunkline prove` injects faults with: the proxy, and the points at which a process kills itself."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from connectors.local_stack import free_port
+from schemas.settings import PROJECT_ROOT
+from tests.broker_processes import LOOPBACK
+from tests.faults.prove.crash_points import FOLDER_VARIABLE, arm, disarm, fired
+from tests.faults.prove.tcp_proxy import CUT, MUTE, PASS, SLOW, TcpProxy
+
+HITS = """
+import sys
+from tests.faults.prove.crash_points import Points
+points = Points("part")
+for number in range(5):
+    points.hit("here")
+    print(number, flush=True)
+"""
+
+
+@pytest.fixture
+def proxy() -> Iterator[TcpProxy]:
+    """A proxy in front of somebody who says what he is told."""
+    listener = socket.create_server((LOOPBACK, 0))
+
+    def echo(connection: socket.socket) -> None:
+        with connection:
+            while data := connection.recv(100):
+                connection.sendall(data)
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=echo, args=(connection,), daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    found = TcpProxy(free_port(), listener.getsockname()[1], delay_s=0.1)
+    yield found
+    found.close()
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+def connected(proxy: TcpProxy, timeout_s: float = 5.0) -> socket.socket:
+    """A connection through it."""
+    return socket.create_connection((LOOPBACK, proxy.port), timeout=timeout_s)
+
+
+def said(connection: socket.socket) -> bytes:
+    """What comes back."""
+    connection.sendall(b"hello")
+    return connection.recv(100)
+
+
+def test_a_proxy_passes_on_and_a_slow_one_later(proxy: TcpProxy) -> None:
+    with connected(proxy) as connection:
+        assert said(connection) == b"hello"
+        proxy.mode = SLOW
+        began = time.monotonic()
+        assert said(connection) == b"hello"
+        assert time.monotonic() - began >= 0.2
+
+
+def test_a_mute_one_keeps_connections_and_lets_through_later_what_came(proxy: TcpProxy) -> None:
+    with connected(proxy) as connection:
+        proxy.mode = MUTE
+        connection.sendall(b"hello")
+        connection.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            connection.recv(100)
+        connection.settimeout(5)
+        proxy.mode = PASS
+        assert connection.recv(100) == b"hello"
+
+
+def test_a_cut_ends_what_is_open_and_what_comes_until_it_is_over(proxy: TcpProxy) -> None:
+    def is_cut(connection: socket.socket) -> bool:
+        try:
+            return said(connection) == b""
+        except OSError:
+            return True
+
+    with connected(proxy) as connection:
+        assert said(connection) == b"hello"
+        proxy.mode = CUT
+        assert is_cut(connection)
+    with connected(proxy) as connection:
+        assert is_cut(connection)
+    proxy.mode = PASS
+    with connected(proxy) as connection:
+        assert said(connection) == b"hello"
+
+
+def hits(folder: Path) -> subprocess.CompletedProcess[str]:
+    """A process that comes to its point five times."""
+    return subprocess.run(
+        [sys.executable, "-c", HITS],
+        env={FOLDER_VARIABLE: str(folder), "PYTHONPATH": str(PROJECT_ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+
+def test_a_process_dies_at_its_armed_point_once(tmp_path: Path) -> None:
+    assert hits(tmp_path).returncode == 0
+    arm(tmp_path, "part.here", 3)
+    assert not fired(tmp_path, "part.here")
+    died = hits(tmp_path)
+    assert (died.returncode, died.stdout.split()) == (-signal.SIGKILL, ["0", "1"])
+    assert fired(tmp_path, "part.here")
+    assert hits(tmp_path).returncode == 0
+
+
+def test_a_point_that_is_not_armed_any_more_kills_nobody(tmp_path: Path) -> None:
+    arm(tmp_path, "part.here")
+    disarm(tmp_path)
+    assert hits(tmp_path).returncode == 0
+    assert not fired(tmp_path, "part.here")
