@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,9 +14,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import duckdb
+import pyarrow.compute as pc
+import pyarrow.parquet as parquet
 import pytest
+from deltalake import DeltaTable
 
 from connectors.cli import demo_command
 from connectors.cli.main import main
@@ -24,10 +30,12 @@ from connectors.demo.outcome import compare
 from connectors.demo.performance import Performance
 from connectors.demo.told_verdicts import told_verdicts
 from connectors.ledger_reader import LedgerFilter, LedgerReader
-from connectors.local_stack import child_process
+from connectors.local_stack import child_process, free_port
 from connectors.receipt import Receipt
-from schemas.settings import PROJECT_ROOT, Settings
+from schemas.settings import PROJECT_ROOT, KafkaSettings, Settings
+from schemas.verdicts import REASONS
 from tests.connectors.demo.folded_plan import FoldedPlan, plan_of
+from tests.notebook_run import run_here, run_in_kernel
 
 DEMO_S = 330.0
 STOP_S = 60.0
@@ -82,29 +90,49 @@ def played(monkeypatch: pytest.MonkeyPatch) -> FoldedPlan:
     return folded
 
 
-@pytest.mark.timeout(DEMO_S + STOP_S + 30)
-def test_the_demo_ends_with_the_ledger_as_planned(tmp_path: Path) -> None:
-    data_dir = tmp_path / "a demo's data"
+class DemoRun(NamedTuple):
+    """A demo that has ended: its data directory, exit code, and what it printed."""
+
+    data_dir: Path
+    code: int
+    out: str
+    err: str
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Its last line of JSON."""
+        found: dict[str, Any] = json.loads(self.out.splitlines()[-1])
+        return found
+
+
+@pytest.fixture(scope="module")
+def demo_run(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
+    """One run of the demo for all tests here. Nothing of it runs any more; its tables stay."""
+    data_dir = tmp_path_factory.mktemp("demo") / "a demo's data"
     with demo_process(data_dir) as process:
         out, err = process.communicate(timeout=DEMO_S)
-        assert process.returncode == 0, err
-        figures = json.loads(out.splitlines()[-1])
-        assert len(out.splitlines()) == 1
-        assert figures["sent"] == (
-            figures["accepted"] + figures["duplicate"] + sum(figures["rejected"].values())
-        )
-        assert sum(figures["jobs"].values()) == 20
-        expected = plan_of(20)
-        # MQTT may deliver a message twice.
-        assert figures["rejected"].keys() == expected.rejected.keys()
-        assert all(figures["rejected"][reason] >= times for reason, times in expected.rejected.items())
-        assert figures["receipts"]["rejected"] > 0 and figures["receipts"]["accepted"] > 0
-        assert figures["duplicate"] >= expected.verdicts["duplicate"]
-        assert 0 < figures["seconds"] < DEMO_S
-        events = LedgerReader(Settings(data_dir=data_dir)).rows(LedgerFilter(type="job.event"), ["verdict"])
-        assert events.rows.num_rows == figures["sent"]
-        assert all(f"[{step}/6]" in err for step in range(1, 7))
         assert child_process.marked_processes(child_process.mark_of(data_dir, "")) == []
+    return DemoRun(data_dir, process.returncode, out, err)
+
+
+@pytest.mark.timeout(DEMO_S + STOP_S + 30)
+def test_the_demo_ends_with_the_ledger_as_planned(demo_run: DemoRun) -> None:
+    assert demo_run.code == 0, demo_run.err
+    figures = demo_run.figures
+    assert len(demo_run.out.splitlines()) == 1
+    assert figures["sent"] == (figures["accepted"] + figures["duplicate"] + sum(figures["rejected"].values()))
+    assert sum(figures["jobs"].values()) == 20
+    expected = plan_of(20)
+    # MQTT may deliver a message twice.
+    assert figures["rejected"].keys() == expected.rejected.keys()
+    assert all(figures["rejected"][reason] >= times for reason, times in expected.rejected.items())
+    assert figures["receipts"]["rejected"] > 0 and figures["receipts"]["accepted"] > 0
+    assert figures["duplicate"] >= expected.verdicts["duplicate"]
+    assert 0 < figures["seconds"] < DEMO_S
+    reader = LedgerReader(Settings(data_dir=demo_run.data_dir))
+    events = reader.rows(LedgerFilter(type="job.event"), ["verdict"])
+    assert events.rows.num_rows == figures["sent"]
+    assert all(f"[{step}/7]" in demo_run.err for step in range(1, 8))
 
 
 @pytest.mark.timeout(STOP_S * 2 + 30)
@@ -161,6 +189,7 @@ def test_the_demo_never_takes_the_ports_of_a_configured_stack(tmp_path: Path) ->
     assert own.kafka.bootstrap_servers != configured.kafka.bootstrap_servers
     assert own.mqtt.port != configured.mqtt.port
     assert own.gateway.port != configured.gateway.port
+    assert own.dashboard.port != configured.dashboard.port
     assert own.data_path == tmp_path
     assert own.tables_root == str(tmp_path / "tables")
 
@@ -170,3 +199,132 @@ def test_its_own_help_names_every_option() -> None:
     demo_command.configure(parser)
     for option in ("--json", "--keep", "--jobs", "--data-dir"):
         assert option in parser.format_help()
+
+
+def demo_settings(demo_run: DemoRun) -> Settings:
+    """Settings whose Kafka nobody is: that of the demo has ended."""
+    unheard = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}")
+    return Settings(data_dir=demo_run.data_dir, kafka=unheard)
+
+
+def rows_of(demo_run: DemoRun, table: str, sql: str) -> list[tuple[Any, ...]]:
+    """What a table of the demo says, asked past the notebooks and what they share."""
+    rows = DeltaTable(str(demo_run.data_dir / "tables" / table)).to_pyarrow_dataset()
+    return duckdb.from_arrow(rows).query("t", sql).fetchall()
+
+
+@pytest.mark.timeout(DEMO_S + STOP_S + 30)
+def test_the_job_notebook_in_a_kernel_of_its_own_has_the_ends_of_the_demos_jobs(
+    demo_run: DemoRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (newest,) = rows_of(
+        demo_run, "registry_jobs", "select job_id from t order by registered_at desc, job_id limit 1"
+    )
+    run = run_in_kernel("job_audit", demo_settings(demo_run), tmp_path, monkeypatch)
+    ends = demo_run.figures["jobs"]
+    assert f"cli/demo {' '.join(str(ends[status]) for status in sorted(ends))}" in run.text
+    (counts,) = rows_of(
+        demo_run,
+        "ledger",
+        "select count(*) filter (late), count(*) filter (verdict = 'duplicate'),"
+        " count(*) filter (verdict = 'rejected') from t where stream_kind = 'job'",
+    )
+    assert "{} late, {} duplicates, {} refused.".format(*counts) in run.text
+    ((records,),) = rows_of(demo_run, "ledger", "select count(*) from t")
+    assert f"{records} records, none missing, none twice" in run.text
+    assert "The job is {}.".format(*newest) in run.text
+    assert "of 20 registry rows stand at the ledger's end and agree with it" in run.text
+    assert len(run.plots) == 4
+
+
+@pytest.mark.timeout(DEMO_S + STOP_S + 30)
+def test_the_message_notebook_has_who_wrote_to_whom_in_the_demo_and_how_long_it_took(
+    demo_run: DemoRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_here("message_audit", demo_settings(demo_run), monkeypatch)
+    pairs = rows_of(demo_run, "mailbox", "select sender, recipient, count(*) from t group by all")
+    assert {(*pair, count) for pair, count in run.names["pairs"].items()} == set(pairs)
+    waits = rows_of(
+        demo_run,
+        "mailbox",
+        "select recipient, count(*), round(max(epoch_us(handed_at) - epoch_us(posted_at)) / 1e6, 3)"
+        " from t where handed_at is not null group by all",
+    )
+    lines = [line.split() for line in run.text.splitlines()]
+    shown = {(line[0], line[1], float(line[5])) for line in lines if len(line) == 6 and line[1].isdigit()}
+    assert waits and {(name, str(count), longest) for name, count, longest in waits} <= shown
+    assert f"{len(run.names['mailbox'])} messages, 2 tasks" in run.text and len(run.plots) == 4
+
+
+@pytest.mark.timeout(DEMO_S + STOP_S + 30)
+def test_the_refusal_notebook_has_every_refusal_of_the_demo_and_the_gravest_in_full(
+    demo_run: DemoRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_here("refusal_audit", demo_settings(demo_run), monkeypatch)
+    counts = rows_of(demo_run, "ledger", "select reason, count(*) from t where reason is not null group by all")
+    assert {reason: int(row.sum()) for reason, row in run.names["by_reason"].iterrows()} == dict(counts)
+    assert set(dict(counts)) <= set(run.names["NEXT"]) and set(run.names["NEXT"]) == set(REASONS)
+    forged = rows_of(
+        demo_run, "ledger", "select stream_id, count(*) from t where reason = 'bad_signature' group by all"
+    )
+    assert forged and all(f"job/{job} {count} " in run.text for job, count in forged)
+    # A secret came with it, and the notebook shows the row as it is: masked.
+    assert "rejected, secret_in_event" in run.text and '"auth_token":"[masked]"' in run.text
+    ((first,),) = rows_of(demo_run, "ledger", "select min(logged_at) from t where reason = 'malformed'")
+    early = run_here("refusal_audit", demo_settings(demo_run), monkeypatch, {"until": first.isoformat()})
+    assert "malformed" not in early.names["by_reason"].index
+
+
+@pytest.mark.timeout(DEMO_S + STOP_S + 30)
+def test_the_agent_notebook_has_who_did_what_in_the_demo(
+    demo_run: DemoRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_here("agent_audit", demo_settings(demo_run), monkeypatch)
+    work, doors = run.names["work"], run.names["doors"]
+    assert work.loc["demo", "delegated"] == sum(demo_run.figures["jobs"].values())
+    sent = dict(rows_of(demo_run, "mailbox", "select sender, count(*) from t group by all"))
+    assert {name: count for name, count in work["sent"].items() if count} == sent
+    by_http = rows_of(demo_run, "ledger", "select principal, count(*) from t where door = 'http' group by all")
+    assert {name: count for name, count in doors["http"].items() if count} == dict(by_http)
+    # Events that the session's job sent over MQTT are the session's; what was refused is nobody's.
+    ((session, job),) = rows_of(
+        demo_run, "registry_jobs", "select session, job_id from t where session is not null"
+    )
+    of_jobs = rows_of(
+        demo_run, "ledger", "select stream_id from t where door = 'mqtt' and verdict <> 'rejected'"
+    )
+    events = of_jobs.count((job,))
+    assert doors.loc[session, "mqtt"] == events > 0
+    assert {"console", "meta"} <= set(run.names["silent"].index) and "echo" not in run.names["silent"].index
+
+
+@pytest.mark.timeout(DEMO_S + STOP_S + 30)
+def test_the_custody_notebook_computes_a_demo_events_chain_again_and_sees_a_changed_byte(
+    demo_run: DemoRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = demo_settings(demo_run)
+    run = run_here("custody_audit", settings, monkeypatch)
+    ended_by = "select ended_by from t order by ended_at desc nulls last limit 1"
+    ((event,),) = rows_of(demo_run, "registry_jobs", ended_by)
+    where = rows_of(demo_run, "ledger", 'select ce_id, partition, "offset", value from t order by logged_at')
+    partition, offset, value = next(rest for ce_id, *rest in where if ce_id == event)
+    assert hashlib.sha256(value).hexdigest() in run.text and f"{partition}, {offset}" in run.text
+    checks = run.names["chain"].set_index("what")["check"]
+    for what in ("id from topic and bytes", "decided again", "signature", "row, last_offset"):
+        assert checks[what] == "ok"
+    # Before that commit the row was not in the table.
+    table, version = DeltaTable(settings.table_path("ledger")), run.names["commit"].version
+    for at, found in ((version, 1), (version - 1, 0)):
+        table.load_as_version(at)
+        wanted = (pc.field("ce_id") == event) & (pc.field("partition") == partition)
+        assert table.to_pyarrow_dataset().count_rows(wanted) == found
+    # One byte of the signed text, in the file of the table.
+    shutil.copytree(demo_run.data_dir, tmp_path / "touched")
+    for file in (tmp_path / "touched" / "tables" / "ledger").glob("*.parquet"):
+        rows = parquet.read_table(file)
+        values = [v.replace(b'"seq":', b'"seq" :') if v == value else v for v in rows["value"].to_pylist()]
+        place = rows.schema.get_field_index("value")
+        parquet.write_table(rows.set_column(place, rows.schema.field(place), [values]), file)
+    touched = settings.model_copy(update={"data_dir": tmp_path / "touched"})
+    with pytest.raises(AssertionError, match=r"the chain is broken(?s:.*)id from topic and bytes"):
+        run_here("custody_audit", touched, monkeypatch, {"event": f"{partition}:{offset}"})

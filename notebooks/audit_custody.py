@@ -1,0 +1,195 @@
+"""The steps of one event from the wire to the views, for the custody notebook: commits, Kafka's copy, a refold.
+
+Commits are found by the Delta log: those that are cleaned away, an hour after a checkpoint, are not found any
+more, and then a step has no time.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from kafka import TopicPartition
+from pyarrow.fs import FileSelector, FileSystem, FileType
+
+from notebooks.audit_tables import POSITION, Audit
+from schemas.delta_files import table_storage
+from schemas.entries import Entries
+from schemas.errors import BackboneUnreachable
+from schemas.event_topic import topic_reader
+from schemas.fold import settle
+from schemas.ledger import COLUMNS, LEDGER, LedgerRow, record_of_row
+from schemas.ledger_arrow import LEDGER_ARROW
+from schemas.sealing import Keyring, load_keyring
+from schemas.settings import SettingsError
+from schemas.settled import Settled
+from schemas.views import STREAM_ENTRIES
+
+# The clocks of Kafka and of the job that commits may differ by so much.
+_CLOCKS_APART = pd.Timedelta(seconds=60)
+_KAFKA_WAIT_S = 10.0
+
+
+class Commit(NamedTuple):
+    """One commit of a Delta table; `actions` as they stand in its log."""
+
+    version: int
+    committed_at: pd.Timestamp
+    actions: list[dict[str, Any]]
+
+    def named(self, kind: str) -> list[dict[str, Any]]:
+        """The actions of one kind."""
+        return [action[kind] for action in self.actions if kind in action]
+
+
+def _commit(storage: FileSystem, version: int) -> Commit | None:
+    path = f"_delta_log/{version:020d}.json"
+    if storage.get_file_info([path])[0].type != FileType.File:
+        return None
+    with storage.open_input_stream(path) as stream:
+        actions = [json.loads(line) for line in stream.read().splitlines() if line]
+    stamps = [action["commitInfo"]["timestamp"] for action in actions if "commitInfo" in action]
+    return Commit(version, pd.Timestamp(stamps[0] if stamps else 0, unit="ms", tz="UTC"), actions)
+
+
+def commits_since(path: str, moment: pd.Timestamp) -> Iterator[Commit]:
+    """The commits of a table from about `moment` on that its log still has, oldest first."""
+    storage = table_storage(path)
+    files = storage.get_file_info(FileSelector("_delta_log", allow_not_found=True))
+    versions = sorted(int(f.base_name[:20]) for f in files if f.base_name[20:] == ".json")
+    low, high = 0, len(versions)
+    while low < high:
+        middle = (low + high) // 2
+        commit = _commit(storage, versions[middle])
+        if commit is None or commit.committed_at < moment - _CLOCKS_APART:
+            low = middle + 1
+        else:
+            high = middle
+    for version in versions[low:]:
+        commit = _commit(storage, version)
+        if commit is not None:
+            yield commit
+
+
+def _added(commit: Commit) -> Iterator[tuple[str, dict[str, Any]]]:
+    for add in commit.named("add"):
+        # A compaction writes old rows into new files, and says that it changes no data.
+        if add["dataChange"]:
+            yield unquote(add["path"]), json.loads(add.get("stats") or "{}")
+
+
+def ledger_commit(audit: Audit, partition: int, offset: int, logged_at: pd.Timestamp) -> Commit | None:
+    """The commit that brought one row into the ledger; None when the log, or the file, is gone."""
+    if audit.version(LEDGER) is None:
+        return None
+    path = audit.path(LEDGER)
+    storage = table_storage(path)
+    row = (pc.field("partition") == partition) & (pc.field("offset") == offset)
+    for commit in commits_since(path, logged_at):
+        for file, bounds in _added(commit):
+            least, most = bounds.get("minValues", {}), bounds.get("maxValues", {})
+            if not least.get("offset", offset) <= offset <= most.get("offset", offset):
+                continue
+            if storage.get_file_info([file])[0].type != FileType.File:
+                continue
+            found = ds.dataset([file], schema=LEDGER_ARROW, format="parquet", filesystem=storage)
+            if found.count_rows(filter=row):
+                return commit
+    return None
+
+
+def views_commit(audit: Audit, partition: int, offset: int, logged_at: pd.Timestamp) -> Commit | None:
+    """The commit of `stream_entries` with which every view had this offset; None when it is not known."""
+    if audit.version(STREAM_ENTRIES) is None:
+        return None
+    name = f"trunkline/offset/{partition}"
+    for commit in commits_since(audit.path(STREAM_ENTRIES), logged_at):
+        if any(txn["appId"] == name and txn["version"] > offset for txn in commit.named("txn")):
+            return commit
+    return None
+
+
+def settle_times(audit: Audit, around: pd.Timestamp, most: int = 200) -> pd.DataFrame:
+    """For the rows of up to `most` commits of the ledger from about `around` on: how long, in seconds, each
+    took from Kafka to the commit.
+    """
+    parts = [pd.DataFrame({"partition": [], "offset": [], "seconds": []}).astype({"seconds": float})]
+    if audit.version(LEDGER) is None:
+        return parts[0]
+    storage = table_storage(audit.path(LEDGER))
+    for number, commit in enumerate(commits_since(audit.path(LEDGER), around)):
+        if number >= most:
+            break
+        files = [file for file, _ in _added(commit) if storage.get_file_info([file])[0].type == FileType.File]
+        if files:
+            found = ds.dataset(files, schema=LEDGER_ARROW, format="parquet", filesystem=storage)
+            rows = found.to_table(columns=[*POSITION, "logged_at"]).to_pandas()
+            rows["seconds"] = (commit.committed_at - rows.pop("logged_at")).dt.total_seconds()
+            parts.append(rows)
+    return pd.concat(parts[1:] or parts, ignore_index=True)
+
+
+def own_keyring(audit: Audit) -> Keyring | None:
+    """The master keys, where they may be read here."""
+    try:
+        return load_keyring(audit.settings)
+    except SettingsError:
+        return None
+
+
+def stream_rows(audit: Audit, kind: str, name: str, last_offset: int) -> list[LedgerRow]:
+    """All rows of a stream up to an offset, in the order of the log."""
+    where = (pc.field("stream_kind") == kind) & (pc.field("stream_id") == name)
+    where &= pc.field("offset") <= last_offset
+    found = audit.arrow(LEDGER, list(COLUMNS), where).sort_by("offset")
+    moments = found["logged_at"].cast(pa.int64())
+    found = found.set_column(found.schema.get_field_index("logged_at"), "logged_at", moments)
+    columns = [found.column(column).to_pylist() for column in COLUMNS]
+    return list(map(LedgerRow._make, zip(*columns, strict=True)))
+
+
+def refolded(rows: list[LedgerRow], keyring: Keyring) -> Settled | None:
+    """What the fold says today of the last of these records, after all before it: signature, order, end."""
+    entries, settled = Entries(), None
+    for row in rows:
+        settled = settle(record_of_row(row, keyring), entries, keyring)
+    return settled
+
+
+class KafkaCopy(NamedTuple):
+    """A record as Kafka has it."""
+
+    value: bytes | None
+    key: bytes | None
+    headers: dict[str, str]
+    logged_at: pd.Timestamp
+
+
+def kafka_copy(audit: Audit, partition: int, offset: int) -> KafkaCopy | str:
+    """The record as it stands in Kafka, or a sentence that says why it cannot be had."""
+    kafka = audit.settings.kafka
+    try:
+        with topic_reader(kafka, [partition]) as consumer:
+            (assigned,) = consumer.assignment()
+            if not offset < consumer.end_offsets([assigned])[assigned]:
+                return f"Kafka at {kafka.bootstrap_servers} has another log: it ends before this offset"
+            consumer.seek(TopicPartition(kafka.topic, partition), offset)
+            deadline = time.monotonic() + _KAFKA_WAIT_S
+            while time.monotonic() < deadline:
+                for batch in consumer.poll(timeout_ms=500, max_records=1).values():
+                    record = batch[0]
+                    if record.offset != offset:
+                        return "Kafka does not have this record any more"
+                    headers = {name: value.decode("utf-8", "replace") for name, value in record.headers}
+                    logged_at = pd.Timestamp(record.timestamp, unit="ms", tz="UTC")
+                    return KafkaCopy(record.value, record.key, headers, logged_at)
+    except BackboneUnreachable:
+        return f"Kafka does not answer at {kafka.bootstrap_servers}"
+    return "Kafka did not hand the record out in time"

@@ -1,0 +1,69 @@
+"""Spark for an audit notebook: a session that only reads, and the tables as the audit has opened them."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+
+from pyspark.sql import DataFrame, SparkSession, functions
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from connectors.local_stack.programs import JARS, java_home
+from notebooks.audit_tables import Audit
+from schemas.ledger import LEDGER
+from schemas.ledger_arrow import LEDGER_ARROW
+from schemas.settings import PROJECT_ROOT, Settings
+from schemas.view_arrow import VIEW_ARROW
+
+
+def spark_session(settings: Settings) -> SparkSession:
+    """A session on the Spark of this process; if there is none yet, one as the settings' section `spark` says.
+
+    Raises TrunklineError when no Java 17 is found.
+    """
+    running = SparkSession.getActiveSession()
+    session = _started(settings) if running is None else running.newSession()
+    session.conf.set("spark.sql.session.timeZone", "UTC")
+    return session
+
+
+def _started(settings: Settings) -> SparkSession:
+    jars = JARS / "spark"
+    if not any(jars.glob("*.jar")):
+        raise RuntimeError("Spark's jars are not there: run ./trunkline doctor once")
+    os.environ["JAVA_HOME"] = str(java_home())
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    # An old address of this machine in its hosts file would make Spark listen elsewhere.
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join(
+        [
+            *("--properties-file", str(PROJECT_ROOT / "conf" / "spark-defaults.conf")),
+            *("--driver-memory", settings.spark.driver_memory, "--master", settings.spark.master),
+            *("--driver-class-path", f"{jars}/*", "pyspark-shell"),
+        ]
+    )
+    scratch = tempfile.mkdtemp(prefix="trunkline-audit-")
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    builder = SparkSession.builder.appName("trunkline audit").config("spark.log.level", "ERROR")
+    builder = builder.config("spark.sql.shuffle.partitions", str(settings.spark.shuffle_partitions))
+    builder = builder.config("spark.local.dir", scratch).config(
+        "spark.sql.warehouse.dir", f"{scratch}/warehouse"
+    )
+    return builder.getOrCreate()
+
+
+def frame(spark: SparkSession, audit: Audit, name: str) -> DataFrame:
+    """A table as `audit` opened it; without rows where there is none yet."""
+    schema = LEDGER_ARROW if name == LEDGER else VIEW_ARROW[name]
+    version = audit.version(name)
+    if version is None:
+        # Not of an empty list, which would come from a Python process.
+        fields = from_arrow_schema(schema, prefer_timestamp_ntz=False).fields
+        columns = [functions.lit(None).cast(field.dataType).alias(field.name) for field in fields]
+        return spark.range(0).select(*columns)
+    found = spark.read.format("delta").option("versionAsOf", version).load(audit.path(name))
+    return found.select(*schema.names)

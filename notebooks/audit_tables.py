@@ -1,0 +1,253 @@
+"""What the audit notebooks share: the tables as they stood at one moment, a window of time, the look of plots.
+
+**Reads** the Delta tables through Arrow, without a JVM: of what is installed here that opens fastest
+(docs/notebooks.md has the figures). **Guarantees** that one notebook sees one version of each table, the views
+no newer than the ledger, whatever is written meanwhile. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+from schemas.delta_files import dataset_of
+from schemas.ledger import LEDGER
+from schemas.ledger_arrow import LEDGER_ARROW
+from schemas.settings import Settings, load_settings
+from schemas.view_arrow import VIEW_ARROW
+from schemas.view_progress import NO_PROGRESS, read_progress
+from schemas.views import STREAM_ENTRIES, VIEWS
+
+POSITION = ["partition", "offset"]
+COLOURS = {
+    "accepted": "#2f7d4f",
+    "duplicate": "#d9902f",
+    "rejected": "#b3362c",
+    "completed": "#2f7d4f",
+    "error": "#b3362c",
+    "cancelled": "#8a8a8a",
+    "running": "#0072b2",
+    "pending": "#9cc4de",
+}
+INK, FAINT = "#222222", "#dddddd"
+# Told apart also by those who do not see red and green, and in grey (after Okabe and Ito).
+_SERIES = (
+    "#0072b2",
+    "#e69f00",
+    "#009e73",
+    "#cc79a7",
+    "#56b4e9",
+    "#d55e00",
+    "#6b4c9a",
+    "#8a8a8a",
+    "#000000",
+    "#b5a642",
+)
+_MOMENT = LEDGER_ARROW.field("logged_at").type
+
+
+class Audit:
+    """The tables of one data directory, each at the version it had when this was made.
+
+    `since` and `until` (ISO 8601, UTC; else those of the environment) bound `ledger` by Kafka's time;
+    `whole_ledger` and `view` have no bounds. `seen`: per partition the first offset that is not in the views.
+    """
+
+    def __init__(self, data_dir: str | None = None, since: str | None = None, until: str | None = None) -> None:
+        given = {"TRUNKLINE__DATA_DIR": data_dir} if data_dir else {}
+        self.settings: Settings = load_settings(os.environ | given)
+        self.since, self.until = _moment(since or setting("since")), _moment(until or setting("until"))
+        self._tables: dict[str, DeltaTable] = {}
+        # First how far the views are, then their rows: these are as far, or farther. And the ledger after all.
+        for name in (STREAM_ENTRIES, *reversed(VIEWS), LEDGER):
+            if DeltaTable.is_deltatable(self.settings.table_path(name)):
+                self._tables[name] = DeltaTable(self.settings.table_path(name))
+        entries = self._tables.get(STREAM_ENTRIES)
+        self.seen = (NO_PROGRESS if entries is None else read_progress(entries)).offsets
+
+    def version(self, name: str) -> int | None:
+        """The version at which a table is read, None where there is no table."""
+        table = self._tables.get(name)
+        return None if table is None else table.version()
+
+    def path(self, name: str) -> str:
+        """Where a table lies."""
+        return self.settings.table_path(name)
+
+    def whole_ledger(
+        self, columns: Sequence[str] | None = None, where: pc.Expression | None = None
+    ) -> pd.DataFrame:
+        """Rows of the ledger by time, partition and offset, from its first row on."""
+        order = [("logged_at", "ascending"), ("partition", "ascending"), ("offset", "ascending")]
+        wanted = None if columns is None else list(dict.fromkeys([*columns, "logged_at", *POSITION]))
+        return self.arrow(LEDGER, wanted, where).sort_by(order).to_pandas()
+
+    def ledger(self, columns: Sequence[str] | None = None, where: pc.Expression | None = None) -> pd.DataFrame:
+        """As `whole_ledger`, of the window of time."""
+        bounds = [] if where is None else [where]
+        if self.since is not None:
+            bounds.append(pc.field("logged_at") >= pa.scalar(self.since, _MOMENT))
+        if self.until is not None:
+            bounds.append(pc.field("logged_at") < pa.scalar(self.until, _MOMENT))
+        both = None
+        for bound in bounds:
+            both = bound if both is None else both & bound
+        return self.whole_ledger(columns, both)
+
+    def view(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """The rows of a view; none where there is no table yet."""
+        wanted = VIEW_ARROW[name].names if columns is None else list(columns)
+        return self.arrow(name, wanted).to_pandas()
+
+    def arrow(
+        self, name: str, columns: Sequence[str] | None = None, where: pc.Expression | None = None
+    ) -> pa.Table:
+        """Rows of any of the tables, as Arrow has them; none where there is no table yet."""
+        table = self._tables.get(name)
+        if table is None:
+            schema = LEDGER_ARROW if name == LEDGER else VIEW_ARROW[name]
+            return schema.empty_table().select(schema.names if columns is None else columns)
+        try:
+            return dataset_of(table).to_table(columns=columns, filter=where)
+        except FileNotFoundError as error:
+            raise RuntimeError(
+                f"files of {name} are gone since this notebook opened it: the tables were tidied up or made "
+                "anew. Run it again from its first cell"
+            ) from error
+
+    def in_window(self, moments: pd.Series) -> pd.Series:
+        """Which of these times lie in the window."""
+        inside = moments.notna()
+        if self.since is not None:
+            inside &= moments >= self.since
+        if self.until is not None:
+            inside &= moments < self.until
+        return inside
+
+    def is_seen(self, rows: pd.DataFrame) -> pd.Series:
+        """Which rows of the ledger the views have seen: only these can be compared with them."""
+        return rows["offset"] < rows["partition"].map(self.seen).fillna(0)
+
+    def told(self) -> str:
+        """What was opened, in a sentence."""
+        if self.version(LEDGER) is None:
+            return (
+                f"There is no ledger below {self.settings.tables_root} yet: it appears with the first settled "
+                "record. Start the stack (./trunkline up), or name the folder of one that ran (data_dir)."
+            )
+        rows = dataset_of(self._tables[LEDGER]).count_rows()
+        window = f", of which {self.since or 'the first'} to {self.until or 'the newest'} is looked at"
+        bounded = window if self.since is not None or self.until is not None else ""
+        return f"The ledger at version {self.version(LEDGER)}: {rows} records{bounded}."
+
+
+def _moment(text: str | None) -> pd.Timestamp | None:
+    if not text:
+        return None
+    found = pd.Timestamp(text)
+    return found.tz_localize("UTC") if found.tzinfo is None else found.tz_convert("UTC")
+
+
+def setting(name: str) -> str | None:
+    """A parameter out of the environment: `TRUNKLINE_AUDIT_<NAME>`, None when it is not set."""
+    return os.environ.get(f"TRUNKLINE_AUDIT_{name.upper()}") or None
+
+
+def listed(rows: pd.DataFrame, otherwise: str) -> pd.DataFrame | None:
+    """The rows for the notebook to show; where there are none, a sentence is printed."""
+    if len(rows):
+        return rows
+    print(otherwise)
+    return None
+
+
+def shown(value: object, most: int = 400) -> str | None:
+    """Bytes of a record as text that is safe to look at: what is no plain character is escaped."""
+    if not isinstance(value, bytes):
+        return None
+    text = value[:most].decode("utf-8", "backslashreplace")
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return text if len(value) <= most else f"{text}… ({len(value)} bytes)"
+
+
+def seconds(later: pd.Series, earlier: pd.Series) -> pd.Series:
+    """The time between two columns of times, in seconds; also of empty ones."""
+    return (pd.to_datetime(later, utc=True) - pd.to_datetime(earlier, utc=True)).dt.total_seconds()
+
+
+def counted(rows: pd.DataFrame, by: list[str], name: str) -> pd.DataFrame:
+    """How many rows there are of each kind, most first; what is missing is shown as a dash."""
+    plain = rows[by].astype(object).where(rows[by].notna(), "-")
+    return plain.groupby(by).size().rename(name).sort_values(ascending=False, kind="stable").to_frame()
+
+
+def quantiles(values: pd.Series, by: pd.Series) -> pd.DataFrame:
+    """Count, median, 95th and 99th percentile and the longest, in seconds, of each group."""
+    found = values.groupby(by).agg(
+        count="count",
+        p50=lambda group: group.quantile(0.5),
+        p95=lambda group: group.quantile(0.95),
+        p99=lambda group: group.quantile(0.99),
+        longest="max",
+    )
+    return found.round(3)
+
+
+def new_plot(title: str, x: str = "", y: str = "", *, height: float = 3.2, width: float = 9.0) -> Axes:
+    """Axes with a title and named units, plain: no frame, a faint grid, white ground."""
+    _, axes = plt.subplots(figsize=(width, height), facecolor="white", layout="constrained")
+    axes.set_title(title, loc="left", color=INK, fontsize=11)
+    axes.set_xlabel(x, color=INK)
+    axes.set_ylabel(y, color=INK)
+    axes.set_axisbelow(True)
+    axes.grid(axis="x", color=FAINT, linewidth=0.6)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(length=0)
+    return axes
+
+
+def by_time(axes: Axes) -> None:
+    """Give the axes' times short names. They are UTC."""
+    locator = AutoDateLocator(minticks=3, maxticks=8)
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    if not axes.get_xlabel():
+        axes.set_xlabel("Kafka's time (UTC)", color=INK)
+
+
+def palette(names: Iterable[object]) -> list[str]:
+    """As many colours as names; from the eleventh on they come again."""
+    return [_SERIES[number % len(_SERIES)] for number, _ in enumerate(names)]
+
+
+def say_instead(axes: Axes, sentence: str) -> None:
+    """What a plot says that has nothing to show."""
+    axes.set_title("", loc="left")
+    axes.axis("off")
+    axes.figure.set_size_inches(9, 0.6)
+    axes.text(0, 0.5, sentence, transform=axes.transAxes, va="center", color=INK)
+
+
+def stacked_bars(axes: Axes, table: pd.DataFrame) -> None:
+    """A bar for each row of `table`, longest on top, with a piece for each column and the sum at its end."""
+    table = table.loc[table.sum(axis=1).sort_values().index]
+    left = pd.Series(0, index=table.index)
+    names = [str(name) for name in table.index]
+    for column, colour in zip(table.columns, palette(table.columns), strict=True):
+        colour = COLOURS.get(column, colour)
+        axes.barh(names, table[column], left=left, color=colour, label=str(column), height=0.7)
+        left = left + table[column]
+    for place, total in enumerate(left):
+        axes.text(total, place, f" {int(total)}", va="center", fontsize=9, color=INK)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    if table.shape[1] > 1:
+        axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.02, 0.5))
