@@ -20,7 +20,7 @@ EMPTY_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "core"
 SPARK_FILE = Path("schemas/spark_types.py")
 DELTA_LIBRARIES = {"delta", "deltalake"}
 # What writes Delta tables and what reads them must agree on how far the views are, and on where files lie.
-SHARED_DELTA_FILES = {Path("schemas/view_progress.py"), Path("schemas/delta_files.py")}
+SHARED_DELTA_FILES = {Path(f"schemas/{name}.py") for name in ("delta_files", "fold_version", "view_progress")}
 
 
 @cache

@@ -1,0 +1,130 @@
+"""Looks for secrets in all files that git knows or would add: `python .ci/secret_scan.py [file ...]`.
+
+Prints file, line and kind of what it finds, never the text, and ends with 1. What is no secret is excepted here
+by its file and kind, with the reason; there is no baseline, and an exception that nothing needs is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
+from detect_secrets.core.scan import scan_file
+from detect_secrets.settings import transient_settings
+
+ROOT = Path(__file__).resolve().parent.parent
+HEX, BASE64, KEYWORD = "Hex High Entropy String", "Base64 High Entropy String", "Secret Keyword"
+AWS, PRIVATE_KEY, BASIC_AUTH = "AWS Access Key", "Private Key", "Basic Auth Credentials"
+
+
+class Exempt(NamedTuple):
+    """Files, the kinds that may be found there, what the found text must be, and why it is no secret."""
+
+    files: str
+    kinds: tuple[str, ...]
+    why: str
+    text: str = ".*"
+
+
+EXEMPT = (
+    Exempt("tests/.*", (KEYWORD,), "tests make passwords up; what has entropy or the form of a key is found"),
+    Exempt("docs/signing.md", (HEX, BASE64, KEYWORD), "the test vectors of job events"),
+    Exempt("docs/agent_signing.md", (HEX, BASE64), "the test vectors of agents' signatures"),
+    Exempt(
+        "tests/schemas/agent_signing_vectors.json", (HEX, BASE64), "the same vectors, as the tests read them"
+    ),
+    Exempt("docs/xml_pump.md", (HEX, BASE64), "the test vectors of commands; the seed counts from 00 to 1f"),
+    Exempt("docs/operate.md", (KEYWORD,), "a sentence about a password and a folder", "clients/operator"),
+    Exempt(
+        "tests/schemas/test_merkle.py", (HEX,), "roots of RFC 9162's form over known leaves", "[0-9a-f]{64}"
+    ),
+    Exempt("tests/schemas/hub_records.py", (HEX,), "sixteen digits, four times", "[0-9a-f]{16}"),
+    Exempt(
+        "tests/(schemas/test_ids|connectors/test_mqtt_bridge).py", (HEX,), "job ids that are none", ".{1,9}"
+    ),
+    Exempt("tests/connectors/test_mqtt_credentials.py", (HEX,), "a hash of a made-up token", "[0-9a-f]{64}"),
+    Exempt("schemas/unsafe_text.py", (AWS, PRIVATE_KEY, BASIC_AUTH), "examples of what the mask must find"),
+    Exempt("connectors/.*", (KEYWORD,), "the name of a variable", "TRUNKLINE_[A-Z_]+"),
+)
+FILTERS = (
+    "heuristic.is_likely_id_string",
+    "heuristic.is_lock_file",
+    "heuristic.is_not_alphanumeric_string",
+    "heuristic.is_potential_uuid",
+    "heuristic.is_prefixed_with_dollar_sign",
+    "heuristic.is_sequential_string",
+    "heuristic.is_templated_secret",
+)
+
+
+def known_files() -> list[str]:
+    """What git has or would add, but not links."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],  # noqa: S607
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    return sorted(name for name in listed.stdout.split("\0") if name and _is_text(ROOT / name))
+
+
+def _is_text(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink() and b"\0" not in path.read_bytes()[:4096]
+
+
+def settings() -> dict[str, list[dict[str, object]]]:
+    """All detectors of the library; nothing is asked of a network to find out whether a secret is good."""
+    names = sorted({found.__name__ for found in get_mapping_from_secret_type_to_class().values()})
+    limits = {"HexHighEntropyString": 3.0, "Base64HighEntropyString": 4.5}
+    return {
+        "plugins_used": [
+            {"name": name} | ({"limit": limits[name]} if name in limits else {}) for name in names
+        ],
+        "filters_used": [{"path": f"detect_secrets.filters.{name}"} for name in FILTERS],
+    }
+
+
+def found_in(names: list[str]) -> list[tuple[str, int, str, str]]:
+    """Whatever the detectors find in these files: file, line, kind and the text itself."""
+    with transient_settings(settings()):
+        return [
+            (name, found.line_number, found.type, found.secret_value or "")
+            for name in names
+            for found in scan_file(str(ROOT / name))
+        ]
+
+
+def _holds(exempt: Exempt, name: str, kind: str, text: str) -> bool:
+    fits = kind in exempt.kinds and re.fullmatch(exempt.files, name) is not None
+    return fits and re.fullmatch(exempt.text, text, re.DOTALL) is not None
+
+
+def main(names: list[str]) -> int:
+    """Scan these files, or all."""
+    files, processes = names or known_files(), os.cpu_count() or 1
+    wrong, needed = [], set()
+    with ProcessPoolExecutor(processes) as pool:
+        for found in pool.map(found_in, [files[at::processes] for at in range(processes)]):
+            for name, line, kind, text in found:
+                exempt = next((one for one in EXEMPT if _holds(one, name, kind, text)), None)
+                needed.add(exempt)
+                if exempt is None:
+                    wrong.append(f"{name}:{line}: {kind}")
+    if not names:
+        wrong += [
+            f"nothing needs the exception for {one.files}: {one.why}" for one in EXEMPT if one not in needed
+        ]
+    for line in sorted(wrong):
+        print(line, file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

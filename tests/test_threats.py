@@ -1,0 +1,122 @@
+"""docs/threats.md is true: each threat has tests that exist, each fuzzer is in its table; and CI looks."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs" / "threats.md").read_text(encoding="utf-8")
+ENTRIES = [f"ASI{number:02}" for number in range(1, 11)]
+# Rules of bandit that look at an import alone; all others that it leaves out must be ruff's.
+IMPORTS = {"B403", "B404", "B406"}
+
+
+@cache
+def written_tests() -> frozenset[str]:
+    """The names of all tests."""
+    found = (path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    return frozenset(name for text in found for name in re.findall(r"def (test_\w+)\(", text))
+
+
+def rows_of(heading: str) -> list[list[str]]:
+    """The rows of the table under a heading, by cells."""
+    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[1:]]
+
+
+def named_in(text: str) -> list[str]:
+    """The tests that a text names."""
+    return re.findall(r"`(test_\w+)`", text)
+
+
+def test_every_threat_has_an_entry_a_defence_and_tests_that_exist() -> None:
+    rows = rows_of("The table")
+    assert len(rows) > 30
+    for who, tried, entry, defence, shown in rows:
+        line = f"{who}, {tried}"
+        assert entry in ENTRIES, f"{line}: no entry of the ten"
+        assert defence, f"{line}: no defence"
+        assert named_in(shown), f"{line}: no test"
+        assert [name for name in named_in(shown) if name not in written_tests()] == [], f"{line}: no such test"
+
+
+def test_of_each_of_the_ten_entries_it_is_said_what_is_defended_and_what_is_not() -> None:
+    assert sorted({row[2] for row in rows_of("The table")}) == ENTRIES
+    assert [row[0] for row in rows_of("What is not defended")] == ENTRIES
+
+
+def test_every_fuzzer_is_in_its_table_and_every_one_in_the_table_exists() -> None:
+    named = [name for row in rows_of("Fuzzers") for name in named_in(row[1])]
+    assert sorted(name for name in named if name not in written_tests()) == []
+    texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests" / "fuzz").glob("test_*.py"))]
+    written = {name for text in texts for name in re.findall(r"^def (test_\w+)\(", text, re.MULTILINE)}
+    assert sorted(written - set(named)) == []
+    assert all(len(named_in(row[1])) == 1 and row[2] for row in rows_of("Fuzzers"))
+
+
+def test_every_package_is_pinned_to_a_version_and_its_hashes_and_no_other_is_installed() -> None:
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line for line in lock.splitlines() if line and not line.lstrip().startswith("#")]
+    assert len(lines) > 50
+    for line in lines:
+        assert re.match(r"[\w.-]+(\[[\w,-]+\])?==[\w.+!-]+ ", line), line[:80]
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}", line), line[:80]
+    wrapper = (ROOT / "trunkline").read_text(encoding="utf-8").replace("\\\n", " ")
+    installs = [line for line in wrapper.splitlines() if "pip install" in line]
+    assert installs
+    assert all("--require-hashes -r " in line for line in installs)
+
+
+def test_the_parts_of_the_jvm_are_pinned_to_one_revision_each() -> None:
+    parts = ElementTree.parse(ROOT / "conf" / "ivy.xml").getroot().iter("dependency")  # noqa: S314  our own file
+    revisions = {part.get("name"): part.get("rev") or "" for part in parts}
+    assert revisions
+    assert {
+        name: rev for name, rev in revisions.items() if not re.fullmatch(r"\d+(\.\d+)+(-[\w.]+)?", rev)
+    } == {}
+
+
+def test_what_bandit_leaves_out_ruff_looks_at_in_every_package() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        tool = tomllib.load(file)["tool"]
+    lint = tool["ruff"]["lint"]
+    assert "S" in lint["select"]
+    assert [rule for rule in lint["ignore"] if rule.startswith("S")] == []
+    excepted = {
+        pattern for pattern, rules in lint["per-file-ignores"].items() if any(r[0] == "S" for r in rules)
+    }
+    assert excepted == {"notebooks/**", "tests/**"}
+    known = subprocess.run(
+        [sys.executable, "-m", "ruff", "rule", "--all", "--output-format", "json"],
+        capture_output=True,
+        check=True,
+        text=True,
+    ).stdout
+    twice = set(tool["bandit"]["skips"]) - IMPORTS
+    assert sorted(rule for rule in twice if f'"code": "S{rule[1:]}"' not in known) == []
+
+
+@pytest.mark.parametrize("looks", ["bandit --quiet", ".ci/secret_scan.py", "ruff check"])
+def test_ci_looks_with(looks: str) -> None:
+    assert looks in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_the_scan_finds_a_planted_secret_and_does_not_repeat_it(tmp_path: Path) -> None:
+    planted, clean = tmp_path / "planted.py", tmp_path / "clean.py"
+    secret = "AKIA" + "Q7ZK3M5PX2W8D4VT"
+    planted.write_text(f'NAME = "{secret}"\n')
+    clean.write_text('NAME = "a name"\n')
+    scan = [sys.executable, str(ROOT / ".ci" / "secret_scan.py")]
+    found = subprocess.run([*scan, str(planted), str(clean)], capture_output=True, text=True, timeout=60)
+    assert (found.returncode, found.stdout) == (1, "")
+    assert found.stderr.splitlines() == [f"{planted}:1: AWS Access Key"]
+    assert subprocess.run([*scan, str(clean)], capture_output=True, timeout=60).returncode == 0
