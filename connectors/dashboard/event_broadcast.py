@@ -76,10 +76,12 @@ class EventBroadcast:
         self.readers = 0
 
     def start_here(self) -> None:
-        """What is settled from now on is told; once, when the live view is open."""
-        # In this order: a record that comes in between is told twice, not never.
-        self._at = LogPosition(self._at.epoch, self._hub.live_view.next_offsets())
+        """What is settled from now on is told; when the live view is open."""
+        # Records stand in the feed a moment before the offsets say so: without them some would never be told.
+        # What comes meanwhile is told twice.
         self._cursor = self._feed.newest
+        self._at = LogPosition(self._at.epoch, self._hub.live_view.next_offsets())
+        self._at.advance(records_in_memory(self._feed))
 
     @property
     def position(self) -> str:
@@ -99,8 +101,8 @@ class EventBroadcast:
             began = time.monotonic()
             try:
                 records, self._cursor = self._feed.since(self._cursor, _FRAME_RECORDS)
-            except FellBehind as error:
-                self._skip(error.oldest)
+            except FellBehind:
+                self._skip()
                 continue
             self._at.advance(records)
             if self.readers:
@@ -112,10 +114,9 @@ class EventBroadcast:
             spent = time.monotonic() - began
             await asyncio.sleep(max(0.0, FRAME_S - _GATHER_S - spent))
 
-    def _skip(self, cursor: int) -> None:
+    def _skip(self) -> None:
         """So much came at once that the feed has forgotten some of it."""
-        self._at = LogPosition(self._at.epoch, self._hub.live_view.next_offsets())
-        self._cursor = max(cursor, self._feed.newest)
+        self.start_here()
         text = self._reset("too much was settled at once")
         self._add(Frame(text, text))
 

@@ -75,3 +75,10 @@ class Seen:
     def names(self) -> list[str]:
         """The names of the events, in order."""
         return [event.name for event in self.events]
+
+    def told_jobs(self) -> list[str]:
+        """The jobs that verdicts came for, in order. Gateways declare their agents whenever they come to it, so
+        there may be verdicts between them.
+        """
+        streams = (verdict["stream"] for verdict in self.of("verdict"))
+        return [stream.removeprefix("job/") for stream in streams if stream.startswith("job/")]

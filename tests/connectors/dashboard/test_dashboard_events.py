@@ -34,7 +34,12 @@ def test_agents_jobs_tasks_messages_and_verdicts_are_told_as_they_change(operato
         append(publisher, [message("operator", "nova", "the secret of the stars", "high"), _created("t1")])
         append(publisher, [event({**job, "secret": "forged"}, 1, "started", "x"), stopped("nova", "done")])
         seen.until(
-            lambda s: len(s.positions) >= 7 and any(agent.get("status") == "stopped" for agent in s.of("agent"))
+            lambda s: (
+                len(s.told_jobs()) >= 2
+                and s.of("task")
+                and s.of("message")
+                and any(agent.get("status") == "stopped" for agent in s.of("agent"))
+            )
         )
     agents = [(a["agent"], a["status"], a["task"]) for a in seen.of("agent") if a["key"] == "nova"]
     assert agents[-1] == ("nova", "stopped", "counts stars")
@@ -66,9 +71,8 @@ def test_an_event_is_told_once_at_rest_and_each_frame_has_one_id(operator, watch
     with followed(watcher) as events:
         seen = Seen(events).until(lambda s: s.events)
         jobs = [register(operator)["job_id"] for _ in range(20)]
-        seen.until(lambda s: len([v for v in s.of("verdict") if v["stream"].startswith("job/")]) >= 20)
-    told = [verdict["stream"] for verdict in seen.of("verdict")]
-    assert [stream for stream in told if stream.startswith("job/")] == [f"job/{job}" for job in jobs]
+        seen.until(lambda s: len(s.told_jobs()) >= 20)
+    assert seen.told_jobs() == jobs
     assert len(set(seen.positions)) == len(seen.positions)
     assert all((event.id is None) == (event.name not in ("hello", "verdict")) for event in seen.events)
 
@@ -81,17 +85,17 @@ def test_who_comes_again_gets_what_it_missed_without_a_gap(start_dashboard, wher
         with followed(watcher) as events:
             seen = Seen(events).until(lambda s: s.events)
             register(operator)
-            seen.until(lambda s: s.positions)
+            seen.until(lambda s: s.told_jobs())
         missed = [register(operator)["job_id"] for _ in range(300)]
     second = first if where == "here" else start_dashboard()
     if where == "after a restart":
         assert first.program.stop() == 0
     with second.client() as operator, second.watcher() as watcher, followed(watcher, seen.last_id) as events:
-        again = Seen(events).until(lambda s: len(s.positions) >= 300)
+        again = Seen(events).until(lambda s: len(s.told_jobs()) >= 300)
         after = register(operator)["job_id"]
-        again.until(lambda s: len(s.positions) > 300)
+        again.until(lambda s: len(s.told_jobs()) > 300)
     assert set(again.names()) == {"job", "verdict"}
-    told = [verdict["stream"].removeprefix("job/") for verdict in again.of("verdict")]
+    told = again.told_jobs()
     assert sorted(told[:300]) == sorted(missed) and told[300:] == [after]
     assert {job["job_id"] for job in again.of("job")} == {*missed, after}
 
@@ -109,7 +113,7 @@ def test_where_too_much_was_missed_or_the_place_is_unknown_a_reset_says_so(
             seen = Seen(events).until(lambda s: s.events)
             assert seen.names() == ["reset"], place
             job = register(operator)
-            seen.until(lambda s: s.positions)
+            seen.until(lambda s: s.told_jobs())
             assert [j["job_id"] for j in seen.of("job")] == [job["job_id"]], place
     assert "after" not in watcher.get("/api/snapshot").json()["position"]
 
@@ -178,13 +182,13 @@ def test_readers_that_do_not_read_are_dropped_and_nobody_waits_for_them(dashboar
         wait_until(lambda: len(connections()) >= 6, what="all readers are there")
         records = [registration_record(f"{n:08x}", "s", "a job " * 50, keyring) for n in range(4000)]
         append(publisher, records)
-        seen.until(lambda s: len(s.positions) >= 4000)
+        seen.until(lambda s: len(s.told_jobs()) >= 4000)
         before = gateway.memory_info().rss
         wait_until(lambda: len(connections()) <= 1, 30, "the silent ones are dropped")
         assert gateway.memory_info().rss - before < 20 * 2**20
         # What it says goes to those who read, as before.
         append(publisher, [registration_record("ffffffff", "s", "a job", keyring)])
-        seen.until(lambda s: len(s.positions) > 4000)
+        seen.until(lambda s: len(s.told_jobs()) > 4000)
     for one in silent:
         one.close()
 
