@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from connectors.cli.doctor_audit import check_anchors
 from connectors.cli.doctor_findings import FAIL, Finding
 from connectors.cli.doctor_machine import (
     check_disk,
@@ -50,6 +51,7 @@ CHECKS: dict[str, Callable[[Settings], Finding]] = {
     "commands": check_commands,
     "streams": check_streams,
     "views": check_views,
+    "anchors": check_anchors,
 }
 
 

@@ -107,7 +107,9 @@ class GatewayProgram:
                 started = True
                 asyncio.run(self._serve(listeners))
             except OSError as error:
-                raise TrunklineError(f"cannot serve: {error.strerror}") from error
+                # Another program can take a bound address until it is listened on.
+                where = ", ".join(f"{d.setting} {d.port}" for d in self._doors if d.socket_path is None)
+                raise TrunklineError(f"cannot serve at {where}: {error.strerror}") from error
             finally:
                 if started:
                     self._reactor.stop()

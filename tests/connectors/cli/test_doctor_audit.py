@@ -1,0 +1,45 @@
+"""What the doctor says of the audit chain's anchors."""
+
+from __future__ import annotations
+
+import pytest
+
+from connectors.cli.doctor_audit import check_anchors
+from connectors.cli.doctor_findings import FAIL, OK, WARN
+from schemas.audit_settings import anchors_file
+from tests.audited_ledger import AuditedLedger, three_commits
+
+
+def test_an_anchored_chain_is_well(tmp_path):
+    finding = check_anchors(three_commits(tmp_path).settings)
+    assert finding.level == OK and "signs 3 commits" in finding.found
+
+
+def test_before_the_first_rows_there_is_no_anchor(tmp_path):
+    finding = check_anchors(AuditedLedger(tmp_path).settings)
+    assert finding.level == WARN and "not there yet" in finding.found
+
+
+@pytest.mark.parametrize(("interval_s", "level"), [(60.0, OK), (0.001, WARN)])
+def test_a_chain_that_goes_on_without_anchors_is_told_when_one_is_overdue(tmp_path, interval_s, level):
+    ledger = AuditedLedger(tmp_path, anchor_interval_s=interval_s)
+    ledger.commit_offsets({0: (0, 2)})
+    ledger.keep()
+    ledger.commit_offsets({0: (2, 4)})
+    ledger.trail.follow()  # a commit takes longer than three thousandths of a second
+    finding = check_anchors(ledger.settings)
+    assert (finding.level, "1 have come since" in finding.found) == (level, level == WARN)
+
+
+def test_a_chain_that_is_shorter_than_what_was_signed_fails(tmp_path):
+    ledger = three_commits(tmp_path)
+    lines = ledger.trail.path.read_bytes().splitlines(keepends=True)
+    ledger.trail.path.write_bytes(b"".join(lines[:-1]))
+    finding = check_anchors(ledger.settings)
+    assert finding.level == FAIL and "audit verify" in finding.mend
+
+
+def test_a_file_without_an_anchor_fails(tmp_path):
+    ledger = three_commits(tmp_path)
+    anchors_file(ledger.settings).write_bytes(b"{\n")
+    assert check_anchors(ledger.settings).level == FAIL
