@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from kafka import KafkaProducer
 
 from schemas.event_topic import partition_for
-from schemas.job_registry import cancellation_record, pick_record, registration_record
+from schemas.job_registry import cancellation_record, pick_record, registration_record, rotation_record
 from schemas.mailbox_requests import (
     ack_record,
     claim_of_record,
@@ -71,7 +71,8 @@ class RawRecord(NamedTuple):
 class _Job:
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
-        self.secret = f"secret of {job_id}"
+        self.secret = self.first_secret = f"secret of {job_id}"
+        self.old_secret = self.secret
         self.next_seq = 1
 
 
@@ -106,6 +107,7 @@ class RandomLog:
             (1, self._unknown_job),
             (9, self._again),
             (2, self._cancel),
+            (4, self._rotation),
             (6, self._session),
             (2, self._principal),
             (4, self._participant),
@@ -142,7 +144,7 @@ class RandomLog:
             self._jobs.append(job)
         wanted = self._draw.choice(WORKERS) if self._draw.random() < 0.2 else None
         description = self._draw.choice(["count the stars", "read, think, answer", "Grüße ☃"])
-        record = registration_record(job.job_id, job.secret, description, self._keyring, session=wanted)
+        record = registration_record(job.job_id, job.first_secret, description, self._keyring, session=wanted)
         return _raw(record)
 
     def _pick(self) -> RawRecord:
@@ -201,6 +203,13 @@ class RandomLog:
         request = f"request-{self._draw.randrange(500)}"
         reason = self._draw.choice(["", "no longer needed"])
         return _raw(cancellation_record(self._job().job_id, request_id=request, reason=reason))
+
+    def _rotation(self) -> RawRecord:
+        job, request = self._job(), f"request-{self._draw.randrange(500)}"
+        job.old_secret, job.secret = job.secret, f"secret {self._draw.randrange(1000)} of {job.job_id}"
+        # Some end before the next event is logged, some while the log is written, some never.
+        overlap_ms = self._draw.choice([0, 500, 500, 3_600_000])
+        return _raw(rotation_record(job.job_id, job.secret, overlap_ms, self._keyring, request_id=request))
 
     def _session(self) -> RawRecord:
         name = self._draw.choice(WORKERS) if self._draw.random() < 0.6 else f"s{self._draw.randrange(60)}"
@@ -370,7 +379,8 @@ class RandomLog:
             "data": {},
             **changed,
         }
-        return _raw(_event_record(job.job_id, canonical(sign_event(event, secret or job.secret))))
+        own = job.old_secret if self._draw.random() < 0.1 else job.secret
+        return _raw(_event_record(job.job_id, canonical(sign_event(event, secret or own))))
 
 
 def _event_record(job_id: str, value: bytes) -> OutgoingRecord:
