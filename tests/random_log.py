@@ -27,7 +27,6 @@ from schemas.mailbox_requests import (
     reclaim_record,
 )
 from schemas.message import DEFAULT_REALM, Message, posting_record
-from schemas.organism import Listener, ListenerAdded, ListenerRemoved, OrganismLoaded, organism_record
 from schemas.participants import (
     AgentCalled,
     AgentJoined,
@@ -53,8 +52,8 @@ from schemas.session_registry import (
 from schemas.settings import Settings
 from schemas.signing import sign_event
 from schemas.strict_json import canonical
-from schemas.threads import ThreadOpened, thread_record
 from tests.random_mqtt_agents import mqtt_agent_record
+from tests.random_organism import opened_thread, organism_change
 from tests.schemas.hub_records import public_key
 
 WORKERS = [f"worker-{n}" for n in range(12)]
@@ -256,33 +255,10 @@ class RandomLog:
         return _raw(participant_record(body, door="mcp", principal=name))
 
     def _organism(self) -> RawRecord:
-        roll, request = self._draw.random(), f"command-{self._draw.randrange(300)}"
-        names = self._draw.sample(["fast", "slow", "boss", "boot"], 2)
-        listeners = [
-            Listener(name=name, root_tag=name, concurrency=self._draw.choice([1, 8])) for name in names
-        ]
-        body: Any
-        if roll < 0.3:
-            body = OrganismLoaded(request_id=request, digest="5e" * 32, listeners=listeners)
-        elif roll < 0.7:
-            body = ListenerAdded(request_id=request, listener=listeners[0])
-        else:
-            body = ListenerRemoved(request_id=request, name=names[0])
-        return _raw(organism_record(body, door="xml", principal="operator"))
+        return _raw(organism_change(self._draw))
 
     def _thread(self) -> RawRecord:
-        thread, parent = f"thread-{self._draw.randrange(60)}", self._draw.choice(["thread-0", "thread-1"])
-        body = ThreadOpened(
-            thread=thread,
-            parent_thread=parent,
-            root_thread="thread-0",
-            opened_by=self._draw.choice(["ann", "bob"]),
-            seen_by="fast",
-            on_behalf_of="ann",
-            kind="search",
-            message_id=f"message-{self._draw.randrange(400)}",
-        )
-        return _raw(thread_record(body, f"opened-{thread}", door="reactor", principal="reactor"))
+        return _raw(opened_thread(self._draw))
 
     def _mqtt_agent(self) -> RawRecord:
         return _raw(mqtt_agent_record(self._draw, self._keyring, WORKERS[:4]))

@@ -1,4 +1,6 @@
-"""The jobs API (JE-10 to JE-12): register, pick, cancel, show, list, and the brokers of live jobs."""
+"""The jobs API (JE-10 to JE-12): register, pick, cancel, give a new secret, show, list, and the brokers of live
+jobs.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,13 @@ from connectors.gateway.models import (
     JobShownAnswer,
     PickRequest,
     RegisteredAnswer,
+    RotatedAnswer,
+    RotationRequest,
 )
 from connectors.gateway.policy import Action, Caller, decide
 from connectors.gateway.refusals import DOOR
 from connectors.gateway.registration import grant_of, opened_overlay, register
+from connectors.gateway.secret_rotation import rotate_secret
 from connectors.live_view import LiveView
 from schemas.errors import TrunklineError
 from schemas.job_registry import cancellation_record
@@ -110,6 +115,18 @@ def _add_changes(app: FastAPI, hub: Hub) -> None:
         settled = refuse_rejected(await hub.appender.settle(record))
         answer = {"job_id": job_id, "status": settled.status_after, "verdict": settled.verdict}
         return json_answer(answer, verdict=settled.verdict)
+
+    @app.post(f"{JOBS}/{{job_id}}/secret", status_code=201, response_model=RotatedAnswer, responses=ERRORS)
+    @asks_for(Action.JOB_ROTATE, registrar)
+    async def rotate_job_secret(
+        request: Request, job_id: JobPath, body: RotationRequest | None = None, key: IdempotencyKey = None
+    ) -> Response:
+        """Give a job that has not ended a new secret, which is told here. The one before it is good for a while
+        yet, the one before that no more.
+        """
+        overlap_s = (body or RotationRequest()).overlap_s
+        answer, settled = await rotate_secret(hub, job_id, overlap_s, request.state.caller.principal, key)
+        return json_answer(answer, 201, settled.verdict)
 
 
 def _add_reads(app: FastAPI, hub: Hub) -> None:
