@@ -57,6 +57,8 @@ _REST_FACTOR: Final = 2
 _TIDY_MOST_S: Final = 30.0
 _TIDY_LEAST_S: Final = 0.2
 _CLOSE_S: Final = 5.0
+# Rotations of a job that has no lines yet.
+_NONE: Final = -1
 
 
 class JobsView(Protocol):
@@ -97,7 +99,7 @@ class MqttAccounts:
         self._ends: dict[str, float] = {}  # finished job to the time at which its accounts go
         self._overlaps: dict[str, float] = {}  # job to the time at which its old secret's account goes
         # Live jobs that have their lines, with the number of rotations; and the users of each.
-        self._taken: dict[str, int] = {}
+        self._taken: dict[str, int | None] = {}
         self._users: dict[str, list[str]] = {}
         self._role_lines: dict[str, str] = {}
         self._changed = threading.Condition()
@@ -147,7 +149,7 @@ class MqttAccounts:
             if (
                 isinstance(row, JobRow)
                 and row.status not in JOB_TERMINAL
-                and self._taken.get(change.key) == row.secret_rotations
+                and self._taken.get(change.key, _NONE) == row.secret_rotations
             ):
                 return  # One of the many events of a job that has its account.
             with self._changed:
@@ -251,7 +253,7 @@ class MqttAccounts:
                 self._ends[job_id] = (row.ended_at or 0) / 1e6 + self._settings.mqtt.account_grace_s
                 if self._ends[job_id] <= self._clock():
                     continue
-            if self._taken.get(job_id) == row.secret_rotations:
+            if self._taken.get(job_id, _NONE) == row.secret_rotations:
                 continue
             passwords = self._job_passwords(job_id)
             if not passwords:

@@ -284,7 +284,7 @@ def _changes(job_id: str, job: JobEntry, progress: ProgressEntry) -> tuple[Chang
         last_detail=progress.last_detail,
         events=progress.events,
         notify=job.notify,
-        secret_rotations=job.rotations,
+        secret_rotations=job.rotations or None,
         old_secret_ends_at=job.old_until,
     )
     return (Change(REGISTRY_JOBS, job_id, row),)

@@ -31,7 +31,7 @@ class JobRow(msgspec.Struct, frozen=True, gc=False):
     """A row of `registry_jobs`. `session_wanted` may alone pick it; `session` has it.
     `ended_by`: CloudEvents id of the record that ended the job, the cause of what follows from it. `notify`:
     what who registered it wants to be told of; None: of its end. `secret_rotations`: how often it was given a
-    new secret; until `old_secret_ends_at` the one before it signs, too.
+    new secret, None: never; until `old_secret_ends_at` the one before it signs, too.
     """
 
     job_id: str
@@ -50,7 +50,7 @@ class JobRow(msgspec.Struct, frozen=True, gc=False):
     last_detail: str | None
     events: int
     notify: list[str] | None = None
-    secret_rotations: int = 0
+    secret_rotations: int | None = None
     old_secret_ends_at: Moment | None = None
 
 

@@ -50,6 +50,7 @@ JobPath = Annotated[str, Path(pattern=JOB_ID_PATTERN)]
 def add_job_routes(app: FastAPI, hub: Hub) -> None:
     """Add the routes under `/api/hub/jobs`, and `/api/hub/brokers`."""
     _add_changes(app, hub)
+    _add_changes_by_registrars(app, hub)
     _add_reads(app, hub)
 
 
@@ -81,23 +82,6 @@ def _add_changes(app: FastAPI, hub: Hub) -> None:
         }
         return json_answer(answer, verdict=DUPLICATE if settled is None else settled.verdict)
 
-    async def registrar(request: Request) -> str | None:
-        row = hub.job_row(str(request.path_params.get("job_id")))
-        door, _, principal = ("" if row is None else row.registered_by).partition("/")
-        return principal if door == DOOR else None
-
-    @app.post(f"{JOBS}/{{job_id}}/assign", response_model=JobChangedAnswer, responses=ERRORS)
-    @asks_for(Action.JOB_ASSIGN, registrar)
-    async def assign_job(
-        request: Request, job_id: JobPath, body: PickRequest, key: IdempotencyKey = None
-    ) -> Response:
-        """Give this very job to a session: a pick on its behalf, without the secret. The same again is the
-        same; it needs no key.
-        """
-        settled = await hub.picker.assign(job_id, body.session, request.state.caller.principal)
-        answer = {"job_id": job_id, "status": settled.status_after, "verdict": settled.verdict}
-        return json_answer(answer, verdict=settled.verdict)
-
     @app.post(f"{JOBS}/{{job_id}}/cancel", response_model=JobChangedAnswer, responses=ERRORS)
     @asks_for(Action.JOB_CANCEL)
     async def cancel_job(
@@ -113,6 +97,25 @@ def _add_changes(app: FastAPI, hub: Hub) -> None:
             principal=principal,
         )
         settled = refuse_rejected(await hub.appender.settle(record))
+        answer = {"job_id": job_id, "status": settled.status_after, "verdict": settled.verdict}
+        return json_answer(answer, verdict=settled.verdict)
+
+
+def _add_changes_by_registrars(app: FastAPI, hub: Hub) -> None:
+    async def registrar(request: Request) -> str | None:
+        row = hub.job_row(str(request.path_params.get("job_id")))
+        door, _, principal = ("" if row is None else row.registered_by).partition("/")
+        return principal if door == DOOR else None
+
+    @app.post(f"{JOBS}/{{job_id}}/assign", response_model=JobChangedAnswer, responses=ERRORS)
+    @asks_for(Action.JOB_ASSIGN, registrar)
+    async def assign_job(
+        request: Request, job_id: JobPath, body: PickRequest, key: IdempotencyKey = None
+    ) -> Response:
+        """Give this very job to a session: a pick on its behalf, without the secret. The same again is the
+        same; it needs no key.
+        """
+        settled = await hub.picker.assign(job_id, body.session, request.state.caller.principal)
         answer = {"job_id": job_id, "status": settled.status_after, "verdict": settled.verdict}
         return json_answer(answer, verdict=settled.verdict)
 

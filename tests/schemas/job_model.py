@@ -233,7 +233,7 @@ class JobModel:
             "last_detail": None,
             "events": 0,
             "notify": body.get("notify"),
-            "secret_rotations": 0,
+            "secret_rotations": None,
             "old_secret_ends_at": None,
         }
         return self._accepted()
@@ -278,7 +278,7 @@ class JobModel:
         end = time_us + body["overlap_ms"] * 1000
         self.good_until = {self.secret: end, new: float("inf")}
         self.secret = new
-        self.row["secret_rotations"] += 1
+        self.row["secret_rotations"] = (self.row["secret_rotations"] or 0) + 1
         self.row["old_secret_ends_at"] = end
         return self._accepted()
 
