@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.requirement(i) for i in ("JE-02", "JE-03", "JE-06", "J
 THIRD_SECRET = "a third secret of the tests"
 SECRETS = {sealed(one): one for one in (SECRET, OTHER_SECRET, THIRD_SECRET)}
 # A record is logged a millisecond after the one before it.
-OVERLAPS_MS = (0, 1, 4, 60_000)
+OVERLAPS_MS = (0, 1, 4, 9, 60_000, 60_000)
 ODD_ROTATIONS = (
     rotation(sealed_secret="k1:nothing"),
     rotation(sealed_secret=sealed(OTHER_SECRET, "00000000")),
@@ -190,18 +190,29 @@ def rotations(draw: st.DrawFn) -> Sent:
     """A new secret, now and then one that the job has or had, or a request that was made before."""
     if draw(st.integers(0, 7)) == 0:
         return Sent("job.secret_rotated", "odd", written(draw(st.sampled_from(ODD_ROTATIONS))))
-    number, overlap_ms = draw(st.integers(1, 6)), draw(st.sampled_from(OVERLAPS_MS))
+    number, overlap_ms = draw(st.integers(1, 12)), draw(st.sampled_from(OVERLAPS_MS))
     body = rotation(f"t{number}", draw(st.sampled_from(sorted(SECRETS.values()))), overlap_ms)
     return Sent("job.secret_rotated", f"t{number}", written(body))
 
 
 def rotated_sequences() -> st.SearchStrategy[list[Sent]]:
     """Sequences in which the secret changes often, and events are signed by any of them."""
-    signed_by_any = events(6, tuple(sorted(SECRETS.values())))
-    cancelled = st.just(Sent("job.cancelled", "c1", written(cancellation("c1"))))
-    one = st.integers(0, 19).flatmap(lambda n: cancelled if n == 0 else rotations() if n < 6 else signed_by_any)
+    secrets = tuple(sorted(SECRETS.values()))
+    # Few, so that the same event often comes again under another secret.
+    alike = st.builds(
+        lambda seq, detail, secret: Sent("job.event", "e", written(signed(seq, secret=secret, detail=detail))),
+        st.integers(1, 4),
+        st.sampled_from(("3/10", "3/10", "4/10")),
+        st.sampled_from(secrets),
+    )
+    several = st.lists(alike, min_size=1, max_size=4) | events(6, secrets).map(lambda sent: [sent])
+    cancelled = st.just([Sent("job.cancelled", "c1", written(cancellation("c1")))])
+    one = st.integers(0, 29).flatmap(
+        lambda n: cancelled if n == 0 else rotations().map(lambda sent: [sent]) if n < 10 else several
+    )
     begun = [Sent("job.registered", "r", written(REGISTRATIONS[0]))]
-    return st.lists(one, max_size=25).map(lambda rest: begun + rest).flatmap(_with_repeats)
+    parts = st.lists(one, min_size=6, max_size=20)
+    return parts.map(lambda found: begun + [sent for part in found for sent in part]).flatmap(_with_repeats)
 
 
 def _with_repeats(sent: list[Sent]) -> st.SearchStrategy[list[Sent]]:
