@@ -1,7 +1,8 @@
 """The secrets of jobs that were registered or picked on this machine: one 0600 file a job below `data_dir`.
 
 `watch` verifies with them, `publish` signs with them. They never go anywhere else. A job's own broker lies
-beside its secret (`connectors.job_brokers`).
+beside its secret (`connectors.job_brokers`), and so does, as `<id>.former`, the secret before the last rotation
+with the time at which it ends.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+import time
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from schemas.errors import TrunklineError, UsageError
 from schemas.ids import is_job_id
@@ -18,6 +20,15 @@ from schemas.settings import Settings
 
 _FOLDER: Final = "job-secrets"
 _PRIVATE: Final = 0o077
+_WHAT: Final = "the job's secret"
+
+
+class KeptSecrets(NamedTuple):
+    """A job's secret, and the one before it while that is good: until `former_ends_at` (seconds since 1970)."""
+
+    secret: str
+    former: str | None = None
+    former_ends_at: float = 0.0
 
 
 def secret_path(settings: Settings, job_id: str) -> Path:
@@ -32,7 +43,7 @@ def find_secret(settings: Settings, job_id: str) -> str | None:
 
     Raises UsageError for a file that others can read, TrunklineError for one that cannot be read.
     """
-    found = read_private(secret_path(settings, job_id), "the job's secret")
+    found = read_private(secret_path(settings, job_id), _WHAT)
     return None if found is None else found.strip() or None
 
 
@@ -47,8 +58,39 @@ def stored_jobs(settings: Settings) -> list[str]:
 def store_secret(settings: Settings, job_id: str, secret: str) -> Path:
     """Keep a job's secret; on disk when this returns. Returns the file. Raises TrunklineError."""
     path = secret_path(settings, job_id)
-    replace_private(path, secret + "\n", "the job's secret")
+    replace_private(path, secret + "\n", _WHAT)
     return path
+
+
+def store_rotated(settings: Settings, job_id: str, secret: str, former_ends_at: float) -> Path:
+    """Keep a job's new secret, and the one that is kept now beside it, which ends then (seconds since 1970).
+    Returns the file. Raises as `find_secret` and `store_secret`.
+    """
+    former = find_secret(settings, job_id)
+    # The same rotation once more has nothing to say of the former one.
+    if former not in (None, secret):
+        replace_private(_former_path(settings, job_id), f"{former_ends_at} {former}\n", _WHAT)
+    return store_secret(settings, job_id, secret)
+
+
+def kept_secrets(settings: Settings, job_id: str) -> KeptSecrets | None:
+    """The stored secrets of a job that are good now, None when this machine has none. Raises as `find_secret`,
+    and TrunklineError for a file that holds something else.
+    """
+    secret, path = find_secret(settings, job_id), _former_path(settings, job_id)
+    if secret is None:
+        return None
+    ends_at, _, former = (read_private(path, _WHAT) or "0 ").strip().partition(" ")
+    try:
+        is_good = former not in ("", secret) and float(ends_at) > time.time()
+    except ValueError:
+        raise TrunklineError(f"{path} does not hold {_WHAT}; remove it") from None
+    return KeptSecrets(secret, former, float(ends_at)) if is_good else KeptSecrets(secret)
+
+
+def _former_path(settings: Settings, job_id: str) -> Path:
+    path = secret_path(settings, job_id)
+    return path.with_name(f"{path.name}.former")
 
 
 def read_private(path: Path, what: str) -> str | None:

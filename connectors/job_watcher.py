@@ -1,7 +1,8 @@
 """What a subscriber of job events decides: the fold's rule (JE-09), run over the messages of one job.
 
 The subscriber settles each message with `schemas.fold.settle`, as the backbone does, on entries of its own
-that begin with a registration made here from the job's stored secret.
+that begin with a registration made here from the job's stored secret, and go on with a rotation when there is
+another one.
 """
 
 from __future__ import annotations
@@ -9,20 +10,22 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from connectors.bridge_records import job_event_record
+from connectors.job_secrets import KeptSecrets
 from schemas.entries import Entries
 from schemas.fold import settle
-from schemas.job_registry import registration_record
+from schemas.job_registry import registration_record, rotation_record
 from schemas.life_cycles import COMPLETED, JOB_TERMINAL
+from schemas.participants import OVERLAP_LIMIT_MS
 from schemas.record import OutgoingRecord, Record, oversized
 from schemas.sealing import Keyring
 from schemas.settings import Settings
 from schemas.settled import Settled
 from schemas.strict_json import decode
-from schemas.verdicts import ACCEPTED
+from schemas.verdicts import ACCEPTED, BAD_SIGNATURE
 
 EXIT_COMPLETED: Final = 0
 EXIT_FAILED: Final = 1
@@ -43,9 +46,17 @@ class Sight(NamedTuple):
 
 
 class JobWatcher:
-    """Settles the messages of one job with the secret that was stored at its registration."""
+    """Settles the messages of one job with the secret that is stored for it. `kept`: what is stored now; it is
+    asked again when a signature does not fit, because the secret may have been rotated.
+    """
 
-    def __init__(self, settings: Settings, job_id: str, secret: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        job_id: str,
+        secret: str,
+        kept: Callable[[], KeptSecrets | None] = lambda: None,
+    ) -> None:
         self.job_id = job_id
         self._prefix = settings.mqtt.topic_prefix
         self._limit = settings.limits.payload_bytes
@@ -53,11 +64,33 @@ class JobWatcher:
         self._keyring = Keyring({"watch": secrets.token_bytes(_KEY_BYTES)}, "watch")
         self._entries = Entries()
         self._offset = 0
-        self._settle(registration_record(job_id, secret, "", self._keyring))
+        self._kept = kept
+        found = kept() or KeptSecrets(secret)
+        self._secret = found.former or secret
+        self._settle(registration_record(job_id, self._secret, "", self._keyring))
+        self._rotate(KeptSecrets(secret, found.former, found.former_ends_at))
 
     def settle(self, topic: str, payload: bytes, traceparent: str | None = None) -> Settled:
-        """The fold's verdict on one MQTT message."""
-        return self._settle(job_event_record(self._prefix, topic, payload, traceparent))
+        """The fold's verdict on one MQTT message. Raises as `kept` does."""
+        record = job_event_record(self._prefix, topic, payload, traceparent)
+        settled = self._settle(record)
+        if settled.reason == BAD_SIGNATURE and self._rotate(self._kept()):
+            return self._settle(record)
+        return settled
+
+    def _rotate(self, found: KeptSecrets | None) -> bool:
+        """Go on with another secret. Returns whether it is another one."""
+        if found is None or found.secret == self._secret:
+            return False
+        # Good for as long as the backbone said; when that was, the log's clock knows better.
+        left_ms = round((found.former_ends_at - time.time()) * 1000)
+        overlap_ms = max(0, min(left_ms, OVERLAP_LIMIT_MS)) if found.former == self._secret else 0
+        request_id = f"r{self._offset}"
+        self._secret = found.secret
+        self._settle(
+            rotation_record(self.job_id, found.secret, overlap_ms, self._keyring, request_id=request_id)
+        )
+        return True
 
     def see(self, topic: str, payload: bytes, traceparent: str | None = None) -> Sight:
         """The same as a Sight: an accepted event has a line; of another, a note says why it does not count."""

@@ -4,7 +4,8 @@ of the gateway.
 **Reads** jobs and agents of the live view; their passwords follow from their secrets (`schemas.mqtt_password`).
 **Owns** the password file in `mqtt.accounts_dir`: a line for each role, each registered agent, each pending or
 running job, and for `mqtt.account_grace_s` after its end each finished one, so that a resend still gets in; and
-the ACL file beside it, which names each agent.
+the ACL file beside it, which names each agent. A job whose secret was rotated has a line for the new one, and
+until the end of the overlap, by this machine's clock, one for the old one, which ends its connections, too.
 **Guarantees** that `wait_effective` says yes only after the broker itself has let the account in. Changes that
 come together are one new file and one SIGHUP.
 **On restart** it compares the file with the live view; accounts that are right stay as they are.
@@ -12,6 +13,7 @@ come together are one new file and one SIGHUP.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +22,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from connectors.mqtt_acl import agents_with_accounts, write_acl
+from connectors.mqtt_acl import agents_with_accounts, rotated_users, write_acl
 from connectors.mqtt_credentials import ensure_role_passwords
 from connectors.mqtt_login import LoginAnswer, try_login
 from connectors.mqtt_password_file import (
@@ -38,7 +40,7 @@ from schemas.job_fold import job_grant
 from schemas.life_cycles import JOB_TERMINAL
 from schemas.mqtt_agent_fold import mqtt_agent_secret
 from schemas.mqtt_agents import REGISTERED, agent_of_user, mqtt_user
-from schemas.mqtt_password import mqtt_password
+from schemas.mqtt_password import job_of_rotated_user, job_user, mqtt_password
 from schemas.sealing import Keyring, UnsealError
 from schemas.settings import Settings
 from schemas.settled import AppliedChange
@@ -55,6 +57,8 @@ _REST_FACTOR: Final = 2
 _TIDY_MOST_S: Final = 30.0
 _TIDY_LEAST_S: Final = 0.2
 _CLOSE_S: Final = 5.0
+# Rotations of a job that has no lines yet.
+_NONE: Final = -1
 
 
 class JobsView(Protocol):
@@ -92,7 +96,11 @@ class MqttAccounts:
         self._clock = clock
         self._folder: Path = settings.mqtt.accounts_dir
         self._lines: dict[str, str] = {}  # user to its line; the worker's own
-        self._ends: dict[str, float] = {}  # finished job to the time at which its account goes
+        self._ends: dict[str, float] = {}  # finished job to the time at which its accounts go
+        self._overlaps: dict[str, float] = {}  # job to the time at which its old secret's account goes
+        # Live jobs that have their lines, with the number of rotations; and the users of each.
+        self._taken: dict[str, int | None] = {}
+        self._users: dict[str, list[str]] = {}
         self._role_lines: dict[str, str] = {}
         self._changed = threading.Condition()
         self._to_look_at: set[str] = set()
@@ -110,10 +118,15 @@ class MqttAccounts:
         known = read_lines(self._folder / PASSWORDS)
         self._role_lines = with_roles({user: line for user, line in known.items() if user in roles}, roles)
         self._lines = {
-            user: line for user, line in known.items() if is_job_id(user) or agent_of_user(user) is not None
+            user: line
+            for user, line in known.items()
+            if _job_of(user) is not None or agent_of_user(user) is not None
         }
+        for user in self._lines:
+            if (job_id := _job_of(user)) is not None:
+                self._users.setdefault(job_id, []).append(user)
         with self._changed:
-            self._to_look_at |= self._lines.keys()
+            self._to_look_at |= {_job_of(user) or user for user in self._lines}
             self._to_look_at |= {
                 row.job_id for row in self._view.rows(REGISTRY_JOBS) if isinstance(row, JobRow)
             }
@@ -133,7 +146,11 @@ class MqttAccounts:
         """A row has changed. Quick, for the live view's thread."""
         if change.view == REGISTRY_JOBS:
             row = change.row
-            if change.key in self._effective and isinstance(row, JobRow) and row.status not in JOB_TERMINAL:
+            if (
+                isinstance(row, JobRow)
+                and row.status not in JOB_TERMINAL
+                and self._taken.get(change.key, _NONE) == row.secret_rotations
+            ):
                 return  # One of the many events of a job that has its account.
             with self._changed:
                 self._to_look_at.add(change.key)
@@ -149,14 +166,14 @@ class MqttAccounts:
                 self._changed.notify_all()
 
     def registered(self, user: str) -> None:
-        """Called before a registration is answered, with the job's id or the agent's user name: gives the
-        account up to a second to become effective.
+        """Called before a registration or a rotation is answered, with the user's name: gives the account up to
+        a second to become effective.
         """
         if not self.wait_effective(user, REGISTER_WAIT_S):
             log.warning("account_late", user=user)
 
     def wait_effective(self, user: str, timeout_s: float) -> bool:
-        """Wait until the broker lets this job or agent in; False after `timeout_s` seconds."""
+        """Wait until the broker lets this user in; False after `timeout_s` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: user in self._effective, timeout_s)
 
@@ -185,14 +202,19 @@ class MqttAccounts:
     def _wait_for_work(self, apply_by: float | None) -> set[str] | None:
         """Jobs and agents to look at; none when only time has passed. None: the end."""
         wake_at = self._next_tidy if apply_by is None else min(apply_by, self._next_tidy)
+        left_s = min(self._overlaps.values(), default=math.inf) - self._clock()
         with self._changed:
             self._changed.wait_for(
-                lambda: self._to_look_at or self._closing, max(0.0, wake_at - time.monotonic())
+                lambda: self._to_look_at or self._closing, max(0.0, min(wake_at - time.monotonic(), left_s))
             )
             if self._closing:
                 return None
             users, self._to_look_at = self._to_look_at, set()
-            return users
+        over = {job_id for job_id, end in self._overlaps.items() if end <= self._clock()}
+        for job_id in over:
+            del self._overlaps[job_id]
+            self._taken.pop(job_id, None)
+        return users | over
 
     def _rest(self, seconds: float) -> None:
         with self._changed:
@@ -205,7 +227,8 @@ class MqttAccounts:
         agents = {user for user in users if agent_of_user(user) is not None}
         taken = [self._take_agent(user) for user in sorted(agents)]
         newest = next((user for user, is_new in taken if is_new), None)
-        return self._take_jobs(users - agents) or newest, any(not is_new for _, is_new in taken)
+        newest_of_jobs, has_gone = self._take_jobs(users - agents)
+        return newest_of_jobs or newest, has_gone or any(not is_new for _, is_new in taken)
 
     def _take_agent(self, user: str) -> tuple[str, bool]:
         """The user, and whether it has an account now; one that has it already is proven once more."""
@@ -219,8 +242,8 @@ class MqttAccounts:
             self._lines[user] = password_line(user, password)
         return user, True
 
-    def _take_jobs(self, job_ids: set[str]) -> str | None:
-        newest = None
+    def _take_jobs(self, job_ids: set[str]) -> tuple[str | None, bool]:
+        newest, has_gone = None, False
         for job_id in job_ids:
             row = self._view.row(REGISTRY_JOBS, job_id)
             if not isinstance(row, JobRow):
@@ -230,23 +253,56 @@ class MqttAccounts:
                 self._ends[job_id] = (row.ended_at or 0) / 1e6 + self._settings.mqtt.account_grace_s
                 if self._ends[job_id] <= self._clock():
                     continue
-            if job_id not in self._lines and (password := self._password(job_id)) is not None:
-                self._lines[job_id] = password_line(job_id, password)
-                newest = job_id
-        return newest
+            if self._taken.get(job_id, _NONE) == row.secret_rotations:
+                continue
+            passwords = self._job_passwords(job_id)
+            if not passwords:
+                continue
+            has_gone = self._drop(set(self._users.get(job_id, ())) - passwords.keys()) or has_gone
+            self._users[job_id] = list(passwords)
+            self._taken[job_id] = row.secret_rotations
+            for user, password in passwords.items():
+                if not line_fits(self._lines.get(user, ""), user, password):
+                    self._lines[user] = password_line(user, password)
+                    newest = user
+        return newest, has_gone
+
+    def _drop(self, users: set[str]) -> bool:
+        """Drop the accounts of these users. Returns whether there were any."""
+        gone = {user for user in users if self._lines.pop(user, None) is not None}
+        with self._changed:
+            self._effective -= gone
+        return bool(gone)
 
     def _password(self, user: str) -> str | None:
-        agent = agent_of_user(user)
+        agent, job_id = agent_of_user(user), _job_of(user)
+        if job_id is not None:
+            return self._job_passwords(job_id).get(user)
+        if agent is None:
+            return None
         try:
-            if agent is not None:
-                secret = mqtt_agent_secret(agent, self._view.entries(stream_key(AGENT, agent)), self._keyring)
-            else:
-                grant = job_grant(user, self._view.entries(stream_key(JOB, user)), self._keyring)
-                secret = None if grant is None else grant.secret
+            secret = mqtt_agent_secret(agent, self._view.entries(stream_key(AGENT, agent)), self._keyring)
         except UnsealError as error:
             log.warning("secret_sealed_under_another_key", user=user, error=str(error))
             return None
         return None if secret is None else mqtt_password(secret, user)
+
+    def _job_passwords(self, job_id: str) -> dict[str, str]:
+        """The passwords of a job's users: of its secret, after that of the old one while it is good. Notes when
+        that ends.
+        """
+        try:
+            grant = job_grant(job_id, self._view.entries(stream_key(JOB, job_id)), self._keyring)
+        except UnsealError as error:
+            log.warning("secret_sealed_under_another_key", user=job_id, error=str(error))
+            return {}
+        if grant is None:
+            return {}
+        found = [grant.secret]
+        if grant.old_secret is not None and (grant.old_until or 0) / 1e6 > self._clock():
+            found.insert(0, grant.old_secret)
+            self._overlaps[job_id] = (grant.old_until or 0) / 1e6
+        return {user: mqtt_password(one, user) for one in found for user in [job_user(job_id, one)]}
 
     def _tidy(self) -> bool:
         """Drop the accounts whose time is over. Returns whether there were any."""
@@ -258,15 +314,15 @@ class MqttAccounts:
         over = [job_id for job_id, end in self._ends.items() if end <= self._clock()]
         for job_id in over:
             del self._ends[job_id]
-        gone = {job_id for job_id in over if self._lines.pop(job_id, None) is not None}
-        with self._changed:
-            self._effective -= gone
-        return bool(gone)
+            self._taken.pop(job_id, None)
+            self._overlaps.pop(job_id, None)
+        return self._drop({user for job_id in over for user in self._users.pop(job_id, ())})
 
     def _apply(self, newest: str | None) -> bool:
         """Write the file, tell the broker, and see that it lets a new account in. Returns whether it does."""
         # Before an agent gets in, what it may do is written.
-        write_acl(self._folder, self._settings.mqtt, agents_with_accounts(self._lines))
+        agents, rotated = agents_with_accounts(self._lines), rotated_users(self._lines)
+        write_acl(self._folder, self._settings.mqtt, agents, rotated)
         write_lines(self._folder / PASSWORDS, (*self._role_lines.values(), *self._lines.values()))
         told = reload_broker(self._folder)
         proven = self._prove(newest or next(reversed(self._lines), None)) if told else False
@@ -278,14 +334,19 @@ class MqttAccounts:
             log.warning("accounts_not_effective_yet", accounts=len(self._lines), broker_told=told)
         return proven
 
-    def _prove(self, job_id: str | None) -> bool:
-        """Whether the broker has read the file: it lets in the job that came last, or there is none."""
-        password = None if job_id is None else self._password(job_id)
-        if job_id is None or password is None:
+    def _prove(self, user: str | None) -> bool:
+        """Whether the broker has read the file: it lets in the user that came last, or there is none."""
+        password = None if user is None else self._password(user)
+        if user is None or password is None:
             return True
         deadline = time.monotonic() + _PROOF_S
         while time.monotonic() < deadline and not self._closing:
-            if try_login(self._settings.mqtt, job_id, password) is LoginAnswer.LET_IN:
+            if try_login(self._settings.mqtt, user, password) is LoginAnswer.LET_IN:
                 return True
             time.sleep(_PROOF_TICK_S)
         return False
+
+
+def _job_of(user: str) -> str | None:
+    """The job that this is a user of, None for any other."""
+    return user if is_job_id(user) else job_of_rotated_user(user)

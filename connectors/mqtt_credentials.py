@@ -16,7 +16,7 @@ from typing import Final
 from pydantic import SecretStr
 
 from schemas.first_file import make_first
-from schemas.mqtt_password import mqtt_password
+from schemas.mqtt_password import job_user, mqtt_password
 from schemas.settings import MqttSettings, Settings, SettingsError
 
 OPERATOR: Final = "operator"
@@ -32,7 +32,8 @@ def job_mqtt(mqtt: MqttSettings, job_id: str, secret: str) -> MqttSettings:
     """The broker's settings as the publisher of this job uses them."""
     if mqtt.username is not None:
         return mqtt
-    return _as_user(mqtt, job_id, mqtt_password(secret, job_id))
+    user = job_user(job_id, secret)
+    return _as_user(mqtt, user, mqtt_password(secret, user))
 
 
 def role_mqtt(settings: Settings, role: str) -> MqttSettings:

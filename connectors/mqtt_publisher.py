@@ -1,6 +1,7 @@
 """Publishes a job's events over MQTT: numbered, signed, remembered until they are confirmed (JE-15 to JE-17).
 
-**Delivers** each event at least once, in the order of seq; the same bytes at every attempt.
+**Delivers** each event at least once, in the order of seq; the same bytes at every attempt, but for a signature
+under a secret that the job was given since: the backbone knows the event again by its content.
 **Acknowledges when** the receipt says that Kafka has the event; without a receipt, when the broker has it.
 **Loses when** `wait_for_receipt=False` and the broker loses what it acknowledged.
 
@@ -23,7 +24,7 @@ from schemas.ids import is_job_id
 from schemas.job_event import PERMISSION_REQUIRED, SCHEMA_VERSION, STARTED, event_fault
 from schemas.masking import carries_token
 from schemas.settings import Settings
-from schemas.signing import SIGNATURE_FIELD, sign_event
+from schemas.signing import SIGNATURE_FIELD, Signer, sign_event, signed_bytes
 from schemas.strict_json import MalformedJsonError, canonical, decode
 from schemas.unsafe_text import unsafe_pattern
 from schemas.verdicts import REJECTED
@@ -65,11 +66,13 @@ class JobPublisher:
         """
         body = self._body(event, detail, data)
         with self._outbox() as outbox:
+            outbox.renew(self._signed_anew)
             return self._deliver(outbox, self._enter(outbox, body), wait_for_receipt)
 
     def resend(self, *, wait_for_receipt: bool = True) -> int:
         """Send what is still in the outbox. Returns how many events that were. Raises as `publish` does."""
         with self._outbox() as outbox:
+            outbox.renew(self._signed_anew)
             count = len(outbox.pending)
             if count:
                 self._deliver(outbox, outbox.pending[-1], wait_for_receipt)
@@ -112,6 +115,13 @@ class JobPublisher:
         if len(payload) > limit:
             raise UsageError(f"the event has {len(payload)} bytes; at most {limit} are taken")
         return payload
+
+    def _signed_anew(self, pending: PendingEvent) -> bytes | None:
+        """A pending event under the secret of now; None when it is signed with that already."""
+        event, _ = decode(pending.wire_bytes)
+        if Signer(self._secret).verifies(signed_bytes(event), event["data"].get(SIGNATURE_FIELD)):
+            return None
+        return canonical(sign_event(event, self._secret))
 
     def _body(self, event: str, detail: str, data: dict[str, Any] | None) -> dict[str, Any]:
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

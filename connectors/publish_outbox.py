@@ -2,7 +2,8 @@
 
 One JSON file a job, `<state_dir>/<job_id>.json`, 0600, replaced as a whole and fsynced before anything is
 sent; beside it a lock file, so that two processes never take the same seq. A seq is on disk together with
-the signed bytes that carry it: whoever comes back after a crash sends the same bytes under it.
+the signed bytes that carry it: whoever comes back after a crash sends the same bytes under it, and with a new
+secret the same event, signed anew.
 """
 
 from __future__ import annotations
@@ -95,6 +96,18 @@ class JobOutbox(LockedState[_State]):
         self._state.outbox.append(pending)
         self._save()
         return pending
+
+    def renew(self, build: Callable[[PendingEvent], bytes | None]) -> None:
+        """Put the bytes that `build` makes of a pending event in the place of its own, under the same seq; None
+        leaves it as it is. On disk when this returns.
+        """
+        made = [(pending, build(pending)) for pending in self._state.outbox]
+        if any(new is not None for _, new in made):
+            self._state.outbox = [
+                pending if new is None else PendingEvent(pending.seq, pending.event, new.decode("utf-8"))
+                for pending, new in made
+            ]
+            self._save()
 
     def confirm(self, pending: PendingEvent, *, rejected: bool = False) -> None:
         """Take a delivered event out. A rejected terminal event has not ended the job."""

@@ -33,7 +33,7 @@ from schemas.ids import (
 from schemas.job_event import SCHEMA_VERSION as EVENT_VERSION
 from schemas.job_event import event_fault, is_utc_timestamp
 from schemas.job_fold import settle_job
-from schemas.job_registry import JobCancellation, JobPick, JobRegistration
+from schemas.job_registry import JobCancellation, JobPick, JobRegistration, JobSecretRotation
 from schemas.mailbox_fold import settle_mailbox
 from schemas.mailbox_requests import MAILBOX_MODELS
 from schemas.masking import mask_event, mask_opaque
@@ -50,6 +50,7 @@ from schemas.record import (
     JOB_EVENT,
     JOB_PICKED,
     JOB_REGISTERED,
+    JOB_SECRET_ROTATED,
     PRINCIPAL_ADDED,
     PRINCIPAL_REVOKED,
     REQUEST_REFUSED,
@@ -85,7 +86,12 @@ UNKEYED: Final = (REFUSED, "kafka")
 # The bodies that each kind of stream takes, by record type. A job's events have a check of their own, and a
 # control stream looks at its bodies itself.
 _MODELS: Final[dict[str, dict[str, type[BaseModel]]]] = {
-    JOB: {JOB_REGISTERED: JobRegistration, JOB_PICKED: JobPick, JOB_CANCELLED: JobCancellation},
+    JOB: {
+        JOB_REGISTERED: JobRegistration,
+        JOB_PICKED: JobPick,
+        JOB_CANCELLED: JobCancellation,
+        JOB_SECRET_ROTATED: JobSecretRotation,
+    },
     SESSION: dict(SESSION_MODELS),
     MAILBOX: dict(MAILBOX_MODELS),
     TASK: dict(TASK_MODELS),

@@ -1,25 +1,47 @@
-"""The fold of `job/<id>`: what a registration, a pick, an event or a cancellation does to a job (JE-06 to
-JE-08, JE-11).
+"""The fold of `job/<id>`: what a registration, a pick, an event, a cancellation or a new secret does to a job
+(JE-06 to JE-08, JE-11, decision 0021).
 
-Two entries: `job`, written at registration, and `progress`, written by every accepted record. A finished
-job keeps both as its tombstone, without the description.
+Entries: `job`, written at registration and when its secret changes, `progress`, written by every other
+accepted record, and `rotations`, the requests that changed its secret. A finished job keeps them as its
+tombstone, without the description.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
 
 from schemas import life_cycles as states
 from schemas.entries import Entries
+from schemas.job_entries import (
+    ENTRY_VERSION,
+    JOB_ENTRY,
+    PROGRESS,
+    ROTATIONS,
+    JobEntry,
+    ProgressEntry,
+    RotationsEntry,
+    decode_job,
+    decode_progress,
+    decode_rotations,
+    encode,
+    event_digest,
+    is_signed,
+)
 from schemas.job_event import COMPLETED, ERROR, STARTED
 from schemas.masking import MASK, carries_token
-from schemas.record import JOB_CANCELLED, JOB_PICKED, JOB_REGISTERED, Envelope, Record
-from schemas.request_memory import content_digest
-from schemas.sealing import Keyring, job_secret_purpose, sealed_by
+from schemas.record import (
+    JOB_CANCELLED,
+    JOB_PICKED,
+    JOB_REGISTERED,
+    JOB_SECRET_ROTATED,
+    Envelope,
+    Record,
+)
+from schemas.request_memory import RequestMemory, content_digest
+from schemas.sealing import Keyring, UnsealError, job_secret_purpose, sealed_by
 from schemas.seq_memory import SeqMemory
 from schemas.settled import Change, Outcome, accepted, duplicate, rejected
 from schemas.signing import SIGNATURE_FIELD, signed_bytes
@@ -35,50 +57,7 @@ from schemas.verdicts import (
 )
 from schemas.view_rows import REGISTRY_JOBS, JobRow
 
-ENTRY_VERSION: Final = 1
-_JOB: Final = "job"
-_PROGRESS: Final = "progress"
 _STATUS_BY_EVENT: Final = {COMPLETED: states.COMPLETED, ERROR: states.ERROR}
-
-
-class JobEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What registration said. `digest` tells a registration sent again from another one."""
-
-    version: int
-    description: str
-    session: str | None
-    broker: str | None
-    sealed_secret: str
-    registered_by: str
-    registered_at: int
-    digest: bytes
-    request_id: str | None = None
-    notify: list[str] | None = None
-
-
-class ProgressEntry(msgspec.Struct, array_like=True, gc=False):
-    """How far the job is. `cancelled_by`: CloudEvents id and content digest of what cancelled it.
-    `ended_by`: CloudEvents id of what ended it.
-    """
-
-    version: int
-    status: str
-    seqs: SeqMemory
-    started_at: int | None = None
-    ended_at: int | None = None
-    last_event: str | None = None
-    last_detail: str | None = None
-    events: int = 0
-    cancelled_by: tuple[str, bytes] | None = None
-    session: str | None = None
-    picked_at: int | None = None
-    ended_by: str | None = None
-
-
-_encode: Final = msgspec.msgpack.Encoder().encode
-# An entry that registration wrote is read by every event of the job and never changed: decoded once.
-_decode_job: Final = lru_cache(maxsize=20_000)(msgspec.msgpack.Decoder(JobEntry).decode)
-_decode_progress: Final = msgspec.msgpack.Decoder(ProgressEntry).decode
 
 
 def settle_job(
@@ -98,14 +77,16 @@ def settle_job(
     """
     if envelope.type == JOB_REGISTERED:
         return _settle_registration(record, envelope, job_id, body, entries)
-    raw_job, raw_progress = entries.get(_JOB), entries.get(_PROGRESS)
+    raw_job, raw_progress = entries.get(JOB_ENTRY), entries.get(PROGRESS)
     if raw_job is None or raw_progress is None:
         return rejected(UNKNOWN_STREAM, "no job with this id was registered")
-    job, progress = _decode_job(raw_job), _decode_progress(raw_progress)
+    job, progress = decode_job(raw_job), decode_progress(raw_progress)
     if envelope.type == JOB_PICKED:
         return _settle_pick(record, job_id, body["session"], job, progress, entries)
     if envelope.type == JOB_CANCELLED:
         return _settle_cancellation(record, envelope, job_id, body, job, progress, entries)
+    if envelope.type == JOB_SECRET_ROTATED:
+        return _settle_rotation(record, envelope, job_id, body, job, progress, entries, keyring)
     return _settle_event(record, envelope, job_id, body, plain, masked, job, progress, entries, keyring)
 
 
@@ -113,10 +94,10 @@ def _settle_registration(
     record: Record, envelope: Envelope, job_id: str, body: dict[str, Any], entries: Entries
 ) -> Outcome:
     digest = content_digest(body)
-    known = entries.get(_JOB)
+    known = entries.get(JOB_ENTRY)
     if known is not None:
-        status = _decode_progress(entries.get(_PROGRESS) or b"").status
-        if _decode_job(known).digest == digest:
+        status = decode_progress(entries.get(PROGRESS) or b"").status
+        if decode_job(known).digest == digest:
             return duplicate(status)
         return rejected(SEQ_CONFLICT, "a job with this id is registered already", status)
     job = JobEntry(
@@ -132,8 +113,8 @@ def _settle_registration(
         notify=body.get("notify"),
     )
     progress = ProgressEntry(ENTRY_VERSION, states.PENDING, SeqMemory())
-    entries.put(_JOB, _encode(job))
-    entries.put(_PROGRESS, _encode(progress))
+    entries.put(JOB_ENTRY, encode(job))
+    entries.put(PROGRESS, encode(progress))
     return accepted(states.PENDING, _changes(job_id, job, progress))
 
 
@@ -178,6 +159,47 @@ def _settle_pick(
     return _keep(job_id, job, progress, entries, late=False)
 
 
+def _settle_rotation(
+    record: Record,
+    envelope: Envelope,
+    job_id: str,
+    body: dict[str, Any],
+    job: JobEntry,
+    progress: ProgressEntry,
+    entries: Entries,
+    keyring: Keyring,
+) -> Outcome:
+    status, sealed = progress.status, body["sealed_secret"]
+    try:
+        # Taken over unseen, it would make each later event of the job a bug of ours.
+        keyring.job_signer(sealed, job_id)
+    except UnsealError:
+        return rejected(BAD_SIGNATURE, "sealed_secret: sealed for something else, or changed", status)
+    raw = entries.get(ROTATIONS)
+    settled = RotationsEntry(ENTRY_VERSION, RequestMemory()) if raw is None else decode_rotations(raw)
+    seen = settled.requests.seen(envelope.ce_id, body)
+    if seen == "same":
+        return duplicate(status)
+    if seen == "other":
+        return rejected(SEQ_CONFLICT, "this request id was used with other content", status)
+    if status in states.JOB_TERMINAL:
+        return rejected(AFTER_TERMINAL, f"the job is {status}", status)
+    if sealed == job.sealed_secret:
+        return rejected(ILLEGAL_TRANSITION, "the job has this secret already", status)
+    job = msgspec.structs.replace(
+        job,
+        sealed_secret=sealed,
+        old_secret=job.sealed_secret,
+        old_until=record.logged_at_us + body["overlap_ms"] * 1000,
+        first_secret=job.first_secret or job.sealed_secret,
+        rotations=job.rotations + 1,
+    )
+    settled.requests.add(envelope.ce_id, body)
+    entries.put(ROTATIONS, encode(settled))
+    entries.put(JOB_ENTRY, encode(job))
+    return accepted(status, _changes(job_id, job, progress))
+
+
 def _settle_event(
     record: Record,
     envelope: Envelope,
@@ -192,14 +214,13 @@ def _settle_event(
 ) -> Outcome:
     status = progress.status
     signature = event["data"].get(SIGNATURE_FIELD)
-    signer = keyring.job_signer(job.sealed_secret, job_id)
-    if not signer.verifies(_to_sign(event, plain), signature):
+    content = _to_sign(event, plain)
+    if not is_signed(content, signature, record.logged_at_us, job_id, job, keyring):
         return rejected(BAD_SIGNATURE, "data.hmac_sig is missing or does not fit the job's secret", status)
     if masked and carries_token(event):
         return rejected(SECRET_IN_EVENT, "data.auth_token must never be sent", status)
     seq = event["seq"]
-    # The signature is a keyed hash of the canonical content, so it tells contents apart.
-    digest = bytes.fromhex(signature[:32])
+    digest = event_digest(content, signature, job_id, job, keyring)
     seen = progress.seqs.seen(seq, digest)
     if seen == "same":
         return duplicate(status)
@@ -239,9 +260,9 @@ def _to_sign(event: dict[str, Any], plain: bool) -> bytes:
 
 
 def _keep(job_id: str, job: JobEntry, progress: ProgressEntry, entries: Entries, *, late: bool) -> Outcome:
-    entries.put(_PROGRESS, _encode(progress))
+    entries.put(PROGRESS, encode(progress))
     if progress.status in states.JOB_TERMINAL:
-        entries.put(_JOB, _encode(msgspec.structs.replace(job, description="")))
+        entries.put(JOB_ENTRY, encode(msgspec.structs.replace(job, description="")))
     return accepted(progress.status, _changes(job_id, job, progress), late=late)
 
 
@@ -263,6 +284,8 @@ def _changes(job_id: str, job: JobEntry, progress: ProgressEntry) -> tuple[Chang
         last_detail=progress.last_detail,
         events=progress.events,
         notify=job.notify,
+        secret_rotations=job.rotations or None,
+        old_secret_ends_at=job.old_until,
     )
     return (Change(REGISTRY_JOBS, job_id, row),)
 
@@ -270,7 +293,8 @@ def _changes(job_id: str, job: JobEntry, progress: ProgressEntry) -> tuple[Chang
 @dataclass(frozen=True)
 class JobGrant:
     """What the winner of a job gets (JE-11). `broker`: the job's overlay as JSON, its password sealed.
-    `request_id`: of the request that registered it. `key_id`: of the master key that sealed its secret.
+    `request_id`: of the request that registered it with `registered_secret`, which the master key `key_id` has
+    sealed. `old_secret`: the one before the last rotation; `old_until`: as in the entry.
     """
 
     job_id: str
@@ -278,15 +302,31 @@ class JobGrant:
     broker: str | None
     request_id: str | None
     secret: str = field(repr=False)
+    registered_secret: str = field(repr=False)
     key_id: str
+    old_secret: str | None = field(repr=False, default=None)
+    old_until: int | None = None
 
 
 def job_grant(job_id: str, entries: Entries, keyring: Keyring) -> JobGrant | None:
     """The grant of a job from its entries, None for an unknown job. Raises UnsealError."""
-    raw = entries.get(_JOB)
+    raw = entries.get(JOB_ENTRY)
     if raw is None:
         return None
-    job = _decode_job(raw)
-    secret = keyring.open(job.sealed_secret, job_secret_purpose(job_id)).decode("utf-8")
-    key_id = sealed_by(job.sealed_secret)
-    return JobGrant(job_id, job.description, job.broker, job.request_id, secret, key_id)
+    job = decode_job(raw)
+    registered = job.first_secret or job.sealed_secret
+
+    def opened(sealed: str) -> str:
+        return keyring.open(sealed, job_secret_purpose(job_id)).decode("utf-8")
+
+    return JobGrant(
+        job_id,
+        job.description,
+        job.broker,
+        job.request_id,
+        secret=opened(job.sealed_secret),
+        registered_secret=opened(registered),
+        key_id=sealed_by(registered),
+        old_secret=None if job.old_secret is None else opened(job.old_secret),
+        old_until=job.old_until,
+    )

@@ -1,5 +1,5 @@
-"""The records that register, assign and cancel a job (JE-10 to JE-12): wire models, and how a door makes
-them.
+"""The records that register, assign and cancel a job (JE-10 to JE-12), and give it a new secret: wire
+models, and how a door makes them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,15 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.ids import JOB, stream_key
-from schemas.record import JOB_CANCELLED, JOB_PICKED, JOB_REGISTERED, OutgoingRecord, content_id
+from schemas.participants import OVERLAP_LIMIT_MS
+from schemas.record import (
+    JOB_CANCELLED,
+    JOB_PICKED,
+    JOB_REGISTERED,
+    JOB_SECRET_ROTATED,
+    OutgoingRecord,
+    content_id,
+)
 from schemas.sealing import Keyring, job_secret_purpose
 from schemas.strict_json import canonical
 from schemas.wire_body import JobId, Name, Note, Printable, WireBody
@@ -64,6 +72,17 @@ class JobCancellation(WireBody):
     job_id: JobId
     request_id: Name
     reason: Note = ""
+
+
+class JobSecretRotation(WireBody):
+    """Body of `job.secret_rotated`: a new secret, sealed as at the registration. The one before it signs for
+    `overlap_ms` more, by the log's clock. The same `request_id` again is the same rotation.
+    """
+
+    job_id: JobId
+    request_id: Name
+    sealed_secret: str
+    overlap_ms: Annotated[int, Field(ge=0, le=OVERLAP_LIMIT_MS)]
 
 
 def registration_record(
@@ -124,6 +143,34 @@ def cancellation_record(
         principal=principal,
         type=JOB_CANCELLED,
         value=value,
+    )
+
+
+def rotation_record(
+    job_id: str,
+    secret: str,
+    overlap_ms: int,
+    keyring: Keyring,
+    *,
+    request_id: str,
+    door: str = "cli",
+    principal: str = "operator",
+) -> OutgoingRecord:
+    """The record that gives a job a new secret. Raises pydantic.ValidationError for a bad overlap or id."""
+    body = JobSecretRotation(
+        job_id=job_id,
+        request_id=request_id,
+        sealed_secret=keyring.seal(secret.encode("utf-8"), job_secret_purpose(job_id)),
+        overlap_ms=overlap_ms,
+    )
+    identity = (f"{door}/{principal}", job_id, body.request_id)
+    return OutgoingRecord(
+        stream=stream_key(JOB, job_id),
+        ce_id=content_id(JOB_SECRET_ROTATED.encode(), *(part.encode() for part in identity)),
+        door=door,
+        principal=principal,
+        type=JOB_SECRET_ROTATED,
+        value=canonical(body.model_dump(mode="json")),
     )
 
 

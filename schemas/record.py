@@ -19,6 +19,7 @@ JOB_EVENT: Final = "job.event"
 JOB_REGISTERED: Final = "job.registered"
 JOB_PICKED: Final = "job.picked"
 JOB_CANCELLED: Final = "job.cancelled"
+JOB_SECRET_ROTATED: Final = "job.secret_rotated"  # noqa: S105  a type's name
 SESSION_CREATED: Final = "session.created"
 SESSION_STOPPED: Final = "session.stopped"
 SESSION_RESUMED: Final = "session.resumed"
@@ -67,6 +68,7 @@ RECORD_TYPES: Final = (
     JOB_REGISTERED,
     JOB_PICKED,
     JOB_CANCELLED,
+    JOB_SECRET_ROTATED,
     SESSION_CREATED,
     SESSION_STOPPED,
     SESSION_RESUMED,

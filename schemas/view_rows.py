@@ -30,7 +30,8 @@ REGISTRY_THREADS: Final = "registry_threads"
 class JobRow(msgspec.Struct, frozen=True, gc=False):
     """A row of `registry_jobs`. `session_wanted` may alone pick it; `session` has it.
     `ended_by`: CloudEvents id of the record that ended the job, the cause of what follows from it. `notify`:
-    what who registered it wants to be told of; None: of its end.
+    what who registered it wants to be told of; None: of its end. `secret_rotations`: how often it was given a
+    new secret, None: never; until `old_secret_ends_at` the one before it signs, too.
     """
 
     job_id: str
@@ -49,6 +50,8 @@ class JobRow(msgspec.Struct, frozen=True, gc=False):
     last_detail: str | None
     events: int
     notify: list[str] | None = None
+    secret_rotations: int | None = None
+    old_secret_ends_at: Moment | None = None
 
 
 class SessionRow(msgspec.Struct, frozen=True, gc=False):

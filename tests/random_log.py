@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from kafka import KafkaProducer
 
 from schemas.event_topic import partition_for
-from schemas.job_registry import cancellation_record, pick_record, registration_record
+from schemas.job_registry import cancellation_record, pick_record, registration_record, rotation_record
 from schemas.mailbox_requests import (
     ack_record,
     claim_of_record,
@@ -27,7 +27,6 @@ from schemas.mailbox_requests import (
     reclaim_record,
 )
 from schemas.message import DEFAULT_REALM, Message, posting_record
-from schemas.organism import Listener, ListenerAdded, ListenerRemoved, OrganismLoaded, organism_record
 from schemas.participants import (
     AgentCalled,
     AgentJoined,
@@ -53,8 +52,8 @@ from schemas.session_registry import (
 from schemas.settings import Settings
 from schemas.signing import sign_event
 from schemas.strict_json import canonical
-from schemas.threads import ThreadOpened, thread_record
 from tests.random_mqtt_agents import mqtt_agent_record
+from tests.random_organism import opened_thread, organism_change
 from tests.schemas.hub_records import public_key
 
 WORKERS = [f"worker-{n}" for n in range(12)]
@@ -71,7 +70,8 @@ class RawRecord(NamedTuple):
 class _Job:
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
-        self.secret = f"secret of {job_id}"
+        self.secret = self.first_secret = f"secret of {job_id}"
+        self.old_secret = self.secret
         self.next_seq = 1
 
 
@@ -106,6 +106,7 @@ class RandomLog:
             (1, self._unknown_job),
             (9, self._again),
             (2, self._cancel),
+            (4, self._rotation),
             (6, self._session),
             (2, self._principal),
             (4, self._participant),
@@ -142,7 +143,7 @@ class RandomLog:
             self._jobs.append(job)
         wanted = self._draw.choice(WORKERS) if self._draw.random() < 0.2 else None
         description = self._draw.choice(["count the stars", "read, think, answer", "Grüße ☃"])
-        record = registration_record(job.job_id, job.secret, description, self._keyring, session=wanted)
+        record = registration_record(job.job_id, job.first_secret, description, self._keyring, session=wanted)
         return _raw(record)
 
     def _pick(self) -> RawRecord:
@@ -202,6 +203,13 @@ class RandomLog:
         reason = self._draw.choice(["", "no longer needed"])
         return _raw(cancellation_record(self._job().job_id, request_id=request, reason=reason))
 
+    def _rotation(self) -> RawRecord:
+        job, request = self._job(), f"request-{self._draw.randrange(500)}"
+        job.old_secret, job.secret = job.secret, f"secret {self._draw.randrange(1000)} of {job.job_id}"
+        # Some end before the next event is logged, some while the log is written, some never.
+        overlap_ms = self._draw.choice([0, 500, 500, 3_600_000])
+        return _raw(rotation_record(job.job_id, job.secret, overlap_ms, self._keyring, request_id=request))
+
     def _session(self) -> RawRecord:
         name = self._draw.choice(WORKERS) if self._draw.random() < 0.6 else f"s{self._draw.randrange(60)}"
         job_id, request = self._job().job_id, f"request-{self._draw.randrange(300)}"
@@ -247,33 +255,10 @@ class RandomLog:
         return _raw(participant_record(body, door="mcp", principal=name))
 
     def _organism(self) -> RawRecord:
-        roll, request = self._draw.random(), f"command-{self._draw.randrange(300)}"
-        names = self._draw.sample(["fast", "slow", "boss", "boot"], 2)
-        listeners = [
-            Listener(name=name, root_tag=name, concurrency=self._draw.choice([1, 8])) for name in names
-        ]
-        body: Any
-        if roll < 0.3:
-            body = OrganismLoaded(request_id=request, digest="5e" * 32, listeners=listeners)
-        elif roll < 0.7:
-            body = ListenerAdded(request_id=request, listener=listeners[0])
-        else:
-            body = ListenerRemoved(request_id=request, name=names[0])
-        return _raw(organism_record(body, door="xml", principal="operator"))
+        return _raw(organism_change(self._draw))
 
     def _thread(self) -> RawRecord:
-        thread, parent = f"thread-{self._draw.randrange(60)}", self._draw.choice(["thread-0", "thread-1"])
-        body = ThreadOpened(
-            thread=thread,
-            parent_thread=parent,
-            root_thread="thread-0",
-            opened_by=self._draw.choice(["ann", "bob"]),
-            seen_by="fast",
-            on_behalf_of="ann",
-            kind="search",
-            message_id=f"message-{self._draw.randrange(400)}",
-        )
-        return _raw(thread_record(body, f"opened-{thread}", door="reactor", principal="reactor"))
+        return _raw(opened_thread(self._draw))
 
     def _mqtt_agent(self) -> RawRecord:
         return _raw(mqtt_agent_record(self._draw, self._keyring, WORKERS[:4]))
@@ -370,7 +355,8 @@ class RandomLog:
             "data": {},
             **changed,
         }
-        return _raw(_event_record(job.job_id, canonical(sign_event(event, secret or job.secret))))
+        own = job.old_secret if self._draw.random() < 0.1 else job.secret
+        return _raw(_event_record(job.job_id, canonical(sign_event(event, secret or own))))
 
 
 def _event_record(job_id: str, value: bytes) -> OutgoingRecord:

@@ -1,8 +1,10 @@
-"""Lists and rotates keys: the master keys, which seal secrets, and the keys with which agents sign.
+"""Lists and rotates keys: the master keys, which seal secrets, the keys with which agents sign, and the secrets
+of jobs.
 
   trunkline keys list
   trunkline keys rotate master                          while the stack is down
   trunkline keys rotate agent builder builder.pem       the same as 'trunkline agents rotate'
+  trunkline keys rotate job 0a1b2c3d --overlap 10m      a new secret for a job, which is printed once
 
 A new master key seals from then on, the older ones stay for opening: nothing is sealed anew, and a refold of
 the ledger comes out the same. Every program reads the keys at its start, and one that does not have the new key
@@ -11,8 +13,8 @@ cannot open what it seals. So the stack must be down; where programs run elsewhe
   trunkline keys rotate master --add-only               then give the file to all, and start them all anew
   trunkline keys rotate master --activate k0a1b2c3d     and start them anew when it suits
 
-Exit codes: 0; 2 wrong arguments; 3 no such key or agent; 4 refused, as while the stack runs; 5 the gateway does
-not answer (for an agent).
+Exit codes: 0; 2 wrong arguments; 3 no such key, agent or job; 4 refused, as while the stack runs, or for a job
+that has ended; 5 the gateway does not answer (for an agent or a job).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from connectors.cli.hub_options import add_request_id
 from connectors.cli.text_table import duration_s
 
 if TYPE_CHECKING:
@@ -60,11 +63,30 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     agent.add_argument("name", metavar="NAME", help="the agent")
     agent.add_argument("file", type=Path, metavar="FILE", help="the agent's private key, replaced in one step")
-    agent.add_argument(
-        "--overlap", type=duration_s, default=3600.0, metavar="TIME", help="as 90s, 5m, 2h (default: 1h)"
-    )
-    for command in (master, agent):
+    job = _add_job(kinds)
+    for command in (agent, job):
+        command.add_argument(
+            "--overlap", type=duration_s, default=3600.0, metavar="TIME", help="as 90s, 5m, 2h (default: 1h)"
+        )
+    for command in (master, agent, job):
         command.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _add_job(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    text = "a new secret for a job that has not ended; the old one is good for a while yet"
+    job = kinds.add_parser(
+        "job",
+        help=text,
+        description=text,
+        epilog="example: trunkline keys rotate job 0a1b2c3d --overlap 10m",
+        allow_abbrev=False,
+    )
+    job.add_argument("job", metavar="ID", help="the job: 8 lower-case hex digits")
+    job.add_argument(
+        "--secret-file", type=Path, metavar="PATH", help="put the secret here, in one step, and do not print it"
+    )
+    add_request_id(job, "the same rotation")
+    return job
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
@@ -75,6 +97,10 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
         from connectors.cli.agents_participants import rotate as rotate_agent
 
         return rotate_agent(args, settings)
+    if args.kind == "job":
+        from connectors.cli.keys_job import rotate as rotate_job
+
+        return rotate_job(args, settings)
     return _rotate_master(args, settings)
 
 

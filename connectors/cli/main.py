@@ -73,7 +73,7 @@ COMMANDS: dict[str, Command] = {
     "console": Command("connectors.cli.console_command", "sit at the XML pump as a person", AGENTS),
     "sessions": Command("connectors.cli.sessions_command", "create, stop and list agent sessions", AGENTS),
     "monitor": Command("connectors.cli.monitor_command", "follow jobs and sessions, mend drift", AGENTS),
-    "keys": Command("connectors.cli.keys_command", "rotate the master key and agents' keys", AGENTS),
+    "keys": Command("connectors.cli.keys_command", "rotate master, agents' and jobs' keys", AGENTS),
     "principals": Command("connectors.cli.principals_command", "make and revoke tokens", AGENTS),
     "demo": Command("connectors.cli.demo_command", "see the whole way of an event, in a minute", WORK),
     "bench": Command("connectors.cli.bench_command", "run a benchmark", WORK),

@@ -14,14 +14,14 @@ from connectors.cli.watch_brokers import brokers_of, brokers_of_all, listening
 from connectors.event_stream import GAP, SETTLED, EventStream
 from connectors.event_subscription import Message
 from connectors.gateway_client import GatewayClient, path_of, reachable
-from connectors.job_secrets import find_secret, stored_jobs
+from connectors.job_secrets import find_secret, kept_secrets, stored_jobs
 from connectors.job_topics import job_id_of
 from connectors.job_watcher import EXIT_TIMED_OUT, JobWatcher, Outcomes, Sight, Timers
 from connectors.terminal_text import escaped
 from schemas.errors import UsageError
 from schemas.ids import JOB
 from schemas.life_cycles import JOB_TERMINAL, PENDING, RUNNING
-from schemas.record import JOB_EVENT
+from schemas.record import JOB_EVENT, JOB_SECRET_ROTATED
 from schemas.settings import Settings
 from schemas.verdicts import ACCEPTED
 
@@ -64,7 +64,11 @@ def mqtt_source(settings: Settings, jobs: list[str], outcomes: Outcomes) -> Iter
     """Events over MQTT, from our broker and the jobs' own, verified here. Raises UsageError for a job without
     a stored secret, Refused and BackboneUnreachable for the broker of a job that is named.
     """
-    watchers = {job: JobWatcher(settings, job, _secret(settings, job)) for job in jobs}
+
+    def watcher(job: str, secret: str) -> JobWatcher:
+        return JobWatcher(settings, job, secret, lambda: kept_secrets(settings, job))
+
+    watchers = {job: watcher(job, _secret(settings, job)) for job in jobs}
     unknown: set[str] = set()
     prefix = settings.mqtt.topic_prefix
     places = brokers_of(settings, jobs, say) if jobs else brokers_of_all(settings, stored_jobs(settings))
@@ -79,7 +83,7 @@ def mqtt_source(settings: Settings, jobs: list[str], outcomes: Outcomes) -> Iter
                 unknown.add(job)
                 say(f"{job}: its secret is not stored on this machine; --settled shows its events")
                 return []
-            watchers[job] = JobWatcher(settings, job, secret)
+            watchers[job] = watcher(job, secret)
         seen = watchers[job].see(message.topic, message.payload, message.traceparent)
         return [seen._replace(before=message.retained)]
 
@@ -154,7 +158,8 @@ def _settled_sights(data: dict[str, Any]) -> list[Sight]:
     status = data["status_after"]
     if data["type"] == JOB_EVENT:
         return [Sight(job, status, json.dumps(data["body"], separators=(",", ":")))]
-    return [Sight(job, status, note=f"is {status}")]
+    told = "has a new secret" if data["type"] == JOB_SECRET_ROTATED else f"is {status}"
+    return [Sight(job, status, note=told)]
 
 
 def _secret(settings: Settings, job: str) -> str:

@@ -11,7 +11,7 @@ from connectors.live_view import LiveView
 from connectors.settled_feed import SettledRecord
 from schemas.ids import CONTROL, PRINCIPAL
 from schemas.principals import OPERATOR
-from schemas.record import JOB_REGISTERED
+from schemas.record import JOB_REGISTERED, JOB_SECRET_ROTATED
 from schemas.view_rows import REGISTRY_JOBS, REGISTRY_TASKS, JobRow, TaskRow
 
 _TEXT: Final = 300
@@ -131,4 +131,4 @@ def record_as_json(record: SettledRecord, role: str) -> dict[str, Any]:
 
 def _may_be_raw(record: SettledRecord) -> bool:
     # In a body of these stand hashes and sealed secrets, which only a JSON object can be shown without.
-    return kind_of(record) not in _OPERATORS_KINDS and record.type != JOB_REGISTERED
+    return kind_of(record) not in _OPERATORS_KINDS and record.type not in (JOB_REGISTERED, JOB_SECRET_ROTATED)

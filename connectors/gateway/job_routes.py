@@ -1,4 +1,6 @@
-"""The jobs API (JE-10 to JE-12): register, pick, cancel, show, list, and the brokers of live jobs."""
+"""The jobs API (JE-10 to JE-12): register, pick, cancel, give a new secret, show, list, and the brokers of live
+jobs.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,13 @@ from connectors.gateway.models import (
     JobShownAnswer,
     PickRequest,
     RegisteredAnswer,
+    RotatedAnswer,
+    RotationRequest,
 )
 from connectors.gateway.policy import Action, Caller, decide
 from connectors.gateway.refusals import DOOR
 from connectors.gateway.registration import grant_of, opened_overlay, register
+from connectors.gateway.secret_rotation import rotate_secret
 from connectors.live_view import LiveView
 from schemas.errors import TrunklineError
 from schemas.job_registry import cancellation_record
@@ -45,6 +50,7 @@ JobPath = Annotated[str, Path(pattern=JOB_ID_PATTERN)]
 def add_job_routes(app: FastAPI, hub: Hub) -> None:
     """Add the routes under `/api/hub/jobs`, and `/api/hub/brokers`."""
     _add_changes(app, hub)
+    _add_changes_by_registrars(app, hub)
     _add_reads(app, hub)
 
 
@@ -76,23 +82,6 @@ def _add_changes(app: FastAPI, hub: Hub) -> None:
         }
         return json_answer(answer, verdict=DUPLICATE if settled is None else settled.verdict)
 
-    async def registrar(request: Request) -> str | None:
-        row = hub.job_row(str(request.path_params.get("job_id")))
-        door, _, principal = ("" if row is None else row.registered_by).partition("/")
-        return principal if door == DOOR else None
-
-    @app.post(f"{JOBS}/{{job_id}}/assign", response_model=JobChangedAnswer, responses=ERRORS)
-    @asks_for(Action.JOB_ASSIGN, registrar)
-    async def assign_job(
-        request: Request, job_id: JobPath, body: PickRequest, key: IdempotencyKey = None
-    ) -> Response:
-        """Give this very job to a session: a pick on its behalf, without the secret. The same again is the
-        same; it needs no key.
-        """
-        settled = await hub.picker.assign(job_id, body.session, request.state.caller.principal)
-        answer = {"job_id": job_id, "status": settled.status_after, "verdict": settled.verdict}
-        return json_answer(answer, verdict=settled.verdict)
-
     @app.post(f"{JOBS}/{{job_id}}/cancel", response_model=JobChangedAnswer, responses=ERRORS)
     @asks_for(Action.JOB_CANCEL)
     async def cancel_job(
@@ -110,6 +99,37 @@ def _add_changes(app: FastAPI, hub: Hub) -> None:
         settled = refuse_rejected(await hub.appender.settle(record))
         answer = {"job_id": job_id, "status": settled.status_after, "verdict": settled.verdict}
         return json_answer(answer, verdict=settled.verdict)
+
+
+def _add_changes_by_registrars(app: FastAPI, hub: Hub) -> None:
+    async def registrar(request: Request) -> str | None:
+        row = hub.job_row(str(request.path_params.get("job_id")))
+        door, _, principal = ("" if row is None else row.registered_by).partition("/")
+        return principal if door == DOOR else None
+
+    @app.post(f"{JOBS}/{{job_id}}/assign", response_model=JobChangedAnswer, responses=ERRORS)
+    @asks_for(Action.JOB_ASSIGN, registrar)
+    async def assign_job(
+        request: Request, job_id: JobPath, body: PickRequest, key: IdempotencyKey = None
+    ) -> Response:
+        """Give this very job to a session: a pick on its behalf, without the secret. The same again is the
+        same; it needs no key.
+        """
+        settled = await hub.picker.assign(job_id, body.session, request.state.caller.principal)
+        answer = {"job_id": job_id, "status": settled.status_after, "verdict": settled.verdict}
+        return json_answer(answer, verdict=settled.verdict)
+
+    @app.post(f"{JOBS}/{{job_id}}/secret", status_code=201, response_model=RotatedAnswer, responses=ERRORS)
+    @asks_for(Action.JOB_ROTATE, registrar)
+    async def rotate_job_secret(
+        request: Request, job_id: JobPath, body: RotationRequest | None = None, key: IdempotencyKey = None
+    ) -> Response:
+        """Give a job that has not ended a new secret, which is told here. The one before it is good for a while
+        yet, the one before that no more.
+        """
+        overlap_s = (body or RotationRequest()).overlap_s
+        answer, settled = await rotate_secret(hub, job_id, overlap_s, request.state.caller.principal, key)
+        return json_answer(answer, 201, settled.verdict)
 
 
 def _add_reads(app: FastAPI, hub: Hub) -> None:

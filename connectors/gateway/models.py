@@ -9,6 +9,7 @@ from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Fiel
 
 from schemas.ids import NAME_LIMIT
 from schemas.job_registry import DESCRIPTION_LIMIT, BrokerOverlay, Notice
+from schemas.participants import OVERLAP_LIMIT_MS
 from schemas.session_registry import STOP
 from schemas.view_rows import JobRow, MessageRow, MqttAgentRow, SessionRow
 from schemas.wire_body import Name, Note, Printable
@@ -16,6 +17,7 @@ from schemas.wire_body import Name, Note, Printable
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 JOB_ID_PATTERN: Final = r"^[0-9a-f]{8}$"
 LIST_LIMIT: Final = 1000
+OVERLAP_LIMIT_S: Final = OVERLAP_LIMIT_MS // 1000
 NamedThing = Annotated[Name, Field(max_length=NAME_LIMIT)]
 """A name."""
 # As in schemas, with an end of pattern that every reader of the OpenAPI page understands.
@@ -74,6 +76,12 @@ class CancelRequest(_Request):
     """Why a job is cancelled."""
 
     reason: Note = ""
+
+
+class RotationRequest(_Request):
+    """A new secret for a job. The one it has is good for `overlap_s` more."""
+
+    overlap_s: Annotated[int, Field(ge=0, le=OVERLAP_LIMIT_S), BeforeValidator(_whole)] = 3600
 
 
 class SessionRequest(_Request):
@@ -208,6 +216,15 @@ class JobChangedAnswer(_Answer):
     job_id: JobId
     status: str
     verdict: str
+
+
+class RotatedAnswer(RegisteredAnswer):
+    """A job's new secret, told here, again for a retry with the same idempotency key until the next rotation,
+    and to the session that picks the job again. `mqtt_user`: its holder at the backbone's own MQTT broker.
+    """
+
+    mqtt_user: str
+    old_secret_ends_at: AwareDatetime
 
 
 def _row_answer(name: str, row_type: type[msgspec.Struct]) -> type[BaseModel]:

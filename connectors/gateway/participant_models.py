@@ -6,14 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from connectors.gateway.models import NamedThing
+from connectors.gateway.models import OVERLAP_LIMIT_S, NamedThing
 from schemas.agent_registry import DESCRIPTION_LIMIT, Capabilities
 from schemas.participants import KEY_LIMIT
 from schemas.wire_body import Note, Printable
 
 Status = Literal["initializing", "idle", "working", "blocked", "stopped"]
 _KIND_LIMIT = 128
-OVERLAP_LIMIT_S = 30 * 24 * 3600
 
 
 class _Request(BaseModel):

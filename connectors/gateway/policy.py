@@ -1,8 +1,8 @@
 """Who may do what at the HTTP door: one table, one function, deny by default.
 
 A role has an action or it has not; `OWN` means: only on what is the caller's own (a session, a mailbox, a job
-held by the session of the caller's name; to assign, a job that the caller registered; the task whose token
-the caller has). What the table does not name is refused. When a rule changes, raise
+held by the session of the caller's name; to assign, or to give a new secret, a job that the caller registered;
+the task whose token the caller has). What the table does not name is refused. When a rule changes, raise
 `schemas.refusal.POLICY_VERSION`.
 """
 
@@ -22,6 +22,7 @@ class Action(StrEnum):
     JOB_PICK = "job.pick"
     JOB_ASSIGN = "job.assign"
     JOB_CANCEL = "job.cancel"
+    JOB_ROTATE = "job.rotate"
     JOB_READ = "job.read"
     JOB_LIST = "job.list"
     EVENTS_READ = "events.read"
@@ -80,6 +81,8 @@ RIGHTS: Final[dict[str, dict[Action, Reach]]] = {
         Action.JOB_REGISTER: Reach.ALL,
         Action.JOB_ASSIGN: Reach.OWN,
         Action.JOB_CANCEL: Reach.ALL,
+        # Who has the secret speaks for the job: not for another delegator's.
+        Action.JOB_ROTATE: Reach.OWN,
         Action.SESSION_CREATE: Reach.ALL,
         Action.SESSION_STOP: Reach.ALL,
         Action.SESSION_RESUME: Reach.ALL,

@@ -30,8 +30,9 @@ async def register(
 ) -> tuple[str, str, SettledRecord]:
     """Register a job: its id, its secret, and the settled record.
 
-    With an idempotency key the id follows from the key, and the secret of the first time is used again, so
-    that the fold itself tells the same request (duplicate) from another one under its key (ApiError 409).
+    With an idempotency key the id follows from the key, and the secret of the first time goes into the record
+    again, so that the fold itself tells the same request (duplicate) from another one under its key (ApiError
+    409).
     """
     made = request_uuid(principal, key)
     request_id = str(made)
@@ -42,7 +43,7 @@ async def register(
         if known is not None and known.request_id != request_id:
             made = uuid.uuid5(made, "taken")
             continue
-        secret = new_secret() if known is None else known.secret
+        secret = new_secret() if known is None else known.registered_secret
         # The first time may have been under an earlier master key; the same request has the same bytes.
         keyring = hub.keyring if known is None else hub.keyring.under(known.key_id)
         record = registration_record(
@@ -61,7 +62,8 @@ async def register(
         if settled.verdict == REJECTED and settled.reason == SEQ_CONFLICT and row is None:
             # Somebody was faster: now the row says who, and the next turn decides.
             continue
-        return job_id, secret, refuse_rejected(settled)
+        # The first one may be good no more: who registered the job is told the one of now.
+        return job_id, secret if known is None else known.secret, refuse_rejected(settled)
     raise unavailable("no job id is free; ask again", BUSY)
 
 

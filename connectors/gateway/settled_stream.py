@@ -22,7 +22,13 @@ from connectors.live_view import LiveView
 from connectors.settled_feed import FellBehind, SettledFeed, SettledRecord
 from schemas.ids import JOB, PRINCIPAL, SESSION
 from schemas.life_cycles import JOB_TERMINAL, TERMINATED
-from schemas.record import AGENT_MQTT_REGISTERED, AGENT_SAID, JOB_EVENT, JOB_REGISTERED
+from schemas.record import (
+    AGENT_MQTT_REGISTERED,
+    AGENT_SAID,
+    JOB_EVENT,
+    JOB_REGISTERED,
+    JOB_SECRET_ROTATED,
+)
 from schemas.strict_json import MalformedJsonError, decode
 from schemas.view_rows import REGISTRY_JOBS, REGISTRY_SESSIONS, JobRow, SessionRow, ViewRow
 
@@ -190,7 +196,7 @@ def _shown_body(record: SettledRecord) -> Any:
         return None
     if record.stream.startswith(f"{PRINCIPAL}/"):
         body.pop("token_sha256", None)
-    if record.type in (JOB_REGISTERED, AGENT_MQTT_REGISTERED):
+    if record.type in (JOB_REGISTERED, JOB_SECRET_ROTATED, AGENT_MQTT_REGISTERED):
         body.pop("sealed_secret", None)
         if isinstance(body.get("broker"), dict):
             body["broker"].pop("sealed_password", None)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from secrets import token_hex
 
 from schemas.entries import Entries
 from schemas.fold import settle
 from schemas.ids import new_job_id
-from schemas.job_registry import cancellation_record, registration_record
+from schemas.job_registry import cancellation_record, registration_record, rotation_record
 from schemas.record import OutgoingRecord, Record
 from schemas.sealing import Keyring
 from schemas.settled import AppliedChange
@@ -44,6 +45,14 @@ class FoldedJobs:
         self.secrets[job_id] = secret
         self._append(registration_record(job_id, secret, "some work", KEYRING), 0)
         return job_id, secret
+
+    def rotate(self, job_id: str, overlap_s: float) -> str:
+        """The job is given a new secret, which is returned; the one before it is good for `overlap_s` more."""
+        self.secrets[job_id] = secret = f"{token_hex(4)}.{new_secret()}"
+        overlap_ms = round(overlap_s * 1000)
+        record = rotation_record(job_id, secret, overlap_ms, KEYRING, request_id=secret[:8])
+        self._append(record, 0)
+        return secret
 
     def end(self, job_id: str, ago_s: float = 0) -> None:
         """The job is cancelled."""

@@ -215,6 +215,30 @@ def test_an_agent_reads_only_its_inbox_and_writes_only_its_outbox(settings: Sett
     assert of_jobs == []
 
 
+def test_a_rotated_secret_lets_in_beside_the_old_one_with_the_same_rights(
+    settings: Settings, worker: MqttSettings
+) -> None:
+    folder, secret = settings.mqtt.accounts_dir, "5e5e5e5e.a rotated secret"
+    new = job_mqtt(settings.mqtt, MINE, secret)
+    lines = read_lines(folder / PASSWORDS)
+    lines[new.username] = password_line(new.username, new.password.get_secret_value())
+    write_acl(folder, settings.mqtt, ["ann", "bob"], [new.username])
+    write_lines(folder / PASSWORDS, lines.values())
+    assert reload_broker(folder)
+    wait_until(lambda: login(new) is LoginAnswer.LET_IN, what="the account of the new secret")
+    operator = role_mqtt(settings, OPERATOR)
+    with listening(operator, "#") as heard, listening(new, "#") as read:
+        publish_all(new, [(f"{OTHER}/events", b"forged")])
+        for one, word in ((worker, b"by the old one"), (new, b"by the new one")):
+            publish_all(one, [(f"{MINE}/events", word)])
+        publish_all(
+            role_mqtt(settings, BRIDGE), [(f"{OTHER}/receipts", b"not its"), (f"{MINE}/receipts", b"its")]
+        )
+        wait_until(lambda: read and len(heard) == 4, what="what it may")
+    assert [one.payload for one in read] == [b"its"]
+    assert [one.payload for one in heard] == [b"by the old one", b"by the new one", b"not its", b"its"]
+
+
 def test_a_packet_beyond_the_limit_ends_the_connection(settings: Settings, worker: MqttSettings) -> None:
     properties = Properties(PacketTypes.CONNECT)
     properties.UserProperty = [("x", "y" * 60_000)] * 2

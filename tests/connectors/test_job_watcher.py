@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import stat
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from connectors.bridge_records import job_event_record
+from connectors.job_secrets import KeptSecrets, kept_secrets, secret_path, store_rotated, store_secret
 from connectors.job_topics import events_topic
 from connectors.job_watcher import JobWatcher, Outcomes, Sight, Timers
 from schemas.entries import Entries
@@ -103,6 +106,39 @@ def test_an_accepted_event_is_one_line_of_json_and_what_is_unsafe_in_it_is_maske
     refused = watcher.see(TOPIC, _event(3, secret="another"))
     assert (refused.line, refused.status) == (None, None)
     assert "bad_signature" in str(refused.note)
+
+
+@pytest.mark.requirement("JE-22")
+def test_a_watch_follows_a_rotation_of_the_stored_secret_and_knows_until_when_both_are_good(
+    tmp_path: Path,
+) -> None:
+    settings, new = Settings(data_dir=tmp_path), "5e5e5e5e.new"
+    store_secret(settings, JOB, SECRET)
+
+    def watcher() -> JobWatcher:
+        kept = kept_secrets(settings, JOB)
+        assert kept is not None
+        return JobWatcher(SETTINGS, JOB, kept.secret, lambda: kept_secrets(settings, JOB))
+
+    def reason(one: JobWatcher, seq: int, secret: str) -> str | None:
+        return one.settle(TOPIC, _event(seq, secret=secret)).reason
+
+    running = watcher()
+    assert [reason(running, 1, secret) for secret in (SECRET, new)] == [None, "bad_signature"]
+    for _ in range(2):  # The same rotation once more takes nothing away.
+        store_rotated(settings, JOB, new, time.time() + 600)
+    assert stat.S_IMODE(secret_path(settings, JOB).with_name(f"{JOB}.former").stat().st_mode) == 0o600
+    later = watcher()
+    for one in (running, later):
+        assert [reason(one, seq, secret) for seq, secret in ((2, new), (3, SECRET), (4, "another"))] == [
+            None,
+            None,
+            "bad_signature",
+        ]
+    store_secret(settings, JOB, SECRET)
+    store_rotated(settings, JOB, new, time.time() - 1)
+    assert kept_secrets(settings, JOB) == KeptSecrets(new)
+    assert [reason(watcher(), 1, secret) for secret in (SECRET, new)] == ["bad_signature", None]
 
 
 @pytest.mark.requirement("JE-22")

@@ -143,6 +143,8 @@ def test_requests_from_before_a_rotation_have_the_same_answers_and_secrets_after
         first = [posted(client, path, body, f"k{n}") for n, (path, body, _) in enumerate(requests)]
         assert [status for status, _, _ in first] == [201] * len(requests), first
         client.post(f"/api/hub/tasks/{first[3][2]['task']['id']}/cancel", json={})
+        job_id = posted(client, "/api/hub/jobs", {"description": "x", "session": "nobody"}, "k7")[2]["job_id"]
+        rotated = posted(client, f"/api/hub/jobs/{job_id}/secret", {}, "k8")
     gateway.program.stop()
     rotate(backbone_settings)
     with start_gateway().client() as client:
@@ -150,6 +152,10 @@ def test_requests_from_before_a_rotation_have_the_same_answers_and_secrets_after
             status, verdict, answer = posted(client, path, body, f"k{n}")
             assert (status, verdict) == (201, "duplicate"), answer
             assert answer[told] == first[n][2][told]
+        again = posted(client, f"/api/hub/jobs/{job_id}/secret", {}, "k8")
+        assert (again[1], again[2]["secret"]) == ("duplicate", rotated[2]["secret"])
+        once_more = posted(client, "/api/hub/jobs", {"description": "x", "session": "nobody"}, "k7")
+        assert (once_more[1], once_more[2]["secret"]) == ("duplicate", rotated[2]["secret"])
         picked = client.post("/api/hub/jobs/pick", json={"session": "s"}).json()
         assert picked["secret"] == first[0][2]["secret"] and picked["broker"]["password"] == "secret word"
         fresh = posted(client, "/api/hub/jobs", {"description": "later"}, "k9")

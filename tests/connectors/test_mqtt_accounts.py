@@ -20,7 +20,7 @@ from connectors.mqtt_login import LoginAnswer, try_login
 from connectors.mqtt_password_file import PASSWORDS, line_fits, read_lines
 from connectors.mqtt_publisher import JobPublisher
 from schemas.errors import Refused
-from schemas.mqtt_password import mqtt_password
+from schemas.mqtt_password import job_user, mqtt_password
 from schemas.settings import MqttSettings, Settings
 from tests.broker_processes import wait_until, with_mqtt
 from tests.connectors.folded_jobs import KEYRING, FoldedJobs
@@ -71,7 +71,8 @@ def login(settings: Settings, user: str | None = None, password: str | None = No
 
 
 def job_login(settings: Settings, job_id: str, secret: str) -> LoginAnswer:
-    return login(settings, job_id, mqtt_password(secret, job_id))
+    user = job_user(job_id, secret)
+    return login(settings, user, mqtt_password(secret, user))
 
 
 def registered(jobs: FoldedJobs, accounts: MqttAccounts) -> tuple[str, MqttSettings]:
@@ -185,6 +186,88 @@ def test_an_account_goes_after_the_grace_time_and_its_connection_with_it(
     assert heard == []
     assert job_id not in read_lines(accounts._folder / PASSWORDS)
     assert job_login(settings, stays, jobs.secrets[stays]) is LoginAnswer.LET_IN
+
+
+@pytest.mark.requirement("JE-23")
+def test_after_a_rotation_both_workers_stay_connected_until_the_end_of_the_overlap(
+    settings: Settings, jobs: FoldedJobs, start_accounts: Start
+) -> None:
+    accounts, job_id, old, _ = two_jobs(jobs, start_accounts)
+    old_secret, operator = jobs.secrets[job_id], role_mqtt(settings, OPERATOR)
+    with listening(old, f"{job_id}/receipts") as old_heard:
+        secret = jobs.rotate(job_id, overlap_s=6)
+        assert accounts.wait_effective(job_user(job_id, secret), EFFECTIVE_S)
+        new = job_mqtt(settings.mqtt, job_id, secret)
+        with listening(new, f"{job_id}/receipts") as new_heard:
+            assert job_login(settings, job_id, old_secret) is LoginAnswer.LET_IN
+            publish_all(operator, [(f"{job_id}/receipts", b"for both")])
+            wait_until(lambda: old_heard and new_heard, what="both hear it")
+            wait_until(
+                lambda: job_login(settings, job_id, old_secret) is LoginAnswer.REFUSED,
+                30,
+                "the overlap is over",
+            )
+            publish_all(operator, [(f"{job_id}/receipts", b"for the new one")])
+            wait_until(lambda: len(new_heard) == 2, what="the new one hears it")
+    assert payloads(old_heard) == [b"for both"]
+    assert job_login(settings, job_id, secret) is LoginAnswer.LET_IN
+    assert job_id not in read_lines(accounts._folder / PASSWORDS)
+
+
+@pytest.mark.requirement("JE-23")
+def test_with_a_rotated_secret_a_worker_has_the_rights_of_its_own_job_and_no_others(
+    settings: Settings, jobs: FoldedJobs, start_accounts: Start
+) -> None:
+    accounts, mine, old, other = two_jobs(jobs, start_accounts)
+    secret = jobs.rotate(mine, overlap_s=60)
+    user = job_user(mine, secret)
+    assert accounts.wait_effective(user, EFFECTIVE_S)
+    new, operator = job_mqtt(settings.mqtt, mine, secret), role_mqtt(settings, OPERATOR)
+    with listening(operator, "#") as heard, listening(new, "#") as read:
+        forged = [f"{other}/events", f"{mine}/receipts", f"{user}/events", f"{other}/receipts", "bridge/x"]
+        publish_each(new, forged, b"forged")
+        publish_all(operator, [(f"{other}/receipts", b"not yours"), (f"{user}/receipts", b"nobody's")])
+        publish_all(operator, [(f"{mine}/receipts", b"yours")])
+        publish_each(old, [f"{mine}/events"], b"by the old")
+        publish_each(new, [f"{mine}/events"], b"by the new")
+        wait_until(lambda: read and b"by the new" in payloads(heard), what="what it may")
+    assert payloads(read) == [b"yours"]
+    assert payloads(heard) == [b"not yours", b"nobody's", b"yours", b"by the old", b"by the new"]
+
+
+@pytest.mark.requirement("JE-23")
+def test_each_rotation_replaces_the_old_account_and_the_end_of_the_job_takes_all_away(
+    settings: Settings, jobs: FoldedJobs, start_accounts: Start
+) -> None:
+    accounts = start_accounts(account_grace_s=3)
+    job_id, _ = registered(jobs, accounts)
+    secrets = [jobs.secrets[job_id]]
+    for _ in range(2):
+        secrets.append(jobs.rotate(job_id, overlap_s=60))
+        assert accounts.wait_effective(job_user(job_id, secrets[-1]), EFFECTIVE_S)
+    wanted = [LoginAnswer.REFUSED, LoginAnswer.LET_IN, LoginAnswer.LET_IN]
+    assert [job_login(settings, job_id, secret) for secret in secrets] == wanted
+    jobs.end(job_id)
+    for secret in secrets:
+        wait_until(lambda one=secret: job_login(settings, job_id, one) is LoginAnswer.REFUSED, 30, "its end")
+    assert not any(user.startswith(job_id) for user in read_lines(accounts._folder / PASSWORDS))
+
+
+@pytest.mark.requirement("JE-23")
+def test_a_rotation_while_the_companion_was_away_is_followed_by_the_next_one(
+    settings: Settings, jobs: FoldedJobs, start_accounts: Start
+) -> None:
+    accounts, at_once, _, later = two_jobs(jobs, start_accounts)
+    before = dict(jobs.secrets)
+    accounts.close()
+    jobs.listeners.clear()
+    new = {at_once: jobs.rotate(at_once, overlap_s=0), later: jobs.rotate(later, overlap_s=60)}
+    again = start_accounts()
+    for job_id, secret in new.items():
+        assert again.wait_effective(job_user(job_id, secret), EFFECTIVE_S)
+        assert job_login(settings, job_id, secret) is LoginAnswer.LET_IN
+    assert job_login(settings, at_once, before[at_once]) is LoginAnswer.REFUSED
+    assert job_login(settings, later, before[later]) is LoginAnswer.LET_IN
 
 
 def test_a_restarted_companion_keeps_what_is_right_and_mends_the_rest(

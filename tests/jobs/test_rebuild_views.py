@@ -18,7 +18,7 @@ from jobs.rebuild_views import rebuild
 from jobs.settling import settle_run
 from jobs.view_changes import CHANGE_COLUMNS, changes_of, key_columns
 from jobs.view_lock import views_lock
-from jobs.view_tables import are_complete, open_tables
+from jobs.view_tables import WrongViewTable, are_complete, open_tables
 from schemas.entries import Entries
 from schemas.errors import NotFound, Refused
 from schemas.job_registry import cancellation_record, pick_record
@@ -241,6 +241,30 @@ def test_all_tables_deleted_a_rebuild_brings_them_back_equal(
     assert sorted(path.name for path in Path(backbone.settings.tables_root).iterdir()) == sorted(
         [LEDGER, *VIEW_TABLES]
     )
+
+
+def test_a_table_from_before_rotations_is_refused_and_built_anew_with_the_new_columns_empty(
+    backbone: Backbone,
+) -> None:
+    before, newer = backbone.state(), ("secret_rotations", "old_secret_ends_at")
+    path = backbone.settings.table_path(LEDGER)
+    rows = DeltaTable(path).to_pyarrow_table().to_pylist()
+    for row in rows:
+        row["fold_version"] = FOLD_VERSION - 1
+        changes = json.loads(row["changes"] or "[]")
+        for change in changes:
+            change["row"] = {name: value for name, value in change["row"].items() if name not in newer}
+        row["changes"] = json.dumps(changes) if changes else None
+    write_deltalake(path, pa.Table.from_pylist(rows, schema=LEDGER_ARROW), mode="overwrite")
+    jobs = backbone.settings.table_path(REGISTRY_JOBS)
+    narrow = DeltaTable(jobs).to_pyarrow_table().drop_columns(list(newer))
+    write_deltalake(jobs, narrow, mode="overwrite", schema_mode="overwrite", partition_by=["shelf"])
+    with pytest.raises(WrongViewTable, match="rebuild_views"):
+        open_tables(backbone.settings)
+    rebuild(backbone.settings)
+    older = [{**row, "fold_version": FOLD_VERSION - 1} for row in before[STREAM_ENTRIES]]
+    assert backbone.state() == {**before, STREAM_ENTRIES: older}
+    assert backbone.check().differences == []
 
 
 def test_a_rebuild_mends_a_table_that_differs(backbone: Backbone) -> None:

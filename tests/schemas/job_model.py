@@ -1,4 +1,5 @@
-"""The model of one job's stream: JE-02 to JE-08, JE-11 and CM-02 written again from the spec, plainly.
+"""The model of one job's stream: JE-02 to JE-08, JE-11, CM-02 and the rotation of its secret, written again
+from the spec, plainly.
 
 It shares no code with `schemas`. Where the fold keeps a bounded memory, the model keeps everything and works
 out what the spec lets the fold remember.
@@ -118,6 +119,17 @@ def _is_cancellation(body: dict[str, Any]) -> bool:
     )
 
 
+def _is_rotation(body: dict[str, Any]) -> bool:
+    overlap = body.get("overlap_ms")
+    return (
+        set(body) == {"schema_version", "job_id", "request_id", "sealed_secret", "overlap_ms"}
+        and isinstance(body["request_id"], str)
+        and isinstance(body["sealed_secret"], str)
+        and type(overlap) is int
+        and 0 <= overlap <= 30 * 24 * 3600 * 1000
+    )
+
+
 def _is_pick(body: dict[str, Any]) -> bool:
     session = body.get("session")
     return (
@@ -133,6 +145,7 @@ _FORMS = {
     "job.registered": _is_registration,
     "job.picked": _is_pick,
     "job.cancelled": _is_cancellation,
+    "job.secret_rotated": _is_rotation,
 }
 
 
@@ -146,6 +159,10 @@ class JobModel:
         self.registration: dict[str, Any] | None = None
         self.settled: dict[int, bytes] = {}
         self.cancel: tuple[str, dict[str, Any]] | None = None
+        self.rotations: dict[str, dict[str, Any]] = {}
+        # Sealed, each with the moment from which on it signs nothing more.
+        self.good_until: dict[str, float] = {}
+        self.secret = ""
         self.row: dict[str, Any] = {}
 
     def settle(
@@ -172,6 +189,8 @@ class JobModel:
             return self._pick(body["session"], time_us)
         if record_type == "job.cancelled":
             return self._cancel(ce_id, body, time_us)
+        if record_type == "job.secret_rotated":
+            return self._rotate(ce_id, body, time_us)
         return self._event(body, ce_id, time_us)
 
     def _body(self, record_type: str, value: bytes) -> dict[str, Any]:
@@ -196,6 +215,7 @@ class JobModel:
                 return Expected("duplicate", status=self.row["status"])
             raise _Refused("seq_conflict", self.row["status"])
         self.registration = body
+        self.secret, self.good_until = body["sealed_secret"], {body["sealed_secret"]: float("inf")}
         self.row = {
             "job_id": self.job_id,
             "status": "pending",
@@ -213,6 +233,8 @@ class JobModel:
             "last_detail": None,
             "events": 0,
             "notify": body.get("notify"),
+            "secret_rotations": None,
+            "old_secret_ends_at": None,
         }
         return self._accepted()
 
@@ -240,11 +262,32 @@ class JobModel:
         self.row.update(status="cancelled", ended_at=time_us, ended_by=ce_id)
         return self._accepted()
 
+    def _rotate(self, ce_id: str, body: dict[str, Any], time_us: int) -> Expected:
+        status, new = self.row["status"], body["sealed_secret"]
+        if new not in self.secrets:
+            raise _Refused("bad_signature", status)
+        if ce_id in self.rotations:
+            if self.rotations[ce_id] == body:
+                return Expected("duplicate", status=status)
+            raise _Refused("seq_conflict", status)
+        if status in TERMINAL:
+            raise _Refused("after_terminal", status)
+        if new == self.secret:
+            raise _Refused("illegal_transition", status)
+        self.rotations[ce_id] = body
+        end = time_us + body["overlap_ms"] * 1000
+        self.good_until = {self.secret: end, new: float("inf")}
+        self.secret = new
+        self.row["secret_rotations"] = (self.row["secret_rotations"] or 0) + 1
+        self.row["old_secret_ends_at"] = end
+        return self._accepted()
+
     def _event(self, event: dict[str, Any], ce_id: str, time_us: int) -> Expected:
         status, seq, content = self.row["status"], event["seq"], content_of(event)
         assert self.registration is not None
-        secret = self.secrets[self.registration["sealed_secret"]].encode("utf-8")
-        if event["data"].get("hmac_sig") != hmac.new(secret, content, hashlib.sha256).hexdigest():
+        good = (self.secrets[sealed] for sealed, end in self.good_until.items() if time_us < end)
+        fitting = {hmac.new(one.encode("utf-8"), content, hashlib.sha256).hexdigest() for one in good}
+        if event["data"].get("hmac_sig") not in fitting:
             raise _Refused("bad_signature", status)
         if "auth_token" in event["data"]:
             raise _Refused("secret_in_event", status)

@@ -41,6 +41,14 @@ def cancellation(request_id: str = "r1", **changed: Any) -> dict[str, Any]:
     return {"schema_version": 1, "job_id": JOB_ID, "request_id": request_id, **changed}
 
 
+def rotation(
+    request_id: str = "t1", secret: str = OTHER_SECRET, overlap_ms: int = 60_000, **changed: Any
+) -> dict[str, Any]:
+    """The body that gives the job a new secret, with fields changed."""
+    body = {"job_id": JOB_ID, "request_id": request_id, "sealed_secret": sealed(secret)}
+    return {"schema_version": 1, **body, "overlap_ms": overlap_ms, **changed}
+
+
 def pick(session: str = "s1", **changed: Any) -> dict[str, Any]:
     """The body of a pick, with fields changed."""
     return {"schema_version": 1, "job_id": JOB_ID, "session": session, **changed}

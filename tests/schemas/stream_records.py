@@ -17,6 +17,7 @@ from tests.schemas.job_records import (
     document_record,
     pick,
     registration,
+    rotation,
     signed,
 )
 
@@ -86,6 +87,7 @@ GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
     "job.picked": (JOB_KEY, pick()),
     "job.event": (JOB_KEY, signed()),
     "job.cancelled": (JOB_KEY, cancellation()),
+    "job.secret_rotated": (JOB_KEY, rotation()),
     "session.created": (SESSION_KEY, creation()),
     "session.stopped": (SESSION_KEY, creation("q2", mode="stop")),
     "session.resumed": (SESSION_KEY, creation("q3")),

@@ -1,4 +1,6 @@
-"""The fold of a job and the model of it agree on every sequence of records (JE-02 to JE-08, JE-11)."""
+"""The fold of a job and the model of it agree on every sequence of records (JE-02 to JE-08, JE-11), also
+when its secret is rotated.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +29,7 @@ from tests.schemas.job_records import (
     make_record,
     pick,
     registration,
+    rotation,
     sealed,
     signed,
     written,
@@ -34,7 +37,19 @@ from tests.schemas.job_records import (
 
 pytestmark = [pytest.mark.requirement(i) for i in ("JE-02", "JE-03", "JE-06", "JE-07", "JE-08", "JE-11")]
 
-SECRETS = {sealed(): SECRET, sealed(OTHER_SECRET): OTHER_SECRET}
+THIRD_SECRET = "a third secret of the tests"
+SECRETS = {sealed(one): one for one in (SECRET, OTHER_SECRET, THIRD_SECRET)}
+# A record is logged a millisecond after the one before it.
+OVERLAPS_MS = (0, 1, 4, 9, 60_000, 60_000)
+ODD_ROTATIONS = (
+    rotation(sealed_secret="k1:nothing"),
+    rotation(sealed_secret=sealed(OTHER_SECRET, "00000000")),
+    rotation(overlap_ms=-1),
+    rotation(overlap_ms=2_592_000_001),
+    rotation(overlap_ms=True),
+    rotation(more=1),
+    rotation(job_id="00000000"),
+)
 KINDS = ("started", "progress", "permission_required", "completed", "error")
 EXTRAS: tuple[dict[str, Any], ...] = (
     {},
@@ -117,7 +132,7 @@ class Sent(NamedTuple):
 
 
 @st.composite
-def events(draw: st.DrawFn, highest_seq: int) -> Sent:
+def events(draw: st.DrawFn, highest_seq: int, secrets: tuple[str, ...] = (SECRET,)) -> Sent:
     """An event: mostly right, sometimes wrong in one field, badly signed, or with a token."""
     seq, kind = draw(st.integers(1, highest_seq)), draw(st.sampled_from(KINDS[:3] * 4 + KINDS))
     changed = dict(draw(st.sampled_from(EXTRAS)))
@@ -130,7 +145,8 @@ def events(draw: st.DrawFn, highest_seq: int) -> Sent:
         changed["data"]["auth_token"] = draw(st.sampled_from(("t", None, 1)))
     body = event(seq, kind, **changed)
     if isinstance(body["data"], dict) and fate != "unsigned":
-        body = signed(seq, kind, secret=OTHER_SECRET if fate == "forged" else SECRET, **changed)
+        right_one = draw(st.sampled_from(secrets))
+        body = signed(seq, kind, secret="nobody's" if fate == "forged" else right_one, **changed)
         if fate == "odd signature":
             right = body["data"]["hmac_sig"]
             body["data"]["hmac_sig"] = draw(
@@ -167,6 +183,36 @@ def sequences(highest_seq: int, longest: int) -> st.SearchStrategy[list[Sent]]:
     first = st.sampled_from([plain] * 4 + [wanted, []])
     first = st.builds(lambda a, b: a + b, first, st.lists(picks, max_size=2))
     return st.builds(lambda a, b: a + b, first, st.lists(one, max_size=longest)).flatmap(_with_repeats)
+
+
+@st.composite
+def rotations(draw: st.DrawFn) -> Sent:
+    """A new secret, now and then one that the job has or had, or a request that was made before."""
+    if draw(st.integers(0, 7)) == 0:
+        return Sent("job.secret_rotated", "odd", written(draw(st.sampled_from(ODD_ROTATIONS))))
+    number, overlap_ms = draw(st.integers(1, 12)), draw(st.sampled_from(OVERLAPS_MS))
+    body = rotation(f"t{number}", draw(st.sampled_from(sorted(SECRETS.values()))), overlap_ms)
+    return Sent("job.secret_rotated", f"t{number}", written(body))
+
+
+def rotated_sequences() -> st.SearchStrategy[list[Sent]]:
+    """Sequences in which the secret changes often, and events are signed by any of them."""
+    secrets = tuple(sorted(SECRETS.values()))
+    # Few, so that the same event often comes again under another secret.
+    alike = st.builds(
+        lambda seq, detail, secret: Sent("job.event", "e", written(signed(seq, secret=secret, detail=detail))),
+        st.integers(1, 4),
+        st.sampled_from(("3/10", "3/10", "4/10")),
+        st.sampled_from(secrets),
+    )
+    several = st.lists(alike, min_size=1, max_size=4) | events(6, secrets).map(lambda sent: [sent])
+    cancelled = st.just([Sent("job.cancelled", "c1", written(cancellation("c1")))])
+    one = st.integers(0, 29).flatmap(
+        lambda n: cancelled if n == 0 else rotations().map(lambda sent: [sent]) if n < 10 else several
+    )
+    begun = [Sent("job.registered", "r", written(REGISTRATIONS[0]))]
+    parts = st.lists(one, min_size=6, max_size=20)
+    return parts.map(lambda found: begun + [sent for part in found for sent in part]).flatmap(_with_repeats)
 
 
 def _with_repeats(sent: list[Sent]) -> st.SearchStrategy[list[Sent]]:
@@ -210,6 +256,12 @@ def assert_agree(sent: list[Sent], kept: int) -> list[Expected]:
 @settings(max_examples=150, deadline=None)
 @example([Sent("job.registered", "r", written(REGISTRATIONS[0])), Sent("job.cancelled", "c1", b"{}")])
 def test_the_fold_says_of_every_record_what_the_model_says(sent: list[Sent]) -> None:
+    assert_agree(sent, kept=256)
+
+
+@given(rotated_sequences())
+@settings(max_examples=150, deadline=None)
+def test_the_fold_believes_the_secrets_that_the_model_believes(sent: list[Sent]) -> None:
     assert_agree(sent, kept=256)
 
 

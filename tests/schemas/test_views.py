@@ -24,7 +24,8 @@ COLUMNS = {
     "registry_jobs": (
         "job_id string!, status string!, description string!, session_wanted string, session string, "
         "registered_by string!, registered_at time!, picked_at time, started_at time, ended_at time, "
-        "ended_by string, last_seq int64!, last_event string, last_detail string, events int64!, notify texts"
+        "ended_by string, last_seq int64!, last_event string, last_detail string, events int64!, notify texts, "
+        "secret_rotations int64, old_secret_ends_at time"
     ),
     "registry_sessions": (
         "session string!, status string!, description string!, host string, handle string, for_job string, "

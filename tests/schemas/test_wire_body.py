@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from schemas.job_registry import JobCancellation, JobPick, JobRegistration
+from schemas.job_registry import JobCancellation, JobPick, JobRegistration, JobSecretRotation
 from schemas.message import Message
 from schemas.principals import PrincipalAddition, PrincipalRevocation
 from schemas.refusal import Refusal
@@ -22,6 +22,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "job.registered": JobRegistration,
     "job.picked": JobPick,
     "job.cancelled": JobCancellation,
+    "job.secret_rotated": JobSecretRotation,
     "message.posted": Message,
     "principal.added": PrincipalAddition,
     "principal.revoked": PrincipalRevocation,

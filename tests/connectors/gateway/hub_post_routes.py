@@ -60,6 +60,11 @@ ROUTES = {
     f"{JOBS}/pick": (lambda hub: _job(hub) and f"{JOBS}/pick", {"session": "picker"}, None),
     f"{JOBS}/{{job_id}}/assign": (lambda hub: f"{JOBS}/{_job(hub)}/assign", {"session": "assigned"}, None),
     f"{JOBS}/{{job_id}}/cancel": (lambda hub: f"{JOBS}/{_job(hub)}/cancel", {"reason": "a"}, {"reason": "b"}),
+    f"{JOBS}/{{job_id}}/secret": (
+        lambda hub: f"{JOBS}/{_job(hub)}/secret",
+        {"overlap_s": 1},
+        {"overlap_s": 2},
+    ),
     SESSIONS: (lambda hub: SESSIONS, {"session": "made"}, {"session": "made", "description": "b"}),
     f"{SESSIONS}/{{name}}/stop": (
         lambda hub: f"{SESSIONS}/{_session(hub)}/stop",

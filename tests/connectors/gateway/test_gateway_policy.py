@@ -19,6 +19,7 @@ EXPECTED = {
     "job.pick": (ALL, NO, OWN, NO),
     "job.assign": (ALL, OWN, NO, NO),
     "job.cancel": (ALL, ALL, NO, NO),
+    "job.rotate": (ALL, OWN, NO, NO),
     "job.read": (ALL, ALL, OWN, ALL),
     "job.list": (ALL, ALL, NO, ALL),
     "events.read": (ALL, ALL, NO, ALL),

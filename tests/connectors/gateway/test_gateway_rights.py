@@ -43,6 +43,7 @@ def questions(held, free, mine, role):
         f"{hub}/jobs/{{job_id}}/assign POST": Ask(
             "od", "POST", f"{hub}/jobs/{mine[role]}/assign", {"session": f"for-{role}"}
         ),
+        f"{hub}/jobs/{{job_id}}/secret POST": Ask("od", "POST", f"{hub}/jobs/{mine[role]}/secret", {}),
         f"{hub}/events GET": Ask("odv", "GET", f"{hub}/events"),
         f"{hub}/verdicts GET": Ask("o", "GET", f"{hub}/verdicts"),
         f"{hub}/brokers GET": Ask("o", "GET", f"{hub}/brokers"),

@@ -1,0 +1,41 @@
+"""Random records of listeners and conversations, for the random log."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from schemas.organism import Listener, ListenerAdded, ListenerRemoved, OrganismLoaded, organism_record
+from schemas.record import OutgoingRecord
+from schemas.threads import ThreadOpened, thread_record
+
+
+def organism_change(draw: random.Random) -> OutgoingRecord:
+    """A listener comes or goes, or all of them are loaded."""
+    roll, request = draw.random(), f"command-{draw.randrange(300)}"
+    names = draw.sample(["fast", "slow", "boss", "boot"], 2)
+    listeners = [Listener(name=name, root_tag=name, concurrency=draw.choice([1, 8])) for name in names]
+    body: Any
+    if roll < 0.3:
+        body = OrganismLoaded(request_id=request, digest="5e" * 32, listeners=listeners)
+    elif roll < 0.7:
+        body = ListenerAdded(request_id=request, listener=listeners[0])
+    else:
+        body = ListenerRemoved(request_id=request, name=names[0])
+    return organism_record(body, door="xml", principal="operator")
+
+
+def opened_thread(draw: random.Random) -> OutgoingRecord:
+    """A conversation is opened, or once more."""
+    thread, parent = f"thread-{draw.randrange(60)}", draw.choice(["thread-0", "thread-1"])
+    body = ThreadOpened(
+        thread=thread,
+        parent_thread=parent,
+        root_thread="thread-0",
+        opened_by=draw.choice(["ann", "bob"]),
+        seen_by="fast",
+        on_behalf_of="ann",
+        kind="search",
+        message_id=f"message-{draw.randrange(400)}",
+    )
+    return thread_record(body, f"opened-{thread}", door="reactor", principal="reactor")
