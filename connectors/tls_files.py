@@ -1,6 +1,6 @@
 """The files of our own certificate authority: made once, kept while they are good, and made anew when not.
 
-The authority alone is not made anew because it is missing or damaged: every client trusts the one that was there.
+The authority alone is not made anew when it is missing or damaged: every client trusts the one that was there.
 
 In the folder: `ca.crt`, `ca.key`; for each server `<name>.crt` and `<name>.key` (`mosquitto`, `kafka`,
 `gateway`), and `kafka.pem` with both, as Java wants it; `kafka-internal.*`, signed by itself;
@@ -137,8 +137,8 @@ def _check_never_made(folder: Path) -> None:
     left = [folder / f"{name}.crt" for name in (CA, *SERVERS) if (folder / f"{name}.crt").exists()]
     if left:
         raise Refused(
-            f"{left[0]} is there, and {folder / CA}.crt and {CA}.key are no pair that can be read: put back what "
-            "is missing or was changed; or make a new authority by --renew-ca, and every client needs its ca.crt"
+            f"{left[0]} is there, and {folder / CA}.crt and {CA}.key are no pair that can be read: put back "
+            "what is missing or was changed; or make a new authority by --renew-ca: all clients need its ca.crt"
         )
 
 

@@ -9,7 +9,7 @@ from schemas.settings import SettingsError
 
 
 def check_key_file(settings: str, certfile: Path, keyfile: Path | None) -> None:
-    """Raise SettingsError when others than its owner can read the key: `keyfile`, or `certfile` with both in it.
+    """Raise SettingsError when others than its owner can read the key: `keyfile`, else `certfile` with both.
 
     `settings`: what the names of the two begin with, `gateway.` for `gateway.keyfile`. A file that cannot
     be looked at is left to whoever opens it, who says why.

@@ -1,4 +1,4 @@
-"""The login at the local stack's own Kafka: what the settings must say, and the one SCRAM user that clients are."""
+"""The login at the local stack's own Kafka: what the settings must say, and the clients' one SCRAM user."""
 
 from __future__ import annotations
 
