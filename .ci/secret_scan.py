@@ -2,6 +2,7 @@
 
 Prints file, line and kind of what it finds, never the text, and ends with 1. What is no secret is excepted here
 by its file and kind, with the reason; there is no baseline, and an exception that nothing needs is an error.
+A file is UTF-8 text, whatever its name, or a PNG, which is not looked into; any other is named, and an error.
 """
 
 from __future__ import annotations
@@ -54,13 +55,16 @@ EXEMPT = (
 )
 FILTERS = (
     "heuristic.is_likely_id_string",
-    "heuristic.is_lock_file",
     "heuristic.is_not_alphanumeric_string",
     "heuristic.is_potential_uuid",
     "heuristic.is_prefixed_with_dollar_sign",
     "heuristic.is_sequential_string",
     "heuristic.is_templated_secret",
 )
+# The library always has this one: it skips by a name's ending, also text (`.css`, `.svg`, `.lock`, `.sum`).
+SKIPS_BY_NAME = "detect_secrets.filters.heuristic.is_non_text_file"
+PNG = b"\x89PNG\r\n\x1a\n"
+NOT_READ = "neither UTF-8 text nor a PNG: nobody can look for secrets in it"
 
 
 def known_files() -> list[str]:
@@ -72,11 +76,15 @@ def known_files() -> list[str]:
         check=True,
         text=True,
     )
-    return sorted(name for name in listed.stdout.split("\0") if name and _is_text(ROOT / name))
+    named = sorted(name for name in listed.stdout.split("\0") if name)
+    return [name for name in named if (ROOT / name).is_file() and not (ROOT / name).is_symlink()]
 
 
-def _is_text(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink() and b"\0" not in path.read_bytes()[:4096]
+def _is_text(content: bytes) -> bool:
+    try:
+        return "\0" not in content.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
 
 
 def settings() -> dict[str, list[dict[str, object]]]:
@@ -92,11 +100,17 @@ def settings() -> dict[str, list[dict[str, object]]]:
 
 
 def found_in(names: list[str]) -> list[tuple[str, int, str, str]]:
-    """Whatever the detectors find in these files: file, line, kind and the text itself."""
-    with transient_settings(settings()):
-        return [
+    """Whatever the detectors find in these files, and what they cannot read: file, line, kind and the text
+    itself.
+    """
+    contents = {name: (ROOT / name).read_bytes() for name in names}
+    texts = [name for name in names if _is_text(contents[name])]
+    others = [name for name in names if name not in texts and not contents[name].startswith(PNG)]
+    with transient_settings(settings()) as current:
+        current.disable_filters(SKIPS_BY_NAME)
+        return [(name, 1, NOT_READ, "") for name in others] + [
             (name, found.line_number, found.type, found.secret_value or "")
-            for name in names
+            for name in texts
             for found in scan_file(str(ROOT / name))
         ]
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from schemas.private_files import check_key_file
 from schemas.settings import GatewaySettings, SettingsError
 
 # In an agent's environment: the authority that signed the gateway's certificate.
@@ -23,11 +24,15 @@ def trust(url: str, ca_certs: Path | str | None) -> ssl.SSLContext | None:
 
 
 def listener_context(gateway: GatewaySettings) -> ssl.SSLContext | None:
-    """What the gateway's listeners show, TLS 1.2 or later; None for plain HTTP. Raises SettingsError."""
+    """What the gateway's listeners show, TLS 1.2 or later; None for plain HTTP.
+
+    Raises SettingsError for what cannot be read, and for a key that others can read.
+    """
     if gateway.certfile is None:
         if gateway.keyfile is not None:
             raise SettingsError("gateway.keyfile is set, and gateway.certfile is not")
         return None
+    check_key_file("gateway.", gateway.certfile, gateway.keyfile)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:

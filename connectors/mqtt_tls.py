@@ -6,6 +6,7 @@ import ssl
 from functools import lru_cache
 from pathlib import Path
 
+from schemas.private_files import check_key_file
 from schemas.settings import MqttSettings, SettingsError
 
 
@@ -24,10 +25,13 @@ class _Connection(ssl.SSLSocket):
 
 def mqtt_context(mqtt: MqttSettings) -> ssl.SSLContext | None:
     """The context of a connection to this broker, None without TLS. Raises SettingsError for certificates that
-    cannot be read.
+    cannot be read, and for a key that others can read.
     """
     if not mqtt.tls:
         return None
+    # Looked at each time: a mode may change and nothing else.
+    if mqtt.certfile is not None:
+        check_key_file("mqtt.", mqtt.certfile, mqtt.keyfile)
     # Files may be replaced while we run: what was read counts until they change.
     files = (mqtt.ca_certs, mqtt.certfile, mqtt.keyfile)
     return _context(*files, tuple(_changed_at(file) for file in files))

@@ -1,5 +1,7 @@
 """The files of our own certificate authority: made once, kept while they are good, and made anew when not.
 
+The authority alone is not made anew when it is missing or damaged: every client trusts the one that was there.
+
 In the folder: `ca.crt`, `ca.key`; for each server `<name>.crt` and `<name>.key` (`mosquitto`, `kafka`,
 `gateway`), and `kafka.pem` with both, as Java wants it; `kafka-internal.*`, signed by itself;
 `clients/<role>.crt` and `.key`; `kafka.password`, that of the local stack's SCRAM user. What is private has
@@ -28,7 +30,7 @@ from connectors.tls_authority import (
     read_pair,
     why_not_good,
 )
-from schemas.errors import TrunklineError
+from schemas.errors import Refused, TrunklineError
 from schemas.first_file import make_first
 
 CA: Final = "ca"
@@ -76,8 +78,9 @@ def create(
     """Make what is missing or no longer good. A server keeps the hosts that it has, and gets these.
 
     `mutual`: pairs for the clients as well; they are looked after once they are there. `renew`: all pairs but
-    the authority anew; `renew_authority`: that, too. Raises UsageError for what is no host, TrunklineError
-    when the folder cannot be written.
+    the authority anew; `renew_authority`: that, too. Raises UsageError for what is no host, Refused, before
+    anything is written, when the authority that was there is not whole, TrunklineError when the folder cannot
+    be written.
     """
     wanted = list(dict.fromkeys([*LOCAL_HOSTS, *hosts]))
     check_hosts(wanted)
@@ -120,9 +123,23 @@ def _authority(folder: Path, renew: bool) -> tuple[Pair, str | None]:
     if known is not None and why is None:
         (folder / f"{CA}.key").chmod(0o600)
         return known, None
+    if known is None and not renew:
+        _check_never_made(folder)
     made = new_authority()
     _write(folder, CA, made)
     return made, why
+
+
+def _check_never_made(folder: Path) -> None:
+    """Raise Refused when there was an authority. A `ca.key` alone is one that was broken off while it was made:
+    no server shows anything of it.
+    """
+    left = [folder / f"{name}.crt" for name in (CA, *SERVERS) if (folder / f"{name}.crt").exists()]
+    if left:
+        raise Refused(
+            f"{left[0]} is there, and {folder / CA}.crt and {CA}.key are no pair that can be read: put back "
+            "what is missing or was changed; or make a new authority by --renew-ca: all clients need its ca.crt"
+        )
 
 
 def _kafka_internal(folder: Path, renew: bool) -> TlsFile:
@@ -159,7 +176,7 @@ def _known(folder: Path, name: str) -> Pair | None:
 
 
 def _write(folder: Path, name: str, pair: Pair) -> None:
-    # Broken off between the two, they do not fit, and the next run makes both anew.
+    # Broken off between the two, they do not fit: the next run makes both anew, or says that --renew-ca does.
     _private(folder / f"{name}.key", pair.key_pem)
     _private(folder / f"{name}.crt", pair.certificate_pem, mode=0o644)
 

@@ -80,7 +80,6 @@ def main() -> int:
         settings = load_settings()
         load_keyring(settings)
         check_topic(settings)
-        check_fold_version(settings)
     except (SettingsError, TrunklineError) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else error.exit_code
@@ -94,6 +93,8 @@ def main() -> int:
     named = os.environ.get("TRUNKLINE_READY_FILE")
     try:
         with views_lock(settings):
+            # A switch takes the same lock: looked at before it, the version could change until we have it.
+            check_fold_version(settings)
             spark = prepare_session(settings)
             try:
                 failure = run(spark, settings, stopping, Path(named) if named else None)

@@ -70,6 +70,11 @@ def switched_record(body: FoldSwitched) -> OutgoingRecord:
     )
 
 
+def is_recorded(record: OutgoingRecord, entries: Entries) -> bool:
+    """Whether the last switch that the entries of FOLD_STREAM know is this record's."""
+    return entries.get(_SWITCHED) == record.value
+
+
 def settle_control(
     record: Record, name: str, envelope: Envelope, body: dict[str, Any], entries: Entries
 ) -> Outcome:

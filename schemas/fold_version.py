@@ -34,6 +34,14 @@ def version_of(ledger: DeltaTable) -> int | None:
     return None if newest is None else int(newest)
 
 
+def noted_switch(settings: Settings) -> str | None:
+    """The body of the last switch's record as the ledger notes it, JSON; None where nothing was switched."""
+    path = settings.table_path(LEDGER)
+    if not DeltaTable.is_deltatable(path):
+        return None
+    return DeltaTable(path).metadata().configuration.get(SWITCH_PROPERTY)
+
+
 def check_fold_version(settings: Settings) -> None:
     """Raises Refused when there is a ledger that is settled by another version than this program's."""
     path = settings.table_path(LEDGER)

@@ -22,6 +22,7 @@ from kafka.errors import (  # type: ignore[import-untyped]
 )
 
 from schemas.errors import BackboneUnreachable
+from schemas.private_files import check_key_file
 from schemas.settings import ENV_PREFIX, KafkaSettings, SettingsError
 
 PASSWORD_VARIABLE: Final = f"{ENV_PREFIX}KAFKA__SASL_PASSWORD"
@@ -35,10 +36,11 @@ _LOGIN_ERRORS: Final = (SaslAuthenticationFailedError, UnsupportedSaslMechanismE
 
 def kafka_context(kafka: KafkaSettings) -> ssl.SSLContext | None:
     """The context of a connection, None where it is in clear. Raises SettingsError for certificates that cannot
-    be read.
+    be read, and for a key that others can read.
     """
     if not kafka.security_protocol.endswith("SSL"):
         return None
+    _check_key(kafka)
     return _context(kafka.ssl_ca_certs, kafka.ssl_certfile, kafka.ssl_keyfile)
 
 
@@ -128,7 +130,13 @@ def _speaks_tls(kafka: KafkaSettings) -> bool:
     return True
 
 
+def _check_key(kafka: KafkaSettings) -> None:
+    if kafka.ssl_certfile is not None:
+        check_key_file("kafka.ssl_", kafka.ssl_certfile, kafka.ssl_keyfile)
+
+
 def _java_certificates(kafka: KafkaSettings) -> dict[str, str]:
+    _check_key(kafka)
     found = {}
     if kafka.ssl_ca_certs is not None:
         found = {

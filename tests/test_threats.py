@@ -17,6 +17,18 @@ PAGE = (ROOT / "docs" / "threats.md").read_text(encoding="utf-8")
 ENTRIES = [f"ASI{number:02}" for number in range(1, 11)]
 # Rules of bandit that look at an import alone; all others that it leaves out must be ruff's.
 IMPORTS = {"B403", "B404", "B406"}
+# What of .ci/run makes it look, and fail when something is found.
+CI_LINES = (
+    "set -euo pipefail",
+    ".venv/bin/ruff check --quiet .",
+    ".venv/bin/bandit --quiet --recursive --configfile pyproject.toml connectors jobs schemas notebooks &",
+    "bandit=$!",
+    ".venv/bin/python .ci/secret_scan.py &",
+    "secrets=$!",
+    'wait "$bandit" || failed=1',
+    'wait "$secrets" || failed=1',
+    'exit "$failed"',
+)
 
 
 @cache
@@ -105,18 +117,44 @@ def test_what_bandit_leaves_out_ruff_looks_at_in_every_package() -> None:
     assert sorted(rule for rule in twice if f'"code": "S{rule[1:]}"' not in known) == []
 
 
-@pytest.mark.parametrize("looks", ["bandit --quiet", ".ci/secret_scan.py", "ruff check"])
-def test_ci_looks_with(looks: str) -> None:
-    assert looks in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+def lacks(script: str) -> list[str]:
+    """The lines of CI_LINES that do not stand in a script, whole and in this order."""
+    lines = iter([line.rstrip() for line in script.splitlines()])
+    return [wanted for wanted in CI_LINES if wanted not in lines]
 
 
-def test_the_scan_finds_a_planted_secret_and_does_not_repeat_it(tmp_path: Path) -> None:
-    planted, clean = tmp_path / "planted.py", tmp_path / "clean.py"
+def test_ci_looks_and_ends_with_an_error_when_something_is_found() -> None:
+    assert lacks((ROOT / ".ci" / "run").read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("line", CI_LINES)
+@pytest.mark.parametrize("spoil", ["# {}", "{} || true", "if false; then {}; fi", "echo {}", ""])
+def test_a_line_of_ci_that_looks_no_more_is_noticed(line: str, spoil: str) -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert lacks(script.replace(f"\n{line}\n", f"\n{spoil.format(line)}\n")) != []
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding", "found"),
+    [
+        ("planted.py", "utf-8", "1: AWS Access Key"),
+        ("planted.css", "utf-8", "1: AWS Access Key"),
+        ("planted.svg", "utf-8", "1: AWS Access Key"),
+        ("requirements.lock", "utf-8", "1: AWS Access Key"),
+        ("poetry.lock", "utf-8", "1: AWS Access Key"),
+        ("planted.txt", "latin-1", "1: neither UTF-8 text nor a PNG: nobody can look for secrets in it"),
+        ("planted.png", "utf-16", "1: neither UTF-8 text nor a PNG: nobody can look for secrets in it"),
+    ],
+)
+def test_the_scan_finds_a_planted_secret_and_does_not_repeat_it(
+    tmp_path: Path, name: str, encoding: str, found: str
+) -> None:
+    planted, clean = tmp_path / name, tmp_path / "clean.py"
     secret = "AKIA" + "Q7ZK3M5PX2W8D4VT"
-    planted.write_text(f'NAME = "{secret}"\n')
+    planted.write_bytes(f'NAME = "{secret}" /* ü */\n'.encode(encoding))
     clean.write_text('NAME = "a name"\n')
     scan = [sys.executable, str(ROOT / ".ci" / "secret_scan.py")]
-    found = subprocess.run([*scan, str(planted), str(clean)], capture_output=True, text=True, timeout=60)
-    assert (found.returncode, found.stdout) == (1, "")
-    assert found.stderr.splitlines() == [f"{planted}:1: AWS Access Key"]
+    done = subprocess.run([*scan, str(planted), str(clean)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [f"{planted}:{found}"]
     assert subprocess.run([*scan, str(clean)], capture_output=True, timeout=60).returncode == 0

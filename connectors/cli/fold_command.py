@@ -7,7 +7,8 @@ A new version of the fold may decide differently, so it begins at one record for
 closed and all of the log settled by the version before. The order: let the version before catch up, stop it
 (./trunkline down), install the new one, start Kafka alone (./trunkline up --only kafka), switch, start the rest
 (./trunkline down; ./trunkline up). What was settled before stands; programs of another version do not start.
-Exit codes: 0, also when it was switched before; 3 no ledger; 4 refused, with the reason; 5 Kafka is away.
+Exit codes: 0, also when it was switched before; 2 a token file that cannot be used; 3 no ledger; 4 refused,
+with the reason; 5 Kafka is away.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
         state = _ask(settings, "--at", json.dumps(_ends(settings)))
     if state["switch"] is not None:
         # Also when it was switched before, and perhaps killed before it could say so: the same again is a
-        # duplicate.
+        # duplicate. Gateways say it at their start, where nobody calls this again.
         _record(settings, state["switch"])
     text = "from now on version {program_version} settles the ledger; start the rest: ./trunkline up"
     if not switched:
@@ -82,8 +83,10 @@ def _ask(settings: Settings, *arguments: str) -> dict[str, Any]:
 
 
 def _check_doors(settings: Settings) -> None:
-    """Raises Refused while a door of this machine is open, or a gateway answers elsewhere."""
-    from connectors.gateway_client import GatewayClient, path_of
+    """Raises Refused while a door of this machine is open, or a gateway answers elsewhere. Whether one answers
+    needs no token; a bad one is said as what it is (UsageError).
+    """
+    from connectors.gateway_client import GatewayClient
     from connectors.local_stack.control import running_state
 
     state = running_state(settings)
@@ -93,14 +96,10 @@ def _check_doors(settings: Settings) -> None:
             f"the doors are open: {', '.join(is_open)} run; close them first: "
             "./trunkline down; ./trunkline up --only kafka"
         )
-    try:
-        with GatewayClient(settings) as gateway:
-            gateway.get(path_of("policy"))
-    except BackboneUnreachable:
-        return
-    except TrunklineError:
-        pass  # it refuses us, and is there
-    raise Refused(f"a gateway answers at {settings.gateway_url}: stop it first")
+    with GatewayClient(settings) as gateway:
+        answers = gateway.answers()
+    if answers:
+        raise Refused(f"a gateway answers at {settings.gateway_url}: stop it first")
 
 
 def _ends(settings: Settings) -> dict[str, int]:

@@ -22,6 +22,7 @@ from connectors.gateway.organism_keeper import OrganismKeeper
 from connectors.gateway.pending_jobs import PendingJobs
 from connectors.gateway.picking import FreshView, Picker
 from connectors.gateway.refusals import DOOR, RefusalRecorder
+from connectors.gateway.switch_keeper import say_switch
 from connectors.gateway.task_keeper import TaskKeeper
 from connectors.launcher.launcher_file import read_launchers
 from connectors.launcher.local_processes import LocalProcessLauncher
@@ -120,6 +121,7 @@ class Hub:
         self.listeners.load(self.live_view.rows(REGISTRY_LISTENERS))
         self.pending.load(self.live_view.rows(REGISTRY_JOBS))
         self.appender.open()
+        say_switch(self.settings, self.live_view, self.appender)
         # A long ledger takes its time, and nobody has to wait for it.
         threading.Thread(target=self._load_audit, name="audit-log", daemon=True).start()
         for companion in self.companions:

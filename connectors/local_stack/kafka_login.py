@@ -1,4 +1,4 @@
-"""The login at the local stack's own Kafka: what the settings must say, and the SCRAM user that clients are."""
+"""The login at the local stack's own Kafka: what the settings must say, and the clients' one SCRAM user."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import ssl
 from typing import Final
 
 from kafka import KafkaAdminClient  # type: ignore[import-untyped]
-from kafka.admin import ScramMechanism, UserScramCredentialUpsertion  # type: ignore[import-untyped]
+from kafka.admin import (  # type: ignore[import-untyped]
+    ScramMechanism,
+    UserScramCredentialDeletion,
+    UserScramCredentialUpsertion,
+)
 from kafka.errors import KafkaError  # type: ignore[import-untyped]
 
 from connectors.local_stack.ports import LOOPBACK
@@ -39,7 +43,8 @@ def check_local_login(settings: Settings) -> None:
 
 
 def ensure_scram_user(settings: Settings, port: int) -> None:
-    """Make `kafka.sasl_username` with `kafka.sasl_password`, or give it that password now.
+    """Make `kafka.sasl_username` with `kafka.sasl_password`, or give it that password now, and remove all other
+    users: what the settings named before opens nothing.
 
     `port`: the broker's own listener, which its own certificate opens. Kafka's tool would take the password as
     an argument, for every process of the machine to read. Raises TrunklineError.
@@ -62,10 +67,25 @@ def ensure_scram_user(settings: Settings, port: int) -> None:
             request_timeout_ms=_TIMEOUT_MS,
         )
         try:
-            error = client.alter_user_scram_credentials([wanted]).get(kafka.sasl_username)
+            errors = client.alter_user_scram_credentials([wanted])
+            # Not in one request: a broker whose last user goes while another one comes may forget both.
+            others = _others(client, kafka.sasl_username)
+            errors |= client.alter_user_scram_credentials(others) if others else {}
         finally:
             client.close()
     except KafkaError as problem:
         raise BackboneUnreachable(f"Kafka's own listener on {LOOPBACK}:{port}: {problem}") from problem
-    if error is not None:
-        raise TrunklineError(f"Kafka did not take the user {kafka.sasl_username!r}: {error}")
+    for user, error in errors.items():
+        if error is not None:
+            what = "take the user" if user == kafka.sasl_username else "remove the user"
+            raise TrunklineError(f"Kafka did not {what} {user!r}: {error}")
+
+
+def _others(client: KafkaAdminClient, username: str) -> list[UserScramCredentialDeletion]:
+    """What removes all but this user as it logs in now."""
+    return [
+        UserScramCredentialDeletion(user, found["mechanism"])
+        for user, described in client.describe_user_scram_credentials().items()
+        for found in described["credential_infos"]
+        if (user, found["mechanism"]) != (username, ScramMechanism.SCRAM_SHA_512)
+    ]

@@ -149,7 +149,7 @@ class OutOfBandDoor:
 
     def _check_new(self, command: Command) -> None:
         """Refuse a nonce that was signed for before. The log knows those that have changed something; here are
-        those that were refused, which could count later.
+        those that were refused by this process: at another gateway, or at the next one, they could count later.
         """
         now = time.monotonic()
         self._nonces = {nonce: at for nonce, at in self._nonces.items() if at > now - 2 * WINDOW_S}

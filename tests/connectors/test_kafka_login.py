@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from pydantic import SecretStr, ValidationError
 from connectors.live_tail import LogEnd, tail_consumer
 from connectors.local_stack import LocalStack
 from connectors.local_stack.broker_plans import kafka_plan
+from connectors.local_stack.kafka_login import ensure_scram_user
 from connectors.publisher import Publisher
 from connectors.tls_files import client_name, create
 from schemas import event_topic
@@ -31,7 +34,7 @@ from schemas.settings import (
     load_settings,
     settings_environment,
 )
-from tests.broker_processes import LOOPBACK, program_environment, with_kafka
+from tests.broker_processes import LOOPBACK, program_environment, wait_until, with_kafka
 from tests.connectors.local_stack.conftest import settings_in
 
 pytestmark = pytest.mark.requirement("JE-23")
@@ -128,6 +131,35 @@ def test_who_does_not_fit_is_refused_and_told_which_setting_to_look_at(
     ):
         pass
     assert PASSWORD not in str(caught.value)
+
+
+def internal_port(settings: Settings) -> int:
+    """The port of the broker's own listener, which only its own certificate opens."""
+    text = (settings.data_path / "kafka" / "server.properties").read_text()
+    return int(re.findall(r"^listeners=.*INTERNAL://[^:,]+:(\d+)", text, re.MULTILINE)[0])
+
+
+def gets_in(settings: Settings) -> bool:
+    """Whether Kafka lets this user in."""
+    try:
+        with admin_client(settings.kafka) as admin:
+            admin.list_topics()
+    except BackboneUnreachable:
+        return False
+    return True
+
+
+def test_after_another_user_name_is_set_the_one_before_opens_nothing(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_topic, "REACH_TIMEOUT_S", 1.5)
+    renamed = with_kafka(settings, sasl_username="renamed", sasl_password=SecretStr("another-password"))
+    for now, before in ((renamed, settings), (settings, renamed)):
+        assert gets_in(before)
+        ensure_scram_user(now, internal_port(settings))
+        wait_until(functools.partial(gets_in, now), 15, "the new user to get in")
+        wait_until(lambda before=before: not gets_in(before), 15, "the old user to be refused")
+        assert gets_in(now), "the one that is set stays"
 
 
 def test_a_certificate_of_a_client_does_not_open_the_brokers_own_listeners(

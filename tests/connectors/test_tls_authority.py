@@ -17,7 +17,7 @@ from cryptography import x509
 from connectors.cli.main import main
 from connectors.tls_authority import new_authority, new_client, new_server, why_not_good
 from connectors.tls_files import SERVERS, client_name, create
-from schemas.errors import TrunklineError, UsageError
+from schemas.errors import Refused, TrunklineError, UsageError
 
 pytestmark = pytest.mark.requirement("JE-23")
 
@@ -92,6 +92,47 @@ def test_what_is_broken_or_open_is_mended_and_renewal_keeps_the_authority(tmp_pa
     assert create(folder, renew_authority=True).of("gateway").why == "another authority signed it"
 
 
+@pytest.mark.parametrize("renew", [False, True])
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [
+        ("ca.key", None),
+        ("ca.key", "rubbish"),
+        ("ca.key", "another"),
+        ("ca.crt", None),
+        ("ca.crt", "rubbish"),
+    ],
+    ids=["no key", "damaged key", "another key", "no certificate", "damaged certificate"],
+)
+def test_an_authority_that_is_not_whole_is_replaced_only_when_that_is_asked_for(
+    tmp_path: Path, name: str, left: str | None, renew: bool
+) -> None:
+    folder = tmp_path / "tls"
+    create(folder, mutual=True)
+    whole = (folder / name).read_bytes()
+    if left is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(new_authority().key_pem if left == "another" else left.encode())
+    before = contents(folder)
+    with pytest.raises(Refused, match=r"put back .* --renew-ca"):
+        create(folder, ["more.example"], renew=renew)
+    assert contents(folder) == before, "nothing was written"
+    (folder / name).write_bytes(whole)
+    assert all(file.why is None for file in create(folder).files)
+    (folder / name).unlink()
+    new = create(folder, renew_authority=True)
+    assert new.of("gateway").why == "another authority signed it"
+    assert all(file.why is None for file in create(folder).files)
+
+
+def test_an_authority_that_was_broken_off_before_anybody_saw_it_is_made_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "tls"
+    folder.mkdir()
+    (folder / "ca.key").write_bytes(new_authority().key_pem)
+    assert create(folder).of("ca").why == "there was none"
+
+
 def test_what_ends_soon_is_not_good_and_nothing_outlives_its_authority() -> None:
     now = datetime.now(UTC)
     authority = new_authority(now - timedelta(days=3600))
@@ -135,3 +176,6 @@ def test_the_command_says_what_it_made_until_when_and_what_to_set(
     keys = [path.read_text().strip() for path in tmp_path.rglob("*.password")]
     assert len(keys) == 2 and not any(key in told + json.dumps(found) for key in keys)
     assert main(["tls", "create", "--host", "a b"]) == 2
+    (tmp_path / "other" / "ca.key").unlink()
+    assert main(["tls", "create", "--dir", str(tmp_path / "other")]) == 4
+    assert "--renew-ca" in capsys.readouterr().err

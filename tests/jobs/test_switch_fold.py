@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import orjson
 import pytest
 from deltalake import DeltaTable
 
+from jobs import run_streams
 from jobs.build_views import catch_up
 from jobs.switch_fold import switch
+from jobs.view_lock import views_lock
 from schemas.control_fold import FOLD_STREAM
 from schemas.errors import Refused
 from schemas.event_topic import topic_reader
@@ -23,6 +27,7 @@ from schemas.ledger import LEDGER
 from schemas.sealing import Keyring
 from schemas.settings import PROJECT_ROOT, Settings, settings_environment
 from schemas.settled import FOLD_VERSION
+from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import GatewayProcess, starting
 from tests.jobs.conftest import Rows
 from tests.jobs.topic_load import append_all, event, registration
@@ -52,6 +57,27 @@ def settled_by(settings: Settings, version: int | None = None) -> str:
     if version is not None:
         ledger.alter.set_table_properties({FOLD_PROPERTY: str(version)}, raise_if_not_exists=False)
     return str(ledger.metadata().configuration[FOLD_PROPERTY])
+
+
+def switches(settings: Settings) -> list[bytes]:
+    """The bodies of all records of a switch in the log."""
+    found = []
+    with topic_reader(settings.kafka) as consumer:
+        ends = consumer.end_offsets(sorted(consumer.assignment()))
+        consumer.seek_to_beginning()
+        while any(consumer.position(where) < end for where, end in ends.items()):
+            for records in consumer.poll(timeout_ms=1000).values():
+                found += [one.value for one in records if one.key == FOLD_STREAM.encode()]
+    return found
+
+
+@pytest.fixture
+def kept_handlers() -> Iterator[None]:
+    """What this process does at a signal is as before when the test ends."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.timeout(300)
@@ -87,6 +113,11 @@ def test_a_version_is_switched_on_with_the_doors_closed_and_everything_settled(
         switch(settings, ends)
     catch_up(settings)
     assert settled_by(settings) == str(FOLD_VERSION - 1), "nothing that was refused has switched"
+    settings.operator_token_file.chmod(0o644)
+    unreadable = fold(settings, "switch")
+    assert (unreadable.returncode, "a gateway answers" in unreadable.stderr) == (2, False)
+    assert f"chmod 600 {settings.operator_token_file}" in unreadable.stderr
+    settings.operator_token_file.chmod(0o600)
     done = fold(settings, "switch")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["switched"] is True
@@ -100,6 +131,50 @@ def test_a_version_is_switched_on_with_the_doors_closed_and_everything_settled(
     assert (body["from_version"], body["to_version"]) == (FOLD_VERSION - 1, FOLD_VERSION)
     assert sum(body["offsets"].values()) == len(ledger)
     assert {f"{row['stream_kind']}/{row['stream_id']}" for row in said} == {FOLD_STREAM}
+
+
+def test_a_switch_that_was_killed_before_its_record_is_said_by_the_next_gateway_once(
+    drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring, tmp_path: Path
+) -> None:
+    append_all(backbone_settings, [registration(JOB, keyring)])
+    ledger = drain()
+    catch_up(backbone_settings)
+    settled_by(backbone_settings, FOLD_VERSION - 1)
+    # All that `fold switch` does but the record.
+    state = switch(backbone_settings, {str(row["partition"]): row["offset"] + 1 for row in ledger})
+    with starting(GatewayProcess, backbone_settings, tmp_path) as start:
+        for _ in range(2):
+            gateway = start()
+            said = wait_until(lambda: switches(backbone_settings), 20, "the record of the switch")
+            assert gateway.program.stop() == 0
+    assert [json.loads(value) for value in said] == [{"schema_version": 1, **state["switch"]}]
+    (row,) = [row for row in drain() if row["type"] == "control.fold_switched"]
+    assert (row["verdict"], row["value"]) == ("accepted", said[0])
+    assert fold(backbone_settings, "switch").returncode == 0
+    assert [row["verdict"] for row in drain() if row["type"] == "control.fold_switched"][1:] == ["duplicate"]
+
+
+def test_a_switch_between_the_start_of_the_streams_and_their_lock_is_noticed(
+    drain: Callable[[], Rows],
+    backbone_settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kept_handlers: None,
+) -> None:
+    drain()
+    for name, value in settings_environment(backbone_settings).items():
+        monkeypatch.setenv(name, value)
+
+    @contextmanager
+    def locked_after_a_switch(settings: Settings) -> Iterator[None]:
+        settled_by(settings, FOLD_VERSION + 1)
+        with views_lock(settings):
+            yield
+
+    monkeypatch.setattr(run_streams, "views_lock", locked_after_a_switch)
+    monkeypatch.setattr(run_streams, "prepare_session", lambda settings: pytest.fail("the streams start"))
+    assert run_streams.main() == 4
+    assert "start the newer program" in capsys.readouterr().err
 
 
 def test_a_program_that_is_older_than_the_ledger_is_told_so(

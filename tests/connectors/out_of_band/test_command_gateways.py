@@ -46,6 +46,21 @@ def test_of_several_gateways_one_takes_commands_and_the_next_takes_over(stack: C
     assert not stack.settings.command_socket.exists()
 
 
+def test_a_refused_command_is_known_to_the_gateway_that_refused_it_alone(stack: CommandStack):
+    """What docs/threats.md says of the nonces: only those that have changed something are in the log."""
+    first = stack.start()
+    wait_until(lambda: _answers(stack), what="it takes commands")
+    removal = stack.command(RemoveListener("later"))
+    assert stack.post(*removal)[0] == 404
+    assert stack.give(AddListener({"name": "later", "type": "human"}))[0] == 200
+    assert stack.post(*removal)[0] == 403
+    first.program.stop(signal.SIGTERM)
+    stack.start()
+    wait_until(lambda: _answers(stack), what="the next one takes commands")
+    assert stack.post(*removal)[0] == 200
+    assert stack.post(*removal)[0] == 403
+
+
 def _answers(stack: CommandStack) -> bool:
     try:
         return stack.post(b"<nothing/>", None)[0] == 400
