@@ -8,6 +8,7 @@ import secrets
 import subprocess
 import time
 import urllib.request
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,28 +23,31 @@ LOOPBACK = "127.0.0.1"
 START_S = 60.0
 _MASTER = "org.apache.spark.deploy.master.Master"
 _WORKER = "org.apache.spark.deploy.worker.Worker"
-# Of docs/operate.md: only who has the secret may run code, and the door without a login stays shut.
-_DEFAULTS = """\
-spark.authenticate        true
-spark.authenticate.secret {secret}
-spark.master.rest.enabled false
-spark.ui.killEnabled      false
-"""
 
 
 class SparkCluster:
     """A master and workers below `folder`. Each worker has one core and `worker_memory` for executors.
 
-    `conf_dir` is what a driver needs as SPARK_CONF_DIR; `more` is added to the Spark properties there.
+    `conf_dir` is what a driver needs as SPARK_CONF_DIR; `more` is added to Spark's properties there.
     """
 
-    def __init__(self, folder: Path, worker_memory: str = "700m", more: str = "") -> None:
+    def __init__(
+        self, folder: Path, worker_memory: str = "700m", more: Mapping[str, str] | None = None
+    ) -> None:
         self.folder = folder
         self.conf_dir = folder / "conf"
         self.conf_dir.mkdir(parents=True)
+        # Of docs/operate.md: only who has the secret may run code, and the door without a login stays shut.
+        self.properties = {
+            "spark.authenticate": "true",
+            "spark.authenticate.secret": secrets.token_hex(32),
+            "spark.master.rest.enabled": "false",
+            "spark.ui.killEnabled": "false",
+            **(more or {}),
+        }
         defaults = self.conf_dir / "spark-defaults.conf"
         defaults.touch(0o600)
-        defaults.write_text(_DEFAULTS.format(secret=secrets.token_hex(32)) + more)
+        defaults.write_text("".join(f"{name} {value}\n" for name, value in self.properties.items()))
         self.workers: dict[int, psutil.Popen] = {}
         self._worker_memory = worker_memory
         self._port, self._page = free_port(), free_port()

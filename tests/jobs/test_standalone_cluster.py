@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -39,12 +40,11 @@ SETTLED_WITHIN_S = 90.0
 ROUNDS = 10
 # What a stream wrote stands on its last row in a micro-batch, so it depends on where micro-batches end.
 OF_A_MICRO_BATCH = ("changes", "entries", "accepted_offset")
-EVENT_LOG = """\
-spark.eventLog.enabled          true
-spark.eventLog.dir              {folder}
-spark.eventLog.compress         false
-spark.eventLog.rolling.enabled  false
-"""
+EVENT_LOG = {
+    "spark.eventLog.enabled": "true",
+    "spark.eventLog.compress": "false",
+    "spark.eventLog.rolling.enabled": "false",
+}
 
 
 @pytest.fixture
@@ -52,7 +52,8 @@ def cluster(tmp_path: Path) -> Iterator[SparkCluster]:
     """A master with two workers, and a log of what the scheduler of a driver does."""
     events = tmp_path / "events"
     events.mkdir()
-    with SparkCluster(tmp_path / "cluster", MEMORY, EVENT_LOG.format(folder=events.as_uri())) as started:
+    more = {**EVENT_LOG, "spark.eventLog.dir": events.as_uri()}
+    with SparkCluster(tmp_path / "cluster", MEMORY, more) as started:
         yield started
 
 
@@ -164,6 +165,18 @@ def assert_it_is_the_fold_of_the_log(settings: Settings, keyring: Keyring) -> No
     assert (report.findings, report.rows, report.rows_not_anchored) == ((), ledger.num_rows, 0)
 
 
+def shown(part: Part, cluster: SparkCluster, events: Path) -> str:
+    """Command lines of driver and cluster, and all that they have logged."""
+    found = []
+    for root in [psutil.Process(part.pid), *cluster.workers.values()]:
+        for process in [root, *root.children(recursive=True)]:
+            # Some end while we look.
+            with suppress(psutil.Error):
+                found += process.cmdline()
+    logs = [part.log_path, *events.iterdir(), *cluster.folder.glob("*.log"), *cluster.folder.rglob("stderr")]
+    return "\n".join([*found, *(path.read_text(errors="replace") for path in logs)])
+
+
 def append(settings: Settings, log: RandomLog, count: int) -> None:
     """Append records of `log` and wait until the views have seen them."""
     append_raw_records(settings, log.records(count))
@@ -194,6 +207,9 @@ def test_a_worker_that_is_killed_in_a_micro_batch_loses_and_doubles_nothing(
         if settled_by(cluster, 3, events):
             break
     assert part.pid is not None, "the driver went on"
+    text = shown(part, cluster, events)
+    assert "CoarseGrainedExecutorBackend" in text
+    assert cluster.properties["spark.authenticate.secret"] not in text
     part.stop()
     settled = {number: settled_by(cluster, number, events) for number in (1, 2, 3)}
     assert all(settled.values()), f"each has settled, also the one that came later: {settled}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,15 +147,12 @@ sys.exit(-job.wait())
 
 
 def test_the_streams_are_asked_to_end_also_when_a_process_beside_them_has_just_ended(stack_settings: Settings):
-    jvm = subprocess.Popen([sys.executable, "-c", JVM], stdout=subprocess.PIPE, text=True)
-    assert jvm.stdout is not None
-    job = psutil.Process(int(jvm.stdout.readline()))
-    try:
-        streams_plan(stack_settings).terminate(jvm.pid)
-        assert jvm.wait(20) == 15, "the job ended by SIGTERM, and nobody else was asked"
-    finally:
-        jvm.stdout.close()
-        for process in (job, jvm):
-            if process.is_running():
-                process.kill()
-        jvm.wait(20)
+    with subprocess.Popen([sys.executable, "-c", JVM], stdout=subprocess.PIPE, text=True) as jvm:
+        assert jvm.stdout is not None
+        job = psutil.Process(int(jvm.stdout.readline()))
+        try:
+            streams_plan(stack_settings).terminate(jvm.pid)
+            assert jvm.wait(20) == signal.SIGTERM, "the job ended by it, and nobody else was asked"
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                job.kill()
