@@ -20,7 +20,7 @@ from connectors.local_stack.programs import java_home, spark_home
 from schemas.settings import PROJECT_ROOT
 
 LOOPBACK = "127.0.0.1"
-START_S = 60.0
+START_S = 120.0
 _MASTER = "org.apache.spark.deploy.master.Master"
 _WORKER = "org.apache.spark.deploy.worker.Worker"
 
@@ -106,7 +106,11 @@ class SparkCluster:
             self._master = None
 
     def __enter__(self) -> SparkCluster:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

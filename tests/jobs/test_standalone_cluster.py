@@ -239,7 +239,7 @@ def test_who_does_not_have_the_clusters_secret_gets_no_executor(
     cluster: SparkCluster, streams: Callable[..., Part], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (empty := tmp_path / "no-conf").mkdir()
-    monkeypatch.setattr(cluster, "conf_dir", empty)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(empty))
     with pytest.raises(pytest.fail.Exception, match="streams ended with exit code 5 before it was ready"):
         streams()
     state = cluster.state()
