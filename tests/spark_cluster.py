@@ -84,7 +84,8 @@ class SparkCluster:
         try:
             with urllib.request.urlopen(f"http://{LOOPBACK}:{self._page}/json/", timeout=5) as answer:
                 return dict(json.load(answer))
-        except OSError:
+        except (OSError, ValueError):
+            # Its server answers before its pages are there.
             return None
 
     def alive(self) -> int:
