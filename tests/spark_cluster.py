@@ -66,13 +66,13 @@ class SparkCluster:
         self._wait(lambda: self.state() is not None, "the master")
         for number in range(1, workers + 1):
             self._start_worker(number)
-        self._wait(lambda: self.alive() == workers, f"{workers} workers")
+        self._wait(lambda: len(self.alive()) == workers, f"{workers} workers")
 
     def start_worker(self, number: int) -> None:
         """Start one more, or one that was killed again; returns when the master knows it."""
-        alive = self.alive()
+        known = self.alive()
         self._start_worker(number)
-        self._wait(lambda: self.alive() > alive, f"worker {number}")
+        self._wait(lambda: self.alive() - known, f"worker {number}")
 
     def kill_worker(self, number: int) -> int:
         """SIGKILL for a worker and all that it has started, as when its machine dies; returns how many these
@@ -88,10 +88,10 @@ class SparkCluster:
             # Its server answers before its pages are there.
             return None
 
-    def alive(self) -> int:
-        """How many workers the master counts on."""
-        state = self.state()
-        return 0 if state is None else int(state["aliveworkers"])
+    def alive(self) -> set[str]:
+        """The ids of the workers that the master counts on; for a moment also of one that was just killed."""
+        state = self.state() or {"workers": []}
+        return {worker["id"] for worker in state["workers"] if worker["state"] == "ALIVE"}
 
     def log(self, name: str) -> str:
         """The log of `master` or `worker-<number>`, and those of its executors."""
