@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from jobs import build_views, settle_events
@@ -25,7 +26,7 @@ from jobs.audit_trail import AuditThread
 from jobs.ledger_checkpoints import LedgerCheckpoints
 from jobs.maintain_tables import Maintenance
 from jobs.view_lock import views_lock
-from schemas.errors import TrunklineError
+from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.event_topic import check_topic
 from schemas.fold_version import check_fold_version
 from schemas.sealing import load_keyring
@@ -36,8 +37,15 @@ _POLL_S = 0.2
 
 
 def prepare_session(settings: Settings) -> SparkSession:
-    """The session of the settling query."""
-    spark = SparkSession.builder.appName(PROGRAM).getOrCreate()
+    """The session of the settling query. Raises BackboneUnreachable when a cluster's master takes no driver."""
+    try:
+        spark = SparkSession.builder.appName(PROGRAM).getOrCreate()
+    except Py4JError as error:
+        # The context that found no master, or was refused by it, has stopped itself: the log has said why.
+        raise BackboneUnreachable(
+            "Spark did not start, for the reason above. On a cluster: is the master of spark.master there, and "
+            f"does SPARK_CONF_DIR hold the cluster's secret? ({str(error).splitlines()[0]})"
+        ) from error
     spark.conf.set("spark.sql.shuffle.partitions", settings.spark.shuffle_partitions)
     return spark
 

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from connectors.local_stack.programs import JARS, java_home
+from connectors.local_stack.spark_command import place_options
 from notebooks.audit_tables import Audit
 from schemas.ledger import LEDGER
 from schemas.ledger_arrow import LEDGER_ARROW
@@ -42,7 +43,7 @@ def _started(settings: Settings) -> SparkSession:
     os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join(
         [
             *("--properties-file", str(PROJECT_ROOT / "conf" / "spark-defaults.conf")),
-            *("--driver-memory", settings.spark.driver_memory, "--master", settings.spark.master),
+            *("--driver-memory", settings.spark.driver_memory, *place_options(settings.spark)),
             *("--driver-class-path", f"{jars}/*", "pyspark-shell"),
         ]
     )

@@ -178,11 +178,13 @@ class ViewSettings(_Section):
 
 class SparkSettings(_Section):
     """The settling job. `shuffle_partitions`, how many tasks settle side by side, is frozen by the checkpoint:
-    choose it at the first start.
+    choose it at the first start. `master`: `local[N]`, or the URL of a standalone cluster, on whose executors
+    each has `executor_memory`.
     """
 
     master: str = "local[2]"
     driver_memory: str = "1g"
+    executor_memory: str = "1g"
     shuffle_partitions: int = Field(default=2, ge=1)
     max_offsets_per_trigger: int = Field(default=60_000, ge=1)
     trigger_interval_ms: int = Field(default=0, ge=0)

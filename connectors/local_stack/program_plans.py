@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -13,7 +14,8 @@ import psutil
 from connectors.file_bridge.queue_root import queue_root
 from connectors.local_stack.part_plan import BRIDGE, FILES, GATEWAY, STREAMS, XML_PUMP, PartPlan
 from connectors.local_stack.ports import require_free
-from connectors.local_stack.programs import jar_files, java_home, spark_home
+from connectors.local_stack.programs import java_home, spark_home
+from connectors.local_stack.spark_command import class_path, is_local, log_option, place_options
 from connectors.mqtt_credentials import BRIDGE as BRIDGE_ROLE
 from connectors.mqtt_credentials import load_role_passwords
 from schemas.settings import ENV_PREFIX, PROJECT_ROOT, Settings
@@ -117,23 +119,18 @@ def xml_pump_plan(settings: Settings, number: int = 1) -> PartPlan:
 
 
 def _spark_submit(settings: Settings, scratch: Path) -> list[str]:
-    jars = [str(jar) for jar in jar_files("spark")]
-    java_options = f"-Dlog4j2.configurationFile={(PROJECT_ROOT / 'conf' / 'log4j2.properties').as_uri()}"
     return [
         str(spark_home() / "bin" / "spark-submit"),
         "--properties-file",
         str(PROJECT_ROOT / "conf" / "spark-defaults.conf"),
-        "--master",
-        settings.spark.master,
+        *place_options(settings.spark),
+        *(["--jars", class_path().replace(os.pathsep, ",")] if is_local(settings.spark.master) else []),
         "--driver-memory",
         settings.spark.driver_memory,
-        "--jars",
-        ",".join(jars),
-        # Hadoop looks for its file system before Spark has added the jars.
         "--driver-class-path",
-        ":".join(jars),
+        class_path(),
         "--driver-java-options",
-        java_options,
+        log_option(),
         "--conf",
         f"spark.local.dir={scratch}",
         "--conf",
@@ -148,11 +145,13 @@ def _terminate_driver(pid: int) -> None:
     """Ask the job's own Python program to end; the JVM around it then follows. The other way round the program
     would lose its JVM in the middle of a micro-batch.
     """
-    with suppress(psutil.Error):
+    with suppress(psutil.NoSuchProcess):
         for child in psutil.Process(pid).children():
-            if any(argument.endswith(_JOB.name) for argument in child.cmdline()):
-                child.terminate()
-                return
+            # Beside it the JVM has others, and one that has just ended tells nothing of itself.
+            with suppress(psutil.Error):
+                if any(argument.endswith(_JOB.name) for argument in child.cmdline()):
+                    child.terminate()
+                    return
         psutil.Process(pid).terminate()
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from connectors.local_stack import ALL_PARTS, LocalStack, PartFailed, free_port
 from connectors.local_stack.broker_plans import mosquitto_plan
 from connectors.local_stack.part import Part, child_environment
 from connectors.local_stack.part_plan import STOP_ORDER
+from connectors.local_stack.program_plans import streams_plan
 from connectors.local_stack.readiness import kafka_answers, mqtt_answers
 from connectors.local_stack.stack import PLANS
 from schemas.errors import TrunklineError, UsageError
@@ -126,3 +131,28 @@ def test_the_data_of_a_stack_is_below_its_data_directory(stack_settings: Setting
     with LocalStack(stack_settings, ("mosquitto",)) as stack:
         assert stack["mosquitto"].log_path == tmp_path / "data" / "logs" / "mosquitto.log"
     assert {path.name for path in (tmp_path / "data").iterdir()} == {"keys", "logs", "mosquitto", "run"}
+
+
+# A process with two children, as spark-submit has them: one that has ended and was not waited for, and the job.
+JVM = """
+import subprocess, sys
+ended = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
+ended.stdout.read()
+wait = "import signal, sys; print(flush=True); signal.pause()"
+job = subprocess.Popen([sys.executable, "-c", wait, "jobs/run_streams.py"], stdout=subprocess.PIPE)
+job.stdout.readline()
+print(job.pid, flush=True)
+sys.exit(-job.wait())
+"""
+
+
+def test_the_streams_are_asked_to_end_also_when_a_process_beside_them_has_just_ended(stack_settings: Settings):
+    with subprocess.Popen([sys.executable, "-c", JVM], stdout=subprocess.PIPE, text=True) as jvm:
+        assert jvm.stdout is not None
+        job = psutil.Process(int(jvm.stdout.readline()))
+        try:
+            streams_plan(stack_settings).terminate(jvm.pid)
+            assert jvm.wait(20) == signal.SIGTERM, "the job ended by it, and nobody else was asked"
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                job.kill()

@@ -1,0 +1,103 @@
+"""What a cluster of processes costs: a full topic settled in local mode, then on a standalone cluster.
+
+Master, workers and driver are on this machine; each worker has one core. The same topic is drained by the same
+job, first by as many threads in the driver as there are workers, then by their executors. Rates are taken as in
+`drain`: inside the micro-batches, the first pass of each apart. Local mode comes first and whole, because its
+JVM warms up from pass to pass, as the executors' do.
+
+    ./trunkline bench cluster_drain --events 60000 --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from connectors.kafka_topic import ensure_topic
+from connectors.local_stack import LocalStack, free_port
+from connectors.local_stack.spark_command import executor_conf
+from schemas.sealing import ensure_keyring
+from schemas.settings import KafkaSettings, Settings, SparkSettings, StorageSettings, settings_environment
+from tests.benchmarks.drain import say, spark_rate, start_pipeline
+from tests.benchmarks.event_load import events, fill, jobs_for, registrations
+from tests.spark_cluster import SparkCluster
+from tests.spark_session import start_session
+
+
+def passes(spark: SparkSession, settings: Settings, root: Path, count: int, expected: int) -> list[float]:
+    """The rates of `count` passes over the topic, each into tables of its own."""
+    rates = []
+    for number in range(count):
+        at = StorageSettings(tables=str(root / f"{number}"), checkpoints=str(root / f"{number}-checkpoint"))
+        rate, words = spark_rate(start_pipeline(spark, settings.model_copy(update={"storage": at})), expected)
+        say(f"  {root.name}, pass {number + 1}: {rate:,.0f} records/s ({words})")
+        rates.append(rate)
+    return rates
+
+
+def measure(events_wanted: int, warm_passes: int, workers: int, memory: str, work: Path) -> dict[str, Any]:
+    """Fill a topic and drain it `1 + warm_passes` times in each mode."""
+    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}")
+    spark = SparkSettings(master=f"local[{workers}]", executor_memory=memory, shuffle_partitions=workers)
+    settings = Settings(data_dir=work / "data", kafka=kafka, spark=spark)
+    rates: dict[str, list[float]] = {}
+    with LocalStack(settings, parts=("kafka",)):
+        keyring = ensure_keyring(settings)
+        ensure_topic(settings)
+        os.environ.update(settings_environment(settings))
+        where = (settings.kafka.bootstrap_servers, settings.kafka.topic)
+        count = fill(*where, registrations(jobs_for(events_wanted), keyring))
+        count += fill(*where, events(events_wanted)) + 1  # and the topology
+        say(f"{count:,} records in the topic")
+        session = start_session(work, workers, {"spark.master": spark.master})
+        rates["local"] = passes(session, settings, work / "local", 1 + warm_passes, count)
+        session.stop()
+        cluster = SparkCluster(work / "cluster", memory)
+        try:
+            cluster.start(workers)
+            conf = {**executor_conf(spark), **cluster.properties, "spark.master": cluster.url}
+            session = start_session(work, workers, conf)
+            rates["cluster"] = passes(session, settings, work / "on-cluster", 1 + warm_passes, count)
+            session.stop()
+        finally:
+            cluster.close()
+    local, on_cluster = (statistics.median(rates[mode][1:]) for mode in ("local", "cluster"))
+    return {
+        "events": count,
+        "workers": workers,
+        "warm_passes": warm_passes,
+        "local_eps": round(local),
+        "cluster_eps": round(on_cluster),
+        "ratio_cluster": round(on_cluster / local, 3),
+        "cold": {mode: round(found[0]) for mode, found in rates.items()},
+        "passes": {mode: [round(rate) for rate in found] for mode, found in rates.items()},
+    }
+
+
+def main() -> int:
+    """Run the benchmark; `--json` prints the result as one line."""
+    parser = argparse.ArgumentParser(
+        prog="trunkline bench cluster_drain", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--events", type=int, default=100_000, help="job events to settle (default 100,000)")
+    parser.add_argument("--passes", type=int, default=3, help="warm passes of each, of which the median counts")
+    parser.add_argument("--workers", type=int, default=2, help="workers, and threads in local mode (default 2)")
+    parser.add_argument("--worker-memory", default="1g", help="memory of an executor (default 1g)")
+    parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="trunkline-cluster-") as work:
+        result = measure(args.events, args.passes, args.workers, args.worker_memory, Path(work))
+    print(json.dumps(result) if args.json else json.dumps(result, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
