@@ -184,6 +184,7 @@ def append(settings: Settings, log: RandomLog, count: int) -> None:
     wait_until(lambda: views_are_at(settings, records), SETTLED_WITHIN_S, "all records in the views")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_worker_that_is_killed_in_a_micro_batch_loses_and_doubles_nothing(
     cluster: SparkCluster,
