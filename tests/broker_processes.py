@@ -47,6 +47,21 @@ def accepts(port: int) -> bool:
     return True
 
 
+def stand_still(process: subprocess.Popen[bytes] | None) -> None:
+    """SIGSTOP, and wait until each of its threads has stopped: until then it may do one thing more."""
+
+    def is_still() -> bool:
+        try:
+            tasks = [task.read_text() for task in Path(f"/proc/{process.pid}/task").glob("*/status")]
+        except (FileNotFoundError, ProcessLookupError):  # a thread has ended meanwhile
+            return False
+        return all("\nState:\tT" in task for task in tasks)
+
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    wait_until(is_still, what=f"process {process.pid} stands still")
+
+
 @dataclass
 class BrokerProcess:
     """A broker that a test may stop, kill and start again on the same port and data."""
@@ -199,7 +214,7 @@ class ProgramProcess:
                 stdin=subprocess.DEVNULL,
             )
 
-    def wait_ready(self, timeout_s: float = 30.0) -> None:
+    def wait_ready(self, timeout_s: float = START_S) -> None:
         """Wait until the program has made its ready file."""
 
         def ready() -> bool:

@@ -7,7 +7,14 @@ from pathlib import Path
 
 from connectors.kafka_topic import ensure_topic
 from schemas.sealing import ensure_keyring
-from schemas.settings import KafkaSettings, LimitSettings, MqttSettings, Settings, XmlPumpSettings
+from schemas.settings import (
+    GatewaySettings,
+    KafkaSettings,
+    LimitSettings,
+    MqttSettings,
+    Settings,
+    XmlPumpSettings,
+)
 from tests.broker_processes import LOOPBACK, BrokerProcess
 
 
@@ -23,6 +30,8 @@ def own_settings(kafka: BrokerProcess, mosquitto: BrokerProcess, folder: Path) -
             delivery_timeout_s=10,
         ),
         limits=LimitSettings(payload_bytes=256 * 1024),
+        # A gateway that was killed stays a member of its group for seconds, and its successor waits for that.
+        gateway=GatewaySettings(reactor_group=f"reactor-{own}"),
         # Not the sample's: its listeners would be there in every test.
         xml_pump=XmlPumpSettings(organism_file=folder / "organism.yaml", processes=0),
         mqtt=MqttSettings(

@@ -183,8 +183,7 @@ def test_while_the_gateway_is_away_the_connections_stay(hub, start_bridge, other
     wait_until(lambda: _log_has(bridge, "subscribed", other_broker.port), what="the second connection")
     hub.close()
     wait_until(lambda: "overlays_unknown" in bridge.log(), 30, "a look without an answer")
-    again = VerdictServer(settings, hub.port)
-    again.brokers = hub.brokers
+    again = VerdictServer(settings, hub.port, hub.brokers)
     again.wait_follower()
     publish_all(_at(hub.settings, other_broker.port).mqtt, [("0a1b2c3d/events", b"there")])
     assert [r.value for r in read_topic(1)] == [b"there"]

@@ -204,12 +204,16 @@ def _append_event(publisher, job):
     return publisher.append(job_event_record("p", f"p/{topic}", payload, None)).result(20)
 
 
-def test_the_bridge_stops_in_order_while_receipts_wait_for_their_verdict(verdicts, start_following, job):
+def test_the_bridge_stops_in_order_while_receipts_wait_for_their_verdict(
+    verdicts, start_following, job, read_topic
+):
     settings = with_mqtt(verdicts.settings, receipt_verdict_wait_s=1)
     bridge = start_following(settings)
     verdicts.mute.set()
     with listening(settings.mqtt, "+/receipts") as receipts:
         publish_all(settings.mqtt, [_event(job, n) for n in range(1, 101)])
+        # That the broker has them does not say that the bridge has.
+        read_topic(101)
         assert bridge.stop(signal.SIGTERM) == 0
         wait_until(lambda: len(receipts) == 100, what="all receipts")
     counts = json.loads(bridge.log().splitlines()[-1])

@@ -124,13 +124,16 @@ def test_spark_reads_and_shows_the_password_nowhere(settings: Settings, tmp_path
 def test_who_does_not_fit_is_refused_and_told_which_setting_to_look_at(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], told: str
 ) -> None:
-    monkeypatch.setattr(event_topic, "REACH_TIMEOUT_S", 1.5)
-    with (
-        pytest.raises(BackboneUnreachable, match=told) as caught,
-        admin_client(with_kafka(settings, **changes).kafka),
-    ):
-        pass
-    assert PASSWORD not in str(caught.value)
+    # The client tries for as long as it may; a busy machine, on which it has not got to the login by then, has
+    # more time.
+    for within_s in (1.5, 10.0):
+        monkeypatch.setattr(event_topic, "REACH_TIMEOUT_S", within_s)
+        with pytest.raises(BackboneUnreachable) as caught, admin_client(with_kafka(settings, **changes).kafka):
+            pass
+        assert PASSWORD not in str(caught.value)
+        if re.search(told, str(caught.value)):
+            break
+    caught.match(told)
 
 
 def internal_port(settings: Settings) -> int:

@@ -11,7 +11,6 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,81 +20,25 @@ import pytest
 
 from connectors.launcher import hardening, local_processes
 from connectors.launcher.hardening import HANDLE_VARIABLE
-from connectors.launcher.launcher_file import LaunchRule
-from connectors.launcher.local_processes import LocalProcessLauncher, stop_all
-from connectors.launcher.protocol import Launcher, LaunchFailed, LaunchSpec, Started
+from connectors.launcher.local_processes import stop_all
+from connectors.launcher.protocol import LaunchFailed
 from connectors.session_runner import process_handle
-from schemas.settings import PROJECT_ROOT, Settings
+from schemas.settings import PROJECT_ROOT
 from tests.broker_processes import wait_until
+from tests.connectors.launcher_place import (
+    CANARY,
+    HUB,
+    IDLE,
+    TOKEN,
+    Place,
+    own_place,  # noqa: F401  the fixture `place`
+    patient_launcher,  # noqa: F401  the fixture `patient`
+    pid_of,
+    running,
+)
 from tests.connectors.session_processes import POLITE, STUBBORN
 
 pytestmark = pytest.mark.requirement("HH-05")
-
-CANARY = "canary-7f3e-token"
-TOKEN = "TRUNKLINE_AGENT_TOKEN"
-HUB = "TRUNKLINE_HUB_URL"
-IDLE = "print('here', flush=True); import time; time.sleep(600)"
-
-
-class Place:
-    """A data directory of its own, with a launcher whose rules can be added to."""
-
-    def __init__(self, folder: Path) -> None:
-        self.settings = Settings(data_dir=folder)
-        self.rules: dict[str, LaunchRule] = {}
-        self.launcher: Launcher = LocalProcessLauncher(self.settings, self.rules)
-
-    def spec(self, command: list[str], **fields: Any) -> LaunchSpec:
-        """What to launch for this command, with a rule for it."""
-        rule = {"command": command, **fields.pop("rule", {})}
-        known = {"container": "c1", "task_id": "t1", "agent_name": "ann", "image": "images/ann"}
-        told = {"description": "some work", "environment": {TOKEN: CANARY, HUB: "http://127.0.0.1:9"}}
-        spec = LaunchSpec(**{**known, **told, **fields})
-        self.rules[spec.image] = LaunchRule.model_validate(rule)
-        return spec
-
-    def start(self, code: str, **fields: Any) -> Started:
-        """Start an agent that runs this program."""
-        return self.launcher.start(self.spec(["{python}", "-c", code], **fields))
-
-    def output(self, container: str = "c1") -> str:
-        """What the agent has said."""
-        return (self.settings.data_path / "agents" / container / "output.log").read_text()
-
-    def said(self, container: str = "c1") -> dict[str, Any]:
-        """What an agent that prints one JSON object has said."""
-        wait_until(lambda: self.output(container).endswith("\n"), what="the agent's words")
-        return dict(json.loads(self.output(container).splitlines()[-1]))
-
-    def noted(self) -> list[str]:
-        """The containers that are noted as running."""
-        return sorted(path.stem for path in (self.settings.data_path / "run" / "agents").glob("*"))
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """A place of which nothing runs on."""
-    found = Place(tmp_path / "a data dir")
-    yield found
-    stop_all(found.settings, 0.0)
-    assert running(str(tmp_path)) == []
-
-
-def running(text: str) -> list[int]:
-    """The processes with this text in their environment, their arguments or as their folder."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            seen = [*process.environ().values(), *process.cmdline(), process.cwd()]
-        except psutil.Error:
-            continue
-        if process.pid != os.getpid() and any(text in value for value in seen):
-            found.append(process.pid)
-    return found
-
-
-def pid_of(handle: str) -> int:
-    return int(handle.split("/")[1])
 
 
 @pytest.mark.parametrize("hardened", [False, True])
@@ -194,6 +137,7 @@ def test_what_the_launcher_ignores_of_signals_the_agent_does_not(place: Place) -
     assert int(wait_until(place.output, what="its words").split()[1], 16) == 0
 
 
+@pytest.mark.usefixtures("patient")
 def test_an_agent_that_cannot_be_hardened_is_not_started(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +151,7 @@ def test_an_agent_that_cannot_be_hardened_is_not_started(
     assert not began.exists()
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("hardened", [False, True])
 @pytest.mark.parametrize(
     ("command", "why"),
@@ -229,6 +174,7 @@ def test_a_start_that_fails_at_once_says_why_without_the_token_and_leaves_nothin
     assert running(str(place.settings.data_path)) == []
 
 
+@pytest.mark.usefixtures("patient")
 def test_of_much_output_the_beginning_of_the_last_line_is_told_and_nothing_of_a_line_that_is_cut(
     place: Place,
 ) -> None:
@@ -262,8 +208,12 @@ def test_what_cannot_be_started_is_refused_before_anything_runs(
     assert place.noted() == []
 
 
-def test_an_agent_that_is_done_at_once_was_started_and_is_reaped_and_forgotten(place: Place) -> None:
-    started = place.launcher.start(place.spec(["true"]))
+def test_an_agent_that_is_done_at_once_was_started_and_is_reaped_and_forgotten(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patience:
+        patience.setattr(local_processes, "EARLY_END_S", 20.0)
+        started = place.launcher.start(place.spec(["true"]))
     assert place.noted() == ["c1"]
     assert not place.launcher.alive(started.handle)
     assert place.noted() == []

@@ -17,7 +17,7 @@ from connectors.local_stack import free_port
 from connectors.publisher import Position, Publisher
 from schemas.errors import BackboneUnreachable
 from schemas.view_rows import REGISTRY_JOBS
-from tests.broker_processes import LOOPBACK, wait_until, with_kafka
+from tests.broker_processes import LOOPBACK, stand_still, wait_until, with_kafka
 from tests.connectors.test_live_view import JOB, opened
 from tests.jobs.topic_load import event, registration
 
@@ -68,7 +68,7 @@ def test_after_kafka_was_killed_and_is_back_the_live_view_goes_on_by_itself(
 def test_a_kafka_that_hangs_for_a_while_costs_no_record(backbone_settings, keyring, kafka_broker):
     with opened(backbone_settings, keyring) as view, Publisher(backbone_settings) as publisher:
         publisher.append(registration(JOB, keyring)).result(10)
-        kafka_broker.process.send_signal(signal.SIGSTOP)
+        stand_still(kafka_broker.process)
         try:
             append = publisher.append(event(JOB, 1))
             with pytest.raises(BackboneUnreachable):

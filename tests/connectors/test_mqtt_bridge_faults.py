@@ -11,7 +11,7 @@ import pytest
 
 from connectors.bridge_connection import AckWindow, BridgeConnection, Tally
 from connectors.publisher import Publisher
-from tests.broker_processes import wait_until, with_kafka, with_mqtt
+from tests.broker_processes import stand_still, wait_until, with_kafka, with_mqtt
 from tests.mqtt_wire import DOWN, PUBACK, PUBLISH, UP, MqttProxy, publish_all
 
 JOB = "0a1b2c3d"
@@ -117,7 +117,7 @@ def test_an_acknowledgement_of_an_earlier_connection_is_never_sent_on_a_later_on
     with Publisher(settings) as publisher:
         earlier, later = (BridgeConnection(settings, publisher, tally, set()) for _ in range(2))
         earlier.open()
-        kafka_broker.process.send_signal(signal.SIGSTOP)
+        stand_still(kafka_broker.process)
         try:
             publish_all(backbone_settings.mqtt, [(EVENTS, b"slow")])
             wait_until(lambda: tally.snapshot()["received"], what="the message at the bridge")

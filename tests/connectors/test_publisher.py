@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 
-import psutil
 import pytest
 from cloudevents.core.bindings.kafka import KafkaMessage, from_binary
 from cloudevents.core.formats.json import JSONFormat
@@ -17,7 +16,7 @@ from connectors.publisher import Position, Publisher, RecordRefused
 from schemas.errors import BackboneUnreachable
 from schemas.event_topic import partition_for
 from schemas.record import OutgoingRecord, oversized
-from tests.broker_processes import wait_until, with_kafka
+from tests.broker_processes import stand_still, wait_until, with_kafka
 
 
 def _record(number: int, job_id: str = "0a1b2c3d", value: bytes | None = None) -> OutgoingRecord:
@@ -104,7 +103,7 @@ def test_after_a_failure_nothing_behind_the_failed_record_is_sent(backbone_setti
     publisher = Publisher(settings)
     publisher.append(_record(0)).result(10)
     kafka = kafka_broker.process
-    kafka.send_signal(signal.SIGSTOP)
+    stand_still(kafka)
     try:
         first = publisher.append(_record(1))
         # Kafka is back the moment that the first has failed, while the second still has time left.
@@ -136,10 +135,7 @@ def test_after_a_failure_nothing_behind_the_failed_record_is_sent(backbone_setti
 def test_waiting_for_an_answer_is_bounded(backbone_settings, kafka_broker):
     publisher = Publisher(backbone_settings)
     publisher.append(_record(0)).result(10)
-    kafka_broker.process.send_signal(signal.SIGSTOP)
-    # Until then it may take one more record.
-    stopped = psutil.Process(kafka_broker.process.pid)
-    wait_until(lambda: stopped.status() == psutil.STATUS_STOPPED, what="Kafka stands still")
+    stand_still(kafka_broker.process)
     try:
         with pytest.raises(BackboneUnreachable, match=r"within 0\.2 s"):
             publisher.append(_record(1)).result(0.2)

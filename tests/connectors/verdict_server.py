@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -26,8 +27,8 @@ TOKEN = "operator-token-of-the-tests"
 class VerdictServer:
     """Serves until `close`. `mute` holds verdicts back (pings go on), `hang` holds everything back."""
 
-    def __init__(self, settings: Settings, port: int | None = None) -> None:
-        self.brokers: list[str] = []
+    def __init__(self, settings: Settings, port: int | None = None, brokers: Sequence[str] = ()) -> None:
+        self.brokers = [*brokers]
         self.mute = threading.Event()
         self.hang = threading.Event()
         self.followers = 0

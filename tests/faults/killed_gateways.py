@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from connectors.local_stack import free_port
@@ -11,6 +13,29 @@ from schemas.settings import GatewaySettings, Settings
 from tests.broker_processes import ProgramProcess
 
 READY_WITHIN_S = 120.0
+# A request that waits as long as this has been sent.
+SENT_S = 0.2
+
+
+class Asking:
+    """Which gateway a client waits for. One thread asks, any thread looks."""
+
+    def __init__(self) -> None:
+        self._now: tuple[str, float] | None = None
+
+    @contextmanager
+    def of(self, url: str) -> Iterator[None]:
+        """Within it, an answer of the gateway at `url` is waited for."""
+        self._now = (url, time.monotonic())
+        try:
+            yield
+        finally:
+            self._now = None
+
+    def is_sent(self, urls: Iterable[str]) -> bool:
+        """Whether one of these gateways has a request, and has not answered."""
+        now = self._now
+        return now is not None and now[0] in urls and time.monotonic() - now[1] > SENT_S
 
 
 class Gateways:
@@ -40,6 +65,12 @@ class Gateways:
     def _wait_ready(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             self._running[number].wait_ready(READY_WITHIN_S)
+
+    def hold(self, *numbers: int) -> list[str]:
+        """Let these stand still until they are killed: who asks them has no answer then. Returns their URLs."""
+        for number in numbers:
+            self._running[number].process.send_signal(signal.SIGSTOP)
+        return [self.settings[number].gateway_url for number in numbers]
 
     def kill(self, *numbers: int) -> None:
         """kill -9 for all of these at once, and new ones on the same ports."""

@@ -24,7 +24,8 @@ from schemas.sealing import Keyring
 from schemas.settings import Settings
 from schemas.signing import sign_event
 from schemas.strict_json import canonical
-from tests.faults.killed_gateways import Gateways
+from tests.broker_processes import wait_until
+from tests.faults.killed_gateways import Asking, Gateways
 
 PICKERS = 16
 PATIENCE_S = 120.0
@@ -72,6 +73,7 @@ class Picker(threading.Thread):
         self._pace = pace
         self._choice = random.Random(number)  # the same choices in each run
         self.won: dict[str, dict[str, Any]] = {}
+        self.asking = Asking()
         self.cut = 0
         self.failure: BaseException | None = None
 
@@ -95,7 +97,8 @@ class Picker(threading.Thread):
         while True:
             url = self._choice.choice(self._gateways.settings).gateway_url
             try:
-                answer = client.post(f"{url}/api/hub/jobs/pick", json={"session": session}, timeout=15)
+                with self.asking.of(url):
+                    answer = client.post(f"{url}/api/hub/jobs/pick", json={"session": session}, timeout=15)
             except httpx.TransportError:
                 answer = None
                 self.cut += 1
@@ -158,6 +161,10 @@ def run_pickers(settings: Settings, keyring: Keyring, tmp_path: Path, jobs: int,
             at = step * (number + 1)
             pace.allow(at + step - PICKERS)
             assert pace.wait_won(at) < jobs, "no job was open any more when the gateway was killed"
+            held = gateways.hold(number % 2)
+            # Now those who have waited ask, too.
+            pace.allow(at + step)
+            wait_until(lambda held=held: any(p.asking.is_sent(held) for p in pickers), what="a pick to be cut")
             gateways.kill(number % 2)
         pace.allow(jobs + PICKERS)
         for picker in pickers:

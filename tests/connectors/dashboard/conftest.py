@@ -9,13 +9,15 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from connectors.publisher import Publisher
 from schemas.settings import Settings
 from tests.connectors.dashboard.dashboard_process import DashboardProcess
 from tests.connectors.gateway.hub_access import starting
 
+# The page asks again every two seconds, and what it asks for may take its time on a busy machine.
+EXPECT_MS = 20_000
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 NO_CHROMIUM = (
     "there is no Chromium, which the tests of the dashboard run in: "
@@ -60,6 +62,7 @@ def publisher(backbone_settings: Settings) -> Iterator[Publisher]:
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     """A real browser."""
+    expect.set_options(timeout=EXPECT_MS)
     program = next(filter(None, map(shutil.which, CHROMIUM)), None)
     if program is None:
         pytest.fail(NO_CHROMIUM)

@@ -23,38 +23,49 @@ class Event(NamedTuple):
 
 
 @contextmanager
-def followed(client: httpx.Client, last_event_id: str | None = None) -> Iterator[Iterator[Event]]:
+def followed(client: httpx.Client, last_event_id: str | None = None) -> Iterator[Events]:
     """The events of one connection."""
     headers = {} if last_event_id is None else {"Last-Event-ID": last_event_id}
     with client.stream("GET", EVENTS, headers=headers) as answer:
         assert answer.status_code == 200, answer.read()
-        yield _events(answer)
+        yield Events(answer)
 
 
-def _events(answer: httpx.Response) -> Iterator[Event]:
-    fields: dict[str, str] = {}
-    deadline = time.monotonic() + WITHIN_S
-    for line in answer.iter_lines():
-        assert time.monotonic() < deadline, "what was waited for did not come"
-        if not line:
-            if "data" in fields:
-                yield Event(fields["event"], fields.get("id"), json.loads(fields["data"]))
-            fields = {}
-            continue
-        name, _, value = line.partition(": ")
-        fields[name] = value
+class Events:
+    """The events of one connection. What is waited for has its time from the last `wait` on."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        self._lines = answer.iter_lines()
+        self.wait()
+
+    def wait(self) -> None:
+        """From now on, something else is waited for."""
+        self._deadline = time.monotonic() + WITHIN_S
+
+    def __iter__(self) -> Iterator[Event]:
+        fields: dict[str, str] = {}
+        for line in self._lines:
+            assert time.monotonic() < self._deadline, "what was waited for did not come"
+            if not line:
+                if "data" in fields:
+                    yield Event(fields["event"], fields.get("id"), json.loads(fields["data"]))
+                fields = {}
+                continue
+            name, _, value = line.partition(": ")
+            fields[name] = value
 
 
 class Seen:
     """What came so far, without the pulses; `until` reads on."""
 
-    def __init__(self, events: Iterator[Event]) -> None:
+    def __init__(self, events: Events) -> None:
         self._events = events
         self.events: list[Event] = []
         self.last_id: str | None = None
 
     def until(self, enough: Callable[[Seen], Any]) -> Seen:
         """Read until there is enough, to the end of that frame."""
+        self._events.wait()
         for event in self._events:
             if event.name != "pulse":
                 self.events.append(event)

@@ -27,12 +27,8 @@ from tests.connectors.gateway.hub_access import add_principal, register
 HOSTILE = "<img src=x onerror=\"window.hit='markup'\"> \u202egnp.exe\u2066 \u200bzero \ue000"
 
 
-# The page asks again every two seconds, and what it asks for may take its time on a busy machine.
-COMES_BACK_MS = 20_000
-
-
-def live(page, within_ms=5_000):
-    expect(page.locator("#connection-text")).to_have_text("live", timeout=within_ms)
+def live(page):
+    expect(page.locator("#connection-text")).to_have_text("live")
     expect(page.locator("#board")).to_be_visible()
     return page
 
@@ -202,7 +198,7 @@ def test_a_page_says_when_it_is_cut_off_and_catches_up_by_itself(dashboard, oper
     again = ProgramProcess("connectors.gateway", dashboard.settings, tmp_path, "again")
     try:
         again.wait_ready()
-        live(page, COMES_BACK_MS)
+        live(page)
         after = register(operator)["job_id"]
         expect(page.locator(f"#job-{after}")).to_be_visible()
         assert any("/api/events?after=e1" in url for url in asked)

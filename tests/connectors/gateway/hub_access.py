@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import httpx
 
-from schemas.settings import Settings
-from tests.broker_processes import LOOPBACK, STOP_S, ProgramProcess, free_port
+from schemas.settings import PROJECT_ROOT, Settings
+from tests.broker_processes import LOOPBACK, STOP_S, ProgramProcess, free_port, wait_until
 
 JOBS, SESSIONS, PRINCIPALS = "/api/hub/jobs", "/api/hub/sessions", "/api/hub/principals"
 TIMEOUT_S = 20.0
@@ -39,6 +39,18 @@ class GatewayProcess:
         headers = {"Authorization": f"Bearer {found}"} if found else {}
         return httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT_S, trust_env=False)
 
+    def wait_agents(self) -> None:
+        """Wait until it has declared its agents, which it does when it serves already: who follows its events
+        from then on sees nothing of that.
+        """
+        declared = {path.stem for path in (PROJECT_ROOT / self.settings.gateway.agents_dir).glob("*.json")}
+
+        def known() -> bool:
+            return declared <= {agent["name"] for agent in client.get("/api/hub/agents").json()["agents"]}
+
+        with self.client() as client:
+            wait_until(known, what=f"the agents {declared}")
+
 
 Gateway = TypeVar("Gateway", bound=GatewayProcess)
 
@@ -47,13 +59,16 @@ Gateway = TypeVar("Gateway", bound=GatewayProcess)
 def starting(
     kind: Callable[[Settings, Path], Gateway], settings: Settings, folder: Path
 ) -> Iterator[Callable[..., Gateway]]:
-    """Gives a function that starts gateways of a kind and waits until they serve; all of them end with it."""
+    """Gives a function that starts gateways of a kind and waits until they serve and know their agents; all of
+    them end with it.
+    """
     started: list[Gateway] = []
 
     def start(other: Settings | None = None) -> Gateway:
         gateway = kind(other or settings, folder)
         started.append(gateway)
         gateway.program.wait_ready()
+        gateway.wait_agents()
         return gateway
 
     try:

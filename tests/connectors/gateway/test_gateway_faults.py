@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.broker_processes import ProgramProcess, wait_until, with_kafka
+from tests.broker_processes import ProgramProcess, stand_still, wait_until, with_kafka
 from tests.connectors.gateway.hub_access import (
     JOBS,
     PRINCIPALS,
@@ -63,7 +63,13 @@ def test_while_kafka_is_away_changes_are_answered_503_at_once_reads_go_on_and_it
         finally:
             kafka_broker.start()
         wait_until(lambda: operator.get("/readyz").status_code == 200, 30, "ready again")
-        after = register(operator)
+        # It is ready when its live view is; its producer may still be in a pause.
+        answer = wait_until(
+            lambda: (found := operator.post(JOBS, json={"description": "x"})).status_code == 201 and found,
+            30,
+            "a new job",
+        )
+        after = answer.json()
         picked = operator.post(f"{JOBS}/pick", json={"session": "s"}).json()
         assert picked["job_id"] == before["job_id"] != after["job_id"]
 
@@ -75,7 +81,7 @@ def test_a_kafka_that_hangs_costs_a_bounded_wait_and_then_answers_at_once(
     gateway = start_gateway(_impatient(backbone_settings))
     with gateway.client() as operator:
         register(operator)
-        kafka_broker.process.send_signal(signal.SIGSTOP)
+        stand_still(kafka_broker.process)
         try:
             answer, seconds = _took(lambda: operator.post(JOBS, json={"description": "x"}))
             assert answer.status_code == 503 and seconds < 2 * SETTLE_S, seconds

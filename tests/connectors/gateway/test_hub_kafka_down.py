@@ -23,7 +23,7 @@ from schemas.agent_signing import new_key_pair
 from schemas.sealing import load_keyring
 from schemas.settings import Settings
 from schemas.verdicts import ACCEPTED, DUPLICATE
-from tests.broker_processes import BrokerProcess, make_kafka, wait_until
+from tests.broker_processes import BrokerProcess, make_kafka, stand_still, wait_until
 from tests.connectors.gateway.hub_access import sample
 from tests.connectors.gateway.hub_post_routes import OTHER_POSTS
 from tests.connectors.gateway.hub_stack import (
@@ -184,10 +184,14 @@ def ask_each(client: httpx.Client, asked: list[Question], only: Callable[[Questi
 
 
 def ask_all_at_once(client: httpx.Client, asked: list[Question]) -> dict[int, Told]:
-    """Ask all that ends, each in a thread of its own."""
-    wanted = {n: one for n, one in enumerate(asked) if not one.is_endless and one.action}
-    with ThreadPoolExecutor(len(wanted)) as pool:
-        return dict(zip(wanted, pool.map(lambda one: ask(client, one), wanted.values()), strict=True))
+    """Ask all that ends: what changes something each in a thread of its own, and meanwhile what reads, of which
+    each is to be answered at once, and on a busy machine none would be if all were asked at one moment.
+    """
+    changes = {n: one for n, one in enumerate(asked) if one.changes and not one.is_endless}
+    with ThreadPoolExecutor(len(changes)) as pool:
+        waiting = {n: pool.submit(ask, client, one) for n, one in changes.items()}
+        reads = ask_each(client, asked, lambda one: not one.changes)
+        return reads | {n: told.result() for n, told in waiting.items()}
 
 
 def first_of(client: httpx.Client, question: Question) -> Told:
@@ -204,7 +208,7 @@ def away(broker: BrokerProcess, how: str) -> Iterator[None]:
     assert broker.process is not None
     process = broker.process
     if how == HANGS:
-        process.send_signal(signal.SIGSTOP)
+        stand_still(process)
     else:
         broker.kill()
     try:

@@ -192,7 +192,9 @@ def test_the_value_of_no_token_is_on_disk_in_the_log_in_kafka_or_in_any_argument
     assert {gateway.program.log_path for gateway in hub.gateways} <= files
     forms = [form for token in tokens for form in (token.encode(), token.replace("-", "").encode())]
     for path in files:
-        content = path.read_bytes() + str(path).encode()
+        content = str(path).encode()
+        with suppress(FileNotFoundError):  # Kafka removes files of its own
+            content += path.read_bytes()
         assert not [form for form in forms if form in content], path
     # Kafka's own files may be compressed.
     text = str(hub.log())

@@ -64,7 +64,7 @@ class Organism:
         )
 
     def lease(
-        self, *names: str, free: int = 10, alone: bool = False, pump: str = "p1", wait_ms: int = 2000
+        self, *names: str, free: int = 10, alone: bool = False, pump: str = "p1", wait_ms: int = 10_000
     ) -> Any:
         body = {"pump": pump, "wants": dict.fromkeys(names, 10), "free": free, "alone": alone}
         answer = self.operator.post("/api/hub/pump/lease", json={**body, "wait_ms": wait_ms, "version": 1})

@@ -116,8 +116,12 @@ def test_ctrl_c_before_the_supervisor_has_said_anything_ends_it(stack_settings: 
     try:
         wait_until(lambda: bool(started()), 30, "the supervisor's process", every_s=0.01)
         (child,) = started()
+        # It gets no further before the signal is on its way.
+        child.suspend()
         assert state_file.read_state(stack_settings) is None
         process.send_signal(signal.SIGINT)
+        with suppress(psutil.NoSuchProcess):
+            child.resume()
         assert process.wait(60) == 130
         assert not child.is_running()
         assert still_running(stack_settings) == []
@@ -148,7 +152,7 @@ def test_a_port_taken_ends_up_with_its_name(cli: Cli, stack_settings: Settings):
 def test_the_parts_end_with_a_killed_supervisor_and_up_works_again(cli: Cli, stack_settings: Settings):
     cli("up", "--only", "mosquitto")
     os.kill(supervisor(stack_settings)["pid"], signal.SIGKILL)
-    wait_until(lambda: still_running(stack_settings) == [], 10, "the parts end with their supervisor")
+    wait_until(lambda: still_running(stack_settings) == [], 30, "the parts end with their supervisor")
     assert cli("status").returncode == 1
     assert cli("up", "--only", "mosquitto").returncode == 0
 
@@ -161,9 +165,9 @@ def test_down_finds_what_a_killed_supervisor_left(cli: Cli, stack_settings: Sett
         start_new_session=True,
     )
     try:
-        wait_until(lambda: still_running(stack_settings) != [], 10, "it has started")
+        wait_until(lambda: still_running(stack_settings) != [], 30, "it has started")
         assert "Stopped" in cli("down").stdout
-        assert left.wait(timeout=10) == -signal.SIGKILL
+        assert left.wait(timeout=30) == -signal.SIGKILL
     finally:
         left.kill()
 

@@ -147,7 +147,7 @@ def test_a_signal_ends_it_at_once_and_without_a_word(settings: Settings, number:
         process.stdin.flush()
         assert json.loads(process.stdout.readline())["result"]["serverInfo"]["name"] == "trunkline-management"
         process.send_signal(number)
-        assert process.wait(5) == -number
+        assert process.wait(20) == -number
         assert (process.stdout.read(), process.stderr and process.stderr.read()) == ("", "")
     finally:
         process.kill()

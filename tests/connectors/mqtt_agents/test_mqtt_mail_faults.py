@@ -13,7 +13,7 @@ from connectors.mqtt_agent import MqttAgent
 from schemas.errors import BackboneUnreachable
 from schemas.mqtt_agents import sign_said
 from schemas.strict_json import canonical
-from tests.broker_processes import BrokerProcess, make_mosquitto, wait_until, with_mqtt
+from tests.broker_processes import BrokerProcess, make_mosquitto, stand_still, wait_until, with_mqtt
 from tests.connectors.mqtt_agents.mail_run import MailRun
 from tests.mqtt_wire import DOWN, PUBLISH, MqttProxy
 
@@ -70,6 +70,7 @@ def test_the_bridge_that_stands_by_delivers_nothing_until_it_takes_over(run: Mai
     with agent:
         # The active one is at work.
         before = [run.post(agent.name, "first of all")]
+        agent.wait(1)
         run.wait_status(agent.name, before)
     second = run.started(name="second")
     try:
@@ -77,11 +78,14 @@ def test_the_bridge_that_stands_by_delivers_nothing_until_it_takes_over(run: Mai
         wait_until(lambda: "inboxes_follow" in second.log(), what="it hears the news")
         with agent:
             first = [run.post(agent.name, n) for n in range(40)]
+            # A claim says that the broker has it.
+            agent.wait(41)
             run.wait_status(agent.name, first)
             assert agent.ids() == before + first, "each once"
             run.bridge.process.kill()
             run.bridge.process.wait(10)
             after = [run.post(agent.name, n) for n in range(10)]
+            agent.wait(51)
             run.wait_status(agent.name, after)
         assert agent.ids() == before + first + after
     finally:
@@ -96,7 +100,7 @@ def test_while_kafka_is_away_nothing_is_confirmed_and_the_same_bytes_count_once_
     with agent as client:
         client.send(reader, "note", 1)
         hasty = with_mqtt(run.settings, receipt_timeout_s=1)
-        kafka_broker.process.send_signal(signal.SIGSTOP)
+        stand_still(kafka_broker.process)
         try:
             client._mqtt = hasty.mqtt
             with pytest.raises(BackboneUnreachable, match="no receipt"):

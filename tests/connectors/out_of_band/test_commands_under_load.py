@@ -16,7 +16,8 @@ from tests.broker_processes import BrokerProcess, wait_until
 from tests.connectors.xml_pump.pump_stack import PumpStack, document, element, listener, pump_stack
 
 RATE = 100
-SENDERS = 4
+# Each waits for its answers, which on a busy machine may take a while.
+SENDERS = 8
 _HANDLERS = """
 from connectors.xml_pump.handlers import handles
 from connectors.xml_pump.payload_types import to_xml

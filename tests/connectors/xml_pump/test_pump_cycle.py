@@ -149,7 +149,7 @@ def test_a_text_of_another_door_gets_the_same_answer_and_a_payload_of_another_do
 
 @pytest.mark.requirement("XP-10")
 def test_who_listens_for_boot_hears_of_each_start(stack: PumpStack):
-    assert '"event": "booted"' in stack.pumps[0].log()
+    wait_until(lambda: '"event": "booted"' in stack.pumps[0].log(), what="the message of the start")
 
 
 @pytest.mark.requirement("XP-09")

@@ -48,7 +48,7 @@ def watched(work: Callable[[], None]) -> list[int]:
 
 @pytest.mark.requirement("XP-13")
 def test_a_loop_that_is_blocked_beyond_the_handlers_limit_ends_the_process_and_one_within_it_does_not():
-    assert watched(lambda: time.sleep(0.9)) == []
+    assert watched(lambda: time.sleep(0.6)) == []
     assert watched(lambda: time.sleep(2.5)) == [EXIT_BLOCKED]
 
 
