@@ -26,8 +26,10 @@ BEFORE_THE_FIRST: Final = "0" * 64
 MARKS_MOST: Final = 32
 MARK_BYTES: Final = 4
 _TAIL_BYTES: Final = 64 * 1024
-# Whatever stands in the files, only such numbers and hashes come out of them.
-_Number = Annotated[int, msgspec.Meta(ge=0)]
+# Whatever stands in the files, only such numbers and hashes come out of them. 64 bits hold the next one, too.
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+# As wide as the ledger's column.
+Partition = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}\\Z")]
 
 
@@ -37,10 +39,10 @@ class PartitionRoot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     32: they prove nothing, and tell where a difference is.
     """
 
-    partition: _Number
-    first: _Number
-    last: _Number
-    rows: _Number
+    partition: Partition
+    first: Number
+    last: Number
+    rows: Number
     root: _Hash
     marks: str
 
@@ -52,17 +54,17 @@ class ChainEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     began; what lies below is not covered.
     """
 
-    number: _Number
+    number: Number
     previous: _Hash
     table: str
     query: str
-    batch: _Number
-    encoding: _Number
+    batch: Number
+    encoding: Number
     root: _Hash
     partitions: tuple[PartitionRoot, ...]
-    ends: dict[_Number, _Number]
-    rows: _Number
-    start: dict[_Number, _Number]
+    ends: dict[Partition, Number]
+    rows: Number
+    start: dict[Partition, Number]
 
     def value(self) -> str:
         """SHA-256 of its canonical JSON, in hex."""
@@ -79,7 +81,7 @@ class FirstEntry(NamedTuple):
 class ChainLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An entry with its value as it was written down, and the version of the table that its commit made."""
 
-    version: _Number
+    version: Number
     value: _Hash
     entry: ChainEntry
 

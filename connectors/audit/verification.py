@@ -93,9 +93,7 @@ def verify(
     if chain.last is None and not chain.findings and not any(anchors):
         raise NotFound("no commit of this ledger has a root yet: it is as old as this version, or is empty")
     findings = list(chain.findings)
-    if hidden := files.hiding_features():
-        text = f"the table has {', '.join(hidden)} switched on, which hide or rename what is in its files"
-        findings.append(Finding(HIDDEN_ROWS, text))
+    findings += [Finding(HIDDEN_ROWS, text) for text in files.hiding({span.encoding for span in chain.spans})]
     checked = check_anchors(anchors, keys, chain, files.table_id)
     if not without_anchors:
         where = "" if place.exists() else f" (there is no {place})"
