@@ -257,6 +257,22 @@ def test_an_entry_that_counts_otherwise_than_its_rows_is_found(ledger: AuditedLe
         assert "contradicts itself" in text
 
 
+def test_anchors_that_lie_beside_the_ledger_are_told(
+    ledger: AuditedLedger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in settings_environment(ledger.settings).items():
+        monkeypatch.setenv(name, value)
+    assert checked(ledger).anchors_beside == anchors_file(ledger.settings)
+    assert checked(ledger, without_anchors=True).anchors_beside is None
+    assert main(["audit", "verify"]) == 0
+    assert "they lie beside the ledger" in capsys.readouterr().out
+    other = tmp_path.parent / f"{tmp_path.name}-anchors"
+    other.mkdir()
+    (other / "anchors.ndjson").write_bytes(anchors_file(ledger.settings).read_bytes())
+    assert main(["audit", "verify", "--anchors", str(other)]) == 0
+    assert "beside" not in capsys.readouterr().out
+
+
 HUGE = (2**63 - 1, 2**63, 2**64, 10**30)
 
 
