@@ -48,7 +48,7 @@ from schemas.audit_chain import (
 )
 from schemas.ids import parse_stream_key
 from schemas.settings import Settings, SettingsError
-from tests.fuzz.fuzzing import fuzzed, mutated, mutated_json, mutated_text, wrong_numbers
+from tests.fuzz.fuzzing import fuzzed, mutated, mutated_json, mutated_text, other_numbers
 
 LINE = {
     "msg_id": "m1",
@@ -296,8 +296,9 @@ COMMIT = {"commitInfo": {"userMetadata": json.dumps({"audit": commit_metadata(CH
 def _lines(good: bytes) -> st.SearchStrategy[bytes]:
     """What may stand in a file of such lines: mutated, or a line of changed JSON, whole."""
     document = json.loads(good)
-    other_words = st.just(json.dumps(document).encode())
-    whole = st.one_of(mutated_json(document), wrong_numbers(document), other_words)
+    spaces = st.integers(1, 20).map(" ".__mul__)
+    other_words = spaces.map(lambda gap: json.dumps(document, separators=(f",{gap}", ":")).encode())
+    whole = st.one_of(mutated_json(document), other_numbers(document), other_words)
     return st.one_of(mutated(good), whole.map(lambda raw: raw + b"\n"))
 
 
@@ -339,7 +340,7 @@ METADATA = {"audit": commit_metadata(CHAIN.entry)}
 
 @fuzzed(
     mutated(json.dumps(COMMIT).encode())
-    | st.one_of(mutated_json(METADATA), wrong_numbers(METADATA)).map(
+    | st.one_of(mutated_json(METADATA), other_numbers(METADATA)).map(
         lambda raw: json.dumps({"commitInfo": {"userMetadata": raw.decode("utf-8", "replace")}}).encode()
     ),
     examples=150,
