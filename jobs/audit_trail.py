@@ -9,6 +9,7 @@ On restart: goes on after the file's last line, which a crash may have left half
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sys
@@ -110,7 +111,8 @@ class AuditTrail:
 
 def _add_public_key(path: Path, pem: str) -> None:
     """Keep the public keys of all keys that have signed, the first one first."""
-    make_first(path, pem)
+    if not path.exists():
+        make_first(path, pem)
     if pem not in path.read_text(encoding="ascii"):
         _append_line(path, pem.encode("ascii"))
 
@@ -137,8 +139,11 @@ def _append_line(path: Path, line: bytes) -> None:
     try:
         # A line that a full disk has cut must not take this one with it.
         is_whole = is_new or _whole_bytes(path) == path.stat().st_size
-        os.write(file, line if is_whole else b"\n" + line)
+        text = line if is_whole else b"\n" + line
+        written = os.write(file, text)
         os.fsync(file)
+        if written < len(text):
+            raise OSError(errno.ENOSPC, f"only {written} of {len(text)} bytes could be written", str(path))
     finally:
         os.close(file)
     if is_new:

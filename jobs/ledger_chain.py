@@ -12,9 +12,19 @@ from collections.abc import Iterable
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from schemas.audit_chain import ChainEntry, FirstEntry, last_in_file, lines_in_log, next_entry
+from schemas.audit_chain import (
+    ChainEntry,
+    FirstEntry,
+    PartitionRoot,
+    last_in_file,
+    lines_in_log,
+    newest_entry,
+    next_entry,
+    read_roots,
+)
 from schemas.audit_settings import chain_file
 from schemas.delta_files import dataset_of, table_storage
+from schemas.errors import TrunklineError
 from schemas.ledger import LEDGER
 from schemas.settings import Settings
 
@@ -26,11 +36,32 @@ class LedgerChain:
         self._settings = settings
         self._head: ChainEntry | FirstEntry | None = None
 
+    def holds(self, query: str, batch: int, roots: Iterable[str]) -> bool:
+        """Whether this micro-batch, whose tasks handed on `roots`, is in the ledger: its offsets lie before the
+        chain's end. Raises TrunklineError when some of them do and others do not.
+        """
+        head, brought = self._newest(), read_roots(roots)
+        ends = head.start if isinstance(head, FirstEntry) else head.ends
+        if not brought:
+            return isinstance(head, ChainEntry) and (head.query, head.batch) == (query, batch)
+        known = [root.last < ends.get(root.partition, 0) for root in brought]
+        if all(known):
+            return True
+        if any(known) or any(root.first < ends.get(root.partition, 0) for root in brought):
+            raise TrunklineError(
+                f"micro-batch {batch} brings {_places(brought)}; the ledger has a part of it already, and ends "
+                f"before {ends}: another settling job has written to it, or the checkpoint is of another ledger"
+            )
+        return False
+
     def entry(self, query: str, batch: int, roots: Iterable[str]) -> ChainEntry:
         """The entry of the micro-batch that is about to be committed, whose tasks handed on `roots`."""
+        return next_entry(self._newest(), query, batch, roots)
+
+    def _newest(self) -> ChainEntry | FirstEntry:
         if self._head is None:
             self._head = _find_head(self._settings)
-        return next_entry(self._head, query, batch, roots)
+        return self._head
 
     def committed(self, entry: ChainEntry) -> None:
         """Its micro-batch is in the table."""
@@ -38,16 +69,17 @@ class LedgerChain:
 
 
 def _find_head(settings: Settings) -> ChainEntry | FirstEntry:
-    """The entry of the newest commit that has one. The log is cleaned after an hour, never before the chain
-    file has what is in it.
-    """
+    """The chain's newest entry. The log is cleaned after an hour, of nothing that the chain file has not."""
     path = settings.table_path(LEDGER)
     table = DeltaTable(path)
     known = last_in_file(chain_file(settings, str(table.metadata().id)))
-    newer = lines_in_log(table_storage(path), -1 if known is None else known.version).lines
-    if newer:
-        return newer[-1].entry
-    return FirstEntry(str(table.metadata().id), _ends(table)) if known is None else known.entry
+    lines = lines_in_log(table_storage(path), -1 if known is None else known.version).lines
+    found = newest_entry(None if known is None else known.entry, lines)
+    return FirstEntry(str(table.metadata().id), _ends(table)) if found is None else found
+
+
+def _places(roots: Iterable[PartitionRoot]) -> str:
+    return ", ".join(f"offsets {root.first} to {root.last} of partition {root.partition}" for root in roots)
 
 
 def _ends(table: DeltaTable) -> dict[int, int]:

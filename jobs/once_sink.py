@@ -2,7 +2,8 @@
 
 Delta's own sink reaches the same with a transaction version, at the price of building the table's snapshot
 again in every micro-batch (decision 0003). Here only the first micro-batch after a start can be a repeated
-one, so only that one looks back at the newest commits. It holds for one writer of micro-batches a table.
+one, so only that one looks back: whether the audit chain has gone past its offsets. It holds for one writer of
+micro-batches a table.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import msgspec
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql import DataFrame, Row
 
 from jobs.ledger_chain import LedgerChain
-from schemas.audit_chain import ChainEntry, commit_metadata
+from schemas.audit_chain import ChainEntry, Number, commit_metadata, line_in_metadata
 
 # More commits than maintenance can put between a micro-batch and its repetition.
 _LOOK_BACK: Final = 1000
@@ -42,17 +44,36 @@ class LastCommit(NamedTuple):
     batch_id: int
 
 
+class _Marker(msgspec.Struct):
+    query: str
+    batch: Number
+
+
 def last_commit(path: str, query_id: str | None = None) -> LastCommit | None:
-    """The newest micro-batch (of this query, if one is named) that is in the table, or None."""
+    """The newest micro-batch (of this query, if one is named) that is in the table, or None. Metadata of others
+    is passed over; a marker without an entry of the audit chain counts only where none has one.
+    """
     if not DeltaTable.is_deltatable(path):
         return None
+    older = None
     for commit in DeltaTable(path).history(_LOOK_BACK):
-        text = commit.get("userMetadata", "")
-        if text.startswith("{"):
-            marker = json.loads(text)
-            if query_id in (None, marker["query"]):
-                return LastCommit(marker["query"], int(marker["batch"]))
-    return None
+        text: Any = commit.get("userMetadata")
+        marker = _marker_in(text)
+        if marker is None or query_id not in (None, marker.query_id):
+            continue
+        line = line_in_metadata(text, 0)
+        if line is not None and (line.entry.query, line.entry.batch) == marker:
+            return marker
+        older = older or marker
+    return older
+
+
+def _marker_in(text: Any) -> LastCommit | None:
+    try:
+        marker = msgspec.json.decode(text, type=_Marker)
+    except (msgspec.DecodeError, UnicodeError, TypeError):
+        return None
+    return LastCommit(marker.query, marker.batch)
 
 
 class OnceSink:
@@ -94,17 +115,22 @@ class OnceSink:
         assert self._query_id is not None  # noqa: S101  for the type checker
         if self._before_batch is not None:
             self._before_batch()
-        repeated = False
+        files, repeated = frame.collect(), False
         if not self._looked_back:
-            last = last_commit(self._path, self._query_id)
-            repeated = last is not None and last.batch_id >= batch_id
-        files = frame.collect()
+            repeated = self._is_in_table(batch_id, files)
         # In the table, but the state had not advanced: settled again for its sake, and the files are left over.
         if not repeated:
             self.commit(files, batch_id)
         self._looked_back = True
         if self._after_batch is not None:
             self._after_batch(batch_id)
+
+    def _is_in_table(self, batch_id: int, files: Sequence[Row]) -> bool:
+        assert self._query_id is not None  # noqa: S101  for the type checker
+        if self._chain is not None:
+            return self._chain.holds(self._query_id, batch_id, [file.roots for file in files])
+        last = last_commit(self._path, self._query_id)
+        return last is not None and last.batch_id >= batch_id
 
     def commit(self, files: Sequence[Row], batch_id: int) -> None:
         """Make `files` a part of the table, as one micro-batch."""

@@ -16,7 +16,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from schemas.audit_chain import ChainEntry
+from schemas.audit_chain import ChainEntry, Number, Partition
 from schemas.errors import UsageError
 from schemas.first_file import make_first
 from schemas.strict_json import canonical_plain
@@ -32,11 +32,11 @@ class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     table: str
-    length: int
+    length: Number
     value: str
-    ends: dict[int, int]
-    rows: int
-    time_us: int
+    ends: dict[Partition, Number]
+    rows: Number
+    time_us: Number
 
 
 class Anchor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

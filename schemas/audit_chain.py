@@ -26,8 +26,10 @@ BEFORE_THE_FIRST: Final = "0" * 64
 MARKS_MOST: Final = 32
 MARK_BYTES: Final = 4
 _TAIL_BYTES: Final = 64 * 1024
-# Whatever stands in the files, only such numbers and hashes come out of them.
-_Number = Annotated[int, msgspec.Meta(ge=0)]
+# Whatever stands in the files, only such numbers and hashes come out of them. 64 bits hold the next one, too.
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+# As wide as the ledger's column.
+Partition = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}\\Z")]
 
 
@@ -37,10 +39,10 @@ class PartitionRoot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     32: they prove nothing, and tell where a difference is.
     """
 
-    partition: _Number
-    first: _Number
-    last: _Number
-    rows: _Number
+    partition: Partition
+    first: Number
+    last: Number
+    rows: Number
     root: _Hash
     marks: str
 
@@ -52,17 +54,17 @@ class ChainEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     began; what lies below is not covered.
     """
 
-    number: _Number
+    number: Number
     previous: _Hash
     table: str
     query: str
-    batch: _Number
-    encoding: _Number
+    batch: Number
+    encoding: Number
     root: _Hash
     partitions: tuple[PartitionRoot, ...]
-    ends: dict[_Number, _Number]
-    rows: _Number
-    start: dict[_Number, _Number]
+    ends: dict[Partition, Number]
+    rows: Number
+    start: dict[Partition, Number]
 
     def value(self) -> str:
         """SHA-256 of its canonical JSON, in hex."""
@@ -79,7 +81,7 @@ class FirstEntry(NamedTuple):
 class ChainLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An entry with its value as it was written down, and the version of the table that its commit made."""
 
-    version: _Number
+    version: Number
     value: _Hash
     entry: ChainEntry
 
@@ -113,9 +115,14 @@ def roots_text(roots: Iterable[PartitionRoot]) -> str:
     return msgspec.json.encode(list(roots)).decode("ascii")
 
 
+def read_roots(texts: Iterable[str]) -> list[PartitionRoot]:
+    """What tasks handed on, by `roots_text`."""
+    return [root for text in texts for root in _parse_roots(text)]
+
+
 def next_entry(head: ChainEntry | FirstEntry, query: str, batch: int, roots: Iterable[str]) -> ChainEntry:
     """The entry of a micro-batch that comes after `head`. `roots`: of its tasks, by `roots_text`."""
-    partitions = tuple(sorted((at for text in roots for at in _parse_roots(text)), key=lambda at: at.partition))
+    partitions = tuple(sorted(read_roots(roots), key=lambda at: at.partition))
     before, rows = (head.start, 0) if isinstance(head, FirstEntry) else (head.ends, head.rows)
     ends = before | {at.partition: at.last + 1 for at in partitions}
     return ChainEntry(
@@ -165,13 +172,31 @@ def line_in_commit(storage: FileSystem, version: int) -> ChainLine | None:
             texts = stream.read().splitlines()
         for text in texts:
             metadata = orjson.loads(text).get("commitInfo", {}).get("userMetadata") if text else None
-            if metadata and metadata.startswith("{"):
-                audit = orjson.loads(metadata).get("audit")
-                if audit is not None:
-                    return _parse_line(canonical_plain({"version": version, **audit}))
+            if metadata:
+                return line_in_metadata(metadata, version)
     except (FileNotFoundError, ValueError, TypeError, AttributeError):
         return None
     return None
+
+
+def line_in_metadata(metadata: str, version: int) -> ChainLine | None:
+    """The entry in the userMetadata of the commit that made a version; None for none that can be read."""
+    try:
+        audit = orjson.loads(metadata).get("audit")
+        return None if audit is None else _parse_line(canonical_plain({"version": version, **audit}))
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+def newest_entry(known: ChainEntry | None, lines: Iterable[ChainLine]) -> ChainEntry | None:
+    """The chain's end: what comes after `known`, one entry after the other. Lines that do not continue the
+    chain are somebody else's. Without a known entry it begins with the first line.
+    """
+    for line in lines:
+        follows = known is None or (line.entry.number, line.entry.previous) == (known.number + 1, known.value())
+        if follows and line.value == line.entry.value():
+            known = line.entry
+    return known
 
 
 def _is_commit(name: str) -> bool:

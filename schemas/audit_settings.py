@@ -38,6 +38,16 @@ def anchors_file(settings: Settings) -> Path:
     return (settings.audit.anchors_dir or settings.data_path / "anchors") / "anchors.ndjson"
 
 
+def is_beside_the_ledger(settings: Settings, anchors: Path) -> bool:
+    """Whether the path `anchors` is below `data_dir` or the tables: who cuts the ledger off there can cut off
+    the anchors as well.
+    """
+    folders = [settings.data_path]
+    if "://" not in settings.tables_root:
+        folders.append(Path(settings.tables_root))
+    return any(anchors.resolve().is_relative_to(folder.resolve()) for folder in folders)
+
+
 def anchor_key_file(settings: Settings) -> Path:
     """The 0600 file with the key that signs anchors."""
     return settings.audit.key_file or settings.data_path / "keys" / "audit.pem"

@@ -1,16 +1,26 @@
-"""Whether the audit chain is whole: each entry as it was written, after the one before it."""
+"""Whether the audit chain is whole: each entry as it was written, after the one before it, and each offset from
+the chain's start to its end in one of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from connectors.audit.findings import CHAIN_BROKEN, ENTRIES_MISSING, ENTRY_CHANGED, MADE_ANEW, Finding
+from connectors.audit.findings import (
+    CHAIN_BROKEN,
+    ENTRIES_MISSING,
+    ENTRY_CHANGED,
+    MADE_ANEW,
+    NEVER_SETTLED,
+    Finding,
+    offsets_text,
+)
 from schemas.audit_chain import BEFORE_THE_FIRST, ChainEntry, ChainLine, PartitionRoot, commit_root
 from schemas.ledger_leaves import ENCODINGS
 
-# Kafka's offsets may have holes; an entry that claims more of them than this has no memory of ours.
-_HOLES_MOST = 1_000_000
+# An entry that claims more offsets of one partition than any micro-batch has must not cost our memory.
+_OFFSETS_MOST: Final = 2**24
 
 
 class Span(NamedTuple):
@@ -33,6 +43,7 @@ class CheckedChain:
         self.start: dict[int, int] = {}
         self._table_id = table_id
         self._ends: dict[int, int] = {}
+        self._rows = 0
 
     def add_file(self, lines: Iterable[ChainLine | None], newest_version: int) -> None:
         """The lines of the chain file, without those of commits after the version that is looked at."""
@@ -53,11 +64,11 @@ class CheckedChain:
                 text = f"entry {number} in the chain file is not the one in the table's commit {line.version}"
                 self._say(ENTRY_CHANGED, text, line)
 
-    def _say(self, what: str, text: str, line: ChainLine | None = None) -> None:
-        if line is None:
-            self.findings.append(Finding(what, text))
-        else:
-            self.findings.append(Finding(what, text, entry=line.entry.number, version=line.version))
+    def _say(self, what: str, text: str, line: ChainLine | None = None, *where: int) -> None:
+        """`where`: partition, first and last offset."""
+        partition, first, last = where or (None, None, None)
+        number, version = (None, None) if line is None else (line.entry.number, line.version)
+        self.findings.append(Finding(what, text, partition, first, last, number, version))
 
     def _add(self, line: ChainLine) -> None:
         entry, before = line.entry, self.last
@@ -70,9 +81,15 @@ class CheckedChain:
         if entry.number > expected:
             text = f"entries {expected} to {entry.number - 1} of the chain are missing"
             self._say(ENTRIES_MISSING, text, line)
+            # What they have settled is missing with them, and is not missed again.
+            self._ends = entry.ends | {root.partition: root.first for root in entry.partitions}
+            self._rows = entry.rows - sum(root.rows for root in entry.partitions)
         elif entry.previous != (BEFORE_THE_FIRST if before is None else before.value):
             text = f"the chain is broken at entry {entry.number}: it does not follow the one before it"
             self._say(CHAIN_BROKEN, text, line)
+        if before is None:
+            self.start = entry.start
+            self._ends.update(entry.start)
         if entry.value() != line.value:
             text = f"entry {entry.number} of the chain was changed: its value is another"
             self._say(ENTRY_CHANGED, text, line)
@@ -81,9 +98,6 @@ class CheckedChain:
         if entry.table != self._table_id:
             text = f"entry {entry.number} of the chain is of another table ({entry.table})"
             self._say(MADE_ANEW, text, line)
-        if before is None:
-            self.start = entry.start
-            self._ends.update(entry.start)
         self._keep(line)
 
     def _contradiction(self, entry: ChainEntry) -> str | None:
@@ -93,19 +107,38 @@ class CheckedChain:
             return "its root is not that of its partitions"
         if entry.start and entry.number:
             return "only the first one says where the chain begins"
+        if entry.ends != self._ends | {root.partition: root.last + 1 for root in entry.partitions}:
+            return "its ends are not those of its partitions"
+        if entry.rows != self._rows + sum(root.rows for root in entry.partitions):
+            return "its rows are not those of all entries up to it"
         return None
 
     def _keep(self, line: ChainLine) -> None:
         entry = line.entry
         for root in entry.partitions:
             covered, end = root.last - root.first + 1, self._ends.get(root.partition, 0)
-            if root.rows < 1 or not root.rows <= covered <= root.rows + _HOLES_MOST or root.first < end:
+            if not 1 <= root.rows <= covered <= _OFFSETS_MOST or root.first < end:
                 text = (
                     f"entry {entry.number} of the chain claims impossible offsets of partition {root.partition}"
                 )
                 self._say(ENTRY_CHANGED, text, line)
-            elif entry.encoding in ENCODINGS:
+                continue
+            self._find_never_settled(root, end, line)
+            self._ends[root.partition] = root.last + 1
+            self._rows += root.rows
+            if entry.encoding in ENCODINGS:
                 self.spans.append(Span(entry.number, line.version, entry.encoding, root))
-                self._ends[root.partition] = root.last + 1
         self.values[entry.number] = line.value
         self.last = line
+
+    def _find_never_settled(self, root: PartitionRoot, end: int, line: ChainLine) -> None:
+        """Our topic has a record at each offset: nothing is ever deleted from it, and no producer of ours makes
+        transactions.
+        """
+        if root.first > end:
+            text = f"never settled: {offsets_text(root.partition, end, root.first - 1)}"
+            self._say(NEVER_SETTLED, text, line, root.partition, end, root.first - 1)
+        holes = root.last - root.first + 1 - root.rows
+        if holes:
+            text = f"{holes} never settled among {offsets_text(root.partition, root.first, root.last)}"
+            self._say(NEVER_SETTLED, text, line, root.partition, root.first, root.last)

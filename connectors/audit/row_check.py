@@ -1,7 +1,7 @@
 """Whether the ledger's rows are those that the chain's roots were taken over, in whatever files they lie.
 
 Rows are hashed as they come out of the files, in any order, and only their leaves are put into the order of
-offsets: 34 bytes a row. Of a large ledger a window of entries is checked at a time.
+offsets: 37 bytes a row. Of a large ledger a window of entries is checked at a time.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from connectors.audit.chain_check import CheckedChain, Span
 from connectors.audit.findings import (
     FILE_UNREADABLE,
-    HIDDEN_ROWS,
     ROW_ADDED,
     ROW_CHANGED,
     ROW_MISSING,
@@ -26,32 +26,39 @@ from connectors.audit.findings import (
     offsets_text,
 )
 from connectors.audit.ledger_files_reader import LedgerFiles, LedgerPart
+from connectors.audit.statistics_check import StatisticsCheck
 from schemas.audit_chain import MARK_BYTES, MARKS_MOST
 from schemas.ledger_leaves import ENCODINGS, ledger_leaves
 from schemas.merkle import HASH_BYTES, root_and_level
 
-# About 140 MB of leaves.
+# About 150 MB of leaves.
 WINDOW_ROWS: Final = 4_000_000
 _HASHED_AT_ONCE: Final = 8_192
 
 
 class _Slots:
-    """The leaves of one partition in a window, one slot for each offset that the chain covers in it."""
+    """The leaves of one partition in a window, one slot for each offset from its first span to its last."""
 
     def __init__(self, spans: list[Span]) -> None:
         self.spans = spans
         self.first = spans[0].root.first if spans else 0
         count = spans[-1].root.last + 1 - self.first if spans else 0
         self.leaves = np.zeros((count, HASH_BYTES), dtype=np.uint8)
-        self.times = np.zeros(count, dtype=np.uint16)
+        # Wide enough for a file of nothing but copies of one row.
+        self.times = np.zeros(count, dtype=np.uint32)
+        self._is_covered = np.zeros(count, dtype=bool)
+        for span in spans:
+            self._is_covered[span.root.first - self.first : span.root.last + 1 - self.first] = True
 
     def put(self, offsets: Any, leaves: Any) -> None:
         at = offsets - self.first
         self.leaves[at] = leaves
-        np.add.at(self.times, at, np.uint16(1))
+        np.add.at(self.times, at, np.uint32(1))
 
     def covers(self, offsets: Any) -> Any:
-        return (offsets >= self.first) & (offsets < self.first + len(self.times))
+        found = (offsets >= self.first) & (offsets < self.first + len(self.times))
+        found[found] = self._is_covered[offsets[found] - self.first]
+        return found
 
 
 class RowCheck:
@@ -73,6 +80,7 @@ class RowCheck:
         self._chain = chain
         self._progress = progress
         self._window_rows = window_rows
+        self._statistics = StatisticsCheck(files.said)
         self._unreadable: set[str] = set()
 
     def run(self) -> None:
@@ -94,7 +102,10 @@ class RowCheck:
             self._check_window(LedgerPart(ranges, others=is_last), spans)
         # A single window is read without a filter, and leaves nothing out.
         if len(windows) > 1:
-            self._count_hidden()
+            self._find_unread()
+        self.findings += self._statistics.findings
+        self.rows = self._statistics.rows
+        self._check_counts()
 
     def _check_window(self, part: LedgerPart, spans: dict[int, list[Span]]) -> None:
         slots = {partition: _Slots(mine) for partition, mine in spans.items()}
@@ -118,17 +129,33 @@ class RowCheck:
             if path in self._unreadable:
                 continue
             try:
-                for batch in self._files.batches(path, part):
-                    waiting += [batch] if batch.num_rows else []
+                for batch in self._rows_of(path, part):
+                    waiting.append(batch)
                     if sum(found.num_rows for found in waiting) >= _HASHED_AT_ONCE:
                         yield pa.concat_batches(waiting)
                         waiting = []
-            except (OSError, pa.ArrowException) as error:
-                self._unreadable.add(path)
-                text = f"a file of the ledger cannot be read: {path}: {_first_line(error)}"
-                self.findings.append(Finding(FILE_UNREADABLE, text))
+            except (OSError, pa.ArrowException, ValueError) as error:
+                self._cannot_read(path, error)
         if waiting:
             yield pa.concat_batches(waiting)
+
+    def _find_unread(self) -> None:
+        for path in self._files.paths:
+            if path not in self._unreadable:
+                try:
+                    self._statistics.end(path, self._files.row_group_count(path))
+                except (OSError, pa.ArrowException) as error:
+                    self._cannot_read(path, error)
+
+    def _cannot_read(self, path: str, error: Exception) -> None:
+        self._unreadable.add(path)
+        text = f"a file of the ledger cannot be read: {path}: {_first_line(error)}"
+        self.findings.append(Finding(FILE_UNREADABLE, text))
+
+    def _rows_of(self, path: str, part: LedgerPart) -> Iterator[pa.RecordBatch]:
+        for group in self._files.row_groups(path, part):
+            for batch in self._statistics.watched(path, group):
+                yield from part.rows_of(batch)
 
     def _take(
         self,
@@ -141,7 +168,8 @@ class RowCheck:
         self._progress(self.rows)
         if batch.column("partition").null_count or batch.column("offset").null_count:
             self.findings.append(Finding(ROW_ADDED, "there are rows without partition or offset"))
-            batch = batch.filter(batch.column("partition").is_valid()).filter(batch.column("offset").is_valid())
+            placed = pc.and_(batch.column("partition").is_valid(), batch.column("offset").is_valid())
+            batch = batch.filter(placed)
         partitions = batch.column("partition").to_numpy(zero_copy_only=False)
         offsets = batch.column("offset").to_numpy(zero_copy_only=False)
         covered = np.zeros(batch.num_rows, dtype=bool)
@@ -163,22 +191,26 @@ class RowCheck:
         """Rows that the chain does not cover: older than it, or nobody's."""
         for partition in (int(found) for found in np.unique(partitions)):
             mine = offsets[partitions == partition]
-            beyond = mine[mine >= self._chain.start.get(partition, 0)]
+            beyond = mine[(mine < 0) | (mine >= self._chain.start.get(partition, 0))]
             self.before_the_chain += len(mine) - len(beyond)
             if len(beyond):
                 added.setdefault(partition, []).extend(beyond.tolist())
 
-    def _count_hidden(self) -> None:
-        """A footer that lies about its rows would keep them from a filtered reading."""
-        try:
-            counted = sum(
-                self._files.row_count(path) for path in self._files.paths if path not in self._unreadable
-            )
-        except (OSError, pa.ArrowException):
+    def _check_counts(self) -> None:
+        """There are as many rows as there must be, wherever they were looked for: each offset below the chain's
+        start has had its row, and each entry says how many it has added.
+        """
+        if self.findings:
             return
-        if counted != self.rows and not self._unreadable:
-            text = f"the files have {counted} rows and show {self.rows} when they are read by their statistics"
-            self.findings.append(Finding(HIDDEN_ROWS, text))
+        older = sum(self._chain.start.values())
+        if self.before_the_chain != older:
+            text = f"{self.before_the_chain} rows are older than the chain, and there were {older}"
+            what = ROW_MISSING if self.before_the_chain < older else ROW_ADDED
+            self.findings.append(Finding(what, text))
+        promised = self.before_the_chain + sum(span.root.rows for span in self._chain.spans)
+        if self.rows != promised:
+            text = f"the files have {self.rows} rows, and {promised} were settled"
+            self.findings.append(Finding(ROW_MISSING if self.rows < promised else ROW_ADDED, text))
 
 
 def _windows(spans: Sequence[Span], most: int) -> Iterator[list[Span]]:

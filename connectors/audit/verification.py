@@ -20,7 +20,7 @@ from connectors.audit.ledger_files_reader import LedgerFiles
 from connectors.audit.row_check import WINDOW_ROWS, RowCheck
 from schemas.audit_anchors import Anchor, public_keys_in, read_anchors
 from schemas.audit_chain import lines_in_file
-from schemas.audit_settings import anchor_public_key_file, anchors_file, chain_file
+from schemas.audit_settings import anchor_public_key_file, anchors_file, chain_file, is_beside_the_ledger
 from schemas.errors import NotFound, UsageError
 from schemas.settings import Settings
 
@@ -31,7 +31,8 @@ SHOWN_MOST: Final = 1000
 @dataclass(frozen=True)
 class Report:
     """What was found. `rows`: all of the ledger; `rows_before_the_chain` have no roots, because they are older;
-    `rows_not_anchored`: newer than the newest anchor.
+    `rows_not_anchored`: newer than the newest anchor. `anchors_beside`: the place of the anchors, where that is
+    beside the ledger.
     """
 
     version: int
@@ -42,6 +43,7 @@ class Report:
     anchors: int
     anchors_unreadable: int
     anchored_at_us: int | None
+    anchors_beside: Path | None
     findings: tuple[Finding, ...]
 
     @property
@@ -62,6 +64,7 @@ class Report:
             "anchors": self.anchors,
             "anchors_unreadable": self.anchors_unreadable,
             "anchored_at_us": self.anchored_at_us,
+            "anchors_beside": None if self.anchors_beside is None else str(self.anchors_beside),
             "findings": shown,
             "findings_left_out": len(self.findings) - len(shown),
         }
@@ -93,9 +96,7 @@ def verify(
     if chain.last is None and not chain.findings and not any(anchors):
         raise NotFound("no commit of this ledger has a root yet: it is as old as this version, or is empty")
     findings = list(chain.findings)
-    if hidden := files.hiding_features():
-        text = f"the table has {', '.join(hidden)} switched on, which hide or rename what is in its files"
-        findings.append(Finding(HIDDEN_ROWS, text))
+    findings += [Finding(HIDDEN_ROWS, text) for text in files.hiding({span.encoding for span in chain.spans})]
     checked = check_anchors(anchors, keys, chain, files.table_id)
     if not without_anchors:
         where = "" if place.exists() else f" (there is no {place})"
@@ -114,6 +115,7 @@ def verify(
         anchors=checked.good,
         anchors_unreadable=checked.unreadable,
         anchored_at_us=None if checked.newest is None else checked.newest.time_us,
+        anchors_beside=place if anchors and is_beside_the_ledger(settings, place) else None,
         findings=(*findings, *rows.findings),
     )
 

@@ -103,6 +103,9 @@ def _print_report(report: Report, took_s: float) -> None:
         print(f"anchors  {report.anchors}, the newest of {moment_text(report.anchored_at_us)}")
     if report.rows_not_anchored > 0:
         print(f"         {report.rows_not_anchored} rows are not anchored: their end could be cut off unseen")
+    if report.anchors_beside is not None:
+        print("         they lie beside the ledger: who cuts its end off there can cut off theirs, unseen")
+        print("         (set audit.anchors_dir to other storage, or name copies with --anchors)")
     if report.anchors_unreadable:
         print(f"         {report.anchors_unreadable} lines are no anchors and were passed over")
     if report.is_true:

@@ -1,4 +1,4 @@
-"""What `trunkline doctor` checks of the audit chain: that its newest entries are anchored."""
+"""What `trunkline doctor` checks of the audit chain: that its newest entries are anchored, and where."""
 
 from __future__ import annotations
 
@@ -9,12 +9,22 @@ from connectors.local_stack import control
 from connectors.local_stack.part_plan import STREAMS
 from schemas.audit_anchors import read_anchors
 from schemas.audit_chain import last_in_file
-from schemas.audit_settings import anchors_file, chain_file
+from schemas.audit_settings import anchors_file, chain_file, is_beside_the_ledger
 from schemas.settings import Settings
 
 _CHECK = "anchors"
+_PLACE = "anchors place"
 # An anchor is due after one interval; on a busy machine it may come late.
 _INTERVALS = 3
+
+
+def check_anchors_place(settings: Settings) -> Finding:
+    """The anchors lie in another place than what they vouch for."""
+    place = anchors_file(settings).parent
+    if is_beside_the_ledger(settings, place):
+        found = f"{place} is beside the ledger: its end could be cut off with its anchors, unseen"
+        return Finding(_PLACE, WARN, found, "set audit.anchors_dir to other storage (docs/operate.md)")
+    return Finding(_PLACE, OK, f"{place}, apart from the ledger")
 
 
 def check_anchors(settings: Settings) -> Finding:

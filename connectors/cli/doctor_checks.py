@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from connectors.cli.doctor_audit import check_anchors
+from connectors.cli.doctor_audit import check_anchors, check_anchors_place
 from connectors.cli.doctor_findings import FAIL, Finding
 from connectors.cli.doctor_machine import (
     check_disk,
@@ -52,6 +52,7 @@ CHECKS: dict[str, Callable[[Settings], Finding]] = {
     "streams": check_streams,
     "views": check_views,
     "anchors": check_anchors,
+    "anchors place": check_anchors_place,
 }
 
 

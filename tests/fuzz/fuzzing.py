@@ -6,7 +6,8 @@
         return "refused"
 
 The function is asked about one case and says what became of it. A fuzzer that sees only one answer is none: it
-shows rubbish to a parser that refuses rubbish. Each case may take `CASE_S` of the processor's time.
+shows rubbish to a parser that refuses rubbish; `wanted` names those that must come. Each case may take `CASE_S`
+of the processor's time.
 """
 
 from __future__ import annotations
@@ -171,6 +172,27 @@ def mutated_json(*documents: Any) -> st.SearchStrategy[bytes]:
     return st.one_of(written, good)
 
 
+def other_numbers(document: Any) -> st.SearchStrategy[bytes]:
+    """JSON of `document` with another one in the place of one of its numbers, as often out of all bounds."""
+    places = [path for path in _paths(document) if type(_value_at(document, path)) is int]
+    huge = st.sampled_from((-1, 2**31, 2**62 + 1, 2**63 - 1, 2**63, 2**64, 10**30))
+    return st.tuples(st.sampled_from(places), huge | st.integers(0, 1000)).map(
+        lambda parts: _with_number(document, *parts)
+    )
+
+
+def _value_at(document: Any, path: tuple[Any, ...]) -> Any:
+    for name in path:
+        document = document[name]
+    return document
+
+
+def _with_number(document: Any, path: tuple[Any, ...], number: int) -> bytes:
+    copy = json.loads(json.dumps(document))
+    _value_at(copy, path[:-1])[path[-1]] = number
+    return json.dumps(copy, separators=(",", ":"), sort_keys=True).encode()
+
+
 def awaited(work: Awaitable[Answer]) -> Answer:
     """The result of a coroutine that ends by itself: nothing in it waits for anybody."""
 
@@ -180,8 +202,12 @@ def awaited(work: Awaitable[Answer]) -> Answer:
     return asyncio.run(run())
 
 
-def fuzzed(cases: st.SearchStrategy[Case], examples: int = EXAMPLES) -> Callable[[Callable[[Case], str]], Any]:
-    """Make a test of a function that says what became of one case; it fails by what it raises."""
+def fuzzed(
+    cases: st.SearchStrategy[Case], examples: int = EXAMPLES, wanted: Sequence[str] = ()
+) -> Callable[[Callable[[Case], str]], Any]:
+    """Make a test of a function that says what became of one case; it fails by what it raises, and when one of
+    the answers `wanted` is given to no case.
+    """
 
     def decorate(check: Callable[[Case], str]) -> Any:
         answers: Counter[str] = Counter()
@@ -215,6 +241,7 @@ def fuzzed(cases: st.SearchStrategy[Case], examples: int = EXAMPLES) -> Callable
                 run(_AT_ONCE)
             print(f"{check.__name__}: {answers.total()} cases, {dict(answers.most_common())}")
             assert len(answers) > 1, f"all cases had one answer: {dict(answers)}"
+            assert set(wanted) <= answers.keys(), f"none was {set(wanted) - answers.keys()}: {dict(answers)}"
 
         test.__name__, test.__qualname__, test.__doc__ = check.__name__, check.__qualname__, check.__doc__
         test.__module__ = check.__module__

@@ -38,6 +38,7 @@ from schemas.audit_chain import (
     ChainLine,
     FirstEntry,
     commit_metadata,
+    commit_root,
     last_in_file,
     line_in_commit,
     lines_in_file,
@@ -47,7 +48,7 @@ from schemas.audit_chain import (
 )
 from schemas.ids import parse_stream_key
 from schemas.settings import Settings, SettingsError
-from tests.fuzz.fuzzing import fuzzed, mutated, mutated_json, mutated_text
+from tests.fuzz.fuzzing import fuzzed, mutated, mutated_json, mutated_text, other_numbers
 
 LINE = {
     "msg_id": "m1",
@@ -287,12 +288,21 @@ def _chain() -> ChainLine:
 
 
 CHAIN = _chain()
-ANCHOR_KEY = Ed25519PrivateKey.generate()
+ANCHOR_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 ANCHOR = sign_statement(statement_of(CHAIN.entry, 5), ANCHOR_KEY)
 COMMIT = {"commitInfo": {"userMetadata": json.dumps({"audit": commit_metadata(CHAIN.entry)})}}
 
 
-@fuzzed(mutated(CHAIN.text()) | mutated_json(json.loads(CHAIN.text())), examples=80)
+def _lines(good: bytes) -> st.SearchStrategy[bytes]:
+    """What may stand in a file of such lines: mutated, or a line of changed JSON, whole."""
+    document = json.loads(good)
+    spaces = st.integers(1, 20).map(" ".__mul__)
+    other_words = spaces.map(lambda gap: json.dumps(document, separators=(f",{gap}", ":")).encode())
+    whole = st.one_of(mutated_json(document), other_numbers(document), other_words)
+    return st.one_of(mutated(good), whole.map(lambda raw: raw + b"\n"))
+
+
+@fuzzed(_lines(CHAIN.text()), examples=200, wanted=("the entry", "another entry", "none"))
 def test_a_line_of_the_audit_chain_is_an_entry_or_none(case: bytes) -> str:
     """Whoever can write to the file can write anything; only numbers and hashes come out of it."""
     with TemporaryDirectory() as folder:
@@ -304,10 +314,13 @@ def test_a_line_of_the_audit_chain_is_an_entry_or_none(case: bytes) -> str:
     assert (good[-1] if good else None) == last
     for line in good:
         assert (line.entry.value() == line.value) == (line.entry == CHAIN.entry and line.value == CHAIN.value)
-    return "an entry" if good else "none"
+        assert line.text() and commit_root(line.entry.partitions)
+    if not good:
+        return "none"
+    return "the entry" if CHAIN in good else "another entry"
 
 
-@fuzzed(mutated(ANCHOR.text()) | mutated_json(json.loads(ANCHOR.text())), examples=80)
+@fuzzed(_lines(ANCHOR.text()), examples=200, wanted=("signed", "signed, in other words", "forged", "refused"))
 def test_an_anchor_counts_when_it_says_what_was_signed(case: bytes) -> str:
     """A changed one is refused or cannot be read."""
     keys = {key_id(ANCHOR_KEY.public_key()): ANCHOR_KEY.public_key()}
@@ -317,15 +330,21 @@ def test_an_anchor_counts_when_it_says_what_was_signed(case: bytes) -> str:
         found = read_anchors(path)
     signed = [anchor for anchor in found if anchor is not None and is_signed_by(anchor, keys)]
     assert all(anchor.statement == ANCHOR.statement for anchor in signed)
-    return "signed" if signed else "refused"
+    if signed:
+        return "signed" if case.strip() == ANCHOR.text().strip() else "signed, in other words"
+    return "forged" if any(found) else "refused"
+
+
+METADATA = {"audit": commit_metadata(CHAIN.entry)}
 
 
 @fuzzed(
     mutated(json.dumps(COMMIT).encode())
-    | mutated_json({"audit": commit_metadata(CHAIN.entry)}).map(
+    | st.one_of(mutated_json(METADATA), other_numbers(METADATA)).map(
         lambda raw: json.dumps({"commitInfo": {"userMetadata": raw.decode("utf-8", "replace")}}).encode()
     ),
-    examples=80,
+    examples=150,
+    wanted=("the entry", "another entry", "none"),
 )
 def test_a_commit_of_the_table_has_an_entry_or_none(case: bytes) -> str:
     """The table's log is written by whoever can write to the table."""
@@ -335,4 +354,7 @@ def test_a_commit_of_the_table_has_an_entry_or_none(case: bytes) -> str:
         path.write_bytes(case)
         found = line_in_commit(SubTreeFileSystem(folder, LocalFileSystem()), 7)
     assert found is None or found.version == 7
-    return "none" if found is None else "an entry"
+    if found is None:
+        return "none"
+    assert found.text()
+    return "the entry" if found.entry == CHAIN.entry else "another entry"

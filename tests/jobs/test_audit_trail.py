@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,34 @@ def test_the_thread_follows_goes_on_after_a_failure_and_anchors_the_end(
         thread.stop()
     report = verify(ledger.settings)
     assert (report.findings, report.rows_not_anchored) == ((), 0), "the end is anchored, though it was not due"
+
+
+def test_an_anchor_that_a_full_disk_has_cut_is_an_error_and_made_again(ledger: AuditedLedger) -> None:
+    ledger.commit_offsets({0: (0, 3)})
+    ledger.keep()
+    path = anchors_file(ledger.settings)
+    ledger.commit_offsets({0: (3, 4)})
+    ledger.trail.follow()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 40, before[1]))
+    try:
+        with pytest.raises(OSError, match="only 40 of"):
+            ledger.trail.anchor(at_once=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert ledger.trail.anchor(at_once=True), "what could not be written is not taken for anchored"
+    rows = [None if anchor is None else anchor.statement.rows for anchor in read_anchors(path)]
+    assert rows == [3, None, 4] and is_true(ledger.settings)
+
+
+def test_an_anchor_writes_its_public_key_once(ledger: AuditedLedger) -> None:
+    ledger.commit_offsets({0: (0, 3)})
+    ledger.keep()
+    folder = anchor_key_file(ledger.settings).parent
+    changed = folder.stat().st_mtime_ns
+    ledger.commit_offsets({0: (3, 4)})
+    ledger.keep()
+    assert folder.stat().st_mtime_ns == changed, "nothing was made or removed beside it"
 
 
 def test_rows_out_of_order_have_no_root(ledger: AuditedLedger) -> None:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from connectors.audit.ledger_files_reader import LedgerFiles, LedgerPart
+from connectors.audit.statistics_check import StatisticsCheck
 from jobs.ledger_table import prepare_ledger
 from jobs.maintain_tables import tidy_ledger
 from schemas.ledger import LEDGER
@@ -131,13 +132,15 @@ def test_leaves_are_the_same_after_a_row_was_stored_and_put_together_with_others
         write_deltalake(made.table_path(LEDGER), pa.Table.from_batches([batch_of([row])]), mode="append")
     tidy_ledger(made, 0)
     files = LedgerFiles(made)
-    assert len(files.paths) == 1
+    (path,), statistics = files.paths, StatisticsCheck(files.said)
     found = {
         offset: leaf
-        for batch in files.batches(files.paths[0], LedgerPart({}, others=True))
+        for group in files.row_groups(path, LedgerPart({}, others=True))
+        for batch in statistics.watched(path, group)
         for offset, leaf in zip(batch.column("offset").to_pylist(), ledger_leaves(batch, COLUMNS), strict=True)
     }
     assert [found[at] for at in range(len(rows))] == ledger_leaves(batch_of(rows), COLUMNS)
+    assert statistics.findings == [], "what writers say of such rows, and cut, is so"
 
 
 def test_a_row_of_an_older_encoding_keeps_its_leaf_and_must_have_nothing_in_newer_columns() -> None:

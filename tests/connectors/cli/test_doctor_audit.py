@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.cli.doctor_audit import check_anchors
+from connectors.cli.doctor_audit import check_anchors, check_anchors_place
 from connectors.cli.doctor_findings import FAIL, OK, WARN
-from schemas.audit_settings import anchors_file
+from schemas.audit_settings import anchors_file, is_beside_the_ledger
 from tests.audited_ledger import AuditedLedger, three_commits
 
 
 def test_an_anchored_chain_is_well(tmp_path):
     finding = check_anchors(three_commits(tmp_path).settings)
     assert finding.level == OK and "signs 3 commits" in finding.found
+
+
+def test_anchors_beside_the_ledger_are_told_and_those_in_another_place_are_well(tmp_path):
+    data = tmp_path / "data"
+    for beside in ({}, {"anchors_dir": data / "elsewhere"}, {"anchors_dir": tmp_path / "x" / ".." / "data"}):
+        finding = check_anchors_place(AuditedLedger(data, **beside).settings)
+        assert finding.level == WARN and "audit.anchors_dir" in finding.mend
+    finding = check_anchors_place(AuditedLedger(data, anchors_dir=tmp_path / "other").settings)
+    assert finding.level == OK and str(tmp_path / "other") in finding.found
+    (tmp_path / "link").symlink_to(data)
+    linked = AuditedLedger(data, anchors_dir=tmp_path / "link").settings
+    assert check_anchors_place(linked).level == WARN
+    tables = linked.model_copy(
+        update={"storage": linked.storage.model_copy(update={"tables": str(tmp_path / "tables")})}
+    )
+    assert not is_beside_the_ledger(tables, tmp_path / "other")
+    assert is_beside_the_ledger(tables, tmp_path / "tables" / "ledger" / "anchors")
 
 
 def test_before_the_first_rows_there_is_no_anchor(tmp_path):

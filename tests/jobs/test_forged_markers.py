@@ -1,0 +1,142 @@
+"""The first micro-batch after a start is in the ledger once, whatever others write into its log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from msgspec.structs import replace
+from pyspark.sql import SparkSession
+
+from connectors.audit.verification import verify
+from jobs.ledger_chain import LedgerChain
+from jobs.once_sink import LastCommit, OnceSink, last_commit
+from schemas.audit_chain import ChainLine, commit_metadata, last_in_file, newest_entry, next_entry
+from schemas.errors import TrunklineError
+from schemas.spark_types import LEDGER_FILE
+from tests.audited_ledger import AuditedLedger, ledger_row_at
+
+QUERY = "the query"
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> AuditedLedger:
+    """Offsets 0 to 11 of partition 0, by two micro-batches, anchored."""
+    made = AuditedLedger(tmp_path)
+    made.commit_offsets({0: (0, 8)})
+    made.commit_offsets({0: (8, 12)})
+    made.keep()
+    return made
+
+
+def write_metadata(ledger: AuditedLedger, metadata: Any) -> None:
+    """An empty commit with this userMetadata."""
+    log = Path(ledger.path, "_delta_log")
+    newest = max(int(file.stem) for file in log.glob("*.json"))
+    action = {"commitInfo": {"timestamp": 0, "operation": "WRITE", "userMetadata": metadata}}
+    (log / f"{newest + 1:020d}.json").write_text(json.dumps(action) + "\n")
+
+
+def settle(spark: SparkSession, ledger: AuditedLedger, batch: int, first: int, end: int) -> None:
+    """The first micro-batch of a start."""
+    files = ledger.files_of([ledger_row_at(0, at) for at in range(first, end)])
+    sink = OnceSink(ledger.path, chain=LedgerChain(ledger.settings))
+    sink.started(QUERY)
+    sink(spark.createDataFrame(files, LEDGER_FILE), batch)
+
+
+def offsets_in(ledger: AuditedLedger) -> list[int]:
+    return sorted(DeltaTable(ledger.path).to_pyarrow_table()["offset"].to_pylist())
+
+
+def test_a_micro_batch_that_is_there_is_not_committed_again(spark: SparkSession, ledger: AuditedLedger) -> None:
+    version = DeltaTable(ledger.path).version()
+    settle(spark, ledger, 1, 8, 12)
+    ledger.forget_log()
+    settle(spark, ledger, 1, 8, 12)
+    assert offsets_in(ledger) == list(range(12))
+    settle(spark, ledger, 2, 12, 12)
+    empty = DeltaTable(ledger.path).version()
+    settle(spark, ledger, 2, 12, 12)
+    assert version < empty == DeltaTable(ledger.path).version(), "an empty one has its commit, once"
+    settle(spark, ledger, 3, 12, 14)
+    ledger.keep()
+    assert offsets_in(ledger) == list(range(14)) and verify(ledger.settings).findings == ()
+
+
+@pytest.mark.parametrize("with_entry", [False, True])
+def test_a_marker_that_somebody_wrote_makes_no_record_be_left_out(
+    spark: SparkSession, ledger: AuditedLedger, with_entry: bool
+) -> None:
+    last = last_in_file(ledger.trail.path)
+    assert last is not None
+    forged = next_entry(last.entry, QUERY, 2, ["[]"])
+    audit = {"audit": commit_metadata(forged)} if with_entry else {}
+    write_metadata(ledger, json.dumps({"query": QUERY, "batch": 2, **audit}))
+    assert last_commit(ledger.path, QUERY) == LastCommit(QUERY, 2 if with_entry else 1)
+    settle(spark, ledger, 2, 12, 15)
+    ledger.keep()
+    assert offsets_in(ledger) == list(range(15))
+    assert verify(ledger.settings).findings == ()
+
+
+def test_an_entry_that_does_not_continue_the_chain_is_not_its_end(ledger: AuditedLedger) -> None:
+    known = last_in_file(ledger.trail.path)
+    assert known is not None
+    good = next_entry(known.entry, QUERY, 2, ["[]"])
+    others = [
+        replace(good, previous="1" * 64),
+        replace(good, number=good.number + 1),
+        replace(good, number=0, previous="0" * 64),
+    ]
+    lines = [ChainLine(9, entry.value(), entry) for entry in others] + [ChainLine(9, "2" * 64, good)]
+    assert newest_entry(known.entry, lines) == known.entry
+    assert newest_entry(known.entry, [*lines, ChainLine(10, good.value(), good), *lines]) == good
+    assert newest_entry(None, []) is None
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        '{"note": 1}',
+        "{bad",
+        "[1]",
+        '"x"',
+        '{"query": 5, "batch": 1}',
+        '{"query": "q", "batch": -1}',
+    ],
+)
+def test_what_others_write_beside_a_commit_is_passed_over(
+    spark: SparkSession, ledger: AuditedLedger, metadata: Any
+) -> None:
+    write_metadata(ledger, metadata)
+    write_metadata(ledger, json.dumps({"query": QUERY, "batch": 10**30}))
+    assert last_commit(ledger.path) == last_commit(ledger.path, QUERY) == LastCommit(QUERY, 1)
+    settle(spark, ledger, 2, 12, 13)
+    assert offsets_in(ledger) == list(range(13))
+
+
+def test_a_micro_batch_of_which_the_ledger_has_a_part_is_refused(
+    spark: SparkSession, ledger: AuditedLedger
+) -> None:
+    with pytest.raises(TrunklineError, match=r"offsets 10 to 13 of partition 0.*another settling job"):
+        settle(spark, ledger, 2, 10, 14)
+    assert offsets_in(ledger) == list(range(12))
+
+
+def test_a_micro_batch_from_before_there_was_a_chain_is_known_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    ledger = AuditedLedger(tmp_path)
+    plain = OnceSink(ledger.path)
+    plain.started(QUERY)
+    plain.commit(ledger.files_of([ledger_row_at(0, at) for at in range(3)]), 0)
+    assert last_commit(ledger.path) == LastCommit(QUERY, 0)
+    settle(spark, ledger, 0, 0, 3)
+    settle(spark, ledger, 1, 3, 5)
+    ledger.keep()
+    report = verify(ledger.settings)
+    assert (report.findings, report.rows, report.rows_before_the_chain) == ((), 5, 3)
