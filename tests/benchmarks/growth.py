@@ -32,9 +32,10 @@ from schemas.settings import (
     MqttSettings,
     Settings,
 )
-from tests.benchmarks.endurance import BatchTimes, Load, memory_mb, quantile
+from tests.benchmarks.endurance import BatchTimes, Load, quantile
 from tests.benchmarks.event_load import fill, registrations
 from tests.benchmarks.freshness import commits
+from tests.benchmarks.stack_figures import memory_mb
 from tests.faults.test_agreement import end_offsets, look_after, views_are_at
 
 WARM_S = 30
