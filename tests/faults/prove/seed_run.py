@@ -13,19 +13,23 @@ from typing import Any, Final
 from tests.faults.prove import evidence
 from tests.faults.prove.brokers import Brokers
 from tests.faults.prove.clients import Clients
-from tests.faults.prove.comparison import DIVERGENT, LOST, MISBEHAVED, Finding, compare
+from tests.faults.prove.comparison import MISBEHAVED, Finding, compare
 from tests.faults.prove.hub_client import Clock
 from tests.faults.prove.injector import Injector
+from tests.faults.prove.load_messages import FRED, readers_of
 from tests.faults.prove.oracle import ACKED, Oracle
 from tests.faults.prove.quiet import Quiet
 from tests.faults.prove.schedule import Schedule
 from tests.faults.prove.seed_parts import SeedParts, seed_settings
 
 LIMIT_S: Final = 100.0
+DOORS: Final = frozenset({"http", "file", "mcp", "mqtt", "xml"})
 # What comparing and ending may take of the limit, and what coming to rest must have.
 _JUDGE_S: Final = 12.0
 _REST_S: Final = 20.0
 _START_S: Final = 45.0
+# What the schedule holds is done to its end as long as this is left for the rest.
+_FAULTS_END_S: Final = _JUDGE_S + 1.5 * _REST_S
 _TICK_S: Final = 0.05
 # Spark starts under load; so long the load goes on when it works, and so long it is waited for at most.
 _SPARK_WORKS_S: Final = 5.0
@@ -35,7 +39,9 @@ _LOOK_S: Final = 0.4
 
 @dataclass
 class SeedResult:
-    """What came of a seed; one line of the results. `folder`: where its data is, if it was kept."""
+    """What came of a seed; one line of the results. `folder`: where its data is, if it was kept. `is_judged`:
+    all of its faults were injected, each door acknowledged something, and the backbone came to rest.
+    """
 
     seed: int
     acknowledged: int = 0
@@ -45,6 +51,7 @@ class SeedResult:
     seconds: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
     folder: str = ""
+    is_judged: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """The line."""
@@ -66,6 +73,7 @@ class SeedRun:
         self.oracle = Oracle(folder / "oracle.jsonl")
         self._result = SeedResult(schedule.seed)
         self._late: list[str] = []
+        self._readers = readers_of(schedule)
         self._is_at_rest = False
         self._unrest: str | None = "not looked at"
         (folder / "schedule.json").write_text(json.dumps(schedule.as_json(), indent=1))
@@ -118,10 +126,10 @@ class SeedRun:
     def _load(self, clients: Clients, clock: Clock) -> Injector:
         """Clients at every door, and the faults meanwhile."""
         clock.begin(self._schedule.load_s, max(5.0, self._left_s - self._schedule.load_s - _JUDGE_S - _REST_S))
-        injector = Injector(self._parts, self._brokers, self.oracle, self._schedule)
+        injector = Injector(self._parts, self._brokers, self.oracle, self._schedule, clients.urls)
         clients.start()
         longest, has_worked = time.monotonic() + self._schedule.load_s + _SPARK_STARTS_S, False
-        while (clock.may_begin() or not injector.over) and self._left_s > _JUDGE_S + 2 * _REST_S:
+        while (clock.may_begin() or not injector.over) and self._left_s > _FAULTS_END_S:
             injector.tick()
             has_worked = has_worked or self._parts.parts["streams"].ready_after_s is not None
             if not has_worked and time.monotonic() < longest:
@@ -132,7 +140,7 @@ class SeedRun:
 
     def _rest(self, clients: Clients) -> None:
         """Everything is up again, what was begun has its answer, and nothing moves any more."""
-        quiet = Quiet(self._settings, self.oracle)
+        quiet = Quiet(self._settings, self.oracle, self._readers)
         while not self._is_at_rest and self._left_s > _JUDGE_S:
             self._parts.look_after_for(_LOOK_S)
             self._unrest = self._under_way(clients)
@@ -153,15 +161,18 @@ class SeedRun:
         return f"{', '.join(clients.waiting)} wait for an answer" if clients.waiting else None
 
     def _judge(self, injector: Injector, clients: Clients) -> None:
-        found = evidence.gather(self._settings, {"gateway": self._settings.gateway_url})
-        findings = compare(self.oracle.notes(), found)
-        if not self._is_at_rest:
-            # What is under way cannot be told from what is lost; that it is still under way is a finding.
-            findings = [finding for finding in findings if finding.kind not in (LOST, DIVERGENT)]
-        troubles = (*injector.misbehaved, *clients.failures, *clients.late, *self._late)
-        findings += [Finding(MISBEHAVED, what) for what in troubles]
+        found = evidence.gather(self._settings, {"gateway": self._settings.gateway_url}, (FRED,))
+        # That it is still under way is a finding as well.
+        findings = compare(self.oracle.notes(), found, self._readers, is_at_rest=self._is_at_rest)
         result, done = self._result, injector.done + injector.died() + clients.habits()
         result.acknowledged = self.oracle.acknowledged
         result.by_door = dict(Counter(note.door for note in self.oracle.notes(ACKED)))
+        untried = [*injector.left_out]
+        untried += [f"the door {door} acknowledged nothing" for door in DOORS - result.by_door.keys()]
+        if injector.has_shared and not clients.answers_elsewhere:
+            untried.append("the second gateway has answered nobody")
+        result.is_judged = self._is_at_rest and not untried
+        troubles = (*injector.misbehaved, *clients.failures, *clients.late, *self._late, *untried)
+        findings += [Finding(MISBEHAVED, what) for what in troubles]
         result.findings = [asdict(finding) for finding in findings]
         result.faults = {name: count for name, count in sorted(done.items()) if count}
