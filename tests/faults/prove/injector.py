@@ -125,9 +125,12 @@ class Injector:
         for thread in self._threads:
             thread.join(30)
 
-    def died(self) -> Counter[str]:
-        """The deaths at named points. Nobody dies there from now on."""
+    def disarm(self) -> None:
+        """Nobody dies at a named point from now on."""
         disarm(self._points)
+
+    def died(self) -> Counter[str]:
+        """The deaths at named points."""
         return Counter({fault: fired(self._points, fault.partition(":")[2]) for fault in self._armed})
 
     def _begin(self, injection: Injection) -> None:

@@ -30,6 +30,8 @@ _REST_S: Final = 20.0
 _START_S: Final = 45.0
 # What the schedule holds is done to its end as long as this is left for the rest.
 _FAULTS_END_S: Final = _JUDGE_S + 1.5 * _REST_S
+# A driver that died at a point with less than this left would not be back in time.
+_POINTS_END_S: Final = _JUDGE_S + 30.0
 _TICK_S: Final = 0.05
 # Spark starts under load; so long the load goes on when it works, and so long it is waited for at most.
 _SPARK_WORKS_S: Final = 5.0
@@ -96,7 +98,7 @@ class SeedRun:
             injector = self._load(clients, clock)
             self._phase("load")
             injector.heal()
-            self._rest(clients)
+            self._rest(injector, clients)
             self._phase("rest")
             self._judge(injector, clients)
             self._phase("judge")
@@ -138,17 +140,20 @@ class SeedRun:
             time.sleep(_TICK_S)
         return injector
 
-    def _rest(self, clients: Clients) -> None:
+    def _rest(self, injector: Injector, clients: Clients) -> None:
         """Everything is up again, what was begun has its answer, and nothing moves any more."""
         quiet = Quiet(self._settings, self.oracle, self._readers)
         while not self._is_at_rest and self._left_s > _JUDGE_S:
             self._parts.look_after_for(_LOOK_S)
+            if self._left_s < _POINTS_END_S:
+                injector.disarm()
             self._unrest = self._under_way(clients)
             if self._unrest is None:
                 self._is_at_rest = quiet.look()
                 self._unrest = quiet.why
         if not self._is_at_rest:
             self._late.append(f"not at rest {LIMIT_S - _JUDGE_S:.0f} s after its begin: {self._unrest}")
+        injector.disarm()
         # Readers that hold a message end before it is looked at where it stands.
         clients.leave()
 
