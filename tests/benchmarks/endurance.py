@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -77,12 +78,21 @@ class BatchTimes(threading.Thread):
 
 class Load(threading.Thread):
     """Writes signed events into the log at a steady rate until `stop`, as the bridge does; of jobs from the
-    number `first` on.
+    number `first` on. `rounds`: after so many, of `round_s` each, it ends by itself.
     """
 
-    def __init__(self, settings: Settings, rate: int, first: int = 0) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        rate: int,
+        first: int = 0,
+        *,
+        round_s: int = ROUND_S,
+        rounds: int | None = None,
+    ) -> None:
         super().__init__(daemon=True)
         self._settings, self._rate, self._first = settings, rate, first
+        self._round_s, self._rounds_left = round_s, math.inf if rounds is None else rounds
         self.stop = threading.Event()
         self.sent = 0
         self.failure: Exception | None = None
@@ -97,15 +107,17 @@ class Load(threading.Thread):
     def _rounds(self) -> None:
         kafka, keyring, first = self._settings.kafka, load_keyring(self._settings), self._first
         writer = TopicWriter(kafka.bootstrap_servers, kafka.topic)
-        count = self._rate * ROUND_S
+        count = self._rate * self._round_s
         jobs = jobs_for(count)
         for record in registrations(jobs, keyring, first):
             writer.append(record)
         began, number = time.monotonic(), 0
-        while not self.stop.is_set():
+        while not self.stop.is_set() and self._rounds_left > 0:
+            self._rounds_left -= 1
             # The jobs of the next round are registered meanwhile, one now and then: a burst would be a batch of
             # its own kind each minute.
             following, registered = registrations(jobs, keyring, first + jobs), 0
+            wanted = jobs if self._rounds_left > 0 else 0
             for place, record in enumerate(events(count, seed=first + 1, first=first), 1):
                 if self.stop.is_set():
                     break
@@ -114,7 +126,7 @@ class Load(threading.Thread):
                 writer.append(record)
                 number += 1
                 self.sent = number
-                while registered * count < place * jobs and registered < jobs:
+                while registered < wanted and registered * count < place * jobs:
                     writer.append(next(following))
                     registered += 1
             first += jobs

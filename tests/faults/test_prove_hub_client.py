@@ -70,6 +70,10 @@ def test_a_repeated_request_with_another_answer_is_said(serve: Serve, ask: Calla
     for again in ((201, {"id": 2}), (200, {"id": 1})):
         with pytest.raises(AssertionError, match="sent again"):
             ask(serve([(201, {"id": 1}), again])).ask("GET", "/", duplicates=1.0)
+    # An empty drain takes nothing, and is no other one when something has come.
+    drained = ask(serve([(200, {"messages": []}), (200, {"messages": [{"id": "m1"}]})]))
+    found = drained.ask("GET", "/", duplicates=1.0, says=lambda answer: answer.json()["messages"])
+    assert found.json()["messages"] == [{"id": "m1"}]
     # Where it stands in the log is not what it says.
     other = ask(serve([(201, {"id": 1, "position": 4}), (201, {"id": 1, "position": 7})]))
     other.ask("GET", "/", duplicates=1.0, says=lambda answer: answer.json()["id"])

@@ -33,6 +33,7 @@ _FAULTS_END_S: Final = _JUDGE_S + 1.5 * _REST_S
 # A driver that died at a point with less than this left would not be back in time.
 _POINTS_END_S: Final = _JUDGE_S + 30.0
 _TICK_S: Final = 0.05
+_SHOWN: Final = 40
 # Spark starts under load; so long the load goes on when it works, and so long it is waited for at most.
 _SPARK_WORKS_S: Final = 5.0
 _SPARK_STARTS_S: Final = 14.0
@@ -41,8 +42,10 @@ _LOOK_S: Final = 0.4
 
 @dataclass
 class SeedResult:
-    """What came of a seed; one line of the results. `folder`: where its data is, if it was kept. `is_judged`:
-    all of its faults were injected, each door acknowledged something, and the backbone came to rest.
+    """What came of a seed; one line of the results.
+
+    `is_judged`: its faults were injected, each door acknowledged something, and the backbone came to rest.
+    `waited_for`: what it did not rest for, in seconds. `folder`: where its data is, if it was kept.
     """
 
     seed: int
@@ -52,6 +55,7 @@ class SeedResult:
     by_door: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
+    waited_for: dict[str, float] = field(default_factory=dict)
     folder: str = ""
     is_judged: bool = False
 
@@ -142,7 +146,7 @@ class SeedRun:
 
     def _rest(self, injector: Injector, clients: Clients) -> None:
         """Everything is up again, what was begun has its answer, and nothing moves any more."""
-        quiet = Quiet(self._settings, self.oracle, self._readers)
+        quiet, looked = Quiet(self._settings, self.oracle, self._readers), time.monotonic()
         while not self._is_at_rest and self._left_s > _JUDGE_S:
             self._parts.look_after_for(_LOOK_S)
             if self._left_s < _POINTS_END_S:
@@ -151,6 +155,10 @@ class SeedRun:
             if self._unrest is None:
                 self._is_at_rest = quiet.look()
                 self._unrest = quiet.why
+            waited, now = self._result.waited_for, time.monotonic()
+            what = (self._unrest or "")[:_SHOWN]
+            waited[what] = round(waited.get(what, 0.0) + now - looked, 1)
+            looked = now
         if not self._is_at_rest:
             self._late.append(f"not at rest {LIMIT_S - _JUDGE_S:.0f} s after its begin: {self._unrest}")
         injector.disarm()
