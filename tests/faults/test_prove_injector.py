@@ -14,6 +14,7 @@ from tests.faults.prove.injector import Injector, judge_second
 from tests.faults.prove.oracle import Oracle
 from tests.faults.prove.schedule import CRASH, KILL, STOP, Injection, draw_schedule
 from tests.faults.prove.seed_parts import SeedParts, seed_settings
+from tests.faults.prove.seed_run import DOORS, not_tried
 
 
 def test_a_fault_that_was_not_injected_or_was_ended_early_is_said(tmp_path: Path) -> None:
@@ -41,6 +42,18 @@ def test_a_fault_that_was_not_injected_or_was_ended_early_is_said(tmp_path: Path
         f"{STOP}:bridge",
     ]
     assert "was to last 20 s and was ended after" in injector.left_out[-1]
+
+
+def test_a_door_without_an_acknowledgement_and_a_second_gateway_that_nobody_asked_are_said() -> None:
+    each = dict.fromkeys(DOORS, 1)
+    assert not_tried(each, has_shared=False, answers_elsewhere=0) == []
+    assert not_tried(each, has_shared=True, answers_elsewhere=3) == []
+    assert not_tried(each, has_shared=True, answers_elsewhere=0) == ["the second gateway answered nobody"]
+    for door in DOORS:
+        some = {name: count for name, count in each.items() if name != door}
+        assert not_tried(some, has_shared=False, answers_elsewhere=0) == [
+            f"the door {door} acknowledged nothing"
+        ]
 
 
 def judged(name: str, **facts: object) -> tuple[str | None, bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -180,12 +180,21 @@ class SeedRun:
         result, done = self._result, injector.done + injector.died() + clients.habits()
         result.acknowledged = self.oracle.acknowledged
         result.by_door = dict(Counter(note.door for note in self.oracle.notes(ACKED)))
-        untried = [*injector.left_out]
-        untried += [f"the door {door} acknowledged nothing" for door in DOORS - result.by_door.keys()]
-        if injector.has_shared and not clients.answers_elsewhere:
-            untried.append("the second gateway has answered nobody")
+        untried = injector.left_out + not_tried(
+            result.by_door, has_shared=injector.has_shared, answers_elsewhere=clients.answers_elsewhere
+        )
         result.is_judged = self._is_at_rest and not untried
         troubles = (*injector.misbehaved, *clients.failures, *clients.late, *self._late, *untried)
         findings += [Finding(MISBEHAVED, what) for what in troubles]
         result.findings = [asdict(finding) for finding in findings]
         result.faults = {name: count for name, count in sorted(done.items()) if count}
+
+
+def not_tried(by_door: Mapping[str, int], *, has_shared: bool, answers_elsewhere: int) -> list[str]:
+    """What a run says nothing about. `by_door`: how much each door acknowledged; `has_shared`: there was
+    a second gateway, which has answered `answers_elsewhere` requests.
+    """
+    found = [f"the door {door} acknowledged nothing" for door in sorted(DOORS) if not by_door.get(door)]
+    if has_shared and not answers_elsewhere:
+        found.append("the second gateway answered nobody")
+    return found
