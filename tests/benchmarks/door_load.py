@@ -58,7 +58,8 @@ def file(settings: Settings) -> Iterator[Send]:
 @contextmanager
 def mqtt(settings: Settings) -> Iterator[Send]:
     """On an agent's outbox; each waits for its receipt."""
-    name = "door_mqtt"
+    # A name has one account and one key, and each row of a benchmark a sender of its own.
+    name = f"door_mqtt_{next(_numbers)}"
     with _hub(settings) as hub:
         told = hub.post(f"/api/hub/agents/{name}/mqtt", json={}).raise_for_status().json()
     credentials = Credentials(agent_name=name, secret=told["secret"], prefix=told["prefix"])
@@ -70,7 +71,7 @@ def mqtt(settings: Settings) -> Iterator[Send]:
 @contextmanager
 def mcp(settings: Settings) -> Iterator[Send]:
     """By signed calls of `send_to_agent`."""
-    name, (private, public) = "door_mcp", new_key_pair()
+    name, (private, public) = f"door_mcp_{next(_numbers)}", new_key_pair()
     key = load_private_key(private)
     with _hub(settings) as hub:
         body = {"agent_name": name, "public_key": public, "task": "takes part"}
@@ -130,8 +131,10 @@ class DoorLoads:
                 # It is there already in the second row.
                 if added.status_code not in (201, 409):
                     added.raise_for_status()
-        for name in self._names:
-            send = self._open.enter_context(DOORS[name](self._settings))
+        with ExitStack() as opened:
+            sends = [(name, opened.enter_context(DOORS[name](self._settings))) for name in self._names]
+            self._open = opened.pop_all()
+        for name, send in sends:
             thread = threading.Thread(target=self._run, args=(name, send), name=f"door-{name}", daemon=True)
             self._threads.append(thread)
             thread.start()

@@ -143,7 +143,7 @@ def measured(
 
 def _rounded(values: Sequence[float], share: float, digits: int) -> float | None:
     """One quantile; None where no micro-batch ended in the time."""
-    return round(quantile(values, share), digits) if values else None
+    return round(quantile(values, share), digits or None) if values else None
 
 
 def say(row: dict[str, Any]) -> dict[str, Any]:
