@@ -19,7 +19,7 @@ from tests.faults.prove.injector import Injector
 from tests.faults.prove.load_messages import FRED, readers_of
 from tests.faults.prove.oracle import ACKED, Oracle
 from tests.faults.prove.quiet import Quiet
-from tests.faults.prove.schedule import Schedule
+from tests.faults.prove.schedule import STREAMS, Schedule
 from tests.faults.prove.seed_parts import SeedParts, seed_settings
 
 LIMIT_S: Final = 100.0
@@ -30,8 +30,9 @@ _REST_S: Final = 20.0
 _START_S: Final = 45.0
 # What the schedule holds is done to its end as long as this is left for the rest.
 _FAULTS_END_S: Final = _JUDGE_S + 1.5 * _REST_S
-# A driver that died at a point with less than this left would not be back in time.
-_POINTS_END_S: Final = _JUDGE_S + 30.0
+# A driver that died at a point with less than this left, or twice as much as its start took, would not be back
+# and at the log's end in time.
+_RESTART_S: Final = 30.0
 _TICK_S: Final = 0.05
 _SHOWN: Final = 40
 # Spark starts under load; so long the load goes on when it works, and so long it is waited for at most.
@@ -88,6 +89,11 @@ class SeedRun:
     def _left_s(self) -> float:
         return LIMIT_S - (time.monotonic() - self._began)
 
+    @property
+    def _restart_s(self) -> float:
+        took_s = self._parts.parts[STREAMS].ready_after_s or 0.0
+        return _JUDGE_S + max(_RESTART_S, 2 * took_s)
+
     def run(self) -> SeedResult:
         """All of it; ends every process that it has started, whatever happens."""
         clients: Clients | None = None
@@ -137,7 +143,7 @@ class SeedRun:
         longest, has_worked = time.monotonic() + self._schedule.load_s + _SPARK_STARTS_S, False
         while (clock.may_begin() or not injector.over) and self._left_s > _FAULTS_END_S:
             injector.tick()
-            has_worked = has_worked or self._parts.parts["streams"].ready_after_s is not None
+            has_worked = has_worked or self._parts.parts[STREAMS].ready_after_s is not None
             if not has_worked and time.monotonic() < longest:
                 clock.go_on(_SPARK_WORKS_S)
             self._parts.look_after()
@@ -149,7 +155,7 @@ class SeedRun:
         quiet, looked = Quiet(self._settings, self.oracle, self._readers), time.monotonic()
         while not self._is_at_rest and self._left_s > _JUDGE_S:
             self._parts.look_after_for(_LOOK_S)
-            if self._left_s < _POINTS_END_S:
+            if self._left_s < self._restart_s:
                 injector.disarm()
             self._unrest = self._under_way(clients)
             if self._unrest is None:
