@@ -1,8 +1,10 @@
 """Whether the stack is as fast and as small after thousands of commits as after the first hundred.
 
 Runs the whole stack on free ports under a steady load until the ledger has so many commits, with maintenance on
-(`--unmaintained`: without, as a control). Looks from outside: how long each micro-batch took (between the two
-files that Spark writes for it), how many live files each table has, how much memory each part's processes hold.
+(`--unmaintained`: without, as a control), and for 20 minutes at least. Looks from outside: how long each
+micro-batch took (between the two files that Spark writes for it), how many live files each table has (the most
+in the first and the last third), how much memory each process holds (after 10 minutes and in the end). What
+could not be compared is in `errors`, beside all other figures, and makes the exit code 1.
 
     ./trunkline bench endurance --commits 2000 --json
 """
@@ -11,22 +13,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
-from deltalake import DeltaTable
-
 from connectors.local_stack import LocalStack, free_port
-from schemas.ledger import LEDGER
 from schemas.sealing import load_keyring
 from schemas.settings import (
     AgentMcpSettings,
@@ -37,13 +35,17 @@ from schemas.settings import (
     Settings,
     ViewSettings,
 )
-from schemas.views import VIEW_TABLES
 from tests.benchmarks.event_load import TopicWriter, events, jobs_for, registrations
+from tests.benchmarks.stack_figures import FileLooks, MemoryLooks, resident_mb
 
 EARLY = (100, 300)
 LATE = 200
 MEMORY_AFTER_S = 600
+# So long it runs at least, that memory in the end is not that of minute 10.
+LEAST_S = 1200
 LOOK_S = 0.5
+# No part of the seconds between two rounds of maintenance: looks come before and after them.
+FIGURES_S = 7
 TELL_S = 60
 # A load for this long at once; the next one has jobs of its own.
 ROUND_S = 60
@@ -76,12 +78,21 @@ class BatchTimes(threading.Thread):
 
 class Load(threading.Thread):
     """Writes signed events into the log at a steady rate until `stop`, as the bridge does; of jobs from the
-    number `first` on.
+    number `first` on. `rounds`: after so many, of `round_s` each, it ends by itself.
     """
 
-    def __init__(self, settings: Settings, rate: int, first: int = 0) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        rate: int,
+        first: int = 0,
+        *,
+        round_s: int = ROUND_S,
+        rounds: int | None = None,
+    ) -> None:
         super().__init__(daemon=True)
         self._settings, self._rate, self._first = settings, rate, first
+        self._round_s, self._rounds_left = round_s, math.inf if rounds is None else rounds
         self.stop = threading.Event()
         self.sent = 0
         self.failure: Exception | None = None
@@ -96,43 +107,30 @@ class Load(threading.Thread):
     def _rounds(self) -> None:
         kafka, keyring, first = self._settings.kafka, load_keyring(self._settings), self._first
         writer = TopicWriter(kafka.bootstrap_servers, kafka.topic)
+        count = self._rate * self._round_s
+        jobs = jobs_for(count)
+        for record in registrations(jobs, keyring, first):
+            writer.append(record)
         began, number = time.monotonic(), 0
-        while not self.stop.is_set():
-            count = self._rate * ROUND_S
-            for record in registrations(jobs_for(count), keyring, first):
-                writer.append(record)
-            for record in events(count, seed=first + 1, first=first):
+        while not self.stop.is_set() and self._rounds_left > 0:
+            self._rounds_left -= 1
+            # The jobs of the next round are registered meanwhile, one now and then: a burst would be a batch of
+            # its own kind each minute.
+            following, registered = registrations(jobs, keyring, first + jobs), 0
+            wanted = jobs if self._rounds_left > 0 else 0
+            for place, record in enumerate(events(count, seed=first + 1, first=first), 1):
                 if self.stop.is_set():
                     break
                 if number % 10 == 0:
                     time.sleep(max(0.0, began + number / self._rate - time.monotonic()))
                 writer.append(record)
                 number += 1
-            self.sent, first = number, first + jobs_for(count)
+                self.sent = number
+                while registered < wanted and registered * count < place * jobs:
+                    writer.append(next(following))
+                    registered += 1
+            first += jobs
         writer.flush()
-
-
-def live_files(settings: Settings) -> dict[str, int]:
-    """How many data files the newest version of each table has."""
-    found = {}
-    for table in (LEDGER, *VIEW_TABLES):
-        path = settings.table_path(table)
-        if DeltaTable.is_deltatable(path):
-            found[table] = len(DeltaTable(path).file_uris())
-    return found
-
-
-def memory_mb(stack: LocalStack) -> dict[str, float]:
-    """Resident memory of each part's processes, with their children."""
-    found: dict[str, float] = {}
-    for name, part in stack.parts.items():
-        if part.pid is None:
-            continue
-        with suppress(psutil.Error):
-            process = psutil.Process(part.pid)
-            mine = [process, *process.children(recursive=True)]
-            found[name] = sum(one.memory_info().rss for one in mine) / 1e6
-    return found
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -145,7 +143,7 @@ def compared(took_ms: dict[int, float]) -> dict[str, Any]:
     ordered = [took_ms[batch] for batch in sorted(took_ms)]
     early, late = ordered[EARLY[0] : EARLY[1]], ordered[-LATE:]
     if len(ordered) < EARLY[1] + LATE:
-        raise SystemExit(f"endurance: {len(ordered)} micro-batches are too few")
+        return {"errors": [f"{len(ordered)} micro-batches are too few"]}
     medians = [statistics.median(part) for part in (early, late)]
     p95s = [quantile(part, 0.95) for part in (early, late)]
     return {
@@ -155,50 +153,52 @@ def compared(took_ms: dict[int, float]) -> dict[str, Any]:
         "early_p95_ms": round(p95s[0], 1),
         "late_p95_ms": round(p95s[1], 1),
         "p95_ratio": round(p95s[1] / p95s[0], 3),
+        "errors": [],
     }
 
 
-def measure(settings: Settings, commits: int, rate: int, limit_s: float) -> dict[str, Any]:
+def measure(settings: Settings, commits: int, rate: int, least_s: float, limit_s: float) -> dict[str, Any]:
     """Start, load, look on, compare."""
-    most: dict[str, int] = defaultdict(int)
-    memory: dict[str, float] = {}
+    memory, files, errors = MemoryLooks(MEMORY_AFTER_S), FileLooks(settings), []
     with LocalStack(settings) as stack:
         times, load = BatchTimes(Path(settings.checkpoints_root) / "settle_events"), Load(settings, rate)
-        began = told = time.monotonic()
+        began = told = looked = time.monotonic()
         times.start()
         load.start()
-        while len(times.took_ms) < commits and time.monotonic() - began < limit_s:
+        while True:
             stack.look_after()
             time.sleep(LOOK_S)
-            if load.failure is not None:
-                raise SystemExit(f"endurance: the load ended: {load.failure}")
             now = time.monotonic()
-            if not memory and now - began >= MEMORY_AFTER_S:
-                memory = memory_mb(stack)
+            if now - looked >= FIGURES_S:
+                looked = now
+                memory.add(now - began, resident_mb(stack))
+                files.add()
             if now - told >= TELL_S:
                 told = now
-                for table, count in live_files(settings).items():
-                    most[table] = max(most[table], count)
                 print(f"endurance: {len(times.took_ms)} of {commits} commits", file=sys.stderr)
-        last_memory, last_files = memory_mb(stack), live_files(settings)
+            if load.failure is not None:
+                errors.append(f"the load ended: {load.failure}")
+                break
+            if len(times.took_ms) >= commits and now - began >= least_s:
+                break
+            if now - began >= limit_s:
+                errors.append(f"{len(times.took_ms)} of {commits} commits in {limit_s:.0f} s")
+                break
+        took_s = time.monotonic() - began
         restarts = {name: part.restarts for name, part in stack.parts.items() if part.restarts}
         load.stop.set()
         times.stop.set()
         load.join(30)
+    batches, held = compared(times.took_ms), memory.figures()
     return {
         "commits": len(times.took_ms),
-        "minutes": round((time.monotonic() - began) / 60, 1),
+        "minutes": round(took_s / 60, 1),
         "events": load.sent,
-        **compared(times.took_ms),
-        "live_files": {table: {"most": most[table], "last": count} for table, count in last_files.items()},
-        "memory_mb": {
-            name: {"after_10_min": round(memory.get(name, 0)), "last": round(last)}
-            for name, last in last_memory.items()
-        },
-        "memory_ratio": {
-            name: round(last / memory[name], 3) for name, last in last_memory.items() if name in memory
-        },
+        **batches,
+        "live_files": files.figures(),
+        **held,
         "restarts": restarts,
+        "errors": [*errors, *batches["errors"], *held["errors"]],
     }
 
 
@@ -209,6 +209,9 @@ def main() -> int:
     parser.add_argument("--rate", type=int, default=200, help="events a second (default 200)")
     parser.add_argument("--maintenance", type=float, default=60, help="seconds between two rounds (default 60)")
     parser.add_argument("--unmaintained", action="store_true", help="the control: without maintenance")
+    parser.add_argument(
+        "--least", type=float, default=LEAST_S, help=f"seconds that it runs at least (default {LEAST_S})"
+    )
     parser.add_argument("--limit", type=float, default=3600, help="seconds after which it ends (default 3600)")
     parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
     args = parser.parse_args()
@@ -222,9 +225,10 @@ def main() -> int:
             agent_mcp=AgentMcpSettings(port=free_port()),
             views=ViewSettings(maintenance_interval_s=0 if args.unmaintained else args.maintenance),
         )
-        result = {"maintained": not args.unmaintained, **measure(settings, args.commits, args.rate, args.limit)}
+        figures = measure(settings, args.commits, args.rate, args.least, args.limit)
+        result = {"maintained": not args.unmaintained, **figures}
     print(json.dumps(result) if args.json else json.dumps(result, indent=2))
-    return 0
+    return 1 if result["errors"] else 0
 
 
 if __name__ == "__main__":

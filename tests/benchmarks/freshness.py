@@ -4,7 +4,8 @@ Runs the whole stack, with all doors, on free ports. One generator publishes ove
 a steady rate, another posts messages over HTTP; what counts is the second half of the load, from `publish` to:
 the commit of its ledger row, the first commit of `registry_jobs` that shows it (of `mailbox`, from the POST),
 its arrival at a client of the gateway's event stream. `view_p95_s` is the worse of the two views. Then the same
-load once more with Spark stopped, for the live view's figure without it.
+load once more with Spark stopped, for the live view's figure without it. `never_arrived` counts what no figure
+can hold: of the second half, what was in none of the places.
 
     ./trunkline bench freshness --rate 500 --json
 """
@@ -121,18 +122,24 @@ def commits(table: str) -> Iterator[tuple[float, list[Path]]]:
         yield log.stat().st_mtime, [Path(table, path) for path in added if Path(table, path).exists()]
 
 
-def ledger_moments(settings: Settings) -> tuple[Sent, dict[str, tuple[str, int]]]:
-    """When each accepted event was readable in the ledger, and its job and offset."""
+def ledger_moments(settings: Settings) -> tuple[Sent, dict[str, tuple[str, int]], set[str]]:
+    """When each accepted event was readable in the ledger, and its job and offset; and all events, however they
+    were settled.
+    """
     moments: Sent = {}
+    settled: set[str] = set()
     places: dict[str, tuple[str, int]] = {}
     columns = ["ce_id", "stream_id", "offset", "type", "verdict"]
     for moment, files in commits(settings.table_path(LEDGER)):
         for file in files:
             for row in parquet.read_table(file, columns=columns, partitioning=None).to_pylist():
-                if row["type"] == "job.event" and row["verdict"] == "accepted":
+                if row["type"] != "job.event":
+                    continue
+                settled.add(row["ce_id"])
+                if row["verdict"] == "accepted":
                     moments[row["ce_id"]] = moment
                     places[row["ce_id"]] = (row["stream_id"], row["offset"])
-    return moments, places
+    return moments, places, settled
 
 
 def view_moments(settings: Settings, places: dict[str, tuple[str, int]]) -> Sent:
@@ -161,9 +168,14 @@ def mailbox_moments(settings: Settings) -> Sent:
     return found
 
 
-def ages(sent: Sent, seen: Sent, after: float) -> list[float]:
-    """Seconds from publish to `seen` of what was sent after a moment, sorted; raises if there is nothing."""
-    found = sorted(seen[ce_id] - moment for ce_id, moment in sent.items() if moment >= after and ce_id in seen)
+def within(sent: Sent, after: float, until: float) -> Sent:
+    """What was sent in a time."""
+    return {ce_id: moment for ce_id, moment in sent.items() if after <= moment <= until}
+
+
+def ages(sent: Sent, seen: Sent) -> list[float]:
+    """Seconds from publish to `seen`, sorted; raises if there is nothing."""
+    found = sorted(seen[ce_id] - moment for ce_id, moment in sent.items() if ce_id in seen)
     if not found:
         raise SystemExit("freshness: nothing arrived")
     return found
@@ -206,15 +218,18 @@ def measure(settings: Settings, rate: int, seconds: int, warm_s: int, messages: 
         time.sleep(15)
         stack[STREAMS].stop()
         idle_sent, idle_live = load(settings, rate, max(10, seconds // 2), first=second + 100_000)
-    ledger, places = ledger_moments(settings)
-    view = view_moments(settings, places)
-    half = min(sent.values()) + seconds / 2
-    idle_half = min(idle_sent.values()) + max(10, seconds // 2) / 2
-    counted = {ce_id: moment for ce_id, moment in sent.items() if ce_id in ledger}
-    missing = len(counted) - sum(ce_id in view for ce_id in counted)
-    ledger_ages, view_ages = ages(counted, ledger, half), ages(counted, view, half)
-    live_ages, idle_ages = ages(sent, live, half), ages(idle_sent, idle_live, idle_half)
-    mailbox_ages = ages(sender.sent, mailbox_moments(settings), half)
+    idle_s = max(10, seconds // 2)
+    ledger, places, settled = ledger_moments(settings)
+    view, mailbox = view_moments(settings, places), mailbox_moments(settings)
+    start, idle_start = min(sent.values()), min(idle_sent.values())
+    # The idle wait after the load is no part of it: messages go on meanwhile.
+    window = (start + seconds / 2, start + seconds)
+    events_sent, told = within(sent, *window), within(sender.sent, *window)
+    idle = within(idle_sent, idle_start + idle_s / 2, idle_start + idle_s)
+    accepted = {ce_id: moment for ce_id, moment in events_sent.items() if ce_id in ledger}
+    ledger_ages, view_ages = ages(accepted, ledger), ages(accepted, view)
+    live_ages, idle_ages = ages(events_sent, live), ages(idle, idle_live)
+    mailbox_ages = ages(told, mailbox)
     return {
         "ledger_p50_s": round(at(ledger_ages, 0.5), 3),
         "ledger_p95_s": round(at(ledger_ages, 0.95), 3),
@@ -228,7 +243,13 @@ def measure(settings: Settings, rate: int, seconds: int, warm_s: int, messages: 
         "live_idle_p99_ms": round(at(idle_ages, 0.99) * 1000, 1),
         "events": len(sent),
         "messages": len(mailbox_ages),
-        "accepted_but_in_no_view": missing,
+        "never_arrived": {
+            "ledger": len(events_sent.keys() - settled),
+            "registry": len(accepted.keys() - view.keys()),
+            "mailbox": len(told.keys() - mailbox.keys()),
+            "live": len(events_sent.keys() - live.keys()),
+            "live_idle": len(idle.keys() - idle_live.keys()),
+        },
     }
 
 

@@ -1,8 +1,10 @@
-"""How cost grows: with events per second, and with jobs known.
+"""How cost grows: with events per second, with jobs known, with doors in use.
 
-Runs the whole stack on free ports. First at one size and rising rates, then at one rate and a registry that
-grows; each row says how long the micro-batches took, how late the ledger was, how much of a core and how much
-memory gateway and streams used. `--plot FILE` draws it.
+Each of the three on a stack of its own on free ports. First rising rates; then one rate and a registry that
+grows, where a row says how many jobs there were when it was measured, the load's own included; then one rate
+and ten messages a second at one door more in each row. A row says how long the micro-batches took, how late the
+ledger was, how much of a core and how much memory gateway and streams used, and which rate was reached.
+`--plot FILE` draws it.
 
     ./trunkline bench growth --rates 50,200,500,1000 --jobs 1000,10000,100000,1000000 --json
 """
@@ -11,14 +13,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
+from deltalake import DeltaTable
 
 from connectors.local_stack import LocalStack, free_port
 from connectors.local_stack.part_plan import GATEWAY, STREAMS
@@ -32,14 +35,33 @@ from schemas.settings import (
     MqttSettings,
     Settings,
 )
-from tests.benchmarks.endurance import BatchTimes, Load, memory_mb, quantile
-from tests.benchmarks.event_load import fill, registrations
+from schemas.view_rows import REGISTRY_JOBS
+from tests.benchmarks.door_load import DOORS, DoorLoads
+from tests.benchmarks.endurance import BatchTimes, Load, quantile
+from tests.benchmarks.event_load import fill, jobs_for, registrations
 from tests.benchmarks.freshness import commits
+from tests.benchmarks.stack_figures import memory_mb
 from tests.faults.test_agreement import end_offsets, look_after, views_are_at
 
 WARM_S = 30
-SETTLED_WITHIN_S = 900
+WARM_RATE = 20
+# So much longer the load lasts than what is measured of it.
+MARGIN_S = 10
+DOOR_RATE = 10.0
+SETTLED_WITHIN_S = 1800
 FIRST_OF_LOADS = 10_000_000
+
+
+def own_settings(data_dir: Path) -> Settings:
+    """A stack on free ports."""
+    return Settings(
+        data_dir=data_dir,
+        kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"),
+        mqtt=MqttSettings(port=free_port()),
+        gateway=GatewaySettings(port=free_port()),
+        dashboard=DashboardSettings(port=free_port()),
+        agent_mcp=AgentMcpSettings(port=free_port()),
+    )
 
 
 def cpu_seconds(stack: LocalStack) -> dict[str, float]:
@@ -74,79 +96,127 @@ def ledger_ages(settings: Settings, since: float) -> list[float]:
     return found
 
 
-def measured(stack: LocalStack, settings: Settings, rate: int, seconds: int, first: int) -> dict[str, Any]:
+def jobs_known(settings: Settings) -> int:
+    """How many jobs the registry has."""
+    path = settings.table_path(REGISTRY_JOBS)
+    return DeltaTable(path).count() if DeltaTable.is_deltatable(path) else 0
+
+
+def measured(
+    stack: LocalStack, settings: Settings, rate: int, seconds: int, first: int, doors: Sequence[str] = ()
+) -> dict[str, Any]:
     """A load at `rate`, and what it cost in its second half."""
-    times, load = BatchTimes(Path(settings.checkpoints_root) / "settle_events"), Load(settings, rate, first)
-    times.start()
-    load.start()
-    look_after(stack, seconds / 2)
-    half, clock, before, known = time.time(), time.monotonic(), cpu_seconds(stack), set(times.took_ms)
-    look_after(stack, seconds / 2)
-    took_s, after = time.monotonic() - clock, cpu_seconds(stack)
+    # It outlasts what is measured, and registers its jobs before that.
+    load = Load(settings, rate, first, round_s=seconds + MARGIN_S, rounds=1)
+    times = BatchTimes(Path(settings.checkpoints_root) / "settle_events")
+    with DoorLoads(settings, list(doors), DOOR_RATE) as door_loads:
+        times.start()
+        load.start()
+        look_after(stack, seconds / 2)
+        half, clock, before, known = time.time(), time.monotonic(), cpu_seconds(stack), set(times.took_ms)
+        jobs, sent, told = jobs_known(settings), load.sent, sum(door_loads.sent.values())
+        look_after(stack, seconds / 2)
+        took_s, after = time.monotonic() - clock, cpu_seconds(stack)
+        sent, told = load.sent - sent, sum(door_loads.sent.values()) - told
     batches = [ms for batch, ms in times.took_ms.items() if batch not in known]
     memory = memory_mb(stack)
     load.stop.set()
     times.stop.set()
     load.join(30)
-    if load.failure is not None:
-        raise SystemExit(f"growth: the load ended: {load.failure}")
+    for failure in (load.failure, door_loads.failure):
+        if failure is not None:
+            raise SystemExit(f"growth: the load ended: {failure}")
     ages = ledger_ages(settings, half)
     return {
-        "batch_median_ms": round(statistics.median(batches)),
-        "batch_p95_ms": round(quantile(batches, 0.95)),
-        "ledger_p50_s": round(quantile(ages, 0.5), 2),
-        "ledger_p95_s": round(quantile(ages, 0.95), 2),
+        "jobs": jobs,
+        "reached_per_s": round(sent / took_s, 1),
+        "messages_per_s": round(told / took_s, 1),
+        "batches": len(batches),
+        "batch_median_ms": _rounded(batches, 0.5, 0),
+        "batch_p95_ms": _rounded(batches, 0.95, 0),
+        "ledger_p50_s": _rounded(ages, 0.5, 2),
+        "ledger_p95_s": _rounded(ages, 0.95, 2),
         **{f"{name}_cores": round((after[name] - before[name]) / took_s, 2) for name in (GATEWAY, STREAMS)},
         **{f"{name}_mb": round(memory[name]) for name in (GATEWAY, STREAMS)},
     }
 
 
-def measure(settings: Settings, rates: list[int], sizes: list[int], rate: int, seconds: int) -> dict[str, Any]:
-    """All rows."""
-    found: dict[str, Any] = {"rates": [], "jobs": []}
+def _rounded(values: Sequence[float], share: float, digits: int) -> float | None:
+    """One quantile; None where no micro-batch ended in the time."""
+    return round(quantile(values, share), digits or None) if values else None
+
+
+def say(row: dict[str, Any]) -> dict[str, Any]:
+    """Tell a row on stderr, and return it."""
+    print(f"growth: {row}", file=sys.stderr)
+    return row
+
+
+def measure_rates(settings: Settings, rates: list[int], seconds: int) -> list[dict[str, Any]]:
+    """A row for each rate."""
+    rows: list[dict[str, Any]] = []
     with LocalStack(settings) as stack:
-        first, known = FIRST_OF_LOADS, 0
-        measured(stack, settings, rate, WARM_S, first)
-        for one in rates:
-            first += 1_000_000
-            row = {"events_per_s": one, **measured(stack, settings, one, seconds, first)}
-            found["rates"].append(row)
-            print(f"growth: {row}", file=sys.stderr)
+        measured(stack, settings, min(rates, default=1), WARM_S, FIRST_OF_LOADS)
+        for number, rate in enumerate(rates, 1):
             wait_settled(stack, settings)
-        for size in sizes:
+            row = measured(stack, settings, rate, seconds, FIRST_OF_LOADS + number * 1_000_000)
+            rows.append(say({"events_per_s": rate, **row}))
+    return rows
+
+
+def measure_jobs(settings: Settings, sizes: list[int], rate: int, seconds: int) -> list[dict[str, Any]]:
+    """A row for each size of the registry, as near as the load's own jobs let it come."""
+    rows: list[dict[str, Any]] = []
+    with LocalStack(settings) as stack:
+        measured(stack, settings, WARM_RATE, WARM_S, FIRST_OF_LOADS)
+        added, own = 0, jobs_for(rate * (seconds + MARGIN_S))
+        for number, size in enumerate(sizes, 1):
+            wait_settled(stack, settings)
+            missing = max(0, size - jobs_known(settings) - own)
             kafka = settings.kafka
             fill(
                 kafka.bootstrap_servers,
                 kafka.topic,
-                registrations(size - known, load_keyring(settings), first=known),
+                registrations(missing, load_keyring(settings), first=added),
             )
-            known = size
+            added += missing
             wait_settled(stack, settings)
-            first += 1_000_000
-            row = {"jobs": size, "events_per_s": rate, **measured(stack, settings, rate, seconds, first)}
-            found["jobs"].append(row)
-            print(f"growth: {row}", file=sys.stderr)
-    return found
+            row = measured(stack, settings, rate, seconds, FIRST_OF_LOADS + number * 1_000_000)
+            rows.append(say({"wanted_jobs": size, "events_per_s": rate, **row}))
+    return rows
+
+
+def measure_doors(settings: Settings, rate: int, seconds: int) -> list[dict[str, Any]]:
+    """A row for the log alone, and for each door more."""
+    rows: list[dict[str, Any]] = []
+    with LocalStack(settings) as stack:
+        measured(stack, settings, rate, WARM_S, FIRST_OF_LOADS)
+        for number in range(len(DOORS) + 1):
+            wait_settled(stack, settings)
+            doors = list(DOORS)[:number]
+            row = measured(stack, settings, rate, seconds, FIRST_OF_LOADS + (number + 1) * 1_000_000, doors)
+            rows.append(say({"doors": number, "names": doors, "events_per_s": rate, **row}))
+    return rows
 
 
 def draw(found: dict[str, Any], file: Path) -> None:
-    """Two plots: over the rate, over the jobs known."""
+    """A plot for each axis: how late the ledger was."""
     import matplotlib as mpl
 
     mpl.use("svg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.2), sharey=True)
-    for axis, rows, by, label in zip(
-        axes,
-        (found["rates"], found["jobs"]),
-        ("events_per_s", "jobs"),
-        ("events per second", "jobs known"),
-        strict=True,
-    ):
+    axes_of = (
+        ("rates", "events_per_s", "events per second", "log"),
+        ("jobs", "jobs", "jobs known", "log"),
+        ("doors", "doors", "doors in use beside the log", "linear"),
+    )
+    figure, axes = pyplot.subplots(1, len(axes_of), figsize=(12, 3.2), sharey=True)
+    for axis, (rows, by, label, scale) in zip(axes, axes_of, strict=True):
         for name, text in (("ledger_p50_s", "ledger p50"), ("ledger_p95_s", "ledger p95")):
-            axis.plot([row[by] for row in rows], [row[name] for row in rows], marker="o", label=text)
-        axis.set_xscale("log")
+            shown = [(row[by], row[name]) for row in found[rows] if row[name] is not None]
+            axis.plot([x for x, _ in shown], [y for _, y in shown], marker="o", label=text)
+        axis.set_xscale(scale)
         axis.set_ylim(bottom=0)
         axis.set_xlabel(label)
         axis.grid(alpha=0.3)
@@ -165,22 +235,23 @@ def main() -> int:
     """Run the benchmark; `--json` prints the result as one line."""
     parser = argparse.ArgumentParser(prog="trunkline bench growth", description=__doc__)
     parser.add_argument("--rates", type=numbers, default=[50, 200, 500, 1000], help="events a second, in turn")
-    parser.add_argument("--jobs", type=numbers, default=[1_000, 10_000, 100_000], help="jobs known, rising")
-    parser.add_argument("--rate", type=int, default=200, help="events a second while the jobs grow")
+    parser.add_argument(
+        "--jobs", type=numbers, default=[1_000, 10_000, 100_000, 1_000_000], help="jobs known, rising"
+    )
+    parser.add_argument("--no-doors", action="store_true", help="leave the doors out")
+    parser.add_argument("--rate", type=int, default=200, help="events a second while jobs and doors grow")
     parser.add_argument("--seconds", type=int, default=40, help="length of each load (default 40)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it there, as SVG")
     parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
     args = parser.parse_args()
+    result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="trunkline-growth-") as work:
-        settings = Settings(
-            data_dir=Path(work) / "data",
-            kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"),
-            mqtt=MqttSettings(port=free_port()),
-            gateway=GatewaySettings(port=free_port()),
-            dashboard=DashboardSettings(port=free_port()),
-            agent_mcp=AgentMcpSettings(port=free_port()),
-        )
-        result = measure(settings, args.rates, args.jobs, args.rate, args.seconds)
+        # Each on a stack of its own: what one has left would be part of the next one's cost.
+        result["rates"] = measure_rates(own_settings(Path(work) / "rates"), args.rates, args.seconds)
+        jobs = own_settings(Path(work) / "jobs")
+        result["jobs"] = measure_jobs(jobs, args.jobs, args.rate, args.seconds) if args.jobs else []
+        doors = own_settings(Path(work) / "doors")
+        result["doors"] = [] if args.no_doors else measure_doors(doors, args.rate, args.seconds)
     if args.plot is not None:
         draw(result, args.plot)
     print(json.dumps(result) if args.json else json.dumps(result, indent=2))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.faults.prove.comparison import (
@@ -14,18 +13,19 @@ from tests.faults.prove.comparison import (
     DIVERGENT,
     DUPLICATE,
     LOST,
-    MISBEHAVED,
     OUT_OF_ORDER,
     Evidence,
     Line,
     Mail,
+    Reader,
     Shown,
     compare,
 )
+from tests.faults.prove.evidence import lines_of
 from tests.faults.prove.oracle import ASKED, ENDED, FORGED, HANDED, Note, Oracle, content_hash, read_notes
-from tests.faults.prove.results import Results, summary
+from tests.faults.prove.quiet import owed
 
-BOX, JOB = "mailbox/default/ann", "job/0a1b2c3d"
+BOX, JOB, TASK = "mailbox/default/ann", "job/0a1b2c3d", "task/7f"
 
 
 def mail(number: int, status: str = "unread", said: str | None = None) -> Mail:
@@ -208,22 +208,101 @@ def test_notes_are_in_the_file_when_they_are_made_and_come_back_equal(oracle: Or
     assert read_notes(tmp_path / "oracle.jsonl") == oracle.notes()
 
 
-def result(seed: int, **more: Any) -> dict[str, Any]:
-    """A line of results."""
-    return {"seed": seed, "acknowledged": 10, "findings": [], "faults": {"kill:kafka": 1}, **more}
+def registered(stream: str, offset: int, said: str, verdict: str = "accepted") -> Line:
+    """A registration, or the start of a task, in the ledger."""
+    record_type = "job.registered" if stream.startswith("job/") else "task.started"
+    name = record_type.partition(".")[2]
+    return Line(1, offset, stream, record_type, verdict, name, content_hash(said), "running")
 
 
-def test_results_go_on_where_they_ended_also_behind_half_a_line(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    results = Results(path)
-    results.add(result(1))
-    results.add(result(2, findings=[{"kind": LOST, "what": "m1"}, {"kind": MISBEHAVED, "what": "it"}]))
-    with path.open("a") as file:
-        file.write('{"seed": 3, "ackno')
-    again = Results(path)
-    assert [again.has(seed) for seed in (1, 2, 3)] == [True, True, False]
-    again.add(result(3))
-    found = summary(Results(path).of(range(1, 5)))
-    assert (found["seeds"], found["acknowledged"], found[LOST], found[DUPLICATE]) == (3, 30, 1, 0)
-    assert found["faults"] == {"kill:kafka": 3}
-    assert json.loads(json.dumps(found)) == found
+def test_what_was_taken_and_handed_to_nobody_is_lost(oracle: Oracle) -> None:
+    def found_in(evidence: Evidence, reader: Reader) -> set[str]:
+        return {finding.kind for finding in compare(oracle.notes(), evidence, [reader])}
+
+    assert found_in(good(), Reader(BOX)) == set()
+    for status in ("claimed", "read"):
+        evidence = good()
+        for shows in (evidence.views, *evidence.others):
+            shows.mail[BOX, "m2"] = mail(2, status)
+        assert found_in(evidence, Reader(BOX)) == {LOST}
+        # It stands in its reader's file, or the broker behind the door was killed.
+        assert found_in(evidence, Reader(BOX, may_lose=True)) == set()
+        evidence.in_files[BOX, "m2"] = 1
+        assert found_in(evidence, Reader(BOX)) == set()
+
+
+def test_what_waits_although_its_reader_is_there_to_the_end_is_lost(oracle: Oracle) -> None:
+    for reader in (Reader(BOX, gets_all=True), Reader(BOX, gets_all=True, may_lose=True)):
+        found = compare(oracle.notes(), good(), [reader])
+        assert [(finding.kind, finding.what.split()[1]) for finding in found] == [(LOST, "m1"), (LOST, "m2")]
+    evidence = good()
+    evidence.in_files.update({(BOX, "m1"): 1, (BOX, "m2"): 1})
+    assert compare(oracle.notes(), evidence, [Reader(BOX, gets_all=True)]) == []
+    evidence.in_files[BOX, "m1"] = 2
+    (found,) = compare(oracle.notes(), evidence, [Reader(BOX, gets_all=True)])
+    assert found.kind == DUPLICATE
+
+
+@pytest.mark.parametrize(("one", "other"), [(JOB, "job/11111111"), (TASK, "task/8e")])
+def test_a_request_that_makes_two_jobs_or_tasks_is_a_duplicate(oracle: Oracle, one: str, other: str) -> None:
+    evidence = good()
+    evidence.ledger += [registered(one, 0, "read it"), registered(one, 1, "read it", "duplicate")]
+    assert compare(oracle.notes(), evidence) == []
+    evidence.ledger.append(registered(other, 2, "read it"))
+    assert kinds(oracle, evidence) == {DUPLICATE}
+
+
+def test_a_job_with_another_description_than_was_asked_for_is_divergent(oracle: Oracle) -> None:
+    oracle.acked("http", JOB, "registered", "boss", content_hash("read it"), ordered=False)
+    evidence = good()
+    evidence.ledger.append(registered(JOB, 0, "read it"))
+    assert compare(oracle.notes(), evidence) == []
+    evidence.ledger[-1] = registered(JOB, 0, "burn it")
+    assert kinds(oracle, evidence) == {DIVERGENT}
+
+
+def test_the_content_of_jobs_and_tasks_is_read_from_the_ledgers_bytes() -> None:
+    row = {"partition": 0, "offset": 1, "stream_kind": "job", "stream_id": "7f", "verdict": "accepted"}
+    row |= {"ce_id": "x", "seq": None, "status_after": "pending", "value": b'{"description":"read it"}'}
+    rows = [row | {"type": record_type} for record_type in ("job.registered", "task.started")]
+    lines = lines_of(pa.Table.from_pylist(rows))
+    assert [(line.id, line.hash) for line in lines] == [
+        ("registered", content_hash("read it")),
+        ("started", content_hash("read it")),
+    ]
+
+
+def test_a_task_that_changes_after_its_end_is_found(oracle: Oracle) -> None:
+    evidence = good()
+    evidence.ledger += [Line(2, 1, TASK, "task.cancelled", "accepted", "c", "", "cancelled")]
+    assert compare(oracle.notes(), evidence) == []
+    evidence.ledger += [Line(2, 2, TASK, "task.completed", "accepted", "d", "", "completed")]
+    assert kinds(oracle, evidence) == {CHANGED}
+
+
+def test_not_at_rest_only_what_nothing_under_way_can_mend_is_found(oracle: Oracle) -> None:
+    evidence = good()
+    for reader in (evidence.views, *evidence.others):
+        reader.states[JOB] = "running"
+        reader.mail[BOX, "m3"] = mail(3, "unread")
+        del reader.mail[BOX, "m1"]
+    del evidence.ledger[0]
+    evidence.differences.append("registry_jobs 0a1b2c3d: 1 | 2")
+    assert kinds(oracle, evidence) == {LOST, DIVERGENT, CHANGED}
+    assert compare(oracle.notes(), evidence, [Reader(BOX, gets_all=True)], is_at_rest=False) == []
+    evidence.ledger.append(posted(2, 20))
+    oracle.note(Note(FORGED, "mqtt", JOB, "2", hash=content_hash("progress", "step 2")))
+    found = compare(oracle.notes(), evidence, is_at_rest=False)
+    assert {finding.kind for finding in found} == {DUPLICATE, DIVERGENT}
+
+
+def test_it_is_not_at_rest_before_what_was_handed_out_is_claimed_and_readers_have_all(oracle: Oracle) -> None:
+    def what(shows: Shown, *readers: Reader) -> str:
+        return owed(oracle.notes(), shows, readers, {}) or ""
+
+    assert what(good().views) == ""
+    assert "handed out, and not claimed" in what(shown("gateway", mail(1), mail(2), mail(3)))
+    assert "not in its mailbox" in what(shown("gateway", mail(1), mail(3, "claimed")))
+    assert "m1 is unread" in what(good().views, Reader(BOX, gets_all=True))
+    oracle.note(Note(ASKED, "xml", "mailbox/default/w", "x", recipient=BOX, kind="worked", body="<n>1</n>"))
+    assert "no answer" in what(good().views)

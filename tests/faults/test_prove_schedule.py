@@ -57,3 +57,9 @@ def test_faults_come_in_order_begin_within_the_load_and_stops_last_5_to_30_s() -
         assert len(times) >= 4
         stops = [injection.for_s for injection in schedule.injections if injection.kind == STOP]
         assert all(5 <= for_s <= 30 for for_s in stops)
+
+
+def test_what_lasts_is_over_early_enough_for_the_backbone_to_come_to_rest() -> None:
+    for seed in range(1000):
+        for injection in draw_schedule(seed).injections:
+            assert injection.at_s >= 1 and injection.at_s + injection.for_s <= 31, (seed, injection)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Final
@@ -32,6 +33,7 @@ from tests.faults.prove.schedule import DUPLICATES, SKEW, Schedule
 from tests.faults.prove.seed_parts import has_tasks
 
 _JOBS: Final = 3
+# For all clients together, which have no patience any more by then.
 _JOIN_S: Final = 10.0
 
 
@@ -120,10 +122,16 @@ class Clients:
     def close(self) -> None:
         """End all of it."""
         self._clock.stopped.set()
+        deadline = time.monotonic() + _JOIN_S
         for thread in self._threads:
-            thread.join(_JOIN_S)
+            thread.join(max(0.0, deadline - time.monotonic()))
         for client in (*self._hub, *self._mcp):
             client.close()
+
+    @property
+    def answers_elsewhere(self) -> int:
+        """How many requests another gateway than the first has answered."""
+        return sum(client.answers_elsewhere for client in self._hub)
 
     def habits(self) -> Counter[str]:
         """How often they did what they should not."""

@@ -19,6 +19,8 @@ _SAID_IN: Final = {
     "task": ("task.started",),
     "mailbox": ("message.posted", "agent.said"),
 }
+# Where a message stands that somebody has been given.
+_TAKEN: Final = frozenset({"claimed", "read"})
 
 
 @dataclass(frozen=True)
@@ -56,16 +58,30 @@ class Shown:
     mail: dict[tuple[str, str], Mail] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Reader:
+    """Who reads a mailbox, and notes what it is handed. `gets_all`: it is there until the end, or has a file
+    that is; what waits then has not reached it. `may_lose`: its door's broker was killed, which may have
+    forgotten what it had taken.
+    """
+
+    stream: str
+    gets_all: bool = False
+    may_lose: bool = False
+
+
 @dataclass
 class Evidence:
     """What was found in the end. `views` are the tables; `others` (gateways, a live view) must show the same.
-    `differences`: what a comparison field by field, with a refold of the ledger, has found.
+    `differences`: what a comparison field by field, with a refold of the ledger, has found. `in_files`: how
+    often each message of a mailbox stands in its reader's file.
     """
 
     ledger: list[Line] = field(default_factory=list)
     views: Shown = field(default_factory=lambda: Shown("views"))
     others: list[Shown] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
+    in_files: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -76,8 +92,12 @@ class Finding:
     what: str
 
 
-def compare(notes: Sequence[Note], evidence: Evidence) -> list[Finding]:
-    """All that is not as it was promised."""
+def compare(
+    notes: Sequence[Note], evidence: Evidence, readers: Sequence[Reader] = (), *, is_at_rest: bool = True
+) -> list[Finding]:
+    """All that is not as it was promised. `readers`: those who note all that they are handed. Not at rest, only
+    what no record that is under way can mend: what is not there yet cannot be told from what is lost.
+    """
     accepted: dict[tuple[str, str, str], list[Line]] = defaultdict(list)
     for line in evidence.ledger:
         if line.verdict == "accepted":
@@ -85,16 +105,21 @@ def compare(notes: Sequence[Note], evidence: Evidence) -> list[Finding]:
     by_kind = {
         kind: [note for note in notes if note.what == kind] for kind in (ACKED, HANDED, ENDED, FORGED, ASKED)
     }
-    return [
-        *_acknowledged(by_kind[ACKED], accepted, evidence),
+    found = [
         *_twice(accepted, evidence),
-        *_handed(by_kind[HANDED], evidence.views),
+        *_handed_twice(by_kind[HANDED]),
         *_forged(by_kind[FORGED], evidence.ledger),
-        *_answers(by_kind[ASKED], evidence.views),
         *_disorder(by_kind[ACKED], accepted),
-        *_changed(by_kind[ENDED], evidence),
-        *_divergent(evidence),
+        *_accepted_after_end(evidence.ledger),
     ]
+    if is_at_rest:
+        found += _acknowledged(by_kind[ACKED], accepted, evidence)
+        found += _handed(by_kind[HANDED], evidence.views)
+        found += unreached(readers, by_kind[HANDED], evidence.views, evidence.in_files)
+        found += _answers(by_kind[ASKED], evidence.views)
+        found += _changed(by_kind[ENDED], evidence)
+        found += _divergent(evidence)
+    return found
 
 
 def _name(record_type: str) -> str:
@@ -142,20 +167,56 @@ def _twice(accepted: Mapping[tuple[str, str, str], list[Line]], evidence: Eviden
     for (stream, _), count in said.items():
         if count > 1:
             yield Finding(DUPLICATE, f"{stream} holds the same message {count} times")
+    # Each job and each task is asked for once, however often the request was sent.
+    asked = Counter(
+        (kind, line.hash)
+        for (_, kind, _), lines in accepted.items()
+        for line in lines[:1]
+        if kind in ("job.registered", "task.started") and line.hash
+    )
+    for (kind, found), count in asked.items():
+        if count > 1:
+            yield Finding(DUPLICATE, f"one request was accepted as {kind} in {count} streams: {found}")
+    for (stream, name), count in evidence.in_files.items():
+        if count > 1:
+            yield Finding(DUPLICATE, f"{stream} {name} stands {count} times in its reader's file")
 
 
-def _handed(notes: Sequence[Note], views: Shown) -> Iterator[Finding]:
+def _handed_twice(notes: Sequence[Note]) -> Iterator[Finding]:
     requests: dict[tuple[str, str], set[str]] = defaultdict(set)
     for note in notes:
         requests[note.stream, note.id].add(note.request)
     for (stream, name), asked in requests.items():
         if len(asked) > 1:
             yield Finding(DUPLICATE, f"{stream} {name} was handed out to {len(asked)} requests")
+
+
+def _handed(notes: Sequence[Note], views: Shown) -> Iterator[Finding]:
+    for stream, name in dict.fromkeys((note.stream, note.id) for note in notes):
         mail = views.mail.get((stream, name))
         if mail is None:
             yield Finding(LOST, f"{stream} {name} was handed out and is not in the view")
         elif mail.status not in TERMINAL:
             yield Finding(CHANGED, f"{stream} {name} was handed out for good and is {mail.status}")
+
+
+def unreached(
+    readers: Sequence[Reader], notes: Sequence[Note], shown: Shown, in_files: Mapping[tuple[str, str], int]
+) -> Iterator[Finding]:
+    """What was taken from a mailbox and handed to nobody, and what waits although its reader is there.
+    `notes`: of what was handed out.
+    """
+    by_stream = {reader.stream: reader for reader in readers}
+    handed = {(note.stream, note.id) for note in notes}
+    for key, mail in shown.mail.items():
+        reader = by_stream.get(mail.stream)
+        if reader is None or key in handed or key in in_files:
+            continue
+        if mail.status in _TAKEN:
+            if not reader.may_lose:
+                yield Finding(LOST, f"{mail.stream} {mail.id} is {mail.status} and was handed to nobody")
+        elif reader.gets_all and mail.status not in TERMINAL:
+            yield Finding(LOST, f"{mail.stream} {mail.id} is {mail.status} and its reader did not get it")
 
 
 def _forged(notes: Sequence[Note], ledger: Sequence[Line]) -> Iterator[Finding]:
@@ -198,15 +259,18 @@ def _disorder(notes: Sequence[Note], accepted: Mapping[tuple[str, str, str], lis
             last, last_id = max(last, lines[0].offset), note.id
 
 
-def _changed(notes: Sequence[Note], evidence: Evidence) -> Iterator[Finding]:
-    ended: dict[str, str] = {}
-    for line in sorted(evidence.ledger, key=lambda line: (line.partition, line.offset)):
-        if not line.stream.startswith("job/") or line.verdict != "accepted":
+def _accepted_after_end(ledger: Sequence[Line]) -> Iterator[Finding]:
+    ended: set[str] = set()
+    for line in sorted(ledger, key=lambda line: (line.partition, line.offset)):
+        if not line.stream.startswith(("job/", "task/")) or line.verdict != "accepted":
             continue
         if line.stream in ended:
             yield Finding(CHANGED, f"{line.stream} {line.id} was accepted after the end")
         if line.status_after in TERMINAL:
-            ended[line.stream] = line.status_after
+            ended.add(line.stream)
+
+
+def _changed(notes: Sequence[Note], evidence: Evidence) -> Iterator[Finding]:
     for shown in (evidence.views, *evidence.others):
         for note in notes:
             status = shown.states.get(note.stream)

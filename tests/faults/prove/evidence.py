@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pyarrow as pa
 
+from connectors.file_bridge.queue_root import queue_root
 from connectors.live_view import LiveView
 from schemas.sealing import load_keyring
 from schemas.settings import Settings
@@ -37,8 +41,10 @@ _LEDGER = (
 )
 
 
-def gather(settings: Settings, gateways: dict[str, str]) -> Evidence:
-    """All of it; the backbone must be quiet. `gateways`: where each of them answers, by name."""
+def gather(settings: Settings, gateways: dict[str, str], file_readers: Sequence[str]) -> Evidence:
+    """All of it; the backbone must be quiet. `gateways`: where each of them answers, by name. `file_readers`:
+    the names of those who read by file.
+    """
     ledger, tables = ledger_in_order(settings), state_of_tables(settings)
     keyring = load_keyring(settings)
     view = LiveView(settings, keyring)
@@ -57,7 +63,19 @@ def gather(settings: Settings, gateways: dict[str, str]) -> Evidence:
     views, shown_live = shown("views", tables), shown("live view", live)
     boxes = {stream for stream, _ in views.mail}
     others = [shown_live, *(answered(name, url, settings, boxes) for name, url in gateways.items())]
-    return Evidence(lines_of(ledger), views, others, found)
+    return Evidence(lines_of(ledger), views, others, found, in_files(settings, file_readers))
+
+
+def in_files(settings: Settings, names: Sequence[str]) -> Counter[tuple[str, str]]:
+    """How often each message for one of these names stands in the file queue, by mailbox and id."""
+    found: Counter[tuple[str, str]] = Counter()
+    for path in Path(queue_root(settings)).glob("sessions/*/messages.jsonl"):
+        # What is being written has no end yet.
+        for text in path.read_bytes().split(b"\n")[:-1]:
+            line = json.loads(text)
+            if line["to"] in names:
+                found[f"mailbox/{path.parent.name}/{line['to']}", line["msg_id"]] += 1
+    return found
 
 
 def lines_of(ledger: pa.Table) -> list[Line]:
@@ -68,12 +86,12 @@ def lines_of(ledger: pa.Table) -> list[Line]:
 
 def _line(row: dict[str, Any]) -> Line:
     name, found = row["ce_id"] or "", ""
-    if row["type"] in ("job.registered", "task.started"):
-        name = row["type"].partition(".")[2]
-    if row["type"] in ("job.event", "message.posted"):
+    if row["type"] in ("job.registered", "task.started", "job.event", "message.posted"):
         try:
             said = json.loads(row["value"])
-            if row["type"] == "job.event":
+            if row["type"] in ("job.registered", "task.started"):
+                name, found = row["type"].partition(".")[2], content_hash(said["description"])
+            elif row["type"] == "job.event":
                 name, found = str(row["seq"]), content_hash(said["event"], said["detail"])
             else:
                 name, found = said["message_id"], content_hash(said["from"], said["to"], said["body"])

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import httpx
@@ -16,6 +16,8 @@ _PAUSE_S: Final = 0.15
 _TIMEOUT_S: Final = 8.0
 # Not 500: nobody may say that.
 _AGAIN: Final = (408, 425, 429, 503, 504)
+# What a gateway says of a stream that it has not read yet: nothing here, and of its token, nobody.
+_NOT_READ: Final = (401, 404)
 
 
 class GaveUp(Exception):
@@ -48,7 +50,9 @@ class Clock:
 
 
 class HubClient:
-    """One principal. `urls`: gateways, of which each request takes one; more may be added meanwhile."""
+    """One principal. `urls`: gateways, of which each request takes one; more may be added meanwhile, and
+    `answers_elsewhere` counts what those have answered.
+    """
 
     def __init__(self, urls: Sequence[str], token: str, clock: Clock, seed: int) -> None:
         self.urls = urls
@@ -58,26 +62,53 @@ class HubClient:
             headers={"Authorization": f"Bearer {token}"}, timeout=_TIMEOUT_S, trust_env=False
         )
         self.repeats = 0
+        self.answers_elsewhere = 0
 
     def ask(
-        self, method: str, path: str, *, key: str | None = None, duplicates: float = 0.0, **request: Any
+        self,
+        method: str,
+        path: str,
+        *,
+        key: str | None = None,
+        duplicates: float = 0.0,
+        says: Callable[[httpx.Response], object] = lambda answer: answer.content,
+        **request: Any,
     ) -> httpx.Response:
-        """The answer. With some probability the request is sent once more, and must have the same answer.
-        Raises GaveUp.
+        """The last answer. With some probability the request is sent once more, and must have the same answer:
+        the same status, and the same in what `says` takes of it; where that was nothing, as of a mailbox that
+        was empty, there may be something by now. Raises GaveUp, AssertionError.
         """
         headers = {"Idempotency-Key": key or uuid.uuid4().hex, **request.pop("headers", {})}
         answer = self._once(method, path, headers, request)
         if duplicates and self._draw.random() < duplicates:
             self.repeats += 1
-            self._once(method, path, headers, request)
+            again = self._once(method, path, headers, request)
+            said = says(answer)
+            if again.status_code != answer.status_code or (said and says(again) != said):
+                raise AssertionError(f"{method} {path}, sent again: {_said(answer)}, then {_said(again)}")
+            return again
         return answer
+
+    def ask_known(self, method: str, path: str, **request: Any) -> httpx.Response:
+        """The answer about something that a gateway has acknowledged: where there are two, the other one may
+        not have read of it yet and is asked again. Raises GaveUp.
+        """
+        while True:
+            shares = len(self.urls) > 1
+            answer = self.ask(method, path, **request)
+            if answer.status_code not in _NOT_READ or not (shares or len(self.urls) > 1):
+                return answer
+            if not self._clock.has_patience():
+                raise GaveUp(f"{method} {path}: {_said(answer)}")
+            time.sleep(_PAUSE_S)
 
     def _once(self, method: str, path: str, headers: dict[str, str], request: dict[str, Any]) -> httpx.Response:
         while True:
             try:
-                url = self._draw.choice(list(self.urls)) + path
-                answer = self._http.request(method, url, headers=headers, **request)
+                url = self._draw.choice(list(self.urls))
+                answer = self._http.request(method, url + path, headers=headers, **request)
                 if answer.status_code not in _AGAIN:
+                    self.answers_elsewhere += url != self.urls[0]
                     return answer
             except httpx.TransportError:
                 pass
@@ -88,3 +119,7 @@ class HubClient:
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
+
+
+def _said(answer: httpx.Response) -> str:
+    return f"{answer.status_code} {answer.text[:200]}"

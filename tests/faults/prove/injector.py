@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import signal
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from schemas.errors import Refused
+from connectors.local_stack.part_plan import GATEWAY
+from schemas.errors import BackboneUnreachable, Refused
 from tests.faults.prove.brokers import Brokers
 from tests.faults.prove.crash_points import arm, disarm, fired
 from tests.faults.prove.load_messages import send_on_full_disk
@@ -35,12 +37,27 @@ from tests.faults.prove.tcp_proxy import PASS, TcpProxy
 _BROKERS: Final = ("kafka", "mosquitto")
 _LIMIT_TICK_S: Final = 0.5
 _REFUSED: Final = Refused.exit_code
+_UNREACHABLE: Final = BackboneUnreachable.exit_code
+_REFUSE: Final = (STREAMS, "gateway_port")
+_STAND_BY: Final = ("bridge", "files")
+# What others feel of a fault when it is over: a broker that was killed starts again.
+_RECOVERED_S: Final = 10.0
+_SHOWS_WITHIN_S: Final = 25.0
+_SHARES_S: Final = 8.0
 
 
 class Injector:
-    """For one thread. `tick` it often; `over` says when the last fault is."""
+    """For one thread. `tick` it often; `over` says when the last fault is. `urls`: the gateways that clients
+    ask, to which a second one is added while it lives.
 
-    def __init__(self, parts: SeedParts, brokers: Brokers, oracle: Oracle, schedule: Schedule) -> None:
+    `done`: how often each fault was injected. `misbehaved`: what a part did that it may not do. `left_out`:
+    what the schedule holds and the run did not do, or not to its end. `has_shared`: a second gateway was among
+    `urls` for all its time.
+    """
+
+    def __init__(
+        self, parts: SeedParts, brokers: Brokers, oracle: Oracle, schedule: Schedule, urls: list[str]
+    ) -> None:
         self._parts, self._brokers, self._oracle, self._schedule = parts, brokers, oracle, schedule
         self._points = parts.folder / "points"
         self._began = time.monotonic()
@@ -49,8 +66,15 @@ class Injector:
         self._armed: list[str] = []
         self._full: set[str] = set()
         self._limited_at = 0.0
+        self._urls = urls
+        self._left = list(schedule.injections)
+        self._lasting: dict[Injection, float] = {}
+        self._unproven: set[Second] = set()
+        self._troubled: defaultdict[str, float] = defaultdict(lambda: -math.inf)
         self.done: Counter[str] = Counter()
         self.misbehaved: list[str] = []
+        self.left_out: list[str] = []
+        self.has_shared = False
         self._threads: list[threading.Thread] = []
         for injection in schedule.injections:
             self._at(injection.at_s, lambda injection=injection: self._begin(injection))
@@ -80,6 +104,19 @@ class Injector:
 
     def heal(self) -> None:
         """End all that lasts. Points of the streaming jobs stay armed: they come there late."""
+        now = time.monotonic()
+        self.left_out += [f"{injection.fault} was not injected" for injection in self._left]
+        self.left_out += [
+            f"{injection.fault} was to last {injection.for_s:g} s and was ended after {now - began:.1f} s"
+            for injection, began in self._lasting.items()
+        ]
+        self.left_out += [
+            f"the second {second.name} was ended before it had shown itself" for second in self._unproven
+        ]
+        for url in [second.settings.gateway_url for second in self._unproven]:
+            self._forget(url)
+        self._left.clear()
+        self._lasting.clear()
         self._events.clear()
         self._full.clear()
         disarm(self._points, but=STREAMS)
@@ -88,13 +125,22 @@ class Injector:
         for thread in self._threads:
             thread.join(30)
 
-    def died(self) -> Counter[str]:
-        """The deaths at named points. Nobody dies there from now on."""
+    def disarm(self) -> None:
+        """Nobody dies at a named point from now on."""
         disarm(self._points)
+
+    def died(self) -> Counter[str]:
+        """The deaths at named points."""
         return Counter({fault: fired(self._points, fault.partition(":")[2]) for fault in self._armed})
 
     def _begin(self, injection: Injection) -> None:
         kind, target = injection.kind, injection.target
+        self._left.remove(injection)
+        if kind != SECOND:
+            # A point may be reached at any time after this.
+            lasts_s = math.inf if kind == CRASH else injection.for_s + _RECOVERED_S
+            name = target.partition(".")[0]
+            self._troubled[name] = max(self._troubled[name], time.monotonic() + lasts_s)
         if kind == CRASH:
             self._armed.append(injection.fault)
             arm(self._points, target, injection.nth)
@@ -107,14 +153,22 @@ class Injector:
                 self._parts.parts[target].kill()
         elif kind == STOP:
             self._signal(target, signal.SIGSTOP)
-            self._later(injection.for_s, lambda: self._signal(target, signal.SIGCONT))
+            self._lasts(injection, lambda: self._signal(target, signal.SIGCONT))
         elif kind in (CUT, SLOW, MUTE):
             self._bend(target, kind)
-            self._later(injection.for_s, lambda: self._bend(target, PASS))
+            self._lasts(injection, lambda: self._bend(target, PASS))
         elif kind == FULL_DISK:
             self._fill(injection)
         elif kind == SECOND:
             self._start_second(target)
+
+    def _lasts(self, injection: Injection, undo: Callable[[], None]) -> None:
+        def end() -> None:
+            del self._lasting[injection]
+            undo()
+
+        self._lasting[injection] = time.monotonic()
+        self._later(injection.for_s, end)
 
     def _signal(self, target: str, number: signal.Signals) -> None:
         if target in _BROKERS:
@@ -143,7 +197,7 @@ class Injector:
             self._full.discard(target)
             self._parts.limit_files(target, is_full=False)
 
-        self._later(injection.for_s, room)
+        self._lasts(injection, room)
 
     def _send_on_full_disk(self) -> None:
         if not send_on_full_disk(self._parts.settings, self._schedule.seed, self._oracle):
@@ -151,30 +205,84 @@ class Injector:
 
     def _start_second(self, target: str) -> None:
         second = self._parts.second(target)
-        deadline = time.monotonic() + 25
-        self._later(1.0, lambda: self._look_at_second(second, deadline))
+        self._unproven.add(second)
+        began = time.monotonic()
+        self._later(1.0, lambda: self._look_at_second(second, began))
 
-    def _look_at_second(self, second: Second, deadline: float) -> None:
+    def _look_at_second(self, second: Second, began: float) -> None:
         """It must refuse, stand by or share, as is documented."""
-        name, code, log = second.name, second.exit_code, second.log()
-        refuses = name in ("streams", "gateway_port")
-        stands_by = name in ("bridge", "files")
-        if refuses and code is not None:
-            if code == 0 or (name == "streams" and code != _REFUSED):
-                self.misbehaved.append(f"the second {name} ended with {code}: {log[-300:]}")
+        name, code = second.name, second.exit_code
+        trouble, shows = self._judged(second, began)
+        if trouble is None and not shows and code is None and time.monotonic() < began + _SHOWS_WITHIN_S:
+            self._later(0.5, lambda: self._look_at_second(second, began))
             return
-        if not refuses and code is not None:
-            # What it needs may be away; then it says so and ends.
-            return
-        if name == "streams" and second.is_ready and self._parts.is_ready("streams"):
-            self.misbehaved.append("two run_streams work on the same tables")
-        # One that died just then has left its port or its lock: then this one works in its place.
-        if (stands_by and "standby" in log) or (second.is_ready and not stands_by):
-            self._later(2.0, second.kill)
-            return
-        if time.monotonic() < deadline:
-            self._later(0.5, lambda: self._look_at_second(second, deadline))
-            return
-        if refuses:
-            self.misbehaved.append(f"the second {name} neither refused nor ended")
+        if trouble is not None:
+            self.misbehaved.append(f"the second {name} {trouble}: {second.log()[-300:]}")
+        if name == GATEWAY and code is None and shows:
+            # Long enough for some of the load to be its own.
+            self._urls.append(second.settings.gateway_url)
+            self._later(_SHARES_S, lambda: self._end_second(second))
+        elif code is None:
+            self._later(2.0, lambda: self._end_second(second))
+        else:
+            self._unproven.discard(second)
+
+    def _judged(self, second: Second, began: float) -> tuple[str | None, bool]:
+        """What it did that it may not do, and whether it has shown itself to be what it should be."""
+        return judge_second(
+            second.name,
+            exit_code=second.exit_code,
+            is_ready=second.is_ready,
+            stands_by="standby" in second.log(),
+            is_alone=self._was_troubled((second.own,), began) or not self._parts.is_ready(second.own),
+            was_troubled=self._was_troubled((*_BROKERS, GATEWAY), began),
+            is_late=time.monotonic() >= began + _SHOWS_WITHIN_S,
+        )
+
+    def _was_troubled(self, targets: Sequence[str], since: float) -> bool:
+        """Whether a fault at one of them, or its consequences, lasted into the time since a moment."""
+        return any(self._troubled[target] >= since for target in targets)
+
+    def _end_second(self, second: Second) -> None:
+        self.has_shared = self.has_shared or second.settings.gateway_url in self._urls[1:]
+        self._forget(second.settings.gateway_url)
+        self._unproven.discard(second)
         second.kill()
+
+    def _forget(self, url: str) -> None:
+        if url in self._urls[1:]:
+            self._urls.remove(url)
+
+
+def judge_second(
+    name: str,
+    *,
+    exit_code: int | None,
+    is_ready: bool,
+    stands_by: bool,
+    is_alone: bool,
+    was_troubled: bool,
+    is_late: bool,
+) -> tuple[str | None, bool]:
+    """What one more of a part did that it may not do, and whether it has shown itself to be what it should be.
+
+    `is_alone`: the first one may have gone, and this one works in its place. `was_troubled`: what it needs was
+    away; then it may say so and end, or wait. `is_late`: it has had its time.
+    """
+    if name in _REFUSE:
+        if exit_code is not None:
+            is_wrong = exit_code == 0 or (name == STREAMS and exit_code != _REFUSED)
+            return (f"ended with {exit_code}" if is_wrong else None), True
+        if is_ready:
+            return (None if is_alone else "works beside the first"), is_alone
+        return ("neither refused nor ended" if is_late and not is_alone else None), False
+    if exit_code is not None:
+        is_wrong = exit_code != _UNREACHABLE and not was_troubled
+        return (f"ended with {exit_code}" if is_wrong else None), False
+    if name in _STAND_BY:
+        if is_ready and not (stands_by or is_alone or was_troubled):
+            return "works beside the first", False
+        shows = stands_by or is_ready
+    else:
+        shows = is_ready
+    return ("has not shown itself in its time" if is_late and not shows and not was_troubled else None), shows

@@ -58,16 +58,21 @@ class JobLoad:
     def _registered(self) -> tuple[str, str]:
         key = f"job-{self._number}-{self._draw.getrandbits(60):x}"
         answer = self._boss.ask(
-            "POST", JOBS, key=key, duplicates=self._schedule.duplicates, json={"description": key}
+            "POST",
+            JOBS,
+            key=key,
+            duplicates=self._schedule.duplicates,
+            says=lambda answer: _parts(answer, "job_id", "secret"),
+            json={"description": key},
         )
-        told = _told(answer, 201)
-        self._oracle.acked("http", f"job/{told['job_id']}", "registered", BOSS, "", ordered=False)
+        told, said = _told(answer, 201), content_hash(key)
+        self._oracle.acked("http", f"job/{told['job_id']}", "registered", BOSS, said, ordered=False)
         return told["job_id"], told["secret"]
 
     def _cancel(self, job_id: str) -> None:
-        answer = self._boss.ask("POST", f"{JOBS}/{job_id}/cancel", json={"reason": "no longer needed"})
-        if answer.status_code == 200:
-            self._ended(job_id, "cancelled", "http")
+        path = f"{JOBS}/{job_id}/cancel"
+        _told(self._boss.ask_known("POST", path, json={"reason": "no longer needed"}), 200)
+        self._ended(job_id, "cancelled", "http")
 
     def _ended(self, job_id: str, status: str, door: str) -> None:
         self._oracle.note(Note(ENDED, door, f"job/{job_id}", "end", status=status))
@@ -166,19 +171,19 @@ class TaskLoad:
         """Submit and end, one task after the other."""
         while self._clock.may_begin():
             body = {"agent_name": IDLE, "description": f"{self._draw.getrandbits(40):x}"}
-            answer = self._boss.ask("POST", TASKS, duplicates=self._duplicates, json=body)
+            answer = self._boss.ask("POST", TASKS, duplicates=self._duplicates, says=_task_of, json=body)
             # A gateway that was killed while it launched has the task failed by its successor.
             if answer.status_code != 502:
-                self._end(_told(answer, 201))
+                self._end(_told(answer, 201), content_hash(body["description"]))
             time.sleep(0.8)
 
-    def _end(self, told: dict[str, Any]) -> None:
+    def _end(self, told: dict[str, Any], said: str) -> None:
         stream = f"task/{told['task']['id']}"
-        self._oracle.acked("http", stream, "started", BOSS, "", ordered=False)
+        self._oracle.acked("http", stream, "started", BOSS, said, ordered=False)
         how, status = self._draw.choice((("cancel", "cancelled"), ("complete", "completed")))
         headers = {"Authorization": f"Bearer {told['token']}"} if how == "complete" else {}
         path = f"{TASKS}/{told['task']['id']}/{how}"
-        answer = self._boss.ask("POST", path, headers=headers, json={})
+        answer = self._boss.ask_known("POST", path, headers=headers, json={})
         if answer.status_code == 200:
             self._oracle.note(Note(ENDED, "http", stream, "end", status=status))
         elif answer.status_code not in (401, 409):  # it has failed meanwhile
@@ -189,6 +194,17 @@ def _told(answer: httpx.Response, status: int) -> dict[str, Any]:
     if answer.status_code != status:
         raise AssertionError(f"{answer.request.url}: {answer.status_code} {answer.text}")
     return dict(answer.json())
+
+
+def _parts(answer: httpx.Response, *names: str) -> object:
+    """What a repeated request must be answered with as well."""
+    return [answer.json().get(name) for name in names]
+
+
+def _task_of(answer: httpx.Response) -> object:
+    # Its state goes on meanwhile.
+    told = answer.json()
+    return [told["task"]["id"], told["token"]] if answer.status_code == 201 else None
 
 
 def _kind(seq: int) -> str:

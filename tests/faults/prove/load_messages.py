@@ -31,9 +31,10 @@ from schemas.agent_signing import (
 from schemas.errors import TrunklineError
 from schemas.settings import PROJECT_ROOT, Settings
 from tests.connectors.xml_pump.pump_stack import document, element
+from tests.faults.prove.comparison import Reader
 from tests.faults.prove.hub_client import Clock, GaveUp, HubClient
 from tests.faults.prove.oracle import ASKED, FORGED, HANDED, Note, Oracle, content_hash
-from tests.faults.prove.schedule import Schedule
+from tests.faults.prove.schedule import KILL, Schedule
 from tests.faults.prove.seed_parts import LISTENER
 
 # Who reads at which door.
@@ -46,6 +47,17 @@ _ACCEPT: Final = {"Accept": "application/json, text/event-stream", "Content-Type
 def mailbox(name: str) -> str:
     """The stream of a mailbox."""
     return f"mailbox/default/{name}"
+
+
+def readers_of(schedule: Schedule) -> tuple[Reader, ...]:
+    """Who reads in a run of this schedule. Those at HTTP and MCP stop with the load, so something may wait."""
+    forgets = f"{KILL}:mosquitto" in schedule.faults
+    return (
+        Reader(mailbox(HANNA)),
+        Reader(mailbox(MARA)),
+        Reader(mailbox(FRED), gets_all=True),
+        Reader(mailbox(MINA), gets_all=True, may_lose=forgets),
+    )
 
 
 class Words:
@@ -75,7 +87,9 @@ class HubSender:
         while self._clock.may_begin():
             to, text = self._words.next()
             body = {"recipient": to, "type": "note", "payload": {"text": text}}
-            answer = self._client.ask("POST", MESSAGES, duplicates=self._words.duplicates, json=body)
+            answer = self._client.ask(
+                "POST", MESSAGES, duplicates=self._words.duplicates, says=_message_id, json=body
+            )
             if answer.status_code != 200:
                 raise AssertionError(f"the hub took no message: {answer.status_code} {answer.text}")
             stored = json.dumps({"text": text}, ensure_ascii=False, separators=(",", ":"))
@@ -95,11 +109,26 @@ class HubReader:
         while self._clock.may_begin():
             request = uuid.uuid4().hex
             answer = self._client.ask(
-                "GET", MESSAGES, headers={"X-Request-ID": request}, params={"limit": 5}, duplicates=0.1
+                "GET",
+                MESSAGES,
+                headers={"X-Request-ID": request},
+                params={"limit": 5},
+                duplicates=0.1,
+                says=_message_ids,
             )
-            for message in answer.json()["messages"] if answer.status_code == 200 else ():
+            if answer.status_code != 200:
+                raise AssertionError(f"a drain was refused: {answer.status_code} {answer.text}")
+            for message in answer.json()["messages"]:
                 self._oracle.note(Note(HANDED, "http", mailbox(self._name), message["id"], request=request))
             time.sleep(0.2)
+
+
+def _message_id(answer: httpx.Response) -> object:
+    return answer.json().get("message_id")
+
+
+def _message_ids(answer: httpx.Response) -> object:
+    return [message["id"] for message in answer.json().get("messages", ())]
 
 
 class FileSender:
@@ -220,8 +249,9 @@ class McpAgent:
         messages = self._call("get_my_messages", unreadOnly=True)["messages"]
         if messages:
             self._call("mark_read", messageIds=[message["id"] for message in messages])
+        read = uuid.uuid4().hex
         for message in messages:
-            self._oracle.note(Note(HANDED, "mcp", mailbox(self._name), message["id"], request="read"))
+            self._oracle.note(Note(HANDED, "mcp", mailbox(self._name), message["id"], request=read))
 
     def _call(self, tool: str, **arguments: Any) -> dict[str, Any]:
         skew_s = self.skew_s
@@ -265,10 +295,10 @@ class MqttSender:
         credentials = Credentials(agent_name=name, secret=told["secret"], prefix=told["prefix"])
         self._agent = MqttAgent(settings, credentials, settings.data_path.parent / f"mqtt-{name}", self._got)
         self._name, self._words, self._oracle, self._clock = name, words, oracle, clock
-        self.got: list[str] = []
 
     def _got(self, message: InboxMessage) -> None:
-        self.got.append(message.message_id)
+        # It may come twice, and is then the same.
+        self._oracle.note(Note(HANDED, "mqtt", mailbox(self._name), message.message_id, request="inbox"))
 
     def run(self) -> None:
         """Be there, and send if there is anything to say, until the load ends."""
@@ -331,6 +361,7 @@ class XmlSender:
                 "POST",
                 "/messages",
                 duplicates=self._words.duplicates,
+                says=lambda answer: re.findall(r'<message id="([^"]+)"', answer.text),
                 content=document(payload, LISTENER),
                 headers={"Content-Type": "application/xml"},
             )

@@ -17,7 +17,9 @@ ACKED, HANDED, ENDED, FORGED, ASKED = "acked", "handed", "ended", "forged", "ask
 
 
 def content_hash(*parts: object) -> str:
-    """The hash of what was said: of a message sender, recipient and body; of an event its kind and detail."""
+    """The hash of what was said: of a message sender, recipient and body; of an event its kind and detail; of a
+    job and a task its description.
+    """
     return hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode()).hexdigest()
 
 
@@ -27,9 +29,10 @@ class Note:
 
     `acked`: `id` in `stream` was acknowledged to `sender` at `door`, with content of this hash; `order` is its
     place among what this sender said to this stream, None where the sender itself mixed it up. `handed`: a
-    message was handed out by the request `request`. `ended`: a stream's end was acknowledged, as `status`.
-    `forged`: nobody who may said this; it must not be accepted. `asked`: `id` must have exactly one answer, a
-    message of `kind` to `recipient` whose body holds `body`.
+    message was handed out by the request `request`; over MQTT it may come twice, so all of that is one request.
+    `ended`: a stream's end was acknowledged, as `status`. `forged`: nobody who may said this; it must not be
+    accepted. `asked`: `id` must have exactly one answer, a message of `kind` to `recipient` whose body holds
+    `body`.
     """
 
     what: str

@@ -25,7 +25,7 @@ import structlog
 from schemas.settings import PROJECT_ROOT
 from tests.faults.prove.brokers import Brokers
 from tests.faults.prove.comparison import KINDS, MISBEHAVED
-from tests.faults.prove.results import Results, summary
+from tests.faults.prove.results import Results, programs_hash, summary
 from tests.faults.prove.schedule import ALL_FAULTS, draw_schedule
 from tests.faults.prove.seed_run import SeedResult, SeedRun
 
@@ -87,7 +87,7 @@ def show(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(found))
         return
-    print(", ".join(f"{name} {found[name]}" for name in ("seeds", "acknowledged", *KINDS)))
+    print(", ".join(f"{name} {found[name]}" for name in ("seeds", "acknowledged", *KINDS, "unjudged")))
     print("injected:", ", ".join(f"{name} {count}" for name, count in found["faults"].items()))
     missing = [name for name in ALL_FAULTS if name not in found["faults"]]
     if missing:
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, signal.default_int_handler)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     logging.disable(logging.ERROR)
-    results = Results(args.results)
+    results = Results(args.results, programs_hash())
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     left = [seed for seed in seeds if not results.has(seed)]
     code = 0

@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import httpx
 from kafka import KafkaConsumer, TopicPartition  # type: ignore[import-untyped]
 
 from schemas.settings import Settings
-from tests.faults.prove.comparison import Shown
-from tests.faults.prove.evidence import answered
-from tests.faults.prove.oracle import ACKED, ASKED, Note, Oracle
+from tests.faults.prove.comparison import Reader, Shown, unreached
+from tests.faults.prove.evidence import answered, in_files
+from tests.faults.prove.load_messages import FRED
+from tests.faults.prove.oracle import ACKED, ASKED, HANDED, TERMINAL, Note, Oracle
 from tests.faults.prove.seed_parts import LISTENER
 from tests.faults.test_agreement import end_offsets, views_are_at
 
 _LOOKS: Final = 2
+# Where nothing has moved for so long, what is owed does not come any more: it is for the comparison to say so.
+_STILL_S: Final = 10.0
 
 
 class Quiet:
     """Look again and again; `why` says what is not at rest."""
 
-    def __init__(self, settings: Settings, oracle: Oracle) -> None:
-        self._settings, self._oracle = settings, oracle
+    def __init__(self, settings: Settings, oracle: Oracle, readers: Sequence[Reader]) -> None:
+        self._settings, self._oracle, self._readers = settings, oracle, readers
         self._before: dict[int, int] = {}
         self._looks = 0
+        self._still_since = math.inf
         self.why: str | None = "not looked at yet"
 
     def look(self) -> bool:
-        """Whether it was at rest at this look and the one before."""
+        """Whether it was at rest at this look and the one before, or owes something and does not move."""
         ends = end_offsets(self._settings)
         self.why = self._unrest(ends)
+        if self.why is not None:
+            self._still_since = math.inf
+        else:
+            self._still_since = min(self._still_since, time.monotonic())
+            self.why = self._owed()
+            if self.why is not None and time.monotonic() - self._still_since >= _STILL_S:
+                self.why = None
         self._before = ends
         self._looks = 0 if self.why else self._looks + 1
         return self._looks >= _LOOKS
@@ -39,30 +53,22 @@ class Quiet:
             return "the log grows"
         if not views_are_at(self._settings, ends):
             return "the views are behind the log"
-        owed = self._owed()
-        if owed is not None:
-            return owed
         return None if self._reactor_is_at(ends) else "the reactor is behind the log"
 
     def _owed(self) -> str | None:
         """What a gateway does not show yet and was promised."""
-        acked = [note for note in self._oracle.notes(ACKED) if note.stream.startswith("mailbox/")]
-        asked = self._oracle.notes(ASKED)
-        boxes = {note.stream for note in acked} | {note.recipient for note in asked}
+        notes = self._oracle.notes()
         try:
-            shown = answered("gateway", self._settings.gateway_url, self._settings, boxes)
+            shown = answered("gateway", self._settings.gateway_url, self._settings, _mailboxes_of(notes))
         except (httpx.HTTPError, ValueError, KeyError) as error:
+            self._still_since = math.inf
             return f"the gateway does not answer: {error!r}"
-        for note in acked:
-            if (note.stream, note.id) not in shown.mail:
-                return f"not in its mailbox: {note}"
-        for note in asked:
-            if not _is_answered(note, shown):
-                return f"no answer: {note}"
         for mail in shown.mail.values():
+            # A lease ends when its time is over, with no sign before.
             if mail.stream.endswith(f"/{LISTENER}") and mail.status in ("unread", "leased"):
+                self._still_since = math.inf
                 return f"a listener's message waits: {mail.id}"
-        return None
+        return owed(notes, shown, self._readers, in_files(self._settings, (FRED,)))
 
     def _reactor_is_at(self, ends: dict[int, int]) -> bool:
         kafka = self._settings.kafka
@@ -78,6 +84,29 @@ class Quiet:
             )
         finally:
             consumer.close(autocommit=False)
+
+
+def owed(
+    notes: Sequence[Note], shown: Shown, readers: Sequence[Reader], files: Mapping[tuple[str, str], int]
+) -> str | None:
+    """What is still to come of what was promised: a message into its mailbox and to its reader, an answer, the
+    claim of what was handed out. None: nothing.
+    """
+    handed = [note for note in notes if note.what == HANDED]
+    for note in notes:
+        key = (note.stream, note.id)
+        if note.what == ACKED and note.stream.startswith("mailbox/") and key not in shown.mail:
+            return f"not in its mailbox: {note}"
+        if note.what == ASKED and not _is_answered(note, shown):
+            return f"no answer: {note}"
+        if note.what == HANDED and (key not in shown.mail or shown.mail[key].status not in TERMINAL):
+            return f"handed out, and not claimed: {note}"
+    return next((finding.what for finding in unreached(readers, handed, shown, files)), None)
+
+
+def _mailboxes_of(notes: Sequence[Note]) -> set[str]:
+    asked = {note.recipient for note in notes if note.what == ASKED}
+    return asked | {note.stream for note in notes if note.stream.startswith("mailbox/")}
 
 
 def _is_answered(note: Note, shown: Shown) -> bool:

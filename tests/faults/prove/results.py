@@ -1,21 +1,42 @@
-"""The results of seeds in a file, one JSON line a seed: a later run goes on where this one ended."""
+"""The results of seeds in a file, one JSON line a seed: a later run goes on where this one ended.
+
+A result is of the programs that it was found with. With others, or where anything was found, a seed is run
+again; what was found before stays in the file.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from schemas.settings import PROJECT_ROOT
 from tests.faults.prove.comparison import KINDS
+
+# What a seed runs: our programs, what they are made of and set by, and the faults themselves.
+_PROGRAMS: Final = ("connectors", "jobs", "schemas", "conf", "tests/faults", "requirements.lock")
+
+
+def programs_hash(root: Path = PROJECT_ROOT) -> str:
+    """Which programs these are: a hash over their files, committed or not."""
+    found = hashlib.sha256()
+    for name in _PROGRAMS:
+        path = root / name
+        for file in [path] if path.is_file() else sorted(path.rglob("*")):
+            if not file.is_file() or file.suffix == ".pyc":
+                continue
+            found.update(f"{file.relative_to(root)}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return found.hexdigest()[:12]
 
 
 class Results:
-    """The file and what stands in it. A line that was cut off counts as none."""
+    """The file and what stands in it. A line that was cut off counts as none. `programs`: which run now."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, programs: str) -> None:
+        self._path, self._programs = path, programs
         self._lines: dict[int, dict[str, Any]] = {}
         text = path.read_text() if path.exists() else ""
         # What follows a line that was cut off begins a line of its own.
@@ -28,11 +49,17 @@ class Results:
                 continue
 
     def has(self, seed: int) -> bool:
-        """Whether the seed was run to its end."""
-        return seed in self._lines
+        """Whether these programs ran the seed to its end and nothing was found."""
+        found = self._of_these(seed)
+        return found is not None and not found["findings"]
+
+    def _of_these(self, seed: int) -> dict[str, Any] | None:
+        found = self._lines.get(seed)
+        return found if found is not None and found.get("programs") == self._programs else None
 
     def add(self, line: dict[str, Any]) -> None:
         """Append a seed's result."""
+        line = {**line, "programs": self._programs}
         self._lines[line["seed"]] = line
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
@@ -40,12 +67,15 @@ class Results:
         self._needs_end = False
 
     def of(self, seeds: Iterable[int]) -> list[dict[str, Any]]:
-        """The results of these seeds, as far as there are."""
-        return [self._lines[seed] for seed in seeds if seed in self._lines]
+        """The results of these seeds with these programs, as far as there are."""
+        return [line for seed in seeds if (line := self._of_these(seed)) is not None]
 
 
 def summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What `--json` prints: seeds and acknowledgements, findings of each kind, faults by name."""
+    """What `--json` prints: seeds and acknowledgements, findings of each kind, faults by name.
+
+    `unjudged`: seeds that do not tell what was lost: they did not come to rest, or were not run as drawn.
+    """
     kinds = Counter(finding["kind"] for line in lines for finding in line["findings"])
     faults: Counter[str] = Counter()
     for line in lines:
@@ -54,5 +84,6 @@ def summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "seeds": len(lines),
         "acknowledged": sum(line["acknowledged"] for line in lines),
         **{kind: kinds[kind] for kind in KINDS},
+        "unjudged": sum(not line["is_judged"] for line in lines),
         "faults": dict(sorted(faults.items())),
     }

@@ -57,6 +57,8 @@ ALL_FAULTS: Final = (*STREAM_FAULTS, *OTHER_FAULTS, *HABITS)
 OTHERS_A_SEED: Final = 4
 _LOAD_S: Final = 16.0
 _FIRST_S: Final = 1.0
+# By when all that lasts is over, if it has not begun in the first second.
+_OVER_S: Final = 27.0
 _SKEWS_S: Final = (-86_400.0, -3_600.0, -600.0, -120.0, 120.0, 600.0, 3_600.0, 86_400.0)
 
 
@@ -149,7 +151,9 @@ def _placed(fault: str, draw: random.Random) -> Injection:
     at_s = round(draw.uniform(_FIRST_S, last), 2)
     # Spark commits only a few times in a run.
     nth = draw.randint(1, 2 if STREAMS in target else 4) if kind == CRASH else 1
-    return Injection(fault, at_s, round(_lasting(kind, draw), 2), nth)
+    for_s = round(_lasting(kind, draw), 2)
+    # What lasts long begins early, so that it is over before the run has to come to rest.
+    return Injection(fault, max(_FIRST_S, min(at_s, round(_OVER_S - for_s, 2))), for_s, nth)
 
 
 def _lasting(kind: str, draw: random.Random) -> float:

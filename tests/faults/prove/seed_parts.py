@@ -125,14 +125,15 @@ class Second:
     def __init__(self, name: str, settings: Settings, folder: Path) -> None:
         self.name = name
         self.settings = settings
-        own = name.partition("_port")[0]
+        # The part that it is one more of.
+        self.own = name.partition("_port")[0]
         if name == GATEWAY:
             gateway = settings.gateway.model_copy(update={"port": free_port(), "url": None})
             door = settings.agent_mcp.model_copy(update={"port": free_port(), "url": None})
             self.settings = settings.model_copy(update={"gateway": gateway, "agent_mcp": door})
         self.log_path = folder / f"second-{name}.log"
         self._ready = folder / f"second-{name}.ready"
-        plan = PLANS[own](self.settings)
+        plan = PLANS[self.own](self.settings)
         self._plan = replace(
             plan,
             name=f"second_{name}",

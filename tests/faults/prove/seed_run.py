@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -13,20 +13,28 @@ from typing import Any, Final
 from tests.faults.prove import evidence
 from tests.faults.prove.brokers import Brokers
 from tests.faults.prove.clients import Clients
-from tests.faults.prove.comparison import DIVERGENT, LOST, MISBEHAVED, Finding, compare
+from tests.faults.prove.comparison import MISBEHAVED, Finding, compare
 from tests.faults.prove.hub_client import Clock
 from tests.faults.prove.injector import Injector
+from tests.faults.prove.load_messages import FRED, readers_of
 from tests.faults.prove.oracle import ACKED, Oracle
 from tests.faults.prove.quiet import Quiet
-from tests.faults.prove.schedule import Schedule
+from tests.faults.prove.schedule import STREAMS, Schedule
 from tests.faults.prove.seed_parts import SeedParts, seed_settings
 
 LIMIT_S: Final = 100.0
+DOORS: Final = frozenset({"http", "file", "mcp", "mqtt", "xml"})
 # What comparing and ending may take of the limit, and what coming to rest must have.
 _JUDGE_S: Final = 12.0
 _REST_S: Final = 20.0
 _START_S: Final = 45.0
+# What the schedule holds is done to its end as long as this is left for the rest.
+_FAULTS_END_S: Final = _JUDGE_S + 1.5 * _REST_S
+# A driver that died at a point with less than this left, or twice as much as its start took, would not be back
+# and at the log's end in time.
+_RESTART_S: Final = 30.0
 _TICK_S: Final = 0.05
+_SHOWN: Final = 40
 # Spark starts under load; so long the load goes on when it works, and so long it is waited for at most.
 _SPARK_WORKS_S: Final = 5.0
 _SPARK_STARTS_S: Final = 14.0
@@ -35,7 +43,11 @@ _LOOK_S: Final = 0.4
 
 @dataclass
 class SeedResult:
-    """What came of a seed; one line of the results. `folder`: where its data is, if it was kept."""
+    """What came of a seed; one line of the results.
+
+    `is_judged`: its faults were injected, each door acknowledged something, and the backbone came to rest.
+    `waited_for`: what it did not rest for, in seconds. `folder`: where its data is, if it was kept.
+    """
 
     seed: int
     acknowledged: int = 0
@@ -44,7 +56,9 @@ class SeedResult:
     by_door: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
+    waited_for: dict[str, float] = field(default_factory=dict)
     folder: str = ""
+    is_judged: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """The line."""
@@ -66,6 +80,7 @@ class SeedRun:
         self.oracle = Oracle(folder / "oracle.jsonl")
         self._result = SeedResult(schedule.seed)
         self._late: list[str] = []
+        self._readers = readers_of(schedule)
         self._is_at_rest = False
         self._unrest: str | None = "not looked at"
         (folder / "schedule.json").write_text(json.dumps(schedule.as_json(), indent=1))
@@ -73,6 +88,11 @@ class SeedRun:
     @property
     def _left_s(self) -> float:
         return LIMIT_S - (time.monotonic() - self._began)
+
+    @property
+    def _restart_s(self) -> float:
+        took_s = self._parts.parts[STREAMS].ready_after_s or 0.0
+        return _JUDGE_S + max(_RESTART_S, 2 * took_s)
 
     def run(self) -> SeedResult:
         """All of it; ends every process that it has started, whatever happens."""
@@ -88,7 +108,7 @@ class SeedRun:
             injector = self._load(clients, clock)
             self._phase("load")
             injector.heal()
-            self._rest(clients)
+            self._rest(injector, clients)
             self._phase("rest")
             self._judge(injector, clients)
             self._phase("judge")
@@ -118,29 +138,36 @@ class SeedRun:
     def _load(self, clients: Clients, clock: Clock) -> Injector:
         """Clients at every door, and the faults meanwhile."""
         clock.begin(self._schedule.load_s, max(5.0, self._left_s - self._schedule.load_s - _JUDGE_S - _REST_S))
-        injector = Injector(self._parts, self._brokers, self.oracle, self._schedule)
+        injector = Injector(self._parts, self._brokers, self.oracle, self._schedule, clients.urls)
         clients.start()
         longest, has_worked = time.monotonic() + self._schedule.load_s + _SPARK_STARTS_S, False
-        while (clock.may_begin() or not injector.over) and self._left_s > _JUDGE_S + 2 * _REST_S:
+        while (clock.may_begin() or not injector.over) and self._left_s > _FAULTS_END_S:
             injector.tick()
-            has_worked = has_worked or self._parts.parts["streams"].ready_after_s is not None
+            has_worked = has_worked or self._parts.parts[STREAMS].ready_after_s is not None
             if not has_worked and time.monotonic() < longest:
                 clock.go_on(_SPARK_WORKS_S)
             self._parts.look_after()
             time.sleep(_TICK_S)
         return injector
 
-    def _rest(self, clients: Clients) -> None:
+    def _rest(self, injector: Injector, clients: Clients) -> None:
         """Everything is up again, what was begun has its answer, and nothing moves any more."""
-        quiet = Quiet(self._settings, self.oracle)
+        quiet, looked = Quiet(self._settings, self.oracle, self._readers), time.monotonic()
         while not self._is_at_rest and self._left_s > _JUDGE_S:
             self._parts.look_after_for(_LOOK_S)
+            if self._left_s < self._restart_s:
+                injector.disarm()
             self._unrest = self._under_way(clients)
             if self._unrest is None:
                 self._is_at_rest = quiet.look()
                 self._unrest = quiet.why
+            waited, now = self._result.waited_for, time.monotonic()
+            what = (self._unrest or "")[:_SHOWN]
+            waited[what] = round(waited.get(what, 0.0) + now - looked, 1)
+            looked = now
         if not self._is_at_rest:
             self._late.append(f"not at rest {LIMIT_S - _JUDGE_S:.0f} s after its begin: {self._unrest}")
+        injector.disarm()
         # Readers that hold a message end before it is looked at where it stands.
         clients.leave()
 
@@ -153,15 +180,27 @@ class SeedRun:
         return f"{', '.join(clients.waiting)} wait for an answer" if clients.waiting else None
 
     def _judge(self, injector: Injector, clients: Clients) -> None:
-        found = evidence.gather(self._settings, {"gateway": self._settings.gateway_url})
-        findings = compare(self.oracle.notes(), found)
-        if not self._is_at_rest:
-            # What is under way cannot be told from what is lost; that it is still under way is a finding.
-            findings = [finding for finding in findings if finding.kind not in (LOST, DIVERGENT)]
-        troubles = (*injector.misbehaved, *clients.failures, *clients.late, *self._late)
-        findings += [Finding(MISBEHAVED, what) for what in troubles]
+        found = evidence.gather(self._settings, {"gateway": self._settings.gateway_url}, (FRED,))
+        # That it is still under way is a finding as well.
+        findings = compare(self.oracle.notes(), found, self._readers, is_at_rest=self._is_at_rest)
         result, done = self._result, injector.done + injector.died() + clients.habits()
         result.acknowledged = self.oracle.acknowledged
         result.by_door = dict(Counter(note.door for note in self.oracle.notes(ACKED)))
+        untried = injector.left_out + not_tried(
+            result.by_door, has_shared=injector.has_shared, answers_elsewhere=clients.answers_elsewhere
+        )
+        result.is_judged = self._is_at_rest and not untried
+        troubles = (*injector.misbehaved, *clients.failures, *clients.late, *self._late, *untried)
+        findings += [Finding(MISBEHAVED, what) for what in troubles]
         result.findings = [asdict(finding) for finding in findings]
         result.faults = {name: count for name, count in sorted(done.items()) if count}
+
+
+def not_tried(by_door: Mapping[str, int], *, has_shared: bool, answers_elsewhere: int) -> list[str]:
+    """What a run says nothing about. `by_door`: how much each door acknowledged; `has_shared`: there was
+    a second gateway, which has answered `answers_elsewhere` requests.
+    """
+    found = [f"the door {door} acknowledged nothing" for door in sorted(DOORS) if not by_door.get(door)]
+    if has_shared and not answers_elsewhere:
+        found.append("the second gateway answered nobody")
+    return found

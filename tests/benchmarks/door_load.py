@@ -1,0 +1,171 @@
+"""Messages at each door at a steady rate, for a benchmark that asks what a further door costs."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from connectors.file_bridge.queue_root import queue_root
+from connectors.file_queue import Queue
+from connectors.mqtt_agent import Credentials, InboxMessage, MqttAgent
+from schemas.agent_signing import (
+    AGENT_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    load_private_key,
+    new_key_pair,
+    sign,
+)
+from schemas.settings import Settings
+from tests.benchmarks.mcp_load import request
+
+TEXT: Final = "step 7 of 12 done, reading the index"
+READER: Final = "door_reader"
+_TIMEOUT_S: Final = 20.0
+_MCP: Final = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+_numbers = itertools.count(1)
+
+Send = Callable[[], None]
+
+
+@contextmanager
+def http(settings: Settings) -> Iterator[Send]:
+    """By `POST /api/hub/messages`."""
+    with _hub(settings) as hub:
+
+        def send() -> None:
+            body = {"recipient": READER, "type": "note", "payload": {"text": TEXT, "n": next(_numbers)}}
+            hub.post("/api/hub/messages", json=body).raise_for_status()
+
+        yield send
+
+
+@contextmanager
+def file(settings: Settings) -> Iterator[Send]:
+    """As lines of the file queue."""
+    queue = Queue(queue_root(settings))
+    yield lambda: _ignore(queue.send("status", TEXT, to=READER, sender="door_filer"))
+
+
+@contextmanager
+def mqtt(settings: Settings) -> Iterator[Send]:
+    """On an agent's outbox; each waits for its receipt."""
+    # A name has one account and one key, and each row of a benchmark a sender of its own.
+    name = f"door_mqtt_{next(_numbers)}"
+    with _hub(settings) as hub:
+        told = hub.post(f"/api/hub/agents/{name}/mqtt", json={}).raise_for_status().json()
+    credentials = Credentials(agent_name=name, secret=told["secret"], prefix=told["prefix"])
+    state = settings.data_path / f"agent-{uuid.uuid4().hex}"
+    with MqttAgent(settings, credentials, Path(state), _unread) as agent:
+        yield lambda: _ignore(agent.send(READER, "hint", TEXT, message_id=str(uuid.uuid4())))
+
+
+@contextmanager
+def mcp(settings: Settings) -> Iterator[Send]:
+    """By signed calls of `send_to_agent`."""
+    name, (private, public) = f"door_mcp_{next(_numbers)}", new_key_pair()
+    key = load_private_key(private)
+    with _hub(settings) as hub:
+        body = {"agent_name": name, "public_key": public, "task": "takes part"}
+        hub.post("/api/hub/participants", json=body).raise_for_status()
+    with httpx.Client(base_url=settings.mcp_server_url, timeout=_TIMEOUT_S, trust_env=False) as client:
+
+        def send() -> None:
+            said = {"targetAgentId": READER, "message": TEXT}
+            call, at = (
+                request("tools/call", {"name": "send_to_agent", "arguments": said}),
+                str(int(time.time())),
+            )
+            signed = {AGENT_HEADER: name, TIMESTAMP_HEADER: at, SIGNATURE_HEADER: sign(key, at, call)}
+            answer = client.post("/mcp", content=call, headers={**_MCP, **signed}).raise_for_status()
+            result = answer.json().get("result")
+            if result is None or result.get("isError"):
+                raise RuntimeError(answer.text[:300])
+
+        yield send
+
+
+@contextmanager
+def xml(settings: Settings) -> Iterator[Send]:
+    """As XML for the sample calculator, which answers each."""
+    head = {"Content-Type": "application/xml"}
+    with _hub(settings) as hub:
+
+        def send() -> None:
+            body = (
+                '<message xmlns="urn:trunkline:envelope:1"><to>calculator</to>'
+                '<calculate xmlns="urn:trunkline:sample:1"><operation>add</operation>'
+                f"<first>{next(_numbers)}</first><second>2</second></calculate></message>"
+            )
+            hub.post("/messages", content=body, headers=head).raise_for_status()
+
+        yield send
+
+
+DOORS: Final = {"http": http, "file": file, "mqtt": mqtt, "mcp": mcp, "xml": xml}
+
+
+class DoorLoads:
+    """Sends at these doors at once, at `rate` a second each. A context manager; `failure` is the first one."""
+
+    def __init__(self, settings: Settings, names: list[str], rate: float) -> None:
+        self._settings, self._names, self._rate = settings, names, rate
+        self._stop = threading.Event()
+        self._open = ExitStack()
+        self._threads: list[threading.Thread] = []
+        self.sent = dict.fromkeys(names, 0)
+        self.failure: Exception | None = None
+
+    def __enter__(self) -> DoorLoads:
+        if self._names:
+            with _hub(self._settings) as hub:
+                added = hub.post("/api/hub/principals", json={"principal": READER, "role": "worker"})
+                # It is there already in the second row.
+                if added.status_code not in (201, 409):
+                    added.raise_for_status()
+        with ExitStack() as opened:
+            sends = [(name, opened.enter_context(DOORS[name](self._settings))) for name in self._names]
+            self._open = opened.pop_all()
+        for name, send in sends:
+            thread = threading.Thread(target=self._run, args=(name, send), name=f"door-{name}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(_TIMEOUT_S)
+        self._open.close()
+
+    def _run(self, name: str, send: Send) -> None:
+        began = time.monotonic()
+        while not self._stop.wait(max(0.0, began + self.sent[name] / self._rate - time.monotonic())):
+            try:
+                send()
+            except Exception as error:  # told by whoever waits for the load
+                self.failure = self.failure or RuntimeError(f"{name}: {error}")
+                return
+            self.sent[name] += 1
+
+
+def _hub(settings: Settings) -> httpx.Client:
+    token = settings.operator_token_file.read_text().strip()
+    headers = {"Authorization": f"Bearer {token}"}
+    return httpx.Client(base_url=settings.gateway_url, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
+
+
+def _ignore(_: Any) -> None:
+    """What a send returns."""
+
+
+def _unread(_: InboxMessage) -> None:
+    """Nobody writes to the sender."""

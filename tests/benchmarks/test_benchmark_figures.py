@@ -1,0 +1,59 @@
+"""The figures of the long benchmarks: what is compared with what, and that too little is said to be so."""
+
+from __future__ import annotations
+
+from tests.benchmarks.endurance import compared
+from tests.benchmarks.stack_figures import MemoryLooks, Process, file_figures
+
+JVM, DRIVER = Process("streams", "java", 10), Process("streams", "python3.11", 11)
+
+
+def looks(end_s: int, driver_mb: float, driver: Process = DRIVER) -> MemoryLooks:
+    """A look each 10 s; in the end the driver, or another process in its place, holds so much."""
+    found = MemoryLooks(600)
+    for at_s in range(0, end_s + 1, 10):
+        late = at_s > end_s - 120
+        found.add(at_s, {JVM: 2000.0, driver if late else DRIVER: driver_mb if late else 100.0})
+    return found
+
+
+def test_a_driver_that_grows_does_not_hide_behind_its_jvm() -> None:
+    found = looks(1500, 250.0).figures()
+    assert found["memory_ratio"] == {"streams/java": 1.0, "streams/python3.11": 2.5}
+    assert found["memory_worst_ratio"] == 2.5
+    assert found["errors"] == []
+
+
+def test_a_process_that_is_replaced_by_a_larger_one_is_compared_with_it() -> None:
+    found = looks(1500, 150.0, Process("streams", "python3.11", 99)).figures()
+    assert found["memory_ratio"]["streams/python3.11"] == 1.5
+
+
+def test_one_of_two_that_grows_while_the_other_shrinks_is_seen() -> None:
+    found, other = MemoryLooks(600), Process("kafka", "java", 1)
+    more = Process("kafka", "java", 2)
+    for at_s in range(0, 1501, 10):
+        late = at_s > 1300
+        found.add(at_s, {other: 50.0 if late else 100.0, more: 150.0 if late else 100.0})
+    assert found.figures()["memory_ratio"] == {"kafka/java": 1.5}
+
+
+def test_memory_that_cannot_be_compared_is_an_error_and_not_an_empty_figure() -> None:
+    for end_s in (0, 590, 640):
+        found = looks(end_s, 100.0).figures()
+        assert found["memory_worst_ratio"] is None
+        assert "cannot be compared" in found["errors"][0]
+    assert MemoryLooks(600).figures()["errors"]
+
+
+def test_too_few_micro_batches_are_an_error_beside_the_other_figures() -> None:
+    assert compared({1: 100.0}) == {"errors": ["1 micro-batches are too few"]}
+    assert compared(dict.fromkeys(range(500), 100.0))["median_ratio"] == 1.0
+
+
+def test_live_files_are_the_most_of_the_first_and_of_the_last_third() -> None:
+    counts = [3, 9, 4, 2, 50, 2, 5, 8, 1]
+    assert file_figures([{"ledger": count} for count in counts]) == {
+        "ledger": {"most_in_first_third": 9, "most_in_last_third": 8, "last": 1}
+    }
+    assert file_figures([]) == {}

@@ -1,0 +1,74 @@
+"""The results of `./trunkline prove`: what a later run takes over or runs again, and what the sum says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.faults.prove.comparison import DUPLICATE, LOST, MISBEHAVED
+from tests.faults.prove.results import Results, programs_hash, summary
+
+THESE = "0123456789ab"
+
+
+def result(seed: int, **more: Any) -> dict[str, Any]:
+    """A line of results."""
+    faults = {"kill:kafka": 1}
+    return {"seed": seed, "acknowledged": 10, "findings": [], "faults": faults, "is_judged": True, **more}
+
+
+def test_results_go_on_where_they_ended_also_behind_half_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    results = Results(path, THESE)
+    results.add(result(1))
+    with path.open("a") as file:
+        file.write('{"seed": 3, "ackno')
+    again = Results(path, THESE)
+    assert [again.has(seed) for seed in (1, 3)] == [True, False]
+    again.add(result(3))
+    found = summary(Results(path, THESE).of(range(1, 5)))
+    assert (found["seeds"], found["acknowledged"], found[LOST], found["unjudged"]) == (2, 20, 0, 0)
+    assert found["faults"] == {"kill:kafka": 2}
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_a_seed_with_a_finding_is_run_again_and_its_last_result_counts(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    results = Results(path, THESE)
+    results.add(result(2, findings=[{"kind": LOST, "what": "m1"}, {"kind": MISBEHAVED, "what": "it"}]))
+    found = summary(results.of([2]))
+    assert (found["seeds"], found[LOST], found[DUPLICATE], found[MISBEHAVED]) == (1, 1, 0, 1)
+    again = Results(path, THESE)
+    assert not again.has(2)
+    again.add(result(2))
+    assert Results(path, THESE).has(2) and summary(again.of([2]))[LOST] == 0
+    assert len(path.read_text().splitlines()) == 2
+
+
+def test_a_result_of_other_programs_does_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    Results(path, THESE).add(result(1))
+    path.write_text(path.read_text() + json.dumps(result(2)) + "\n")
+    other = Results(path, "ba9876543210")
+    assert not other.has(1) and other.of([1, 2]) == []
+    assert not Results(path, THESE).has(2)
+
+
+def test_a_seed_that_tells_nothing_of_what_was_lost_is_counted_as_unjudged(tmp_path: Path) -> None:
+    lines = [result(1), result(2, is_judged=False, findings=[{"kind": MISBEHAVED, "what": "not at rest"}])]
+    found = summary(lines)
+    assert (found["seeds"], found[LOST], found["unjudged"]) == (2, 0, 1)
+
+
+def test_a_change_of_any_program_makes_them_others_and_what_python_compiles_does_not(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    program = tmp_path / "jobs" / "fold.py"
+    program.write_text("one")
+    first = programs_hash(tmp_path)
+    (tmp_path / "jobs" / "fold.pyc").write_text("compiled")
+    (tmp_path / "README.md").write_text("words")
+    assert programs_hash(tmp_path) == first
+    program.write_text("other")
+    assert programs_hash(tmp_path) != first
+    assert programs_hash() == programs_hash()
