@@ -213,6 +213,7 @@ def rows_of(demo_run: DemoRun, table: str, sql: str) -> list[tuple[Any, ...]]:
     return duckdb.from_arrow(rows).query("t", sql).fetchall()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(DEMO_S + STOP_S + 30)
 def test_the_job_notebook_in_a_kernel_of_its_own_has_the_ends_of_the_demos_jobs(
     demo_run: DemoRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -156,6 +156,7 @@ def test_a_kill_around_the_first_commit_after_a_recovery_neither_loses_nor_doubl
     assert plain(rows) == plain(undisturbed(spark, backbone_settings))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_deleted_under_load_costs_a_restart_and_no_record(
     spark: SparkSession, backbone_settings: Settings, keyring: Keyring
 ) -> None:

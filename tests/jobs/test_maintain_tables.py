@@ -46,6 +46,7 @@ def files_on_disk(path: str) -> set[str]:
 
 
 @pytest.mark.requirement("CM-04")
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_under_load_nothing_is_lost_or_doubled_and_no_stream_fails(
     spark: SparkSession, backbone_settings: Settings, keyring: Keyring

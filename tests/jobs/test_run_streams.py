@@ -68,6 +68,7 @@ def status_of(settings: Settings) -> str | None:
     return next((row["status"] for row in rows.to_pylist() if row["job_id"] == JOB), None)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_records_reach_ledger_and_views_across_a_stop_and_a_start_with_maintenance_between(
     streams: Callable[..., ProgramProcess], backbone_settings: Settings, keyring: Keyring

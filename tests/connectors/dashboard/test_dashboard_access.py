@@ -15,7 +15,7 @@ from connectors.gateway.policy import Caller
 from connectors.live_view import LiveView
 from schemas.settings import DashboardSettings, load_settings, settings_environment
 from tests.broker_processes import LOOPBACK, ProgramProcess, free_port, wait_until
-from tests.connectors.dashboard.event_reading import followed
+from tests.connectors.dashboard.event_reading import Seen, followed
 from tests.connectors.gateway.hub_access import add_principal
 
 ROUTES = (
@@ -83,7 +83,7 @@ def test_a_cookie_is_good_at_every_gateway_until_its_token_is_revoked(dashboard,
         other.cookies.set(f"trunkline_{second.settings.dashboard.port}", value)
         assert other.get("/api/snapshot").json()["principal"] == "vera"
         with followed(browser) as events:
-            next(events)
+            Seen(events).until(lambda s: s.events)
             operator.post("/api/hub/principals/vera/revoke", json={})
             # It ends by itself, well before these events give up.
             assert {event.name for event in events} <= {"pulse", "verdict"}

@@ -122,7 +122,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _tidy(root)
     found = summary(results.of(seeds))
     show(found, args.json)
-    return code or int(any(found[kind] for kind in KINDS))
+    return code or exit_code(found)
+
+
+def exit_code(found: dict[str, Any]) -> int:
+    """Of the sum of all results: 1 when anything was found, else 0."""
+    return int(any(found[kind] for kind in KINDS))
 
 
 def _tidy(root: Path) -> None:
