@@ -68,6 +68,15 @@ class ConsoleSession:
 
     def run(self) -> int:
         """Until the end of input, /quit, or a signal. Raises TrunklineError when it cannot go on."""
+        try:
+            return self._run()
+        except KeyboardInterrupt:
+            # `_fail` interrupts as Ctrl-C does, and is heard at any place, on a busy machine twice.
+            if self._failure is None:
+                raise
+        raise self._failure
+
+    def _run(self) -> int:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal cannot show is no reason to end
         with reachable(self._settings) as gateway:
@@ -84,21 +93,18 @@ class ConsoleSession:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             follower.start()
             self._repeat_interrupts()
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             try:
-                try:
-                    for line in self._lines():
-                        if line.strip() in ("/quit", "/exit"):
-                            break
-                        self._do(gateway, line.strip())
-                finally:
-                    self._closing.set()
-                    follower.join(_CLOSE_S)
-            except KeyboardInterrupt:
-                if self._failure is None:
-                    raise
-            if self._failure is not None:
-                raise self._failure
+                # One that is waiting already comes here.
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+                for line in self._lines():
+                    if line.strip() in ("/quit", "/exit"):
+                        break
+                    self._do(gateway, line.strip())
+            finally:
+                self._closing.set()
+                follower.join(_CLOSE_S)
+        if self._failure is not None:
+            raise self._failure
         return 0
 
     def _lines(self) -> Iterator[str]:

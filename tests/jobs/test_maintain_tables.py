@@ -159,6 +159,7 @@ def test_after_maintenance_both_jobs_go_on_where_they_were(
     assert (found.differences, found.newer) == ([], 0)
 
 
+@pytest.mark.slow
 def test_the_log_is_shortened_to_what_its_newest_checkpoint_needs(
     drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring
 ) -> None:
