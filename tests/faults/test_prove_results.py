@@ -9,7 +9,7 @@ from typing import Any
 from tests.faults.prove.comparison import DUPLICATE, LOST, MISBEHAVED
 from tests.faults.prove.results import Results, programs_hash, summary
 
-THESE = "0123456789ab"
+THESE = "these"
 
 
 def result(seed: int, **more: Any) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def test_a_result_of_other_programs_does_not_count(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     Results(path, THESE).add(result(1))
     path.write_text(path.read_text() + json.dumps(result(2)) + "\n")
-    other = Results(path, "ba9876543210")
+    other = Results(path, "others")
     assert not other.has(1) and other.of([1, 2]) == []
     assert not Results(path, THESE).has(2)
 
