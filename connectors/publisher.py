@@ -5,43 +5,49 @@
 **Loses when** never silently: a future that fails means that the record may or may not be in the log, and
 the caller sends it again through a new publisher.
 
-A publisher that has failed once stays failed. kafka-python goes on with the records behind one that has
-timed out; a job's end would then overtake the progress before it. So the first failure stops the producer.
+A publisher that has failed once stays failed: the records behind one that has timed out are not sent, or a
+job's end would overtake the progress before it.
+
+The client is confluent-kafka, which does Kafka's work outside the interpreter (decision 0023).
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from kafka import KafkaProducer  # type: ignore[import-untyped]
-from kafka.errors import (  # type: ignore[import-untyped]
-    InvalidRecordError,
-    KafkaError,
-    MessageSizeTooLargeError,
-    RecordListTooLargeError,
-)
+from confluent_kafka import KafkaError, KafkaException, Producer
 
-from schemas.errors import BackboneUnreachable, Refused
+from schemas.errors import BackboneUnreachable, Refused, TrunklineError
 from schemas.event_topic import REACH_TIMEOUT_S, partition_for, reach_kafka
-from schemas.kafka_clients import client_security, unreachable
+from schemas.kafka_clients import librdkafka_security, librdkafka_unreachable
 from schemas.record import OVERSIZE_PREFIX_BYTES, OutgoingRecord, oversized
-from schemas.settings import Settings
+from schemas.settings import KafkaSettings, Settings
 
-# kafka-python 3 has no limit of its own on what waits to be sent.
 OUTSTANDING_LIMIT_BYTES: Final = 64 * 1024 * 1024
 _RECORD_OVERHEAD_BYTES: Final = 512
-# How long after the delivery timeout an answer is overdue, and how often that is looked at.
-_GRACE_S: Final = 1.0
-_WATCH_TICK_S: Final = 0.25
+# How long one waits for Kafka's answers at once, at most.
+_TICK_S: Final = 0.1
 _STOP_S: Final = 2.0
+_METADATA_S: Final = 1.0
 _BATCH_BYTES: Final = 128 * 1024
-_OF_THE_RECORD: Final = (InvalidRecordError, MessageSizeTooLargeError, RecordListTooLargeError)
+# What the broker counts beside the record itself: the head of a batch of one.
+_BATCH_HEAD_BYTES: Final = 64
+_OF_THE_RECORD: Final = (
+    KafkaError.INVALID_RECORD,
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE,
+)
+_PURGED: Final = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
+_SILENT: Final = logging.Logger("librdkafka", logging.CRITICAL + 1)
+_Answered = Callable[[KafkaError | None, Any], None]
 
 
 class Position(NamedTuple):
@@ -88,33 +94,14 @@ class Publisher:
         self._order = threading.Lock()
         self._promised: deque[tuple[float, Append]] = deque()  # deadline and promise, oldest first
         self._closed = threading.Event()
+        self._said: KafkaError | None = None
         reach_kafka(kafka)
-        delivery_ms = int(kafka.delivery_timeout_s * 1000)
-        try:
-            self._producer: Any = KafkaProducer(
-                bootstrap_servers=kafka.bootstrap_servers,
-                **client_security(kafka),
-                client_id="trunkline-publisher",
-                enable_idempotence=True,  # said aloud, so that a conflicting option raises
-                acks="all",
-                linger_ms=linger_ms,
-                max_in_flight_requests_per_connection=in_flight,
-                delivery_timeout_ms=delivery_ms,
-                request_timeout_ms=max(100, min(delivery_ms // 2, 10_000)),
-                max_block_ms=min(delivery_ms, 10_000),
-                bootstrap_timeout_ms=int(REACH_TIMEOUT_S * 1000),
-                # The size that counts is the broker's limit on a batch; the request around it is longer.
-                max_request_size=kafka.record_limit_bytes,
-                batch_size=min(_BATCH_BYTES, kafka.record_limit_bytes // 2),
-                reconnect_backoff_max_ms=1000,
-                allow_auto_create_topics=False,
-                metrics_enabled=False,
-            )
-        except KafkaError as error:
-            raise unreachable(kafka, error) from error
+        self._producer: Any = Producer(
+            producer_options(kafka, linger_ms=linger_ms, in_flight=in_flight) | {"error_cb": self._hear}
+        )
         self._fetch_metadata()
-        self._watch = threading.Thread(target=self._watch_deadlines, name="publisher-watch", daemon=True)
-        self._watch.start()
+        self._service = threading.Thread(target=self._serve, name="publisher", daemon=True)
+        self._service.start()
 
     def append(self, record: OutgoingRecord) -> Append:
         """Hand `record` over; one that is too long is cut (`oversized`).
@@ -126,38 +113,37 @@ class Publisher:
         size = len(record.value) + _RECORD_OVERHEAD_BYTES
         append = Append()
         append.set_running_or_notify_cancel()
+
+        def answered(error: KafkaError | None, message: Any) -> None:
+            if error is not None:
+                self._fail(KafkaException(error))
+            self._give_room(size)
+            with suppress(InvalidStateError):  # overdue, and told so already
+                if error is None:
+                    append.set_result(Position(message.partition(), message.offset()))
+                elif error.code() in _PURGED:
+                    append.set_exception(self._unreachable(self._failure))
+                else:
+                    append.set_exception(self._reason(KafkaException(error)))
+
         with self._order:
             if not self._take_room(size):
                 self._fail(self._failure or TimeoutError("too much waits to be sent"))
                 append.set_exception(self._unreachable(self._failure))
                 return append
             try:
-                sent = self._send(record)
-            except _OF_THE_RECORD as error:
+                with self._room:  # a failure comes before this or after it, and purges what was handed over
+                    if self._failure is not None:
+                        raise self._failure
+                    self._send(record, answered)
+            except (KafkaException, BufferError, ValueError, TimeoutError) as error:
                 self._give_room(size)
-                append.set_exception(_refused(error))
+                why = self._reason(error)
+                if not isinstance(why, RecordRefused):
+                    self._fail(error)
+                append.set_exception(why)
                 return append
-            except (KafkaError, ValueError) as error:
-                self._give_room(size)
-                self._fail(error)
-                append.set_exception(self._unreachable(error))
-                return append
-            self._promised.append((time.monotonic() + self._kafka.delivery_timeout_s + _GRACE_S, append))
-
-        def acknowledged(metadata: Any) -> None:
-            self._give_room(size)
-            with suppress(InvalidStateError):  # overdue, and told so already
-                append.set_result(Position(metadata.partition, metadata.offset))
-
-        def failed(error: Exception) -> None:
-            self._fail(error)
-            self._give_room(size)
-            refused = isinstance(error, _OF_THE_RECORD)
-            with suppress(InvalidStateError):
-                append.set_exception(_refused(error) if refused else self._unreachable(error))
-
-        sent.add_callback(acknowledged)
-        sent.add_errback(failed)
+            self._promised.append((time.monotonic() + self._kafka.delivery_timeout_s, append))
         return append
 
     def has_room(self, record: OutgoingRecord) -> bool:
@@ -186,10 +172,9 @@ class Publisher:
             left = self._outstanding_bytes
         if left or self._failure is not None:
             self._fail(self._failure or TimeoutError("closed with records that Kafka did not acknowledge"))
-            self._producer._sender.join(wait_s)
-        # What was not acknowledged has its error in its future already.
-        with suppress(KafkaError):
-            self._producer.close(timeout=max(1.0, deadline - time.monotonic()))
+        self._service.join(_STOP_S + 2 * _TICK_S)
+        if not self._service.is_alive():
+            self._producer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -199,38 +184,64 @@ class Publisher:
     ) -> None:
         self.close()
 
-    def _watch_deadlines(self) -> None:
-        """Fail when an answer is overdue. kafka-python 3.0 does not look at its own delivery timeout while it
-        waits for a producer id, so with a Kafka that hangs its futures may never be done.
-        """
-        while not self._closed.wait(_WATCH_TICK_S) and self._failure is None:
+    def _serve(self) -> None:
+        """Take in Kafka's answers until closed, and fail when one is overdue."""
+        while not self._closed.is_set() or (self._outstanding_bytes and self._failure is None):
+            self._poll()
             while self._promised and self._promised[0][1].done():
                 self._promised.popleft()
             if self._promised and self._promised[0][0] < time.monotonic():
                 self._fail(TimeoutError(f"no answer within {self._kafka.delivery_timeout_s:g} s"))
+            if self._failure is not None:
+                break
         if self._failure is not None:
-            self._producer._sender.join(_STOP_S)  # which tells the others
-            for _, append in list(self._promised):
-                with suppress(InvalidStateError):
-                    append.set_exception(self._unreachable(self._failure))
+            self._tell_all(self._failure)
+
+    def _tell_all(self, failure: Exception) -> None:
+        deadline = time.monotonic() + _STOP_S
+        while len(self._producer) and time.monotonic() < deadline:
+            self._poll()
+        for _, append in list(self._promised):
+            with suppress(InvalidStateError):
+                append.set_exception(self._unreachable(failure))
+
+    def _poll(self) -> None:
+        try:
+            self._producer.poll(_TICK_S)
+        except KafkaException as error:  # the client has given up
+            self._fail(error)
+
+    def _hear(self, error: KafkaError) -> None:
+        """The client tells of a trouble; on whichever thread polls. It goes on by itself unless it is fatal."""
+        self._said = error
+        if error.fatal():
+            self._fail(KafkaException(error))
 
     def _fetch_metadata(self) -> None:
-        # Without it the first append would block its caller, for the bridge the MQTT connection's thread.
-        try:
-            self._producer.partitions_for(self._kafka.topic)
-        except KafkaError as error:
-            self._producer._sender.force_close()
-            with suppress(KafkaError):
-                self._producer.close(timeout=1)
-            raise unreachable(self._kafka, error, f", topic {self._kafka.topic!r}") from error
+        # Without it the first append would wait for it, and a refused login would be found out only then.
+        deadline = time.monotonic() + REACH_TIMEOUT_S
+        while True:
+            why: KafkaError | None = None
+            try:
+                found = self._producer.list_topics(self._kafka.topic, timeout=_METADATA_S)
+                why = found.topics[self._kafka.topic].error
+                if why is None:
+                    return
+            except KafkaException as error:
+                why = error.args[0]
+            self._producer.poll(0)
+            is_login = self._said is not None and self._said.code() == KafkaError._AUTHENTICATION
+            if is_login or time.monotonic() > deadline:
+                raise librdkafka_unreachable(self._kafka, self._said or why, f", topic {self._kafka.topic!r}")
 
-    def _send(self, record: OutgoingRecord) -> Any:
-        return self._producer.send(
+    def _send(self, record: OutgoingRecord, answered: _Answered) -> None:
+        self._producer.produce(
             self._kafka.topic,
             key=record.key,
             value=record.value,
             headers=record.headers(),
             partition=partition_for(record.key, self._kafka.partitions),
+            on_delivery=answered,
         )
 
     def _take_room(self, size: int) -> bool:
@@ -251,22 +262,63 @@ class Publisher:
 
     def _fail(self, error: Exception) -> None:
         with self._room:
-            if self._failure is None:
-                self._failure = error
+            if self._failure is not None:
+                return
+            self._failure = error
             self._room.notify_all()
-        # No public call stops the sender from its own thread without waiting for what is behind the failed
-        # record (close() flushes first), and that is what must not be sent.
-        self._producer._sender.force_close()
+        # What waits is not sent any more; each is answered by the client with an error of its own.
+        with suppress(KafkaException):  # it has given up already
+            self._producer.purge(blocking=False)
+
+    def _reason(self, error: Exception) -> TrunklineError:
+        """What a caller is told: whether it is the record's fault or Kafka's."""
+        is_record = isinstance(error, KafkaException) and error.args[0].code() in _OF_THE_RECORD
+        if not is_record:
+            return self._unreachable(error)
+        found = RecordRefused(f"Kafka refused the record: {error.args[0].str()}")
+        found.__cause__ = error
+        return found
 
     def _unreachable(self, error: Exception | None) -> BackboneUnreachable:
         found = BackboneUnreachable(
-            f"Kafka at {self._kafka.bootstrap_servers} did not take the record: {error or 'too slow'}"
+            f"Kafka at {self._kafka.bootstrap_servers} did not take the record: {_told(error)}"
         )
         found.__cause__ = error
         return found
 
 
-def _refused(error: Exception) -> RecordRefused:
-    found = RecordRefused(f"Kafka refused the record: {error}")
-    found.__cause__ = error
-    return found
+def _told(error: Exception | None) -> str:
+    """What an error says; librdkafka's exceptions hold an object that does."""
+    if isinstance(error, KafkaException):
+        return str(error.args[0].str())
+    return str(error or "too slow")
+
+
+def producer_options(kafka: KafkaSettings, *, linger_ms: int, in_flight: int) -> dict[str, Any]:
+    """What the client is told (librdkafka's CONFIGURATION.md has the names)."""
+    delivery_ms = int(kafka.delivery_timeout_s * 1000)
+    return {
+        "bootstrap.servers": kafka.bootstrap_servers,
+        **librdkafka_security(kafka),
+        "client.id": "trunkline-publisher",
+        "enable.idempotence": True,
+        # A record that is given up stops the producer: none behind it overtakes it. That does not hold for
+        # librdkafka's own time-out, so the deadlines are ours (`_serve`), and end all that waits.
+        "enable.gapless.guarantee": True,
+        "message.timeout.ms": 0,
+        "acks": "all",
+        "linger.ms": linger_ms,
+        "max.in.flight.requests.per.connection": in_flight,
+        "request.timeout.ms": max(100, min(delivery_ms // 2, 10_000)),
+        "socket.timeout.ms": 10_000,
+        "message.max.bytes": kafka.record_limit_bytes - _BATCH_HEAD_BYTES,
+        "batch.size": min(_BATCH_BYTES, kafka.record_limit_bytes // 2),
+        # The limit on what waits is ours, in bytes; these only have to be above it.
+        "queue.buffering.max.messages": 0,
+        "queue.buffering.max.kbytes": 4 * OUTSTANDING_LIMIT_BYTES // 1024,
+        "reconnect.backoff.max.ms": 1000,
+        "allow.auto.create.topics": False,
+        "enable.metrics.push": False,
+        # What it has to say comes to `error_cb`; else it would write to stderr.
+        "logger": _SILENT,
+    }

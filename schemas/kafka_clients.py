@@ -1,4 +1,4 @@
-"""How a client of ours reaches Kafka: TLS and login for kafka-python and for Spark, from one place.
+"""How a client of ours reaches Kafka: TLS and login for both Python clients and for Spark, from one place.
 
 No password is among Spark's options: they hold the name of a variable, which Kafka's own client looks up in the
 process that opens the connection.
@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
+from confluent_kafka import KafkaError
 from kafka.errors import (  # type: ignore[import-untyped]
     IllegalSaslStateError,
     KafkaConnectionError,
@@ -58,6 +59,25 @@ def client_security(kafka: KafkaSettings) -> dict[str, Any]:
             "sasl_plain_password": None if password is None else password.get_secret_value(),
         }
     return found
+
+
+def librdkafka_security(kafka: KafkaSettings) -> dict[str, str]:
+    """The same as options of librdkafka. Raises SettingsError as `kafka_context` does."""
+    kafka_context(kafka)  # which looks at the files, and says what is wrong with them
+    password = kafka.sasl_password
+    found: dict[str, object] = {
+        "security.protocol": kafka.security_protocol,
+        "ssl.ca.location": kafka.ssl_ca_certs,
+        "ssl.certificate.location": kafka.ssl_certfile,
+        "ssl.key.location": kafka.ssl_keyfile or kafka.ssl_certfile,
+    }
+    if kafka.security_protocol.startswith("SASL"):
+        found |= {
+            "sasl.mechanism": kafka.sasl_mechanism,
+            "sasl.username": kafka.sasl_username,
+            "sasl.password": None if password is None else password.get_secret_value(),
+        }
+    return {name: str(value) for name, value in found.items() if value is not None}
 
 
 def spark_security(kafka: KafkaSettings) -> dict[str, str]:
@@ -114,6 +134,13 @@ def unreachable(kafka: KafkaSettings, error: BaseException, where: str = "") -> 
     elif is_unsaid and kafka.security_protocol != "PLAINTEXT":
         said += f"; is kafka.security_protocol {kafka.security_protocol} what it wants?"
     return BackboneUnreachable(said)
+
+
+def librdkafka_unreachable(kafka: KafkaSettings, error: KafkaError | None, where: str) -> BackboneUnreachable:
+    """The same for what librdkafka says."""
+    said = "no answer" if error is None else error.str()
+    is_login = error is not None and error.code() == KafkaError._AUTHENTICATION
+    return unreachable(kafka, (SaslAuthenticationFailedError if is_login else KafkaTimeoutError)(said), where)
 
 
 def _speaks_tls(kafka: KafkaSettings) -> bool:
