@@ -92,7 +92,7 @@ def test_an_agent_answers_finishes_and_is_gone_with_its_token_and_container(hub)
         assert said(client.get(MESSAGES)) == (401, "unauthorized")
     assert hub.token_of(task.id)["status"] == "revoked"
     hub.wait_recycled(task.id)
-    assert not agent.is_running()
+    wait_until(lambda: not agent.is_running(), what="the end of the process")
     records = [(one.type, one.source) for one in hub.log() if one.stream == f"task/{task.id}"]
     assert records[0] == ("task.started", f"http/{name}")
     # The end is the reactor's alone: no door has chained it to the message.
