@@ -37,7 +37,8 @@ _RECORD_OVERHEAD_BYTES: Final = 512
 _TICK_S: Final = 0.1
 _STOP_S: Final = 2.0
 _METADATA_S: Final = 1.0
-_BATCH_BYTES: Final = 128 * 1024
+# A longer record travels alone. What the broker refuses is a batch: so it is known whose fault it was.
+_BATCH_BYTES: Final = 16 * 1024
 # What the broker counts beside the record itself: the head of a batch of one.
 _BATCH_HEAD_BYTES: Final = 64
 _OF_THE_RECORD: Final = (
@@ -121,7 +122,7 @@ class Publisher:
             with suppress(InvalidStateError):  # overdue, and told so already
                 if error is None:
                     append.set_result(Position(message.partition(), message.offset()))
-                elif error.code() in _PURGED:
+                elif error.code() in _PURGED or len(record.value) <= _BATCH_BYTES:
                     append.set_exception(self._unreachable(self._failure))
                 else:
                     append.set_exception(self._reason(KafkaException(error)))
@@ -312,7 +313,7 @@ def producer_options(kafka: KafkaSettings, *, linger_ms: int, in_flight: int) ->
         "request.timeout.ms": max(100, min(delivery_ms // 2, 10_000)),
         "socket.timeout.ms": 10_000,
         "message.max.bytes": kafka.record_limit_bytes - _BATCH_HEAD_BYTES,
-        "batch.size": min(_BATCH_BYTES, kafka.record_limit_bytes // 2),
+        "batch.size": _BATCH_BYTES,
         # The limit on what waits is ours, in bytes; these only have to be above it.
         "queue.buffering.max.messages": 0,
         "queue.buffering.max.kbytes": 4 * OUTSTANDING_LIMIT_BYTES // 1024,

@@ -10,10 +10,11 @@ import time
 import pytest
 from cloudevents.core.bindings.kafka import KafkaMessage, from_binary
 from cloudevents.core.formats.json import JSONFormat
+from kafka.admin import ConfigResource, ConfigResourceType
 
 from connectors.publisher import Position, Publisher, RecordRefused
 from schemas.errors import BackboneUnreachable
-from schemas.event_topic import partition_for
+from schemas.event_topic import admin_client, partition_for
 from schemas.record import OutgoingRecord, oversized
 from tests.broker_processes import stand_still, wait_until, with_kafka
 
@@ -94,6 +95,24 @@ def test_a_record_that_kafka_refuses_for_its_size_says_so_and_goes_through_cut(b
     (found,) = read_topic(1)
     assert found.value == oversized(record, 1024).value
     assert dict(found.headers)["ce_bodysize"] == b"3000000"
+
+
+def test_what_waits_behind_a_record_that_the_broker_refuses_is_not_sent(backbone_settings, read_topic):
+    kafka = backbone_settings.kafka
+    with Publisher(backbone_settings) as publisher:
+        publisher.append(_record(0)).result(10)
+        with admin_client(kafka) as admin:  # behind the publisher's back, who thinks that it may be longer
+            lower = ConfigResource(ConfigResourceType.TOPIC, kafka.topic, {"max.message.bytes": "20000"})
+            admin.alter_configs([lower])
+        refused = publisher.append(_record(1, value=b"x" * 100_000))
+        behind = [publisher.append(_record(number)) for number in (2, 3)]
+        with pytest.raises(RecordRefused, match="too large"):
+            refused.result(10)
+        for append in behind:
+            with pytest.raises(BackboneUnreachable, match="too large"):
+                append.result(10)
+        assert publisher.failed
+    assert [r.value for r in read_topic(1)] == [b'{"n":0}']
 
 
 @pytest.mark.requirement("CM-03")
