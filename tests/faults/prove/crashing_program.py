@@ -22,10 +22,9 @@ def install_ack_points(points: Points) -> None:
     """
     send, set_result = Publisher._send, Append.set_result
 
-    def sending(publisher: Publisher, record: OutgoingRecord) -> Any:
-        sent = send(publisher, record)
+    def sending(publisher: Publisher, record: OutgoingRecord, answered: Any) -> None:
+        send(publisher, record, answered)
         points.hit("before_kafka_ack")
-        return sent
 
     def acknowledged(append: Append, position: Position) -> None:
         points.hit("after_kafka_ack")
