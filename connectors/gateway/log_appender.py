@@ -73,7 +73,8 @@ class LogAppender:
     def away(self) -> str | None:
         """Why nothing can be appended now; None when it can."""
         if self._away is None and self._under_way:
-            oldest = next(iter(self._under_way.values()), None)
+            # Copied at once: the publisher's thread takes out of it while this looks.
+            oldest = next(iter(list(self._under_way.values())), None)
             if oldest is not None and time.monotonic() - oldest > self._timeout_s:
                 return "Kafka does not answer"
         return self._away

@@ -186,7 +186,7 @@ def run_agreement(tmp_path: Path, records: int, rounds: int, seed: int) -> None:
 @pytest.mark.requirement("JE-09")
 @pytest.mark.timeout(400)
 def test_live_views_tables_and_a_refold_agree_after_trouble_and_kills(tmp_path: Path) -> None:
-    run_agreement(tmp_path, records=1_800, rounds=2, seed=20261122)
+    run_agreement(tmp_path, records=1_200, rounds=2, seed=20261122)
 
 
 @pytest.mark.slow

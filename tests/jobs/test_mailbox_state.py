@@ -44,7 +44,11 @@ def verdicts(rows: Rows, since: int) -> Counter[tuple[str, str | None]]:
 
 
 @pytest.mark.requirement("HH-06")
-@pytest.mark.parametrize("lost", [False, True], ids=["a second start", "a lost checkpoint"])
+@pytest.mark.parametrize(
+    "lost",
+    [pytest.param(False, marks=pytest.mark.slow), True],
+    ids=["a second start", "a lost checkpoint"],
+)
 def test_ids_are_known_again_after(
     drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring, lost: bool
 ) -> None:

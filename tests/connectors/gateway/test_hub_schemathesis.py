@@ -25,7 +25,7 @@ def test_schemathesis_runs_clean(gateway, tmp_path):
         f"{gateway.url}/openapi.json",
         "--header",
         f"Authorization: Bearer {gateway.operator_token}",
-        "--max-examples=10",
+        "--max-examples=5",
         "--phases=examples,coverage,fuzzing",
         f"--exclude-path-regex={ENDLESS}",
         "--seed=20261122",
