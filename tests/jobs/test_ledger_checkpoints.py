@@ -38,6 +38,7 @@ def checkpoints_of(path: str) -> list[str]:
     return sorted(file.name for file in Path(path, "_delta_log").glob("*.checkpoint*.parquet"))
 
 
+@pytest.mark.slow
 def test_spark_goes_on_from_a_checkpoint_that_it_did_not_write(spark: SparkSession, tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     path = settings.table_path(LEDGER)

@@ -125,6 +125,7 @@ DAMAGES: dict[str, Damage] = {
 }
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_and_left_and_a_deleted_one_heals(
     spark: SparkSession, backbone_settings: Settings, keyring: Keyring, tmp_path: Path
 ) -> None:

@@ -178,6 +178,7 @@ def test_the_log_is_shortened_to_what_its_newest_checkpoint_needs(
     assert ledger_rows(backbone_settings) == rows
 
 
+@pytest.mark.slow
 def test_the_thread_tidies_at_each_interval_goes_on_after_a_failure_and_leaves_an_idle_ledger_alone(
     drain: Callable[[], Rows],
     backbone_settings: Settings,

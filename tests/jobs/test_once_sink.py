@@ -118,6 +118,7 @@ def test_spark_and_delta_rs_read_the_same_rows_and_skip_files_by_the_same_statis
     assert all(not LEDGER_ARROW.field(name).nullable for name in SKIPPING_COLUMNS)
 
 
+@pytest.mark.slow
 def test_micro_batches_and_maintenance_commit_side_by_side(
     spark: SparkSession, settings: Settings, path: str
 ) -> None:

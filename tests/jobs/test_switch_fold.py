@@ -133,6 +133,7 @@ def test_a_version_is_switched_on_with_the_doors_closed_and_everything_settled(
     assert {f"{row['stream_kind']}/{row['stream_id']}" for row in said} == {FOLD_STREAM}
 
 
+@pytest.mark.slow
 def test_a_switch_that_was_killed_before_its_record_is_said_by_the_next_gateway_once(
     drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring, tmp_path: Path
 ) -> None:
