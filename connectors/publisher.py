@@ -230,9 +230,10 @@ class Publisher:
                     return
             except KafkaException as error:
                 why = error.args[0]
-            self._producer.poll(0)
+            self._producer.poll(_TICK_S)  # also a pause: that a topic is missing is answered at once
             is_login = self._said is not None and self._said.code() == KafkaError._AUTHENTICATION
             if is_login or time.monotonic() > deadline:
+                self._producer.close()  # else its threads stay until the collector comes by
                 raise librdkafka_unreachable(self._kafka, self._said or why, f", topic {self._kafka.topic!r}")
 
     def _send(self, record: OutgoingRecord, answered: _Answered) -> None:

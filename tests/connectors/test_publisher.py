@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import signal
 import threading
 import time
 
+import psutil
 import pytest
 from cloudevents.core.bindings.kafka import KafkaMessage, from_binary
 from cloudevents.core.formats.json import JSONFormat
 from kafka.admin import ConfigResource, ConfigResourceType
 
+from connectors import publisher as publisher_module
 from connectors.publisher import Position, Publisher, RecordRefused
 from schemas.errors import BackboneUnreachable
 from schemas.event_topic import admin_client, partition_for
@@ -148,6 +151,20 @@ def test_after_a_failure_nothing_gets_ahead_of_the_failed_record(backbone_settin
     assert values[0] == b'{"n":0}'
     assert values[-2:] == [b'{"n":1}', b'{"n":2}']
     assert values[1:-2] in ([], [b'{"n":1}'], [b'{"n":1}', b'{"n":2}'])
+
+
+def test_a_publisher_without_its_topic_says_so_and_leaves_no_thread_behind(backbone_settings, monkeypatch):
+    monkeypatch.setattr(publisher_module, "REACH_TIMEOUT_S", 0.3)
+    process = psutil.Process()
+    before = process.num_threads()
+    gc.disable()
+    try:
+        for _ in range(3):
+            with pytest.raises(BackboneUnreachable, match="no-such-topic"):
+                Publisher(with_kafka(backbone_settings, topic="no-such-topic"))
+        wait_until(lambda: process.num_threads() <= before, 10, "the clients' threads to end")
+    finally:
+        gc.enable()
 
 
 def test_waiting_for_an_answer_is_bounded(backbone_settings, kafka_broker):
