@@ -13,7 +13,6 @@ The client is confluent-kafka, which does Kafka's work outside the interpreter (
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -27,7 +26,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from schemas.errors import BackboneUnreachable, Refused, TrunklineError
 from schemas.event_topic import REACH_TIMEOUT_S, partition_for, reach_kafka
-from schemas.kafka_clients import librdkafka_security, librdkafka_unreachable
+from schemas.kafka_clients import SILENT, librdkafka_security, librdkafka_unreachable
 from schemas.record import OVERSIZE_PREFIX_BYTES, OutgoingRecord, oversized
 from schemas.settings import KafkaSettings, Settings
 
@@ -47,7 +46,6 @@ _OF_THE_RECORD: Final = (
     KafkaError.RECORD_LIST_TOO_LARGE,
 )
 _PURGED: Final = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
-_SILENT: Final = logging.Logger("librdkafka", logging.CRITICAL + 1)
 _Answered = Callable[[KafkaError | None, Any], None]
 
 
@@ -322,5 +320,5 @@ def producer_options(kafka: KafkaSettings, *, linger_ms: int, in_flight: int) ->
         "allow.auto.create.topics": False,
         "enable.metrics.push": False,
         # What it has to say comes to `error_cb`; else it would write to stderr.
-        "logger": _SILENT,
+        "logger": SILENT,
     }

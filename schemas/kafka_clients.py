@@ -6,6 +6,7 @@ process that opens the connection.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import ssl
@@ -32,6 +33,8 @@ _MODULES: Final = {
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
+SILENT: Final = logging.Logger("librdkafka", logging.CRITICAL + 1)
+"""For librdkafka, which says what it has to say by callbacks, too, and else would write it to stderr."""
 _LOGIN_ERRORS: Final = (SaslAuthenticationFailedError, UnsupportedSaslMechanismError, IllegalSaslStateError)
 
 

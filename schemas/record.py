@@ -131,6 +131,8 @@ STANDARD_HEADERS: Final = (
     "ce_subject",
     "content-type",
 )
+NOT_UTF8: Final = "\ufffd"
+"""In a header's name: there were bytes that are not UTF-8."""
 _REQUIRED: Final = ("ce_specversion", "ce_id", "ce_source", "ce_type", "ce_subject")
 _ID_LIMIT: Final = 512
 _SENDER_LIMIT: Final = 1024
@@ -256,14 +258,17 @@ def _known_sender(source: bytes, kind: bytes) -> tuple[str, str, str]:
 
 def read_envelope(record: Record) -> Envelope:
     """The envelope of `record`. Raises BadEnvelopeError: header missing, twice, not text, not of our form."""
-    values: tuple[bytes | None, ...] = record.header_values
+    names, values = record.header_names, record.header_values
     size = None
-    if record.header_names == STANDARD_HEADERS:
+    if names != STANDARD_HEADERS:
+        # Clients in C end a name at its first NUL, Java does not: so that all read the same, nobody does.
+        names = tuple([name.partition("\0")[0] for name in names])
+    if names == STANDARD_HEADERS:
         version, ce_id, source, kind, _, subject, _ = values
     else:
-        found = dict(zip(record.header_names, values, strict=True))
+        found = dict(zip(names, values, strict=True))
         # Which bytes stood there, and whether two such names are one, each runtime says in its own way.
-        if any("\ufffd" in name for name in record.header_names):
+        if any(NOT_UTF8 in name for name in names):
             raise BadEnvelopeError("a header's name is not UTF-8")
         if len(found) != len(values):
             raise BadEnvelopeError("a header twice")

@@ -10,8 +10,8 @@ from schemas.record import Envelope
 from schemas.verdicts import ACCEPTED, DUPLICATE, REJECTED, Verdict
 from schemas.view_rows import ViewRow
 
-# 6: a job's secret is rotated (`job.secret_rotated`), and its row says so.
-FOLD_VERSION: Final = 6
+# 7: a header's name ends at its first NUL.
+FOLD_VERSION: Final = 7
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from connectors.live_tail import LogEnd, tail_consumer
+from connectors.live_tail import LogEnd, LogTail
 from connectors.local_stack import LocalStack
 from connectors.local_stack.broker_plans import kafka_plan
 from connectors.local_stack.kafka_login import ensure_scram_user
@@ -25,7 +25,7 @@ from schemas import event_topic
 from schemas.errors import BackboneUnreachable, UsageError
 from schemas.event_topic import admin_client, check_topic
 from schemas.kafka_clients import PASSWORD_VARIABLE, spark_security
-from schemas.record import OutgoingRecord
+from schemas.record import OutgoingRecord, read_envelope
 from schemas.settings import (
     PROJECT_ROOT,
     KafkaSettings,
@@ -80,11 +80,33 @@ def test_the_publisher_writes_and_the_live_views_tail_reads(settings: Settings) 
     ends = log_end.offsets(10)
     log_end.close()
     assert ends[positions[0].partition] == positions[-1].offset + 1
-    with tail_consumer(kafka, {}) as tail:
+    with LogTail(kafka, {}) as tail:
         seen: set[str] = set()
-        while len(seen) < 4:  # the topology is one of them
-            for batch in tail.poll(timeout_ms=5000).values():
-                seen |= {dict(one.headers)["ce_id"].decode() for one in batch}
+
+        def are_there() -> bool:
+            seen.update(read_envelope(one).ce_id for one in tail.poll(1.0))
+            return len(seen) >= 4  # the topology is one of them
+
+        wait_until(are_there, what="the records")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"sasl_password": SecretStr("wrong")}, r"kafka\.sasl_username, sasl_password and sasl_mechanism"),
+        ({"security_protocol": "SSL"}, r"kafka\.security_protocol SSL what it wants"),
+    ],
+    ids=["wrong password", "no login"],
+)
+def test_the_live_views_tail_says_that_it_is_not_let_in(
+    settings: Settings, changes: dict[str, Any], told: str
+) -> None:
+    with (
+        LogTail(with_kafka(settings, **changes).kafka, {}) as tail,
+        pytest.raises(BackboneUnreachable, match=told) as caught,
+    ):
+        wait_until(lambda: tail.poll(0.2), what="a record that is not for us")
+    assert PASSWORD not in str(caught.value)
 
 
 @pytest.mark.slow

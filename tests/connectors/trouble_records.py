@@ -261,6 +261,9 @@ class _Source:
             good._replace(headers=[*headers, ("x-null", None)]),
             good._replace(headers=[(name, None) for name, _ in headers]),
             good._replace(headers=[*headers, (any_name(b"x\xff\xfe"), b"1")]),
+            good._replace(headers=[*headers, (any_name(b"x\0\xff"), b"1")]),
+            good._replace(headers=[*headers, ("ce_id\0", b"another")]),
+            good._replace(headers=[(f"{name}\0tail", value) for name, value in headers]),
             good._replace(headers=[*headers, ("ce_bodysize", b"9999999"), ("ce_bodysha256", b"ab")]),
         ]
         return rng.choice(odd)

@@ -141,13 +141,16 @@ def test_poison_has_its_row_and_reason_and_the_stream_goes_on(
     append_raw(backbone_settings, key, good.value, good.headers() + good.headers())
     append_raw(backbone_settings, key, None, good.headers())
     append_raw(backbone_settings, None, good.value, good.headers())
+    append_raw(backbone_settings, key, good.value, [*good.headers(), ("ce_id\0", b"another")])
+    odd = event(JOB, 2)
+    append_raw(backbone_settings, key, odd.value, [(f"{name}\0tail", value) for name, value in odd.headers()])
     append_raw(backbone_settings, b"job/#", good.value, good.headers())
     append_raw(backbone_settings, b"\xff/\x00", None, [("\x00", b"\xff")])
     append_all(backbone_settings, [good])
     rows = drain()
     assert verdicts(rows) == {
-        ("accepted", None): 3,
-        ("rejected", "malformed"): 11,
+        ("accepted", None): 4,
+        ("rejected", "malformed"): 12,
         ("rejected", "too_large"): 1,
     }
     assert all(row["why"] for row in rows if row["verdict"] == "rejected")

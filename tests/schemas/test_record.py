@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 from cloudevents.core.bindings.kafka import KafkaMessage, from_binary_event
 from cloudevents.core.formats.json import JSONFormat
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from schemas.record import (
     JOB_EVENT,
     STANDARD_HEADERS,
+    BadEnvelopeError,
     OutgoingRecord,
     Record,
     content_id,
@@ -39,6 +41,19 @@ def as_read(made: OutgoingRecord) -> Record:
 
 def test_the_usual_headers_come_in_the_order_that_the_fold_takes_the_short_way_for() -> None:
     assert as_read(outgoing()).header_names == STANDARD_HEADERS
+
+
+@given(st.lists(st.text(st.sampled_from("ab\0\ufffd")), min_size=7, max_size=7))
+def test_a_headers_name_ends_at_its_first_nul_as_clients_in_c_read_it(tails: list[str]) -> None:
+    whole = as_read(outgoing())
+    names = tuple(f"{name}\0{tail}" for name, tail in zip(whole.header_names, tails, strict=True))
+    assert read_envelope(msgspec.structs.replace(whole, header_names=names)) == read_envelope(whole)
+    for odd, why in (("ce_id\0x", "a header twice"), ("x\ufffd\0", "a header's name is not UTF-8")):
+        record = msgspec.structs.replace(
+            whole, header_names=(*names, odd), header_values=(*whole.header_values, b"")
+        )
+        with pytest.raises(BadEnvelopeError, match=why):
+            read_envelope(record)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50))
