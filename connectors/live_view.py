@@ -286,9 +286,9 @@ class LiveView:
         while not self._closing.is_set():
             try:
                 with LogTail(self._settings.kafka, self._next) as tail:
-                    attempt = 0
                     while not self._closing.is_set():
-                        self._settle_poll(tail)
+                        if self._settle_poll(tail):
+                            attempt = 0
             except OffsetsGoneError as error:
                 self._give_up(TrunklineError(f"the log does not have the offsets {self._next}: {error}"))
             except BackboneUnreachable as error:
@@ -300,7 +300,8 @@ class LiveView:
                 log.exception("live_view_failed")
                 self._give_up(error)
 
-    def _settle_poll(self, tail: LogTail) -> None:
+    def _settle_poll(self, tail: LogTail) -> bool:
+        """Whether something came."""
         if self._pace.is_fast and time.monotonic() - self._settled_at < _TOGETHER_S:
             time.sleep(_TOGETHER_S if self._last_count < _MANY else 2 * _TOGETHER_S)
         settled: list[SettledRecord] = []
@@ -316,7 +317,7 @@ class LiveView:
             reached[record.partition] = record.offset + 1
         self._seen_ends.update(tail.ends())
         if not reached:
-            return
+            return False
         self.feed.extend(settled)
         for watcher in self._watchers:
             try:
@@ -329,6 +330,7 @@ class LiveView:
         self._waits.keep(settled, passed_over)
         self._settled_at, self._last_count = time.monotonic(), len(settled)
         self._pace.count(len(settled), self._settled_at)
+        return True
 
     def _changed(self, change: AppliedChange) -> None:
         for callback in self._callbacks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from contextlib import closing
 from unittest.mock import Mock
 
@@ -119,3 +120,20 @@ def test_without_kafka_a_live_view_does_not_open(backbone_settings, keyring):
     with pytest.raises(BackboneUnreachable, match="Kafka does not answer"):
         view.open()
     view.close()
+
+
+def test_a_kafka_that_is_there_and_gives_nothing_is_asked_less_and_less_often(
+    backbone_settings, keyring, monkeypatch
+):
+    with opened(backbone_settings, keyring) as view:
+        refusals = Mock(side_effect=BackboneUnreachable("refused for the test"))
+        with monkeypatch.context() as patched:
+            patched.setattr(live_tail.LogTail, "poll", refusals)
+            # The first six fall within 2.8 s if the pauses grow to a second, within 0.6 s if they do not.
+            wait_until(lambda: refusals.call_count > 0, what="the first")
+            began = time.monotonic()
+            wait_until(lambda: refusals.call_count > 5, what="the sixth")
+            assert time.monotonic() - began > 2.0
+        with Publisher(backbone_settings) as publisher:
+            last = publisher.append(registration(JOB, keyring)).result(10)
+        assert view.wait_settled(last, 20).verdict == "accepted"
