@@ -199,7 +199,7 @@ def test_with_the_real_gateway_a_job_runs_at_its_own_broker(
     settings = with_mqtt(backbone_settings, **QUICK)
     gateway = GatewayProcess(settings, tmp_path)
     try:
-        gateway.program.wait_ready(60)
+        gateway.wait_ready(60)
         bridge = start_bridge(gateway.settings)
         _wait_for_verdicts(bridge)
         asked = {"host": LOOPBACK, "port": other_broker.port, "username": USER, "password": PASSWORD}

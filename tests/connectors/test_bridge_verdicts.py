@@ -231,7 +231,7 @@ def test_the_token_is_in_no_log(verdicts, start_bridge, job):
 def test_with_the_real_gateway_receipts_carry_its_verdicts(backbone_settings, start_bridge, tmp_path):
     gateway = GatewayProcess(with_mqtt(backbone_settings, receipt_verdict_wait_s=WAIT_S), tmp_path)
     try:
-        gateway.program.wait_ready(60)
+        gateway.wait_ready(60)
         bridge = start_bridge(gateway.settings)
         wait_until(lambda: _opened(bridge), what="the verdict stream")
         with gateway.client() as operator:

@@ -92,7 +92,7 @@ def shared_gateway(
     ensure_topic(settings)
     gateway = McpGateway(settings, folder)
     try:
-        gateway.program.wait_ready()
+        gateway.wait_ready()
         yield gateway
     finally:
         gateway.program.process.kill()

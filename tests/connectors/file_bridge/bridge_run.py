@@ -31,7 +31,7 @@ class BridgeRun:
         self.queue = Queue(self.root)
         self._keyring, self._folder = keyring, folder
         self.bridge = self.started()
-        self.gateway.program.wait_ready()
+        self.gateway.wait_ready()
         self.operator: httpx.Client = self.gateway.client()
 
     def started(self) -> ProgramProcess:

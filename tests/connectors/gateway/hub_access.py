@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import httpx
 
 from schemas.settings import PROJECT_ROOT, Settings
-from tests.broker_processes import LOOPBACK, STOP_S, ProgramProcess, free_port, wait_until
+from tests.broker_processes import LOOPBACK, START_S, STOP_S, ProgramProcess, free_port, wait_until
 
 JOBS, SESSIONS, PRINCIPALS = "/api/hub/jobs", "/api/hub/sessions", "/api/hub/principals"
 TIMEOUT_S = 20.0
@@ -39,10 +39,11 @@ class GatewayProcess:
         headers = {"Authorization": f"Bearer {found}"} if found else {}
         return httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT_S, trust_env=False)
 
-    def wait_agents(self) -> None:
-        """Wait until it has declared its agents, which it does when it serves already: who follows its events
-        from then on sees nothing of that.
+    def wait_ready(self, timeout_s: float = START_S) -> None:
+        """Wait until it serves and has declared its agents, which it does when it serves already: who follows
+        its events from then on sees nothing of that.
         """
+        self.program.wait_ready(timeout_s)
         declared = {path.stem for path in (PROJECT_ROOT / self.settings.gateway.agents_dir).glob("*.json")}
 
         def known() -> bool:
@@ -67,8 +68,7 @@ def starting(
     def start(other: Settings | None = None) -> Gateway:
         gateway = kind(other or settings, folder)
         started.append(gateway)
-        gateway.program.wait_ready()
-        gateway.wait_agents()
+        gateway.wait_ready()
         return gateway
 
     try:

@@ -87,7 +87,7 @@ class HubStack:
         """Start gateways at once and wait until they serve and know the agents."""
         self.gateways = [GatewayProcess(self.settings, self.folder) for _ in range(count)]
         for gateway in self.gateways:
-            gateway.program.wait_ready()
+            gateway.wait_ready()
         self.operator, self.other = self.client(), self.client(gateway=-1)
         expected = {*_AGENTS, "echo", "flaky"}
         for client in (self.operator, self.other):
@@ -100,7 +100,7 @@ class HubStack:
         changed = self.settings.gateway.model_copy(update=changes)
         gateway = GatewayProcess(self.settings.model_copy(update={"gateway": changed}), self.folder)
         self.gateways.append(gateway)
-        gateway.program.wait_ready()
+        gateway.wait_ready()
         return gateway
 
     def client(self, token: str | None = None, gateway: int = 0) -> httpx.Client:

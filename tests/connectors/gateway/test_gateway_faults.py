@@ -119,7 +119,7 @@ def test_16_pickers_on_two_gateways_never_get_the_same_job(backbone_settings, tm
     gateways = [GatewayProcess(backbone_settings, tmp_path) for _ in range(2)]
     try:
         for gateway in gateways:
-            gateway.program.wait_ready()
+            gateway.wait_ready()
         with gateways[0].client() as operator, ThreadPoolExecutor(8) as pool:
             secrets = {
                 job["job_id"]: job["secret"] for job in pool.map(lambda _: register(operator), range(JOB_COUNT))

@@ -38,7 +38,7 @@ def restart(stack: CommandStack, text: str, gateways: int = 1) -> GatewayProcess
         gateway.program.stop(signal.SIGTERM)
     stack.gateways += [GatewayProcess(stack.settings, stack.folder) for _ in range(gateways)]
     for gateway in stack.gateways[-gateways:]:
-        gateway.program.wait_ready()
+        gateway.wait_ready()
     return stack.gateways[-1]
 
 

@@ -56,7 +56,7 @@ def start_gateway(settings: Settings, tmp_path: Path) -> Iterator[Callable[..., 
         door = settings.agent_mcp.model_copy(update=changes)
         gateway = McpGateway(settings.model_copy(update={"agent_mcp": door}), tmp_path)
         started.append(gateway)
-        gateway.program.wait_ready()
+        gateway.wait_ready()
         return gateway
 
     yield start

@@ -33,7 +33,7 @@ class MailRun:
         self.settings = self.gateway.settings
         self._keyring, self.folder = keyring, folder
         self.bridge = self.started()
-        self.gateway.program.wait_ready()
+        self.gateway.wait_ready()
         self.operator: httpx.Client = self.gateway.client()
         self.bridge.wait_ready()
 

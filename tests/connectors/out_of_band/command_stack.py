@@ -42,7 +42,7 @@ class CommandStack:
         """One more gateway that serves; the first takes the commands."""
         gateway = GatewayProcess(self.settings, self.folder)
         self.gateways.append(gateway)
-        gateway.program.wait_ready()
+        gateway.wait_ready()
         return gateway
 
     @property

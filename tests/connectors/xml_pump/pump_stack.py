@@ -177,7 +177,7 @@ def pump_stack(
         patch.setenv("PYTHONPATH", str(folder))
         gateway = GatewayProcess(settings, folder)
         try:
-            gateway.program.wait_ready()
+            gateway.wait_ready()
             stack = PumpStack(settings, folder, gateway, opened)
             wait_until(lambda: len(stack.messages()) > 0, what="the organism is loaded")
             try:
