@@ -14,9 +14,9 @@ from confluent_kafka import TopicPartition as Partition
 from kafka import KafkaConsumer, TopicPartition  # type: ignore[import-untyped]
 from kafka.errors import KafkaError  # type: ignore[import-untyped]
 
-from connectors.kafka_records import message_record
+from connectors.kafka_records import message_record, to_record
 from connectors.kafka_repairs import repair_kafka_client
-from schemas.errors import TrunklineError
+from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.event_topic import REACH_TIMEOUT_S, reach_kafka
 from schemas.kafka_clients import (
     SILENT,
@@ -70,12 +70,16 @@ class LogTail:
 
     A client of librdkafka, which fetches outside the interpreter (decision 0023). A context manager, for one
     thread. Raises BackboneUnreachable where no bootstrap server takes a connection.
+
+    `reached`: by partition, the offset up to which (exclusive) all has been given; what is no record, as the
+    end of a transaction, counts, too.
     """
 
     def __init__(self, kafka: KafkaSettings, offsets: Mapping[int, int]) -> None:
         reach_kafka(kafka)
         self._kafka = kafka
         self._away: ClientError | None = None
+        self.reached: dict[int, int] = {}
         self._where = [
             Partition(kafka.topic, number, offsets.get(number, 0)) for number in range(kafka.partitions)
         ]
@@ -100,24 +104,48 @@ class LogTail:
             raise librdkafka_unreachable(self._kafka, self._away, "")
         if first is None:
             return []
-        return [self._record(one) for one in (first, *self._consumer.consume(POLL_RECORDS - 1, 0))]
+        found = []
+        for one in (first, *self._consumer.consume(POLL_RECORDS - 1, 0)):
+            if one.error() is not None:
+                self._look_at(one)
+                continue
+            found.append(message_record(one))
+            self.reached[one.partition()] = one.offset() + 1
+        return self._with_all_headers(found)
 
     def ends(self) -> dict[int, int]:
         """By partition, where the log ends as Kafka last said; a partition of which it has not is absent."""
         known = {one.partition: self._consumer.get_watermark_offsets(one, cached=True) for one in self._where}
         return {number: found[1] for number, found in known.items() if found is not None and found[1] >= 0}
 
-    def _record(self, message: Any) -> Record:
+    def _look_at(self, message: Any) -> None:
         error = message.error()
-        if error is None:
-            return message_record(message)
+        if error.code() == ClientError._PARTITION_EOF:
+            self.reached[message.partition()] = message.offset()
+            return
+        if error.code() == ClientError.GROUP_AUTHORIZATION_FAILED:
+            return  # it looks for its group's coordinator, and needs none
         if error.code() in (ClientError._AUTO_OFFSET_RESET, ClientError.OFFSET_OUT_OF_RANGE):
             raise OffsetsGoneError(error.str())
         raise librdkafka_unreachable(self._kafka, error, f", topic {self._kafka.topic!r}")
 
+    def _with_all_headers(self, found: list[Record]) -> list[Record]:
+        """Where librdkafka has no headers there may be some: more than 100,000, or of a form that Java reads. A
+        record of ours has some, so the slower client can be asked what there is.
+        """
+        bare = [record for record in found if not record.header_names]
+        for partition in {record.partition for record in bare}:
+            offsets = [record.offset for record in bare if record.partition == partition]
+            read = records_between(self._kafka, partition, offsets[0], offsets[-1])
+            found = [
+                read.get(one.offset, one) if one.partition == partition and not one.header_names else one
+                for one in found
+            ]
+        return found
+
     def _hear(self, error: ClientError) -> None:
-        """The client tells of a trouble, within `poll`."""
-        if error.fatal() or error.code() in _AWAY:
+        """The client tells of a trouble, within `poll`. That all are away is said last, and says least."""
+        if self._away is None and (error.fatal() or error.code() in _AWAY):
             self._away = error
 
 
@@ -127,13 +155,15 @@ def _tail_options(kafka: KafkaSettings) -> dict[str, Any]:
         "bootstrap.servers": kafka.bootstrap_servers,
         **librdkafka_security(kafka),
         "client.id": "trunkline-live-view",
-        # It wants a name, and joins no group: the partitions are assigned, and no offset is kept in Kafka.
+        # It wants a name, and joins no group: the partitions are assigned, no offset is kept in Kafka, and it
+        # need not be allowed to.
         "group.id": "trunkline-live-view",
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "auto.offset.reset": "error",
         # As Spark reads: what one of them sees, the other must.
         "isolation.level": "read_uncommitted",
+        "enable.partition.eof": True,
         "fetch.wait.max.ms": 500,
         "fetch.message.max.bytes": max(1024 * 1024, kafka.record_limit_bytes),
         # What waits for us in the client; below it, the next is fetched at once.
@@ -149,6 +179,34 @@ def _tail_options(kafka: KafkaSettings) -> dict[str, Any]:
         # What it has to say comes to `error_cb`; else it would write to stderr.
         "logger": SILENT,
     }
+
+
+def records_between(kafka: KafkaSettings, partition: int, first: int, last: int) -> dict[int, Record]:
+    """By offset, the records of a partition from `first` to `last`, read by kafka-python. Raises
+    BackboneUnreachable, also when they do not come within REACH_TIMEOUT_S.
+    """
+    where = TopicPartition(kafka.topic, partition)
+    found: dict[int, Record] = {}
+    deadline = time.monotonic() + REACH_TIMEOUT_S
+    try:
+        consumer = KafkaConsumer(
+            client_id="trunkline-live-view", group_id=None, auto_offset_reset="none", **consumer_options(kafka)
+        )
+        try:
+            consumer.assign([where])
+            consumer.seek(where, first)
+            while consumer.position(where) <= last:
+                if time.monotonic() > deadline:
+                    raise BackboneUnreachable(
+                        f"offsets {first} to {last} of partition {partition} did not come"
+                    )
+                for batch in consumer.poll(timeout_ms=200).values():
+                    found |= {one.offset: to_record(one) for one in batch}
+        finally:
+            consumer.close(autocommit=False)
+    except KafkaError as error:
+        raise unreachable(kafka, error) from error
+    return found
 
 
 class LogEnd:

@@ -49,6 +49,7 @@ _TOGETHER_S: Final = 0.005
 _MANY: Final = 8
 _LATELY_S: Final = 0.1
 _BACKOFF_S: Final = (0.1, 0.2, 0.5, 1.0)
+_TELL_AGAIN_S: Final = 60.0
 _REACH_S: Final = 10.0
 _STALLED_S: Final = 60.0
 _LOOK_UP_S: Final = (0.05, 0.1, 0.2, 0.5)
@@ -282,7 +283,7 @@ class LiveView:
     # From here on the tail's thread.
 
     def _follow(self) -> None:
-        attempt = 0
+        attempt, told, told_at = 0, "", 0.0
         while not self._closing.is_set():
             try:
                 with LogTail(self._settings.kafka, self._next) as tail:
@@ -294,7 +295,9 @@ class LiveView:
             except BackboneUnreachable as error:
                 delay_s = _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
                 attempt += 1
-                log.warning("kafka_away", why=str(error), again_in_s=delay_s)
+                if str(error) != told or time.monotonic() - told_at > _TELL_AGAIN_S:
+                    told, told_at = str(error), time.monotonic()
+                    log.warning("kafka_away", why=told, again_in_s=delay_s)
                 self._closing.wait(delay_s)
             except Exception as error:
                 log.exception("live_view_failed")
@@ -306,7 +309,6 @@ class LiveView:
             time.sleep(_TOGETHER_S if self._last_count < _MANY else 2 * _TOGETHER_S)
         settled: list[SettledRecord] = []
         passed_over: list[Position] = []
-        reached: dict[int, int] = {}
         for record in tail.poll(_POLL_S):
             found = self._state.apply(record, self._changed)
             if found is None:
@@ -314,8 +316,8 @@ class LiveView:
             else:
                 check_switch(found.type, found.verdict, found.value)
                 settled.append(found)
-            reached[record.partition] = record.offset + 1
         self._seen_ends.update(tail.ends())
+        reached = {number: offset for number, offset in tail.reached.items() if offset > self._next[number]}
         if not reached:
             return False
         self.feed.extend(settled)

@@ -35,6 +35,7 @@ _MODULES: Final = {
 }
 SILENT: Final = logging.Logger("librdkafka", logging.CRITICAL + 1)
 """For librdkafka, which says what it has to say by callbacks, too, and else would write it to stderr."""
+_UNSAID: Final = (None, KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT)
 _LOGIN_ERRORS: Final = (SaslAuthenticationFailedError, UnsupportedSaslMechanismError, IllegalSaslStateError)
 
 
@@ -141,9 +142,12 @@ def unreachable(kafka: KafkaSettings, error: BaseException, where: str = "") -> 
 
 def librdkafka_unreachable(kafka: KafkaSettings, error: KafkaError | None, where: str) -> BackboneUnreachable:
     """The same for what librdkafka says."""
-    said = "no answer" if error is None else error.str()
-    is_login = error is not None and error.code() == KafkaError._AUTHENTICATION
-    return unreachable(kafka, (SaslAuthenticationFailedError if is_login else KafkaTimeoutError)(said), where)
+    code, said = (None, "no answer") if error is None else (error.code(), error.str())
+    if code == KafkaError._AUTHENTICATION:
+        return unreachable(kafka, SaslAuthenticationFailedError(said), where)
+    # It says when a login was refused; so with one, nothing is to be guessed.
+    is_unsaid = code in _UNSAID and kafka.security_protocol != "SASL_SSL"
+    return unreachable(kafka, KafkaTimeoutError(said) if is_unsaid else RuntimeError(said), where)
 
 
 def _speaks_tls(kafka: KafkaSettings) -> bool:

@@ -93,10 +93,14 @@ def test_the_publisher_writes_and_the_live_views_tail_reads(settings: Settings) 
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"sasl_password": SecretStr("wrong")}, r"kafka\.sasl_username, sasl_password and sasl_mechanism"),
+        (
+            {"sasl_password": SecretStr("wrong")},
+            r"Authentication failed.*kafka\.sasl_username, sasl_password and sasl_mechanism",
+        ),
         ({"security_protocol": "SSL"}, r"kafka\.security_protocol SSL what it wants"),
+        ({"topic": "nowhere"}, r"topic does not exist \(Broker: Unknown topic or partition\)$"),
     ],
-    ids=["wrong password", "no login"],
+    ids=["wrong password", "no login", "no topic"],
 )
 def test_the_live_views_tail_says_that_it_is_not_let_in(
     settings: Settings, changes: dict[str, Any], told: str

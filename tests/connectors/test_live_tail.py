@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
 import confluent_kafka
+import psutil
 import pytest
 from kafka import KafkaAdminClient, TopicPartition
+from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from connectors.live_tail import POLL_RECORDS, LogTail, OffsetsGoneError
+from connectors.live_tail import POLL_RECORDS, LogTail, OffsetsGoneError, records_between
 from connectors.publisher import Publisher
 from schemas.errors import BackboneUnreachable
 from schemas.record import NOT_UTF8, Record
 from schemas.settings import KafkaSettings
-from tests.broker_processes import with_kafka
+from tests.broker_processes import wait_until, with_kafka
+from tests.connectors.test_live_view import opened
 from tests.connectors.trouble_records import Raw, any_name, append_raw
 from tests.jobs.topic_load import event
 
@@ -43,15 +45,36 @@ def test_a_tail_begins_where_it_is_told_gives_a_bounded_number_at_once_and_says_
     with Publisher(backbone_settings) as publisher:
         appends = [publisher.append(event(JOB, number)) for number in range(1, 2 * POLL_RECORDS)]
         first, *_, last = [append.result(20) for append in appends]
-    before = threading.active_count()
+    process = psutil.Process()
+    before = process.num_threads()
     with LogTail(kafka, {first.partition: first.offset + 1}) as tail:
-        polls = polls_until(tail, lambda found: [r for r in found if r.offset == last.offset])
-        assert tail.ends()[first.partition] == last.offset + 1
+        polls = polls_until(tail, lambda found: len(found) > last.offset - first.offset)  # and the topology
+        assert tail.ends()[first.partition] == tail.reached[first.partition] == last.offset + 1
         assert not tail.poll(0.01)
+        assert process.num_threads() > before
+    wait_until(lambda: process.num_threads() <= before, what="the end of the client's threads")
     found = [record for batch in polls for record in batch if record.partition == first.partition]
     assert [record.offset for record in found] == list(range(first.offset + 1, last.offset + 1))
     assert max(map(len, polls)) <= POLL_RECORDS
-    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("ending", ["commit_transaction", "abort_transaction"])
+def test_the_end_of_a_transaction_is_no_record_and_holds_up_nobody_who_waits_for_the_logs_end(
+    backbone_settings, keyring, ending
+):
+    kafka = backbone_settings.kafka
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": "somebody"}
+    )
+    producer.init_transactions(20)
+    with opened(backbone_settings, keyring) as view:
+        producer.begin_transaction()
+        producer.produce(kafka.topic, b"{}", b"job/0a1b2c3d", 0)
+        assert producer.flush(20) == 0
+        getattr(producer, ending)(20)
+        view.catch_up(10)
+    with opened(backbone_settings, keyring) as view:
+        assert view.next_offsets()[0] == 2
 
 
 def test_what_another_transaction_has_not_ended_is_read_as_spark_reads_it(backbone_settings):
@@ -110,3 +133,26 @@ def test_names_that_are_not_utf_8_are_told_however_often_they_come(backbone_sett
         polls = polls_until(tail, lambda found: len(found) > len(appended))
     found = [record.header_names for batch in polls for record in batch if record.key == b"job/1"]
     assert found == [(NOT_UTF8,), ("good",)] * 2000
+
+
+def test_headers_that_this_client_does_not_give_are_read_as_java_reads_them(backbone_settings, monkeypatch):
+    """A value's length of -2, which Java takes for null; more headers than librdkafka takes; none at all."""
+    build = DefaultRecordBatchBuilder.build
+
+    def build_odd(batch):
+        batch._buffer = batch._buffer.replace(b"\x06odd\x00", b"\x06odd\x03")
+        return build(batch)
+
+    monkeypatch.setattr(DefaultRecordBatchBuilder, "build", build_odd)
+    good = event(JOB, 1)
+    usual = Raw(good.key, good.value, list(good.headers()))
+    bare, odd = usual._replace(headers=[]), usual._replace(headers=[*usual.headers, ("odd", b"")])
+    many = usual._replace(headers=[*usual.headers, *((f"{n:x}", b"") for n in range(100_001))])
+    appended = append_raw(backbone_settings, [usual, bare, odd, many, usual, bare])
+    with LogTail(backbone_settings.kafka, {}) as tail:
+        polls = polls_until(tail, lambda found: len(found) > len(appended))
+    found = {record.offset: record for batch in polls for record in batch if record.key == good.key}
+    partition, first, last = appended[0].partition, appended[0].offset, appended[-1].offset
+    assert found == records_between(backbone_settings.kafka, partition, first, last)
+    assert [len(record.header_names) for record in found.values()] == [7, 0, 8, 100_008, 7, 0]
+    assert found[appended[2].offset].header_values[-1] is None
