@@ -188,6 +188,7 @@ def records_between(kafka: KafkaSettings, partition: int, first: int, last: int)
     where = TopicPartition(kafka.topic, partition)
     found: dict[int, Record] = {}
     deadline = time.monotonic() + REACH_TIMEOUT_S
+    reach_kafka(kafka)
     try:
         consumer = KafkaConsumer(
             client_id="trunkline-live-view", group_id=None, auto_offset_reset="none", **consumer_options(kafka)

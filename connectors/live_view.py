@@ -42,8 +42,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 _POLL_S: Final = 0.2
 # Each poll that finds something wakes the threads that wait for it. While records come this fast they are taken
-# together, twice as long when many came at once: that gives an eighth more round trips a second where the
-# processor is full. Else each is taken at once, which halves the time until it is visible.
+# together, twice as long when many came at once, for the processor is full then. Else each is taken at once.
 _TOGETHER_PER_S: Final = 800
 _TOGETHER_S: Final = 0.005
 _MANY: Final = 8

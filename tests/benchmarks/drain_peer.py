@@ -11,14 +11,14 @@ import sys
 import time
 import uuid
 
-from confluent_kafka import Consumer, Message
+from confluent_kafka import Consumer
 from deltalake import write_deltalake
 
+from connectors.kafka_records import message_record
 from jobs.settling import settle_run
 from schemas.entries import Entries
 from schemas.ledger import LedgerRow
 from schemas.ledger_arrow import LEDGER_ARROW, ledger_batch
-from schemas.record import Record
 from schemas.sealing import load_keyring
 from schemas.settings import load_settings
 
@@ -32,21 +32,6 @@ class StreamEntries(dict[bytes | None, Entries]):
     def __missing__(self, key: bytes | None) -> Entries:
         found = self[key] = Entries()
         return found
-
-
-def to_record(message: Message) -> Record:
-    """The record in a message of confluent-kafka."""
-    names, values = zip(*(message.headers() or [("", b"")]), strict=True)
-    return Record(
-        message.topic(),
-        message.partition(),
-        message.offset(),
-        message.timestamp()[1] * 1000,
-        message.key(),
-        message.value(),
-        names,
-        values,
-    )
 
 
 def main(path: str, expected: int) -> None:
@@ -73,7 +58,7 @@ def main(path: str, expected: int) -> None:
             began = time.monotonic() if messages else None
         if messages:
             last_message = time.monotonic()
-            pending.extend(settle_run([to_record(m) for m in messages if not m.error()], entries, keyring))
+            pending.extend(settle_run([message_record(m) for m in messages if not m.error()], entries, keyring))
         elif time.monotonic() - last_message > SILENCE_S:
             raise RuntimeError(f"Kafka fell silent after {written + len(pending)} of {expected} records")
         settled = written + len(pending)
