@@ -20,6 +20,7 @@ import pyarrow.parquet as parquet
 
 from jobs.ledger_roots import FileRoots
 from jobs.record_packing import from_cell
+from jobs.worker_heap import keep_modules
 from schemas.delta_files import table_storage
 from schemas.ledger_arrow import LEDGER_ARROW
 
@@ -80,5 +81,6 @@ def write_file(table: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
             roots.add(rows)
             writer.write_batch(rows)
     size = storage.get_file_info(name).size
+    keep_modules("write")
     row = {"path": name, "size": size, "statistics": statistics.to_json(), "roots": roots.to_json()}
     yield pa.RecordBatch.from_pylist([row])

@@ -15,6 +15,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jobs.worker_heap import keep_modules
 from schemas.record import STANDARD_HEADERS, Record
 
 RECORD_COLUMNS: Final = (
@@ -59,6 +60,7 @@ def pack_records(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                     "records": pa.array([to_cell(records)], pa.binary()),
                 }
             )
+    keep_modules("pack")
 
 
 def records_of(batch: pa.RecordBatch) -> list[Record]:

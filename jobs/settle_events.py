@@ -61,9 +61,10 @@ def read_records(
         .option("startingOffsets", "earliest")
         .option("includeHeaders", "true")
         .option("failOnDataLoss", "true")
-        # A fetch that has reached the log's end waits this long for more: 500 ms by default, which the last
-        # micro-batch of a catch-up spends twice.
-        .option("kafka.fetch.max.wait.ms", "50")
+        # After each fetch the client sends the next one, which waits at the log's end for more, and Spark's two
+        # questions for the partition's bounds wait behind it on the same connection: with Kafka's default of
+        # 500 ms, or with 50, that long in each micro-batch. Spark asks only for offsets that are there.
+        .option("kafka.fetch.max.wait.ms", "1")
         .option("maxOffsetsPerTrigger", str(settings.spark.max_offsets_per_trigger))
         .options(**(options or {}))
         .load()

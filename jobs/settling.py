@@ -18,6 +18,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from jobs.initial_state import unpack_share
 from jobs.record_packing import from_cell, records_of, to_cell
 from jobs.stream_state import StreamState
+from jobs.worker_heap import keep_modules
 from schemas.entries import Entries
 from schemas.fold import settle
 from schemas.ids import parse_stream_key
@@ -136,6 +137,7 @@ class SettleStreams(StatefulProcessor):
         for start in range(0, len(settled), ROWS_PER_CELL):
             batch = ledger_batch(settled[start : start + ROWS_PER_CELL])
             yield pd.DataFrame({"rows": [to_cell(batch)]})
+        keep_modules("settle")
 
     def handleInitialState(  # noqa: N802  Spark's name
         self,

@@ -32,6 +32,8 @@ log = structlog.stdlib.get_logger(__name__)
 _PROBE_S: Final = 1.0
 _CLOSE_S: Final = 5.0
 _UNATTENDED_LIMIT: Final = 1000
+# The client makes a request for each partition; so long a record waits for others of its own (decision 0014).
+_LINGER_MS: Final = 2
 
 
 class LogAppender:
@@ -182,7 +184,12 @@ class LogAppender:
     def _new_publisher(self) -> Publisher:
         # The gate has bounded the request; the record around it may be longer, and nothing of it is cut.
         # One request at a time: under load the records share it, and it costs more than they do.
-        return Publisher(self._settings, cut_beyond=self._settings.kafka.record_limit_bytes, in_flight=1)
+        return Publisher(
+            self._settings,
+            linger_ms=_LINGER_MS,
+            cut_beyond=self._settings.kafka.record_limit_bytes,
+            in_flight=1,
+        )
 
     def _say(self, why: str | None) -> None:
         if (why is None) != (self._away is None):
