@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
 from deltalake import DeltaTable
 
 from connectors.local_stack import LocalStack, free_port
@@ -96,6 +97,16 @@ def ledger_ages(settings: Settings, since: float) -> list[float]:
     return found
 
 
+def bytes_per_record(settings: Settings) -> dict[str, int]:
+    """What a record takes in Kafka's log and in the ledger's live files, all that is there counted."""
+    topic = settings.kafka.topic
+    logged = sum(end_offsets(settings).values())
+    log = sum(file.stat().st_size for file in settings.data_path.glob(f"kafka/**/{topic}-*/*.log"))
+    files = pa.table(DeltaTable(settings.table_path(LEDGER)).get_add_actions(flatten=True))
+    rows, size = (sum(files[name].to_pylist()) for name in ("num_records", "size_bytes"))
+    return {"log_bytes_per_record": round(log / logged), "ledger_bytes_per_record": round(size / rows)}
+
+
 def jobs_known(settings: Settings) -> int:
     """How many jobs the registry has."""
     path = settings.table_path(REGISTRY_JOBS)
@@ -138,6 +149,7 @@ def measured(
         "ledger_p95_s": _rounded(ages, 0.95, 2),
         **{f"{name}_cores": round((after[name] - before[name]) / took_s, 2) for name in (GATEWAY, STREAMS)},
         **{f"{name}_mb": round(memory[name]) for name in (GATEWAY, STREAMS)},
+        **bytes_per_record(settings),
     }
 
 
