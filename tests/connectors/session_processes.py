@@ -40,7 +40,8 @@ import os, time
 child = os.fork()
 if child == 0:
     {BECOME_ANOTHER_USER}
-print("child" if child == 0 else "parent", os.getpid(), flush=True)
+# Both write at once, so each in one piece.
+os.write(1, f"{{'child' if child == 0 else 'parent'}} {{os.getpid()}}\\n".encode())
 time.sleep(600)
 """
 
@@ -63,9 +64,11 @@ def session_host(folder: Path, kind: str) -> Iterator[SessionHost]:
     if kind == "tmux" and shutil.which("tmux") is None:
         pytest.fail("tmux is not installed: sudo apt-get install -y tmux")
     host = RecordingHost(Settings(data_dir=folder / "a data dir"), use_tmux=kind == "tmux")
-    yield host
-    for handle in host.started:
-        host.stop(handle)
+    try:
+        yield host
+    finally:
+        for handle in host.started:
+            host.stop(handle)
     Path("/tmp", f"tmux-{os.getuid()}", host._socket).unlink(missing_ok=True)  # noqa: S108  tmux leaves it
 
 
