@@ -44,9 +44,6 @@ MEMORY_AFTER_S = 600
 # So long it runs at least, that memory in the end is not that of minute 10.
 LEAST_S = 1200
 LOOK_S = 0.5
-# A job's account at Mosquitto goes so long after its end. With the usual hour there would be more of them until
-# then, and memory in the end would only say so.
-ACCOUNTS_S = 120.0
 # No part of the seconds between two rounds of maintenance: looks come before and after them.
 FIGURES_S = 7
 TELL_S = 60
@@ -222,7 +219,7 @@ def main() -> int:
         settings = Settings(
             data_dir=Path(work) / "data",
             kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"),
-            mqtt=MqttSettings(port=free_port(), account_grace_s=ACCOUNTS_S),
+            mqtt=MqttSettings(port=free_port()),
             gateway=GatewaySettings(port=free_port()),
             dashboard=DashboardSettings(port=free_port()),
             agent_mcp=AgentMcpSettings(port=free_port()),

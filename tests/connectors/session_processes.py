@@ -69,7 +69,7 @@ def session_host(folder: Path, kind: str) -> Iterator[SessionHost]:
     finally:
         for handle in host.started:
             host.stop(handle)
-    Path("/tmp", f"tmux-{os.getuid()}", host._socket).unlink(missing_ok=True)  # noqa: S108  tmux leaves it
+        Path("/tmp", f"tmux-{os.getuid()}", host._socket).unlink(missing_ok=True)  # noqa: S108  tmux leaves it
 
 
 def start_session(host: SessionHost, *command: str, name: str = "s1", instructions: str | None = None) -> str:
