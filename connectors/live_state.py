@@ -42,7 +42,9 @@ class LiveState:
         self.applied_beyond: dict[str, int] = {}
         self.rows_by_view: dict[str, dict[str, ViewRow]] = {name: {} for name in VIEWS}
         self.offsets_by_view: dict[str, dict[str, int]] = {name: {} for name in VIEWS}
-        self._final: deque[tuple[str, int]] = deque()  # key, and length of the body
+        # Keys, and the lengths of the bodies.
+        self._final: deque[str] = deque()
+        self._final_lengths: deque[int] = deque()
         self._final_characters = 0
 
     def clear(self) -> None:
@@ -50,6 +52,7 @@ class LiveState:
         self.entries_by_stream.clear()
         self.applied_beyond.clear()
         self._final.clear()
+        self._final_lengths.clear()
         self._final_characters = 0
         for name in VIEWS:
             self.rows_by_view[name].clear()
@@ -97,8 +100,8 @@ class LiveState:
         while len(self._final) > 1 and (
             len(self._final) > FINAL_MESSAGES or self._final_characters > FINAL_BODIES_CHARACTERS
         ):
-            oldest, length = self._final.popleft()
-            self._final_characters -= length
+            oldest = self._final.popleft()
+            self._final_characters -= self._final_lengths.popleft()
             row = self.rows_by_view[MAILBOX_VIEW].get(oldest)
             # Its id may have been used again since.
             if isinstance(row, MessageRow) and row.ended_at is not None and oldest != final:
@@ -109,7 +112,8 @@ class LiveState:
     def _add_final(self, key: str) -> None:
         body = self.rows_by_view[MESSAGE_BODIES].get(key)
         length = len(body.body) if isinstance(body, MessageBodyRow) else 0
-        self._final.append((key, length))
+        self._final.append(key)
+        self._final_lengths.append(length)
         self._final_characters += length
 
     def entries(self, stream: str) -> Entries:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -208,45 +207,3 @@ def records_between(kafka: KafkaSettings, partition: int, first: int, last: int)
     except KafkaError as error:
         raise unreachable(kafka, error) from error
     return found
-
-
-class LogEnd:
-    """Asks Kafka where the log ends, over a connection of its own that is kept. Thread-safe."""
-
-    def __init__(self, kafka: KafkaSettings) -> None:
-        self._kafka = kafka
-        self._lock = threading.Lock()
-        self._consumer: Any = None
-
-    def offsets(self, timeout_s: float) -> dict[int, int]:
-        """The next offset of every partition. Raises BackboneUnreachable, also after `timeout_s`."""
-        wanted = [TopicPartition(self._kafka.topic, number) for number in range(self._kafka.partitions)]
-        deadline = time.monotonic() + timeout_s
-        with self._lock:
-            try:
-                if self._consumer is None:
-                    reach_kafka(self._kafka, timeout_s)
-                    self._consumer = KafkaConsumer(
-                        client_id="trunkline-log-end",
-                        group_id=None,
-                        **consumer_options(self._kafka) | {"bootstrap_timeout_ms": _ms_until(deadline)},
-                    )
-                ends = self._consumer.end_offsets(wanted, timeout_ms=_ms_until(deadline))
-            except KafkaError as error:
-                self._drop()
-                raise unreachable(self._kafka, error) from error
-        return {where.partition: end for where, end in ends.items()}
-
-    def close(self) -> None:
-        """End the connection."""
-        with self._lock:
-            self._drop()
-
-    def _drop(self) -> None:
-        if self._consumer is not None:
-            self._consumer.close(autocommit=False, timeout_ms=1000)
-            self._consumer = None
-
-
-def _ms_until(deadline: float) -> int:
-    return max(1, int((deadline - time.monotonic()) * 1000))

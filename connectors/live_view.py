@@ -23,7 +23,8 @@ from typing import Final
 import structlog
 
 from connectors.live_state import LiveState
-from connectors.live_tail import LogEnd, LogTail, OffsetsGoneError
+from connectors.live_tail import LogTail, OffsetsGoneError
+from connectors.log_end import LogEnd
 from connectors.publisher import Append, Position
 from connectors.settled_feed import SettledFeed, SettledRecord
 from connectors.settled_waits import SettledWaits

@@ -16,12 +16,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
+import msgspec
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from schemas.errors import BackboneUnreachable, Refused, TrunklineError
@@ -49,11 +50,16 @@ _PURGED: Final = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 _Answered = Callable[[KafkaError | None, Any], None]
 
 
-class Position(NamedTuple):
-    """Where a record lies in the log."""
+class Position(msgspec.Struct, frozen=True, order=True, gc=False):
+    """Where a record lies in the log. Ordered by partition, then offset."""
 
     partition: int
     offset: int
+
+    def __iter__(self) -> Iterator[int]:
+        """Partition and offset."""
+        yield self.partition
+        yield self.offset
 
 
 class RecordRefused(Refused):

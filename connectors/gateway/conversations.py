@@ -11,21 +11,22 @@ import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
+
+import msgspec
 
 from schemas.message import DEFAULT_REALM
 from schemas.sealing import Keyring
 from schemas.settled import AppliedChange
 from schemas.view_rows import MAILBOX_VIEW, MessageRow, ThreadRow, ViewRow
 
-_Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 _THREADS: Final = 50_000
 _SAID_MOST: Final = 1000
 
 
-class Place(NamedTuple):
+class Place(msgspec.Struct, frozen=True, gc=False):
     """Who opened a thread, and as which thread this one knows the conversation; who knows it by the thread.
     `root_thread`, `on_behalf_of`: where it all began, and in whose name.
     """
@@ -64,8 +65,8 @@ class Conversations:
         self._lock = threading.Lock()
         self._places: OrderedDict[str, Place] = OrderedDict()
         self._said: OrderedDict[str, dict[str, None]] = OrderedDict()
-        # Of a message that was handed to its recipient, by (recipient, message id): where its answer belongs.
-        self._thread_of: OrderedDict[tuple[str, str], str] = OrderedDict()
+        # By `<recipient>/<message id>`: where the answer belongs of a message that was handed to its recipient.
+        self._thread_of: OrderedDict[str, str] = OrderedDict()
 
     def load(self, rows: Iterable[ViewRow]) -> None:
         """Take in what the live view held when it was opened."""
@@ -92,11 +93,12 @@ class Conversations:
 
     def _take_in(self, row: MessageRow) -> None:
         # How it was posted is all that counts, so the first that is seen of it.
-        if row.realm != DEFAULT_REALM or (row.recipient, row.message_id) in self._thread_of:
+        posted = f"{row.recipient}/{row.message_id}"
+        if row.realm != DEFAULT_REALM or posted in self._thread_of:
             return
-        key, thread = f"{row.realm}/{row.recipient}/{row.message_id}", thread_of(self._keyring, row)
+        key, thread = f"{row.realm}/{posted}", thread_of(self._keyring, row)
         with self._lock:
-            _put(self._thread_of, (row.recipient, row.message_id), thread)
+            _put(self._thread_of, posted, thread)
             is_answer = row.root_thread is not None and row.parent_thread is None
             if not is_answer and thread not in self._places:
                 root, behalf = row.root_thread or thread, row.on_behalf_of or row.sender
@@ -105,7 +107,7 @@ class Conversations:
             if row.parent_thread is not None:
                 self._note(row.parent_thread, key)
             elif row.in_reply_to is not None:
-                own = self._thread_of.get((row.sender, row.in_reply_to))
+                own = self._thread_of.get(f"{row.sender}/{row.in_reply_to}")
                 if own is not None:
                     self._note(own, key)
 
@@ -119,7 +121,7 @@ class Conversations:
             del said[next(iter(said))]
 
 
-def _put(known: OrderedDict[_Key, _Value], key: _Key, value: _Value) -> None:
+def _put(known: OrderedDict[str, _Value], key: str, value: _Value) -> None:
     known[key] = value
     if len(known) > _THREADS:
         known.popitem(last=False)

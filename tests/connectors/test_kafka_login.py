@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import psutil
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from connectors.live_tail import LogEnd, LogTail
+from connectors.live_tail import LogTail
 from connectors.local_stack import LocalStack
 from connectors.local_stack.broker_plans import kafka_plan
 from connectors.local_stack.kafka_login import ensure_scram_user
+from connectors.log_end import LogEnd
 from connectors.publisher import Publisher
 from connectors.tls_files import client_name, create
 from schemas import event_topic
@@ -76,9 +78,8 @@ def test_the_publisher_writes_and_the_live_views_tail_reads(settings: Settings) 
     check_topic(settings)
     with Publisher(settings) as publisher:
         positions = [publisher.append(record(number)).result(10) for number in range(3)]
-    log_end = LogEnd(kafka)
-    ends = log_end.offsets(10)
-    log_end.close()
+    with closing(LogEnd(kafka)) as log_end:
+        ends = log_end.offsets(10)
     assert ends[positions[0].partition] == positions[-1].offset + 1
     with LogTail(kafka, {}) as tail:
         seen: set[str] = set()
@@ -113,13 +114,22 @@ def test_the_live_views_tail_says_that_it_is_not_let_in(
     assert PASSWORD not in str(caught.value)
 
 
+def test_who_asks_where_the_log_ends_with_a_wrong_password_is_told_so(settings: Settings) -> None:
+    wrong = with_kafka(settings, sasl_password=SecretStr("wrong")).kafka
+    with (
+        closing(LogEnd(wrong)) as log_end,
+        pytest.raises(BackboneUnreachable, match=r"Authentication failed.*kafka\.sasl_username") as caught,
+    ):
+        log_end.offsets(3)
+    assert PASSWORD not in str(caught.value)
+
+
 @pytest.mark.slow
 def test_spark_reads_and_shows_the_password_nowhere(settings: Settings, tmp_path: Path) -> None:
     with Publisher(settings) as publisher:
         publisher.append(record(7)).result(10)
-    log_end = LogEnd(settings.kafka)
-    there = sum(log_end.offsets(10).values())
-    log_end.close()
+    with closing(LogEnd(settings.kafka)) as log_end:
+        there = sum(log_end.offsets(10).values())
     done = subprocess.run(
         [sys.executable, "-m", "tests.jobs.sasl_reader", str(tmp_path)],
         cwd=PROJECT_ROOT,
