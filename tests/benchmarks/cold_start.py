@@ -47,7 +47,7 @@ from schemas.job_registry import registration_record
 from schemas.message import Message, posting_record
 from schemas.record import JOB_EVENT, OutgoingRecord, Record, content_id
 from schemas.sealing import Keyring, ensure_keyring
-from schemas.settings import PROJECT_ROOT, GatewaySettings, KafkaSettings, Settings
+from schemas.settings import PROJECT_ROOT, GatewaySettings, KafkaSettings, Settings, XmlPumpSettings
 from schemas.settled import FOLD_VERSION
 from schemas.signing import sign_event
 from schemas.strict_json import canonical
@@ -341,6 +341,8 @@ def start_gateway(args: argparse.Namespace, work: Path) -> dict[str, float | int
             data_dir=work / "data",
             kafka=KafkaSettings(bootstrap_servers=f"{LOOPBACK}:{broker.port}"),
             gateway=GatewaySettings(agents_dir=agents),
+            # No listeners: else the start would load the sample organism into the log.
+            xml_pump=XmlPumpSettings(organism_file=work / "no_organism.yaml"),
         )
         keyring, _ = ensure_keyring(settings), ensure_topic(settings)
         records = append_all(settings, history(args, keyring))
