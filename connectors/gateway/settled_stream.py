@@ -36,6 +36,9 @@ PING_S: Final = 15.0
 TICK_S: Final = 0.5
 SNAPSHOT_ROWS: Final = 1000
 _BATCH: Final = 200
+# Who was just told of something is told of what comes next together: with 500 records a second each follower
+# was a tenth of what the gateway does.
+_TOGETHER_S: Final = 0.01
 _RENDERED: Final = 2000
 # What those see who may read jobs and sessions, but not everybody's mail and tokens.
 PUBLIC_KINDS: Final = frozenset({JOB, SESSION})
@@ -71,7 +74,9 @@ class Follower:
 
     async def batches(self, cursor: int, ping_s: float) -> AsyncIterator[tuple[int, list[SettledRecord]]]:
         """The records after `cursor`, each batch with the cursor before it; an empty one every `ping_s`
-        seconds of silence. Raises FellBehind.
+        seconds of silence. What comes after a silence comes at once, what follows it within 10 ms.
+
+        Raises FellBehind.
         """
         silent_since = time.monotonic()
         while self.goes_on():
@@ -79,6 +84,8 @@ class Follower:
             if records:
                 yield cursor, records
                 cursor, silent_since = after, time.monotonic()
+                if len(records) < _BATCH:
+                    await asyncio.sleep(_TOGETHER_S)
                 continue
             if time.monotonic() - silent_since >= ping_s:
                 yield cursor, []

@@ -195,6 +195,25 @@ def _records(count):
     ]
 
 
+def test_what_comes_right_after_what_a_follower_was_told_comes_together():
+    async def follow():
+        feed, records = SettledFeed(), _records(4)
+        stream = Follower(feed, lambda: True).batches(0, 60)
+        following = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0)  # it waits
+        feed.extend(records[:1])
+        told = [await following]
+        following = asyncio.create_task(anext(stream))
+        for record in records[1:]:
+            feed.extend([record])
+            for _ in range(10):
+                await asyncio.sleep(0)  # long enough for who is woken by each
+        told.append(await following)
+        return [(cursor, len(found)) for cursor, found in told]
+
+    assert asyncio.run(follow()) == [(0, 1), (1, 3)]
+
+
 def test_a_follower_that_falls_behind_is_told_of_the_gap_and_let_go():
     async def follow():
         feed = SettledFeed(limit_records=10)
