@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as Partition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
+from schemas.errors import BackboneUnreachable
 from schemas.event_topic import reach_kafka
 from schemas.kafka_clients import SILENT, librdkafka_security, librdkafka_unreachable
 from schemas.settings import KafkaSettings
 
-# The client waits for a broker that is gone; another look tells that nobody is there. Twice as long each time.
-_PATIENCE_S: Final = 1.0
+# So long an answer is waited for before it is looked whether anybody is there at all.
+_LOOK_S: Final = 1.0
+_REACH_S: Final = 2.0
 _AGAIN_S: Final = 0.1
 _LEAST_S: Final = 0.001
+# What another attempt does not change.
+_FINAL: Final = (KafkaError._AUTHENTICATION, KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._INVALID_ARG)
 
 
 class LogEnd:
@@ -38,47 +42,67 @@ class LogEnd:
     def offsets(self, timeout_s: float) -> dict[int, int]:
         """The next offset of every partition; a partition without a leader is asked for again.
 
-        Raises BackboneUnreachable: at once when nobody is there, else after `timeout_s`.
+        Raises BackboneUnreachable: soon when nobody is there or we may not ask, else after `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
-        why: KafkaError | None = None
-        patience_s = _PATIENCE_S
-        with self._lock:
+        if not self._lock.acquire(timeout=timeout_s):
+            raise self._too_slow(timeout_s)
+        try:
             while True:
                 try:
-                    return self._asked(min(deadline, time.monotonic() + patience_s))
-                except (KafkaException, TimeoutError) as error:
-                    self._client = None
-                    # The last attempt may end in time without having said anything.
-                    why = error.args[0] if isinstance(error, KafkaException) else why
-                    if self._refusal is not None or time.monotonic() + _AGAIN_S > deadline:
+                    return self._asked(deadline)
+                except TimeoutError:
+                    raise self._too_slow(timeout_s) from None
+                except KafkaException as error:
+                    why: KafkaError = self._refusal or error.args[0]
+                    if why.code() in _FINAL or time.monotonic() + _AGAIN_S > deadline:
                         where = f", topic {self._kafka.topic!r}"
-                        raise librdkafka_unreachable(self._kafka, self._refusal or why, where) from error
+                        raise librdkafka_unreachable(self._kafka, why, where) from error
+                self._look()
                 time.sleep(_AGAIN_S)
-                patience_s *= 2
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """End the connection."""
         with self._lock:
             self._client = None
 
-    def _asked(self, until: float) -> dict[int, int]:
+    def _asked(self, deadline: float) -> dict[int, int]:
         # No variable holds the client: in an error's frame it and its threads would live until the collector
         # comes by.
         if self._client is None:
-            reach_kafka(self._kafka, _left(until))
-            self._refusal = None
+            self._look()
             self._client = AdminClient(_options(self._kafka) | {"error_cb": self._hear})
+        self._client.poll(0)  # what it has to say of before
+        self._refusal = None
+        answers: dict[Any, Future[Any]] = self._client.list_offsets(
+            self._wanted, request_timeout=_left(deadline)
+        )
+        if wait(answers.values(), min(_LOOK_S, _left(deadline))).not_done:
+            self._look()
+            self._client.poll(0)
+            if self._refusal is not None:
+                raise KafkaException(self._refusal)
         try:
-            answers: dict[Any, Future[Any]] = self._client.list_offsets(
-                self._wanted, request_timeout=_left(until)
-            )
-            found = {where.partition: one.result(_left(until)).offset for where, one in answers.items()}
+            found = {where.partition: one.result(_left(deadline)).offset for where, one in answers.items()}
         finally:
-            self._client.poll(0)  # what it has to say; else it is kept for ever
+            self._client.poll(0)
         if min(found.values()) < 0:  # so it tells that a broker did not answer in time
             raise TimeoutError
         return found
+
+    def _look(self) -> None:
+        """Raise BackboneUnreachable when nobody is there; the next who asks does so by a new client."""
+        try:
+            reach_kafka(self._kafka, _REACH_S)
+        except BackboneUnreachable:
+            self._client = None
+            raise
+
+    def _too_slow(self, timeout_s: float) -> BackboneUnreachable:
+        servers = self._kafka.bootstrap_servers
+        return BackboneUnreachable(f"Kafka at {servers} did not say within {timeout_s:g} s where the log ends")
 
     def _hear(self, error: KafkaError) -> None:
         # Within `poll`. What failed says all else by itself.

@@ -36,8 +36,8 @@ PING_S: Final = 15.0
 TICK_S: Final = 0.5
 SNAPSHOT_ROWS: Final = 1000
 _BATCH: Final = 200
-# Who was just told of something is told of what comes next together: with 500 records a second each follower
-# was a tenth of what the gateway does.
+# What comes right after something else goes to a client together: with 500 records a second each follower was a
+# tenth of what the gateway does. Not to the bridge, at which senders wait.
 _TOGETHER_S: Final = 0.01
 _RENDERED: Final = 2000
 # What those see who may read jobs and sessions, but not everybody's mail and tokens.
@@ -72,9 +72,11 @@ class Follower:
     feed: SettledFeed
     goes_on: Callable[[], bool]
 
-    async def batches(self, cursor: int, ping_s: float) -> AsyncIterator[tuple[int, list[SettledRecord]]]:
+    async def batches(
+        self, cursor: int, ping_s: float, together_s: float = 0.0
+    ) -> AsyncIterator[tuple[int, list[SettledRecord]]]:
         """The records after `cursor`, each batch with the cursor before it; an empty one every `ping_s`
-        seconds of silence. What comes after a silence comes at once, what follows it within 10 ms.
+        seconds of silence. What comes after a silence comes at once, then as much as `together_s` bring.
 
         Raises FellBehind.
         """
@@ -84,8 +86,8 @@ class Follower:
             if records:
                 yield cursor, records
                 cursor, silent_since = after, time.monotonic()
-                if len(records) < _BATCH:
-                    await asyncio.sleep(_TOGETHER_S)
+                if together_s and len(records) < _BATCH:
+                    await asyncio.sleep(together_s)
                 continue
             if time.monotonic() - silent_since >= ping_s:
                 yield cursor, []
@@ -150,7 +152,7 @@ async def server_events(
             yield writer.event("gap", cursor, {"why": "what came after the last event is not in memory"})
         yield writer.event("snapshot", cursor, await asyncio.to_thread(rows))
     try:
-        async for before, records in follower.batches(cursor, PING_S):
+        async for before, records in follower.batches(cursor, PING_S, _TOGETHER_S):
             cursor = before + len(records)
             shown = [
                 writer.settled(number, record)

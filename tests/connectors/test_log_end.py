@@ -36,7 +36,7 @@ def test_a_partition_that_has_no_leader_yet_is_asked_for_again(backbone_settings
     kafka = with_kafka(backbone_settings, topic=f"{backbone_settings.kafka.topic}.later", partitions=2).kafka
     attempts = Mock(side_effect=log_end.reach_kafka)
     monkeypatch.setattr(log_end, "reach_kafka", attempts)
-    found = []
+    found: list[dict[int, int]] = []
     with closing(LogEnd(kafka)) as end:
         asking = threading.Thread(target=lambda: found.append(end.offsets(30)))
         asking.start()
@@ -66,9 +66,11 @@ def test_while_kafka_stands_still_it_ends_in_time_and_answers_afterwards(backbon
         threads = process.num_threads()
         stand_still(kafka_broker.process)
         try:
-            for _ in range(2):
-                with pytest.raises(BackboneUnreachable):
-                    end.offsets(0.5)
+            began = time.monotonic()
+            for timeout_s in (0.5, 3.0):  # also when it looks whether anybody is there
+                with pytest.raises(BackboneUnreachable, match="did not say within"):
+                    end.offsets(timeout_s)
+            assert 3.5 <= time.monotonic() - began < 5.0
         finally:
             kafka_broker.process.send_signal(signal.SIGCONT)
         assert end.offsets(20) == there

@@ -198,7 +198,7 @@ def _records(count):
 def test_what_comes_right_after_what_a_follower_was_told_comes_together():
     async def follow():
         feed, records = SettledFeed(), _records(4)
-        stream = Follower(feed, lambda: True).batches(0, 60)
+        stream = Follower(feed, lambda: True).batches(0, 60, together_s=0.5)
         following = asyncio.create_task(anext(stream))
         await asyncio.sleep(0)  # it waits
         feed.extend(records[:1])

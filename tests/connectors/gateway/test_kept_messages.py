@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+from collections.abc import Callable
 
+from connectors.gateway import mailboxes
 from connectors.gateway.conversations import Conversations
 from connectors.gateway.mailboxes import MailboxIndex
 from connectors.live_state import LiveState
@@ -32,18 +34,47 @@ def message(number: int) -> Message:
     )
 
 
+def settled_into(index: MailboxIndex) -> Callable[[OutgoingRecord], None]:
+    """A log of one partition whose changes go into the index."""
+    state, offsets = LiveState(KEYRING), itertools.count()
+    index.load([])
+
+    def settle(outgoing: OutgoingRecord) -> None:
+        assert (
+            getattr(state.apply(as_read(outgoing, next(offsets)), index.changed), "verdict", "") == "accepted"
+        )
+
+    return settle
+
+
+def drained(recipient: str, number: int) -> OutgoingRecord:
+    return claim_record("default", recipient, f"drain-{number}", 10, door="http", principal=recipient)
+
+
+def test_of_the_final_messages_the_newest_are_kept_in_whatever_mailbox_they_are(monkeypatch):
+    monkeypatch.setattr(mailboxes, "FINAL_MESSAGES", 2)
+    index = MailboxIndex()
+    settle = settled_into(index)
+    for number in range(4):
+        settle(posting_record(message(number), door="http", principal="planner"))
+        if number != 1:  # which waits, and so is kept
+            settle(drained(f"agent-{number % 3}", number))
+    kept = {name: index.messages(("default", name)) for name in ("agent-0", "agent-1", "agent-2")}
+    assert kept == {"agent-0": ["message-3"], "agent-1": ["message-1"], "agent-2": ["message-2"]}
+    settle(drained("agent-1", 9))
+    assert index.messages(("default", "agent-2")) == []
+    assert index.messages(("default", "agent-0")) == ["message-3"]
+    assert index.mailbox_of("message-0") == ("default", "agent-0")
+
+
 def test_what_is_kept_of_a_message_is_nothing_that_the_collector_walks():
-    state, feed, mailboxes, conversations = (
-        LiveState(KEYRING),
-        SettledFeed(),
-        MailboxIndex(),
-        Conversations(KEYRING),
-    )
-    mailboxes.load([])
+    state, feed, index = LiveState(KEYRING), SettledFeed(), MailboxIndex()
+    conversations = Conversations(KEYRING)
+    index.load([])
     offsets = itertools.count()
 
     def changed(change: AppliedChange) -> None:
-        mailboxes.changed(change)
+        index.changed(change)
         conversations.changed(change)
 
     def settle(outgoing: OutgoingRecord) -> None:
@@ -56,16 +87,13 @@ def test_what_is_kept_of_a_message_is_nothing_that_the_collector_walks():
         for number in numbers:
             posted = message(number)
             settle(posting_record(posted, door="http", principal="planner"))
-            taken = claim_record(
-                "default", posted.recipient, f"drain-{number}", 10, door="http", principal=posted.recipient
-            )
-            settle(taken)
-            assert mailboxes.handed(("default", posted.recipient), f"drain-{number}") == [posted.message_id]
+            settle(drained(posted.recipient, number))
+            assert index.handed(("default", posted.recipient), f"drain-{number}") == [posted.message_id]
         gc.collect()
         return len(gc.get_objects())
 
     # The first make the mailboxes and fill the caches.
     before = exchange(range(20))
     walked = exchange(range(20, 20 + MESSAGES)) - before
-    assert len(mailboxes.messages(("default", "agent-0"))) > MESSAGES / 4
+    assert len(index.messages(("default", "agent-0"))) > MESSAGES / 4
     assert walked < MESSAGES / 10
