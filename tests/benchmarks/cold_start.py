@@ -341,8 +341,7 @@ def start_gateway(args: argparse.Namespace, work: Path) -> dict[str, float | int
             data_dir=work / "data",
             kafka=KafkaSettings(bootstrap_servers=f"{LOOPBACK}:{broker.port}"),
             gateway=GatewaySettings(agents_dir=agents),
-            # No listeners: else the start would load the sample organism into the log.
-            xml_pump=XmlPumpSettings(organism_file=work / "no_organism.yaml"),
+            xml_pump=XmlPumpSettings(organism_file=work / "none"),  # or the start loads the sample into the log
         )
         keyring, _ = ensure_keyring(settings), ensure_topic(settings)
         records = append_all(settings, history(args, keyring))
