@@ -20,6 +20,7 @@ from schemas.settings import KafkaSettings
 _LOOK_S: Final = 1.0
 _REACH_S: Final = 2.0
 _AGAIN_S: Final = 0.1
+_AGAIN_MOST_S: Final = 1.0
 _LEAST_S: Final = 0.001
 # What another attempt does not change.
 _FINAL: Final = (KafkaError._AUTHENTICATION, KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._INVALID_ARG)
@@ -44,7 +45,7 @@ class LogEnd:
 
         Raises BackboneUnreachable: soon when nobody is there or we may not ask, else after `timeout_s`.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline, pause_s = time.monotonic() + timeout_s, _AGAIN_S
         if not self._lock.acquire(timeout=timeout_s):
             raise self._too_slow(timeout_s)
         try:
@@ -54,12 +55,14 @@ class LogEnd:
                 except TimeoutError:
                     raise self._too_slow(timeout_s) from None
                 except KafkaException as error:
+                    # It keeps to what it knows of the leaders, also after a broker was started anew.
+                    self._client = None
                     why: KafkaError = self._refusal or error.args[0]
-                    if why.code() in _FINAL or time.monotonic() + _AGAIN_S > deadline:
+                    if why.code() in _FINAL or time.monotonic() + pause_s > deadline:
                         where = f", topic {self._kafka.topic!r}"
                         raise librdkafka_unreachable(self._kafka, why, where) from error
-                self._look()
-                time.sleep(_AGAIN_S)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _AGAIN_MOST_S)
         finally:
             self._lock.release()
 

@@ -58,6 +58,14 @@ def test_without_the_topic_it_says_so_in_time(backbone_settings):
     assert time.monotonic() - began < 10
 
 
+def test_after_kafka_was_started_anew_it_is_asked_by_what_its_leaders_are_now(backbone_settings, kafka_broker):
+    with closing(LogEnd(backbone_settings.kafka)) as end:
+        there = end.offsets(10)
+        kafka_broker.stop()
+        kafka_broker.start()
+        assert end.offsets(30) == there
+
+
 @pytest.mark.requirement("HH-12")
 def test_while_kafka_stands_still_it_ends_in_time_and_answers_afterwards(backbone_settings, kafka_broker):
     process = psutil.Process()
