@@ -6,14 +6,10 @@ Each is checked by a test that fails without it; look at them again with another
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
 from kafka.net.inet import KafkaNetSocket  # type: ignore[import-untyped]
 from kafka.record.default_records import DefaultRecordBatch  # type: ignore[import-untyped]
-
-from schemas.errors import BackboneUnreachable
-
-JOIN_MS: Final = 20_000
 
 
 @cache
@@ -21,23 +17,6 @@ def repair_kafka_client() -> None:
     """Repair the library in this process, once."""
     _read_any_header_name()
     _close_refused_sockets()
-
-
-def join_in_one_go(consumer: Any) -> None:
-    """Let each joining of the group take the time it needs, whatever time-out `poll` was called with.
-
-    The assignment is forgotten when a `poll` times out between JoinGroup and SyncGroup: the consumer then is
-    a member without partitions, and spins. `poll` raises BackboneUnreachable when a join takes 20 s.
-    """
-    coordinator = consumer._coordinator
-    join = coordinator.join_group_async
-
-    async def join_to_the_end(timeout_ms: float | None = None) -> bool:
-        if not await join(JOIN_MS):
-            raise BackboneUnreachable(f"the group was not joined within {JOIN_MS / 1000:g} s")
-        return True
-
-    coordinator.join_group_async = join_to_the_end
 
 
 class _Piece(bytearray):

@@ -16,19 +16,15 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Final
 
 import structlog
-from kafka import KafkaConsumer  # type: ignore[import-untyped]
-from kafka.errors import KafkaError  # type: ignore[import-untyped]
 
 from connectors.bridge_records import DOOR as MQTT
 from connectors.follow_ups import DOOR, follow_ups
-from connectors.kafka_records import to_record
-from connectors.kafka_repairs import join_in_one_go
-from connectors.live_tail import consumer_options
+from connectors.group_tail import GroupTail
 from connectors.live_view import LiveView
 from connectors.publisher import Append, Position, Publisher, RecordRefused
 from connectors.settled_feed import SettledRecord
@@ -36,20 +32,13 @@ from connectors.verdict_follow_ups import follow_ups_of_verdict, hangs_on_verdic
 from connectors.verdict_reader import ids_by_door, postings_by_door
 from connectors.xml_follow_ups import XML_DOOR, may_lead_to_more, xml_follow_ups
 from schemas.errors import BackboneUnreachable, TrunklineError
-from schemas.event_topic import reach_kafka
-from schemas.record import OutgoingRecord
+from schemas.record import OutgoingRecord, Record
 from schemas.settings import Settings
 
 log = structlog.stdlib.get_logger(__name__)
 
-# The smallest that a broker takes by default: how long the partitions of a killed reactor lie idle.
-SESSION_TIMEOUT_MS: Final = 6_000
-_HEARTBEAT_MS: Final = 1_500
-_POLL_MS: Final = 200
+_POLL_S: Final = 0.2
 _POLL_RECORDS: Final = 100
-# A follow-up may be a quarter of a second late; fetching each record by itself costs more than all else here.
-_FETCH_BYTES: Final = 64 * 1024
-_FETCH_WAIT_MS: Final = 250
 _OLD_S: Final = 60.0
 # How far the clocks of two brokers may be apart.
 _CLOCKS_APART_S: Final = 60.0
@@ -102,65 +91,43 @@ class Reactor:
                 # What an agent said is longer as a message; only what Kafka would refuse is cut.
                 cut_beyond = self._settings.kafka.record_limit_bytes - _HEADERS_BYTES
                 with Publisher(self._settings, cut_beyond=cut_beyond) as publisher:
-                    consumer = self._connect()
-                    try:
+                    kafka = self._settings.kafka
+                    with closing(GroupTail(kafka, self._settings.gateway.reactor_group)) as tail:
                         while not self._stopping.is_set():
-                            if self._turn(consumer, publisher):
+                            if self._turn(tail, publisher):
                                 attempt = 0
-                    finally:
-                        with suppress(KafkaError):
-                            consumer.close(autocommit=False, timeout_ms=2000)
-            except (BackboneUnreachable, KafkaError) as error:
+            except BackboneUnreachable as error:
                 log.warning("reactor_waits", why=str(error))
             except Exception:
                 log.exception("reactor_failed")
             self._stopping.wait(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)])
             attempt += 1
 
-    def _connect(self) -> Any:
-        kafka = self._settings.kafka
-        reach_kafka(kafka)
-        consumer = KafkaConsumer(
-            kafka.topic,
-            client_id="trunkline-reactor",
-            group_id=self._settings.gateway.reactor_group,
-            auto_offset_reset="earliest",
-            session_timeout_ms=SESSION_TIMEOUT_MS,
-            heartbeat_interval_ms=_HEARTBEAT_MS,
-            **consumer_options(kafka)
-            | {
-                "max_poll_records": _POLL_RECORDS,
-                "fetch_min_bytes": _FETCH_BYTES,
-                "fetch_max_wait_ms": _FETCH_WAIT_MS,
-            },
-        )
-        join_in_one_go(consumer)
-        return consumer
-
-    def _turn(self, consumer: Any, publisher: Publisher) -> bool:
+    def _turn(self, tail: GroupTail, publisher: Publisher) -> bool:
         """Poll, append what follows, wait for Kafka, commit. Returns whether there was anything."""
-        polled = consumer.poll(timeout_ms=_POLL_MS)
+        polled = tail.poll(_POLL_S, _POLL_RECORDS)
         if not polled:
             return False
         self._step("seen")
         if not self._wait_settled(polled):
             return False
-        oldest_s = min(consumed.timestamp for batch in polled.values() for consumed in batch) / 1000
+        oldest_s = min(record.logged_at_us for record in polled) / 1e6
         if oldest_s < min(self._known_since_s, time.time() - _OLD_S):
             self._find_appended_since(oldest_s)
-        wanted = [found for batch in polled.values() for consumed in batch for found in self._derive(consumed)]
+        wanted = [found for record in polled for found in self._derive(record)]
         # A cause that came twice has the same effect twice.
         once = {(r.stream, r.ce_id, r.value): r for r in wanted}
         self._append([r for r in once.values() if self._is_wanted(r)], publisher)
         self._step("acknowledged")
-        consumer.commit()
+        tail.commit(polled)
         self._step("committed")
         return True
 
-    def _wait_settled(self, polled: Mapping[Any, Sequence[Any]]) -> bool:
+    def _wait_settled(self, polled: Sequence[Record]) -> bool:
         """Wait until the live view has settled all of it; False when the reactor is to stop before that."""
-        for where, batch in polled.items():
-            position = Position(where.partition, batch[-1].offset)
+        for position in {
+            record.partition: Position(record.partition, record.offset) for record in polled
+        }.values():
             while not self._stopping.is_set():
                 try:
                     self._live_view.wait_offset(position, _SETTLE_TICK_S)
@@ -171,12 +138,12 @@ class Reactor:
                     self._stopping.wait(_CLOSED_TICK_S)
         return not self._stopping.is_set()
 
-    def _derive(self, consumed: Any) -> list[OutgoingRecord]:
-        record, row = to_record(consumed), self._live_view.row
+    def _derive(self, record: Record) -> list[OutgoingRecord]:
+        row = self._live_view.row
         try:
             found = follow_ups(record, row)
             if hangs_on_verdict(record, row) or may_lead_to_more(record):
-                settled = self._settled(Position(consumed.partition, consumed.offset))
+                settled = self._settled(Position(record.partition, record.offset))
                 found = [
                     *found,
                     *follow_ups_of_verdict(record, settled.verdict, settled.reason, row),
@@ -186,7 +153,7 @@ class Reactor:
         except BackboneUnreachable:
             raise
         except Exception:
-            log.exception("follow_up_failed", partition=consumed.partition, offset=consumed.offset)
+            log.exception("follow_up_failed", partition=record.partition, offset=record.offset)
             return []
 
     def _settled(self, position: Position) -> SettledRecord:

@@ -33,8 +33,8 @@ from deltalake import write_deltalake
 from kafka import KafkaConsumer, OffsetAndMetadata, TopicPartition  # type: ignore[import-untyped]
 
 from connectors.kafka_topic import ensure_topic
-from connectors.live_tail import consumer_options
 from connectors.live_view import LiveView
+from connectors.missing_headers import consumer_options
 from connectors.publisher import Publisher
 from schemas import life_cycles as states
 from schemas.agent_registry import AgentDefined, definition_record

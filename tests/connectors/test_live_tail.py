@@ -13,7 +13,8 @@ import pytest
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from connectors.live_tail import POLL_RECORDS, LogTail, OffsetsGoneError, records_between
+from connectors.live_tail import POLL_RECORDS, LogTail, OffsetsGoneError
+from connectors.missing_headers import records_between
 from connectors.publisher import Publisher
 from schemas.errors import BackboneUnreachable
 from schemas.record import NOT_UTF8, Record

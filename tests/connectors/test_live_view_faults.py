@@ -12,7 +12,7 @@ import psutil
 import pytest
 from kafka import KafkaAdminClient, TopicPartition
 
-from connectors import live_tail
+from connectors import live_tail, topic_consumer
 from connectors.live_view import LiveView
 from connectors.local_stack import free_port
 from connectors.publisher import Position, Publisher
@@ -28,8 +28,8 @@ def test_after_kafka_was_killed_and_is_back_the_live_view_goes_on_by_itself(
     backbone_settings, keyring, kafka_broker, monkeypatch
 ):
     process = psutil.Process()
-    attempts = Mock(side_effect=live_tail.reach_kafka)
-    monkeypatch.setattr(live_tail, "reach_kafka", attempts)
+    attempts = Mock(side_effect=topic_consumer.reach_kafka)
+    monkeypatch.setattr(topic_consumer, "reach_kafka", attempts)
     with opened(backbone_settings, keyring) as view:
         with Publisher(backbone_settings) as publisher:
             publisher.append(registration(JOB, keyring)).result(10)

@@ -1,0 +1,158 @@
+"""The reactor's part of the log, as a member of its group, at a real broker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import psutil
+import pytest
+from kafka import KafkaAdminClient, TopicPartition
+from kafka.admin import MemberToRemove
+
+from connectors.group_tail import GroupTail
+from schemas.errors import BackboneUnreachable
+from schemas.record import NOT_UTF8, Record
+from tests.broker_processes import wait_until, with_kafka
+from tests.connectors.trouble_records import Raw, any_name, append_raw
+from tests.jobs.topic_load import append_all, event
+
+JOB = "0a1b2c3d"
+MOST = 3
+WITHIN_S = 30.0
+
+
+@pytest.fixture
+def group(backbone_settings) -> str:
+    """A group of this test's own."""
+    return f"group-{backbone_settings.kafka.topic}"
+
+
+@pytest.fixture
+def appended(backbone_settings) -> int:
+    """Seven records of one job, which is one partition's."""
+    return append_all(backbone_settings, [event(JOB, number) for number in range(1, 8)])
+
+
+def of_the_job(tail: GroupTail) -> Iterator[list[Record]]:
+    """What each poll gives of the job's records; fails after WITHIN_S."""
+    deadline = time.monotonic() + WITHIN_S
+    while time.monotonic() < deadline:
+        if found := [record for record in tail.poll(0.2, MOST) if record.key == f"job/{JOB}".encode()]:
+            yield found
+    raise AssertionError("nothing more came")
+
+
+def test_a_new_group_begins_with_the_first_record_and_the_next_member_where_the_last_has_committed(
+    backbone_settings, group, appended
+):
+    process = psutil.Process()
+    before = process.num_threads()
+    with closing(GroupTail(backbone_settings.kafka, group)) as tail:
+        polls = of_the_job(tail)
+        first, second = next(polls), next(polls)
+        tail.commit(first)
+        assert process.num_threads() > before
+    wait_until(lambda: process.num_threads() <= before, what="the end of the client's threads")
+    assert max(len(first), len(second)) <= MOST
+    with closing(GroupTail(backbone_settings.kafka, group)) as tail:
+        polls, again = of_the_job(tail), []
+        while len(again) < appended - len(first):
+            again += next(polls)
+    numbers = [record.offset for record in (*first, *again)]
+    assert numbers == list(range(numbers[0], numbers[0] + appended))
+    assert again[: len(second)] == second
+
+
+def test_two_members_share_the_partitions_and_a_third_takes_over_what_they_have_left(backbone_settings, group):
+    jobs = [f"{number:08x}" for number in range(24)]
+    kafka = backbone_settings.kafka
+    append_all(backbone_settings, [event(job, 1) for job in jobs])
+    with closing(GroupTail(kafka, group)) as one, closing(GroupTail(kafka, group)) as other:
+        found: dict[str, set[int]] = {"one": set(), "other": set()}
+
+        def have_all_been_read() -> bool:
+            for name, tail in (("one", one), ("other", other)):
+                records = tail.poll(0.2, 100)
+                found[name] |= {record.partition for record in records}
+                tail.commit(records)
+            # Each has had something only after the partitions were shared, so more has to come.
+            append_all(backbone_settings, [event(job, 2) for job in jobs])
+            return all(found.values())
+
+        wait_until(have_all_been_read, WITHIN_S, "records for both members")
+    with closing(GroupTail(kafka, group)) as third:
+        append_all(backbone_settings, [event(job, 3) for job in jobs])
+        seen: set[int] = set()
+        wait_until(
+            lambda: seen.update(record.partition for record in third.poll(0.2, 100)) or len(seen) > 1,
+            WITHIN_S,
+            "records of several partitions",
+        )
+
+
+def test_a_member_that_was_put_out_cannot_commit_and_is_told(backbone_settings, group, appended):
+    with closing(GroupTail(backbone_settings.kafka, group)) as tail:
+        records = next(of_the_job(tail))
+        servers = backbone_settings.kafka.bootstrap_servers
+        with closing(KafkaAdminClient(bootstrap_servers=servers)) as admin:
+            members = admin.describe_groups([group])[group]["members"]
+            admin.remove_group_members(group, [MemberToRemove(one["member_id"]) for one in members])
+        with pytest.raises(BackboneUnreachable, match=r"(?i)member|generation"):
+            tail.commit(records)
+    with closing(GroupTail(backbone_settings.kafka, group)) as tail:
+        assert next(of_the_job(tail))[0] == records[0]
+
+
+def test_where_the_groups_offset_is_gone_it_goes_on_with_the_logs_first_record(
+    backbone_settings, group, appended
+):
+    kafka = backbone_settings.kafka
+    with closing(GroupTail(kafka, group)) as tail:
+        first = next(of_the_job(tail))
+        tail.commit(first)
+    partition, last = first[0].partition, first[-1].offset + 2
+    with closing(KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)) as admin:
+        admin.delete_records({TopicPartition(kafka.topic, partition): last})
+    with closing(GroupTail(kafka, group)) as tail:
+        assert next(of_the_job(tail))[0].offset == last
+
+
+def test_a_topic_that_is_not_there_is_named(backbone_settings, group):
+    nowhere = with_kafka(backbone_settings, topic="nowhere").kafka
+    with (
+        closing(GroupTail(nowhere, group)) as tail,
+        pytest.raises(BackboneUnreachable, match="'nowhere'"),
+    ):
+        next(of_the_job(tail))
+
+
+def test_a_kafka_that_ends_is_told_within_seconds(backbone_settings, group, appended, kafka_broker):
+    with closing(GroupTail(backbone_settings.kafka, group)) as tail:
+        records = next(of_the_job(tail))
+        kafka_broker.kill()
+        try:
+            began = time.monotonic()
+            with pytest.raises(BackboneUnreachable):
+                while time.monotonic() < began + WITHIN_S:
+                    tail.poll(0.2, MOST)
+            with pytest.raises(BackboneUnreachable):
+                tail.commit(records)
+            assert time.monotonic() - began < WITHIN_S / 2
+        finally:
+            kafka_broker.start()
+
+
+def test_headers_are_read_as_the_live_view_reads_them(backbone_settings, group):
+    good = event(JOB, 1)
+    usual = Raw(good.key, good.value, list(good.headers()))
+    bad = usual._replace(headers=[*usual.headers, (any_name(b"x\xff\xfe"), b"2")])
+    many = usual._replace(headers=[*usual.headers, *((f"{n:x}", b"") for n in range(100_001))])
+    append_raw(backbone_settings, [usual, bad, many])
+    with closing(GroupTail(backbone_settings.kafka, group)) as tail:
+        polls, found = of_the_job(tail), []
+        while len(found) < 3:
+            found += next(polls)
+    assert [len(record.header_names) for record in found] == [7, 1, 100_008]
+    assert found[1].header_names == (NOT_UTF8,)
