@@ -179,7 +179,8 @@ class ViewSettings(_Section):
 class SparkSettings(_Section):
     """The settling job. `shuffle_partitions`, how many tasks settle side by side, is frozen by the checkpoint:
     choose it at the first start. `master`: `local[N]`, or the URL of a standalone cluster, on whose executors
-    each has `executor_memory`.
+    each has `executor_memory`. `niceness`, 0 to 19: how far the local stack's Spark leaves the processor to
+    doors, gateway and Kafka, which somebody waits for.
     """
 
     master: str = "local[2]"
@@ -188,6 +189,7 @@ class SparkSettings(_Section):
     shuffle_partitions: int = Field(default=2, ge=1)
     max_offsets_per_trigger: int = Field(default=60_000, ge=1)
     trigger_interval_ms: int = Field(default=0, ge=0)
+    niceness: int = Field(default=10, ge=0, le=19)
 
 
 class FileSettings(_Section):

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -31,9 +32,15 @@ def mark_of(data_path: Path, part: str) -> str:
 
 
 def start_child(
-    command: Sequence[str | Path], *, cwd: Path, environment: Mapping[str, str], mark: str, log: Path
+    command: Sequence[str | Path],
+    *,
+    cwd: Path,
+    environment: Mapping[str, str],
+    mark: str,
+    log: Path,
+    niceness: int = 0,
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, its output appended to the log."""
+    """Start a process in a session of its own, its output appended to the log. `niceness`: see `give_way`."""
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         raise TrunklineError("setpriv is not found: sudo apt-get install -y util-linux")
@@ -41,7 +48,7 @@ def start_child(
     arguments = [setpriv, "--pdeathsig", "KILL", "--", *map(str, command)]
     with log.open("ab") as output:
         # setpriv and not a preexec function: that one is not safe in a process with threads.
-        return subprocess.Popen(  # noqa: S603 the commands are ours
+        process = subprocess.Popen(  # noqa: S603 the commands are ours
             arguments,
             cwd=cwd,
             env={**environment, MARK: mark},
@@ -50,6 +57,19 @@ def start_child(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    give_way(process.pid, niceness)
+    return process
+
+
+def give_way(pid: int, niceness: int) -> None:
+    """Let others have the processor before the leader of a session, and before what it starts: 0 not at all, 19
+    most (sched(7)). Where Linux schedules sessions against each other, the session's own value counts.
+    """
+    if niceness:
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, pid, niceness)
+        with suppress(OSError):
+            Path(f"/proc/{pid}/autogroup").write_text(str(niceness))
 
 
 def marked_processes(prefix: str) -> list[psutil.Process]:

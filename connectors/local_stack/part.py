@@ -92,6 +92,7 @@ class Part:
             environment={**self._environment, **self.plan.credentials()},
             mark=self._mark,
             log=self.log_path,
+            niceness=self.plan.niceness,
         )
 
     def check_ready(self) -> bool:

@@ -33,7 +33,8 @@ class PartPlan:
 
     `prepare` runs before each start, `on_first_ready` once, after the first start of the stack.
     `terminate` asks the process with this id to end. `credentials` are variables with secrets, looked up at
-    each start. `group`: the part of ALL_PARTS that this is one more of.
+    each start. `group`: the part of ALL_PARTS that this is one more of. `niceness`: how far
+    it leaves the processor to the others.
     """
 
     name: str
@@ -49,3 +50,4 @@ class PartPlan:
     environment: Mapping[str, str] = field(default_factory=dict)
     credentials: Callable[[], Mapping[str, str]] = dict
     group: str | None = None
+    niceness: int = 0

@@ -176,6 +176,7 @@ def streams_plan(settings: Settings) -> PartPlan:
         ready_within_s=170,
         stop_within_s=25,
         cwd=PROJECT_ROOT,
+        niceness=settings.spark.niceness,
         environment={
             READY_FILE: str(ready),
             "JAVA_HOME": str(java_home()),

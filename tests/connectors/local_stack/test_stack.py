@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from connectors.local_stack import ALL_PARTS, LocalStack, PartFailed, free_port
 from connectors.local_stack.broker_plans import mosquitto_plan
+from connectors.local_stack.child_process import end_child, start_child
 from connectors.local_stack.part import Part, child_environment
 from connectors.local_stack.part_plan import STOP_ORDER
 from connectors.local_stack.program_plans import streams_plan
@@ -23,6 +25,7 @@ from connectors.local_stack.stack import PLANS
 from schemas.errors import TrunklineError, UsageError
 from schemas.event_topic import check_topic
 from schemas.settings import KafkaSettings, Settings
+from tests.broker_processes import wait_until
 from tests.connectors.local_stack.conftest import still_running
 
 BROKERS = ("kafka", "mosquitto")
@@ -131,6 +134,32 @@ def test_the_data_of_a_stack_is_below_its_data_directory(stack_settings: Setting
     with LocalStack(stack_settings, ("mosquitto",)) as stack:
         assert stack["mosquitto"].log_path == tmp_path / "data" / "logs" / "mosquitto.log"
     assert {path.name for path in (tmp_path / "data").iterdir()} == {"keys", "logs", "mosquitto", "run"}
+
+
+def test_what_a_part_starts_leaves_the_processor_to_others_as_far_as_the_part_does(tmp_path: Path):
+    log = tmp_path / "log"
+    child = "import os, signal; print(os.getpriority(os.PRIO_PROCESS, 0), flush=True); signal.pause()"
+    command = [
+        sys.executable,
+        "-c",
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])",
+    ]
+    process = start_child(
+        command, cwd=tmp_path, environment=dict(os.environ), mark=f"{tmp_path}#", log=log, niceness=7
+    )
+    try:
+        wait_until(lambda: log.read_text().endswith("\n"), what="what the child says")
+        assert log.read_text() == "7\n"
+        session = Path(f"/proc/{process.pid}/autogroup")
+        # Sessions are scheduled against each other where the kernel has this file: the others give nothing.
+        assert not session.exists() or session.read_text().endswith("nice 7\n")
+    finally:
+        end_child(process, f"{tmp_path}#")
+
+
+def test_only_spark_leaves_the_processor_to_others(stack_settings: Settings):
+    nice = {name: plan(stack_settings).niceness for name, plan in PLANS.items()}
+    assert {name: value for name, value in nice.items() if value} == {"streams": 10}
 
 
 # A process with two children, as spark-submit has them: one that has ended and was not waited for, and the job.
