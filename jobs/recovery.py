@@ -11,18 +11,20 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from delta.tables import DeltaTable
-from deltalake import DeltaTable as TableReader
+from deltalake import DeltaTable
 from pyspark.sql import GroupedData, SparkSession
 from pyspark.sql import functions as F
 
 from jobs.checkpoint_state import Checkpoint, CheckpointFolder
 from jobs.initial_state import initial_state
 from jobs.once_sink import last_commit
+from jobs.table_files import read_table
 from schemas.errors import TrunklineError
 from schemas.event_topic import topic_reader
 from schemas.ledger import LEDGER
+from schemas.ledger_arrow import LEDGER_ARROW
 from schemas.settings import KafkaSettings, Settings
+from schemas.view_arrow import VIEW_ARROW
 from schemas.view_progress import ViewProgress, read_progress
 from schemas.views import STREAM_ENTRIES
 
@@ -46,8 +48,8 @@ class Recovery(NamedTuple):
 
     def state(self, spark: SparkSession, settings: Settings) -> GroupedData:
         """The initial state, from the pinned version of `stream_entries`."""
-        reader = spark.read.format("delta").option("versionAsOf", self.entries_version)
-        entries = reader.load(settings.table_path(STREAM_ENTRIES))
+        path = settings.table_path(STREAM_ENTRIES)
+        entries = read_table(spark, path, self.entries_version, VIEW_ARROW[STREAM_ENTRIES])
         return initial_state(entries, self.next_offsets, settings.kafka.partitions)
 
 
@@ -62,9 +64,9 @@ def find_start(spark: SparkSession, settings: Settings, checkpoint: str) -> Reco
     folder = CheckpointFolder(spark, checkpoint)
     found = folder.look()
     if found.last_batch is not None:
-        _check_agreement(spark, settings, found)
+        _check_agreement(settings, found)
         return None
-    if not _has_rows(spark, settings.table_path(LEDGER)):
+    if not _has_rows(settings.table_path(LEDGER)):
         if found.has_files and found.query_id is None:
             folder.discard()
         return None
@@ -75,13 +77,13 @@ def find_start(spark: SparkSession, settings: Settings, checkpoint: str) -> Reco
     return recovery
 
 
-def _check_agreement(spark: SparkSession, settings: Settings, checkpoint: Checkpoint) -> None:
+def _check_agreement(settings: Settings, checkpoint: Checkpoint) -> None:
     """Refuse a checkpoint of another time than the ledger: put back from a copy, or left by a deleted table."""
     assert checkpoint.last_batch is not None  # noqa: S101  for the type checker
     path = settings.table_path(LEDGER)
     committed = last_commit(path)
     if committed is None:
-        if _has_rows(spark, path):
+        if _has_rows(path):
             # Maintenance may have removed the old part of the table's log: nothing speaks against it.
             return
         found = "has no rows"
@@ -99,27 +101,23 @@ def _check_agreement(spark: SparkSession, settings: Settings, checkpoint: Checkp
     )
 
 
-def _has_rows(spark: SparkSession, path: str) -> bool:
-    return DeltaTable.isDeltaTable(spark, path) and not spark.read.format("delta").load(path).isEmpty()
+def _has_rows(path: str) -> bool:
+    if not DeltaTable.is_deltatable(path):
+        return False
+    return bool(DeltaTable(path).to_pyarrow_dataset().head(1).num_rows)
 
 
 def _recovery(spark: SparkSession, settings: Settings) -> Recovery:
-    ledger_version = _version(spark, settings.table_path(LEDGER))
+    ledger_version = DeltaTable(settings.table_path(LEDGER)).version()
     next_offsets = ledger_ends(spark, settings, ledger_version)
     check_log(settings.kafka, next_offsets)
     # Here, because that job may start this one.
     from jobs import build_views
 
     build_views.catch_up(settings)
-    entries = TableReader(settings.table_path(STREAM_ENTRIES))
+    entries = DeltaTable(settings.table_path(STREAM_ENTRIES))
     check_view_progress(read_progress(entries), next_offsets)
     return Recovery(next_offsets, ledger_version, entries.version())
-
-
-def _version(spark: SparkSession, path: str) -> int:
-    row = DeltaTable.forPath(spark, path).history(1).select("version").first()
-    assert row is not None  # noqa: S101  a table has a commit
-    return int(row[0])
 
 
 def ledger_ends(spark: SparkSession, settings: Settings, version: int) -> dict[int, int]:
@@ -127,7 +125,7 @@ def ledger_ends(spark: SparkSession, settings: Settings, version: int) -> dict[i
 
     Raises RecoveryRefused unless the ledger holds, of our topic alone, each offset below it once.
     """
-    ledger = spark.read.format("delta").option("versionAsOf", version).load(settings.table_path(LEDGER))
+    ledger = read_table(spark, settings.table_path(LEDGER), version, LEDGER_ARROW)
     # Distinct offsets, counted exactly by bitmaps of 32,768 each: no row leaves its task.
     buckets = ledger.groupBy("topic", "partition", F.bitmap_bucket_number("offset").alias("bucket")).agg(
         F.count("*").alias("rows"),

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from connectors.local_stack.programs import JARS, java_home
-from connectors.local_stack.spark_command import place_options
+from connectors.local_stack.spark_command import DELTA_CONF, place_options
 from notebooks.audit_tables import Audit
 from schemas.ledger import LEDGER
 from schemas.ledger_arrow import LEDGER_ARROW
@@ -54,6 +54,8 @@ def _started(settings: Settings) -> SparkSession:
     builder = builder.config("spark.local.dir", scratch).config(
         "spark.sql.warehouse.dir", f"{scratch}/warehouse"
     )
+    for name, value in DELTA_CONF.items():
+        builder = builder.config(name, value)
     return builder.getOrCreate()
 
 

@@ -28,6 +28,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from connectors.kafka_topic import ensure_topic
 from connectors.local_stack import LocalStack, free_port
+from connectors.local_stack.spark_command import DELTA_CONF
 from jobs import settle_events
 from schemas.ledger import LEDGER
 from schemas.sealing import ensure_keyring
@@ -154,7 +155,7 @@ def measure(events_wanted: int, warm_passes: int, work: Path) -> dict[str, Any]:
         count = fill(*where, registrations(jobs_for(events_wanted), keyring))
         count += fill(*where, events(events_wanted)) + 1  # and the topology
         say(f"{count:,} records in the topic")
-        spark = start_session(work, settings.spark.shuffle_partitions)
+        spark = start_session(work, settings.spark.shuffle_partitions, DELTA_CONF)
         passes = []
         for number in range(1 + warm_passes):
             say(f"pass {number + 1} of {1 + warm_passes}")

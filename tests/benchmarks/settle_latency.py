@@ -29,6 +29,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka_topic import ensure_topic
 from connectors.local_stack import LocalStack, free_port
+from connectors.local_stack.spark_command import DELTA_CONF
 from jobs.ledger_table import prepare_ledger
 from jobs.once_sink import OnceSink
 from jobs.settle_events import read_records, settle_frame
@@ -150,6 +151,8 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
         fill(*where, registrations(max(jobs, args.known), keyring))
         fill(*where, events(args.events))
         conf = DEFAULT_FILE_SYSTEM if args.file_system == "hadoop" else {}
+        if args.sink != "files":
+            conf = conf | DELTA_CONF
         spark = start_session(work, args.shuffle_partitions, conf)
         result = {**throughput(spark, settings, args, work), **latency(spark, settings, args, work)}
         spark.stop()

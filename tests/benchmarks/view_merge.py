@@ -31,6 +31,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka_topic import ensure_topic
 from connectors.local_stack import LocalStack, free_port
+from connectors.local_stack.spark_command import DELTA_CONF
 from jobs import settle_events
 from jobs.view_tables import open_tables
 from schemas.ledger import LEDGER
@@ -190,7 +191,7 @@ def measure(args: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
         os.environ.update(settings_environment(settings))
         where = (settings.kafka.bootstrap_servers, settings.kafka.topic)
         fill(*where, registrations(jobs_for(args.rate * seconds), keyring))
-        spark = start_session(work, conf=dict(pair.split("=", 1) for pair in args.conf))
+        spark = start_session(work, conf=DELTA_CONF | dict(pair.split("=", 1) for pair in args.conf))
         query = settle_events.start(spark, settings)
         with SteadyLoad(settings, args.rate, seconds):
             wait_for_the_start(query)

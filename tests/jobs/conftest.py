@@ -26,6 +26,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.stop()
 
 
+@pytest.fixture
+def delta_spark(spark: SparkSession) -> Iterator[SparkSession]:
+    """The same where Spark's Delta is to read a table: it asks for an extension that the jobs do without."""
+    name = "spark.databricks.delta.requiredSparkConfsCheck.enabled"
+    spark.conf.set(name, "false")
+    yield spark
+    spark.conf.unset(name)
+
+
 def ledger_rows(settings: Settings) -> Rows:
     """All rows of the ledger, in the order of the log."""
     table = DeltaTable(settings.table_path(LEDGER)).to_pyarrow_table()

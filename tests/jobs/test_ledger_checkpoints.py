@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from delta.tables import DeltaTable
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 from jobs.ledger_checkpoints import EVERY_COMMITS, LedgerCheckpoints
@@ -39,7 +38,9 @@ def checkpoints_of(path: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_spark_goes_on_from_a_checkpoint_that_it_did_not_write(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_goes_on_from_a_checkpoint_that_it_did_not_write(
+    delta_spark: SparkSession, tmp_path: Path
+) -> None:
     settings = Settings(data_dir=tmp_path)
     path = settings.table_path(LEDGER)
     create_ledger(settings)
@@ -57,10 +58,10 @@ def test_spark_goes_on_from_a_checkpoint_that_it_did_not_write(spark: SparkSessi
     for file in Path(path, "_delta_log").glob("*"):
         if file.suffix in (".json", ".crc") and file.stem < f"{3:020d}":
             file.unlink()
-    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
-    found = [row["offset"] for row in spark.read.format("delta").load(path).select("offset").collect()]
+    delta_spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+    found = [row["offset"] for row in delta_spark.read.format("delta").load(path).select("offset").collect()]
     assert sorted(found) == [0, 1, 2, 3]
-    properties = DeltaTable.forPath(spark, path).detail().collect()[0]["properties"]
+    properties = DeltaTable(path).metadata().configuration
     assert int(properties["delta.checkpointInterval"]) > EVERY_COMMITS, "Spark leaves it to us"
 
 
