@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
+import structlog
 from confluent_kafka import KafkaException
 from confluent_kafka import TopicPartition as Partition
 
@@ -14,6 +16,9 @@ from connectors.topic_consumer import TopicConsumer
 from schemas.record import Record
 from schemas.settings import KafkaSettings
 
+log = structlog.stdlib.get_logger(__name__)
+
+_JOINED_WITHIN_S: Final = 20.0
 _OPTIONS: Final = {
     # The smallest that a broker takes by default: how long the partitions of a killed member lie idle.
     "session.timeout.ms": 6_000,
@@ -35,16 +40,26 @@ class GroupTail:
 
     def __init__(self, kafka: KafkaSettings, group: str) -> None:
         self._kafka = kafka
+        self._group = group
+        self._revoked = False
+        # Since when nobody has said which partitions are ours; None while that is known.
+        self._unassigned_since: float | None = time.monotonic()
         self._consumer = TopicConsumer(kafka, _OPTIONS | {"client.id": "trunkline-reactor", "group.id": group})
-        self._consumer.client.subscribe([kafka.topic])
+        self._consumer.client.subscribe([kafka.topic], on_assign=self._assign, on_revoke=self._revoke)
 
     def poll(self, timeout_s: float, most: int) -> list[Record]:
         """What has come since, at most `most`; empty when nothing came within `timeout_s` seconds.
 
         Raises BackboneUnreachable while Kafka is away or refuses us.
         """
+        self._revoked = False
+        messages = self._consumer.messages(timeout_s, most)
+        self._tell_unassigned()
+        if self._revoked:
+            # What came before it is read again, by whoever has the partitions then.
+            return []
         found = []
-        for one in self._consumer.messages(timeout_s, most):
+        for one in messages:
             if one.error() is not None:
                 raise self._consumer.trouble(one.error())
             found.append(message_record(one))
@@ -72,3 +87,19 @@ class GroupTail:
     def close(self) -> None:
         """Leave the group."""
         self._consumer.close()
+
+    def _assign(self, consumer: Any, partitions: list[Partition]) -> None:
+        self._unassigned_since = None
+
+    def _revoke(self, consumer: Any, partitions: list[Partition]) -> None:
+        """The partitions are no longer ours; within `poll`, or `close`."""
+        self._revoked, self._unassigned_since = True, time.monotonic()
+
+    def _tell_unassigned(self) -> None:
+        """The client says nothing while the group's coordinator is away. It goes on waiting: a slow member may
+        hold up the group for minutes.
+        """
+        since = self._unassigned_since
+        if since is not None and time.monotonic() - since > _JOINED_WITHIN_S:
+            log.warning("group_not_joined", group=self._group, waiting_s=_JOINED_WITHIN_S)
+            self._unassigned_since = time.monotonic()

@@ -28,7 +28,6 @@ _OPTIONS: Final = {
     "fetch.wait.max.ms": 500,
     # What waits for us in the client; below it, the next is fetched at once.
     "queued.min.messages": 20 * POLL_RECORDS,
-    "fetch.queue.backoff.ms": 10,
 }
 
 

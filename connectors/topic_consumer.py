@@ -70,6 +70,8 @@ def _options(kafka: KafkaSettings) -> dict[str, Any]:
         "isolation.level": "read_uncommitted",
         "fetch.message.max.bytes": max(1024 * 1024, kafka.record_limit_bytes),
         "queued.max.messages.kbytes": max(16 * 1024, 4 * kafka.record_limit_bytes // 1024),
+        # With more than `queued.min.messages` waiting for us it pauses, for a second if nothing is said.
+        "fetch.queue.backoff.ms": 10,
         "socket.timeout.ms": 10_000,
         "reconnect.backoff.max.ms": 1000,
         # How long a topic may be unknown before that is said.

@@ -19,6 +19,7 @@ from jobs.checkpoint_state import Checkpoint, CheckpointFolder
 from jobs.initial_state import initial_state
 from jobs.once_sink import last_commit
 from jobs.table_files import read_table
+from schemas.delta_files import dataset_of
 from schemas.errors import TrunklineError
 from schemas.event_topic import topic_reader
 from schemas.ledger import LEDGER
@@ -104,7 +105,7 @@ def _check_agreement(settings: Settings, checkpoint: Checkpoint) -> None:
 def _has_rows(path: str) -> bool:
     if not DeltaTable.is_deltatable(path):
         return False
-    return bool(DeltaTable(path).to_pyarrow_dataset().head(1).num_rows)
+    return bool(dataset_of(DeltaTable(path)).head(1, columns=["offset"]).num_rows)
 
 
 def _recovery(spark: SparkSession, settings: Settings) -> Recovery:

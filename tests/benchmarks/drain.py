@@ -155,7 +155,9 @@ def measure(events_wanted: int, warm_passes: int, work: Path) -> dict[str, Any]:
         count = fill(*where, registrations(jobs_for(events_wanted), keyring))
         count += fill(*where, events(events_wanted)) + 1  # and the topology
         say(f"{count:,} records in the topic")
-        spark = start_session(work, settings.spark.shuffle_partitions, DELTA_CONF)
+        spark = start_session(
+            work, settings.spark.shuffle_partitions, DELTA_CONF
+        )  # the copy needs it; both pay
         passes = []
         for number in range(1 + warm_passes):
             say(f"pass {number + 1} of {1 + warm_passes}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,8 +14,9 @@ from kafka.admin import MemberToRemove
 
 from connectors.group_tail import GroupTail
 from schemas.errors import BackboneUnreachable
+from schemas.event_topic import partition_for
 from schemas.record import NOT_UTF8, Record
-from tests.broker_processes import wait_until, with_kafka
+from tests.broker_processes import stand_still, wait_until, with_kafka
 from tests.connectors.trouble_records import Raw, any_name, append_raw
 from tests.jobs.topic_load import append_all, event
 
@@ -65,31 +67,44 @@ def test_a_new_group_begins_with_the_first_record_and_the_next_member_where_the_
     assert again[: len(second)] == second
 
 
-def test_two_members_share_the_partitions_and_a_third_takes_over_what_they_have_left(backbone_settings, group):
+def test_two_members_share_the_partitions_and_the_next_begins_where_they_have_left_off(
+    backbone_settings, group
+):
     jobs = [f"{number:08x}" for number in range(24)]
-    kafka = backbone_settings.kafka
-    append_all(backbone_settings, [event(job, 1) for job in jobs])
+    kafka, members = backbone_settings.kafka, {}
+    everything = {partition_for(f"job/{job}".encode(), kafka.partitions) for job in jobs}
+    seen: dict[str, set[int]] = {"one": set(), "other": set()}
+
+    def is_shared() -> bool:
+        append_all(backbone_settings, [event(job, 1) for job in jobs])
+        for name, tail in members.items():
+            records = tail.poll(0.5, 1000)
+            tail.commit(records)
+            seen[name] |= {record.partition for record in records}
+        if seen["one"] & seen["other"]:  # the first had all of them before the other had joined
+            seen["one"], seen["other"] = set(), set()
+        return all(seen.values()) and seen["one"] | seen["other"] == everything
+
     with closing(GroupTail(kafka, group)) as one, closing(GroupTail(kafka, group)) as other:
-        found: dict[str, set[int]] = {"one": set(), "other": set()}
-
-        def have_all_been_read() -> bool:
-            for name, tail in (("one", one), ("other", other)):
-                records = tail.poll(0.2, 100)
-                found[name] |= {record.partition for record in records}
-                tail.commit(records)
-            # Each has had something only after the partitions were shared, so more has to come.
-            append_all(backbone_settings, [event(job, 2) for job in jobs])
-            return all(found.values())
-
-        wait_until(have_all_been_read, WITHIN_S, "records for both members")
+        members |= {"one": one, "other": other}
+        wait_until(is_shared, WITHIN_S, "each partition's records for one of them")
+        append_all(backbone_settings, [event(job, 2) for job in jobs])
+        uncommitted = {(record.partition, record.offset) for record in one.poll(5.0, 1000)}
+        assert uncommitted
     with closing(GroupTail(kafka, group)) as third:
         append_all(backbone_settings, [event(job, 3) for job in jobs])
-        seen: set[int] = set()
+        found: list[Record] = []
         wait_until(
-            lambda: seen.update(record.partition for record in third.poll(0.2, 100)) or len(seen) > 1,
+            lambda: found.extend(third.poll(0.2, 1000)) or {one.partition for one in found} >= everything,
             WITHIN_S,
-            "records of several partitions",
+            "records of all partitions",
         )
+    again = {(record.partition, record.offset) for record in found}
+    assert uncommitted <= again, "what was not committed comes again"
+    committed = {
+        number: min(offset for partition, offset in again if partition == number) for number in everything
+    }
+    assert all(offset > 1 for offset in committed.values()), "and what was committed does not"
 
 
 def test_a_member_that_was_put_out_cannot_commit_and_is_told(backbone_settings, group, appended):
@@ -128,20 +143,35 @@ def test_a_topic_that_is_not_there_is_named(backbone_settings, group):
         next(of_the_job(tail))
 
 
-def test_a_kafka_that_ends_is_told_within_seconds(backbone_settings, group, appended, kafka_broker):
-    with closing(GroupTail(backbone_settings.kafka, group)) as tail:
-        records = next(of_the_job(tail))
-        kafka_broker.kill()
-        try:
-            began = time.monotonic()
-            with pytest.raises(BackboneUnreachable):
-                while time.monotonic() < began + WITHIN_S:
-                    tail.poll(0.2, MOST)
-            with pytest.raises(BackboneUnreachable):
-                tail.commit(records)
-            assert time.monotonic() - began < WITHIN_S / 2
-        finally:
-            kafka_broker.start()
+def test_a_kafka_that_ends_is_told_within_seconds_and_a_member_can_go(
+    backbone_settings, group, appended, kafka_broker
+):
+    tail = GroupTail(backbone_settings.kafka, group)
+    records = next(of_the_job(tail))
+    kafka_broker.kill()
+    try:
+        began = time.monotonic()
+        with pytest.raises(BackboneUnreachable):
+            while time.monotonic() < began + WITHIN_S:
+                tail.poll(0.2, MOST)
+        with pytest.raises(BackboneUnreachable):
+            tail.commit(records)
+        tail.close()
+        assert time.monotonic() - began < WITHIN_S
+    finally:
+        kafka_broker.start()
+
+
+def test_a_member_can_go_while_kafka_hangs(backbone_settings, group, appended, kafka_broker):
+    tail = GroupTail(backbone_settings.kafka, group)
+    next(of_the_job(tail))
+    stand_still(kafka_broker.process)
+    try:
+        began = time.monotonic()
+        tail.close()
+        assert time.monotonic() - began < WITHIN_S / 3
+    finally:
+        kafka_broker.process.send_signal(signal.SIGCONT)
 
 
 def test_headers_are_read_as_the_live_view_reads_them(backbone_settings, group):

@@ -9,6 +9,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from connectors.local_stack.spark_command import DELTA_CONF
 from jobs import settle_events
 from schemas.ledger import LEDGER
 from schemas.settings import Settings
@@ -20,19 +21,12 @@ DRAIN_LIMIT_S = 120
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A Spark session as the local stack configures it."""
-    session = start_session(tmp_path_factory.mktemp("spark"))
+    """A Spark session as the local stack configures it, and with Delta's extension for tests in which Spark
+    reads a table by it. The jobs' own session, as in test_run_streams.py, does without.
+    """
+    session = start_session(tmp_path_factory.mktemp("spark"), conf=DELTA_CONF)
     yield session
     session.stop()
-
-
-@pytest.fixture
-def delta_spark(spark: SparkSession) -> Iterator[SparkSession]:
-    """The same where Spark's Delta is to read a table: it asks for an extension that the jobs do without."""
-    name = "spark.databricks.delta.requiredSparkConfsCheck.enabled"
-    spark.conf.set(name, "false")
-    yield spark
-    spark.conf.unset(name)
 
 
 def ledger_rows(settings: Settings) -> Rows:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from delta.tables import DeltaTable
+from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
 from jobs.ledger_checkpoints import EVERY_COMMITS, LedgerCheckpoints
@@ -38,9 +39,7 @@ def checkpoints_of(path: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_spark_goes_on_from_a_checkpoint_that_it_did_not_write(
-    delta_spark: SparkSession, tmp_path: Path
-) -> None:
+def test_spark_goes_on_from_a_checkpoint_that_it_did_not_write(spark: SparkSession, tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     path = settings.table_path(LEDGER)
     create_ledger(settings)
@@ -58,10 +57,10 @@ def test_spark_goes_on_from_a_checkpoint_that_it_did_not_write(
     for file in Path(path, "_delta_log").glob("*"):
         if file.suffix in (".json", ".crc") and file.stem < f"{3:020d}":
             file.unlink()
-    delta_spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
-    found = [row["offset"] for row in delta_spark.read.format("delta").load(path).select("offset").collect()]
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+    found = [row["offset"] for row in spark.read.format("delta").load(path).select("offset").collect()]
     assert sorted(found) == [0, 1, 2, 3]
-    properties = DeltaTable(path).metadata().configuration
+    properties = DeltaTable.forPath(spark, path).detail().collect()[0]["properties"]
     assert int(properties["delta.checkpointInterval"]) > EVERY_COMMITS, "Spark leaves it to us"
 
 

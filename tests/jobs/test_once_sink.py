@@ -98,13 +98,13 @@ def test_what_must_be_looked_at_before_a_write_can_stop_it(spark: SparkSession, 
 
 
 def test_spark_and_delta_rs_read_the_same_rows_and_skip_files_by_the_same_statistics(
-    delta_spark: SparkSession, path: str
+    spark: SparkSession, path: str
 ) -> None:
     sink = sink_of(path, "one")
     moment = datetime(2026, 3, 4, 5, 6, 7, 89_000, tzinfo=UTC)
-    sink(frame_of(delta_spark, files_of(path, ledger_rows(0, 5), ledger_rows(6, 7, moment=moment))), 0)
-    sink(frame_of(delta_spark, files_of(path, ledger_rows(8))), 1)
-    ledger = delta_spark.read.format("delta").load(path)
+    sink(frame_of(spark, files_of(path, ledger_rows(0, 5), ledger_rows(6, 7, moment=moment))), 0)
+    sink(frame_of(spark, files_of(path, ledger_rows(8))), 1)
+    ledger = spark.read.format("delta").load(path)
     assert ledger.toArrow().sort_by("offset").to_pylist() == (
         DeltaTable(path).to_pyarrow_table().sort_by("offset").to_pylist()
     )

@@ -7,18 +7,19 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import DeltaError
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from jobs.table_files import read_table
+from schemas.errors import TrunklineError
 
 COLUMNS = pa.schema([("name", pa.string()), ("at", pa.timestamp("us", "UTC")), ("value", pa.binary())])
 
 
 def rows(*names: str) -> pa.Table:
-    """A row for each name, all on shelf 3."""
+    """A row for each name, all on a shelf whose folder has a name that must be escaped."""
     columns = {"name": list(names), "at": [0] * len(names), "value": [b"x"] * len(names)}
-    return pa.table(columns, COLUMNS).append_column("shelf", pa.array([3] * len(names), pa.int32()))
+    return pa.table(columns, COLUMNS).append_column("shelf", pa.array(["a b/%c"] * len(names)))
 
 
 def names_in(spark: SparkSession, path: str, version: int) -> list[str]:
@@ -28,7 +29,7 @@ def names_in(spark: SparkSession, path: str, version: int) -> list[str]:
     return sorted(found["name"].to_pylist())
 
 
-# A data directory may be called as it likes; Spark takes some of these for patterns.
+# Spark takes some of these for patterns. Of others, as [ and %, deltalake itself makes nothing.
 @pytest.mark.parametrize("name", ["plain", "a b", "c{d,e}", "f*?", "ü"])
 def test_a_version_is_read_as_it_was_whatever_the_folders_name(spark: SparkSession, tmp_path: Path, name: str):
     path = str(tmp_path / name)
@@ -52,12 +53,24 @@ def test_a_column_that_is_newer_than_a_file_is_null_in_its_rows(spark: SparkSess
     assert [row["value"] for row in found] == [b"x", None]
 
 
-def test_rows_that_are_marked_as_deleted_are_not_read_as_if_they_were_there(
-    delta_spark: SparkSession, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [("delta.enableDeletionVectors", "true", "(?i)deletion"), ("delta.columnMapping.mode", "name", "mapped")],
+)
+def test_what_a_list_of_files_does_not_tell_is_refused(
+    spark: SparkSession, tmp_path: Path, name: str, value: str, why: str
 ):
-    """Nothing of ours marks rows so; who lets another program do it is told, and nothing is settled twice."""
+    """Rows marked as deleted, columns under other names: nothing of ours makes them, other programs may."""
     path = str(tmp_path)
     write_deltalake(path, rows("one", "two"))
-    DeltaTable(path).alter.set_table_properties({"delta.enableDeletionVectors": "true"})
-    with pytest.raises(DeltaError, match=r"(?i)deletion"):
-        names_in(delta_spark, path, 1)
+    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('{name}' = '{value}')")
+    with pytest.raises(TrunklineError, match=why):
+        names_in(spark, path, 1)
+
+
+def test_files_that_are_gone_are_told(spark: SparkSession, tmp_path: Path):
+    write_deltalake(tmp_path, rows("one"))
+    write_deltalake(tmp_path, rows("two"), mode="append")
+    next(tmp_path.rglob("*.parquet")).unlink()
+    with pytest.raises((TrunklineError, AnalysisException), match=r"gone|PATH_NOT_FOUND"):
+        names_in(spark, str(tmp_path), 1)
