@@ -49,7 +49,7 @@ HANGS, GONE = "hangs", "gone"
 # What has no idempotency key is asked in test_hub_errors.py, and no thread has a known id.
 NOT_ASKED = OTHER_POSTS | {"/api/hub/threads/{name}"}
 # What an answer says of its own record, and of what waits besides, is another thing the second time.
-OF_THE_ANSWER = ("position", "verdict", "left")
+OF_THE_ANSWER = ("position", "verdict", "left", "cleared")
 # A broadcast that is repeated reaches also who has come meanwhile.
 BROADCAST = "/api/hub/messages/broadcast"
 _numbers = itertools.count(1)
