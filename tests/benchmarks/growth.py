@@ -229,9 +229,9 @@ def draw(found: dict[str, Any], file: Path) -> None:
             shown = [(row[by], row[name]) for row in found[rows] if row[name] is not None]
             axis.plot([x for x, _ in shown], [y for _, y in shown], marker="o", label=text)
         axis.set_xscale(scale)
-        axis.set_ylim(bottom=0)
         axis.set_xlabel(label)
         axis.grid(alpha=0.3)
+    axes[0].set_ylim(bottom=0)  # after all are drawn: it ends the shared axis' fitting itself to them
     axes[0].set_ylabel("seconds from Kafka to the ledger")
     axes[0].legend(frameon=False)
     figure.tight_layout()
