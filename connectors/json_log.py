@@ -1,15 +1,22 @@
-"""Logs of a program: one JSON object a line on stderr, secrets blanked out by key and by value."""
+"""Logs of a program: one JSON object a line on stderr, secrets blanked out by key and by value.
+
+**Loses when** stderr takes nothing (its disk is full): what is logged then is gone, and nothing else fails.
+Before the first line that is taken again stands how many were not.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import threading
 from collections.abc import Iterable, MutableMapping
 from typing import Any, Final
 
 import structlog
 
 BLANK: Final = "[secret]"
+_STDERR: Final = 2
 _SECRET_KEYS: Final = ("secret", "password", "token", "authorization", "private_key", "master_key")
 
 
@@ -34,12 +41,33 @@ def _is_of_use(record: logging.LogRecord) -> bool:
     return record.msg != "Error closing coroutine for cancelled task"
 
 
-class _NamedLogger(structlog.WriteLogger):
-    """Writes lines to stderr, and knows for whom."""
+class _StderrLogger:
+    """Writes lines to stderr, and knows for whom.
+
+    Each is one write, without a buffer: what a full disk refuses must not come later, behind newer lines.
+    """
+
+    _lock = threading.Lock()
+    _lost = 0
 
     def __init__(self, *names: str) -> None:
-        super().__init__(sys.stderr)
         self.name = names[0] if names else None
+
+    def msg(self, line: str) -> None:
+        """Write a line, or count it as lost."""
+        owner = _StderrLogger
+        with owner._lock:
+            if owner._lost:
+                # On a line of its own: the last one may have been cut off.
+                line = f'\n{{"event": "log_lines_lost", "level": "warning", "lines": {owner._lost}}}\n{line}'
+            given = f"{line}\n".encode()
+            try:
+                is_whole = os.write(_STDERR, given) == len(given)
+            except OSError:
+                is_whole = False
+            owner._lost = 0 if is_whole else owner._lost + 1
+
+    debug = info = warning = error = critical = exception = msg
 
 
 def _add_logger_name(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -64,7 +92,7 @@ def configure_json_log(program: str, secrets: Iterable[str] = (), level: int = l
     # Our own lines go straight to stderr: the way through `logging` takes nearly twice as long.
     structlog.configure(
         processors=[*chain, structlog.processors.JSONRenderer()],
-        logger_factory=_NamedLogger,
+        logger_factory=_StderrLogger,
         wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=True,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import resource
 import signal
 import socket
 import threading
@@ -215,3 +217,24 @@ def test_a_signal_ends_it_in_order_while_it_serves_and_while_it_starts(
             assert starting.program.stop() == 0
     for gateway in (serving, starting):
         assert "Traceback" not in gateway.program.log()
+
+
+def test_on_a_full_disk_requests_are_answered_and_refusals_recorded_and_only_log_lines_are_lost(
+    gateway, operator, read_topic
+):
+    def limit_files(bytes_: int) -> None:
+        resource.prlimit(gateway.program.process.pid, resource.RLIMIT_FSIZE, (bytes_, unlimited))
+
+    _, unlimited = resource.prlimit(gateway.program.process.pid, resource.RLIMIT_FSIZE)
+    limit_files(0)
+    with gateway.client("") as stranger:
+        assert stranger.get(JOBS).status_code == 401
+    job = register(operator)
+    limit_files(unlimited)
+    assert operator.get(f"{JOBS}/{job['job_id']}").status_code == 200
+    lines = [json.loads(line) for line in gateway.program.log().splitlines() if line]
+    lost = next(number for number, line in enumerate(lines) if line["event"] == "log_lines_lost")
+    # The refusal, its request, and the registration.
+    assert lines[lost]["lines"] >= 3
+    assert lines[lost + 1]["event"] == "request"
+    wait_until(lambda: [r for r in read_topic() if r.key == b"refused/http"], what="the record of the refusal")
