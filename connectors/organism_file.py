@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from connectors.handler_descriptions import Described, describe_handlers
 from connectors.terminal_text import escaped
+from connectors.unique_yaml import UniqueKeyLoader
 from schemas.errors import TrunklineError
 from schemas.organism import (
     CONCURRENCY,
@@ -170,7 +171,7 @@ def read_file(path: Path) -> bytes:
 def parsed(content: bytes, path: Path) -> OrganismPlan:
     """What the file says, before anybody has looked at its handlers. Raises OrganismError."""
     try:
-        loaded = yaml.load(content.decode("utf-8"), _UniqueLoader)  # noqa: S506  a safe one
+        loaded = yaml.load(content.decode("utf-8"), _PlainLoader)  # noqa: S506  a safe one
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise OrganismError(f"{path} is no YAML: {escaped(' '.join(str(error).split()))[:300]}") from None
     except (RecursionError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -306,23 +307,11 @@ def _below(node: Any, part: object) -> Any:
         return None
 
 
-class _UniqueLoader(yaml.SafeLoader):
-    """Refuses a key that stands twice in one mapping, of which YAML would take the last, and aliases, with
-    which a short file can say a lot.
-    """
+class _PlainLoader(UniqueKeyLoader):
+    """Refuses aliases, too, with which a short file can say a lot."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()  # type: ignore[no-untyped-call]
             raise yaml.constructor.ConstructorError(None, None, "an alias; write it out", event.start_mark)
         return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} stands there twice", key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)

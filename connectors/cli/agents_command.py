@@ -24,7 +24,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from connectors.cli.hub_options import add_request_id
+from connectors.cli.hub_options import add_action, add_request_id
 from connectors.cli.text_table import duration_s
 
 if TYPE_CHECKING:
@@ -39,37 +39,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     _configure_arrivals(commands)
     text = "list the agents that take part, by name"
-    active = _add(commands, "active", text, "trunkline agents active --capability count")
+    active = add_action(commands, "active", text, "trunkline agents active --capability count")
     active.add_argument("--status", choices=_STATES, help="only these (default: all but the stopped ones)")
     active.add_argument("--capability", metavar="NAME", help="only those that can do this")
     text = "show one agent that takes part or did, and its keys"
-    _with_name(_add(commands, "status", text, "trunkline agents status mailer"))
+    _with_name(add_action(commands, "status", text, "trunkline agents status mailer"))
     text = "stop an agent that takes part"
-    stop = _with_name(_add(commands, "stop", text, "trunkline agents stop mailer --reason 'all is done'"))
+    stop = _with_name(add_action(commands, "stop", text, "trunkline agents stop mailer --reason 'all is done'"))
     stop.add_argument("--reason", metavar="TEXT", help="kept with the agent")
     _configure_keys(commands)
     text = "give an agent or a principal its mailbox over MQTT"
-    mqtt = _with_name(_add(commands, "mqtt", text, "trunkline agents mqtt builder --out builder.json"))
+    mqtt = _with_name(add_action(commands, "mqtt", text, "trunkline agents mqtt builder --out builder.json"))
     mqtt.add_argument(
         "--out", type=Path, metavar="FILE", help="write all of it there (new file, 0600); print no secret"
     )
     add_request_id(mqtt, "the same registration, with the same secret")
     text = "end an agent's mailbox over MQTT; what lies in it stays"
-    _with_name(_add(commands, "mqtt-remove", text, "trunkline agents mqtt-remove builder"))
+    _with_name(add_action(commands, "mqtt-remove", text, "trunkline agents mqtt-remove builder"))
     text = "list the definitions by name, and the files that define none"
-    _add(commands, "list", text, "trunkline agents list --json | jq -r '.agents[].name'")
+    add_action(commands, "list", text, "trunkline agents list --json | jq -r '.agents[].name'")
     text = "show all that an agent's definition says"
-    _with_name(_add(commands, "show", text, "trunkline agents show echo"))
+    _with_name(add_action(commands, "show", text, "trunkline agents show echo"))
 
 
 def _configure_arrivals(commands: _Commands[argparse.ArgumentParser]) -> None:
     text = "start an agent with a key of its own, and wait until it runs"
-    spawn = _add(commands, "spawn", text, 'trunkline agents spawn "sum up the mail" --capability mail')
+    spawn = add_action(commands, "spawn", text, 'trunkline agents spawn "sum up the mail" --capability mail')
     spawn.add_argument("task", metavar="TASK", help="what it is to do")
     spawn.add_argument("--name", metavar="NAME", help="its name (default: one is made)")
     add_request_id(spawn, "the same agent, not a second one")
     text = "let an agent take part that runs elsewhere and signs by itself ('trunkline mcp agent')"
-    join = _add(commands, "join", text, "trunkline agents join builder --new-key builder.pem")
+    join = add_action(commands, "join", text, "trunkline agents join builder --new-key builder.pem")
     _with_name(join)
     key = join.add_mutually_exclusive_group(required=True)
     key.add_argument("--new-key", type=Path, metavar="FILE", help="make a pair, the private key in FILE (0600)")
@@ -86,10 +86,10 @@ def _configure_arrivals(commands: _Commands[argparse.ArgumentParser]) -> None:
 
 def _configure_keys(commands: _Commands[argparse.ArgumentParser]) -> None:
     text = "make a new key in the place of the one in FILE; the old one is good for a while yet"
-    rotate = _with_name(_add(commands, "rotate", text, "trunkline agents rotate builder builder.pem"))
+    rotate = _with_name(add_action(commands, "rotate", text, "trunkline agents rotate builder builder.pem"))
     rotate.add_argument("file", type=Path, metavar="FILE", help="the agent's private key, replaced in one step")
     text = "register a further key of an agent; the ones it has are good for a while yet"
-    add_key = _with_name(_add(commands, "add-key", text, "trunkline agents add-key builder public.pem"))
+    add_key = _with_name(add_action(commands, "add-key", text, "trunkline agents add-key builder public.pem"))
     add_key.add_argument("file", type=Path, metavar="FILE", help="in PEM; of a private key, the public half")
     for command in (rotate, add_key):
         command.add_argument(
@@ -100,7 +100,7 @@ def _configure_keys(commands: _Commands[argparse.ArgumentParser]) -> None:
             help="how long the older keys are good yet, as 90s, 5m, 2h (default: 1h)",
         )
     text = "take a key from an agent, at once"
-    remove = _with_name(_add(commands, "remove-key", text, "trunkline agents remove-key builder 8c1f…"))
+    remove = _with_name(add_action(commands, "remove-key", text, "trunkline agents remove-key builder 8c1f…"))
     remove.add_argument("key_id", metavar="KEY", help="the key, as 'status' shows it")
 
 
@@ -113,16 +113,6 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     else:
         from connectors.cli.agents_participants import ACTIONS
     return ACTIONS[args.action](args, settings)
-
-
-def _add(
-    commands: _Commands[argparse.ArgumentParser], name: str, text: str, example: str
-) -> argparse.ArgumentParser:
-    found = commands.add_parser(
-        name, help=text, description=text, epilog=f"example: {example}", allow_abbrev=False
-    )
-    found.add_argument("--json", action="store_true", help="print one JSON object")
-    return found
 
 
 def _with_name(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

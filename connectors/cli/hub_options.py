@@ -1,5 +1,5 @@
-"""Options that the commands of the hub share: `--limit` of a list, and `--request-id`, by which a request that
-got no answer can be sent again as the same one.
+"""What the commands of the hub share: how an action is declared, `--limit` of a list, and `--request-id`, by
+which a request that got no answer can be sent again as the same one.
 """
 
 from __future__ import annotations
@@ -10,13 +10,25 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypeVar
 
 from schemas.errors import BackboneUnreachable
 
 LIST_LIMIT: Final = 50
 # What a header of the gateway's takes.
 _NAME: Final = re.compile(r"[\x21-\x7e]{1,255}").fullmatch
+
+
+_Parser = TypeVar("_Parser", bound=argparse.ArgumentParser)
+
+
+def add_action(commands: argparse._SubParsersAction[_Parser], name: str, text: str, example: str) -> _Parser:
+    """Add an action with its help, one example, and `--json`."""
+    found = commands.add_parser(
+        name, help=text, description=text, epilog=f"example: {example}", allow_abbrev=False
+    )
+    found.add_argument("--json", action="store_true", help="print one JSON object")
+    return found
 
 
 def add_limit(parser: argparse.ArgumentParser) -> None:

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from connectors.cli.hub_options import add_limit, add_request_id
+from connectors.cli.hub_options import add_action, add_limit, add_request_id
 
 if TYPE_CHECKING:
     from schemas.settings import Settings
@@ -56,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _configure_send(commands)
     _configure_broadcast(commands)
     _configure_xml(commands)
-    drain = _add(
+    drain = add_action(
         commands,
         "drain",
         "take the messages out of one's own mailbox, the most urgent first",
@@ -64,7 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     drain.add_argument("--limit", type=int, metavar="N", help="at most (default: 100)")
     add_request_id(drain, "the same drain, and gets the same messages")
-    peek = _add(
+    peek = add_action(
         commands,
         "peek",
         "show the newest messages of a mailbox, also those that were taken; take none",
@@ -78,7 +78,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="whose mailbox; NAME alone is default/NAME (default: default/operator)",
     )
     add_limit(peek)
-    clear = _add(
+    clear = add_action(
         commands,
         "clear",
         "take all out of a mailbox that waits there; nobody gets it any more (for the operator)",
@@ -86,14 +86,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     clear.add_argument("mailbox", metavar="REALM/NAME", help="whose mailbox; NAME alone is default/NAME")
     add_request_id(clear, "the same clearing, and takes out nothing more")
-    audit = _add(
+    audit = add_action(
         commands,
         "audit",
         "show the newest messages that were delivered, and requests to send one that were refused",
         "trunkline messages audit --limit 20",
     )
     audit.add_argument("--limit", type=int, metavar="N", help="at most (default: all that the gateway keeps)")
-    export = _add(
+    export = add_action(
         commands,
         "export",
         "write all messages into one Parquet file, in the place of an older one",
@@ -115,20 +115,10 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     return ACTIONS[args.action](args, settings)
 
 
-def _add(
-    commands: argparse._SubParsersAction[_PayloadParser], name: str, text: str, example: str
-) -> _PayloadParser:
-    found = commands.add_parser(
-        name, help=text, description=text, epilog=f"example: {example}", allow_abbrev=False
-    )
-    found.add_argument("--json", action="store_true", help="print one JSON object")
-    return found
-
-
 def _configure_broadcast(commands: argparse._SubParsersAction[_PayloadParser]) -> None:
     example = 'trunkline messages broadcast news --text "soup is ready"'
     text = "put a message into the mailbox of everybody who takes part, and of the operator, but not one's own"
-    broadcast = _add(commands, "broadcast", text, example)
+    broadcast = add_action(commands, "broadcast", text, example)
     _with_payload(broadcast)
     add_request_id(broadcast, "the same broadcast; who has come meanwhile gets it, too")
 
@@ -136,7 +126,7 @@ def _configure_broadcast(commands: argparse._SubParsersAction[_PayloadParser]) -
 def _configure_xml(commands: argparse._SubParsersAction[_PayloadParser]) -> None:
     example = "trunkline messages xml question.xml"
     text = "send an XML document to the listener that it names, or to all that take its root tag"
-    xml = _add(commands, "xml", text, example)
+    xml = add_action(commands, "xml", text, example)
     xml.add_argument(
         "file", metavar="FILE", help="the document, a <message> with a payload; - is standard input"
     )
@@ -160,7 +150,7 @@ def _with_payload(command: _PayloadParser) -> None:
 
 def _configure_send(commands: argparse._SubParsersAction[_PayloadParser]) -> None:
     example = 'trunkline messages send echo ask --text "what time is it?"'
-    send = _add(commands, "send", "put a message into somebody's mailbox", example)
+    send = add_action(commands, "send", "put a message into somebody's mailbox", example)
     send.add_argument("recipient", metavar="RECIPIENT", help="an agent, a principal, operator, or hub")
     _with_payload(send)
     add_request_id(send, "the same message, not a second one")

@@ -19,6 +19,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from connectors.cli.hub_options import add_action
+
 if TYPE_CHECKING:
     from schemas.settings import Settings
 
@@ -29,23 +31,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's sub-commands and their arguments."""
     commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     text = "list the listeners by name, and what each of them takes"
-    show = _add(commands, "show", text, "trunkline organism show --json | jq -r '.listeners[].listener'")
+    show = add_action(commands, "show", text, "trunkline organism show --json | jq -r '.listeners[].listener'")
     show.add_argument("--removed", action="store_true", help="those that were removed")
     _configure_add(commands)
     text = "remove a listener: what waits for it goes back to its senders; what it has begun, it ends"
-    remove = _add(commands, "remove-listener", text, "trunkline organism remove-listener adder")
+    remove = add_action(commands, "remove-listener", text, "trunkline organism remove-listener adder")
     remove.add_argument("name", metavar="NAME", help="the listener")
     text = "read conf/organism.yaml again: these listeners and no others; handlers are loaded anew"
-    reload_ = _add(commands, "reload", text, "trunkline organism reload")
+    reload_ = add_action(commands, "reload", text, "trunkline organism reload")
     for command in (remove, reload_):
         _with_key(command)
     text = "list the keys whose commands count, and the files in their folder that hold none"
-    _add(commands, "keys", text, "trunkline organism keys")
+    add_action(commands, "keys", text, "trunkline organism keys")
 
 
 def _configure_add(commands: _Commands[argparse.ArgumentParser]) -> None:
     text = "add a listener; root tag and namespace are those of the class that its handler takes"
-    add = _add(
+    add = add_action(
         commands,
         "add-listener",
         text,
@@ -82,16 +84,6 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     from connectors.cli.organism_actions import ACTIONS
 
     return ACTIONS[args.action](args, settings)
-
-
-def _add(
-    commands: _Commands[argparse.ArgumentParser], name: str, text: str, example: str
-) -> argparse.ArgumentParser:
-    found = commands.add_parser(
-        name, help=text, description=text, epilog=f"example: {example}", allow_abbrev=False
-    )
-    found.add_argument("--json", action="store_true", help="print one JSON object")
-    return found
 
 
 def _with_key(parser: argparse.ArgumentParser) -> None:

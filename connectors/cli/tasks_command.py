@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from connectors.cli.hub_options import add_limit, add_request_id
+from connectors.cli.hub_options import add_action, add_limit, add_request_id
 from connectors.cli.text_table import duration_s
 from schemas.life_cycles import TASK_STATES
 
@@ -33,29 +33,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's sub-commands and their arguments."""
     commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     _configure_submit(commands)
-    listing = _add(
+    listing = add_action(
         commands, "list", "list tasks, the newest last", "trunkline tasks list --agent echo --status failed"
     )
     listing.add_argument("--status", choices=TASK_STATES, metavar="S", help=f"one of {', '.join(TASK_STATES)}")
     listing.add_argument("--agent", metavar="NAME", help="only the tasks of this agent")
     add_limit(listing)
-    _with_task(_add(commands, "show", "show one task", "trunkline tasks show 5b7e…"))
+    _with_task(add_action(commands, "show", "show one task", "trunkline tasks show 5b7e…"))
     complete = _with_task(
-        _add(
+        add_action(
             commands, "complete", "say that a task is done", "date | trunkline tasks complete 5b7e… --result -"
         )
     )
     complete.add_argument("--result", metavar="TEXT", help="what came of it; - reads it from standard input")
     fail = _with_task(
-        _add(commands, "fail", "say that a task has failed", 'trunkline tasks fail 5b7e… "the mail is away"')
+        add_action(
+            commands, "fail", "say that a task has failed", 'trunkline tasks fail 5b7e… "the mail is away"'
+        )
     )
     fail.add_argument("error", metavar="ERROR", help="why, for whoever has submitted it")
     cancel = _with_task(
-        _add(commands, "cancel", "cancel a task that has not ended", "trunkline tasks cancel 5b7e…")
+        add_action(commands, "cancel", "cancel a task that has not ended", "trunkline tasks cancel 5b7e…")
     )
     cancel.add_argument("--reason", metavar="TEXT", help="kept with the task")
     add_limit(
-        _add(
+        add_action(
             commands,
             "containers",
             "list what was launched for tasks, the newest last",
@@ -71,16 +73,6 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     return ACTIONS[args.action](args, settings)
 
 
-def _add(
-    commands: _Commands[argparse.ArgumentParser], name: str, text: str, example: str
-) -> argparse.ArgumentParser:
-    found = commands.add_parser(
-        name, help=text, description=text, epilog=f"example: {example}", allow_abbrev=False
-    )
-    found.add_argument("--json", action="store_true", help="print one JSON object")
-    return found
-
-
 def _with_task(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("task", metavar="ID", help="the task, as 'submit' and 'list' show it")
     return parser
@@ -88,7 +80,7 @@ def _with_task(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def _configure_submit(commands: _Commands[argparse.ArgumentParser]) -> None:
     example = 'trunkline tasks submit echo "sum up the mail" --wait 10m --json'
-    submit = _add(commands, "submit", "give an agent a task and start the agent", example)
+    submit = add_action(commands, "submit", "give an agent a task and start the agent", example)
     submit.add_argument("agent", metavar="AGENT", help="who is to do it; 'agents list' shows who there is")
     submit.add_argument("description", metavar="DESCRIPTION", help="what is to be done")
     add_request_id(submit, "the same task, not a second one, and tells its token again")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import psutil
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from connectors.unique_yaml import UniqueKeyLoader
 from schemas.settings import PROJECT_ROOT, SettingsError
 from schemas.wire_body import Printable
 
@@ -78,7 +79,7 @@ class LaunchRule(BaseModel):
 def read_launchers(path: Path) -> dict[str, LaunchRule]:
     """The rules by image. Raises SettingsError that names the file, the image and the key."""
     try:
-        loaded = yaml.load(path.read_text(encoding="utf-8"), _UniqueLoader)  # noqa: S506  a safe one
+        loaded = yaml.load(path.read_text(encoding="utf-8"), UniqueKeyLoader)  # noqa: S506  a safe one
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise SettingsError(f"cannot read the launchers from {path}: {error}") from error
     except (RecursionError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -117,17 +118,3 @@ def _threads_of_this_user() -> int:
 
 def _filled(text: str) -> str:
     return text.replace("{python}", sys.executable).replace("{project}", str(PROJECT_ROOT))
-
-
-class _UniqueLoader(yaml.SafeLoader):
-    """Refuses a key that stands twice in one mapping, of which YAML would take the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} stands there twice", key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -40,42 +41,37 @@ def _bridge_credentials(settings: Settings) -> Mapping[str, str]:
     }
 
 
-def bridge_plan(settings: Settings) -> PartPlan:
-    """The bridge from MQTT to Kafka."""
-    ready = _ready_file(settings, BRIDGE)
+def _program_plan(settings: Settings, name: str, module: str, summary: str, ready_within_s: float) -> PartPlan:
+    """One of our programs that runs with this Python."""
+    ready = _ready_file(settings, name)
     return PartPlan(
-        name=BRIDGE,
-        summary="MQTT bridge",
+        name=name,
+        summary=summary,
         prepare=lambda: ready.unlink(missing_ok=True),
-        command=lambda: [sys.executable, "-P", "-m", "connectors.mqtt_bridge"],
+        command=lambda: [sys.executable, "-P", "-m", f"connectors.{module}"],
         is_ready=ready.exists,
-        ready_within_s=60,
+        ready_within_s=ready_within_s,
         stop_within_s=15,
         cwd=PROJECT_ROOT,
         environment={READY_FILE: str(ready)},
-        credentials=lambda: _bridge_credentials(settings),
     )
+
+
+def bridge_plan(settings: Settings) -> PartPlan:
+    """The bridge from MQTT to Kafka."""
+    plan = _program_plan(settings, BRIDGE, "mqtt_bridge", "MQTT bridge", 60)
+    return replace(plan, credentials=lambda: _bridge_credentials(settings))
 
 
 def files_plan(settings: Settings) -> PartPlan:
     """The bridge between the file queue and the mailboxes."""
-    ready = _ready_file(settings, FILES)
-    return PartPlan(
-        name=FILES,
-        summary=f"file bridge at {queue_root(settings)}",
-        prepare=lambda: ready.unlink(missing_ok=True),
-        command=lambda: [sys.executable, "-P", "-m", "connectors.file_bridge"],
-        is_ready=ready.exists,
-        ready_within_s=60,
-        stop_within_s=15,
-        cwd=PROJECT_ROOT,
-        environment={READY_FILE: str(ready)},
-    )
+    return _program_plan(settings, FILES, "file_bridge", f"file bridge at {queue_root(settings)}", 60)
 
 
 def gateway_plan(settings: Settings) -> PartPlan:
     """The gateway: live view, reactor, HTTP hub, dashboard, and the accounts of our own Mosquitto."""
-    ready = _ready_file(settings, GATEWAY)
+    # It loads the views first, and settles what has come since.
+    plan = _program_plan(settings, GATEWAY, "gateway", f"gateway on {settings.gateway_url}", 90)
 
     def prepare() -> None:
         require_free(settings.gateway.port, "gateway.port")
@@ -83,39 +79,17 @@ def gateway_plan(settings: Settings) -> PartPlan:
             require_free(settings.agent_mcp.port, "agent_mcp.port")
         if settings.dashboard.port:
             require_free(settings.dashboard.port, "dashboard.port")
-        ready.unlink(missing_ok=True)
+        plan.prepare()
 
-    return PartPlan(
-        name=GATEWAY,
-        summary=f"gateway on {settings.gateway_url}",
-        prepare=prepare,
-        command=lambda: [sys.executable, "-P", "-m", "connectors.gateway"],
-        is_ready=ready.exists,
-        # It loads the views first, and settles what has come since.
-        ready_within_s=90,
-        stop_within_s=15,
-        cwd=PROJECT_ROOT,
-        environment={READY_FILE: str(ready)},
-    )
+    return replace(plan, prepare=prepare)
 
 
 def xml_pump_plan(settings: Settings, number: int = 1) -> PartPlan:
     """A process of the XML pump; the second and those after it have their number in their names."""
     name = XML_PUMP if number == 1 else f"{XML_PUMP}_{number}"
-    ready = _ready_file(settings, name)
-    return PartPlan(
-        name=name,
-        summary=f"XML pump for {settings.gateway_url}",
-        prepare=lambda: ready.unlink(missing_ok=True),
-        command=lambda: [sys.executable, "-P", "-m", "connectors.xml_pump"],
-        is_ready=ready.exists,
-        # It waits for the gateway.
-        ready_within_s=120,
-        stop_within_s=15,
-        cwd=PROJECT_ROOT,
-        environment={READY_FILE: str(ready)},
-        group=XML_PUMP,
-    )
+    # It waits for the gateway.
+    plan = _program_plan(settings, name, "xml_pump", f"XML pump for {settings.gateway_url}", 120)
+    return replace(plan, group=XML_PUMP)
 
 
 def _spark_submit(settings: Settings, scratch: Path) -> list[str]:
