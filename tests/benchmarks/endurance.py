@@ -43,6 +43,8 @@ LATE = 200
 MEMORY_AFTER_S = 600
 # So long it runs at least, that memory in the end is not that of minute 10.
 LEAST_S = 1200
+# Accounts of jobs that have ended: by default they are kept for an hour, and minute 10 would be on the way up.
+ACCOUNT_GRACE_S = 300
 LOOK_S = 0.5
 # No part of the seconds between two rounds of maintenance: looks come before and after them.
 FIGURES_S = 7
@@ -219,7 +221,7 @@ def main() -> int:
         settings = Settings(
             data_dir=Path(work) / "data",
             kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"),
-            mqtt=MqttSettings(port=free_port()),
+            mqtt=MqttSettings(port=free_port(), account_grace_s=ACCOUNT_GRACE_S),
             gateway=GatewaySettings(port=free_port()),
             dashboard=DashboardSettings(port=free_port()),
             agent_mcp=AgentMcpSettings(port=free_port()),

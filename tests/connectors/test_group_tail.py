@@ -11,7 +11,9 @@ import psutil
 import pytest
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import MemberToRemove
+from structlog.testing import capture_logs
 
+from connectors import group_tail
 from connectors.group_tail import GroupTail
 from schemas.errors import BackboneUnreachable
 from schemas.event_topic import partition_for
@@ -130,6 +132,21 @@ def test_where_the_groups_offset_is_gone_it_goes_on_with_the_logs_first_record(
         admin.delete_records({TopicPartition(kafka.topic, partition): last})
     with closing(GroupTail(kafka, group)) as tail:
         assert next(of_the_job(tail))[0].offset == last
+
+
+def test_a_member_that_waits_for_a_slow_one_says_so_and_gets_its_part_when_that_has_gone(
+    backbone_settings, group, appended, monkeypatch
+):
+    monkeypatch.setattr(group_tail, "_JOINED_WITHIN_S", 1.0)
+    slow = GroupTail(backbone_settings.kafka, group)
+    first = next(of_the_job(slow))
+    with closing(GroupTail(backbone_settings.kafka, group)) as waiting:
+        with capture_logs() as logs:
+            # The slow one is asked to let go, and does not poll.
+            wait_until(lambda: waiting.poll(0.2, MOST) or logs, WITHIN_S, "that it waits")
+        assert (logs[0]["event"], logs[0]["group"]) == ("group_not_joined", group)
+        slow.close()
+        assert next(of_the_job(waiting))[0] == first[0]
 
 
 def test_a_topic_that_is_not_there_is_named(backbone_settings, group):
