@@ -56,7 +56,7 @@ class GroupTail:
         messages = self._consumer.messages(timeout_s, most)
         self._tell_unassigned()
         if self._revoked:
-            # What came before it is read again, by whoever has the partitions then.
+            self._begin_at_committed()
             return []
         found = []
         for one in messages:
@@ -87,6 +87,16 @@ class GroupTail:
     def close(self) -> None:
         """Leave the group."""
         self._consumer.close()
+
+    def _begin_at_committed(self) -> None:
+        """Read again what is not committed of the partitions that are ours now.
+
+        One poll may take partitions away, give others, and read on in those: of what it brought nobody can
+        tell what was read before. Dropped, it would be passed over, for the place in the log is behind it.
+        """
+        client = self._consumer.client
+        if ours := client.assignment():
+            client.assign([Partition(one.topic, one.partition) for one in ours])
 
     def _assign(self, consumer: Any, partitions: list[Partition]) -> None:
         self._unassigned_since = None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 
 import psutil
 import pytest
-from kafka import KafkaAdminClient, TopicPartition
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.admin import MemberToRemove
 from structlog.testing import capture_logs
 
@@ -105,6 +107,42 @@ def test_two_members_share_the_partitions_and_the_next_begins_where_they_have_le
         )
     assert uncommitted <= {(record.partition, record.offset) for record in found}, "it was not committed"
     assert not [record.offset for record in found if record.offset <= done[record.partition]], "this was"
+
+
+def test_nothing_is_passed_over_while_members_come_and_go_under_load(backbone_settings, group):
+    kafka, seen = backbone_settings.kafka, set()
+
+    def take_part(until: threading.Event) -> None:
+        while not until.is_set():
+            with suppress(BackboneUnreachable), closing(GroupTail(kafka, group)) as tail:
+                while not until.is_set():
+                    records = tail.poll(0.5, 1000)
+                    tail.commit(records)
+                    seen.update((record.partition, record.offset) for record in records)
+
+    def appended() -> set[tuple[int, int]]:
+        append_all(backbone_settings, [event(f"{number:08x}", 1) for number in range(24)])
+        with closing(KafkaConsumer(bootstrap_servers=kafka.bootstrap_servers)) as consumer:
+            ends = consumer.end_offsets([TopicPartition(kafka.topic, n) for n in range(kafka.partitions)])
+        return {(at.partition, offset) for at, end in ends.items() for offset in range(end)}
+
+    with ThreadPoolExecutor() as members:
+        stays = threading.Event()
+        members.submit(take_part, stays)
+        try:
+            for _ in range(3):
+                goes = threading.Event()
+                second = members.submit(take_part, goes)
+                for _ in range(20):
+                    appended()
+                goes.set()
+                for _ in range(10):
+                    appended()
+                second.result()
+            everything = appended()
+            wait_until(lambda: seen >= everything, WITHIN_S, "each record at one of them")
+        finally:
+            stays.set()
 
 
 def test_a_member_that_was_put_out_cannot_commit_and_is_told(backbone_settings, group, appended):
