@@ -29,6 +29,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 from pydantic import SecretStr
 
+from connectors.agent_inbox import InboxMessage, read_inbox
 from connectors.agent_outbox import AgentOutbox, PendingWord
 from connectors.agent_topics import inbox_topic, outbox_topic
 from connectors.bridge_connection import AckWindow
@@ -69,22 +70,11 @@ class Credentials(msgspec.Struct, frozen=True):
             raise SettingsError(f"{path} does not hold an agent's credentials") from None
 
 
-class InboxMessage(NamedTuple):
-    """A message for the agent. `sender` is verified when `from_verified` says so; `fields` is all that came."""
-
-    message_id: str
-    sender: str
-    from_verified: bool
-    kind: str
-    body: str
-    fields: dict[str, Any]
-
-
 class _Found(NamedTuple):
     """A message that waits for its turn; `taken` acknowledges it on the connection that it came on."""
 
     client: Client
-    fields: dict[str, Any]
+    message: InboxMessage
     taken: Callable[[], object]
 
 
@@ -94,9 +84,6 @@ class WordRejected(Refused):
     def __init__(self, receipt: AgentReceipt) -> None:
         super().__init__(f"seq {receipt.seq} was rejected: {receipt.reason or 'no reason given'}")
         self.receipt = receipt
-
-
-_receipts: Final = msgspec.json.Decoder(AgentReceipt)
 
 
 class MqttAgent:
@@ -357,26 +344,23 @@ class MqttAgent:
 
     def _on_message(self, window: AckWindow, client: Client, userdata: Any, message: MQTTMessage) -> None:
         taken = partial(window.durable, window.add(message.mid, message.qos))
-        payload = bytes(message.payload)
-        try:
-            found = decode(payload)[0]
-        except MalformedJsonError:
-            found = None
-        if isinstance(found, dict) and "from" in found:
+        found = read_inbox(bytes(message.payload))
+        if isinstance(found, InboxMessage):
             self._found.put(_Found(client, found, taken))
             return
-        if isinstance(found, dict):
-            self._take_receipt(payload)
+        if found is None:
+            # Nobody can deal with it: not acknowledged, it would come again and hold up all that is behind it.
+            log.warning("inbox_payload_skipped", bytes=len(message.payload))
+        else:
+            self._take_receipt(found)
         taken()
 
     def _receive_all(self) -> None:
         while (found := self._found.get()) is not None:
             if self._client is not found.client or self._lost is not None:
                 continue  # it comes again on the next connection
-            fields = found.fields
             try:
-                known = {name: fields[name] for name in ("message_id", "from_verified", "kind", "body")}
-                self._receive(InboxMessage(sender=fields["from"], fields=fields, **known))
+                self._receive(found.message)
             except Exception:
                 log.exception("receive_failed")
                 self._closing.wait(self._mqtt.backoff_base_s)
@@ -384,11 +368,7 @@ class MqttAgent:
             else:
                 found.taken()
 
-    def _take_receipt(self, payload: bytes) -> None:
-        try:
-            receipt = _receipts.decode(payload)
-        except msgspec.MsgspecError:
-            return
+    def _take_receipt(self, receipt: AgentReceipt) -> None:
         with self._changed:
             if receipt.ce_id in self._receipts_by_id:
                 self._receipts_by_id[receipt.ce_id] = receipt

@@ -13,9 +13,10 @@ from typing import Any, Final
 
 import httpx
 
+from connectors.agent_inbox import InboxMessage
 from connectors.file_bridge.queue_root import queue_root
 from connectors.file_queue import Queue
-from connectors.mqtt_agent import Credentials, InboxMessage, MqttAgent
+from connectors.mqtt_agent import Credentials, MqttAgent
 from schemas.agent_signing import (
     AGENT_HEADER,
     SIGNATURE_HEADER,

@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from connectors.agent_client import agent_client
-from connectors.mqtt_agent import Credentials, InboxMessage, MqttAgent
+from connectors.agent_inbox import InboxMessage
+from connectors.mqtt_agent import Credentials, MqttAgent
 from schemas.sealing import Keyring
 from schemas.settings import Settings
 from tests.broker_processes import ProgramProcess, free_port, wait_until

@@ -9,6 +9,7 @@ import pytest
 from fastapi import FastAPI
 from hypothesis import strategies as st
 
+from connectors.agent_inbox import InboxMessage, read_inbox
 from connectors.agent_topics import inbox_topic
 from connectors.bridge_records import Incoming, incoming, receipt_of, well_formed_traceparent
 from connectors.dashboard.log_position import LENGTH_LIMIT, LogPosition, parsed_position
@@ -16,8 +17,8 @@ from connectors.gateway.answers import ApiError
 from connectors.gateway.idempotency import IdempotencyKey, request_uuid
 from connectors.gateway.settled_stream import EventWriter
 from connectors.gateway.strict_request import StrictRequest
+from connectors.receipt import AgentReceipt, Receipt, encode_receipt, read_receipt
 from connectors.receipt import LogPosition as Position
-from connectors.receipt import Receipt, encode_receipt, read_receipt
 from connectors.settled_feed import SettledFeed, SettledRecord
 from schemas.ids import parse_stream_key
 from schemas.settings import MqttSettings
@@ -59,6 +60,30 @@ RECEIPT = {
     "reason": None,
     "position": {"partition": 0, "offset": 9},
 }
+
+
+INBOX = (
+    {"from": "ann", "from_verified": True, "message_id": "m-1", "kind": "note", "body": "{}", "thread": None},
+    RECEIPT | {"message_id": "m-1", "kind": "receipt"},
+)
+
+
+@pytest.mark.requirement("JE-26")
+@fuzzed(mutated_json(*INBOX))
+def test_what_comes_on_an_inbox_is_a_message_or_a_receipt_by_its_form_or_nothing(case: bytes) -> str:
+    """Where the broker is not ours anybody may publish there; what is none must not hold up what is."""
+    found = read_inbox(case)
+    if found is None:
+        return "nothing"
+    if isinstance(found, AgentReceipt):
+        assert read_inbox(encode_receipt(found)) == found
+        return "a receipt"
+    fields = decode(case)[0]
+    assert found == InboxMessage(
+        *(fields[name] for name in ("message_id", "from", "from_verified", "kind", "body")), fields
+    )
+    assert {type(one) for one in (found.message_id, found.sender, found.kind, found.body)} == {str}
+    return "a message"
 
 
 @pytest.mark.requirement("JE-17")

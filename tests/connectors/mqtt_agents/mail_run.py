@@ -11,8 +11,9 @@ from typing import Any
 
 import httpx
 
+from connectors.agent_inbox import InboxMessage
 from connectors.agent_topics import inbox_topic, outbox_topic
-from connectors.mqtt_agent import Credentials, InboxMessage, MqttAgent
+from connectors.mqtt_agent import Credentials, MqttAgent
 from schemas.sealing import Keyring
 from schemas.settings import GatewaySettings, Settings
 from tests.broker_processes import ProgramProcess, wait_until, with_mqtt

@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from connectors.mqtt_agent import WordRejected
 from connectors.mqtt_publisher import JobPublisher
@@ -118,6 +119,20 @@ def test_a_message_whose_callback_fails_comes_again(run: MailRun) -> None:
         sent = [run.post(agent.name, n) for n in range(3)]
         agent.wait(3)
     assert agent.ids() == sent
+
+
+def test_what_is_no_message_on_an_inbox_is_passed_over_and_what_comes_next_is_received(
+    run: MailRun,
+) -> None:
+    agent = run.agent(fresh("unshaken"))
+    strange = (b"no JSON", b"[]", b"{}", b'{"from": 1}', b'{"from": "a", "message_id": 2}', b'{"from": null}')
+    mqtt = run.settings.mqtt.model_copy(update={"topic_prefix": run.settings.mqtt.agents_prefix})
+    with capture_logs() as logs, agent:
+        publish_all(mqtt, [(f"{agent.name}/inbox", payload) for payload in strange])
+        sent = run.post(agent.name, "after it")
+        agent.wait(1)
+    assert agent.ids() == [sent]
+    assert [line["event"] for line in logs] == ["inbox_payload_skipped"] * len(strange)
 
 
 def test_who_is_not_known_gets_nothing_and_the_sender_is_told(run: MailRun) -> None:
