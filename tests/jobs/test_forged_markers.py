@@ -107,6 +107,7 @@ def test_an_entry_that_does_not_continue_the_chain_is_not_its_end(ledger: Audite
         '"x"',
         '{"query": 5, "batch": 1}',
         '{"query": "q", "batch": -1}',
+        pytest.param('{"deep": ' + "[" * 3000 + "]" * 3000 + "}", id="deep"),
     ],
 )
 def test_what_others_write_beside_a_commit_is_passed_over(
