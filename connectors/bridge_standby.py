@@ -47,6 +47,14 @@ _decoder = msgspec.json.Decoder(Presence)
 encode_presence = msgspec.json.Encoder().encode
 
 
+def read_presence(payload: bytes) -> Presence | None:
+    """The presence in an MQTT payload, None for anything else. Never raises."""
+    try:
+        return _decoder.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
 def presence_topic(mqtt: MqttSettings) -> str:
     """Where the bridges with this client id show themselves. Not below a job's id, so no event."""
     return f"{mqtt.topic_prefix}/bridge/{mqtt.bridge_client_id}"
@@ -160,14 +168,12 @@ class StandbyWatch:
         self._subscribed.set()
 
     def _on_message(self, client: Client, userdata: Any, message: MQTTMessage) -> None:
-        try:
-            found = _decoder.decode(message.payload) if message.payload else None
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        # Without a payload somebody has removed the retained message: the active one shows itself again.
+        found = read_presence(message.payload)
+        if found is None:
             return
         with self._lock:
             seen = self._seen
-            if found is None:  # somebody has removed the retained message: the active one shows itself again
-                return
             if not found.active and seen is not None and seen.active and found.bridge != seen.bridge:
                 # The late Last Will of a bridge that was replaced says nothing about the one that replaced it.
                 return

@@ -161,15 +161,24 @@ def changed_documents(*documents: Any) -> st.SearchStrategy[Any]:
     return st.tuples(st.sampled_from(documents), st.lists(_CHANGE, max_size=3)).map(_changed)
 
 
+def _nested(parts: tuple[Any, int]) -> bytes:
+    document, depth = parts
+    text, deep = json.dumps(document, separators=(",", ":")), "[" * depth + "]" * depth
+    return f'{text[:-1]},"deep":{deep}}}'.encode() if isinstance(document, dict) and document else deep.encode()
+
+
 def mutated_json(*documents: Any) -> st.SearchStrategy[bytes]:
-    """JSON of changed documents, in any notation, and the same with its bytes mutated."""
+    """JSON of changed documents, in any notation, with more in them than a recursion takes, and the same with
+    its bytes mutated.
+    """
     written = st.tuples(changed_documents(*documents), st.sampled_from(_NOTATIONS)).map(
         lambda parts: parts[1](parts[0]).encode("utf-8", "surrogatepass")
     )
     good = mutated(
         *(json.dumps(document, separators=(",", ":"), sort_keys=True).encode() for document in documents)
     )
-    return st.one_of(written, good)
+    deep = st.tuples(st.sampled_from(documents), st.sampled_from((100, 3000, 50_000))).map(_nested)
+    return st.one_of(written, written, good, good, deep)
 
 
 def other_numbers(document: Any) -> st.SearchStrategy[bytes]:

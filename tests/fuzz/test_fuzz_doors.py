@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from connectors.agent_inbox import InboxMessage, read_inbox
 from connectors.agent_topics import inbox_topic
 from connectors.bridge_records import Incoming, incoming, receipt_of, well_formed_traceparent
+from connectors.bridge_standby import encode_presence, read_presence
 from connectors.dashboard.log_position import LENGTH_LIMIT, LogPosition, parsed_position
+from connectors.event_stream import parse_events
 from connectors.gateway.answers import ApiError
 from connectors.gateway.idempotency import IdempotencyKey, request_uuid
 from connectors.gateway.settled_stream import EventWriter
@@ -20,6 +22,7 @@ from connectors.gateway.strict_request import StrictRequest
 from connectors.receipt import AgentReceipt, Receipt, encode_receipt, read_receipt
 from connectors.receipt import LogPosition as Position
 from connectors.settled_feed import SettledFeed, SettledRecord
+from schemas.errors import TrunklineError
 from schemas.ids import parse_stream_key
 from schemas.settings import MqttSettings
 from schemas.strict_json import MalformedJsonError, decode
@@ -60,6 +63,40 @@ RECEIPT = {
     "reason": None,
     "position": {"partition": 0, "offset": 9},
 }
+
+
+@pytest.mark.requirement("JE-19")
+@fuzzed(mutated_json({"bridge": "b-1", "active": True}))
+def test_a_presence_is_one_by_its_form_or_nothing(case: bytes) -> str:
+    """Where the broker is not ours anybody may publish it; who stands by goes on listening."""
+    found = read_presence(case)
+    if found is None:
+        return "nothing"
+    assert (type(found.bridge), type(found.active)) == (str, bool)
+    assert read_presence(encode_presence(found)) == found
+    return "a presence"
+
+
+EVENTS = b'event: settled\nid: boot-7\ndata: {"a":1}\n\n: a comment\r\ndata: [1,\ndata: 2]\r\n\r\n'
+
+
+@fuzzed(st.tuples(mutated(EVENTS), st.integers(0, 80)))
+def test_a_stream_of_events_is_read_alike_however_it_is_cut(case: Any) -> str:
+    """Where its pieces end is the network's; data that is not JSON is an error of ours."""
+    whole, place = case
+
+    def read(*pieces: bytes) -> list[Any] | str:
+        try:
+            return list(parse_events(pieces))
+        except TrunklineError:
+            return "not JSON"
+
+    found = read(whole)
+    assert found == read(whole[:place], whole[place:]) == read(*(bytes([one]) for one in whole))
+    if isinstance(found, str):
+        return found
+    assert all("\n" not in event.name and "\0" not in (event.id or "") for event in found)
+    return "events" if found else "nothing"
 
 
 INBOX = (

@@ -26,9 +26,10 @@ from connectors.file_bridge.records import (
 )
 from connectors.file_queue import QueueError
 from connectors.file_queue.cursors import SUFFIX, all_cursors, read_cursor
+from connectors.file_queue.expiry import finish_expire
 from connectors.file_queue.message_record import is_expired, is_name, parse_line, side_file_of, to_line
 from connectors.file_queue.orphans import names_in
-from connectors.file_queue.session_files import CURSORS, SessionFolder
+from connectors.file_queue.session_files import CURSORS, PLAN, SessionFolder
 from connectors.launcher.launcher_file import read_launchers
 from connectors.launcher.local_processes import LocalProcessLauncher
 from connectors.launcher.protocol import AGENT_TOKEN_VARIABLE, LaunchSpec
@@ -89,6 +90,28 @@ def test_a_line_of_the_queue_is_a_message_or_nothing_and_the_bridge_can_tell(cas
         return "a message for files alone"
     assert parse_stream_key(record.key) == ("mailbox", "s/bo")
     return "a message"
+
+
+EXPIRE_PLAN = {"removed": 3, "cursors": {"ann": 512, "bo": 0}, "side_files": ["m1.txt"]}
+
+
+@fuzzed(mutated_json(EXPIRE_PLAN))
+def test_a_plan_of_an_expire_is_carried_out_or_stays_with_an_error_that_says_what_to_do(case: bytes) -> str:
+    """It moves cursors and deletes files: what is none must do neither, anywhere."""
+    with TemporaryDirectory() as root, SessionFolder(root, "s", create=True) as folder:
+        plan, other = Path(folder.path) / PLAN, Path(folder.path).parent / "m1.txt"
+        plan.write_bytes(case)
+        other.write_text("somebody else's")
+        try:
+            found = finish_expire(folder, lambda step: None)
+        except QueueError:
+            assert plan.read_bytes() == case and all_cursors(folder) == {}
+            return "refused"
+        finally:
+            assert other.exists()
+        assert not plan.exists() and found == json.loads(case)["removed"]
+        assert all_cursors(folder) == json.loads(case)["cursors"]
+        return "carried out"
 
 
 @pytest.mark.requirement("FQ-04")

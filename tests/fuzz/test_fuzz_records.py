@@ -36,7 +36,7 @@ from tests.schemas.job_records import (
     signed,
     written,
 )
-from tests.schemas.stream_records import GOOD
+from tests.schemas.stream_records import GOOD, known_stream
 
 EVENT = signed(3, data={"deep": [[{"a": 1.5}]], "text": "gr\u00fc\u00df"})
 BODIES = [EVENT, *(body for _, body in GOOD.values())]
@@ -104,14 +104,16 @@ def _record(case: tuple[bytes, bytes, str, list[tuple[str, bytes]]]) -> Record:
 
 @fuzzed(RECORD_CASES, examples=120)
 def test_no_record_fails_the_fold_and_its_row_gives_it_back(case: Any) -> str:
-    """Any key, headers, type and body have a verdict and a row; of the row the same record is made."""
-    record, entries = _record(case), _a_job()
-    settled = settle(record, entries, KEYRING)
+    """Any key, headers, type and body have a verdict and a row, whatever the stream knows already; of the row
+    the same record is made.
+    """
+    record = _record(case)
+    settled = settle(record, known_stream(record.key), KEYRING)
     assert settled.reason != "fold_failed", settled.why
     row = ledger_row(record, settled, KEYRING)
     again = record_of_row(row, KEYRING)
     assert (again.key, again.value) == (record.key, record.value)
-    assert ledger_row(again, settle(again, _a_job(), KEYRING), KEYRING) == row
+    assert ledger_row(again, settle(again, known_stream(again.key), KEYRING), KEYRING) == row
     return settled.reason or settled.verdict
 
 
