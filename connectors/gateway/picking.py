@@ -40,10 +40,10 @@ class FreshView:
         Raises BackboneUnreachable, also when the look under way and the next one take too long together.
         """
         if self._current is None or self._current.done():
-            mine = self._current = asyncio.create_task(self._look(None))
+            mine = self._current = self._begun(None)
         else:
             if self._next is None or self._next.done():
-                self._next = asyncio.create_task(self._look(self._current))
+                self._next = self._begun(self._current)
             mine = self._next
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -51,6 +51,12 @@ class FreshView:
         except TimeoutError:
             why = f"Kafka did not say within {self._timeout_s:g} s where the log ends"
             raise BackboneUnreachable(why) from None
+
+    def _begun(self, before: asyncio.Task[None] | None) -> asyncio.Task[None]:
+        look = asyncio.create_task(self._look(before))
+        # Where all who asked have given up meanwhile, nobody is left to hear why it failed.
+        look.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        return look
 
     async def _look(self, before: asyncio.Task[None] | None) -> None:
         if before is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 
 from connectors.gateway.pending_jobs import PendingJobs
 from connectors.gateway.picking import FreshView, Picker
+from schemas.errors import BackboneUnreachable
 from schemas.settled import AppliedChange
 from schemas.view_rows import REGISTRY_JOBS, JobRow
 
@@ -122,6 +124,36 @@ def test_those_who_ask_while_a_look_is_under_way_share_the_next_one():
 
     asyncio.run(ask())
     assert view.looks == 2
+
+
+class AwayView:
+    """Finds the log away, but only when it is let go."""
+
+    def __init__(self):
+        self.go = threading.Event()
+
+    def catch_up(self, timeout_s):
+        assert self.go.wait(5.0)
+        raise BackboneUnreachable("away")
+
+
+def test_a_look_that_fails_when_its_askers_have_given_up_is_nobodys_error():
+    view, complaints = AwayView(), []
+
+    async def ask():
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        fresh = FreshView(view, 0.05)
+        with pytest.raises(BackboneUnreachable, match="did not say within"):
+            await fresh.catch_up()
+        view.go.set()
+        while len(asyncio.all_tasks()) > 1:
+            await asyncio.sleep(0.01)
+        del fresh
+        gc.collect()
+        await asyncio.sleep(0)
+
+    asyncio.run(ask())
+    assert complaints == []
 
 
 class SlowLog:
