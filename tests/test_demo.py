@@ -255,6 +255,10 @@ def test_the_message_notebook_has_who_wrote_to_whom_in_the_demo_and_how_long_it_
     shown = {(line[0], line[1], float(line[5])) for line in lines if len(line) == 6 and line[1].isdigit()}
     assert waits and {(name, str(count), longest) for name, count, longest in waits} <= shown
     assert f"{len(run.names['mailbox'])} messages, 2 tasks" in run.text and len(run.plots) == 4
+    own = run_here("message_audit", demo_settings(demo_run), monkeypatch, {"agent": "echo"})
+    assert (
+        dict(own.names["pairs"]) == {pair: n for pair, n in run.names["pairs"].items() if "echo" in pair} != {}
+    )
 
 
 @pytest.mark.timeout(DEMO_S + STOP_S + 30)
@@ -274,6 +278,14 @@ def test_the_refusal_notebook_has_every_refusal_of_the_demo_and_the_gravest_in_f
     ((first,),) = rows_of(demo_run, "ledger", "select min(logged_at) from t where reason = 'malformed'")
     early = run_here("refusal_audit", demo_settings(demo_run), monkeypatch, {"until": first.isoformat()})
     assert "malformed" not in early.names["by_reason"].index
+    late = run_here("refusal_audit", demo_settings(demo_run), monkeypatch, {"since": first.isoformat()})
+    both = len(early.names["refused"]) + len(late.names["refused"])
+    assert both == len(run.names["refused"]) and "malformed" in late.names["by_reason"].index
+    place = "select partition || ':' || \"offset\" from t where reason = 'bad_signature' limit 1"
+    ((forgery,),) = rows_of(demo_run, "ledger", place)
+    chosen = run_here("refusal_audit", demo_settings(demo_run), monkeypatch, {"refusal": forgery})
+    assert f"{forgery}: rejected, bad_signature" in chosen.text
+    assert len(run.plots) == 2
 
 
 @pytest.mark.timeout(DEMO_S + STOP_S + 30)
@@ -297,6 +309,10 @@ def test_the_agent_notebook_has_who_did_what_in_the_demo(
     events = of_jobs.count((job,))
     assert doors.loc[session, "mqtt"] == events > 0
     assert {"console", "meta"} <= set(run.names["silent"].index) and "echo" not in run.names["silent"].index
+    given = {"agent": "echo", "silent_s": 0}
+    other = run_here("agent_audit", demo_settings(demo_run), monkeypatch, given)
+    assert "The records in the name of echo:" in other.text and "echo" in other.names["silent"].index
+    assert len(run.plots) == 2
 
 
 @pytest.mark.timeout(DEMO_S + STOP_S + 30)
@@ -305,6 +321,7 @@ def test_the_custody_notebook_computes_a_demo_events_chain_again_and_sees_a_chan
 ) -> None:
     settings = demo_settings(demo_run)
     run = run_here("custody_audit", settings, monkeypatch)
+    assert run.plots
     ended_by = "select ended_by from t order by ended_at desc nulls last limit 1"
     ((event,),) = rows_of(demo_run, "registry_jobs", ended_by)
     where = rows_of(demo_run, "ledger", 'select ce_id, partition, "offset", value from t order by logged_at')

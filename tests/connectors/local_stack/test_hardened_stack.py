@@ -1,5 +1,5 @@
-"""The stack as `tls create` says to set it: Kafka with a login, Mosquitto and the gateway under TLS,
-and our own clients of them. Who does not fit is told which setting to look at.
+"""The whole stack as `tls create` says to set it: Kafka with a login, Mosquitto and the gateway under TLS, and
+all of our programs as clients of them. Who does not fit is told which setting to look at.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from deltalake import DeltaTable
 
 from connectors.agent_client import agent_client
 from connectors.cli.dashboard_command import address_of
 from connectors.cli.doctor_parts import check_accounts, check_gateway, check_kafka, check_mqtt
+from connectors.file_bridge.queue_root import queue_root
+from connectors.file_queue import Queue
 from connectors.gateway_client import GatewayClient
 from connectors.gateway_tls import CA_VARIABLE
 from connectors.hub_agent import hub_client
@@ -31,6 +34,7 @@ from connectors.local_stack import LocalStack, child_process
 from connectors.local_stack.part import child_environment
 from connectors.mqtt_publisher import JobPublisher
 from connectors.tls_files import create
+from connectors.xml_posting import post_xml
 from connectors.xml_pump.http_connection import HttpConnections
 from schemas.agent_signing import new_key_pair
 from schemas.errors import BackboneUnreachable
@@ -40,8 +44,11 @@ from tests.connectors.local_stack.conftest import settings_in
 
 pytestmark = pytest.mark.requirement("JE-23")
 
-PARTS = ("kafka", "mosquitto", "bridge", "gateway")
 CLI_S = 60
+CALCULATION = (
+    b"<message xmlns='urn:trunkline:envelope:1'><calculate xmlns='urn:trunkline:sample:1'>"
+    b"<operation>multiply</operation><first>6</first><second>7</second></calculate></message>"
+)
 
 
 def run_cli(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -71,7 +78,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     """The hardened stack for the whole file."""
     settings = hardened_settings(tmp_path_factory.mktemp("hardened"))
     try:
-        with LocalStack(settings, PARTS) as running:
+        with LocalStack(settings) as running:
             yield running
     finally:
         stop_all(settings)
@@ -112,6 +119,42 @@ def test_an_event_goes_its_whole_way_under_tls_and_its_receipt_comes_back(
     publisher.publish("started", "")
     # The bridge hears verdicts over HTTPS, and right after the start may not have found the gateway yet.
     wait_until(lambda: publisher.publish("progress", "").verdict == "accepted", 30, "a receipt with a verdict")
+
+
+def test_what_comes_by_event_file_and_document_is_settled_into_the_tables_under_tls(
+    settings: Settings, tmp_path: Path
+) -> None:
+    def rows(table: str, *columns: str) -> list[dict[str, Any]]:
+        return DeltaTable(settings.table_path(table)).to_pyarrow_table(columns=list(columns)).to_pylist()
+
+    with GatewayClient(settings) as gateway:
+        job = gateway.post("/api/hub/jobs", {"description": "to the end"})
+        JobPublisher(settings, job["job_id"], job["secret"], tmp_path).publish("completed", "")
+        gateway.post("/api/hub/principals", {"principal": "fil", "role": "worker"})
+        Queue(queue_root(settings)).send("status", "by file", to="operator", sender="fil")
+        post_xml(gateway, CALCULATION, request_id="under-tls")
+    wanted = {("fil", "by file"), ("calculator", "42")}
+
+    def are_there() -> bool:
+        bodies = {row["message_id"]: row["body"] for row in rows("message_bodies", "message_id", "body")}
+        mailbox = rows("mailbox", "message_id", "recipient", "sender")
+        told = [
+            (row["sender"], bodies.get(row["message_id"], ""))
+            for row in mailbox
+            if row["recipient"] == "operator"
+        ]
+        jobs = {row["job_id"]: row["status"] for row in rows("registry_jobs", "job_id", "status")}
+        return jobs.get(job["job_id"]) == "completed" and all(
+            any(sender == who and what in body for who, body in told) for sender, what in wanted
+        )
+
+    wait_until(are_there, 60, "the job's end, the file's message and the pump's answer in the views")
+    accepted = {
+        (row["door"], row["type"])
+        for row in rows("ledger", "door", "type", "verdict")
+        if row["verdict"] == "accepted"
+    }
+    assert {("mqtt", "job.event"), ("file", "message.posted"), ("xml", "message.posted")} <= accepted
 
 
 def test_all_three_listeners_speak_https_alone_and_at_least_tls_1_2(settings: Settings, stranger: Path) -> None:
