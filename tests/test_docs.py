@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -76,3 +77,24 @@ def test_every_test_that_the_guarantees_name_exists() -> None:
     written = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     assert named, "the guarantees name no tests"
     assert sorted(name for name in named if f"def {name}(" not in written) == []
+
+
+def slow_tests() -> set[str]:
+    """The names of the tests that only `-m slow` runs, by their marks or that of their file."""
+    found: set[str] = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        texts = [ast.unparse(one) for one in body if isinstance(one, ast.Assign)]
+        is_slow = any(text.startswith("pytestmark") and "mark.slow" in text for text in texts)
+        for one in body:
+            if isinstance(one, ast.FunctionDef):
+                marks = [ast.unparse(mark) for mark in one.decorator_list]
+                found |= {one.name} if is_slow or any("mark.slow" in mark for mark in marks) else set()
+    return found
+
+
+@pytest.mark.parametrize("page", ["guarantees.md", "threats.md"])
+def test_what_only_a_slow_test_shows_is_said_to_be_so(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    marked = dict(re.findall(r"`(test_\w+)`( \(slow\))?", text))
+    assert {name for name, mark in marked.items() if mark} == marked.keys() & slow_tests()

@@ -1,11 +1,13 @@
 """The streaming jobs with the named crash points of `crash_points.py`: around the ledger's commit, between it
-and the views', between two tables, while a MERGE writes its files, and in maintenance. For spark-submit.
+and the views', between two tables, while a MERGE or a compaction writes its files, and in maintenance. For
+spark-submit.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,17 +20,19 @@ from tests.faults.prove.crash_points import Points
 _LOOK_S: Final = 0.0002
 
 
-class DeathInMerge:
-    """Kills the process when a file appears that the MERGE has written and no commit names yet."""
+class DeathBeforeCommit:
+    """Kills the process, at the point `name`, when a file appears that was written to a table while this is
+    entered, and no commit names it yet.
+    """
 
-    def __init__(self, points: Points, folder: str) -> None:
-        self._points = points
+    def __init__(self, points: Points, name: str, folder: str) -> None:
+        self._points, self._name = points, name
         self._folder = Path(folder)
         self._before = self._files()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
-    def __enter__(self) -> DeathInMerge:
+    def __enter__(self) -> DeathBeforeCommit:
         self._thread.start()
         return self
 
@@ -43,10 +47,15 @@ class DeathInMerge:
         commits = len(list((self._folder / "_delta_log").glob("*.json")))
         while not self._ended.wait(_LOOK_S):
             if self._files() - self._before:
-                # If the commit was quicker than this look, it is a death after the MERGE: try the next one.
+                # If the commit was quicker than this look, it would be a death after it: try the next one.
                 if len(list((self._folder / "_delta_log").glob("*.json"))) == commits:
-                    self._points.die("in_merge")
+                    self._points.die(self._name)
                 return
+
+
+def dying_before_commit(points: Points, name: str, table: ViewTable) -> AbstractContextManager[object]:
+    """A DeathBeforeCommit where that point is armed, else nothing: it costs a thread that looks on."""
+    return DeathBeforeCommit(points, name, table._path) if points.is_armed(name) else nullcontext()
 
 
 def install_ledger_points(points: Points) -> None:
@@ -77,10 +86,7 @@ def install_view_points(points: Points) -> None:
         return has_committed
 
     def merging(table: ViewTable, *arguments: Any) -> None:
-        if not points.is_armed("in_merge"):
-            merge(table, *arguments)
-            return
-        with DeathInMerge(points, table._path):
+        with dying_before_commit(points, "in_merge", table):
             merge(table, *arguments)
 
     ViewBuilder._apply = building  # type: ignore[method-assign]
@@ -89,11 +95,12 @@ def install_view_points(points: Points) -> None:
 
 
 def install_maintenance_points(points: Points) -> None:
-    """After the work on one view table, and in the work on the ledger when its files were put together."""
+    """In the compaction of a view table, after the work on it, and after that of the ledger."""
     tidy = ViewTable.tidy
 
     def tidying(table: ViewTable, keep_h: float) -> None:
-        tidy(table, keep_h)
+        with dying_before_commit(points, "in_compaction", table):
+            tidy(table, keep_h)
         points.hit("maintenance_views")
 
     class Ledger(maintain_tables.DeltaTable):

@@ -30,6 +30,7 @@ STREAM_POINTS: Final = (
     "between_views",
     "in_merge",
     "after_views",
+    "in_compaction",
     "maintenance_views",
     "maintenance_ledger",
 )
