@@ -2,7 +2,8 @@
 
 Makes a ledger of N rows out of events that the fold has settled, with real roots, chain and anchor, in commits
 of so many rows as a micro-batch has; then verifies it as `./trunkline audit verify` does, in a process of its
-own. `--compact` lets maintenance put its files together first.
+own. `--compact` lets maintenance put its files together first. A limit that
+was not held is in `not_held`, and the exit code is 1.
 
     ./trunkline bench audit --rows 1000000 --json
 """
@@ -40,7 +41,11 @@ from schemas.ledger_arrow import LEDGER_ARROW, ledger_batch
 from schemas.record import Record
 from schemas.sealing import Keyring
 from schemas.settings import PROJECT_ROOT, Settings, settings_environment
+from tests.benchmarks.limits import not_held
 from tests.jobs.topic_load import event, registration
+
+# Of a million rows.
+AT_MOST = {"verify_s": 60}
 
 PARTITIONS, JOBS = 4, 50
 TEMPLATE_ROWS, SETTLED_AT_ONCE = 5_000, 500
@@ -152,7 +157,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
@@ -162,8 +167,10 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="trunkline-audit-") as folder:
         found = measure(args, Path(folder))
+    found["not_held"] = not_held(found, AT_MOST)
     print(json.dumps(found) if args.json else "\n".join(f"{name:<24}{value}" for name, value in found.items()))
+    return 1 if found["not_held"] else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

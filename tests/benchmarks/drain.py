@@ -5,7 +5,7 @@ Kafka to the commit; the planning of a query's first one is part of its start an
 peer's from its first record to its last commit. `whole_…` are those of the Spark ones over all of their
 micro-batches' time, with planning, offsets and Spark's own log, as the peer's counts all of its. The first pass
 is reported as cold, the medians of the others as the result: the JVM alone makes the copy three times as fast
-between its first and third pass.
+between its first and third pass. Limits that were not held are in `not_held`, and the exit code is 1.
 
     ./trunkline bench drain --events 300000 --json
 """
@@ -34,10 +34,12 @@ from schemas.ledger import LEDGER
 from schemas.sealing import ensure_keyring
 from schemas.settings import KafkaSettings, Settings, StorageSettings, settings_environment
 from tests.benchmarks.event_load import events, fill, jobs_for, registrations
+from tests.benchmarks.limits import not_held
 from tests.benchmarks.spark_append import LEDGER_SPARK, SparkAppend
 from tests.spark_session import start_session
 
 PASS_LIMIT_S = 600
+AT_LEAST = {"ratio_copy": 0.45, "ratio_peer": 1.2}
 
 
 def say(text: str) -> None:
@@ -175,8 +177,9 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="trunkline-drain-") as work:
         result = measure(args.events, args.passes, Path(work))
+    result["not_held"] = not_held(result, {}, AT_LEAST)
     print(json.dumps(result) if args.json else json.dumps(result, indent=2))
-    return 0
+    return 1 if result["not_held"] else 0
 
 
 if __name__ == "__main__":

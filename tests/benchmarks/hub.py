@@ -4,7 +4,8 @@
 with the peer, two rounds, of which the medians count: roundtrips (send, then drain until it is there), then
 only sends. Then a second gateway, and how long after its answer a message can be drained there. Then the
 stack is started anew on the same data with all its parts, Spark too, and gets a steady load of job events:
-sends and the second gateway once more. Kafka does not sync each record to disk here, the peer does.
+sends and the second gateway once more. Kafka does not sync each record to disk here, the peer does. Limits that
+were not held are in `not_held`, and the exit code is 1.
 
     ./trunkline bench hub --json
 """
@@ -46,9 +47,12 @@ from tests.benchmarks.event_load import events, fill, jobs_for, registrations
 from tests.benchmarks.freshness import publish_steadily
 from tests.benchmarks.hub_load import Visible, roundtrips, sends_per_s, visible
 from tests.benchmarks.hub_peer import Peer
+from tests.benchmarks.limits import not_held
 from tests.connectors.gateway.hub_access import GatewayProcess, add_principal
 
 AGENTS = 30
+# Beside the peer in the same run, and with Spark idle.
+AT_MOST, AT_LEAST = {"visible_p99_ms": 50, "ratio_roundtrip": 3}, {"ratio_sends": 0.5}
 ROUNDS = 2
 VISIBLE_RATE, VISIBLE_S = 200, 10
 START_S = 60.0
@@ -194,6 +198,8 @@ def idle_figures(settings: Settings, work: Path, tokens: dict[str, str], seconds
         "peer_p99_ms": round(other.p99_ms, 1),
         "peer_roundtrips_per_s": round(other.roundtrips_per_s),
         "peer_sends_per_s": round(other.sends_per_s),
+        "ratio_roundtrip": round(mine.p50_ms / other.p50_ms, 2),
+        "ratio_sends": round(mine.sends_per_s / other.sends_per_s, 2),
     }
 
 
@@ -258,8 +264,9 @@ def main() -> int:
             agent_mcp=AgentMcpSettings(port=0),
         )
         result = measure(settings, Path(work), args.seconds, args.rate, args.warm)
+    result["not_held"] = not_held(result, AT_MOST, AT_LEAST)
     print(json.dumps(result) if args.json else json.dumps(result, indent=2))
-    return 0
+    return 1 if result["not_held"] else 0
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.benchmarks.endurance import compared
+from tests.benchmarks.limits import not_held
 from tests.benchmarks.stack_figures import MemoryLooks, Process, file_figures
 
 JVM, DRIVER = Process("streams", "java", 10), Process("streams", "python3.11", 11)
@@ -57,3 +58,14 @@ def test_live_files_are_the_most_of_the_first_and_of_the_last_third() -> None:
         "ledger": {"most_in_first_third": 9, "most_in_last_third": 8, "last": 1}
     }
     assert file_figures([]) == {}
+
+
+def test_a_limit_that_is_passed_or_has_no_figure_is_named_and_one_that_is_reached_is_held() -> None:
+    figures = {"p50": 0.5, "p95": 1.0, "ratio": 0.4, "memory": None}
+    assert not_held(figures, {"p50": 0.5}, {"ratio": 0.4}) == []
+    assert not_held(figures, {"p95": 0.9, "memory": 1.2}, {"ratio": 0.45, "absent": 1}) == [
+        "p95 is 1.0, at most 0.9",
+        "memory is None, at most 1.2",
+        "ratio is 0.4, at least 0.45",
+        "absent is None, at least 1",
+    ]
