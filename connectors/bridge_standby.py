@@ -169,7 +169,7 @@ class StandbyWatch:
 
     def _on_message(self, client: Client, userdata: Any, message: MQTTMessage) -> None:
         # Without a payload somebody has removed the retained message: the active one shows itself again.
-        found = read_presence(message.payload)
+        found = read_presence(bytes(message.payload))
         if found is None:
             return
         with self._lock:
