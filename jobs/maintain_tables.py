@@ -16,6 +16,7 @@ import threading
 import time
 from typing import Final
 
+import pyarrow as pa
 from deltalake import DeltaTable
 
 from jobs.audit_trail import AuditTrail
@@ -24,8 +25,10 @@ from jobs.ledger_table import keep_old_files_h
 from schemas.ledger import LEDGER
 from schemas.settings import Settings
 
-# Files of the ledger are put together to files of about so much: a task of about a second.
+# Files of the ledger are put together to files of about so much, in two steps: those of a round to a few small
+# ones, and these when there are enough for a full one. In one step each round wrote what was not full yet anew.
 _FULL_FILE_BYTES: Final = 32 * 1024 * 1024
+_SMALL_FILE_BYTES: Final = 2 * 1024 * 1024
 _POLL_S: Final = 0.5
 
 
@@ -41,8 +44,7 @@ def tidy_ledger(settings: Settings, keep_h: int | None = None) -> None:
     otherwise. Appends go on meanwhile: what compaction commits changes no data.
     """
     table = DeltaTable(settings.table_path(LEDGER))
-    # One task at a time: the settling query must find a free core.
-    table.optimize.compact(target_size=_FULL_FILE_BYTES, max_concurrent_tasks=1)
+    compact_ledger(table)
     table.vacuum(
         retention_hours=keep_old_files_h(settings) if keep_h is None else keep_h,
         dry_run=False,
@@ -54,6 +56,16 @@ def tidy_ledger(settings: Settings, keep_h: int | None = None) -> None:
     # What the log forgets must be in the chain file.
     AuditTrail(settings).catch_up()
     table.cleanup_metadata()
+
+
+def compact_ledger(table: DeltaTable) -> None:
+    """Put the ledger's small files together, and those of earlier rounds when that makes a full one."""
+    sizes = pa.table(table.get_add_actions())["size_bytes"].to_pylist()
+    # Two that are more than half as large as they may become are not put together.
+    between = sum(size for size in sizes if _SMALL_FILE_BYTES // 2 <= size < _FULL_FILE_BYTES // 2)
+    target = _FULL_FILE_BYTES if between >= _FULL_FILE_BYTES else _SMALL_FILE_BYTES
+    # One task at a time: the settling query must find a free core.
+    table.optimize.compact(target_size=target, max_concurrent_tasks=1)
 
 
 class Maintenance:

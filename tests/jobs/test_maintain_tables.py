@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 from jobs import build_views, maintain_tables, settle_events
 from jobs.build_views import ViewBuilder, ViewThread
-from jobs.maintain_tables import Maintenance, tidy_ledger, tidy_views
+from jobs.maintain_tables import Maintenance, compact_ledger, tidy_ledger, tidy_views
 from jobs.once_sink import last_commit
 from jobs.refold import check_views
 from schemas.ledger import LEDGER
@@ -38,6 +38,34 @@ def ledger_of(settings: Settings) -> DeltaTable:
 def operations(settings: Settings) -> list[str]:
     """What the ledger's commits did, the oldest first."""
     return [commit["operation"] for commit in reversed(ledger_of(settings).history())]
+
+
+def live_files(path: str) -> dict[str, int]:
+    """The bytes of each data file of a table's newest version."""
+    actions = pa.table(DeltaTable(path).get_add_actions())
+    return dict(zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True))
+
+
+def test_compaction_leaves_few_files_and_writes_none_anew_in_each_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, full = 20_000, 160_000
+    monkeypatch.setattr(maintain_tables, "_SMALL_FILE_BYTES", small)
+    monkeypatch.setattr(maintain_tables, "_FULL_FILE_BYTES", full)
+    path, appended, rewritten, most = str(tmp_path), 0, 0, 0
+    for _ in range(60):
+        known = live_files(path) if appended else {}
+        for _ in range(4):
+            write_deltalake(path, pa.table({"bytes": [os.urandom(3000)]}), mode="append")
+        before = live_files(path)
+        appended += sum(size for name, size in before.items() if name not in known)
+        compact_ledger(DeltaTable(path))
+        after = live_files(path)
+        rewritten += sum(size for name, size in after.items() if name not in before)
+        most = max(most, len(after))
+    assert max(after.values()) > full / 2
+    assert most <= appended / (full / 2) + full / small + 4
+    assert rewritten < 4 * appended
 
 
 def files_on_disk(path: str) -> set[str]:
