@@ -13,7 +13,9 @@ from schemas.strict_json import MalformedJsonError, decode
 
 
 class InboxMessage(NamedTuple):
-    """A message for the agent. `sender` is verified when `from_verified` says so; `fields` is all that came."""
+    """A message for the agent; `fields` is all that came. `from_verified` is what the hub says of the sender:
+    worth nothing on a broker where others than the bridge may write to the inbox.
+    """
 
     message_id: str
     sender: str

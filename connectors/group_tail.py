@@ -50,7 +50,8 @@ class GroupTail:
     def poll(self, timeout_s: float, most: int) -> list[Record]:
         """What has come since, at most `most`; empty when nothing came within `timeout_s` seconds.
 
-        Raises BackboneUnreachable while Kafka is away or refuses us.
+        Raises BackboneUnreachable while Kafka is away or refuses us. Close the tail then: what the client had
+        taken from Kafka by then is passed over by another poll.
         """
         self._revoked = False
         messages = self._consumer.messages(timeout_s, most)
@@ -95,8 +96,11 @@ class GroupTail:
         tell what was read before. Dropped, it would be passed over, for the place in the log is behind it.
         """
         client = self._consumer.client
-        if ours := client.assignment():
-            client.assign([Partition(one.topic, one.partition) for one in ours])
+        try:
+            if ours := client.assignment():
+                client.assign([Partition(one.topic, one.partition) for one in ours])
+        except KafkaException as error:
+            raise self._consumer.trouble(error.args[0]) from error
 
     def _assign(self, consumer: Any, partitions: list[Partition]) -> None:
         self._unassigned_since = None

@@ -6,11 +6,14 @@ Before the first line that is taken again stands how many were not.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
 import threading
 from collections.abc import Iterable, MutableMapping
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -41,33 +44,73 @@ def _is_of_use(record: logging.LogRecord) -> bool:
     return record.msg != "Error closing coroutine for cancelled task"
 
 
-class _StderrLogger:
-    """Writes lines to stderr, and knows for whom.
-
-    Each is one write, without a buffer: what a full disk refuses must not come later, behind newer lines.
+class _StderrLines:
+    """Writes lines to stderr, for all threads, without a buffer: what a full disk refuses must not come later,
+    behind newer lines.
     """
 
-    _lock = threading.Lock()
-    _lost = 0
+    def __init__(self, program: str) -> None:
+        self._program = program
+        self._lock = threading.Lock()
+        self._lost = 0
+        self._is_cut = False
 
-    def __init__(self, *names: str) -> None:
-        self.name = names[0] if names else None
+    def write(self, line: str) -> None:
+        """Write a line, or count it as lost. Never raises OSError."""
+        with self._lock:
+            if self._lost and self._takes(self._notice()):
+                self._lost = 0
+            if self._lost or not self._takes(line):
+                self._lost += 1
 
-    def msg(self, line: str) -> None:
-        """Write a line, or count it as lost."""
-        owner = _StderrLogger
-        with owner._lock:
-            if owner._lost:
-                # On a line of its own: the last one may have been cut off.
-                line = f'\n{{"event": "log_lines_lost", "level": "warning", "lines": {owner._lost}}}\n{line}'
-            given = f"{line}\n".encode()
-            try:
-                is_whole = os.write(_STDERR, given) == len(given)
-            except OSError:
-                is_whole = False
-            owner._lost = 0 if is_whole else owner._lost + 1
+    def _takes(self, line: str) -> bool:
+        if sys.stderr is None:
+            return True  # started without one: its number may be that of another file by now
+        given = f"\n{line}\n".encode() if self._is_cut else f"{line}\n".encode()
+        taken = 0
+        try:
+            # A signal may end a write to a pipe early.
+            while taken < len(given):
+                taken += os.write(_STDERR, given[taken:])
+        except OSError:
+            pass
+        if taken:
+            self._is_cut = taken < len(given)
+        return taken == len(given)
 
-    debug = info = warning = error = critical = exception = msg
+    def _notice(self) -> str:
+        return json.dumps(
+            {
+                "event": "log_lines_lost",
+                "lines": self._lost,
+                "level": "warning",
+                "logger": __name__,
+                "program": self._program,
+                "timestamp": f"{datetime.now(UTC).replace(tzinfo=None).isoformat()}Z",
+            }
+        )
+
+
+class _StderrLogger:
+    """What structlog calls with a finished line."""
+
+    def __init__(self, lines: _StderrLines, name: str | None = None) -> None:
+        self.name = name
+        self.msg = self.debug = self.info = self.warning = self.error = self.critical = lines.write
+
+
+class _StderrHandler(logging.Handler):
+    """The libraries' lines go the same way as ours."""
+
+    def __init__(self, lines: _StderrLines) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.write(self.format(record))
+        except Exception:  # noqa: BLE001  what logs must not fail for it
+            self.handleError(record)
 
 
 def _add_logger_name(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -89,14 +132,15 @@ def configure_json_log(program: str, secrets: Iterable[str] = (), level: int = l
         structlog.processors.format_exc_info,
         _Redactor(secrets),
     ]
+    lines = _StderrLines(program)
     # Our own lines go straight to stderr: the way through `logging` takes nearly twice as long.
     structlog.configure(
         processors=[*chain, structlog.processors.JSONRenderer()],
-        logger_factory=_StderrLogger,
+        logger_factory=partial(_StderrLogger, lines),
         wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _StderrHandler(lines)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.ExtraAdder(), *chain],

@@ -350,7 +350,8 @@ class MqttAgent:
             return
         if found is None:
             # Nobody can deal with it: not acknowledged, it would come again and hold up all that is behind it.
-            log.warning("inbox_payload_skipped", bytes=len(message.payload))
+            ce_id = content_id(message.topic.encode(), bytes(message.payload))
+            log.warning("inbox_payload_skipped", bytes=len(message.payload), content_id=ce_id)
         else:
             self._take_receipt(found)
         taken()

@@ -43,6 +43,9 @@ log.warning("refused")
 logging.getLogger("library").warning("refused, too")
 limit(resource.RLIM_INFINITY)
 log.info("after")
+limit(os.fstat(2).st_size)
+logging.getLogger("library").warning("gone")
+limit(resource.RLIM_INFINITY)
 log.info("later")
 """
 
@@ -55,6 +58,60 @@ def test_a_log_on_a_full_disk_loses_lines_and_says_how_many_and_nothing_else_fai
         )
     first, cut, *rest = file.read_text().splitlines()
     told = [json.loads(line) for line in (first, *rest)]
-    assert [line["event"] for line in told] == ["before", "log_lines_lost", "after", "later"]
+    events = ["before", "log_lines_lost", "after", "log_lines_lost", "later"]
+    assert [line["event"] for line in told] == events
     assert len(cut) == 20
-    assert told[1]["lines"] == 2
+    assert [told[1]["lines"], told[3]["lines"]] == [3, 1]
+    assert {frozenset(line) for line in told if "lines" not in line} == {
+        frozenset({"event", "level", "logger", "program", "timestamp"})
+    }
+    assert {line["program"] for line in told} == {"tests"}
+
+
+_WITHOUT_STDERR = """
+import os, sys
+import structlog
+from connectors.json_log import configure_json_log
+other = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+assert other == 2, other
+configure_json_log("tests", [])
+structlog.stdlib.get_logger("here").warning("nobody hears this")
+"""
+
+
+def test_a_program_without_stderr_writes_its_lines_into_no_other_file(tmp_path: Path) -> None:
+    file = tmp_path / "data"
+    script = 'exec "$0" -c "$1" "$2" 2>&-'
+    done = subprocess.run(
+        ["/bin/sh", "-c", script, sys.executable, _WITHOUT_STDERR, str(file)],
+        cwd=PROJECT_ROOT,
+        timeout=60,
+        check=True,
+    )
+    assert (done.returncode, file.read_bytes()) == (0, b"")
+
+
+_WITH_A_SIGNAL = """
+import signal, sys
+import structlog
+from connectors.json_log import configure_json_log
+configure_json_log("tests", [])
+signal.signal(signal.SIGALRM, lambda *_: print("signal", flush=True))
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+structlog.stdlib.get_logger("here").info("long", text="x" * 1_000_000)
+"""
+
+
+def test_a_signal_in_the_middle_of_a_long_line_cuts_nothing_off() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _WITH_A_SIGNAL],
+        cwd=PROJECT_ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as program:
+        assert program.stdout is not None and program.stderr is not None
+        # Read only once the signal has come: the pipe is full until then.
+        assert program.stdout.readline() == "signal\n"
+        told = [json.loads(line) for line in program.stderr.read().splitlines()]
+    assert [(line["event"], len(line["text"])) for line in told] == [("long", 1_000_000)]
