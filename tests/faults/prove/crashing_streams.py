@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +29,8 @@ class DeathBeforeCommit:
     def __init__(self, points: Points, name: str, folder: str) -> None:
         self._points, self._name = points, name
         self._folder = Path(folder)
-        self._before = self._files()
+        self._commits = self._folder / "_delta_log"
+        self._before, self._commits_before = self._files(), self._count_commits()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
@@ -41,14 +43,16 @@ class DeathBeforeCommit:
         self._thread.join()
 
     def _files(self) -> set[Path]:
-        return set(self._folder.rglob("*.parquet"))
+        return {file for file in self._folder.rglob("*.parquet") if file.parent != self._commits}
+
+    def _count_commits(self) -> int:
+        return len(list(self._commits.glob("*.json")))
 
     def _look(self) -> None:
-        commits = len(list((self._folder / "_delta_log").glob("*.json")))
         while not self._ended.wait(_LOOK_S):
             if self._files() - self._before:
                 # If the commit was quicker than this look, it would be a death after it: try the next one.
-                if len(list((self._folder / "_delta_log").glob("*.json"))) == commits:
+                if self._count_commits() == self._commits_before:
                     self._points.die(self._name)
                 return
 
@@ -98,9 +102,15 @@ def install_maintenance_points(points: Points) -> None:
     """In the compaction of a view table, after the work on it, and after that of the ledger."""
     tidy = ViewTable.tidy
 
+    def dying_in(method: Callable[[ViewTable, Any], None]) -> Callable[[ViewTable, Any], None]:
+        def compacting(table: ViewTable, shelves: Any) -> None:
+            with dying_before_commit(points, "in_compaction", table):
+                method(table, shelves)
+
+        return compacting
+
     def tidying(table: ViewTable, keep_h: float) -> None:
-        with dying_before_commit(points, "in_compaction", table):
-            tidy(table, keep_h)
+        tidy(table, keep_h)
         points.hit("maintenance_views")
 
     class Ledger(maintain_tables.DeltaTable):
@@ -110,6 +120,8 @@ def install_maintenance_points(points: Points) -> None:
             points.hit("maintenance_ledger")
             return super().vacuum(*arguments, **named)
 
+    ViewTable.compact_shelf = dying_in(ViewTable.compact_shelf)  # type: ignore[method-assign]
+    ViewTable._put_together = dying_in(ViewTable._put_together)  # type: ignore[method-assign]
     ViewTable.tidy = tidying  # type: ignore[method-assign]
     maintain_tables.DeltaTable = Ledger  # type: ignore[misc]
 
