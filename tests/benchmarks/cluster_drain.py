@@ -11,7 +11,6 @@ JVM warms up from pass to pass, as the executors' do.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -26,6 +25,7 @@ from connectors.local_stack import LocalStack, free_port
 from connectors.local_stack.spark_command import executor_conf
 from schemas.sealing import ensure_keyring
 from schemas.settings import KafkaSettings, Settings, SparkSettings, StorageSettings, settings_environment
+from tests.benchmarks.bench_report import report
 from tests.benchmarks.drain import say, spark_rate, start_pipeline
 from tests.benchmarks.event_load import events, fill, jobs_for, registrations
 from tests.spark_cluster import SparkCluster
@@ -95,8 +95,7 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="trunkline-cluster-") as work:
         result = measure(args.events, args.passes, args.workers, args.worker_memory, Path(work))
-    print(json.dumps(result) if args.json else json.dumps(result, indent=2))
-    return 0
+    return report(result, as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import multiprocessing
 import shutil
 import socket
@@ -32,6 +31,7 @@ from playwright.sync_api import Page, sync_playwright
 from connectors.kafka_topic import ensure_topic
 from schemas.sealing import ensure_keyring, load_keyring
 from schemas.settings import KafkaSettings, Settings
+from tests.benchmarks.bench_report import report, teller
 from tests.benchmarks.event_load import TopicWriter, events, fill, jobs_for, registrations
 from tests.benchmarks.freshness import STEPS_PER_S
 from tests.benchmarks.hub_load import quantile
@@ -45,9 +45,7 @@ _MIB = 2**20
 _PAINTED = "() => { const found = window.trunkline.store.latencies; return found.splice(0, found.length); }"
 
 
-def say(text: str) -> None:
-    """Progress, on stderr: stdout is for the result."""
-    print(f"dashboard: {text}", file=sys.stderr, flush=True)
+say = teller("dashboard")
 
 
 def publish(settings: Settings, first: int, count: int, rate: int) -> None:
@@ -247,8 +245,7 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="trunkline-dashboard-") as work:
         result = measure(args, Path(work))
-    print(json.dumps(result) if args.json else json.dumps(result, indent=2))
-    return 0
+    return report(result, as_json=args.json)
 
 
 if __name__ == "__main__":

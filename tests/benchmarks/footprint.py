@@ -8,7 +8,6 @@ Starts the whole stack below a temporary directory on free ports, leaves it idle
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -23,6 +22,7 @@ import psutil
 from connectors.local_stack import free_port
 from connectors.local_stack.child_process import marked_processes
 from schemas.settings import PROJECT_ROOT, KafkaSettings, MqttSettings, Settings, settings_environment
+from tests.benchmarks.bench_report import report
 
 WRAPPER = str(PROJECT_ROOT / "trunkline")
 
@@ -88,8 +88,7 @@ def main() -> int:
             mqtt=MqttSettings(port=free_port()),
         )
         result = {**measure(settings, args.idle), "help_s": help_seconds()}
-    print(json.dumps(result) if args.json else json.dumps(result, indent=2))
-    return 0
+    return report(result, as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ ledger was, how much of a core and how much memory gateway and streams used, and
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -37,6 +37,7 @@ from schemas.settings import (
     Settings,
 )
 from schemas.view_rows import REGISTRY_JOBS
+from tests.benchmarks.bench_report import report
 from tests.benchmarks.door_load import DOORS, DoorLoads
 from tests.benchmarks.endurance import BatchTimes, Load, quantile
 from tests.benchmarks.event_load import fill, jobs_for, registrations
@@ -76,10 +77,16 @@ def cpu_seconds(stack: LocalStack) -> dict[str, float]:
     return found
 
 
+def gateway_lag(settings: Settings) -> int:
+    """How many records the gateway has not folded."""
+    answer = httpx.get(f"{settings.gateway_url}/readyz", timeout=30, trust_env=False).raise_for_status()
+    return sum(answer.json()["lag"].values())
+
+
 def wait_settled(stack: LocalStack, settings: Settings) -> None:
-    """Wait until ledger and views are at the log's end."""
+    """Wait until ledger, views and the gateway are at the log's end."""
     deadline = time.monotonic() + SETTLED_WITHIN_S
-    while not views_are_at(settings, end_offsets(settings)):
+    while not views_are_at(settings, end_offsets(settings)) or gateway_lag(settings):
         look_after(stack, 0.5)
         if time.monotonic() > deadline:
             raise SystemExit(f"growth: not settled within {SETTLED_WITHIN_S} s")
@@ -266,8 +273,7 @@ def main() -> int:
         result["doors"] = [] if args.no_doors else measure_doors(doors, args.rate, args.seconds)
     if args.plot is not None:
         draw(result, args.plot)
-    print(json.dumps(result) if args.json else json.dumps(result, indent=2))
-    return 0
+    return report(result, as_json=args.json)
 
 
 if __name__ == "__main__":

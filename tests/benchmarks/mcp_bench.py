@@ -44,6 +44,7 @@ from schemas.settings import (
     Settings,
 )
 from tests.benchmarks import mcp_mail_peer
+from tests.benchmarks.bench_report import report, teller
 from tests.benchmarks.hub import operator_client
 from tests.benchmarks.mcp_load import SignedTools, load
 from tests.benchmarks.mcp_mail_peer import MailTools
@@ -60,9 +61,7 @@ PEERS = {
 Keys = Mapping[str, tuple[bytes, str]]
 
 
-def say(text: str) -> None:
-    """Progress, on stderr: stdout is for the result."""
-    print(f"mcp: {text}", file=sys.stderr, flush=True)
+say = teller("mcp")
 
 
 @dataclass(frozen=True)
@@ -204,8 +203,7 @@ def main() -> int:
             agent_mcp=AgentMcpSettings(port=free_port()),
         )
         result = measure(settings, Path(work), args.seconds, args.peer)
-    print(json.dumps(result) if args.json else json.dumps(result, indent=2))
-    return 0
+    return report(result, as_json=args.json)
 
 
 if __name__ == "__main__":

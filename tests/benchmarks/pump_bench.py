@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import signal
 import sys
 import tempfile
@@ -34,6 +33,7 @@ from schemas.settings import (
     Settings,
     XmlPumpSettings,
 )
+from tests.benchmarks.bench_report import report, teller
 from tests.benchmarks.pump_echo import MOST, NAMESPACE, organism
 from tests.benchmarks.pump_pipeline import measure_pipeline
 from tests.connectors.gateway.hub_access import add_principal
@@ -45,9 +45,7 @@ PUMP = "xml_pump"
 _POLL_S = 0.05
 
 
-def say(text: str) -> None:
-    """Progress, on stderr: stdout is for the result."""
-    print(f"pump: {text}", file=sys.stderr, flush=True)
+say = teller("pump")
 
 
 def document(number: int, listeners: int) -> str:
@@ -143,8 +141,7 @@ def main() -> int:
         "posted_per_s": round(one["posted_per_s"]),
         **measure_pipeline(args.seconds),
     }
-    print(json.dumps(result) if args.json else json.dumps(result, indent=2))
-    return 0
+    return report(result, as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ does that is started for one poll, and (`connected`) with one that is open alrea
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import sqlite3
@@ -37,6 +36,7 @@ from connectors.file_queue import Queue
 from connectors.file_queue.cursors import write_cursor
 from connectors.file_queue.message_record import new_id, stamp, to_line
 from connectors.file_queue.session_files import MESSAGES, SessionFolder
+from tests.benchmarks.bench_report import report, teller
 
 BODY = "step 7 of 12 done, reading the index"
 SESSION = "bench"
@@ -56,9 +56,7 @@ CREATE TABLE IF NOT EXISTS cursors (agent TEXT PRIMARY KEY, last INTEGER);
 """
 
 
-def say(text: str) -> None:
-    """Progress, on stderr: stdout is for the result."""
-    print(f"queue: {text}", file=sys.stderr, flush=True)
+say = teller("queue")
 
 
 def opened(folder: Path) -> sqlite3.Connection:
@@ -318,8 +316,7 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="trunkline-queue-") as work:
         result = measure(Path(work), args.sends, args.turns, args.old)
-    print(json.dumps(result) if args.json else json.dumps(result, indent=2))
-    return 0
+    return report(result, as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+
+import pytest
+
+from tests.benchmarks.bench_report import is_as_stated, not_held, report
 from tests.benchmarks.endurance import compared
-from tests.benchmarks.limits import not_held
 from tests.benchmarks.stack_figures import MemoryLooks, Process, file_figures
 
 JVM, DRIVER = Process("streams", "java", 10), Process("streams", "python3.11", 11)
@@ -69,3 +74,22 @@ def test_a_limit_that_is_passed_or_has_no_figure_is_named_and_one_that_is_reache
         "ratio is 0.4, at least 0.45",
         "absent is None, at least 1",
     ]
+
+
+def test_a_limit_is_for_the_run_that_is_asked_for_by_nothing_but_json() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rate", type=int, default=500)
+    parser.add_argument("--json", action="store_true")
+    assert is_as_stated(parser, parser.parse_args(["--json", "--rate", "500"]))
+    assert not is_as_stated(parser, parser.parse_args(["--rate", "400"]))
+
+
+@pytest.mark.parametrize(
+    ("result", "code"),
+    [({"a": 1}, 0), ({"not_held": [], "errors": []}, 0), ({"not_held": ["x"]}, 1), ({"errors": ["x"]}, 1)],
+)
+def test_a_limit_that_is_not_held_and_an_error_are_told_by_the_exit_code(result, code, capsys) -> None:
+    assert report(result, as_json=True) == code
+    assert capsys.readouterr().out == json.dumps(result) + "\n"
+    assert report(result, as_json=False) == code
+    assert json.loads(capsys.readouterr().out) == result
