@@ -11,6 +11,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import structlog
 from mcp import types
@@ -33,6 +34,7 @@ from connectors.gateway.access_log import AccessLog
 from connectors.gateway.answers import INTERNAL, UNREACHABLE, ApiError
 from connectors.gateway.hub import Hub
 from schemas.errors import BackboneUnreachable, TrunklineError
+from schemas.settings import Settings
 from schemas.verdicts import MALFORMED
 from schemas.view_rows import REGISTRY_KEYS
 from schemas.wire_body import first_fault
@@ -62,7 +64,7 @@ class AgentMcp:
         self._server: Server[Any] = Server(
             NAME, version="1", instructions=_INSTRUCTIONS, on_list_tools=self._list, on_call_tool=self._call
         )
-        security = _security(hub.settings.agent_mcp.host)
+        security = _security(hub.settings)
         body_bytes = body_limit_bytes(hub.settings.limits.payload_bytes)
         self._streams = StreamableHTTPSessionManager(
             self._server,
@@ -150,9 +152,18 @@ class _Application:
         await self._app(scope, receive, send)
 
 
-def _security(host: str) -> TransportSecuritySettings:
-    names = {"127.0.0.1", "localhost", "[::1]", f"[{host}]" if ":" in host else host}
-    return TransportSecuritySettings(allowed_hosts=sorted(f"{name}:*" for name in names))
+def _security(settings: Settings) -> TransportSecuritySettings:
+    """Where it listens, and where agents find it: a proxy may hand on the Host that they asked for."""
+    found = {
+        "127.0.0.1",
+        "localhost",
+        "::1",
+        settings.agent_mcp.host,
+        urlsplit(settings.mcp_server_url).hostname,
+    }
+    hosts = sorted(f"[{host}]" if ":" in host else host for host in found if host)
+    # At its scheme's own port a Host names none.
+    return TransportSecuritySettings(allowed_hosts=[*hosts, *(f"{host}:*" for host in hosts)])
 
 
 def _result(found: dict[str, Any]) -> types.CallToolResult:
