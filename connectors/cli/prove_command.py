@@ -11,7 +11,8 @@ same schedule.
 
 Results are appended to a file, a line a seed; what stands there is not run again (--results names another
 file). A seed with a finding keeps its data and says where. Needs the tests of the checkout, and what
-`./trunkline test` needs. It touches no stack that runs. Exit codes: 0, nothing was found; 1, something was.
+`./trunkline test` needs. It touches no stack that runs. Exit codes: 0, nothing was found; 1, something was,
+or a hundred seeds did not meet each fault.
 """
 
 from __future__ import annotations

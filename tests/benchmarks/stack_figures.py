@@ -20,6 +20,8 @@ from schemas.ledger import LEDGER
 from schemas.settings import Settings
 from schemas.views import VIEW_TABLES
 
+# So many files of a table are no burden for a reader: growth counts beyond them.
+FEW_FILES: Final = 100
 # A process's memory at a moment is the median of the looks within so long.
 WINDOW_S: Final = 60.0
 
@@ -151,6 +153,17 @@ class FileLooks:
     def figures(self) -> dict[str, dict[str, int]]:
         """The most of the first and of the last third of the looks, and the last, by table."""
         return file_figures(self.looks)
+
+
+def files_ratio(figures: Mapping[str, Mapping[str, int]]) -> float | None:
+    """By how much the table that grew most has more files in the last third than in the first, where fewer than
+    FEW_FILES count as so many. None when nothing was looked at.
+    """
+    grown = [
+        max(FEW_FILES, found["most_in_last_third"]) / max(FEW_FILES, found["most_in_first_third"])
+        for found in figures.values()
+    ]
+    return round(max(grown), 3) if grown else None
 
 
 def file_figures(looks: Sequence[Mapping[str, int]]) -> dict[str, dict[str, int]]:

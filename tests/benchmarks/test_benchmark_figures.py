@@ -9,7 +9,7 @@ import pytest
 
 from tests.benchmarks.bench_report import is_as_stated, not_held, report
 from tests.benchmarks.endurance import compared
-from tests.benchmarks.stack_figures import MemoryLooks, Process, file_figures
+from tests.benchmarks.stack_figures import MemoryLooks, Process, file_figures, files_ratio
 
 JVM, DRIVER = Process("streams", "java", 10), Process("streams", "python3.11", 11)
 
@@ -63,6 +63,17 @@ def test_live_files_are_the_most_of_the_first_and_of_the_last_third() -> None:
         "ledger": {"most_in_first_third": 9, "most_in_last_third": 8, "last": 1}
     }
     assert file_figures([]) == {}
+
+
+def test_files_that_grow_in_one_table_are_seen_beside_others_and_few_ones_do_not_count() -> None:
+    steady, grown, few = (
+        {"most_in_first_third": first, "most_in_last_third": last, "last": last}
+        for first, last in ((600, 640), (200, 500), (20, 90))
+    )
+    assert files_ratio({"ledger": steady, "mailbox": few}) == round(640 / 600, 3)
+    assert files_ratio({"ledger": steady, "registry_jobs": grown}) == 2.5
+    assert files_ratio({}) is None
+    assert not_held({"files_worst_ratio": None}, {"files_worst_ratio": 1.5})
 
 
 def test_a_limit_that_is_passed_or_has_no_figure_is_named_and_one_that_is_reached_is_held() -> None:

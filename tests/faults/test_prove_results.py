@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.prove.comparison import DUPLICATE, LOST, MISBEHAVED
+from tests.faults.prove.prove_faults import MEETS_ALL, exit_code
 from tests.faults.prove.results import Results, programs_hash, summary
+from tests.faults.prove.schedule import ALL_FAULTS
 
 THESE = "these"
 
@@ -59,6 +61,19 @@ def test_a_seed_that_tells_nothing_of_what_was_lost_is_counted_as_unjudged(tmp_p
     lines = [result(1), result(2, is_judged=False, findings=[{"kind": MISBEHAVED, "what": "not at rest"}])]
     found = summary(lines)
     assert (found["seeds"], found[LOST], found["unjudged"]) == (2, 0, 1)
+
+
+def test_a_hundred_seeds_that_never_met_a_fault_are_no_proof() -> None:
+    met = dict.fromkeys(ALL_FAULTS, 1)
+    lines = [result(seed, faults=met) for seed in range(MEETS_ALL)]
+    assert summary(lines)["not_injected"] == [] and exit_code(summary(lines)) == 0
+    point, *others = ALL_FAULTS
+    lines = [result(seed, faults=dict.fromkeys(others, 1)) for seed in range(MEETS_ALL)]
+    found = summary(lines)
+    assert found["not_injected"] == [point] and exit_code(found) == 1
+    assert exit_code(summary(lines[1:])) == 0
+    one_more = result(MEETS_ALL, faults=met, findings=[{"kind": LOST, "what": "m1"}])
+    assert exit_code(summary([*lines, one_more])) == 1
 
 
 def test_a_change_of_any_program_makes_them_others_and_what_python_compiles_does_not(tmp_path: Path) -> None:

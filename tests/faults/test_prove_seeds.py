@@ -17,11 +17,13 @@ from schemas.settings import PROJECT_ROOT
 from tests.broker_processes import wait_until
 from tests.faults.prove.brokers import Brokers
 from tests.faults.prove.comparison import LOST
-from tests.faults.prove.schedule import CRASH, KILL, Injection, draw_schedule
+from tests.faults.prove.schedule import CRASH, KILL, SECOND, Injection, draw_schedule
 from tests.faults.prove.seed_run import LIMIT_S, SeedRun
 
-# Named points in the streaming jobs and in a door, a kill, a broker that falls silent, one pump too many.
-CI_SEED = 19
+# Named points in the streaming jobs and in doors, a killed broker, one pump too many. Who changes what is dealt
+# chooses anew.
+CI_SEED = 8
+DRAWN = {"crash:streams.before_views", "crash:files.before_kafka_ack", "kill:kafka", "second:xml_pump"}
 CI_LOAD_S = 9.0
 
 
@@ -38,6 +40,7 @@ def test_a_seed_of_faults_at_all_doors_loses_doubles_and_changes_nothing(
     brokers: Brokers, tmp_path: Path
 ) -> None:
     drawn = draw_schedule(CI_SEED)
+    assert set(drawn.faults) >= DRAWN
     sooner = CI_LOAD_S / drawn.load_s
     early = tuple(dataclasses.replace(one, at_s=one.at_s * sooner) for one in drawn.injections)
     schedule = dataclasses.replace(drawn, load_s=CI_LOAD_S, injections=early)
@@ -47,8 +50,8 @@ def test_a_seed_of_faults_at_all_doors_loses_doubles_and_changes_nothing(
     assert result.findings == []
     assert set(result.by_door) == {"http", "file", "mcp", "mqtt", "xml"}
     assert result.acknowledged > 50
-    # A named point may not be reached; what is done from outside is.
-    certain = {one.fault for one in schedule.injections if one.kind != CRASH}
+    # A named point may not be reached, and a second one may end because Kafka is away; all else is done.
+    certain = {one.fault for one in schedule.injections if one.kind not in (CRASH, SECOND)}
     assert certain <= set(result.faults)
     assert result.seconds < LIMIT_S
 

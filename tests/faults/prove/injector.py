@@ -50,9 +50,9 @@ class Injector:
     """For one thread. `tick` it often; `over` says when the last fault is. `urls`: the gateways that clients
     ask, to which a second one is added while it lives.
 
-    `done`: how often each fault was injected. `misbehaved`: what a part did that it may not do. `left_out`:
-    what the schedule holds and the run did not do, or not to its end. `has_shared`: a second gateway was among
-    `urls` for all its time.
+    `done`: how often each fault was injected; a second one counts when it has shown what it is. `misbehaved`:
+    what a part did that it may not do. `left_out`: what the schedule holds and the run did not do, or not to
+    its end. `has_shared`: a second gateway was among `urls` for all its time.
     """
 
     def __init__(
@@ -145,6 +145,10 @@ class Injector:
             self._armed.append(injection.fault)
             arm(self._points, target, injection.nth)
             return
+        if kind == SECOND:
+            # Counted when it has shown itself.
+            self._start_second(target)
+            return
         self.done[injection.fault] += 1
         if kind == KILL:
             if target in _BROKERS:
@@ -159,8 +163,6 @@ class Injector:
             self._lasts(injection, lambda: self._bend(target, PASS))
         elif kind == FULL_DISK:
             self._fill(injection)
-        elif kind == SECOND:
-            self._start_second(target)
 
     def _lasts(self, injection: Injection, undo: Callable[[], None]) -> None:
         def end() -> None:
@@ -218,6 +220,7 @@ class Injector:
             return
         if trouble is not None:
             self.misbehaved.append(f"the second {name} {trouble}: {second.log()[-300:]}")
+        self.done[f"{SECOND}:{name}"] += shows
         if name == GATEWAY and code is None and shows:
             # Long enough for some of the load to be its own.
             self._urls.append(second.settings.gateway_url)

@@ -15,9 +15,15 @@ from typing import Any, Final
 
 from schemas.settings import PROJECT_ROOT
 from tests.faults.prove.comparison import KINDS
+from tests.faults.prove.schedule import ALL_FAULTS
 
-# What a seed runs: our programs, what they are made of and set by, and the faults themselves.
-_PROGRAMS: Final = ("connectors", "jobs", "schemas", "conf", "tests/faults", "requirements.lock")
+# What a seed runs: our programs, what they are made of and set by, the faults themselves, and what of the other
+# tests these use.
+_PROGRAMS: Final = (
+    *("connectors", "jobs", "schemas", "conf", "requirements.lock"),
+    *("tests/faults", "tests/broker_processes.py", "tests/connectors/gateway/hub_stack.py"),
+    *("tests/connectors/xml_pump/pump_handlers.py", "tests/connectors/xml_pump/pump_stack.py"),
+)
 
 
 def programs_hash(root: Path = PROJECT_ROOT) -> str:
@@ -75,6 +81,7 @@ def summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What `--json` prints: seeds and acknowledgements, findings of each kind, faults by name.
 
     `unjudged`: seeds that do not tell what was lost: they did not come to rest, or were not run as drawn.
+    `not_injected`: faults that none of them met: not drawn, or a point that nobody came to.
     """
     kinds = Counter(finding["kind"] for line in lines for finding in line["findings"])
     faults: Counter[str] = Counter()
@@ -86,4 +93,5 @@ def summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
         **{kind: kinds[kind] for kind in KINDS},
         "unjudged": sum(not line["is_judged"] for line in lines),
         "faults": dict(sorted(faults.items())),
+        "not_injected": [name for name in ALL_FAULTS if not faults[name]],
     }

@@ -118,7 +118,11 @@ class SeedRun:
                 clients.close()
             self._parts.end()
         self._phase("end")
-        self._result.seconds = round(time.monotonic() - self._began, 1)
+        seconds = self._result.seconds = round(time.monotonic() - self._began, 1)
+        if seconds > LIMIT_S:
+            self._result.findings.append(
+                asdict(Finding(MISBEHAVED, f"it took {seconds:.0f} s, at most {LIMIT_S:.0f}"))
+            )
         return self._result
 
     def _phase(self, name: str) -> None:
