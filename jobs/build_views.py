@@ -45,8 +45,6 @@ class ViewBuilder:
         self.lock = threading.Lock()
         self.tables = open_tables(settings)
         self._ledger = settings.table_path(LEDGER)
-        # Commits without rows leave no progress in the tables.
-        self._seen = self.progress.ledger_version
         self._span = 1
 
     @property
@@ -56,15 +54,16 @@ class ViewBuilder:
 
     def build(self) -> int:
         """Apply the next commits; returns how many. Raises Refused when they cannot be read any more."""
-        ledger = DeltaTable(self._ledger)
-        last = min(ledger.version(), self._seen + self._span)
-        commits = last - self._seen
+        ledger, seen = DeltaTable(self._ledger), self.progress.ledger_version
+        last = min(ledger.version(), seen + self._span)
+        commits = last - seen
         if commits <= 0:
             return 0
-        rows = read_changes(ledger, self._seen + 1, last)
+        rows = read_changes(ledger, seen + 1, last)
         if rows.num_rows:
             self._apply(rows, last)
-        self._seen = last
+        else:
+            self._pass_over(last)
         self._span = 2 * commits if rows.num_rows <= _ROUND_ROWS // 2 else max(1, commits // 2)
         return commits
 
@@ -78,6 +77,13 @@ class ViewBuilder:
             progress = ViewProgress(offsets, version)
             for name, table in self.tables.items():
                 table.apply(changes.tables[name], progress if name == STREAM_ENTRIES else None)
+
+    def _pass_over(self, version: int) -> None:
+        """Note commits without rows, too: the log is shortened behind them, and the next start would ask for
+        them.
+        """
+        with self.lock:
+            self.tables[STREAM_ENTRIES].note(ViewProgress(self.progress.offsets, version))
 
 
 class ViewThread:

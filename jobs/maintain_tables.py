@@ -61,7 +61,7 @@ def tidy_ledger(settings: Settings, keep_h: int | None = None) -> None:
 def compact_ledger(table: DeltaTable) -> None:
     """Put the ledger's small files together, and those of earlier rounds when that makes a full one."""
     sizes = pa.table(table.get_add_actions())["size_bytes"].to_pylist()
-    # What the small step leaves alone, two of more than half its size, and the full one surely takes.
+    # What the small step mostly leaves alone (both put neighbours together), and the full one takes.
     between = sum(size for size in sizes if _SMALL_FILE_BYTES // 2 <= size < _FULL_FILE_BYTES // 2)
     target = _FULL_FILE_BYTES if between >= _FULL_FILE_BYTES else _SMALL_FILE_BYTES
     # One task at a time: the settling query must find a free core.

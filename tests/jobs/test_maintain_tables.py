@@ -68,6 +68,18 @@ def test_compaction_leaves_few_files_and_writes_none_anew_in_each_round(
     assert rewritten < 4 * appended
 
 
+def log_of(settings: Settings) -> Path:
+    """The folder of the ledger's log."""
+    return Path(settings.table_path(LEDGER), "_delta_log")
+
+
+def age_log(settings: Settings) -> None:
+    """Let all that is in the ledger's log be two hours older."""
+    for file in log_of(settings).iterdir():
+        then = file.stat().st_mtime - 2 * 3600
+        os.utime(file, (then, then))
+
+
 def files_on_disk(path: str) -> set[str]:
     """The data files below a table's folder."""
     return {str(file) for file in Path(path).rglob("*.parquet") if "_delta_log" not in file.parts}
@@ -194,16 +206,35 @@ def test_the_log_is_shortened_to_what_its_newest_checkpoint_needs(
     for job in JOBS[:3]:
         append_all(backbone_settings, [registration(job, keyring)])
         rows = drain()
-    log = Path(backbone_settings.table_path(LEDGER), "_delta_log")
+    log = log_of(backbone_settings)
     tidy_ledger(backbone_settings)
     commits = len(list(log.glob("*.json")))
     assert commits > 3, "what is young is kept"
-    for file in log.iterdir():
-        an_hour_ago = file.stat().st_mtime - 2 * 3600
-        os.utime(file, (an_hour_ago, an_hour_ago))
+    age_log(backbone_settings)
     tidy_ledger(backbone_settings)
     assert len(list(log.glob("*.json"))) < commits
     assert ledger_rows(backbone_settings) == rows
+
+
+def test_views_that_were_at_the_end_start_again_after_starts_without_an_event(
+    drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring
+) -> None:
+    """What maintenance commits is as much to be read as rows are, and its log is shortened as well."""
+    for job in JOBS[:2]:
+        append_all(backbone_settings, [registration(job, keyring)])
+        drain()
+    build_views.catch_up(backbone_settings)
+    last_with_rows = ledger_of(backbone_settings).version()
+    tidy_ledger(backbone_settings, 0)
+    for _ in range(2):
+        age_log(backbone_settings)
+        build_views.catch_up(backbone_settings)
+        tidy_ledger(backbone_settings)
+    first = min(int(file.stem) for file in log_of(backbone_settings).glob("*.json"))
+    assert first > last_with_rows + 1, "the log was shortened"
+    build_views.catch_up(backbone_settings)
+    found = check_views(backbone_settings, ledger_of(backbone_settings), keyring)
+    assert (found.differences, found.newer) == ([], 0)
 
 
 @pytest.mark.slow
