@@ -115,5 +115,5 @@ class GroupTail:
         """
         since = self._unassigned_since
         if since is not None and time.monotonic() - since > _JOINED_WITHIN_S:
-            log.warning("group_not_joined", group=self._group, waiting_s=_JOINED_WITHIN_S)
+            log.warning("group_not_joined", group=self._group, again_in_s=_JOINED_WITHIN_S)
             self._unassigned_since = time.monotonic()

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterable, MutableMapping
 from datetime import UTC, datetime
 from functools import partial
@@ -51,17 +52,27 @@ class _StderrLines:
 
     def __init__(self, program: str) -> None:
         self._program = program
-        self._lock = threading.Lock()
+        # While a line is written, a signal's handler or what is thrown away may log, too, on the same thread.
+        self._lock = threading.RLock()
+        self._waiting: deque[str] = deque()
         self._lost = 0
         self._is_cut = False
 
     def write(self, line: str) -> None:
         """Write a line, or count it as lost. Never raises OSError."""
         with self._lock:
-            if self._lost and self._takes(self._notice()):
-                self._lost = 0
-            if self._lost or not self._takes(line):
-                self._lost += 1
+            self._waiting.append(line)
+            if len(self._waiting) > 1:
+                return  # written behind the one that this thread is at
+            while self._waiting:
+                self._write(self._waiting[0])
+                self._waiting.popleft()
+
+    def _write(self, line: str) -> None:
+        if self._lost and self._takes(self._notice()):
+            self._lost = 0
+        if self._lost or not self._takes(line):
+            self._lost += 1
 
     def _takes(self, line: str) -> bool:
         if sys.stderr is None:

@@ -4,6 +4,8 @@ confirmed; what comes for it is acknowledged after its callback has returned.
 **Delivers** what it is given to send at least once, in the order of seq, the same bytes at every attempt.
 **Acknowledges when** the callback has returned: who is killed before that gets the message again. The broker
 keeps the session meanwhile, so nothing is missed. A message has its id in it, and may come twice.
+**Loses when** something on the inbox is no message in a form that is known here: it is told in the log by the
+hash of its topic and bytes, and passed over.
 
     credentials = Credentials.load(Path("builder.json"))
     with MqttAgent(settings, credentials, Path("state"), lambda message: print(message.body)) as agent:
