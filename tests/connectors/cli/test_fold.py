@@ -1,4 +1,4 @@
-"""`trunkline fold`: what is left to settle before a version is switched on."""
+"""`trunkline fold`: what is left to settle before a version is switched on, and which doors must be closed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from connectors.live_tail import LogTail
-from connectors.local_stack import free_port
+from connectors.local_stack import LocalStack, free_port
 from schemas.fold_version import FOLD_PROPERTY
 from schemas.ledger import LEDGER, ledger_row
 from schemas.ledger_arrow import ledger_batch
@@ -134,3 +134,17 @@ def test_while_kafka_does_not_answer_the_status_says_so_and_all_else(
     assert (found["log"], found["left"]) == (None, None)
     assert "Kafka does not answer at" in found["why"]
     assert sum(found["ledger"].values()) == 1
+
+
+def test_nothing_is_switched_while_the_stack_has_a_part_beside_its_brokers(
+    trunkline: CommandLine, hub_settings: Settings, keyring: Keyring
+) -> None:
+    records = records_of(hub_settings, 1)
+    write_ledger(hub_settings, keyring, records)
+    write_views(hub_settings, keyring, records)
+    settle_by_an_earlier_version(hub_settings)
+    with LocalStack(hub_settings, ("bridge",)):
+        refused = trunkline.call("fold", "switch")
+    assert refused.returncode == 4
+    assert "the doors are open: bridge run; close them first: ./trunkline down" in refused.stderr
+    assert trunkline.call("fold", "switch").returncode == 0, "nothing else was in the way"
