@@ -48,7 +48,9 @@ def export_job(settings: Settings, job_id: str, to: Path) -> Export:
     part = LedgerReader(settings).rows(where, (*JSON_COLUMNS,))
     rows = part.rows.to_pylist()
     if not rows:
-        raise NotFound(f"the ledger has no record of job {job_id} (yet: 'trunkline status' says how far it is)")
+        raise NotFound(
+            f"the ledger has no record of job {job_id} (yet: 'trunkline fold status' says how far it is)"
+        )
     status = _status(job_id, rows)
     documents = {
         META: json.dumps(_meta(job_id, rows) | {"ledger_version": part.version}, indent=2) + "\n",

@@ -68,7 +68,7 @@ def switch(settings: Settings, ends: dict[str, int]) -> dict[str, Any]:
                 raise Refused(
                     f"the {part} lack records of the log, {sum(left.values())} in all (by partition: {left}): "
                     "start the version before (./trunkline up --only kafka,streams), wait until "
-                    "./trunkline status shows no lag, stop it, and try again"
+                    "./trunkline fold status says that none are left, stop it, and try again"
                 )
         body = FoldSwitched(from_version=before or 0, to_version=FOLD_VERSION, offsets=ends)
         noted = {FOLD_PROPERTY: str(FOLD_VERSION), SWITCH_PROPERTY: body.model_dump_json()}

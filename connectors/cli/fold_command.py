@@ -1,6 +1,6 @@
 """Which version of the fold settles the ledger, and switching on this program's.
 
-  trunkline fold status        the ledger's version, this program's, and how far ledger and views are
+  trunkline fold status        the ledger's version, this program's, and what is left for ledger and views
   trunkline fold switch        switch the ledger on to this program's version
 
 A new version of the fold may decide differently, so it begins at one record for everybody: with the doors
@@ -8,7 +8,7 @@ closed and all of the log settled by the version before. The order: let the vers
 (./trunkline down), install the new one, start Kafka alone (./trunkline up --only kafka), switch, start the rest
 (./trunkline down; ./trunkline up). What was settled before stands; programs of another version do not start.
 Exit codes: 0, also when it was switched before; 2 a token file that cannot be used; 3 no ledger; 4 refused,
-with the reason; 5 Kafka is away.
+with the reason; 5 Kafka is away, which `status` only tells.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ _LIMIT_S = 300
 _ERRORS = {error.exit_code: error for error in (NotFound, Refused, BackboneUnreachable)}
 # What may run while a version is switched on.
 _BROKERS = {"kafka", "mosquitto"}
+# What must hold the log before a version is switched on.
+_PARTS = ("ledger", "views")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the sub-commands."""
     commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    status = commands.add_parser("status", help="show the versions and how far ledger and views are")
+    status = commands.add_parser("status", help="show the versions and what is left for ledger and views")
     switch = commands.add_parser("switch", help="switch the ledger on to this program's version")
     for command in (status, switch):
         command.add_argument("--json", action="store_true", help="print one JSON object")
@@ -45,13 +47,12 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     """Do the action and return the exit code. Raises TrunklineError."""
     state = _ask(settings)
     if args.action == "status":
-        text = "version {ledger_version} settles the ledger, this program has {program_version}"
-        _print(args, state, f"{text}; ledger up to {{ledger}}, views up to {{views}}")
+        _print_status(args, {**state, **_left(settings, state)})
         return 0
     switched = state["ledger_version"] != state["program_version"]
     if switched:
         _check_doors(settings)
-        state = _ask(settings, "--at", json.dumps(_ends(settings)))
+        state = _ask(settings, "--at", json.dumps(_ends(settings, state)))
     if state["switch"] is not None:
         # Also when it was switched before, and perhaps killed before it could say so: the same again is a
         # duplicate. Gateways say it at their start, where nobody calls this again.
@@ -102,14 +103,26 @@ def _check_doors(settings: Settings) -> None:
         raise Refused(f"a gateway answers at {settings.gateway_url}: stop it first")
 
 
-def _ends(settings: Settings) -> dict[str, int]:
-    """The log's end by partition. Raises BackboneUnreachable and what `check_topic` raises."""
-    from schemas.event_topic import check_topic, topic_reader
+def _ends(settings: Settings, state: dict[str, Any]) -> dict[str, int]:
+    """By partition, up to where ledger and views must be to hold the log. Raises what `record_ends` raises."""
+    from connectors.record_ends import record_ends
 
-    check_topic(settings)
-    with topic_reader(settings.kafka) as consumer:
-        ends = consumer.end_offsets(sorted(consumer.assignment()))
-    return {str(where.partition): end for where, end in ends.items()}
+    settled = {int(number): end for number, end in state["ledger"].items()}
+    return {str(number): end for number, end in sorted(record_ends(settings, settled).items())}
+
+
+def _left(settings: Settings, state: dict[str, Any]) -> dict[str, Any]:
+    """How many records of the log ledger and views lack, or why nobody can tell. The log is looked at after the
+    tables: what came in between is left rather than forgotten.
+    """
+    try:
+        ends = _ends(settings, state)
+    except TrunklineError as error:
+        return {"log": None, "left": None, "why": str(error)}
+    left = {
+        part: sum(max(0, end - state[part].get(number, 0)) for number, end in ends.items()) for part in _PARTS
+    }
+    return {"log": ends, "left": left, "why": None}
 
 
 def _record(settings: Settings, switch: dict[str, Any]) -> None:
@@ -120,6 +133,15 @@ def _record(settings: Settings, switch: dict[str, Any]) -> None:
     with Publisher(settings) as publisher:
         record = switched_record(FoldSwitched.model_validate(switch))
         publisher.append(record).result(settings.kafka.delivery_timeout_s)
+
+
+def _print_status(args: argparse.Namespace, found: dict[str, Any]) -> None:
+    text = "version {ledger_version} settles the ledger, this program has {program_version}"
+    text = f"{text}; ledger up to {{ledger}}, views up to {{views}}"
+    left = "records of the log that are left: {left[ledger]} for the ledger, {left[views]} for the views"
+    if found["left"] is None:
+        left = "how many records of the log are left is not known: {why}"
+    _print(args, found, f"{text}; {left}")
 
 
 def _print(args: argparse.Namespace, found: dict[str, Any], text: str) -> None:

@@ -13,11 +13,13 @@ import pytest
 from connectors.live_view import LiveView
 from connectors.publisher import Position, Publisher
 from connectors.settled_feed import SettledFeed
-from schemas.errors import BackboneUnreachable
+from schemas.control_fold import FoldSwitched, switched_record
+from schemas.errors import BackboneUnreachable, Refused
 from schemas.event_topic import topic_reader
 from schemas.ids import parse_stream_key
 from schemas.job_fold import job_grant
 from schemas.record import Record
+from schemas.settled import FOLD_VERSION
 from schemas.view_rows import REGISTRY_JOBS
 from schemas.views import VIEWS
 from tests.broker_processes import wait_until
@@ -190,6 +192,20 @@ def test_closing_breaks_the_waits_that_are_under_way(backbone_settings, keyring)
     assert len(broken) == 2
     with pytest.raises(BackboneUnreachable, match="closed"):
         view.wait_settled(Position(0, 500), 60)
+
+
+def test_a_switch_to_a_newer_version_of_the_fold_ends_a_live_view_that_runs_with_the_reason(
+    backbone_settings, keyring
+):
+    newer = FoldSwitched(from_version=FOLD_VERSION, to_version=FOLD_VERSION + 1, offsets={})
+    with opened(backbone_settings, keyring) as view, Publisher(backbone_settings) as publisher:
+        view.wait_settled(publisher.append(registration(JOB, keyring)).result(10), 10)
+        switch = publisher.append(switched_record(newer)).result(10)
+        wait_until(lambda: view.failure is not None, what="the view's end")
+        assert isinstance(view.failure, Refused)
+        with pytest.raises(BackboneUnreachable, match=r"has stopped: .* start the newer program"):
+            view.wait_settled(switch, 10)
+        assert view.next_offsets()[switch.partition] <= switch.offset, "the switch is the newer program's"
 
 
 def test_changes_are_told_in_order_also_those_of_the_replay(backbone_settings, keyring):
