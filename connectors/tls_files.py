@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -79,8 +80,8 @@ def create(
 
     `mutual`: pairs for the clients as well; they are looked after once they are there. `renew`: all pairs but
     the authority anew; `renew_authority`: that, too. Raises UsageError for what is no host, Refused, before
-    anything is written, when the authority that was there is not whole, TrunklineError when the folder cannot
-    be written.
+    anything is written, when the authority that was there is not whole or others can read its key,
+    TrunklineError when the folder cannot be written.
     """
     wanted = list(dict.fromkeys([*LOCAL_HOSTS, *hosts]))
     check_hosts(wanted)
@@ -121,13 +122,26 @@ def _authority(folder: Path, renew: bool) -> tuple[Pair, str | None]:
     known = _known(folder, CA)
     why = _reason(known, known, (), renew)
     if known is not None and why is None:
-        (folder / f"{CA}.key").chmod(0o600)
+        _check_key_is_ours(folder / f"{CA}.key")
         return known, None
     if known is None and not renew:
         _check_never_made(folder)
     made = new_authority()
     _write(folder, CA, made)
     return made, why
+
+
+def _check_key_is_ours(key: Path) -> None:
+    """Raise Refused when others can read the authority's key. A chmod of ours would hide that somebody may have
+    it already: only the operator can know.
+    """
+    mode = stat.S_IMODE(key.stat().st_mode)
+    if mode & 0o077:
+        raise Refused(
+            f"{key} is readable by others (mode {mode:o}), and whoever has it can pose as any server: if "
+            f"nobody else can have read it, run chmod 600 {key} and the same again; else make a new "
+            "authority by --renew-ca: all clients need its ca.crt"
+        )
 
 
 def _check_never_made(folder: Path) -> None:

@@ -27,6 +27,7 @@ from connectors.cli.doctor_parts import (
     check_streams,
     check_token,
     check_views,
+    check_xml_pump,
 )
 from schemas.errors import TrunklineError
 from schemas.settings import Settings, SettingsError
@@ -47,6 +48,7 @@ CHECKS: dict[str, Callable[[Settings], Finding]] = {
     "files": check_files,
     "gateway": check_gateway,
     "token": check_token,
+    "xml_pump": check_xml_pump,
     "organism": check_organism,
     "commands": check_commands,
     "streams": check_streams,

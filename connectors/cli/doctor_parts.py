@@ -1,4 +1,4 @@
-"""What `trunkline doctor` checks of the stack: brokers, accounts, programs, views."""
+"""What `trunkline doctor` checks of the stack: brokers, accounts, programs, listeners, views."""
 
 from __future__ import annotations
 
@@ -7,13 +7,25 @@ import socket
 import ssl
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from connectors.cli.dashboard_command import address_of
 from connectors.cli.doctor_findings import FAIL, OK, RESTART, START, WARN, Finding, private_file
 from connectors.gateway_tls import explained as explained_http
 from connectors.gateway_tls import trust
 from connectors.local_stack import control
-from connectors.local_stack.part_plan import BRIDGE, FILES, GATEWAY, KAFKA, MOSQUITTO, STREAMS
+from connectors.local_stack.part_plan import (
+    ALL_PARTS,
+    BRIDGE,
+    FILES,
+    GATEWAY,
+    KAFKA,
+    MOSQUITTO,
+    STREAMS,
+    XML_PUMP,
+)
 from connectors.local_stack.readiness import mqtt_answers
 from connectors.mqtt_credentials import OPERATOR, load_role_passwords, role_file
 from connectors.mqtt_login import LoginAnswer, try_login
@@ -65,14 +77,16 @@ def _check_part(settings: Settings, name: str) -> Finding:
     status = next(part for part in control.part_statuses(settings) if part.name == name)
     if not _is_started(settings, name):
         return Finding(name, WARN, "not started here", START)
-    found = f"{status.state}, restarts: {status.restarts}"
-    if status.state == "ready":
-        return Finding(name, OK if status.restarts == 0 else WARN, found, _why(status.restarts, name))
-    return Finding(name, FAIL, found, f"trunkline logs {name} says why")
+    found, why = f"{status.state}, restarts: {status.restarts}", _says_why(settings, name)
+    if status.state != "ready":
+        return Finding(name, FAIL, found, why)
+    return Finding(name, WARN, found, f"it died before: {why}") if status.restarts else Finding(name, OK, found)
 
 
-def _why(restarts: int, name: str) -> str:
-    return f"it died before: trunkline logs {name} says why" if restarts else ""
+def _says_why(settings: Settings, name: str) -> str:
+    # The command knows the first pump's log, and not those of the others.
+    log = f"trunkline logs {name}" if name in ALL_PARTS else settings.data_path / "logs" / f"{name}.log"
+    return f"{log} says why"
 
 
 def check_bridge(settings: Settings) -> Finding:
@@ -83,6 +97,19 @@ def check_bridge(settings: Settings) -> Finding:
 def check_files(settings: Settings) -> Finding:
     """The bridge of the file queue lives."""
     return _check_part(settings, FILES)
+
+
+def check_xml_pump(settings: Settings) -> Finding:
+    """Each pump of the stack lives."""
+    state = control.running_state(settings) or {"parts": ()}
+    names = [name for name in state["parts"] if name == XML_PUMP or name.startswith(f"{XML_PUMP}_")]
+    if not names and settings.xml_pump.processes == 0:
+        return Finding(XML_PUMP, OK, "none is to run here: xml_pump.processes is 0")
+    pumps = [_check_part(settings, name) for name in names or [XML_PUMP]]
+    worst = max(pumps, key=lambda pump: (OK, WARN, FAIL).index(pump.level))
+    if len(pumps) == 1:
+        return worst
+    return replace(worst, check=XML_PUMP, found="; ".join(f"{pump.check}: {pump.found}" for pump in pumps))
 
 
 def _why_no_tls(mqtt: MqttSettings, context: ssl.SSLContext) -> str | None:
@@ -124,7 +151,7 @@ def check_accounts(settings: Settings) -> Finding:
 
 
 def check_gateway(settings: Settings) -> Finding:
-    """The gateway says that it is ready."""
+    """The gateway says that it is ready, and its other listeners can be opened."""
     part = _check_part(settings, GATEWAY)
     url = f"{settings.gateway_url}/readyz"
     if not url.startswith(("http://", "https://")):
@@ -135,9 +162,7 @@ def check_gateway(settings: Settings) -> Finding:
         urllib.request.HTTPSHandler(context=trust(url, settings.gateway.ca_certs)),
     )
     try:
-        with opener.open(url, timeout=_HTTP_TIMEOUT_S):
-            found = f"{part.found}, {url} answers" if _is_started(settings, GATEWAY) else f"{url} answers"
-            return Finding(GATEWAY, OK if part.found.startswith("not ") else part.level, found, part.mend)
+        opener.open(url, timeout=_HTTP_TIMEOUT_S).close()
     except urllib.error.HTTPError as error:
         with error:
             found = f"{url}: {error.code} {_message(error.read(10_000))}".rstrip()
@@ -150,6 +175,46 @@ def check_gateway(settings: Settings) -> Finding:
         if not _is_started(settings, GATEWAY):
             return part
         return Finding(GATEWAY, FAIL, f"{url}: {why}", f"trunkline logs {GATEWAY}")
+    if not _is_started(settings, GATEWAY):
+        return _check_listeners(settings, Finding(GATEWAY, OK, f"{url} answers"), is_ours=False)
+    return _check_listeners(settings, replace(part, found=f"{part.found}, {url} answers"), is_ours=True)
+
+
+def _check_listeners(settings: Settings, gateway: Finding, *, is_ours: bool) -> Finding:
+    """What was found of the gateway, or what stands between its other listeners and those who use them. Of a
+    gateway that is not ours nobody knows whether they are to be there.
+    """
+    urls = {"agent_mcp": settings.mcp_server_url} if settings.agent_mcp.port else {}
+    if settings.dashboard.port:
+        urls["dashboard"] = address_of(settings)
+    opened = []
+    for section, url in urls.items():
+        try:
+            _open(url, settings.gateway.ca_certs)
+            opened.append(section)
+        except ssl.SSLError as error:
+            found = f"{section} at {url}: {explained_http(error)}"
+            return Finding(GATEWAY, FAIL, found, "./trunkline tls create")
+        except OSError as error:
+            if is_ours:
+                mend = f"trunkline logs {GATEWAY} says why; look at the settings of {section}"
+                return Finding(GATEWAY, FAIL, f"{section} at {url}: {error}", mend)
+        except ValueError:
+            return Finding(GATEWAY, FAIL, f"{section}.url is {url!r}", "set it to http://HOST:PORT")
+    return replace(gateway, found=", ".join([gateway.found, *(f"{section} is open" for section in opened)]))
+
+
+def _open(url: str, ca_certs: Path | None) -> None:
+    """Connect as those do who use it. Nothing is asked: where agents speak, what nobody has signed is noted in
+    the ledger as refused. Raises OSError, and ValueError for what is no address.
+    """
+    context, where = trust(url, ca_certs), urlsplit(url)
+    if where.scheme not in ("http", "https") or where.hostname is None:
+        raise ValueError(url)
+    port = where.port or (80 if context is None else 443)
+    with socket.create_connection((where.hostname, port), timeout=_HTTP_TIMEOUT_S) as plain:
+        if context is not None:
+            context.wrap_socket(plain, server_hostname=where.hostname).close()
 
 
 def _message(body: bytes) -> str:

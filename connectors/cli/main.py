@@ -50,7 +50,7 @@ STACK, EVENTS, AGENTS = "The local stack", "Jobs and events", "Agents and who ma
 WORK = "Trying and measuring"
 
 COMMANDS: dict[str, Command] = {
-    "up": Command("connectors.cli.up_command", "start brokers, bridges, gateway and streams", STACK),
+    "up": Command("connectors.cli.up_command", "start brokers, bridges, gateway, pump, streams", STACK),
     "down": Command("connectors.cli.down_command", "stop them all, in order", STACK),
     "status": Command("connectors.cli.status_command", "show each part's state, age and memory", STACK),
     "logs": Command("connectors.cli.logs_command", "show or follow the parts' logs", STACK),

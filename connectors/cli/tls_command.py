@@ -7,10 +7,11 @@
 What is good stays as it is, so running it again is harmless: it makes what is missing, what ends within 30
 days, and what does not name a --host. Every key has mode 0600. Nothing runs under TLS before the settings say
 so; they are printed at the end. Parts that run take new files when they are started anew. An authority that was
-there and is not whole, because ca.key lies elsewhere or is damaged, is replaced with --renew-ca alone.
+there and is not whole, because ca.key lies elsewhere or is damaged, is replaced with --renew-ca alone. While
+others can read ca.key, nothing is signed with it.
 
 Exit codes: 0; 1 the folder cannot be written; 2 wrong arguments; 4 the authority's key or certificate is not
-there, or they do not fit.
+there, they do not fit, or others can read the key.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Start the local stack in the background, and wait until it is ready.
 
-Kafka, Mosquitto, the bridge from MQTT to Kafka, the gateway (HTTP) and the streaming jobs run on loopback,
-supervised: what dies is started again. Everything they keep is below `data_dir`. Running it twice is harmless.
+Kafka, Mosquitto, the bridges of MQTT and of the file queue, the gateway (HTTP), the XML pump and the streaming
+jobs run on loopback, supervised: what dies is started again. Everything they keep is below `data_dir`. Running
+it twice is harmless.
 """
 
 from __future__ import annotations

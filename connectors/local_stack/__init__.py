@@ -1,4 +1,4 @@
-"""The local stack: Kafka, Mosquitto, bridge, gateway and streaming jobs on loopback, supervised."""
+"""The local stack: Kafka, Mosquitto, bridges, gateway, XML pump and streaming jobs on loopback, supervised."""
 
 from connectors.local_stack.part import Part, PartFailed
 from connectors.local_stack.part_plan import ALL_PARTS

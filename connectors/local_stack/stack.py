@@ -1,4 +1,4 @@
-"""The local stack: Kafka, Mosquitto, bridge, gateway and the streaming jobs on loopback, as one thing."""
+"""The local stack: brokers, bridges, gateway, XML pump and the streaming jobs on loopback, as one thing."""
 
 from __future__ import annotations
 

@@ -75,15 +75,13 @@ def test_run_again_it_changes_nothing_and_a_further_host_only_the_servers(tmp_pa
     assert set(more.of("gateway").hosts) == {"127.0.0.1", "localhost", "one.example", "two.example"}
 
 
-def test_what_is_broken_or_open_is_mended_and_renewal_keeps_the_authority(tmp_path: Path) -> None:
+def test_what_is_broken_is_mended_and_renewal_keeps_the_authority(tmp_path: Path) -> None:
     folder = tmp_path / "tls"
     made = create(folder)
     made.of("gateway").key.write_bytes(made.of("kafka").key.read_bytes())
     made.of("mosquitto").certificate.write_text("rubbish")
-    made.of("ca").key.chmod(0o644)
     mended = create(folder)
     assert {file.name for file in mended.files if file.why is not None} == {"gateway", "mosquitto"}
-    assert stat.S_IMODE(made.of("ca").key.stat().st_mode) == 0o600
     before = contents(folder)
     create(folder, renew=True)
     changed = {name for name, content in contents(folder).items() if content != before[name]}
@@ -119,11 +117,31 @@ def test_an_authority_that_is_not_whole_is_replaced_only_when_that_is_asked_for(
         create(folder, ["more.example"], renew=renew)
     assert contents(folder) == before, "nothing was written"
     (folder / name).write_bytes(whole)
+    (folder / "ca.key").chmod(0o600)
     assert all(file.why is None for file in create(folder).files)
     (folder / name).unlink()
     new = create(folder, renew_authority=True)
     assert new.of("gateway").why == "another authority signed it"
     assert all(file.why is None for file in create(folder).files)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_an_authoritys_key_that_others_can_read_signs_nothing_until_the_operator_has_judged_it(
+    tmp_path: Path, mode: int
+) -> None:
+    folder = tmp_path / "tls"
+    key = create(folder).of("ca").key
+    key.chmod(mode)
+    before = contents(folder)
+    for renew in (False, True):
+        with pytest.raises(Refused, match=rf"mode {mode:o}.*chmod 600 {key} .*--renew-ca"):
+            create(folder, ["more.example"], mutual=True, renew=renew)
+    assert contents(folder) == before and stat.S_IMODE(key.stat().st_mode) == mode, "nothing was written"
+    key.chmod(0o600)
+    assert all(file.why is None for file in create(folder).files)
+    key.chmod(mode)
+    assert create(folder, renew_authority=True).of("gateway").why == "another authority signed it"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
 
 
 def test_an_authority_that_was_broken_off_before_anybody_saw_it_is_made_anew(tmp_path: Path) -> None:
@@ -176,6 +194,9 @@ def test_the_command_says_what_it_made_until_when_and_what_to_set(
     keys = [path.read_text().strip() for path in tmp_path.rglob("*.password")]
     assert len(keys) == 2 and not any(key in told + json.dumps(found) for key in keys)
     assert main(["tls", "create", "--host", "a b"]) == 2
+    (tmp_path / "other" / "ca.key").chmod(0o644)
+    assert main(["tls", "create", "--dir", str(tmp_path / "other")]) == 4
+    assert f"chmod 600 {tmp_path / 'other' / 'ca.key'}" in capsys.readouterr().err
     (tmp_path / "other" / "ca.key").unlink()
     assert main(["tls", "create", "--dir", str(tmp_path / "other")]) == 4
     assert "--renew-ca" in capsys.readouterr().err

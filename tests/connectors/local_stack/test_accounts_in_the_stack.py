@@ -85,5 +85,6 @@ def test_doctor_looks_at_accounts_gateway_and_token_of_a_running_stack(cli: Cli)
     checks = {check["check"]: check for check in json.loads(answer.stdout)["checks"]}
     assert answer.returncode == 0, answer.stdout
     assert {checks[name]["level"] for name in ("mqtt", "accounts", "gateway", "token", "ports")} == {"ok"}
-    assert "/readyz answers" in checks["gateway"]["found"]
+    assert "/readyz answers, agent_mcp is open, dashboard is open" in checks["gateway"]["found"]
+    assert (checks["xml_pump"]["level"], checks["xml_pump"]["mend"]) == ("warn", "start it: trunkline up")
     assert checks["views"]["level"] == "warn"

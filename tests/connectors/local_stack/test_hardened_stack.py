@@ -22,7 +22,13 @@ from deltalake import DeltaTable
 
 from connectors.agent_client import agent_client
 from connectors.cli.dashboard_command import address_of
-from connectors.cli.doctor_parts import check_accounts, check_gateway, check_kafka, check_mqtt
+from connectors.cli.doctor_parts import (
+    check_accounts,
+    check_gateway,
+    check_kafka,
+    check_mqtt,
+    check_xml_pump,
+)
 from connectors.file_bridge.queue_root import queue_root
 from connectors.file_queue import Queue
 from connectors.gateway_client import GatewayClient
@@ -232,9 +238,10 @@ def test_our_clients_name_the_setting_when_they_do_not_trust_the_gateway(
 
 
 def test_the_doctor_finds_all_of_it_well_and_says_what_is_not(settings: Settings, stranger: Path) -> None:
-    for check in (check_kafka, check_mqtt, check_accounts, check_gateway):
+    for check in (check_kafka, check_mqtt, check_accounts, check_gateway, check_xml_pump):
         found = check(settings)
         assert found.level == "ok", found
+    assert "agent_mcp is open, dashboard is open" in check_gateway(settings).found
     mistaken = check_gateway(trusting(settings, stranger))
     assert mistaken.level == "fail" and "gateway.ca_certs" in mistaken.found
 

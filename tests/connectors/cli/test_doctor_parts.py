@@ -1,0 +1,195 @@
+"""What the doctor says of the parts of a stack: each has a check, each pump counts, each listener is opened."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from connectors.cli.doctor_checks import CHECKS
+from connectors.cli.doctor_findings import FAIL, OK, WARN
+from connectors.cli.doctor_parts import check_gateway, check_xml_pump
+from connectors.local_stack import free_port, state_file
+from connectors.local_stack.part_plan import ALL_PARTS, MOSQUITTO
+from connectors.tls_files import TlsFolder, create
+from schemas.settings import (
+    AgentMcpSettings,
+    DashboardSettings,
+    GatewaySettings,
+    Settings,
+    XmlPumpSettings,
+)
+
+LOOPBACK = "127.0.0.1"
+READY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+
+def stack_of(settings: Settings, **parts: tuple[str, int, bool]) -> None:
+    """The state file of a stack that this process runs; of each part state, restarts, and whether it lives."""
+    own = state_file.identity()
+    gone = own | {"created": own["created"] - 1000}
+    told = {
+        name: {"state": state, "restarts": restarts, "summary": name, **(own if lives else gone)}
+        for name, (state, restarts, lives) in parts.items()
+    }
+    state_file.write_state(settings, {"supervisor": own, "phase": state_file.RUNNING, "parts": told})
+
+
+def test_every_part_of_the_stack_has_a_check() -> None:
+    assert {"mqtt" if part == MOSQUITTO else part for part in ALL_PARTS} <= CHECKS.keys()
+
+
+def test_pumps_that_are_not_started_are_told_unless_none_is_to_run(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    found = check_xml_pump(settings)
+    assert (found.level, found.found) == (WARN, "not started here")
+    none = settings.model_copy(update={"xml_pump": XmlPumpSettings(processes=0)})
+    assert check_xml_pump(none).level == OK
+    stack_of(settings, kafka=("ready", 0, True))
+    assert check_xml_pump(settings).level == WARN
+
+
+def test_a_pump_that_lives_is_well_and_one_that_died_names_its_log(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    stack_of(settings, xml_pump=("ready", 0, True))
+    assert (check_xml_pump(settings).level, check_xml_pump(settings).found) == (OK, "ready, restarts: 0")
+    stack_of(settings, xml_pump=("ready", 2, True))
+    died = check_xml_pump(settings)
+    assert died.level == WARN and "trunkline logs xml_pump says why" in died.mend
+    stack_of(settings, xml_pump=("ready", 0, False))
+    gone = check_xml_pump(settings)
+    assert gone.level == FAIL and gone.found.startswith("stopped")
+
+
+def test_of_several_pumps_the_worst_is_told_with_the_log_that_is_its_own(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    lives = ("ready", 0, True)
+    stack_of(settings, xml_pump=lives, xml_pump_2=("waiting", 3, False), xml_pump_3=lives)
+    found = check_xml_pump(settings)
+    assert (found.check, found.level) == ("xml_pump", FAIL)
+    assert "xml_pump_2: waiting, restarts: 3" in found.found and "xml_pump_3: ready" in found.found
+    assert str(tmp_path / "logs" / "xml_pump_2.log") in found.mend
+
+
+@contextmanager
+def listener(pair: TlsFolder | None) -> Iterator[tuple[int, list[bytes]]]:
+    """Answers all requests with 200, under TLS where there is a pair: its port, and what it was asked."""
+    asked: list[bytes] = []
+    context = None
+    if pair is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(pair.of("gateway").certificate, pair.of("gateway").key)
+    server = socket.create_server((LOOPBACK, 0))
+
+    def answer() -> None:
+        while True:
+            try:
+                plain, _ = server.accept()
+            except OSError:
+                return
+            with plain:
+                plain.settimeout(5)
+                try:
+                    peer = plain if context is None else context.wrap_socket(plain, server_side=True)
+                    if request := peer.recv(4096):
+                        asked.append(request)
+                        peer.sendall(READY)
+                    peer.close()
+                except OSError:
+                    continue
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    try:
+        yield server.getsockname()[1], asked
+    finally:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+        thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> TlsFolder:
+    return create(tmp_path_factory.mktemp("ours"))
+
+
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory: pytest.TempPathFactory) -> TlsFolder:
+    return create(tmp_path_factory.mktemp("strangers"))
+
+
+def gateway_at(
+    folder: Path, hub: int, agent_mcp: int, dashboard: int, pair: TlsFolder | None = None
+) -> Settings:
+    """Settings of a stack whose gateway listens on these ports, under TLS where there is a pair."""
+    tls = (
+        {} if pair is None else {"certfile": pair.of("gateway").certificate, "keyfile": pair.of("gateway").key}
+    )
+    ca = None if pair is None else pair.of("ca").certificate
+    settings = Settings(
+        data_dir=folder,
+        gateway=GatewaySettings(port=hub, ca_certs=ca, **tls),
+        agent_mcp=AgentMcpSettings(port=agent_mcp),
+        dashboard=DashboardSettings(port=dashboard),
+    )
+    stack_of(settings, gateway=("ready", 0, True))
+    return settings
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_the_gateways_other_listeners_are_opened_and_asked_nothing(
+    tmp_path: Path, ours: TlsFolder, tls: bool
+) -> None:
+    pair = ours if tls else None
+    with listener(pair) as (hub, _), listener(pair) as (mcp, asked), listener(pair) as (page, _):
+        found = check_gateway(gateway_at(tmp_path, hub, mcp, page, pair))
+    assert found.level == OK, found
+    assert found.found.endswith("/readyz answers, agent_mcp is open, dashboard is open")
+    # What agents do not sign is a refusal, and stands in the ledger for ever.
+    assert asked == []
+
+
+@pytest.mark.requirement("JE-23")
+@pytest.mark.parametrize("wrong", ["agent_mcp", "dashboard"])
+def test_a_listener_with_a_strangers_certificate_is_told_with_the_setting(
+    tmp_path: Path, ours: TlsFolder, strangers: TlsFolder, wrong: str
+) -> None:
+    pairs = [strangers if wrong == section else ours for section in ("hub", "agent_mcp", "dashboard")]
+    with ExitStack() as stack:
+        ports = [stack.enter_context(listener(pair))[0] for pair in pairs]
+        settings = gateway_at(tmp_path, *ports, pair=ours)
+        found = check_gateway(settings)
+        assert found.level == FAIL and found.found.startswith(f"{wrong} at https://")
+        assert "gateway.ca_certs" in found.found
+        # Whoever started it: somebody is there who is not trusted.
+        state_file.remove_state(settings)
+        assert check_gateway(settings).level == FAIL
+
+
+@pytest.mark.parametrize("closed", ["agent_mcp", "dashboard"])
+def test_a_listener_that_is_not_there_is_told_where_the_gateway_is_ours_and_its_port_is_not_0(
+    tmp_path: Path, closed: str
+) -> None:
+    with listener(None) as (hub, _), listener(None) as (other, _):
+        ports = {"agent_mcp": other, "dashboard": other, closed: free_port()}
+        settings = gateway_at(tmp_path, hub, **ports)
+        found = check_gateway(settings)
+        assert found.level == FAIL and found.found.startswith(f"{closed} at http://") and closed in found.mend
+        off = gateway_at(tmp_path, hub, **{**ports, closed: 0})
+        assert check_gateway(off).level == OK and closed not in check_gateway(off).found
+        state_file.remove_state(settings)
+        assert check_gateway(settings).level == OK
+
+
+def test_an_address_of_agents_that_is_none_is_told(tmp_path: Path) -> None:
+    with listener(None) as (hub, _):
+        settings = gateway_at(tmp_path, hub, 1, 0)
+        for url in ("agents.example", "http://:80", "http://agents.example:99999"):
+            mcp = AgentMcpSettings(port=1, url=url)
+            found = check_gateway(settings.model_copy(update={"agent_mcp": mcp}))
+            assert found.level == FAIL and found.found == f"agent_mcp.url is {url!r}"
