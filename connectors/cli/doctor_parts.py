@@ -17,7 +17,6 @@ from connectors.gateway_tls import explained as explained_http
 from connectors.gateway_tls import trust
 from connectors.local_stack import control
 from connectors.local_stack.part_plan import (
-    ALL_PARTS,
     BRIDGE,
     FILES,
     GATEWAY,
@@ -77,16 +76,10 @@ def _check_part(settings: Settings, name: str) -> Finding:
     status = next(part for part in control.part_statuses(settings) if part.name == name)
     if not _is_started(settings, name):
         return Finding(name, WARN, "not started here", START)
-    found, why = f"{status.state}, restarts: {status.restarts}", _says_why(settings, name)
+    found, why = f"{status.state}, restarts: {status.restarts}", f"trunkline logs {name} says why"
     if status.state != "ready":
         return Finding(name, FAIL, found, why)
     return Finding(name, WARN, found, f"it died before: {why}") if status.restarts else Finding(name, OK, found)
-
-
-def _says_why(settings: Settings, name: str) -> str:
-    # The command knows the first pump's log, and not those of the others.
-    log = f"trunkline logs {name}" if name in ALL_PARTS else settings.data_path / "logs" / f"{name}.log"
-    return f"{log} says why"
 
 
 def check_bridge(settings: Settings) -> Finding:

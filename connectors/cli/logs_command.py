@@ -1,4 +1,7 @@
-"""Show the logs of the local stack's parts, each line after the part's name; `-f` follows them."""
+"""Show the logs of the local stack's parts, each line after the part's name; `-f` follows them.
+
+The second XML pump and those after it have their number in their names: xml_pump_2.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,18 @@ import time
 from pathlib import Path
 
 from connectors.local_stack.log_files import last_lines
-from connectors.local_stack.part_plan import ALL_PARTS
-from schemas.errors import NotFound
+from connectors.local_stack.part_plan import ALL_PARTS, XML_PUMP
+from schemas.errors import NotFound, UsageError
 from schemas.settings import Settings
 
-_NAMES = (*ALL_PARTS, "supervisor")
+_SUPERVISOR = "supervisor"
 _POLL_S = 0.3
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("part", nargs="?", choices=_NAMES, help="one part (default: all)")
+    names = ", ".join((*ALL_PARTS, _SUPERVISOR))
+    parser.add_argument("part", nargs="?", help=f"one of {names} (default: all)")
     parser.add_argument("-n", type=int, default=20, metavar="LINES", help="lines from the end (default: 20)")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until Ctrl-C")
 
@@ -49,7 +53,11 @@ def _follow(logs: dict[str, Path], prefixed: bool) -> None:
 def run(args: argparse.Namespace, settings: Settings) -> int:
     """Print the ends of the logs, and what comes after if asked to."""
     folder = settings.data_path / "logs"
-    logs = {name: folder / f"{name}.log" for name in ([args.part] if args.part else _NAMES)}
+    more = sorted((path.stem for path in folder.glob(f"{XML_PUMP}_*.log")), key=lambda name: (len(name), name))
+    names = (*ALL_PARTS, *more, _SUPERVISOR)
+    if args.part is not None and args.part not in names:
+        raise UsageError(f"no such part: {args.part}; there are {', '.join(names)}")
+    logs = {name: folder / f"{name}.log" for name in ([args.part] if args.part else names)}
     if not args.follow and not any(path.exists() for path in logs.values()):
         raise NotFound(f"no logs in {folder}: nothing was started with these settings (trunkline up)")
     prefixed = args.part is None

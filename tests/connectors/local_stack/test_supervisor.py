@@ -190,6 +190,11 @@ def test_logs_shows_the_end_of_a_log_and_says_when_there_is_none(cli: Cli, stack
     (folder / "kafka.log").write_text("one\ntwo\nthree\n")
     assert cli("logs", "kafka", "-n", "2").stdout == "two\nthree\n"
     assert cli("logs", "-n", "1").stdout == "kafka      | three\n"
+    (folder / "xml_pump_2.log").write_text("four\n")
+    assert cli("logs", "xml_pump_2").stdout == "four\n"
+    assert "xml_pump_2 | four" in cli("logs").stdout
+    unknown = cli("logs", "xml_pump_3")
+    assert unknown.returncode == 2 and "xml_pump_2, supervisor" in unknown.stderr
 
 
 def test_doctor_names_the_key_file_that_others_can_read(cli: Cli, stack_settings: Settings):
