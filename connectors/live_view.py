@@ -121,6 +121,8 @@ class LiveView:
             self._thread.join(_CLOSE_S)
         self._end.close()
         self._break_waits(BackboneUnreachable("the live view was closed"))
+        # What `load` has kept from the collector, and all that was garbage then, is its own again.
+        gc.unfreeze()
 
     def row(self, view: str, key: str) -> ViewRow | None:
         """The row of `view` under `key`, None where there is none. Raises KeyError for an unknown view."""

@@ -20,6 +20,8 @@ from schemas.errors import BackboneUnreachable
 from schemas.settings import MqttSettings
 
 KEEPALIVE_S: Final = 60
+# The client waits by select, which knows no descriptors beyond; a connection takes three.
+_DESCRIPTORS: Final = 1024
 
 
 def new_client(mqtt: MqttSettings, client_id: str = "", *, manual_ack: bool = False) -> Client:
@@ -62,7 +64,7 @@ def dial(
     """Connect and start the client's thread; the broker's answer comes to `on_connect`.
 
     The broker gives a client up after one and a half times `keepalive_s` of silence. Raises
-    BackboneUnreachable when nobody takes the connection.
+    BackboneUnreachable when nobody takes the connection, and when the process has too many files open for it.
     """
     try:
         client.connect(
@@ -70,6 +72,13 @@ def dial(
         )
     except (OSError, ValueError) as error:  # ValueError: what cannot be a host's name
         raise BackboneUnreachable(f"MQTT broker {broker_name(mqtt)}: {explained(error, mqtt)}") from error
+    connected = client.socket()
+    if connected is not None and connected.fileno() >= _DESCRIPTORS - 2:
+        cut_connection(client)
+        raise BackboneUnreachable(
+            f"MQTT broker {broker_name(mqtt)}: this program has too many files and connections open: the MQTT "
+            f"client got descriptor {connected.fileno()}, and cannot wait for any above {_DESCRIPTORS - 1}"
+        )
     client.loop_start()
 
 

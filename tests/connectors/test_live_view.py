@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from concurrent.futures import Future
@@ -206,6 +207,13 @@ def test_a_switch_to_a_newer_version_of_the_fold_ends_a_live_view_that_runs_with
         with pytest.raises(BackboneUnreachable, match=r"has stopped: .* start the newer program"):
             view.wait_settled(switch, 10)
         assert view.next_offsets()[switch.partition] <= switch.offset, "the switch is the newer program's"
+
+
+def test_a_view_that_is_closed_gives_the_collector_back_what_it_kept_from_it(backbone_settings, keyring):
+    """Else all that was garbage when it was opened would stay for ever, its sockets open."""
+    with opened(backbone_settings, keyring):
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
 
 
 def test_changes_are_told_in_order_also_those_of_the_replay(backbone_settings, keyring):
