@@ -102,3 +102,6 @@ def test_a_second_one_that_must_refuse_refuses(name: str) -> None:
     assert judged(name, is_ready=True, is_alone=True) == (None, True)
     assert judged(name, is_late=True) == ("neither refused nor ended", False)
     assert judged("streams", exit_code=1) == ("ended with 1", True)
+    away = BackboneUnreachable.exit_code
+    assert judged("streams", exit_code=away) == (f"ended with {away}", True)
+    assert judged("streams", exit_code=away, was_troubled=True) == (None, False)

@@ -273,6 +273,8 @@ def judge_second(
     away; then it may say so and end, or wait. `is_late`: it has had its time.
     """
     if name in _REFUSE:
+        if exit_code == _UNREACHABLE and was_troubled:
+            return None, False
         if exit_code is not None:
             is_wrong = exit_code == 0 or (name == STREAMS and exit_code != _REFUSED)
             return (f"ended with {exit_code}" if is_wrong else None), True
