@@ -55,6 +55,7 @@ class _StderrLines:
         # While a line is written, a signal's handler or what is thrown away may log, too, on the same thread.
         self._lock = threading.RLock()
         self._waiting: deque[str] = deque()
+        self._is_writing = False
         self._lost = 0
         self._is_cut = False
 
@@ -62,11 +63,14 @@ class _StderrLines:
         """Write a line, or count it as lost. Never raises OSError."""
         with self._lock:
             self._waiting.append(line)
-            if len(self._waiting) > 1:
+            if self._is_writing:
                 return  # written behind the one that this thread is at
-            while self._waiting:
-                self._write(self._waiting[0])
-                self._waiting.popleft()
+            self._is_writing = True
+            try:
+                while self._waiting:
+                    self._write(self._waiting.popleft())
+            finally:
+                self._is_writing = False
 
     def _write(self, line: str) -> None:
         if self._lost and self._takes(self._notice()):

@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from schemas.audit_settings import AuditSettings
+from schemas.http_address import HttpAddress, address_at
 from schemas.kafka_login import login_fault, password_in_file
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
@@ -161,7 +162,7 @@ class AgentMcpSettings(_Section):
 
     host: str = "127.0.0.1"
     port: int = Field(default=3100, ge=0, le=65535)
-    url: str | None = None
+    url: HttpAddress | None = None
     keys_path: Path | None = None
     spawn_image: str = "trunkline/mcp-agent"
     export_interval_ms: int = Field(default=3_600_000, ge=0)
@@ -280,13 +281,13 @@ class Settings(_Section):
     @property
     def gateway_url(self) -> str:
         """Where the gateway answers, without a slash at the end."""
-        own = f"{self.http_scheme}://{self.gateway.host}:{self.gateway.port}"
+        own = address_at(self.http_scheme, self.gateway.host, self.gateway.port)
         return (self.gateway.url or own).rstrip("/")
 
     @property
     def mcp_server_url(self) -> str:
         """Where an agent speaks MCP."""
-        own = f"{self.http_scheme}://{self.agent_mcp.host}:{self.agent_mcp.port}"
+        own = address_at(self.http_scheme, self.agent_mcp.host, self.agent_mcp.port)
         return (self.agent_mcp.url or own).rstrip("/")
 
     @property

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from connectors.gateway_client import read_token
 from schemas.errors import NotFound, UsageError
+from schemas.http_address import address_at
 from schemas.settings import Settings
 
 
@@ -45,4 +46,4 @@ def address_of(settings: Settings) -> str:
     host = settings.dashboard.host
     if host in ("0.0.0.0", "::"):  # noqa: S104  everywhere is here, too
         host = "127.0.0.1"
-    return f"{settings.http_scheme}://{f'[{host}]' if ':' in host else host}:{settings.dashboard.port}/"
+    return f"{address_at(settings.http_scheme, host, settings.dashboard.port)}/"

@@ -92,7 +92,7 @@ def test_a_program_without_stderr_writes_its_lines_into_no_other_file(tmp_path: 
 
 
 _WITH_A_SIGNAL = """
-import signal, sys
+import os, signal
 import structlog
 from connectors.json_log import configure_json_log
 configure_json_log("tests", [])
@@ -101,7 +101,14 @@ def handler(*_):
     log.info("in the middle", text="")
     print("signal", flush=True)
 signal.signal(signal.SIGALRM, handler)
-signal.setitimer(signal.ITIMER_REAL, 0.2)
+write = os.write
+def arming(number, given):
+    os.write = write
+    taken = write(number, given[:1000])
+    # What follows is more than a pipe takes: the signal comes while it waits.
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    return taken
+os.write = arming
 log.info("long", text="x" * 1_000_000)
 """
 
@@ -120,3 +127,34 @@ def test_a_signal_in_the_middle_of_a_long_line_cuts_nothing_off_and_its_handler_
         told = [json.loads(line) for line in program.stderr.read().splitlines()]
     said = [(line["event"], len(line["text"])) for line in told]
     assert said == [("long", 1_000_000), ("in the middle", 0)]
+
+
+_BROKEN_OFF = """
+import os
+import structlog
+from connectors.json_log import configure_json_log
+configure_json_log("tests", [])
+log = structlog.stdlib.get_logger("here")
+write = os.write
+def broken(number, given):
+    os.write = write
+    raise KeyboardInterrupt
+os.write = broken
+try:
+    log.info("broken off")
+except KeyboardInterrupt:
+    log.info("the next")
+    log.info("the last")
+"""
+
+
+def test_a_line_that_is_broken_off_keeps_no_other_back() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _BROKEN_OFF],
+        cwd=PROJECT_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert [json.loads(line)["event"] for line in done.stderr.splitlines()] == ["the next", "the last"]

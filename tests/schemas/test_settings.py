@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
 from schemas.settings import (
+    AgentMcpSettings,
+    GatewaySettings,
     KafkaSettings,
     LimitSettings,
     MqttSettings,
@@ -208,3 +210,23 @@ def test_only_what_differs_from_the_defaults_is_put_into_the_environment() -> No
     assert settings_environment(Settings()) == {}
     chosen = Settings(kafka=KafkaSettings(topic="t"), mqtt=MqttSettings(tls=True))
     assert settings_environment(chosen) == {"TRUNKLINE__KAFKA__TOPIC": "t", "TRUNKLINE__MQTT__TLS": "True"}
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "agents.example",
+        "https://[agents",
+        "ftp://agents.example",
+        "http://agents.example:99999",
+        "https://:3100",
+    ],
+)
+def test_where_agents_find_the_gateway_is_an_address_or_refused_by_its_name(address: str, empty: Path) -> None:
+    with pytest.raises(SettingsError, match=r"agent_mcp\.url"):
+        load_settings({"TRUNKLINE__AGENT_MCP__URL": address}, empty)
+
+
+def test_an_address_of_ipv6_stands_in_brackets() -> None:
+    found = Settings(gateway=GatewaySettings(host="::1"), agent_mcp=AgentMcpSettings(host="::1"))
+    assert (found.gateway_url, found.mcp_server_url) == ("http://[::1]:3200", "http://[::1]:3100")

@@ -184,12 +184,3 @@ def test_a_listener_that_is_not_there_is_told_where_the_gateway_is_ours_and_its_
         assert check_gateway(off).level == OK and closed not in check_gateway(off).found
         state_file.remove_state(settings)
         assert check_gateway(settings).level == OK
-
-
-def test_an_address_of_agents_that_is_none_is_told(tmp_path: Path) -> None:
-    with listener(None) as (hub, _):
-        settings = gateway_at(tmp_path, hub, 1, 0)
-        for url in ("agents.example", "http://:80", "http://agents.example:99999"):
-            mcp = AgentMcpSettings(port=1, url=url)
-            found = check_gateway(settings.model_copy(update={"agent_mcp": mcp}))
-            assert found.level == FAIL and found.found == f"agent_mcp.url is {url!r}"
