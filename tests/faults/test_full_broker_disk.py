@@ -38,6 +38,7 @@ def logged(settings: Settings) -> list[int]:
     pytest.fail(f"the log's end was not reached within {READ_S} s")
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("CM-03")
 @pytest.mark.timeout(240)
 def test_when_kafkas_disk_was_full_all_that_was_acknowledged_is_there_in_its_order(
