@@ -37,7 +37,8 @@ def passes(spark: SparkSession, settings: Settings, root: Path, count: int, expe
     rates = []
     for number in range(count):
         at = StorageSettings(tables=str(root / f"{number}"), checkpoints=str(root / f"{number}-checkpoint"))
-        rate, _, words = spark_rate(start_pipeline(spark, settings.model_copy(update={"storage": at})), expected)
+        query = start_pipeline(spark, settings.model_copy(update={"storage": at}))
+        rate, _, words = spark_rate(query, expected)
         say(f"  {root.name}, pass {number + 1}: {rate:,.0f} records/s ({words})")
         rates.append(rate)
     return rates
