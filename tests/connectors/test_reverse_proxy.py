@@ -19,10 +19,9 @@ from connectors.agent_client import agent_client
 from connectors.event_stream import EventStream
 from connectors.gateway_client import GatewayClient
 from connectors.tls_files import TlsFolder, create
-from schemas.agent_signing import new_key_pair
 from schemas.settings import Settings
 from tests.broker_processes import LOOPBACK, free_port, wait_until
-from tests.connectors.agent_mcp.conftest import McpGateway
+from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.gateway.hub_access import starting
 
 # Loopback as well, and not an address that the gateway knows of itself.
@@ -130,17 +129,14 @@ def test_streams_and_large_bodies_go_through_a_proxy_that_does_tls(proxied: Sett
 def test_a_signed_agent_calls_tools_at_the_proxys_address(
     transport: Literal["http", "sse"], proxied: Settings, tmp_path: Path
 ) -> None:
-    private, public = new_key_pair()
-    key = tmp_path / "ann.pem"
-    key.touch(mode=0o600)
-    key.write_bytes(private)
+    ann = Agent("ann", tmp_path)
     with GatewayClient(proxied) as gateway:
-        gateway.post("/api/hub/participants", {"agent_name": "ann", "public_key": public})
+        gateway.post("/api/hub/participants", {"agent_name": ann.name, "public_key": ann.public_key})
 
         async def write() -> Any:
-            ca_certs = proxied.gateway.ca_certs
+            url, ca_certs = proxied.mcp_server_url, proxied.gateway.ca_certs
             async with agent_client(
-                proxied.mcp_server_url, "ann", key, transport=transport, ca_certs=ca_certs
+                url, ann.name, ann.key_path, transport=transport, ca_certs=ca_certs
             ) as client:
                 arguments = {"targetAgentId": "operator", "message": "from outside"}
                 return await client.call_tool("send_to_agent", arguments)
