@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,7 @@ from schemas.views import STREAM_ENTRIES, VIEWS
 from tests.benchmarks.bench_report import not_held, report, teller
 
 _SHELF = 4096
+TableRow = tuple[object, ...]
 _KINDS = ("started", *["progress"] * 8, "completed")
 _SECRET = "a-secret"
 _KEYRING = Keyring({"bench": b"k" * 32}, "bench")
@@ -107,7 +108,7 @@ def _records(job: str, events: int, keyring: Keyring = _KEYRING) -> list[Outgoin
     return records
 
 
-def _folded(job: str, events: int, offset: int) -> tuple[list[tuple[object, ...]], tuple[object, ...], int]:
+def _folded(job: str, events: int, offset: int) -> tuple[Sequence[TableRow], TableRow, int]:
     """Rows of `stream_entries` and the row of `registry_jobs` of one job, and the next offset."""
     entries, row = Entries(), None
     for outgoing in _records(job, events):
@@ -116,23 +117,22 @@ def _folded(job: str, events: int, offset: int) -> tuple[list[tuple[object, ...]
         record = Record("bench", 0, offset, moment, outgoing.key, outgoing.value, names, values)
         row = settle(record, entries, _KEYRING).changes[0].row
         offset += 1
+    assert row is not None
     stored = [("job", job, key, value, FOLD_VERSION, 0, offset - 1) for key, value in entries.stored().items()]
     return stored, (*(getattr(row, name) for name in row.__struct_fields__), 0, offset - 1), offset
 
 
-def _write(settings: Settings, table: str, rows: list[tuple[object, ...]], offsets: dict[int, int]) -> None:
+def _write(settings: Settings, table: str, rows: Sequence[TableRow], offsets: dict[int, int]) -> None:
     schema = VIEW_ARROW[table]
-    columns = zip(*rows, strict=True)
     arrays = [
         pa.array(column, pa.int64()).cast(field.type) if pa.types.is_timestamp(field.type)
         else pa.array(column, field.type)
-        for column, field in zip(columns, schema, strict=True)
+        for column, field in zip(zip(*rows, strict=True), schema, strict=True)
     ]  # fmt: skip
     whole = pa.Table.from_arrays(arrays, schema=schema)
-    shelves = pa.array([number // _SHELF for number in range(len(rows))], pa.int32())
     write_deltalake(
         settings.table_path(table),
-        whole.append_column("shelf", shelves),
+        whole.append_column("shelf", pa.array([n // _SHELF for n in range(len(rows))], pa.int32())),
         partition_by=["shelf"],
         commit_properties=ViewProgress(offsets, 0).commit_properties(),
     )
@@ -140,7 +140,8 @@ def _write(settings: Settings, table: str, rows: list[tuple[object, ...]], offse
 
 def write_tables(settings: Settings, jobs: int) -> None:
     """The tables of `jobs` jobs: nine of ten have ended after ten events, one runs."""
-    offset, entries, rows = 0, [], []
+    entries: list[TableRow] = []
+    offset, rows = 0, []
     for number in range(jobs):
         found, row, offset = _folded(secrets.token_hex(4), 10 if number % 10 else 3, offset)
         entries += found
@@ -152,8 +153,7 @@ def write_tables(settings: Settings, jobs: int) -> None:
 def load_once(folder: str) -> dict[str, float | int]:
     """Load the tables below `folder` as the live view does, in this process."""
     process = psutil.Process()
-    before = process.memory_info().rss
-    began = time.monotonic()
+    before, began = process.memory_info().rss, time.monotonic()
     view = LiveView(Settings(data_dir=Path(folder)), _KEYRING)
     view.load()
     seconds = time.monotonic() - began
@@ -191,17 +191,15 @@ def _task_records(number: int, agent: AgentDefined, is_running: bool) -> Iterato
     )
     yield task_record(start, door="http", principal="operator")
     for state in (*_BEFORE_THE_END, *(() if is_running else (states.RECYCLING, states.RECYCLED))):
-        change = ContainerChange.model_validate(
-            {
-                "container": f"task-{task}",
-                "state": state,
-                "task_id": task,
-                "agent_name": agent.agent_name,
-                "backend": "local-process",
-                "launcher": "gateway-0123456789ab",
-                "host": "another-host",
-                "handle": f"process/{number + 1}/1000" if state == states.RUNNING else None,
-            }
+        change = ContainerChange(
+            container=f"task-{task}",
+            state=state,
+            task_id=task,
+            agent_name=agent.agent_name,
+            backend="local-process",
+            launcher="gateway-0123456789ab",
+            host="another-host",
+            handle=f"process/{number + 1}/1000" if state == states.RUNNING else None,
         )
         yield container_record(change, door="launcher", principal="another-host")
         if state == states.MONITORING and not is_running:
@@ -211,15 +209,16 @@ def _task_records(number: int, agent: AgentDefined, is_running: bool) -> Iterato
 
 def _message_record(number: int, mailboxes: int) -> OutgoingRecord:
     payload = {"number": number, "text": "please have a look at the change and say what you think of it"}
+    sender = f"worker-{number * 7 % mailboxes}"
     message = {
         "message_id": str(uuid.UUID(int=number + 1, version=4)),
-        "from": f"worker-{number * 7 % mailboxes}",
+        "from": sender,
         "from_verified": True,
         "to": f"worker-{number % mailboxes}",
         "kind": "ask",
         "body": canonical(payload).decode(),
     }
-    return posting_record(Message.model_validate(message), door="http", principal=str(message["from"]))
+    return posting_record(Message.model_validate(message), door="http", principal=sender)
 
 
 def history(args: argparse.Namespace, keyring: Keyring) -> Iterator[OutgoingRecord]:
@@ -342,7 +341,8 @@ def start_gateway(args: argparse.Namespace, work: Path) -> dict[str, Any]:
             gateway=GatewaySettings(agents_dir=agents),
             xml_pump=XmlPumpSettings(organism_file=work / "none"),  # or the start loads the sample into the log
         )
-        keyring, _ = ensure_keyring(settings), ensure_topic(settings)
+        keyring = ensure_keyring(settings)
+        ensure_topic(settings)
         records = append_all(settings, history(args, keyring))
         counts = write_views(settings, keyring)
         say(f"{records} records, rows: {counts}")

@@ -92,9 +92,10 @@ class TopicWriter:
 
     def append(self, record: OutgoingRecord) -> None:
         """Hand one record over; waits while the buffer is full."""
+        headers: list[tuple[str, str | bytes | None]] = [*record.headers()]
         while True:
             try:
-                self._producer.produce(self._topic, record.value, record.key, headers=record.headers())
+                self._producer.produce(self._topic, record.value, record.key, headers=headers)
             except BufferError:
                 self._producer.poll(0.1)
             else:

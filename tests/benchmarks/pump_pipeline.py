@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from lxml import etree
+from lxml import etree  # type: ignore[import-untyped]
 from third_party.xmlable import xmlify
 from xml_pipeline.message_bus.message_state import MessageState
 from xml_pipeline.message_bus.steps.c14n import c14n_step
@@ -134,7 +134,7 @@ def check(pipeline: Pipeline, schema: Any) -> None:
 
 def measure_pipeline(seconds: float) -> dict[str, Any]:
     """Rates of both in turns, for about so many seconds in all, and what our steps take."""
-    pipeline, schema = Pipeline(payload_type_of(Calculate)), etree.XMLSchema(PeerCalculate.xsd())
+    pipeline, schema = Pipeline(payload_type_of(Calculate)), etree.XMLSchema(PeerCalculate.xsd())  # type: ignore[attr-defined]  # of @xmlify
     check(pipeline, schema)
     runs = {"ours": ours_per_s(pipeline), "peer": peer_per_s(schema)}
     rates: dict[str, list[float]] = {name: [] for name in runs}

@@ -59,18 +59,18 @@ class RowsPerBucket(_Settler):
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._streams = handle.getMapState("streams", STREAM_KEY, STREAM_ENTRIES)
 
-    def handleInputRows(
+    def handleInputRows(  # type: ignore[override]  # frames, never rows
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any
     ) -> Iterator[pd.DataFrame]:
         records = [record_of(row) for frame in rows for row in frame.itertuples(index=False)]
         records.sort(key=lambda record: record.offset)
-        opened = {}
+        opened: dict[bytes | None, Entries] = {}
         for stream in {record.key for record in records if record.key}:
             found = self._streams.getValue((stream.decode(),))
             opened[stream] = Entries({} if found is None else _unpack(bytes(found[0])))
         settled = settle_run(records, opened, self.keyring())
-        for stream in {f"{row.stream_kind}/{row.stream_id}" for row in settled if row.entries}:
-            self._streams.updateValue((stream,), (_pack(opened[stream.encode()].stored()),))
+        for name in {f"{row.stream_kind}/{row.stream_id}" for row in settled if row.entries}:
+            self._streams.updateValue((name,), (_pack(opened[name.encode()].stored()),))
         yield pd.DataFrame({"rows": [to_cell(ledger_batch(settled))]})
 
 

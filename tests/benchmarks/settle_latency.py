@@ -103,7 +103,7 @@ def latency(spark: SparkSession, settings: Settings, args: argparse.Namespace, r
     at = settings.model_copy(update={"storage": own})
     query = start(spark, at, args, False)
     deadline = time.monotonic() + LIMIT_S
-    while (query.lastProgress or {}).get("numInputRows", 1) and time.monotonic() < deadline:
+    while (query.lastProgress is None or query.lastProgress["numInputRows"]) and time.monotonic() < deadline:
         time.sleep(0.5)
     began = time.time()
     load = threading.Thread(target=steady_load, args=(settings, args.rate, args.seconds, jobs_for(args.events)))

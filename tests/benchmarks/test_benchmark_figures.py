@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 import pytest
 
@@ -99,7 +100,9 @@ def test_a_limit_is_for_the_run_that_is_asked_for_by_nothing_but_json() -> None:
     ("result", "code"),
     [({"a": 1}, 0), ({"not_held": [], "errors": []}, 0), ({"not_held": ["x"]}, 1), ({"errors": ["x"]}, 1)],
 )
-def test_a_limit_that_is_not_held_and_an_error_are_told_by_the_exit_code(result, code, capsys) -> None:
+def test_a_limit_that_is_not_held_and_an_error_are_told_by_the_exit_code(
+    result: dict[str, Any], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert report(result, as_json=True) == code
     assert capsys.readouterr().out == json.dumps(result) + "\n"
     assert report(result, as_json=False) == code

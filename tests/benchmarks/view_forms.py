@@ -44,7 +44,9 @@ def known_jobs(count: int) -> dict[str, dict[Key, RowChange]]:
     for offset, record in enumerate(records):
         names, values = zip(*record.headers(), strict=True)
         settled = settle(Record("t", 0, offset, 1, record.key, record.value, names, values), entries, keyring)
-    row = msgspec.structs.asdict(settled.changes[0].row)
+    shown = settled.changes[0].row
+    assert shown is not None
+    row = msgspec.structs.asdict(shown)
     # Sealed secrets and digests: no two entries are alike, and none can be compressed.
     draw = random.Random(1)
     jobs: dict[Key, RowChange] = {}
