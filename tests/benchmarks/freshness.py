@@ -214,7 +214,7 @@ def measure(settings: Settings, rate: int, seconds: int, warm_s: int, messages: 
     with LocalStack(settings) as stack:
         sender = MessageSender(settings, messages, "reader")
         sender.start()
-        # A first load warms Spark's JVM; cold figures say more about the compiler.
+        # A first load warms Spark's JVM: after a minute its compilers still take a tenth to a third of a core.
         load(settings, rate, warm_s, first=0)
         second = jobs_for(rate * warm_s) + 10_000
         sent, live = load(settings, rate, seconds, first=second)
@@ -264,7 +264,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="trunkline bench freshness", description=__doc__)
     parser.add_argument("--rate", type=int, default=RATE, help=f"events a second (default {RATE})")
     parser.add_argument("--seconds", type=int, default=40, help="length of the measured load (default 40)")
-    parser.add_argument("--warm", type=int, default=60, help="length of the load before it (default 60)")
+    parser.add_argument("--warm", type=int, default=240, help="length of the load before it (default 240)")
     parser.add_argument("--messages", type=int, default=20, help="messages a second (default 20)")
     parser.add_argument("--partitions", type=int, default=None, help="partitions of the topic")
     parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
