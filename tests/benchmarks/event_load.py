@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from confluent_kafka import Producer
 
 from schemas.job_event import COMPLETED, PROGRESS, STARTED
-from schemas.job_registry import cancellation_record, registration_record
+from schemas.job_registry import registration_record
 from schemas.record import JOB_EVENT, OutgoingRecord, content_id
 from schemas.sealing import Keyring
 from schemas.signing import Signer
@@ -22,13 +22,6 @@ def registrations(jobs: int, keyring: Keyring, first: int = 0) -> Iterator[Outgo
     """The records that register the jobs numbered from `first`."""
     for number in range(first, first + jobs):
         yield registration_record(f"{number:08x}", f"secret-{number}", "read, think, answer", keyring)
-
-
-def ended_jobs(jobs: int, keyring: Keyring, first: int = 0) -> Iterator[OutgoingRecord]:
-    """The records of the jobs numbered from `first` that are cancelled as soon as they are registered."""
-    for number, registration in enumerate(registrations(jobs, keyring, first), first):
-        yield registration
-        yield cancellation_record(f"{number:08x}", request_id="load")
 
 
 def event(number: int, seq: int, kind: str, *, forged: bool = False) -> OutgoingRecord:

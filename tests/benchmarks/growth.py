@@ -1,10 +1,10 @@
 """How cost grows: with events per second, with jobs known, with doors in use.
 
 Each of the three on a stack of its own on free ports. First rising rates; then one rate and a registry that
-grows by jobs that have ended, where a row says how many jobs there were when it was measured, the load's own
-included; then one rate and ten messages a second at one door more in each row. A row says how long the
-micro-batches took, how late the ledger was, how much of a core and how much memory gateway and streams used,
-and which rate was reached. `--plot FILE` draws it.
+grows, where a row says how many jobs there were when it was measured, the load's own included; then one rate
+and ten messages a second at one door more in each row. A row says how long the micro-batches took, how late the
+ledger was, how much of a core and how much memory gateway and streams used, and which rate was reached.
+`--plot FILE` draws it.
 
     ./trunkline bench growth --rates 50,200,500,1000 --jobs 1000,10000,100000,1000000 --json
 """
@@ -40,7 +40,7 @@ from schemas.view_rows import REGISTRY_JOBS
 from tests.benchmarks.bench_report import report
 from tests.benchmarks.door_load import DOORS, DoorLoads
 from tests.benchmarks.endurance import BatchTimes, Load, quantile
-from tests.benchmarks.event_load import ended_jobs, fill, jobs_for
+from tests.benchmarks.event_load import fill, jobs_for, registrations
 from tests.benchmarks.freshness import commits
 from tests.benchmarks.stack_figures import memory_mb
 from tests.faults.test_agreement import end_offsets, look_after, views_are_at
@@ -55,11 +55,11 @@ FIRST_OF_LOADS = 10_000_000
 
 
 def own_settings(data_dir: Path) -> Settings:
-    """A stack on free ports. Of jobs that have ended nothing is kept but what is known of them."""
+    """A stack on free ports."""
     return Settings(
         data_dir=data_dir,
         kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"),
-        mqtt=MqttSettings(port=free_port(), account_grace_s=0),
+        mqtt=MqttSettings(port=free_port()),
         gateway=GatewaySettings(port=free_port()),
         dashboard=DashboardSettings(port=free_port()),
         agent_mcp=AgentMcpSettings(port=free_port()),
@@ -196,7 +196,7 @@ def measure_jobs(settings: Settings, sizes: list[int], rate: int, seconds: int) 
             fill(
                 kafka.bootstrap_servers,
                 kafka.topic,
-                ended_jobs(missing, load_keyring(settings), first=added),
+                registrations(missing, load_keyring(settings), first=added),
             )
             added += missing
             wait_settled(stack, settings)
