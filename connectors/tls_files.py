@@ -4,8 +4,9 @@ The authority alone is not made anew when it is missing or damaged: every client
 
 In the folder: `ca.crt`, `ca.key`; for each server `<name>.crt` and `<name>.key` (`mosquitto`, `kafka`,
 `gateway`), and `kafka.pem` with both, as Java wants it; `kafka-internal.*`, signed by itself;
-`clients/<role>.crt` and `.key`; `kafka.password`, that of the local stack's SCRAM user. What is private has
-mode 0600.
+`clients/<role>.crt` and `.key`; `kafka.password`, that of the local stack's SCRAM user. What is private is made
+with mode 0600. The mode of what is kept is told where it is another, and stays: a change of ours would hide
+that somebody may have read it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from connectors.tls_authority import (
     read_pair,
     why_not_good,
 )
-from schemas.errors import Refused, TrunklineError
+from schemas.errors import Refused, TrunklineError, UsageError
 from schemas.first_file import make_first
 
 CA: Final = "ca"
@@ -58,10 +59,11 @@ class TlsFile:
 
 @dataclass(frozen=True)
 class TlsFolder:
-    """What `create` leaves behind, the authority first."""
+    """What `create` leaves behind, the authority first. `exposed`: its private files that others can read."""
 
     folder: Path
     files: list[TlsFile] = field(default_factory=list)
+    exposed: list[Path] = field(default_factory=list)
 
     def of(self, name: str) -> TlsFile:
         """The pair with this name."""
@@ -107,7 +109,7 @@ def create(
         if mutual or (folder / _CLIENTS).is_dir():
             found.files.extend(_client(folder, role, authority, renew) for role in CLIENT_ROLES)
         make_first(folder / KAFKA_PASSWORD, secrets.token_hex(32))
-        (folder / KAFKA_PASSWORD).chmod(0o600)
+        found.exposed.extend(_exposed(folder))
     except OSError as error:
         raise TrunklineError(f"cannot write below {folder}: {error.strerror}") from error
     return found
@@ -116,6 +118,21 @@ def create(
 def client_name(role: str) -> str:
     """The name of a role's pair."""
     return f"{_CLIENTS}/{role}"
+
+
+def check_server_key(file: Path) -> None:
+    """Raise UsageError when others can read what a server of the local stack would show itself with."""
+    if _is_exposed(file):
+        raise UsageError(f"{file} is readable by others; run: chmod 600 {file}")
+
+
+def _exposed(folder: Path) -> list[Path]:
+    private = [file for pattern in ("*.key", "*.pem", "*.password") for file in folder.rglob(pattern)]
+    return sorted(file for file in private if _is_exposed(file))
+
+
+def _is_exposed(file: Path) -> bool:
+    return bool(file.stat().st_mode & 0o077)
 
 
 def _authority(folder: Path, renew: bool) -> tuple[Pair, str | None]:
@@ -135,12 +152,11 @@ def _check_key_is_ours(key: Path) -> None:
     """Raise Refused when others can read the authority's key. A chmod of ours would hide that somebody may have
     it already: only the operator can know.
     """
-    mode = stat.S_IMODE(key.stat().st_mode)
-    if mode & 0o077:
+    if _is_exposed(key):
         raise Refused(
-            f"{key} is readable by others (mode {mode:o}), and whoever has it can pose as any server: if "
-            f"nobody else can have read it, run chmod 600 {key} and the same again; else make a new "
-            "authority by --renew-ca: all clients need its ca.crt"
+            f"{key} is readable by others (mode {stat.S_IMODE(key.stat().st_mode):o}), and whoever has it can "
+            f"pose as any server: if nobody else can have read it, run chmod 600 {key} and the same again; "
+            "else make a new authority by --renew-ca: all clients need its ca.crt"
         )
 
 
@@ -198,7 +214,6 @@ def _write(folder: Path, name: str, pair: Pair) -> None:
 def _private(path: Path, content: bytes, mode: int = 0o600) -> None:
     with suppress(FileNotFoundError):
         if path.read_bytes() == content:
-            path.chmod(mode)
             return
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")

@@ -5,10 +5,11 @@
   trunkline tls create --renew
 
 What is good stays as it is, so running it again is harmless: it makes what is missing, what ends within 30
-days, and what does not name a --host. Every key has mode 0600. Nothing runs under TLS before the settings say
-so; they are printed at the end. Parts that run take new files when they are started anew. An authority that was
-there and is not whole, because ca.key lies elsewhere or is damaged, is replaced with --renew-ca alone. While
-others can read ca.key, nothing is signed with it.
+days, and what does not name a --host. Every key is made with mode 0600; one that others can read is told, and
+its mode stays. Nothing runs under TLS before the settings say so; they are printed at the end. Parts that run
+take new files when they are started anew. An authority that was there and is not whole, because ca.key lies
+elsewhere or is damaged, is replaced with --renew-ca alone. While others can read ca.key, nothing is signed with
+it.
 
 Exit codes: 0; 1 the folder cannot be written; 2 wrong arguments; 4 the authority's key or certificate is not
 there, they do not fit, or others can read the key.
@@ -109,6 +110,7 @@ def _as_json(made: TlsFolder, wanted: dict[str, Any]) -> dict[str, Any]:
             }
             for file in made.files
         ],
+        "exposed": [str(file) for file in made.exposed],
         "settings": wanted,
     }
 
@@ -119,6 +121,11 @@ def _print(made: TlsFolder, wanted: dict[str, Any]) -> None:
         what = "kept" if file.why is None else f"made: {file.why}"
         hosts = f"  for {', '.join(file.hosts)}" if file.hosts else ""
         print(f"  {file.name:<18} until {file.valid_until}  {what}{hosts}")
+    for path in made.exposed:
+        print(
+            f"\nOthers can read {path} (mode {path.stat().st_mode & 0o777:o}): chmod 600 {path}; and if "
+            "somebody may have read it, make it anew (--renew; remove kafka.password for another)"
+        )
     print("\nTo use them, put this into conf/trunkline.yaml (any section by itself will do); then down, up:\n")
     for name, value in wanted.items():
         if not isinstance(value, dict):

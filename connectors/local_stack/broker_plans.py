@@ -20,6 +20,7 @@ from connectors.mqtt_acl import agents_with_accounts, check_prefixes, rotated_us
 from connectors.mqtt_credentials import ensure_role_passwords
 from connectors.mqtt_password_file import PASSWORDS, PID, read_lines, with_roles, write_lines
 from connectors.mqtt_tls import mqtt_context
+from connectors.tls_files import check_server_key
 from schemas.errors import TrunklineError, UsageError
 from schemas.kafka_clients import kafka_context
 from schemas.settings import PROJECT_ROOT, Settings
@@ -177,6 +178,7 @@ def _mqtt_listener(settings: Settings) -> str:
     missing = [str(path) for path in files.values() if not path.exists()]
     if missing:
         raise UsageError(f"mqtt.tls is set, but {missing[0]} is missing: run ./trunkline tls create")
+    check_server_key(files["mosquitto.key"])
     lines = [
         f"listener {mqtt.port} {mqtt.listen_host}",
         f"cafile {files['ca.crt']}",

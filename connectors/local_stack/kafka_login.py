@@ -14,7 +14,7 @@ from kafka.admin import (  # type: ignore[import-untyped]
 from kafka.errors import KafkaError  # type: ignore[import-untyped]
 
 from connectors.local_stack.ports import LOOPBACK
-from connectors.tls_files import KAFKA_INTERNAL
+from connectors.tls_files import KAFKA, KAFKA_INTERNAL, check_server_key
 from schemas.errors import BackboneUnreachable, TrunklineError, UsageError
 from schemas.settings import Settings
 
@@ -24,7 +24,9 @@ _TIMEOUT_MS: Final = 10_000
 
 
 def check_local_login(settings: Settings) -> None:
-    """Raise UsageError for a way to log in that the stack's own Kafka does not have."""
+    """Raise UsageError for a way to log in that the stack's own Kafka does not have, and for keys of its that
+    others can read.
+    """
     kafka = settings.kafka
     if kafka.security_protocol not in _PROTOCOLS:
         raise UsageError(
@@ -35,9 +37,13 @@ def check_local_login(settings: Settings) -> None:
         return
     if kafka.sasl_mechanism != _MECHANISM:
         raise UsageError(f"kafka.sasl_mechanism is {kafka.sasl_mechanism}: the local stack has {_MECHANISM}")
-    wanted = settings.tls_path / "kafka.pem"
-    if not wanted.exists():
-        raise UsageError(f"kafka.security_protocol is set, and {wanted} is missing: run ./trunkline tls create")
+    for name in (KAFKA, KAFKA_INTERNAL):
+        file = settings.tls_path / f"{name}.pem"
+        if not file.exists():
+            raise UsageError(
+                f"kafka.security_protocol is set, and {file} is missing: run ./trunkline tls create"
+            )
+        check_server_key(file)
     if kafka.ssl_ca_certs is None:
         raise UsageError(f"kafka.ssl_ca_certs is not set: set it to {settings.tls_path / 'ca.crt'}")
 

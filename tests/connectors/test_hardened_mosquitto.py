@@ -296,6 +296,13 @@ def test_the_stack_says_what_is_missing_before_it_starts_a_broker(tmp_path: Path
         LocalStack(with_mqtt(bare, ca_certs=tmp_path / "ca.crt"), ("mosquitto",)),
     ):
         pass
+    key = create(bare.tls_path).of("mosquitto").key
+    key.chmod(0o640)
+    with (
+        pytest.raises(UsageError, match=f"run: chmod 600 {key}"),
+        LocalStack(with_mqtt(bare, ca_certs=bare.tls_path / "ca.crt"), ("mosquitto",)),
+    ):
+        pass
     with pytest.raises(UsageError, match=r"mqtt\.listen_host is '0\.0\.0\.0': without mqtt\.tls"):
         LocalStack(with_mqtt(settings_in(tmp_path / "data"), listen_host="0.0.0.0"), ("mosquitto",))  # noqa: S104
 

@@ -283,3 +283,16 @@ def test_the_local_stack_says_what_it_does_not_have(tmp_path: Path) -> None:
     bare = login(tmp_path / "made").model_copy(update={"data_dir": tmp_path / "bare"})
     with pytest.raises(UsageError, match=r"run \./trunkline tls create"):
         kafka_plan(bare)
+
+
+@pytest.mark.parametrize("name", ["kafka.pem", "kafka-internal.pem"])
+def test_the_local_stacks_kafka_takes_no_key_that_others_can_read(tmp_path: Path, name: str) -> None:
+    settings = login(tmp_path / "made")
+    assert kafka_plan(settings).name == "kafka"
+    key = settings.tls_path / name
+    key.chmod(0o644)
+    with pytest.raises(UsageError, match=f"run: chmod 600 {key}"):
+        kafka_plan(settings)
+    key.unlink()
+    with pytest.raises(UsageError, match=rf"{name} is missing: run \./trunkline tls create"):
+        kafka_plan(settings)

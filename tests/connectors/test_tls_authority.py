@@ -144,6 +144,34 @@ def test_an_authoritys_key_that_others_can_read_signs_nothing_until_the_operator
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
 
 
+def test_a_private_file_that_others_can_read_is_told_and_neither_hidden_nor_taken_from_whom_it_was_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "tls"
+    assert create(folder, mutual=True).exposed == []
+    before = contents(folder)
+    told = {
+        "kafka.password": 0o644,
+        "kafka.pem": 0o640,
+        "kafka-internal.pem": 0o604,
+        "clients/agent.key": 0o620,
+    }
+    for name, mode in told.items():
+        (folder / name).chmod(mode)
+    assert main(["tls", "create", "--dir", str(folder), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["exposed"]) == {str(folder / name) for name in told}
+    assert main(["tls", "create", "--dir", str(folder)]) == 0
+    said = capsys.readouterr().out
+    for name, mode in told.items():
+        assert f"Others can read {folder / name} (mode {mode:o}): chmod 600 {folder / name}" in said
+        assert stat.S_IMODE((folder / name).stat().st_mode) == mode
+    assert contents(folder) == before
+    (folder / "kafka.password").unlink()
+    assert create(folder, renew=True).exposed == [], "what is made anew is its owner's alone"
+    assert contents(folder)["kafka.password"] != before["kafka.password"]
+
+
 def test_an_authority_that_was_broken_off_before_anybody_saw_it_is_made_anew(tmp_path: Path) -> None:
     folder = tmp_path / "tls"
     folder.mkdir()
