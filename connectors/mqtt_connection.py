@@ -20,7 +20,7 @@ from schemas.errors import BackboneUnreachable
 from schemas.settings import MqttSettings
 
 KEEPALIVE_S: Final = 60
-# The client waits by select, which knows no descriptors beyond; a connection takes three.
+# The client waits by select, which knows no descriptors beyond.
 _DESCRIPTORS: Final = 1024
 
 
@@ -72,14 +72,28 @@ def dial(
         )
     except (OSError, ValueError) as error:  # ValueError: what cannot be a host's name
         raise BackboneUnreachable(f"MQTT broker {broker_name(mqtt)}: {explained(error, mqtt)}") from error
+    try:
+        got = _highest_descriptor(client)
+        if got < _DESCRIPTORS:
+            client.loop_start()
+            return
+        why = f"the MQTT client gets descriptor {got}, and cannot wait for any above {_DESCRIPTORS - 1}"
+    except OSError as error:
+        why = str(error)
+    cut_connection(client)
+    raise BackboneUnreachable(
+        f"MQTT broker {broker_name(mqtt)}: this program has too many files and connections open: {why}"
+    )
+
+
+def _highest_descriptor(client: Client) -> int:
+    """The highest that the client's thread will wait for: the connection's own, or that of the socket by which
+    it is woken, which the client opens when the thread starts, as the second of three. Raises OSError.
+    """
     connected = client.socket()
-    if connected is not None and connected.fileno() >= _DESCRIPTORS - 2:
-        cut_connection(client)
-        raise BackboneUnreachable(
-            f"MQTT broker {broker_name(mqtt)}: this program has too many files and connections open: the MQTT "
-            f"client got descriptor {connected.fileno()}, and cannot wait for any above {_DESCRIPTORS - 1}"
-        )
-    client.loop_start()
+    listening, woken = socket.socketpair()
+    with listening, woken:
+        return max(woken.fileno(), -1 if connected is None else connected.fileno())
 
 
 def cut_connection(client: Client) -> None:
