@@ -23,7 +23,7 @@ from deltalake import DeltaTable
 from jobs.rebuild_views import open_ledger
 from jobs.view_changes import next_offsets
 from jobs.view_lock import views_lock
-from schemas.control_fold import FoldSwitched
+from schemas.control_fold import FoldSwitched, records_left
 from schemas.delta_files import dataset_of
 from schemas.errors import Refused, TrunklineError
 from schemas.fold_version import FOLD_PROPERTY, SWITCH_PROPERTY, other_version, version_of
@@ -62,8 +62,7 @@ def switch(settings: Settings, ends: dict[str, int]) -> dict[str, Any]:
         before = state["ledger_version"]
         if before is not None and before > FOLD_VERSION:
             raise Refused(other_version(before))
-        for part in ("ledger", "views"):
-            left = {p: end - state[part].get(p, 0) for p, end in ends.items() if end > state[part].get(p, 0)}
+        for part, left in records_left(state, ends).items():
             if left:
                 raise Refused(
                     f"the {part} lack records of the log, {sum(left.values())} in all (by partition: {left}): "

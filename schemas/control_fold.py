@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
@@ -68,6 +69,21 @@ def switched_record(body: FoldSwitched) -> OutgoingRecord:
         type=CONTROL_FOLD_SWITCHED,
         value=value,
     )
+
+
+def records_left(
+    reached: Mapping[str, Mapping[str, int]], ends: Mapping[str, int]
+) -> dict[str, dict[str, int]]:
+    """How many records of the log each part lacks, by partition, of those that must hold it before a version is
+    switched on; nothing for a part that holds it.
+
+    `reached`: per part and partition the first offset that it does not have; `ends`: per partition that of the
+    log.
+    """
+    return {
+        part: {p: end - reached[part].get(p, 0) for p, end in ends.items() if end > reached[part].get(p, 0)}
+        for part in ("ledger", "views")
+    }
 
 
 def is_recorded(record: OutgoingRecord, entries: Entries) -> bool:

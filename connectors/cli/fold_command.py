@@ -30,8 +30,6 @@ _LIMIT_S = 300
 _ERRORS = {error.exit_code: error for error in (NotFound, Refused, BackboneUnreachable)}
 # What may run while a version is switched on.
 _BROKERS = {"kafka", "mosquitto"}
-# What must hold the log before a version is switched on.
-_PARTS = ("ledger", "views")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -115,14 +113,14 @@ def _left(settings: Settings, state: dict[str, Any]) -> dict[str, Any]:
     """How many records of the log ledger and views lack, or why nobody can tell. The log is looked at after the
     tables: what came in between is left rather than forgotten.
     """
+    from schemas.control_fold import records_left
+
     try:
         ends = _ends(settings, state)
     except TrunklineError as error:
         return {"log": None, "left": None, "why": str(error)}
-    left = {
-        part: sum(max(0, end - state[part].get(number, 0)) for number, end in ends.items()) for part in _PARTS
-    }
-    return {"log": ends, "left": left, "why": None}
+    left = records_left(state, ends)
+    return {"log": ends, "left": {part: sum(lacks.values()) for part, lacks in left.items()}, "why": None}
 
 
 def _record(settings: Settings, switch: dict[str, Any]) -> None:
