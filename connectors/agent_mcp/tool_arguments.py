@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from mcp import types
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
+from pydantic import Field
 
+from connectors.mcp_tool import ToolArguments, tool_of
 from schemas.agent_registry import Capabilities
 from schemas.message import PRIORITIES
 from schemas.wire_body import Name
@@ -28,11 +28,7 @@ OwnStatus = Literal["idle", "working", "blocked"]
 Priority = Literal["low", "normal", "high"]
 
 
-class _Arguments(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel)
-
-
-class DiscoverAgents(_Arguments):
+class DiscoverAgents(ToolArguments):
     """Arguments of `discover_agents`."""
 
     capability: Annotated[Name | None, Field(description="Only agents that can do this.")] = None
@@ -42,7 +38,7 @@ class DiscoverAgents(_Arguments):
     ] = None
 
 
-class SendToAgent(_Arguments):
+class SendToAgent(ToolArguments):
     """Arguments of `send_to_agent`."""
 
     target_agent_id: Annotated[Name, Field(description="Whom to write to: an agent, or `operator`.")]
@@ -51,14 +47,14 @@ class SendToAgent(_Arguments):
     idempotency_key: _Key = None
 
 
-class BroadcastMessage(_Arguments):
+class BroadcastMessage(ToolArguments):
     """Arguments of `broadcast_message`."""
 
     message: Annotated[str, Field(min_length=1, description="What to say to everybody but yourself.")]
     idempotency_key: _Key = None
 
 
-class GetMyMessages(_Arguments):
+class GetMyMessages(ToolArguments):
     """Arguments of `get_my_messages`."""
 
     unread_only: Annotated[bool, Field(description="Leave out what was read.")] = False
@@ -68,7 +64,7 @@ class GetMyMessages(_Arguments):
     ] = None
 
 
-class MarkRead(_Arguments):
+class MarkRead(ToolArguments):
     """Arguments of `mark_read`."""
 
     message_ids: Annotated[
@@ -77,7 +73,7 @@ class MarkRead(_Arguments):
     idempotency_key: _Key = None
 
 
-class UpdateMyStatus(_Arguments):
+class UpdateMyStatus(ToolArguments):
     """Arguments of `update_my_status`."""
 
     status: Annotated[OwnStatus | None, Field(description="What you are doing.")] = None
@@ -85,7 +81,7 @@ class UpdateMyStatus(_Arguments):
     idempotency_key: _Key = None
 
 
-ARGUMENTS: Final[dict[str, type[_Arguments]]] = {
+ARGUMENTS: Final[dict[str, type[ToolArguments]]] = {
     "discover_agents": DiscoverAgents,
     "send_to_agent": SendToAgent,
     "broadcast_message": BroadcastMessage,
@@ -111,21 +107,12 @@ _DESCRIPTIONS: Final = {
 def described_tools() -> list[types.Tool]:
     """The tools as `tools/list` shows them."""
     return [
-        types.Tool(
-            name=name,
-            description=_DESCRIPTIONS[name],
-            input_schema=_schema(model),
-            annotations=types.ToolAnnotations(
-                read_only_hint=name in ONLY_READS,
-                destructive_hint=False,
-                idempotent_hint=name in ("mark_read", "update_my_status"),
-                open_world_hint=False,
-            ),
+        tool_of(
+            name,
+            model,
+            _DESCRIPTIONS[name],
+            only_reads=name in ONLY_READS,
+            is_idempotent=name in ("mark_read", "update_my_status"),
         )
         for name, model in ARGUMENTS.items()
     ]
-
-
-def _schema(model: type[BaseModel]) -> dict[str, Any]:
-    schema = model.model_json_schema(by_alias=True)
-    return {name: value for name, value in schema.items() if name not in ("title", "description")}

@@ -14,28 +14,24 @@ from datetime import datetime
 from typing import Annotated, Any, Final
 
 from mcp import types
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
+from pydantic import BaseModel, Field
 
 from connectors.gateway_client import GatewayClient, path_of
+from connectors.mcp_tool import ToolArguments, tool_of
 from schemas.agent_registry import DESCRIPTION_LIMIT, Capabilities
 from schemas.errors import BackboneUnreachable
 from schemas.settings import Settings
 from schemas.wire_body import Name, Printable
 
 
-class _Arguments(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel)
-
-
-class SpawnAgent(_Arguments):
+class SpawnAgent(ToolArguments):
     """Arguments of `spawn_agent`."""
 
     agent_id: Annotated[Name | None, Field(description="Its name; without one it gets one.")] = None
     task: Annotated[
         Printable, Field(min_length=1, max_length=DESCRIPTION_LIMIT, description="What it is to do.")
     ]
-    capabilities: Annotated[Capabilities, Field(description="What others may find it by.")] = []
+    capabilities: Capabilities = Field([], description="What others may find it by.")
     idempotency_key: Annotated[
         str | None,
         Field(
@@ -45,11 +41,11 @@ class SpawnAgent(_Arguments):
     ] = None
 
 
-class ListAgents(_Arguments):
+class ListAgents(ToolArguments):
     """Arguments of `list_agents`: there are none."""
 
 
-class StopAgent(_Arguments):
+class StopAgent(ToolArguments):
     """Arguments of `stop_agent`."""
 
     agent_id: Annotated[Name, Field(description="Which agent.")]
@@ -93,7 +89,7 @@ class ManagementTools:
         return None if model is None else (model, getattr(self, name))
 
 
-ARGUMENTS: Final[dict[str, type[_Arguments]]] = {
+ARGUMENTS: Final[dict[str, type[ToolArguments]]] = {
     "spawn_agent": SpawnAgent,
     "list_agents": ListAgents,
     "stop_agent": StopAgent,
@@ -111,24 +107,16 @@ _DESCRIPTIONS: Final = {
 def described_tools() -> list[types.Tool]:
     """The tools as `tools/list` shows them."""
     return [
-        types.Tool(
-            name=name,
-            description=_DESCRIPTIONS[name],
-            input_schema=_schema(model),
-            annotations=types.ToolAnnotations(
-                read_only_hint=name == "list_agents",
-                destructive_hint=name == "stop_agent",
-                idempotent_hint=name != "spawn_agent",
-                open_world_hint=False,
-            ),
+        tool_of(
+            name,
+            model,
+            _DESCRIPTIONS[name],
+            only_reads=name == "list_agents",
+            destroys=name == "stop_agent",
+            is_idempotent=name != "spawn_agent",
         )
         for name, model in ARGUMENTS.items()
     ]
-
-
-def _schema(model: type[BaseModel]) -> dict[str, Any]:
-    schema = model.model_json_schema(by_alias=True)
-    return {name: value for name, value in schema.items() if name not in ("title", "description")}
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

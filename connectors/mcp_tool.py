@@ -1,0 +1,37 @@
+"""One tool of an MCP server of ours, as `tools/list` shows it: the form of its arguments, and its hints."""
+
+from __future__ import annotations
+
+from mcp import types
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+
+class ToolArguments(BaseModel):
+    """What a tool takes: names in camel case, nothing that is unknown, no value of another type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel)
+
+
+def tool_of(
+    name: str,
+    arguments: type[ToolArguments],
+    description: str,
+    *,
+    only_reads: bool = False,
+    destroys: bool = False,
+    is_idempotent: bool = False,
+) -> types.Tool:
+    """The tool with the schema of its arguments. None of ours reaches beyond the backbone."""
+    schema = arguments.model_json_schema(by_alias=True)
+    return types.Tool(
+        name=name,
+        description=description,
+        input_schema={key: value for key, value in schema.items() if key not in ("title", "description")},
+        annotations=types.ToolAnnotations(
+            read_only_hint=only_reads,
+            destructive_hint=destroys,
+            idempotent_hint=is_idempotent,
+            open_world_hint=False,
+        ),
+    )
