@@ -46,9 +46,11 @@ def executor_conf(spark: SparkSettings) -> dict[str, str]:
         "spark.executor.extraClassPath": class_path(),
         "spark.executor.extraJavaOptions": log_option(),
         "spark.executorEnv.PYTHONPATH": str(PROJECT_ROOT),
-        # A task waits so long for the executor that has its state. The default, 3 s, is longer than the tasks
-        # before it take: a worker that came back would never settle anything again.
+        # A task waits so long for the executor that has its state, and the scheduler looks so often for tasks
+        # that have waited. The defaults, 3 s and 1 s, are longer than the tasks before it take: a worker that
+        # came back would settle nothing for long, or for ever.
         "spark.locality.wait": "100ms",
+        "spark.scheduler.revive.interval": "100ms",
     }
 
 
