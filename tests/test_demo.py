@@ -324,9 +324,9 @@ def test_the_custody_notebook_computes_a_demo_events_chain_again_and_sees_a_chan
     assert run.plots
     ended_by = "select ended_by from t order by ended_at desc nulls last, ended_by desc limit 1"
     ((event,),) = rows_of(demo_run, "registry_jobs", ended_by)
-    # Copies of an event can have come within a millisecond: only their offsets say which was the first.
-    copies = 'select ce_id, partition, "offset", value from t order by partition, "offset"'
-    where = rows_of(demo_run, "ledger", copies)
+    # Copies of an event can have come within a millisecond: then their offsets say which was the first.
+    by_time = 'select ce_id, partition, "offset", value from t order by logged_at, partition, "offset"'
+    where = rows_of(demo_run, "ledger", by_time)
     partition, offset, value = next(rest for ce_id, *rest in where if ce_id == event)
     assert hashlib.sha256(value).hexdigest() in run.text and f"{partition}, {offset}" in run.text
     checks = run.names["chain"].set_index("what")["check"]
