@@ -13,6 +13,7 @@ from connectors.dashboard.logins import SESSION_S, Logins
 from connectors.gateway.identities import Identities, Unidentified
 from connectors.gateway.policy import Caller
 from connectors.live_view import LiveView
+from schemas.sealing import Keyring
 from schemas.settings import DashboardSettings, load_settings, settings_environment
 from tests.broker_processes import LOOPBACK, ProgramProcess, free_port, wait_until
 from tests.connectors.dashboard.event_reading import Seen, followed
@@ -103,6 +104,23 @@ def test_a_cookie_lives_a_week_and_dies_with_the_operators_token(backbone_settin
     assert isinstance(logins("b" * 43).caller_of(None, cookie), Unidentified)
     now[0] += SESSION_S + 1
     assert isinstance(logins("a" * 43).caller_of(None, cookie), Unidentified)
+
+
+def test_after_the_master_key_was_rotated_whoever_looks_logs_in_again(backbone_settings):
+    token = "a" * 43
+
+    def logins(keyring):
+        return Logins(keyring, Identities(token), token, LiveView(backbone_settings, keyring))
+
+    before, after = bytes(range(32)), bytes(range(32, 64))
+    _, cookie = logins(Keyring({"first": before}, "first")).cookie_for(token)
+    added = logins(Keyring({"first": before, "second": after}, "first"))
+    assert added.caller_of(None, cookie) == Caller("operator", "operator"), "a key that does not seal yet"
+    rotated = logins(Keyring({"first": before, "second": after}, "second"))
+    refused = rotated.caller_of(None, cookie)
+    assert isinstance(refused, Unidentified) and "log in again" in refused.why
+    _, new = rotated.cookie_for(token)
+    assert rotated.caller_of(None, new) == Caller("operator", "operator")
 
 
 @pytest.mark.requirement("AM-13")
