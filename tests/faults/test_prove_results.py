@@ -10,6 +10,7 @@ from tests.faults.prove.comparison import DUPLICATE, LOST, MISBEHAVED
 from tests.faults.prove.prove_faults import MEETS_ALL, exit_code
 from tests.faults.prove.results import Results, programs_hash, summary
 from tests.faults.prove.schedule import ALL_FAULTS
+from tests.faults.prove.seed_run import LIMIT_S, SeedResult
 
 THESE = "these"
 
@@ -46,6 +47,16 @@ def test_a_seed_with_a_finding_is_run_again_and_its_last_result_counts(tmp_path:
     again.add(result(2))
     assert Results(path, THESE).has(2) and summary(again.of([2]))[LOST] == 0
     assert len(path.read_text().splitlines()) == 2
+
+
+def test_a_seed_over_its_limit_is_a_finding() -> None:
+    found = [SeedResult(seed) for seed in (1, 2)]
+    for seed, seconds in zip(found, (LIMIT_S, LIMIT_S + 0.1), strict=True):
+        seed.took(seconds)
+    late = {"kind": MISBEHAVED, "what": "it took 100.1 s, at most 100"}
+    assert [seed.findings for seed in found] == [[], [late]]
+    assert [seed.seconds for seed in found] == [LIMIT_S, LIMIT_S + 0.1]
+    assert summary([seed.as_json() for seed in found])[MISBEHAVED] == 1
 
 
 def test_a_result_of_other_programs_does_not_count(tmp_path: Path) -> None:

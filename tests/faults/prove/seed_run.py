@@ -60,6 +60,14 @@ class SeedResult:
     folder: str = ""
     is_judged: bool = False
 
+    def took(self, seconds: float) -> None:
+        """Note how long it took; over the limit it is a finding."""
+        self.seconds = round(seconds, 1)
+        if self.seconds > LIMIT_S:
+            self.findings.append(
+                asdict(Finding(MISBEHAVED, f"it took {self.seconds:.1f} s, at most {LIMIT_S:.0f}"))
+            )
+
     def as_json(self) -> dict[str, Any]:
         """The line."""
         return asdict(self)
@@ -118,11 +126,7 @@ class SeedRun:
                 clients.close()
             self._parts.end()
         self._phase("end")
-        seconds = self._result.seconds = round(time.monotonic() - self._began, 1)
-        if seconds > LIMIT_S:
-            self._result.findings.append(
-                asdict(Finding(MISBEHAVED, f"it took {seconds:.0f} s, at most {LIMIT_S:.0f}"))
-            )
+        self._result.took(time.monotonic() - self._began)
         return self._result
 
     def _phase(self, name: str) -> None:
