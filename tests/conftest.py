@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from schemas.event_topic import topic_reader
@@ -29,6 +30,10 @@ from tests.own_settings import own_settings
 
 # Nearly all the JVMs of the tests live for seconds: the second compiler would cost more than it gains.
 os.environ["JDK_JAVA_OPTIONS"] = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -XX:TieredStopAtLevel=1".strip()
+
+# An example may meet a moment in which two other workers have both cores.
+hypothesis.settings.register_profile("unhurried", deadline=None)
+hypothesis.settings.load_profile("unhurried")
 
 # A shell that starts the tests in the background lets them ignore SIGINT, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

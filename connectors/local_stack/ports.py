@@ -12,7 +12,8 @@ from schemas.errors import TrunklineError
 LOOPBACK = "127.0.0.1"
 # Below the range of the kernel's ports for outgoing connections: none of those can come in between.
 _FIRST, _LAST = 20_000, 32_000
-_handed_out: set[int] = set()
+# Names that the kernel forgets with the process that holds them: what says that a port is somebody's already.
+_taken: dict[int, socket.socket] = {}
 
 
 def port_is_free(port: int) -> bool:
@@ -28,14 +29,29 @@ def port_is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A free port of loopback; never the same twice in one process."""
+    """A free port of loopback; never one that this or another living process got before. A server may take
+    seconds until it listens, and meanwhile others look for ports, too.
+    """
     choice = random.SystemRandom()
     for _ in range(1000):
         port = choice.randrange(_FIRST, _LAST)
-        if port not in _handed_out and port_is_free(port):
-            _handed_out.add(port)
+        if port_is_free(port) and _take(port):
             return port
     raise TrunklineError(f"no free port between {_FIRST} and {_LAST}: end some programs and try again")
+
+
+def _take(port: int) -> bool:
+    if port in _taken:
+        return False
+    name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        # In Linux's abstract namespace (unix(7)): no file, and gone with the process.
+        name.bind(f"\0trunkline/port/{port}")
+    except OSError:
+        name.close()
+        return False
+    _taken[port] = name
+    return True
 
 
 def port_owner(port: int) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,7 @@ def test_a_record_that_kafka_refuses_does_not_block_the_stream(backbone_settings
         # Somebody lowers the limit behind our back, and puts it right again while the bridge recovers.
         resource = {"max.message.bytes": "20000"}
         admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, kafka.topic, resource)])
+        time.sleep(0.5)  # the controller has it; the log's leader applies it a moment later
         publish_all(backbone_settings.mqtt, [(EVENTS, b"first"), (EVENTS, b"x" * 100_000), (EVENTS, b"last")])
         bridge_log = start_bridge.started[0].log
         wait_until(lambda: "Kafka refused the record" in bridge_log(), what="the refusal")

@@ -107,6 +107,7 @@ def test_what_waits_behind_a_record_that_the_broker_refuses_is_not_sent(backbone
         with admin_client(kafka) as admin:  # behind the publisher's back, who thinks that it may be longer
             lower = ConfigResource(ConfigResourceType.TOPIC, kafka.topic, {"max.message.bytes": "20000"})
             admin.alter_configs([lower])
+        time.sleep(0.5)  # the controller has it; the log's leader applies it a moment later
         refused = publisher.append(_record(1, value=b"x" * 100_000))
         behind = [publisher.append(_record(number)) for number in (2, 3)]
         with pytest.raises(RecordRefused, match="too large"):

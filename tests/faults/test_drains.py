@@ -121,10 +121,10 @@ class Client:
             try:
                 with self.asking.of(url):
                     answer = self._http.request(method, url + MESSAGES, **request)
-            except (httpx.ReadError, httpx.RemoteProtocolError):
+            except (httpx.ReadError, httpx.ReadTimeout, httpx.RemoteProtocolError):
                 # It was asked, and has not answered.
                 self.cut += 1
-            except httpx.ConnectError:
+            except (httpx.ConnectError, httpx.ConnectTimeout):
                 pass
             else:
                 if answer.status_code == 200:

@@ -11,7 +11,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import httpx
 
+from connectors.live_view import LiveView
+from schemas.sealing import load_keyring
 from schemas.settings import PROJECT_ROOT, Settings
+from schemas.verdicts import ACCEPTED
 from tests.broker_processes import LOOPBACK, START_S, STOP_S, ProgramProcess, free_port, wait_until
 
 JOBS, SESSIONS, PRINCIPALS = "/api/hub/jobs", "/api/hub/sessions", "/api/hub/principals"
@@ -134,3 +137,17 @@ def sample(page: dict[str, Any], schema: dict[str, Any], names: dict[str, Any]) 
             for name in schema.get("required", ())
         }
     return {"integer": schema.get("minimum", 1), "boolean": False, "array": []}.get(schema.get("type"), "x")
+
+
+def accepted_of_operator(settings: Settings) -> int:
+    """How many of the operator's requests but broadcasts have had an effect, by the whole log and the fold."""
+    found: list[Any] = []
+    view = LiveView(settings, load_keyring(settings))
+    view.on_settled(found.extend)
+    try:
+        view.open()
+    finally:
+        view.close()
+    own = [one for one in found if (one.principal, one.verdict) == ("http/operator", ACCEPTED)]
+    # A broadcast is as many records as there are recipients.
+    return len([one for one in own if b'"broadcast_id"' not in one.value])

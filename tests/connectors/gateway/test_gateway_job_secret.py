@@ -32,7 +32,7 @@ def test_both_secrets_sign_until_the_overlap_is_over_and_then_the_new_one_alone(
     with operator.stream("GET", path) as answer:
         events = server_events(answer)
         assert next(events).name == "snapshot"
-        told = rotate(operator, job["job_id"], overlap_s=2).json()
+        told = rotate(operator, job["job_id"], overlap_s=5).json()
         new = told["secret"]
         assert new != old and told["mqtt_user"] == job_user(job["job_id"], new) != job["job_id"]
         end = datetime.fromisoformat(told["old_secret_ends_at"])

@@ -269,8 +269,9 @@ def test_a_task_cancelled_at_one_gateway_while_it_is_launched_leaves_no_process(
 @pytest.mark.requirement("HH-09")
 def test_a_task_is_ended_by_its_own_token_and_by_no_other_tasks(hub):
     mine, namesake, other = hub.submit("idle"), hub.submit("idle"), hub.submit("lazy")
-    own = hub.client(mine.token)
-    for stranger in (hub.client(namesake.token), hub.client(other.token), hub.client(other.token, 1)):
+    own, elsewhere = hub.client(mine.token), hub.client(other.token, 1)
+    wait_until(lambda: elsewhere.get(MESSAGES).status_code == 200, what="the other gateway knows the token")
+    for stranger in (hub.client(namesake.token), hub.client(other.token), elsewhere):
         for how, body in (("complete", {"result": "x"}), ("fail", {"error": "x"}), ("cancel", {})):
             assert said(end(stranger, mine, how, body)) == (403, "policy")
     for role in ("worker", "viewer"):

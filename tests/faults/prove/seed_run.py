@@ -60,12 +60,12 @@ class SeedResult:
     folder: str = ""
     is_judged: bool = False
 
-    def took(self, seconds: float) -> None:
+    def took(self, seconds: float, limit_s: float = LIMIT_S) -> None:
         """Note how long it took; over the limit it is a finding."""
         self.seconds = round(seconds, 1)
-        if self.seconds > LIMIT_S:
+        if self.seconds > limit_s:
             self.findings.append(
-                asdict(Finding(MISBEHAVED, f"it took {self.seconds:.1f} s, at most {LIMIT_S:.0f}"))
+                asdict(Finding(MISBEHAVED, f"it took {self.seconds:.1f} s, at most {limit_s:.0f}"))
             )
 
     def as_json(self) -> dict[str, Any]:
@@ -75,13 +75,18 @@ class SeedResult:
 
 class SeedRun:
     """Runs one seed below `folder`, which is new and its own. For the main thread. `replaced`: modules that
-    stand in the place of a part's program, by the part's name.
+    stand in the place of a part's program, by the part's name. `limit_s`: more where it is not alone.
     """
 
     def __init__(
-        self, schedule: Schedule, folder: Path, brokers: Brokers, replaced: dict[str, str] | None = None
+        self,
+        schedule: Schedule,
+        folder: Path,
+        brokers: Brokers,
+        replaced: dict[str, str] | None = None,
+        limit_s: float = LIMIT_S,
     ) -> None:
-        self._schedule, self._brokers = schedule, brokers
+        self._schedule, self._brokers, self._limit_s = schedule, brokers, limit_s
         self._began = time.monotonic()
         self._settings = seed_settings(folder, brokers, schedule.seed)
         self._parts = SeedParts(self._settings, folder, replaced or {})
@@ -95,7 +100,7 @@ class SeedRun:
 
     @property
     def _left_s(self) -> float:
-        return LIMIT_S - (time.monotonic() - self._began)
+        return self._limit_s - (time.monotonic() - self._began)
 
     @property
     def _restart_s(self) -> float:
@@ -126,7 +131,7 @@ class SeedRun:
                 clients.close()
             self._parts.end()
         self._phase("end")
-        self._result.took(time.monotonic() - self._began)
+        self._result.took(time.monotonic() - self._began, self._limit_s)
         return self._result
 
     def _phase(self, name: str) -> None:
@@ -174,7 +179,7 @@ class SeedRun:
             waited[what] = round(waited.get(what, 0.0) + now - looked, 1)
             looked = now
         if not self._is_at_rest:
-            self._late.append(f"not at rest {LIMIT_S - _JUDGE_S:.0f} s after its begin: {self._unrest}")
+            self._late.append(f"not at rest {self._limit_s - _JUDGE_S:.0f} s after its begin: {self._unrest}")
         injector.disarm()
         # Readers that hold a message end before it is looked at where it stands.
         clients.leave()
