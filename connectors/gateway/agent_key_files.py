@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from schemas.agent_signing import new_key_pair
+from schemas.agent_signing import load_private_key, new_key_pair, public_pem
 from schemas.settings import Settings
 
 
@@ -16,7 +16,12 @@ class AgentKeyFiles:
         self._folder = settings.agent_keys_path
 
     def make(self, task_id: str) -> tuple[Path, str]:
-        """Make a key pair; returns where the private key lies, and the public key as PEM. Raises OSError."""
+        """Make a key pair, or take that of a launch that broke off; returns where the private key lies, and
+        the public key as PEM. Raises OSError.
+        """
+        path = self.path_of(task_id)
+        if path.exists():
+            return path, public_pem(load_private_key(path.read_bytes()))
         private, public = new_key_pair()
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         draft = self._folder / f".{task_id}.{os.getpid()}"
@@ -24,7 +29,6 @@ class AgentKeyFiles:
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(fd, "wb") as file:
             file.write(private)
-        path = self.path_of(task_id)
         draft.replace(path)
         return path, public
 

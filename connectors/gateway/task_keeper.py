@@ -4,7 +4,7 @@ Delivers: for each running task one container, on one gateway: who provisions it
 stream, the first in the log wins. For each task that has ended, the end of its processes on this host.
 Acknowledges when: each step is a settled record (`container.changed`, `task.failed`) before the next is taken.
 Loses when: never silently: what a killed gateway has left half done is found by the check of another, or of
-the next one on this host.
+the next one on this host. A launch whose next step Kafka does not take goes on from there when it is back.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from schemas.sealing import Keyring
 from schemas.settings import Settings
 from schemas.settled import AppliedChange
 from schemas.task_registry import ERROR_LIMIT, TaskFailure, task_record
-from schemas.verdicts import ACCEPTED
+from schemas.verdicts import ACCEPTED, DUPLICATE
 from schemas.view_rows import (
     MAILBOX_VIEW,
     MESSAGE_BODIES,
@@ -74,12 +74,20 @@ _AT_ONCE: Final = 4
 # How long a launch may take before its launcher counts as gone.
 _LAUNCH_S: Final = 60.0
 _CLOSE_S: Final = 10.0
+# How often a launch that broke off is tried again.
+_RETRY_S: Final = 1.0
 _NAMESPACE: Final = uuid.UUID("0f0e6c0a-27d1-5b55-9f0d-6d6f2b0f9a11")
 
 
 def container_of(task_id: str) -> str:
     """The name of a task's container."""
     return f"task-{task_id}"
+
+
+def _stands(step: SettledRecord) -> bool:
+    """Whether a step of a launch was taken, now or when it was said before, and the container is there."""
+    gone = (states.RECYCLING, states.RECYCLED)
+    return step.verdict in (ACCEPTED, DUPLICATE) and step.status_after not in gone
 
 
 class TaskKeeper:
@@ -111,6 +119,8 @@ class TaskKeeper:
         self._lock = threading.Lock()
         self._under_way: set[str] = set()
         self._again: set[str] = set()
+        # By task the launches of ours whose steps are not all settled, and what runs, once something does.
+        self._launches: dict[str, Started | None] = {}
         self._hands = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="task-keeper")
         self._thread = threading.Thread(target=self._check_now_and_then, name="task-check", daemon=True)
 
@@ -146,8 +156,12 @@ class TaskKeeper:
     def _check_now_and_then(self) -> None:
         while True:
             self.check()
-            if self._closing.wait(self._settings.gateway.task_check_s):
-                return
+            next_s = time.monotonic() + self._settings.gateway.task_check_s
+            while (left_s := next_s - time.monotonic()) > 0:
+                if self._closing.wait(min(left_s, _RETRY_S)):
+                    return
+                for task_id in list(self._launches):
+                    self._look_soon(task_id)
 
     def _look_soon(self, task_id: str) -> None:
         with self._lock:
@@ -182,10 +196,11 @@ class TaskKeeper:
             return
         found = container if isinstance(container, ContainerRow) else None
         if task.status in states.TASK_TERMINAL:
+            self._launches.pop(task_id, None)
             if found is not None and found.state != states.RECYCLED and found.host in (None, self._host):
                 self._recycle(task, found, None)
         elif task.status == states.RUNNING:
-            if found is None:
+            if found is None or task_id in self._launches:
                 self._launch(task)
             else:
                 self._see_that_it_lives(task, found)
@@ -213,15 +228,32 @@ class TaskKeeper:
         return False
 
     def _launch(self, task: TaskRow) -> None:
-        """Take the container, if nobody else has, and start the agent in it."""
+        """Start the task's agent, if nobody else does, and say so; or go on with what broke off."""
+        started = self._launches.setdefault(task.task_id, None)
+        if started is None:
+            started = self._launches[task.task_id] = self._start(task)
+        if started is not None:
+            if _stands(self._change(task, states.RUNNING, started)):
+                self._change(task, states.MONITORING)
+                # It may have ended meanwhile.
+                with self._lock:
+                    self._again.add(task.task_id)
+            else:
+                # The task was ended meanwhile, and its container with it, by somebody who did not know of this.
+                self._launcher.stop(started.handle, self._settings.gateway.stop_grace_s)
+                self._leave(task.task_id)
+        self._launches.pop(task.task_id, None)
+
+    def _start(self, task: TaskRow) -> Started | None:
+        """Take the container and start the agent in it; None when that is not to be, or failed."""
         agent = self._live_view.row(REGISTRY_AGENTS, task.agent_name)
         defined = agent if isinstance(agent, AgentRow) and agent.status == DEFINED else None
         image = task.image or (None if defined is None else defined.image)
         if image is None:
             self._fail(task, "the agent is not defined any more")
-            return
-        if self._change(task, states.PROVISIONING).verdict != ACCEPTED:
-            return
+            return None
+        if not _stands(self._change(task, states.PROVISIONING)):
+            return None
         self._change(task, states.CONFIGURING)
         environment = {
             HUB_URL_VARIABLE: self._settings.gateway_url,
@@ -238,8 +270,8 @@ class TaskKeeper:
             environment=environment,
             hardened=task.image is None and defined is not None and defined.hardened,
         )
-        if self._change(task, states.STARTING).verdict != ACCEPTED:
-            return
+        if not _stands(self._change(task, states.STARTING)):
+            return None
         try:
             if task.image is not None:
                 environment |= self._join(task)
@@ -251,17 +283,9 @@ class TaskKeeper:
             self._change(task, states.RECYCLED)
             self._fail(task, why)
             self._leave(task.task_id)
-            return
+            return None
         log.info("launched", task_id=task.task_id, agent=task.agent_name, handle=started.handle)
-        if self._change(task, states.RUNNING, started).verdict != ACCEPTED:
-            # The task was ended meanwhile, and its container with it, by somebody who did not know of this.
-            self._launcher.stop(started.handle, self._settings.gateway.stop_grace_s)
-            self._leave(task.task_id)
-            return
-        self._change(task, states.MONITORING)
-        # It may have ended meanwhile.
-        with self._lock:
-            self._again.add(task.task_id)
+        return started
 
     def _join(self, task: TaskRow) -> dict[str, str]:
         """Let the task's agent take part, with a new key; returns what it is told. Raises LaunchFailed."""
@@ -279,7 +303,7 @@ class TaskKeeper:
             task_id=task.task_id,
         )
         record = participant_record(body, door=DOOR, principal=self._host)
-        if self._appender.settle_in_thread(record).verdict != ACCEPTED:
+        if self._appender.settle_in_thread(record).verdict not in (ACCEPTED, DUPLICATE):
             raise LaunchFailed("an agent of this name takes part already")
         return {
             AGENT_ID_VARIABLE: task.agent_name,

@@ -13,7 +13,7 @@ LOOPBACK = "127.0.0.1"
 # Below the range of the kernel's ports for outgoing connections: none of those can come in between.
 _FIRST, _LAST = 20_000, 32_000
 # Names that the kernel forgets with the process that holds them: what says that a port is somebody's already.
-_taken: dict[int, socket.socket] = {}
+_taken: dict[int, int] = {}  # the port's number to the open descriptor
 
 
 def port_is_free(port: int) -> bool:
@@ -50,7 +50,7 @@ def _take(port: int) -> bool:
     except OSError:
         name.close()
         return False
-    _taken[port] = name
+    _taken[port] = name.detach()  # as a socket it would warn at the process's end that nobody closed it
     return True
 
 

@@ -1,0 +1,125 @@
+"""A launch in which Kafka stops to answer (HH-05): it goes on from there, and starts nothing twice."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from connectors.gateway.log_appender import LogAppender
+from connectors.gateway.task_keeper import TaskKeeper, container_of
+from connectors.gateway.task_tokens import task_token
+from connectors.launcher.launcher_file import read_launchers
+from connectors.launcher.local_processes import LocalProcessLauncher, stop_all
+from connectors.live_view import LiveView
+from connectors.settled_feed import SettledRecord
+from schemas import life_cycles as states
+from schemas.principals import token_hash
+from schemas.record import CONTAINER_CHANGED
+from schemas.sealing import Keyring, load_keyring
+from schemas.settings import Settings
+from schemas.task_registry import TaskCompletion, TaskStart, task_record
+from schemas.verdicts import ACCEPTED
+from schemas.view_rows import REGISTRY_CONTAINERS, REGISTRY_PARTICIPANTS, REGISTRY_TASKS
+from tests.broker_processes import BrokerProcess, stand_still, wait_until
+from tests.connectors.gateway.hub_stack import hub_settings, processes_of
+
+SETTLE_S, AWAY_S = 1.5, 3.0
+STEPS = [states.PROVISIONING, states.CONFIGURING, states.STARTING, states.RUNNING, states.MONITORING]
+
+
+class Launching:
+    """What launches in a gateway, in this process. At the first step to `halt_at` Kafka stands still for
+    `AWAY_S`.
+    """
+
+    def __init__(self, settings: Settings, kafka: psutil.Popen, halt_at: str, opened: ExitStack) -> None:
+        self.keyring: Keyring = load_keyring(settings)
+        self.view = LiveView(settings, self.keyring)
+        self.settled: list[SettledRecord] = []
+        self.view.on_settled(self.settled.extend)
+        opened.callback(self.view.close)
+        self.view.open()
+        self.appender = LogAppender(settings, self.view)
+        opened.callback(self.appender.close)
+        self.appender.open()
+        rules = read_launchers(settings.gateway.launchers_file)
+        launcher = LocalProcessLauncher(settings, rules)
+        opened.callback(stop_all, settings)
+        self.halted = threading.Event()
+        step = TaskKeeper._change
+        here = self
+
+        class Halting(TaskKeeper):
+            def _change(self, task: Any, state: str, *more: Any, **named: Any) -> SettledRecord:
+                if state == halt_at and not here.halted.is_set():
+                    here.halted.set()
+                    stand_still(kafka)
+                    threading.Timer(AWAY_S, kafka.send_signal, [signal.SIGCONT]).start()
+                return step(self, task, state, *more, **named)
+
+        self.keeper = Halting(settings, self.keyring, self.view, self.appender, launcher)
+        opened.callback(self.keeper.close)
+        self.keeper.open()
+
+    def task(self, task_id: str) -> None:
+        """Start one as the door of the hub does: a spawned agent."""
+        start = TaskStart(
+            task_id=task_id,
+            request_id=task_id,
+            description="waits",
+            agent_name=f"agent-{task_id}",
+            capabilities=[],
+            token_sha256=token_hash(task_token(self.keyring, task_id, None)),
+            expiry_ms=3_600_000,
+            image="test/idle",
+        )
+        self.appender.settle_in_thread(task_record(start, door="http", principal="operator"))
+
+    def state(self, task_id: str) -> str | None:
+        """That of its container."""
+        row: Any = self.view.row(REGISTRY_CONTAINERS, container_of(task_id))
+        return None if row is None else str(row.state)
+
+
+@pytest.fixture
+def opened() -> Iterator[ExitStack]:
+    """Closed with the test, the last first."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.mark.requirement("HH-05")
+@pytest.mark.parametrize("halt_at", STEPS)
+def test_a_launch_goes_on_when_kafka_is_back_and_its_agent_runs_once(
+    kafka_broker: BrokerProcess, tmp_path: Path, opened: ExitStack, halt_at: str
+) -> None:
+    assert kafka_broker.process is not None
+    settings = hub_settings(kafka_broker, tmp_path)
+    gateway = settings.gateway.model_copy(update={"settle_timeout_s": SETTLE_S})
+    settings = settings.model_copy(update={"gateway": gateway})
+    task_id = f"task-{time.time_ns()}"
+    here = Launching(settings, kafka_broker.process, halt_at, opened)
+    here.task(task_id)
+    assert here.halted.wait(20), "Kafka stood still"
+    wait_until(lambda: here.state(task_id) == states.MONITORING, what="the agent is watched")
+    task: Any = here.view.row(REGISTRY_TASKS, task_id)
+    agent: Any = here.view.row(REGISTRY_PARTICIPANTS, f"agent-{task_id}")
+    assert task.status == states.RUNNING and agent.status != "stopped"
+    assert len(processes_of(task_id)) == 1
+    done = TaskCompletion(task_id=task_id, request_id="done", result="waited")
+    here.appender.settle_in_thread(task_record(done, door="http", principal="operator"))
+    wait_until(lambda: here.state(task_id) == states.RECYCLED, what="all is cleared away")
+    assert processes_of(task_id) == []
+    taken = [
+        one.status_after for one in here.settled if (one.type, one.verdict) == (CONTAINER_CHANGED, ACCEPTED)
+    ]
+    assert Counter(taken) == Counter([*STEPS, states.RECYCLING, states.RECYCLED]), "each step once"
