@@ -127,7 +127,7 @@ def test_what_comes_by_http_is_in_the_agents_file_once_and_does_not_come_back(ru
     # Also when the bridge starts over from nothing.
     run.kill()
     shutil.rmtree(run.settings.data_path / "file_bridge", ignore_errors=True)
-    (run.root / "sessions" / "default" / "cursors" / "trunkline-bridge.cursor").unlink()
+    (run.root / "sessions" / "default" / "cursors" / "trunkline-bridge.cursor").unlink(missing_ok=True)
     run.start()
     assert len(lines_of(run.root)) == 6
     assert {verdict for _, _, verdict in run.verdicts()} == {"accepted"}
