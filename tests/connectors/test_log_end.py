@@ -79,7 +79,7 @@ def test_while_kafka_stands_still_it_ends_in_time_and_answers_afterwards(backbon
                 with pytest.raises(BackboneUnreachable, match="did not say within"):
                     end.offsets(timeout_s)
             # The client counts in milliseconds.
-            assert 3.49 <= time.monotonic() - began < 3.5 + 3.5
+            assert 3.49 <= time.monotonic() - began < 5.0
         finally:
             kafka_broker.process.send_signal(signal.SIGCONT)
         assert end.offsets(20) == there

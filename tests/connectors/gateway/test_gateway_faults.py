@@ -25,7 +25,7 @@ from tests.connectors.gateway.hub_access import (
 
 PICKERS, JOB_COUNT = 16, 60
 # At once: long before a request runs into its time-out, also on a busy machine.
-SETTLE_S, AT_ONCE_S = 6.0, 4.5
+SETTLE_S, AT_ONCE_S = 4.0, 2.5
 
 
 def _impatient(settings):
@@ -89,7 +89,7 @@ def test_a_kafka_that_hangs_costs_a_bounded_wait_and_then_answers_at_once(
             assert answer.status_code == 503 and seconds < 2 * SETTLE_S, seconds
             answer, seconds = _took(lambda: operator.post(JOBS, json={"description": "x"}))
             assert answer.status_code == 503 and seconds < AT_ONCE_S, seconds
-            assert _took(lambda: operator.get("/healthz"))[1] < AT_ONCE_S
+            assert _took(lambda: operator.get("/healthz"))[1] < 1
         finally:
             kafka_broker.process.send_signal(signal.SIGCONT)
         wait_until(lambda: operator.post(JOBS, json={"description": "y"}).status_code == 201, 60, "a new job")

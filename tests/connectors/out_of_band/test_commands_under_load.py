@@ -100,8 +100,7 @@ def test_nothing_is_lost_and_a_removed_listener_gets_nothing_after_the_answer(st
         gone.append((removed_at, time.monotonic()))
     flow.end()
     sent_for_s = flow.taken[-1][1] - flow.taken[0][0]
-    # That there was load all the time; how much of it a busy machine carries is no question here.
-    assert len(flow.taken) > 0.4 * RATE * sent_for_s
+    assert len(flow.taken) > 0.8 * RATE * sent_for_s
     _check_handled(stack, flow)
     for since, until in gone:
         assert not [one for one in stack.notes("guest") if since < one["at"] < until]
