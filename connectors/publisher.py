@@ -27,7 +27,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from schemas.errors import BackboneUnreachable, Refused, TrunklineError
 from schemas.event_topic import REACH_TIMEOUT_S, partition_for, reach_kafka
-from schemas.kafka_clients import SILENT, librdkafka_security, librdkafka_unreachable
+from schemas.kafka_clients import SILENT, librdkafka_options, librdkafka_unreachable
 from schemas.record import OVERSIZE_PREFIX_BYTES, OutgoingRecord, oversized
 from schemas.settings import KafkaSettings, Settings
 
@@ -46,6 +46,7 @@ _OF_THE_RECORD: Final = (
     KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.RECORD_LIST_TOO_LARGE,
 )
+_NO_TOPIC: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 _PURGED: Final = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 _Answered = Callable[[KafkaError | None, Any], None]
 
@@ -160,6 +161,15 @@ class Publisher:
         """`append` of what travels of an over-long body: for a record that Kafka refused whole."""
         limit = min(OVERSIZE_PREFIX_BYTES, max(0, len(record.value) - 1))
         return self.append(oversized(record, limit))
+
+    def has_topic(self, timeout_s: float) -> bool:
+        """Ask Kafka whether the topic exists. Raises BackboneUnreachable if it does not answer in time."""
+        try:
+            found = self._producer.list_topics(self._kafka.topic, timeout=timeout_s)
+        except KafkaException as error:
+            raise self._unreachable(error) from error
+        why = found.topics[self._kafka.topic].error
+        return why is None or why.code() not in _NO_TOPIC
 
     @property
     def failed(self) -> bool:
@@ -304,8 +314,7 @@ def producer_options(kafka: KafkaSettings, *, linger_ms: int, in_flight: int) ->
     """What the client is told (librdkafka's CONFIGURATION.md has the names)."""
     delivery_ms = int(kafka.delivery_timeout_s * 1000)
     return {
-        "bootstrap.servers": kafka.bootstrap_servers,
-        **librdkafka_security(kafka),
+        **librdkafka_options(kafka),
         "client.id": "trunkline-publisher",
         "enable.idempotence": True,
         # A record that is given up stops the producer: none behind it overtakes it. That does not hold for

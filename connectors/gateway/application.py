@@ -89,6 +89,8 @@ def _add_health_routes(app: FastAPI, hub: Hub) -> None:
             raise unavailable("the gateway is stopping", NOT_READY)
         if hub.live_view.failure is not None:
             raise unavailable("the live view has stopped", NOT_READY)
+        if hub.appender.is_topic_gone:
+            raise unavailable("the topic of the log is gone from Kafka", NOT_READY)
         if hub.appender.away is not None:
             raise unavailable("Kafka is away", NOT_READY)
         lag = {str(number): records for number, records in hub.live_view.lag().items()}

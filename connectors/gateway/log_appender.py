@@ -22,7 +22,7 @@ from connectors.live_view import LiveView
 from connectors.publisher import Append, Publisher, RecordRefused
 from connectors.settled_feed import SettledRecord
 from schemas.errors import BackboneUnreachable, TrunklineError
-from schemas.event_topic import check_topic, reach_kafka
+from schemas.event_topic import TopicMissingError, check_topic, reach_kafka
 from schemas.record import OutgoingRecord
 from schemas.settings import Settings
 from schemas.verdicts import TOO_LARGE
@@ -30,6 +30,7 @@ from schemas.verdicts import TOO_LARGE
 log = structlog.stdlib.get_logger(__name__)
 
 _PROBE_S: Final = 1.0
+_TOPIC_S: Final = 3.0
 _CLOSE_S: Final = 5.0
 _UNATTENDED_LIMIT: Final = 1000
 # The client makes a request for each partition; so long a record waits for others of its own (decision 0014).
@@ -45,6 +46,9 @@ class LogAppender:
         self._timeout_s = settings.gateway.settle_timeout_s
         self._publisher: Publisher | None = None
         self._away: str | None = "not opened yet"
+        self._topic_asked_at = 0.0
+        self.is_topic_gone = False
+        """Whether Kafka answered that the topic does not exist; asked every few seconds."""
         # Append blocks when too much waits to be sent; the event loop must not.
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="gateway-append")
         self._under_way: dict[int, float] = {}  # number of the call to when it began
@@ -162,6 +166,7 @@ class LogAppender:
                 return
             try:
                 reach_kafka(self._settings.kafka, _PROBE_S)
+                self._look_for_topic()
                 self._renew()
             except (TrunklineError, OSError) as error:
                 self._say(str(error))
@@ -170,6 +175,15 @@ class LogAppender:
                 self._say(type(error).__name__)
             else:
                 self._say(None)
+
+    def _look_for_topic(self) -> None:
+        """Raise TopicMissingError while the topic is gone: without a write nothing else would notice."""
+        publisher, now = self._publisher, time.monotonic()
+        if publisher is not None and now - self._topic_asked_at >= _TOPIC_S:
+            self._topic_asked_at = now
+            self.is_topic_gone = not publisher.has_topic(_PROBE_S)
+        if self.is_topic_gone:
+            raise TopicMissingError(f"Kafka has no topic {self._settings.kafka.topic!r}; it was deleted")
 
     def _renew(self) -> None:
         publisher = self._publisher

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from schemas.event_topic import admin_client
 from tests.broker_processes import ProgramProcess, stand_still, wait_until, with_kafka
 from tests.connectors.gateway.hub_access import (
     JOBS,
@@ -238,3 +239,15 @@ def test_on_a_full_disk_requests_are_answered_and_refusals_recorded_and_only_log
     assert lines[lost]["lines"] >= 3
     assert lines[lost + 1]["event"] == "request"
     wait_until(lambda: [r for r in read_topic() if r.key == b"refused/http"], what="the record of the refusal")
+
+
+@pytest.mark.requirement("OP-10")
+def test_readyz_says_within_ten_seconds_that_the_topic_was_deleted(gateway, backbone_settings):
+    def says_so() -> bool:
+        answer = httpx.get(f"{gateway.settings.gateway_url}/readyz")
+        return answer.status_code == 503 and "topic of the log is gone" in answer.json()["message"]
+
+    assert httpx.get(f"{gateway.settings.gateway_url}/readyz").status_code == 200
+    with admin_client(backbone_settings.kafka) as admin:
+        admin.delete_topics([backbone_settings.kafka.topic])
+    wait_until(says_so, 10, "nobody has written anything, and the gateway notices")
