@@ -22,7 +22,7 @@ from kafka.partitioner.default import murmur2  # type: ignore[import-untyped]
 
 from schemas.control_fold import TOPOLOGY_STREAM
 from schemas.errors import BackboneUnreachable, TrunklineError
-from schemas.kafka_clients import client_security, kafka_context, tls_trouble, unreachable
+from schemas.kafka_clients import client_options, kafka_context, tls_trouble, unreachable
 from schemas.record import CONTROL_TOPOLOGY
 from schemas.settings import KafkaSettings, Settings
 
@@ -88,9 +88,8 @@ def admin_client(kafka: KafkaSettings) -> Iterator[Any]:
     timeout_ms = int(REACH_TIMEOUT_S * 1000)
     try:
         client = KafkaAdminClient(
-            bootstrap_servers=kafka.bootstrap_servers,
             client_id="trunkline-topic",
-            **client_security(kafka),
+            **client_options(kafka),
             bootstrap_timeout_ms=timeout_ms,
             request_timeout_ms=timeout_ms,
         )
@@ -103,13 +102,14 @@ def admin_client(kafka: KafkaSettings) -> Iterator[Any]:
 
 
 def topic_config(kafka: KafkaSettings) -> dict[str, str]:
-    """The topic's configuration: Kafka stamps the time, nothing is deleted, records up to the set size."""
+    """Return the topic's configuration: Kafka stamps the time, deletes nothing, and bounds a record's size."""
     return {
         "message.timestamp.type": "LogAppendTime",
         "retention.ms": "-1",
         "retention.bytes": "-1",
         "cleanup.policy": "delete",
         "max.message.bytes": str(kafka.record_limit_bytes),
+        "min.insync.replicas": str(kafka.wanted_in_sync_replicas),
     }
 
 
@@ -123,7 +123,10 @@ def check_topic(settings: Settings) -> None:
     with admin_client(kafka) as admin:
         count = partition_count(admin, kafka.topic)
         if count is None:
-            raise TopicMissingError(f"Kafka has no topic {kafka.topic!r}; './trunkline up' makes it")
+            raise TopicMissingError(
+                f"Kafka has no topic {kafka.topic!r}; './trunkline topic create' makes it, and in the stack's "
+                "own Kafka './trunkline up'"
+            )
         if count != kafka.partitions:
             raise TopicMismatchError(
                 f"kafka.partitions is {kafka.partitions}, but topic {kafka.topic!r} has {count} partitions; "
@@ -146,7 +149,7 @@ def _check_topology(kafka: KafkaSettings) -> None:
     if found is None:
         raise TopicMissingError(
             f"topic {kafka.topic!r} does not say its partition count and epoch: "
-            "its first record is missing; './trunkline up' stores it in an empty topic"
+            "its first record is missing; './trunkline topic create' stores it in an empty topic"
         )
     headers = dict(found.headers)
     if found.key != TOPOLOGY_STREAM.encode() or headers.get("ce_type") != CONTROL_TOPOLOGY.encode():
@@ -189,9 +192,8 @@ def topic_reader(kafka: KafkaSettings, partitions: list[int] | None = None) -> I
     timeout_ms = int(REACH_TIMEOUT_S * 1000)
     try:
         consumer = KafkaConsumer(
-            bootstrap_servers=kafka.bootstrap_servers,
             client_id="trunkline-reader",
-            **client_security(kafka),
+            **client_options(kafka),
             group_id=None,
             enable_auto_commit=False,
             auto_offset_reset="earliest",

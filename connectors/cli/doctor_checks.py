@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from connectors.cli.doctor_audit import check_anchors, check_anchors_place
 from connectors.cli.doctor_findings import FAIL, Finding
+from connectors.cli.doctor_kafka import check_kafka, check_login, check_replicas
 from connectors.cli.doctor_machine import (
     check_disk,
     check_jars,
@@ -22,7 +23,6 @@ from connectors.cli.doctor_parts import (
     check_bridge,
     check_files,
     check_gateway,
-    check_kafka,
     check_mqtt,
     check_streams,
     check_token,
@@ -42,6 +42,8 @@ CHECKS: dict[str, Callable[[Settings], Finding]] = {
     "settings": check_settings,
     "ports": check_ports,
     "kafka": check_kafka,
+    "login": check_login,
+    "replicas": check_replicas,
     "mqtt": check_mqtt,
     "accounts": check_accounts,
     "bridge": check_bridge,

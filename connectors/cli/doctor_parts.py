@@ -20,7 +20,6 @@ from connectors.local_stack.part_plan import (
     BRIDGE,
     FILES,
     GATEWAY,
-    KAFKA,
     MOSQUITTO,
     STREAMS,
     XML_PUMP,
@@ -29,34 +28,16 @@ from connectors.local_stack.readiness import mqtt_answers
 from connectors.mqtt_credentials import OPERATOR, load_role_passwords, role_file
 from connectors.mqtt_login import LoginAnswer, try_login
 from connectors.mqtt_tls import explained, mqtt_context
-from schemas.errors import TrunklineError
 from schemas.settings import MqttSettings, Settings
 from schemas.views import VIEW_TABLES
 
 _HTTP_TIMEOUT_S = 5.0
 
 
-def _is_started(settings: Settings, part: str) -> bool:
+def is_started(settings: Settings, part: str) -> bool:
+    """Return whether the stack that runs on this data directory has this part."""
     state = control.running_state(settings)
     return state is not None and part in state["parts"]
-
-
-def check_kafka(settings: Settings) -> Finding:
-    """Kafka answers, and the topic has the partitions and the epoch of the settings."""
-    from schemas.event_topic import check_topic, reach_kafka
-
-    where = settings.kafka.bootstrap_servers
-    try:
-        reach_kafka(settings.kafka, timeout_s=2.0)
-    except TrunklineError as error:
-        level, mend = (FAIL, RESTART) if _is_started(settings, KAFKA) else (WARN, START)
-        return Finding("kafka", level, str(error), mend)
-    try:
-        check_topic(settings)
-    except TrunklineError as error:
-        return Finding("kafka", FAIL, str(error), "the message says what to change")
-    found = f"{where}, topic {settings.kafka.topic} with {settings.kafka.partitions} partitions"
-    return Finding("kafka", OK, found)
 
 
 def check_mqtt(settings: Settings) -> Finding:
@@ -68,13 +49,13 @@ def check_mqtt(settings: Settings) -> Finding:
         return Finding("mqtt", OK, where if context is None else f"{where}, TLS")
     if context is not None and (why := _why_no_tls(mqtt, context)) is not None:
         return Finding("mqtt", FAIL, f"{where}: {why}", "./trunkline tls create says what to set")
-    level, mend = (FAIL, RESTART) if _is_started(settings, MOSQUITTO) else (WARN, START)
+    level, mend = (FAIL, RESTART) if is_started(settings, MOSQUITTO) else (WARN, START)
     return Finding("mqtt", level, f"{where} does not answer", mend)
 
 
 def _check_part(settings: Settings, name: str) -> Finding:
     status = next((part for part in control.part_statuses(settings) if part.name == name), None)
-    if status is None or not _is_started(settings, name):
+    if status is None or not is_started(settings, name):
         return Finding(name, WARN, "not started here", START)
     found, why = f"{status.state}, restarts: {status.restarts}", f"trunkline logs {name} says why"
     if status.state != "ready":
@@ -124,7 +105,7 @@ def check_accounts(settings: Settings) -> Finding:
     nobody = try_login(mqtt)
     if nobody is LoginAnswer.SILENT:
         return Finding("accounts", WARN, "the MQTT broker does not answer", START)
-    ours = _is_started(settings, MOSQUITTO)
+    ours = is_started(settings, MOSQUITTO)
     if nobody is LoginAnswer.LET_IN:
         mend = RESTART if ours else "give it a password_file and an acl_file, as conf/mosquitto.conf does"
         return Finding("accounts", FAIL if ours else WARN, "the MQTT broker lets anybody in", mend)
@@ -165,10 +146,10 @@ def check_gateway(settings: Settings) -> Finding:
         # Somebody is there who is not trusted, whoever started it.
         if isinstance(why, ssl.SSLError):
             return Finding(GATEWAY, FAIL, f"{url}: {explained_http(why)}", "./trunkline tls create")
-        if not _is_started(settings, GATEWAY):
+        if not is_started(settings, GATEWAY):
             return part
         return Finding(GATEWAY, FAIL, f"{url}: {why}", f"trunkline logs {GATEWAY}")
-    if not _is_started(settings, GATEWAY):
+    if not is_started(settings, GATEWAY):
         return _check_listeners(settings, Finding(GATEWAY, OK, f"{url} answers"), is_ours=False)
     return _check_listeners(settings, replace(part, found=f"{part.found}, {url} answers"), is_ours=True)
 
@@ -234,7 +215,7 @@ def check_views(settings: Settings) -> Finding:
     missing = [name for name in VIEW_TABLES if not Path(settings.table_path(name), "_delta_log").is_dir()]
     if missing:
         found = f"not there yet: {', '.join(missing)}"
-        started = _is_started(settings, STREAMS)
+        started = is_started(settings, STREAMS)
         mend = f"trunkline logs {STREAMS} says why, if it stays so" if started else START
         return Finding("views", WARN, found, mend)
     return Finding("views", OK, f"{len(VIEW_TABLES)} tables below {settings.tables_root}")

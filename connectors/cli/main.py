@@ -62,6 +62,7 @@ COMMANDS: dict[str, Command] = {
     "watch": Command("connectors.cli.watch_command", "follow jobs to their end", EVENTS),
     "tail": Command("connectors.cli.tail_command", "follow events as they come in", EVENTS),
     "dead-letters": Command("connectors.cli.dead_letters_command", "see what was rejected, replay it", EVENTS),
+    "topic": Command("connectors.cli.topic_command", "make the log's topic in a Kafka of your own", EVENTS),
     "fold": Command("connectors.cli.fold_command", "switch on a new version of the rules", EVENTS),
     "audit": Command("connectors.cli.audit_command", "check that nobody has changed the ledger", EVENTS),
     "agents": Command("connectors.cli.agents_command", "spawn, join, list, stop agents; their keys", AGENTS),
