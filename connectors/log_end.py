@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from schemas.errors import BackboneUnreachable
 from schemas.event_topic import reach_kafka
-from schemas.kafka_clients import SILENT, librdkafka_security, librdkafka_unreachable
+from schemas.kafka_clients import SILENT, librdkafka_options, librdkafka_unreachable
 from schemas.settings import KafkaSettings
 
 # So long an answer is waited for before it is looked whether anybody is there at all.
@@ -116,8 +116,7 @@ class LogEnd:
 def _options(kafka: KafkaSettings) -> dict[str, Any]:
     """What the client is told (librdkafka's CONFIGURATION.md has the names)."""
     return {
-        "bootstrap.servers": kafka.bootstrap_servers,
-        **librdkafka_security(kafka),
+        **librdkafka_options(kafka),
         "client.id": "trunkline-log-end",
         "reconnect.backoff.max.ms": 1000,
         "allow.auto.create.topics": False,

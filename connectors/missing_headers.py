@@ -12,7 +12,7 @@ from connectors.kafka_records import to_record
 from connectors.kafka_repairs import repair_kafka_client
 from schemas.errors import BackboneUnreachable
 from schemas.event_topic import REACH_TIMEOUT_S, reach_kafka
-from schemas.kafka_clients import client_security, unreachable
+from schemas.kafka_clients import client_options, unreachable
 from schemas.record import Record
 from schemas.settings import KafkaSettings
 
@@ -67,8 +67,7 @@ def consumer_options(kafka: KafkaSettings) -> dict[str, Any]:
     """What a consumer of kafka-python is told that reads the topic."""
     repair_kafka_client()
     return {
-        "bootstrap_servers": kafka.bootstrap_servers,
-        **client_security(kafka),
+        **client_options(kafka),
         "enable_auto_commit": False,
         "bootstrap_timeout_ms": int(REACH_TIMEOUT_S * 1000),
         "request_timeout_ms": 10_000,

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError as ClientError
 
 from schemas.errors import BackboneUnreachable
 from schemas.event_topic import reach_kafka
-from schemas.kafka_clients import SILENT, librdkafka_security, librdkafka_unreachable
+from schemas.kafka_clients import SILENT, librdkafka_options, librdkafka_unreachable
 from schemas.settings import KafkaSettings
 
 # Of all other troubles the client takes care by itself.
@@ -62,8 +62,7 @@ class TopicConsumer:
 
 def _options(kafka: KafkaSettings) -> dict[str, Any]:
     return {
-        "bootstrap.servers": kafka.bootstrap_servers,
-        **librdkafka_security(kafka),
+        **librdkafka_options(kafka),
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         # As Spark reads: what one of them sees, the other must.

@@ -24,6 +24,7 @@ from kafka.errors import (  # type: ignore[import-untyped]
 )
 
 from schemas.errors import BackboneUnreachable
+from schemas.kafka_settings import read_password
 from schemas.private_files import check_key_file
 from schemas.settings import ENV_PREFIX, KafkaSettings, SettingsError
 
@@ -49,27 +50,50 @@ def kafka_context(kafka: KafkaSettings) -> ssl.SSLContext | None:
     return _context(kafka.ssl_ca_certs, kafka.ssl_certfile, kafka.ssl_keyfile)
 
 
-def client_security(kafka: KafkaSettings) -> dict[str, Any]:
-    """What kafka-python's clients are told beside the address. Raises SettingsError as `kafka_context` does."""
-    found: dict[str, Any] = {"security_protocol": kafka.security_protocol}
+def kafka_password(kafka: KafkaSettings) -> str:
+    """Return the password of the login: `sasl_password`, else what is in `password_file`.
+
+    Raises SettingsError if there is neither, or if the file is missing, readable by others or no password.
+    """
+    if kafka.sasl_password is not None:
+        return kafka.sasl_password.get_secret_value()
+    if kafka.password_file is None:
+        raise SettingsError(
+            f"kafka.sasl_password and kafka.sasl_password_file are missing, and kafka.security_protocol "
+            f"{kafka.security_protocol} needs one of them"
+        )
+    try:
+        return read_password(kafka.password_file)
+    except ValueError as error:
+        raise SettingsError(f"kafka.sasl_password_file: {error}") from None
+
+
+def client_options(kafka: KafkaSettings) -> dict[str, Any]:
+    """Return the options of kafka-python's clients for address, TLS and login.
+
+    Raises SettingsError as `kafka_context` and `kafka_password` do.
+    """
+    found: dict[str, Any] = {
+        "bootstrap_servers": kafka.bootstrap_servers,
+        "security_protocol": kafka.security_protocol,
+    }
     context = kafka_context(kafka)
     if context is not None:
         found["ssl_context"] = context
     if kafka.security_protocol.startswith("SASL"):
-        password = kafka.sasl_password
         found |= {
             "sasl_mechanism": kafka.sasl_mechanism,
             "sasl_plain_username": kafka.sasl_username,
-            "sasl_plain_password": None if password is None else password.get_secret_value(),
+            "sasl_plain_password": kafka_password(kafka),
         }
     return found
 
 
-def librdkafka_security(kafka: KafkaSettings) -> dict[str, str]:
-    """The same as options of librdkafka. Raises SettingsError as `kafka_context` does."""
-    kafka_context(kafka)  # which looks at the files, and says what is wrong with them
-    password = kafka.sasl_password
+def librdkafka_options(kafka: KafkaSettings) -> dict[str, str]:
+    """Return the same as options of librdkafka. Raises SettingsError as `client_options` does."""
+    kafka_context(kafka)  # librdkafka would not say what is wrong with the certificates
     found: dict[str, object] = {
+        "bootstrap.servers": kafka.bootstrap_servers,
         "security.protocol": kafka.security_protocol,
         "ssl.ca.location": kafka.ssl_ca_certs,
         "ssl.certificate.location": kafka.ssl_certfile,
@@ -79,7 +103,7 @@ def librdkafka_security(kafka: KafkaSettings) -> dict[str, str]:
         found |= {
             "sasl.mechanism": kafka.sasl_mechanism,
             "sasl.username": kafka.sasl_username,
-            "sasl.password": None if password is None else password.get_secret_value(),
+            "sasl.password": kafka_password(kafka),
         }
     return {name: str(value) for name, value in found.items() if value is not None}
 
@@ -95,8 +119,7 @@ def spark_security(kafka: KafkaSettings) -> dict[str, str]:
     if kafka.security_protocol.endswith("SSL"):
         found |= _java_certificates(kafka)
     if kafka.security_protocol.startswith("SASL"):
-        password = kafka.sasl_password
-        if password is None or os.environ.get(PASSWORD_VARIABLE) != password.get_secret_value():
+        if os.environ.get(PASSWORD_VARIABLE) != kafka_password(kafka):
             raise SettingsError(
                 f"kafka.sasl_password: Spark takes it from the environment alone; set {PASSWORD_VARIABLE} for "
                 "the driver and for every executor"
@@ -131,11 +154,13 @@ def unreachable(kafka: KafkaSettings, error: BaseException, where: str = "") -> 
     said = f"Kafka at {kafka.bootstrap_servers}{where}: {error}"
     # kafka-python does not tell why it could not begin; somebody was there, or we would not have come so far.
     is_unsaid = isinstance(error, KafkaTimeoutError | KafkaConnectionError)
-    if isinstance(error, _LOGIN_ERRORS) or (is_unsaid and kafka.security_protocol == "SASL_SSL"):
+    if isinstance(error, _LOGIN_ERRORS) or (is_unsaid and kafka.security_protocol.startswith("SASL")):
         said += "; does it refuse the login? Look at kafka.sasl_username, sasl_password and sasl_mechanism"
     elif is_unsaid and not kafka.security_protocol.endswith("SSL") and _speaks_tls(kafka):
         said += f"; it speaks TLS, and kafka.security_protocol is {kafka.security_protocol}"
-    elif is_unsaid and kafka.security_protocol != "PLAINTEXT":
+    elif is_unsaid and kafka.security_protocol == "PLAINTEXT":
+        said += "; does it ask for a login? kafka.security_protocol is PLAINTEXT"
+    elif is_unsaid:
         said += f"; is kafka.security_protocol {kafka.security_protocol} what it wants?"
     return BackboneUnreachable(said)
 
@@ -146,7 +171,7 @@ def librdkafka_unreachable(kafka: KafkaSettings, error: KafkaError | None, where
     if code == KafkaError._AUTHENTICATION:
         return unreachable(kafka, SaslAuthenticationFailedError(said), where)
     # It says when a login was refused; so with one, nothing is to be guessed.
-    is_unsaid = code in _UNSAID and kafka.security_protocol != "SASL_SSL"
+    is_unsaid = code in _UNSAID and not kafka.security_protocol.startswith("SASL")
     return unreachable(kafka, KafkaTimeoutError(said) if is_unsaid else RuntimeError(said), where)
 
 

@@ -11,14 +11,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from schemas.audit_settings import AuditSettings
 from schemas.http_address import HttpAddress, address_at
-from schemas.kafka_login import login_fault, password_in_file
+from schemas.kafka_settings import KafkaSettings as KafkaSettings
+from schemas.kafka_settings import default_password_file
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 ENV_PREFIX = "TRUNKLINE__"
@@ -52,34 +53,6 @@ class SettingsError(Exception):
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class KafkaSettings(_Section):
-    """The log. `partitions` and `epoch` are stored in the log itself and checked by every program."""
-
-    bootstrap_servers: str = "127.0.0.1:19092"
-    topic: str = "trunk.events"
-    partitions: int = Field(default=4, ge=1, le=1024)
-    epoch: int = Field(default=1, ge=1)
-    replication_factor: int = Field(default=1, ge=1)
-    record_limit_bytes: int = Field(default=4 * 1024 * 1024, ge=64 * 1024)
-    delivery_timeout_s: float = Field(default=30.0, gt=0)
-    heap_mb: int = Field(default=384, ge=128, description="heap of the local stack's broker")
-    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"] = "SCRAM-SHA-512"
-    sasl_username: str | None = None
-    sasl_password: SecretStr | None = None
-    sasl_password_file: Path | None = None  # read at the start, where no password is set
-    ssl_ca_certs: Path | None = None
-    ssl_certfile: Path | None = None
-    ssl_keyfile: Path | None = None
-
-    @model_validator(mode="after")
-    def _login_is_whole(self) -> Self:
-        password = None if self.sasl_password is None else self.sasl_password.get_secret_value()
-        if (fault := login_fault(self.security_protocol, self.sasl_username, password)) is not None:
-            raise ValueError(fault)
-        return self
 
 
 class MqttSettings(_Section):
@@ -248,6 +221,13 @@ class Settings(_Section):
     storage: StorageSettings = StorageSettings()
     audit: AuditSettings = AuditSettings()
 
+    @model_validator(mode="after")
+    def _name_the_password_file(self) -> Self:
+        kafka = self.kafka.model_copy()
+        kafka._own_password_file = default_password_file(self.data_path)
+        object.__setattr__(self, "kafka", kafka)  # the model is frozen for all but its own validation
+        return self
+
     @property
     def data_path(self) -> Path:
         """The data directory as an absolute path."""
@@ -362,14 +342,10 @@ def load_settings(environ: Mapping[str, str] | None = None, file: Path | None = 
             path: tuple[str, ...] = tuple(part.lower() for part in name[len(ENV_PREFIX) :].split("__"))
             _merge(values, path, env[name])
     try:
-        if (password := password_in_file(values.get("kafka"))) is not None:
-            values["kafka"]["sasl_password"] = password
         return Settings.model_validate(values)
     except ValidationError as error:
         lines = [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()]
         raise SettingsError("wrong settings: " + "; ".join(lines)) from None
-    except ValueError as error:
-        raise SettingsError(f"kafka.sasl_password_file: {error}") from None
 
 
 def settings_environment(settings: Settings) -> dict[str, str]:

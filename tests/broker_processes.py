@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from pydantic import SecretStr
 
 from connectors.local_stack import free_port
-from schemas.settings import PROJECT_ROOT, Settings, settings_environment
+from schemas.kafka_settings import USERNAME
+from schemas.settings import PROJECT_ROOT, KafkaSettings, Settings, settings_environment
 
 START_S = 60.0
 STOP_S = 20.0
 LOOPBACK = "127.0.0.1"
+KAFKA_PASSWORD = "of-the-tests-own-brokers"
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0, what: str = "condition") -> Any:
@@ -110,11 +113,15 @@ _KAFKA_PROPERTIES = """\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listeners=SASL_PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=SASL_PLAINTEXT://127.0.0.1:{port}
 controller.listener.names=CONTROLLER
-inter.broker.listener.name=PLAINTEXT
-listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+inter.broker.listener.name=SASL_PLAINTEXT
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT
+sasl.enabled.mechanisms=SCRAM-SHA-512
+sasl.mechanism.inter.broker.protocol=SCRAM-SHA-512
+listener.name.sasl_plaintext.scram-sha-512.sasl.jaas.config=\
+  org.apache.kafka.common.security.scram.ScramLoginModule required username="{user}" password="{password}";
 log.dirs={folder}/log
 auto.create.topics.enable=false
 message.max.bytes=8388608
@@ -159,17 +166,28 @@ def _kafka_jars() -> Path:
     pytest.fail("no Kafka jars: run ./trunkline once, or set TRUNKLINE_JARS to the folder that holds them")
 
 
-def make_kafka(folder: Path) -> BrokerProcess:
-    """A formatted one-node Kafka below `folder`, not started yet."""
+def kafka_at(port: int, **more: Any) -> KafkaSettings:
+    """Settings with the login of a Kafka that `make_kafka` has made."""
+    login = SecretStr(KAFKA_PASSWORD)
+    return KafkaSettings(bootstrap_servers=f"{LOOPBACK}:{port}", sasl_password=login, **more)
+
+
+def make_kafka(folder: Path, more: str = "") -> BrokerProcess:
+    """A formatted one-node Kafka below `folder` that asks for a login, not started yet; `more` is added to its
+    settings.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     jars = f"{_kafka_jars()}/*"
     port = free_port()
     properties = folder / "server.properties"
-    properties.write_text(_KAFKA_PROPERTIES.format(port=port, controller=free_port(), folder=folder))
+    login = {"user": USERNAME, "password": KAFKA_PASSWORD}
+    text = _KAFKA_PROPERTIES.format(port=port, controller=free_port(), folder=folder, **login)
+    properties.write_text(text + more)
     java = ["java", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", jars]
     # Kafka's tool reads a leading dash as an option.
     cluster = "k" + secrets.token_urlsafe(16)[1:]
     tool = [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties)]
+    tool += ["--add-scram", f"SCRAM-SHA-512=[name={USERNAME},password={KAFKA_PASSWORD}]"]
     done = subprocess.run(tool, capture_output=True, timeout=START_S, check=False)
     assert done.returncode == 0, done.stderr.decode()
     return BrokerProcess([*java, "kafka.Kafka", str(properties)], port, folder / "kafka.log")

@@ -9,13 +9,12 @@ from connectors.kafka_topic import ensure_topic
 from schemas.sealing import ensure_keyring
 from schemas.settings import (
     GatewaySettings,
-    KafkaSettings,
     LimitSettings,
     MqttSettings,
     Settings,
     XmlPumpSettings,
 )
-from tests.broker_processes import LOOPBACK, BrokerProcess
+from tests.broker_processes import LOOPBACK, BrokerProcess, kafka_at
 
 
 def own_settings(kafka: BrokerProcess, mosquitto: BrokerProcess, folder: Path) -> Settings:
@@ -23,8 +22,8 @@ def own_settings(kafka: BrokerProcess, mosquitto: BrokerProcess, folder: Path) -
     own = uuid.uuid4().hex[:12]
     settings = Settings(
         data_dir=folder / "data",
-        kafka=KafkaSettings(
-            bootstrap_servers=f"{LOOPBACK}:{kafka.port}",
+        kafka=kafka_at(
+            kafka.port,
             topic=f"test.{own}",
             record_limit_bytes=1024 * 1024,
             delivery_timeout_s=10,

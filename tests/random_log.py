@@ -14,6 +14,7 @@ from kafka import KafkaProducer
 
 from schemas.event_topic import partition_for
 from schemas.job_registry import cancellation_record, pick_record, registration_record, rotation_record
+from schemas.kafka_clients import client_options
 from schemas.mailbox_requests import (
     ack_record,
     claim_of_record,
@@ -370,7 +371,7 @@ def _raw(record: OutgoingRecord) -> RawRecord:
 
 def append_raw_records(settings: Settings, records: Iterator[RawRecord]) -> int:
     """Append records as they are, past all doors; returns how many when Kafka has them."""
-    producer = KafkaProducer(bootstrap_servers=settings.kafka.bootstrap_servers)
+    producer = KafkaProducer(**client_options(settings.kafka))
     try:
         waiting = []
         for key, value, headers in records:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from schemas.kafka_clients import PASSWORD_VARIABLE
+from tests.broker_processes import KAFKA_PASSWORD
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -20,6 +23,8 @@ def start_session(
     jars = ROOT / ".jars" / "spark"
     assert list(jars.glob("*.jar")), "no jars: run ./trunkline once"
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    # Spark's JVM looks up there what `kafka_at` says.
+    os.environ[PASSWORD_VARIABLE] = KAFKA_PASSWORD
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     arguments = [
         *("--properties-file", str(ROOT / "conf" / "spark-defaults.conf")),

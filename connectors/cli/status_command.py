@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 from connectors.local_stack import control
 from connectors.local_stack.control import PartStatus
+from schemas.kafka_settings import missing_login
 from schemas.settings import Settings
 
 
@@ -46,12 +47,20 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     parts = control.part_statuses(settings)
     chosen = state["parts"] if state else {}
     well = bool(chosen) and all(p.state == "ready" for p in parts if p.name in chosen)
+    unsafe = missing_login(settings.kafka.security_protocol, settings.kafka.ssl_certfile)
     if args.json:
         phase = state["phase"] if state else "stopped"
-        found = {"phase": phase, "data_dir": str(settings.data_path), "parts": [asdict(p) for p in parts]}
+        found = {
+            "phase": phase,
+            "data_dir": str(settings.data_path),
+            "parts": [asdict(p) for p in parts],
+            "unsafe": [unsafe] if unsafe else [],
+        }
         print(json.dumps(found))
         return 0 if well else 1
     print(_table(parts))
+    if unsafe:
+        print(f"Unsafe: {unsafe}")
     if state is None:
         left = [p.name for p in parts if p.pid]
         print(

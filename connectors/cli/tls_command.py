@@ -83,7 +83,7 @@ def _settings_for(made: TlsFolder, settings: Settings) -> dict[str, Any]:
         }
     kafka = {
         "security_protocol": "SASL_SSL",
-        "sasl_username": settings.kafka.sasl_username or "trunkline",
+        "sasl_username": settings.kafka.sasl_username,
         "sasl_password_file": str(made.folder / KAFKA_PASSWORD),
         "ssl_ca_certs": ca,
     }

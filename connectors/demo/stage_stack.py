@@ -65,12 +65,14 @@ def own_settings(settings: Settings, data_dir: Path) -> Settings:
 
 
 def _own_kafka(settings: Settings) -> KafkaSettings:
-    """Kafka's settings; with those of a login only where it is our own Kafka that has it."""
+    """Return Kafka's settings with the configured login if it is our Kafka under TLS, else a new one."""
     kafka = settings.kafka
     is_ours = kafka.bootstrap_servers.rpartition(":")[0] in LOOPBACK_NAMES
-    if is_ours and (settings.tls_path / "kafka.pem").exists():
+    if is_ours and kafka.security_protocol == "SASL_SSL" and (settings.tls_path / "kafka.pem").exists():
         return kafka
-    return kafka.model_copy(update={"security_protocol": "PLAINTEXT"})
+    fields = KafkaSettings.model_fields
+    login = [name for name in fields if name == "security_protocol" or name.startswith(("sasl_", "ssl_"))]
+    return kafka.model_copy(update={name: fields[name].default for name in login})
 
 
 def _own_mqtt(settings: Settings) -> MqttSettings:

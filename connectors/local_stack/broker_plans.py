@@ -5,14 +5,22 @@ from __future__ import annotations
 import base64
 import getpass
 import math
+import os
+import secrets
 import subprocess
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 
-from connectors.local_stack.kafka_login import check_local_login, ensure_scram_user
-from connectors.local_stack.part_plan import KAFKA, MOSQUITTO, PartPlan
+from connectors.local_stack.kafka_login import (
+    PLAINTEXT,
+    InternalListener,
+    check_local_login,
+    ensure_password,
+    ensure_scram_user,
+)
+from connectors.local_stack.part_plan import ALL_PARTS, KAFKA, MOSQUITTO, PartPlan
 from connectors.local_stack.ports import LOOPBACK, free_port, require_free
 from connectors.local_stack.programs import find_java, find_mosquitto, jar_files
 from connectors.local_stack.readiness import kafka_answers, mqtt_answers
@@ -30,11 +38,20 @@ _FORMAT_TIMEOUT_S = 60
 
 
 def write_from_template(target: Path, values: Mapping[str, object], *templates: str) -> None:
-    """Fill in these files of `conf/`, one after the other, and write them as one."""
+    """Fill in these files of `conf/`, one after the other, and write them as one 0600 file.
+
+    The file is made anew: a password may be in it, and an earlier version's file may be readable by others.
+    """
     text = "".join((PROJECT_ROOT / "conf" / name).read_text(encoding="utf-8") for name in templates)
     text = Template(text).substitute(values)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(text, encoding="utf-8")
+    target.unlink(missing_ok=True)
+    with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+
+
+def _all_but(part: str) -> str:
+    return ",".join(name for name in ALL_PARTS if name != part)
 
 
 def kafka_port(settings: Settings) -> int:
@@ -43,8 +60,8 @@ def kafka_port(settings: Settings) -> int:
     if host not in _LOOPBACK_NAMES or not port.isdigit():
         raise UsageError(
             f"kafka.bootstrap_servers is {settings.kafka.bootstrap_servers!r}: the local stack starts one "
-            "broker on 127.0.0.1. Set it to 127.0.0.1:PORT, or leave Kafka out: "
-            "up --only bridge,gateway,streams"
+            "broker on 127.0.0.1. Set it to 127.0.0.1:PORT, or leave Kafka out, and make its topic first by "
+            f"./trunkline topic create: up --only {_all_but(KAFKA)}"
         )
     return int(port)
 
@@ -55,7 +72,7 @@ def mqtt_port(settings: Settings) -> int:
     if mqtt.host not in _LOOPBACK_NAMES:
         raise UsageError(
             f"mqtt.host is {mqtt.host!r}: the local stack starts a broker on 127.0.0.1. Change it, or leave "
-            "Mosquitto out: up --only kafka,bridge,gateway,streams"
+            f"Mosquitto out: up --only {_all_but(MOSQUITTO)}"
         )
     if not mqtt.tls:
         if mqtt.listen_host not in _LOOPBACK_NAMES:
@@ -106,24 +123,27 @@ def kafka_plan(settings: Settings) -> PartPlan:
     """Kafka, with its data below `data_dir/kafka`."""
     port = kafka_port(settings)
     check_local_login(settings)
-    is_plain = settings.kafka.security_protocol == "PLAINTEXT"
-    # Nobody else needs to know these ports. The controller's is another one at each start.
-    internal_port = free_port()
+    protocol = settings.kafka.security_protocol
     home = settings.data_path / "kafka"
     properties = home / "server.properties"
+    internal = InternalListener(port=0, password="")
 
     def prepare() -> None:
+        nonlocal internal
         require_free(port, "kafka.bootstrap_servers")
+        ensure_password(settings)
+        internal = InternalListener(free_port(), secrets.token_urlsafe())
         values = {
             "port": port,
             "controller_port": free_port(),
-            "internal_port": internal_port,
+            "internal_port": internal.port,
+            "broker_password": internal.password,
             "tls_dir": settings.tls_path.absolute(),
             "log_dir": home / "log",
             "partitions": settings.kafka.partitions,
             "record_limit_bytes": settings.kafka.record_limit_bytes,
         }
-        listeners = "kafka-plain.properties" if is_plain else "kafka-sasl.properties"
+        listeners = f"kafka-{protocol.lower().replace('_', '-')}.properties"
         write_from_template(properties, values, "kafka.properties", listeners)
         if not (home / "log" / "meta.properties").exists():
             _format_storage(settings, properties)
@@ -131,8 +151,8 @@ def kafka_plan(settings: Settings) -> PartPlan:
     def ensure_topic() -> None:
         from connectors.kafka_topic import ensure_topic as ensure
 
-        if not is_plain:
-            ensure_scram_user(settings, internal_port)
+        if protocol != PLAINTEXT:
+            ensure_scram_user(settings, internal)
         ensure(settings)
 
     return PartPlan(

@@ -1,9 +1,11 @@
-"""The login at the local stack's own Kafka: what the settings must say, and the clients' one SCRAM user."""
+"""The login at the local stack's own Kafka: its settings, its password, and the clients' one SCRAM user."""
 
 from __future__ import annotations
 
+import secrets
 import ssl
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 from kafka import KafkaAdminClient  # type: ignore[import-untyped]
 from kafka.admin import (  # type: ignore[import-untyped]
@@ -16,16 +18,23 @@ from kafka.errors import KafkaError  # type: ignore[import-untyped]
 from connectors.local_stack.ports import LOOPBACK
 from connectors.tls_files import KAFKA, KAFKA_INTERNAL, check_server_key
 from schemas.errors import BackboneUnreachable, TrunklineError, UsageError
+from schemas.first_file import make_first
+from schemas.kafka_clients import kafka_password
+from schemas.kafka_settings import default_password_file
 from schemas.settings import Settings
 
-_PROTOCOLS: Final = ("PLAINTEXT", "SASL_SSL")
+PLAINTEXT, SASL_PLAINTEXT, SASL_SSL = "PLAINTEXT", "SASL_PLAINTEXT", "SASL_SSL"
+_PROTOCOLS: Final = (SASL_PLAINTEXT, SASL_SSL, PLAINTEXT)
 _MECHANISM: Final = "SCRAM-SHA-512"
 _TIMEOUT_MS: Final = 10_000
+_PASSWORD_BYTES: Final = 32
+_BROKER: Final = "broker"
 
 
 def check_local_login(settings: Settings) -> None:
-    """Raise UsageError for a way to log in that the stack's own Kafka does not have, and for keys of its that
-    others can read.
+    """Check that the stack's own Kafka can ask for the login that the settings name.
+
+    Raises UsageError for a protocol or mechanism that it does not have, and for missing or exposed keys.
     """
     kafka = settings.kafka
     if kafka.security_protocol not in _PROTOCOLS:
@@ -33,44 +42,62 @@ def check_local_login(settings: Settings) -> None:
             f"kafka.security_protocol is {kafka.security_protocol}: the local stack's Kafka has "
             f"{' or '.join(_PROTOCOLS)}"
         )
-    if kafka.security_protocol == "PLAINTEXT":
+    if kafka.security_protocol == PLAINTEXT:
         return
     if kafka.sasl_mechanism != _MECHANISM:
         raise UsageError(f"kafka.sasl_mechanism is {kafka.sasl_mechanism}: the local stack has {_MECHANISM}")
+    if kafka.security_protocol == SASL_PLAINTEXT:
+        return
     for name in (KAFKA, KAFKA_INTERNAL):
         file = settings.tls_path / f"{name}.pem"
         if not file.exists():
             raise UsageError(
-                f"kafka.security_protocol is set, and {file} is missing: run ./trunkline tls create"
+                f"kafka.security_protocol is {SASL_SSL}, and {file} is missing: run ./trunkline tls create"
             )
         check_server_key(file)
     if kafka.ssl_ca_certs is None:
         raise UsageError(f"kafka.ssl_ca_certs is not set: set it to {settings.tls_path / 'ca.crt'}")
 
 
-def ensure_scram_user(settings: Settings, port: int) -> None:
-    """Make `kafka.sasl_username` with `kafka.sasl_password`, or give it that password now, and remove all other
-    users: what the settings named before opens nothing.
+def ensure_password(settings: Settings) -> None:
+    """Make the password of the stack's own Kafka in a new 0600 file, unless there is one.
 
-    `port`: the broker's own listener, which its own certificate opens. Kafka's tool would take the password as
-    an argument, for every process of the machine to read. Raises TrunklineError.
+    A password or a file that the settings name is the user's own to make. Raises OSError.
     """
-    kafka, tls = settings.kafka, settings.tls_path
-    if kafka.sasl_username is None or kafka.sasl_password is None:
-        raise UsageError("kafka.sasl_username or kafka.sasl_password is not set")
-    context = ssl.create_default_context(cafile=str(tls / f"{KAFKA_INTERNAL}.crt"))
-    context.load_cert_chain(tls / f"{KAFKA_INTERNAL}.pem")
+    kafka = settings.kafka
+    file = default_password_file(settings.data_path)
+    if kafka.sasl_password is None and kafka.password_file == file and not file.exists():
+        make_first(file, f"{secrets.token_urlsafe(_PASSWORD_BYTES)}\n")
+
+
+@dataclass(frozen=True)
+class InternalListener:
+    """The broker's own listener for one start of the broker: its port, and the password that opens it.
+
+    PLAIN shows the password to whoever listens on the port, so each start has another port and password.
+    """
+
+    port: int
+    password: str
+
+
+def ensure_scram_user(settings: Settings, listener: InternalListener) -> None:
+    """Make the user `kafka.sasl_username` with its password, or set its password, and remove all other users.
+
+    Kafka's own tool would take the password as an argument, which every process of the machine can read.
+    Raises TrunklineError, and SettingsError as `kafka_password` does.
+    """
+    kafka = settings.kafka
     wanted = UserScramCredentialUpsertion(
-        kafka.sasl_username, ScramMechanism.SCRAM_SHA_512, kafka.sasl_password.get_secret_value()
+        kafka.sasl_username, ScramMechanism.SCRAM_SHA_512, kafka_password(kafka)
     )
     try:
         client = KafkaAdminClient(
-            bootstrap_servers=f"{LOOPBACK}:{port}",
+            bootstrap_servers=f"{LOOPBACK}:{listener.port}",
             client_id="trunkline-login",
-            security_protocol="SSL",
-            ssl_context=context,
             bootstrap_timeout_ms=_TIMEOUT_MS,
             request_timeout_ms=_TIMEOUT_MS,
+            **_broker_security(settings, listener),
         )
         try:
             errors = client.alter_user_scram_credentials([wanted])
@@ -80,15 +107,29 @@ def ensure_scram_user(settings: Settings, port: int) -> None:
         finally:
             client.close()
     except KafkaError as problem:
-        raise BackboneUnreachable(f"Kafka's own listener on {LOOPBACK}:{port}: {problem}") from problem
+        raise BackboneUnreachable(f"Kafka's own listener on {LOOPBACK}:{listener.port}: {problem}") from problem
     for user, error in errors.items():
         if error is not None:
             what = "take the user" if user == kafka.sasl_username else "remove the user"
             raise TrunklineError(f"Kafka did not {what} {user!r}: {error}")
 
 
+def _broker_security(settings: Settings, listener: InternalListener) -> dict[str, Any]:
+    """Return kafka-python's options that open the broker's own listener."""
+    if settings.kafka.security_protocol == SASL_PLAINTEXT:
+        return {
+            "security_protocol": SASL_PLAINTEXT,
+            "sasl_mechanism": "PLAIN",
+            "sasl_plain_username": _BROKER,
+            "sasl_plain_password": listener.password,
+        }
+    context = ssl.create_default_context(cafile=str(settings.tls_path / f"{KAFKA_INTERNAL}.crt"))
+    context.load_cert_chain(settings.tls_path / f"{KAFKA_INTERNAL}.pem")
+    return {"security_protocol": "SSL", "ssl_context": context}
+
+
 def _others(client: KafkaAdminClient, username: str) -> list[UserScramCredentialDeletion]:
-    """What removes all but this user as it logs in now."""
+    """Return the deletions of all users but this one as it logs in now."""
     return [
         UserScramCredentialDeletion(user, found["mechanism"])
         for user, described in client.describe_user_scram_credentials().items()

@@ -19,6 +19,7 @@ from connectors.local_stack.programs import java_home, spark_home
 from connectors.local_stack.spark_command import class_path, is_local, log_option, place_options
 from connectors.mqtt_credentials import BRIDGE as BRIDGE_ROLE
 from connectors.mqtt_credentials import load_role_passwords
+from schemas.kafka_clients import PASSWORD_VARIABLE, kafka_password
 from schemas.settings import ENV_PREFIX, PROJECT_ROOT, Settings
 
 # The program creates the file that this variable names when it has subscribed, or its query runs.
@@ -115,6 +116,13 @@ def _spark_submit(settings: Settings, scratch: Path) -> list[str]:
     ]
 
 
+def _spark_credentials(settings: Settings) -> Mapping[str, str]:
+    """Return the variable in which Spark's JVM looks up the password of the login at Kafka."""
+    if not settings.kafka.security_protocol.startswith("SASL"):
+        return {}
+    return {PASSWORD_VARIABLE: kafka_password(settings.kafka)}
+
+
 def _terminate_driver(pid: int) -> None:
     """Ask the job's own Python program to end; the JVM around it then follows. The other way round the program
     would lose its JVM in the middle of a micro-batch.
@@ -151,6 +159,7 @@ def streams_plan(settings: Settings) -> PartPlan:
         stop_within_s=25,
         cwd=PROJECT_ROOT,
         niceness=settings.spark.niceness,
+        credentials=lambda: _spark_credentials(settings),
         environment={
             READY_FILE: str(ready),
             "JAVA_HOME": str(java_home()),

@@ -54,9 +54,8 @@ def measure(events_wanted: int, warm_passes: int, workers: int, memory: str, wor
         keyring = ensure_keyring(settings)
         ensure_topic(settings)
         os.environ.update(settings_environment(settings))
-        where = (settings.kafka.bootstrap_servers, settings.kafka.topic)
-        count = fill(*where, registrations(jobs_for(events_wanted), keyring))
-        count += fill(*where, events(events_wanted)) + 1  # and the topology
+        count = fill(settings.kafka, registrations(jobs_for(events_wanted), keyring))
+        count += fill(settings.kafka, events(events_wanted)) + 1  # and the topology
         say(f"{count:,} records in the topic")
         session = start_session(work, workers, {"spark.master": spark.master})
         rates["local"] = passes(session, settings, work / "local", 1 + warm_passes, count)

@@ -47,7 +47,7 @@ from schemas.job_registry import registration_record
 from schemas.message import Message, posting_record
 from schemas.record import JOB_EVENT, OutgoingRecord, Record, content_id
 from schemas.sealing import Keyring, ensure_keyring
-from schemas.settings import PROJECT_ROOT, GatewaySettings, KafkaSettings, Settings, XmlPumpSettings
+from schemas.settings import PROJECT_ROOT, GatewaySettings, Settings, XmlPumpSettings
 from schemas.settled import FOLD_VERSION
 from schemas.signing import sign_event
 from schemas.strict_json import canonical
@@ -329,7 +329,7 @@ def _check_started(client: Any, counts: dict[str, int]) -> None:
 
 def start_gateway(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     """Write the life that is asked for to Kafka and the tables, and start the gateway on them."""
-    from tests.broker_processes import LOOPBACK, make_kafka
+    from tests.broker_processes import kafka_at, make_kafka
 
     broker = make_kafka(work / "kafka")
     broker.start()
@@ -337,7 +337,7 @@ def start_gateway(args: argparse.Namespace, work: Path) -> dict[str, Any]:
         (agents := work / "agents.d").mkdir()
         settings = Settings(
             data_dir=work / "data",
-            kafka=KafkaSettings(bootstrap_servers=f"{LOOPBACK}:{broker.port}"),
+            kafka=kafka_at(broker.port),
             gateway=GatewaySettings(agents_dir=agents),
             xml_pump=XmlPumpSettings(organism_file=work / "none"),  # or the start loads the sample into the log
         )

@@ -30,12 +30,12 @@ from playwright.sync_api import Page, sync_playwright
 
 from connectors.kafka_topic import ensure_topic
 from schemas.sealing import ensure_keyring, load_keyring
-from schemas.settings import KafkaSettings, Settings
+from schemas.settings import Settings
 from tests.benchmarks.bench_report import report, teller
 from tests.benchmarks.event_load import TopicWriter, events, fill, jobs_for, registrations
 from tests.benchmarks.freshness import STEPS_PER_S
 from tests.benchmarks.hub_load import quantile
-from tests.broker_processes import LOOPBACK, make_kafka, wait_until
+from tests.broker_processes import LOOPBACK, kafka_at, make_kafka, wait_until
 from tests.connectors.dashboard.dashboard_process import DashboardProcess
 
 START_S = 90.0
@@ -50,7 +50,7 @@ say = teller("dashboard")
 
 def publish(settings: Settings, first: int, count: int, rate: int) -> None:
     """The load of job events, in a process of its own: of the jobs from `first` on, straight into Kafka."""
-    writer = TopicWriter(settings.kafka.bootstrap_servers, settings.kafka.topic, linger_ms=2)
+    writer = TopicWriter(settings.kafka, linger_ms=2)
     records, began = list(events(count, first=first)), time.monotonic()
     step = max(1, rate // STEPS_PER_S)
     for number, record in enumerate(records):
@@ -208,17 +208,13 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     broker = make_kafka(work / "kafka")
     broker.start()
     try:
-        settings = Settings(
-            data_dir=work / "data", kafka=KafkaSettings(bootstrap_servers=f"{LOOPBACK}:{broker.port}")
-        )
+        settings = Settings(data_dir=work / "data", kafka=kafka_at(broker.port))
         ensure_keyring(settings)
         ensure_topic(settings)
         # Each of the two loads has jobs of its own.
         needed = jobs_for(round(args.rate * (args.seconds + 2 * MARGIN_S)))
         jobs = max(args.jobs, 2 * needed)
-        fill(
-            settings.kafka.bootstrap_servers, settings.kafka.topic, registrations(jobs, load_keyring(settings))
-        )
+        fill(settings.kafka, registrations(jobs, load_keyring(settings)))
         dashboard = DashboardProcess(settings, work)
         dashboard.program.wait_ready(START_S)
         try:

@@ -151,9 +151,8 @@ def measure(events_wanted: int, warm_passes: int, work: Path) -> dict[str, Any]:
         keyring = ensure_keyring(settings)
         ensure_topic(settings)
         os.environ.update(settings_environment(settings))
-        where = (settings.kafka.bootstrap_servers, settings.kafka.topic)
-        count = fill(*where, registrations(jobs_for(events_wanted), keyring))
-        count += fill(*where, events(events_wanted)) + 1  # and the topology
+        count = fill(settings.kafka, registrations(jobs_for(events_wanted), keyring))
+        count += fill(settings.kafka, events(events_wanted)) + 1  # and the topology
         say(f"{count:,} records in the topic")
         spark = start_session(
             work, settings.spark.shuffle_partitions, DELTA_CONF

@@ -17,6 +17,7 @@ from deltalake import write_deltalake
 from connectors.kafka_records import message_record
 from jobs.settling import settle_run
 from schemas.entries import Entries
+from schemas.kafka_clients import librdkafka_options
 from schemas.ledger import LedgerRow
 from schemas.ledger_arrow import LEDGER_ARROW, ledger_batch
 from schemas.sealing import load_keyring
@@ -40,7 +41,7 @@ def main(path: str, expected: int) -> None:
     keyring = load_keyring(settings)
     consumer = Consumer(
         {
-            "bootstrap.servers": settings.kafka.bootstrap_servers,
+            **librdkafka_options(settings.kafka),
             "group.id": f"peer-{uuid.uuid4()}",
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,

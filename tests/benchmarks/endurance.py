@@ -113,7 +113,7 @@ class Load(threading.Thread):
 
     def _rounds(self) -> None:
         kafka, keyring, first = self._settings.kafka, load_keyring(self._settings), self._first
-        writer = TopicWriter(kafka.bootstrap_servers, kafka.topic)
+        writer = TopicWriter(kafka)
         count = self._rate * self._round_s
         jobs = jobs_for(count)
         for record in registrations(jobs, keyring, first):

@@ -9,8 +9,10 @@ from confluent_kafka import Producer
 
 from schemas.job_event import COMPLETED, PROGRESS, STARTED
 from schemas.job_registry import registration_record
+from schemas.kafka_clients import librdkafka_options
 from schemas.record import JOB_EVENT, OutgoingRecord, content_id
 from schemas.sealing import Keyring
+from schemas.settings import KafkaSettings
 from schemas.signing import Signer
 from schemas.strict_json import canonical
 
@@ -78,11 +80,11 @@ def jobs_for(count: int) -> int:
 class TopicWriter:
     """Appends records to a topic, partitioned as ours."""
 
-    def __init__(self, bootstrap: str, topic: str, linger_ms: int = 50) -> None:
-        self._topic = topic
+    def __init__(self, kafka: KafkaSettings, linger_ms: int = 50) -> None:
+        self._topic = kafka.topic
         self._producer = Producer(
             {
-                "bootstrap.servers": bootstrap,
+                **librdkafka_options(kafka),
                 "linger.ms": linger_ms,
                 "partitioner": "murmur2",
                 "enable.idempotence": True,
@@ -107,9 +109,9 @@ class TopicWriter:
             raise RuntimeError("Kafka did not take all records in 60 s")
 
 
-def fill(bootstrap: str, topic: str, records: Iterator[OutgoingRecord]) -> int:
+def fill(kafka: KafkaSettings, records: Iterator[OutgoingRecord]) -> int:
     """Append all records; returns how many."""
-    writer = TopicWriter(bootstrap, topic)
+    writer = TopicWriter(kafka)
     count = 0
     for record in records:
         writer.append(record)

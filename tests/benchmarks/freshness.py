@@ -194,7 +194,7 @@ def load(settings: Settings, rate: int, seconds: int, first: int) -> tuple[Sent,
     """Register jobs, publish their events; when each was sent and arrived at the event stream's client."""
     count = rate * seconds
     kafka = settings.kafka
-    fill(kafka.bootstrap_servers, kafka.topic, registrations(jobs_for(count), load_keyring(settings), first))
+    fill(kafka, registrations(jobs_for(count), load_keyring(settings), first))
     time.sleep(5)  # the accounts and views of the new jobs are not what is measured
     records = list(events(count, seed=2, first=first))
     listener = EventListener(settings)

@@ -194,8 +194,7 @@ def measure_jobs(settings: Settings, sizes: list[int], rate: int, seconds: int) 
             missing = max(0, size - jobs_known(settings) - own)
             kafka = settings.kafka
             fill(
-                kafka.bootstrap_servers,
-                kafka.topic,
+                kafka,
                 registrations(missing, load_keyring(settings), first=added),
             )
             added += missing

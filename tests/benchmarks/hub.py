@@ -126,7 +126,7 @@ def publish_jobs(settings: Settings, rate: int, seconds: int, begun: Event) -> N
     """The load of job events, in a process of its own. Ends after `seconds`, or when it is terminated."""
     kafka = settings.kafka
     count = rate * seconds
-    fill(kafka.bootstrap_servers, kafka.topic, registrations(jobs_for(count), load_keyring(settings)))
+    fill(kafka, registrations(jobs_for(count), load_keyring(settings)))
     records = list(events(count))
     time.sleep(5)  # the accounts of the new jobs are not what is measured
     begun.set()

@@ -86,7 +86,7 @@ def throughput(spark: SparkSession, settings: Settings, args: argparse.Namespace
 
 def steady_load(settings: Settings, rate: int, seconds: int, first: int) -> None:
     """Append `rate` events a second for `seconds`, in steps of 20 ms."""
-    writer = TopicWriter(settings.kafka.bootstrap_servers, settings.kafka.topic, linger_ms=0)
+    writer = TopicWriter(settings.kafka, linger_ms=0)
     step = max(1, rate // 50)
     began = time.monotonic()
     for number, record in enumerate(events(rate * seconds, seed=2, first=first)):
@@ -145,11 +145,10 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
         keyring = ensure_keyring(settings)
         ensure_topic(settings)
         os.environ.update(settings_environment(settings))
-        where = (settings.kafka.bootstrap_servers, settings.kafka.topic)
         # Jobs for both loads, and those that are only known.
         jobs = jobs_for(args.events) + jobs_for(args.rate * args.seconds)
-        fill(*where, registrations(max(jobs, args.known), keyring))
-        fill(*where, events(args.events))
+        fill(settings.kafka, registrations(max(jobs, args.known), keyring))
+        fill(settings.kafka, events(args.events))
         conf = DEFAULT_FILE_SYSTEM if args.file_system == "hadoop" else {}
         if args.sink != "files":
             conf = conf | DELTA_CONF

@@ -67,7 +67,7 @@ class SteadyLoad:
 
     def _run(self) -> None:
         kafka = self._settings.kafka
-        writer = TopicWriter(kafka.bootstrap_servers, kafka.topic, linger_ms=0)
+        writer = TopicWriter(kafka, linger_ms=0)
         step = max(1, self._rate // 50)
         began = time.monotonic()
         for number, record in enumerate(events(self._rate * self._seconds, seed=2)):
@@ -189,8 +189,7 @@ def measure(args: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
         keyring = ensure_keyring(settings)
         ensure_topic(settings)
         os.environ.update(settings_environment(settings))
-        where = (settings.kafka.bootstrap_servers, settings.kafka.topic)
-        fill(*where, registrations(jobs_for(args.rate * seconds), keyring))
+        fill(settings.kafka, registrations(jobs_for(args.rate * seconds), keyring))
         spark = start_session(work, conf=DELTA_CONF | dict(pair.split("=", 1) for pair in args.conf))
         query = settle_events.start(spark, settings)
         with SteadyLoad(settings, args.rate, seconds):

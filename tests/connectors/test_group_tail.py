@@ -19,6 +19,7 @@ from connectors import group_tail
 from connectors.group_tail import GroupTail
 from schemas.errors import BackboneUnreachable
 from schemas.event_topic import partition_for
+from schemas.kafka_clients import client_options
 from schemas.record import NOT_UTF8, Record
 from tests.broker_processes import stand_still, wait_until, with_kafka
 from tests.connectors.trouble_records import Raw, any_name, append_raw
@@ -123,7 +124,7 @@ def test_nothing_is_passed_over_while_members_come_and_go_under_load(backbone_se
 
     def appended() -> set[tuple[int, int]]:
         append_all(backbone_settings, [event(f"{number:08x}", 1) for number in range(24)])
-        with closing(KafkaConsumer(bootstrap_servers=kafka.bootstrap_servers)) as consumer:
+        with closing(KafkaConsumer(**client_options(kafka))) as consumer:
             ends = consumer.end_offsets([TopicPartition(kafka.topic, n) for n in range(kafka.partitions)])
         return {(at.partition, offset) for at, end in ends.items() for offset in range(end)}
 
@@ -151,8 +152,7 @@ def test_nothing_is_passed_over_while_members_come_and_go_under_load(backbone_se
 def test_a_member_that_was_put_out_cannot_commit_and_is_told(backbone_settings, group, appended):
     with closing(GroupTail(backbone_settings.kafka, group)) as tail:
         records = next(of_the_job(tail))
-        servers = backbone_settings.kafka.bootstrap_servers
-        with closing(KafkaAdminClient(bootstrap_servers=servers)) as admin:
+        with closing(KafkaAdminClient(**client_options(backbone_settings.kafka))) as admin:
             members = admin.describe_groups([group])[group]["members"]
             admin.remove_group_members(group, [MemberToRemove(one["member_id"]) for one in members])
         with pytest.raises(BackboneUnreachable, match=r"(?i)member|generation"):
@@ -169,7 +169,7 @@ def test_where_the_groups_offset_is_gone_it_goes_on_with_the_logs_first_record(
         first = next(of_the_job(tail))
         tail.commit(first)
     partition, last = first[0].partition, first[-1].offset + 2
-    with closing(KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)) as admin:
+    with closing(KafkaAdminClient(**client_options(kafka))) as admin:
         admin.delete_records({TopicPartition(kafka.topic, partition): last})
     with closing(GroupTail(kafka, group)) as tail:
         assert next(of_the_job(tail))[0].offset == last

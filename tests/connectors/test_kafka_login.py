@@ -19,14 +19,14 @@ from pydantic import SecretStr, ValidationError
 from connectors.live_tail import LogTail
 from connectors.local_stack import LocalStack
 from connectors.local_stack.broker_plans import kafka_plan
-from connectors.local_stack.kafka_login import ensure_scram_user
+from connectors.local_stack.kafka_login import InternalListener, ensure_scram_user
 from connectors.log_end import LogEnd
 from connectors.publisher import Publisher
 from connectors.tls_files import client_name, create
 from schemas import event_topic
 from schemas.errors import BackboneUnreachable, UsageError
 from schemas.event_topic import admin_client, check_topic
-from schemas.kafka_clients import PASSWORD_VARIABLE, spark_security
+from schemas.kafka_clients import PASSWORD_VARIABLE, kafka_password, spark_security
 from schemas.record import OutgoingRecord, read_envelope
 from schemas.settings import (
     PROJECT_ROOT,
@@ -195,7 +195,7 @@ def test_after_another_user_name_is_set_the_one_before_opens_nothing(
     renamed = with_kafka(settings, sasl_username="renamed", sasl_password=SecretStr("another-password"))
     for now, before in ((renamed, settings), (settings, renamed)):
         assert gets_in(before)
-        ensure_scram_user(now, internal_port(settings))
+        ensure_scram_user(now, InternalListener(internal_port(settings), password=""))
         wait_until(functools.partial(gets_in, now), 15, "the new user to get in")
         wait_until(lambda before=before: not gets_in(before), 15, "the old user to be refused")
         assert gets_in(now), "the one that is set stays"
@@ -238,7 +238,7 @@ def test_spark_is_told_where_the_password_is_and_never_what_it_is(
         spark_security(settings.kafka)
     monkeypatch.setenv(PASSWORD_VARIABLE, PASSWORD)
     assert PASSWORD not in json.dumps(spark_security(settings.kafka))
-    assert spark_security(KafkaSettings()) == {}
+    assert spark_security(KafkaSettings(security_protocol="PLAINTEXT")) == {}
 
 
 @pytest.mark.requirement("CM-05")
@@ -247,20 +247,25 @@ def test_the_password_comes_from_the_environment_or_a_private_file_and_is_told_t
 ) -> None:
     file, empty = tmp_path / "kafka.password", Path("/dev/null")
     given = {"TRUNKLINE__KAFKA__SECURITY_PROTOCOL": "SASL_SSL", "TRUNKLINE__KAFKA__SASL_USERNAME": "ann"}
-    with pytest.raises(SettingsError, match="sasl_password") as caught:
-        load_settings(given, empty)
+    with pytest.raises(SettingsError, match=r"sasl_password and kafka\.sasl_password_file are missing"):
+        kafka_password(KafkaSettings())
     given["TRUNKLINE__KAFKA__SASL_PASSWORD_FILE"] = str(file)
-    with pytest.raises(SettingsError, match=r"kafka\.sasl_password_file: .* is missing"):
-        load_settings(given, empty)
+    kafka = load_settings(given, empty).kafka
+    with pytest.raises(SettingsError, match=r"kafka\.sasl_password_file: .* is missing\. .*trunkline up"):
+        kafka_password(kafka)
     file.write_text(f"{PASSWORD}\n")
     file.chmod(0o640)
     with pytest.raises(SettingsError, match=f"chmod 600 {file}"):
-        load_settings(given, empty)
+        kafka_password(kafka)
     file.chmod(0o600)
-    found = load_settings(given, empty)
-    assert found.kafka.sasl_password == SecretStr(PASSWORD) and PASSWORD not in repr(found)
-    assert settings_environment(found)[PASSWORD_VARIABLE] == PASSWORD
-    assert load_settings({**given, PASSWORD_VARIABLE: "other"}, empty).kafka.sasl_password == SecretStr("other")
+    assert kafka_password(kafka) == PASSWORD and PASSWORD not in repr(kafka)
+    child = load_settings(settings_environment(load_settings(given, empty)), empty)
+    assert kafka_password(child.kafka) == PASSWORD
+    assert kafka_password(load_settings({**given, PASSWORD_VARIABLE: "other"}, empty).kafka) == "other"
+    file.write_text('canary"; x="')
+    with pytest.raises(SettingsError, match="quotes and backslashes") as in_file:
+        kafka_password(kafka)
+    assert "canary" not in str(in_file.value)
     in_conf = tmp_path / "conf.yaml"
     in_conf.write_text("kafka: {sasl_password: canary}\n")
     with pytest.raises(SettingsError, match="never from a file of conf") as caught:
@@ -268,8 +273,8 @@ def test_the_password_comes_from_the_environment_or_a_private_file_and_is_told_t
     with pytest.raises(SettingsError, match="quotes and backslashes") as quoted:
         load_settings({**given, PASSWORD_VARIABLE: 'canary"; x="'}, empty)
     assert "canary" not in str(caught.value) + str(quoted.value)
-    with pytest.raises(ValidationError, match="sasl_username is missing"):
-        KafkaSettings(security_protocol="SASL_PLAINTEXT", sasl_password=SecretStr("x"))
+    with pytest.raises(ValidationError, match="sasl_username: only printable ASCII"):
+        KafkaSettings(sasl_username="")
 
 
 def test_the_local_stack_says_what_it_does_not_have(tmp_path: Path) -> None:

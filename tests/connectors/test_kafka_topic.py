@@ -15,6 +15,7 @@ from connectors.publisher import Publisher
 from schemas.control_fold import topology_record
 from schemas.errors import BackboneUnreachable
 from schemas.event_topic import TopicMismatchError, TopicMissingError, check_topic, partition_for, topic_reader
+from schemas.kafka_clients import client_options
 from tests.broker_processes import with_kafka
 
 
@@ -70,7 +71,7 @@ def test_two_callers_at_once_make_one_topic_that_begins_with_its_topology(backbo
 
 def test_kafka_stamps_the_time_and_keeps_everything(backbone_settings):
     kafka = backbone_settings.kafka
-    admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    admin = KafkaAdminClient(**client_options(kafka))
     try:
         resource = ConfigResource(ConfigResourceType.TOPIC, kafka.topic)
         stored = admin.describe_configs([resource], config_filter="all")["topic"][kafka.topic]
@@ -108,7 +109,7 @@ def test_a_missing_topic_is_named(backbone_settings):
 def test_a_topic_of_somebody_else_is_refused(backbone_settings):
     settings = with_kafka(backbone_settings, topic=backbone_settings.kafka.topic + ".foreign")
     kafka = settings.kafka
-    admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    admin = KafkaAdminClient(**client_options(kafka))
     try:
         config = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": str(kafka.record_limit_bytes)}
         made = {"num_partitions": 4, "replication_factor": 1, "configs": config}

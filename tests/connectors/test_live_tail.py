@@ -17,6 +17,7 @@ from connectors.live_tail import POLL_RECORDS, LogTail, OffsetsGoneError
 from connectors.missing_headers import records_between
 from connectors.publisher import Publisher
 from schemas.errors import BackboneUnreachable
+from schemas.kafka_clients import client_options, librdkafka_options
 from schemas.record import NOT_UTF8, Record
 from schemas.settings import KafkaSettings
 from tests.broker_processes import wait_until, with_kafka
@@ -65,7 +66,10 @@ def test_the_end_of_a_transaction_is_no_record_and_holds_up_nobody_who_waits_for
 ):
     kafka = backbone_settings.kafka
     producer = confluent_kafka.Producer(
-        {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": "somebody"}
+        {
+            **librdkafka_options(kafka),
+            "transactional.id": "somebody",
+        }
     )
     producer.init_transactions(20)
     with opened(backbone_settings, keyring) as view:
@@ -81,7 +85,10 @@ def test_the_end_of_a_transaction_is_no_record_and_holds_up_nobody_who_waits_for
 def test_what_another_transaction_has_not_ended_is_read_as_spark_reads_it(backbone_settings):
     kafka = backbone_settings.kafka
     producer = confluent_kafka.Producer(
-        {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": "somebody"}
+        {
+            **librdkafka_options(kafka),
+            "transactional.id": "somebody",
+        }
     )
     producer.init_transactions(20)
     producer.begin_transaction()
@@ -98,7 +105,7 @@ def test_offsets_that_are_gone_or_not_there_yet_are_told_apart_from_a_kafka_that
         first, last = [publisher.append(event(JOB, number)).result(10) for number in (1, 2)]
     with LogTail(kafka, {last.partition: last.offset + 7}) as tail, pytest.raises(OffsetsGoneError):
         polls_until(tail, lambda found: False)
-    with closing(KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)) as admin:
+    with closing(KafkaAdminClient(**client_options(kafka))) as admin:
         admin.delete_records({TopicPartition(kafka.topic, last.partition): last.offset})
     with LogTail(kafka, {first.partition: first.offset}) as tail, pytest.raises(OffsetsGoneError):
         polls_until(tail, lambda found: False)

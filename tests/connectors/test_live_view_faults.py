@@ -17,6 +17,7 @@ from connectors.live_view import LiveView
 from connectors.local_stack import free_port
 from connectors.publisher import Position, Publisher
 from schemas.errors import BackboneUnreachable
+from schemas.kafka_clients import client_options
 from schemas.view_rows import REGISTRY_JOBS
 from tests.broker_processes import LOOPBACK, stand_still, wait_until, with_kafka
 from tests.connectors.test_live_view import JOB, opened
@@ -88,7 +89,7 @@ def test_a_log_whose_records_are_gone_ends_the_live_view_with_the_reason(backbon
     with Publisher(backbone_settings) as publisher:
         publisher.append(registration(JOB, keyring)).result(10)
         last = publisher.append(event(JOB, 1)).result(10)
-    admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    admin = KafkaAdminClient(**client_options(kafka))
     with closing(admin):
         admin.delete_records({TopicPartition(kafka.topic, last.partition): last.offset})
     with (

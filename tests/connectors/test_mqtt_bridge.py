@@ -15,6 +15,7 @@ from kafka.admin import ConfigResource, ConfigResourceType
 from pydantic import SecretStr
 
 from connectors.local_stack import free_port
+from schemas.kafka_clients import client_options
 from schemas.record import content_id
 from tests.broker_processes import wait_until, with_kafka, with_mqtt
 from tests.mqtt_wire import listening, publish_all
@@ -140,7 +141,7 @@ def test_a_record_that_kafka_refuses_does_not_block_the_stream(backbone_settings
     # It looks at the topic before it goes on, and would not with a limit that is too low.
     start_bridge(with_mqtt(backbone_settings, backoff_base_s=3, backoff_max_s=3))
     kafka = backbone_settings.kafka
-    admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    admin = KafkaAdminClient(**client_options(kafka))
     try:
         # Somebody lowers the limit behind our back, and puts it right again while the bridge recovers.
         resource = {"max.message.bytes": "20000"}

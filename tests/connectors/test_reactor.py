@@ -21,6 +21,7 @@ from connectors.kafka_topic import ensure_topic
 from connectors.live_view import LiveView
 from connectors.reactor import Reactor
 from schemas.job_registry import cancellation_record, pick_record
+from schemas.kafka_clients import client_options
 from schemas.ledger import LEDGER
 from schemas.record import MESSAGE_POSTED, OutgoingRecord
 from schemas.sealing import Keyring
@@ -101,7 +102,7 @@ def reacting(settings, view, **options):
 
 def committed(settings) -> dict[int, int]:
     """By partition, the group's committed offset."""
-    admin = KafkaAdminClient(bootstrap_servers=settings.kafka.bootstrap_servers)
+    admin = KafkaAdminClient(**client_options(settings.kafka))
     try:
         (found,) = admin.list_group_offsets([settings.gateway.reactor_group]).values()
         return {where.partition: told.offset for where, told in found.items()}

@@ -11,6 +11,7 @@ from kafka import KafkaProducer
 
 from schemas.event_topic import partition_for
 from schemas.job_registry import cancellation_record, pick_record, registration_record
+from schemas.kafka_clients import client_options, librdkafka_options
 from schemas.mailbox_requests import (
     ack_record,
     claim_record,
@@ -84,7 +85,7 @@ def append_raw(settings: Settings, records: Sequence[Raw]) -> list[Record]:
 
 def _append_plain(settings: Settings, records: Sequence[Raw]) -> list[Record]:
     kafka = settings.kafka
-    producer = KafkaProducer(bootstrap_servers=kafka.bootstrap_servers, linger_ms=1)
+    producer = KafkaProducer(**client_options(kafka), linger_ms=1)
     try:
         sent = [
             producer.send(kafka.topic, one.value, one.key, one.headers, _partition(one, settings))
@@ -102,7 +103,7 @@ def _append_plain(settings: Settings, records: Sequence[Raw]) -> list[Record]:
 def _append_with_nulls(settings: Settings, records: Sequence[Raw]) -> list[Record]:
     """With another producer: kafka-python's takes no null."""
     kafka = settings.kafka
-    producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    producer = confluent_kafka.Producer({**librdkafka_options(kafka)})
     told: dict[int, Any] = {}
     for number, one in enumerate(records):
         producer.produce(

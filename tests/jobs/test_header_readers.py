@@ -20,6 +20,7 @@ from jobs.record_packing import SEPARATOR, from_cell, pack_records, records_of
 from jobs.settle_events import bucketed
 from schemas.entries import Entries
 from schemas.fold import settle
+from schemas.kafka_clients import spark_security
 from schemas.record import STANDARD_HEADERS, Record
 from schemas.settings import Settings
 from schemas.spark_types import PACKED_RECORDS
@@ -90,6 +91,7 @@ def by_spark(spark: SparkSession, settings: Settings) -> dict[Place, Record]:
     records = (
         spark.read.format("kafka")
         .option("kafka.bootstrap.servers", settings.kafka.bootstrap_servers)
+        .options(**spark_security(settings.kafka))
         .option("subscribe", settings.kafka.topic)
         .option("includeHeaders", "true")
         .load()

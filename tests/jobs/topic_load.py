@@ -9,6 +9,7 @@ from kafka import KafkaProducer
 from connectors.publisher import Publisher
 from schemas.event_topic import partition_for
 from schemas.job_registry import registration_record
+from schemas.kafka_clients import client_options
 from schemas.record import JOB_EVENT, OutgoingRecord, content_id
 from schemas.sealing import Keyring
 from schemas.settings import Settings
@@ -59,7 +60,7 @@ def append_raw(
     headers: list[tuple[str, bytes]],
 ) -> None:
     """Append one record as it is, past all doors."""
-    producer = KafkaProducer(bootstrap_servers=settings.kafka.bootstrap_servers)
+    producer = KafkaProducer(**client_options(settings.kafka))
     try:
         partition = partition_for(key or b"", settings.kafka.partitions)
         producer.send(settings.kafka.topic, value, key, headers, partition=partition).get(30)

@@ -17,8 +17,8 @@ from connectors.agent_client import agent_client
 from connectors.kafka_topic import ensure_topic
 from schemas.agent_signing import KEY_BITS, new_key_pair, public_pem
 from schemas.sealing import ensure_keyring
-from schemas.settings import KafkaSettings, MqttSettings, Settings
-from tests.broker_processes import LOOPBACK, STOP_S, BrokerProcess, free_port
+from schemas.settings import MqttSettings, Settings
+from tests.broker_processes import LOOPBACK, STOP_S, BrokerProcess, free_port, kafka_at
 from tests.connectors.gateway.hub_access import GatewayProcess, starting
 
 PARTICIPANTS = "/api/hub/participants"
@@ -83,9 +83,7 @@ def shared_gateway(
     folder = tmp_path_factory.mktemp("shared")
     settings = Settings(
         data_dir=folder / "data",
-        kafka=KafkaSettings(
-            bootstrap_servers=f"{LOOPBACK}:{kafka_broker.port}", topic=f"test.{uuid.uuid4().hex[:12]}"
-        ),
+        kafka=kafka_at(kafka_broker.port, topic=f"test.{uuid.uuid4().hex[:12]}"),
         mqtt=MqttSettings(host=LOOPBACK, port=mosquitto_broker.port),
     )
     ensure_keyring(settings)

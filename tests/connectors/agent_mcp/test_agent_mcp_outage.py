@@ -19,8 +19,8 @@ from connectors.gateway.hub import Hub
 from connectors.kafka_topic import ensure_topic
 from connectors.live_view import LiveView
 from schemas.sealing import ensure_keyring
-from schemas.settings import GatewaySettings, KafkaSettings, Settings
-from tests.broker_processes import LOOPBACK, BrokerProcess, make_kafka, stand_still, wait_until
+from schemas.settings import GatewaySettings, Settings
+from tests.broker_processes import BrokerProcess, kafka_at, make_kafka, stand_still, wait_until
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.agent_mcp.signed_calls import SignedCaller, call_body, open_stream
 
@@ -41,9 +41,7 @@ def settings(own_kafka: BrokerProcess, tmp_path: Path) -> Settings:
     """Settings that point at it."""
     found = Settings(
         data_dir=tmp_path / "data",
-        kafka=KafkaSettings(
-            bootstrap_servers=f"{LOOPBACK}:{own_kafka.port}", topic="test.outage", delivery_timeout_s=5
-        ),
+        kafka=kafka_at(own_kafka.port, topic="test.outage", delivery_timeout_s=5),
         gateway=GatewaySettings(settle_timeout_s=SETTLE_S),
     )
     ensure_keyring(found)

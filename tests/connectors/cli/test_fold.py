@@ -12,6 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from connectors.live_tail import LogTail
 from connectors.local_stack import LocalStack, free_port
 from schemas.fold_version import FOLD_PROPERTY
+from schemas.kafka_clients import librdkafka_options
 from schemas.ledger import LEDGER, ledger_row
 from schemas.ledger_arrow import ledger_batch
 from schemas.record import Record
@@ -99,7 +100,10 @@ def test_the_end_of_a_transaction_is_nothing_that_is_left_and_holds_up_no_switch
 ) -> None:
     kafka = hub_settings.kafka
     producer = confluent_kafka.Producer(
-        {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": f"somebody-{kafka.topic}"}
+        {
+            **librdkafka_options(kafka),
+            "transactional.id": f"somebody-{kafka.topic}",
+        }
     )
     producer.init_transactions(20)
     producer.begin_transaction()

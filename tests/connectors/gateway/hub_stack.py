@@ -27,11 +27,10 @@ from schemas.settings import (
     PROJECT_ROOT,
     AgentMcpSettings,
     GatewaySettings,
-    KafkaSettings,
     Settings,
     XmlPumpSettings,
 )
-from tests.broker_processes import LOOPBACK, STOP_S, BrokerProcess, wait_until
+from tests.broker_processes import STOP_S, BrokerProcess, kafka_at, wait_until
 from tests.connectors.gateway.hub_access import PRINCIPALS, GatewayProcess
 
 TASKS, TOKENS, MESSAGES = "/api/hub/tasks", "/api/hub/tokens", "/api/hub/messages"
@@ -260,7 +259,7 @@ def hub_settings(broker: BrokerProcess, folder: Path) -> Settings:
     launchers.write_text(yaml.safe_dump({**rules, **_RULES}))
     settings = Settings(
         data_dir=folder / "data",
-        kafka=KafkaSettings(bootstrap_servers=f"{LOOPBACK}:{broker.port}", topic=own, delivery_timeout_s=10),
+        kafka=kafka_at(broker.port, topic=own, delivery_timeout_s=10),
         agent_mcp=AgentMcpSettings(port=0, spawn_image="test/idle"),
         xml_pump=XmlPumpSettings(organism_file=folder / "organism.yaml"),
         gateway=GatewaySettings(

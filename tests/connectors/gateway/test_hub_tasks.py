@@ -15,6 +15,7 @@ import pytest
 from kafka import KafkaConsumer, TopicPartition
 
 from schemas.event_topic import partition_for
+from schemas.kafka_clients import client_options
 from schemas.principals import token_hash
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import server_events
@@ -324,7 +325,7 @@ def reactor_that_hangs(settings, stream):
         for _ in range(settings.kafka.partitions):
             member = KafkaConsumer(
                 settings.kafka.topic,
-                bootstrap_servers=settings.kafka.bootstrap_servers,
+                **client_options(settings.kafka),
                 group_id=settings.gateway.reactor_group,
                 client_id="a-reactor-that-hangs",  # Kafka gives partitions by the order of these names
                 enable_auto_commit=False,

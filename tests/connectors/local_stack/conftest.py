@@ -70,13 +70,13 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def cli(stack_settings: Settings) -> Iterator[Cli]:
-    """Runs `trunkline …` with the test's settings; at the end the stack is taken down."""
+    """Runs `trunkline …` with the test's settings and these variables; at the end the stack is taken down."""
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-P", "-m", "connectors.cli", *arguments],
             cwd=PROJECT_ROOT,
-            env=child_environment(stack_settings),
+            env=child_environment(stack_settings) | variables,
             capture_output=True,
             text=True,
             timeout=CLI_TIMEOUT_S,

@@ -21,8 +21,8 @@ from connectors.out_of_band.client import post_command
 from connectors.out_of_band.command_document import Action, AddListener, command_bytes
 from connectors.out_of_band.command_keys import key_id, load_private_key, private_key_file, sign
 from schemas.sealing import ensure_keyring
-from schemas.settings import GatewaySettings, KafkaSettings, Settings, XmlPumpSettings
-from tests.broker_processes import LOOPBACK, STOP_S, BrokerProcess, wait_until
+from schemas.settings import GatewaySettings, Settings, XmlPumpSettings
+from tests.broker_processes import STOP_S, BrokerProcess, kafka_at, wait_until
 from tests.connectors.gateway.hub_access import GatewayProcess
 from tests.connectors.gateway.hub_stack import Logged, read_log
 
@@ -128,7 +128,7 @@ def command_settings(broker: BrokerProcess, folder: Path) -> Settings:
     own = f"commands.{folder.name}.{next(_numbers)}"
     settings = Settings(
         data_dir=folder / "data",
-        kafka=KafkaSettings(bootstrap_servers=f"{LOOPBACK}:{broker.port}", topic=own, delivery_timeout_s=10),
+        kafka=kafka_at(broker.port, topic=own, delivery_timeout_s=10),
         gateway=GatewaySettings(reactor_group=own),
         xml_pump=XmlPumpSettings(organism_file=folder / "organism.yaml", processes=0),
     )

@@ -18,8 +18,8 @@ import yaml
 from connectors.kafka_topic import ensure_topic
 from schemas.event_topic import topic_reader
 from schemas.sealing import ensure_keyring
-from schemas.settings import AgentMcpSettings, KafkaSettings, LimitSettings, Settings, XmlPumpSettings
-from tests.broker_processes import LOOPBACK, STOP_S, BrokerProcess, ProgramProcess, wait_until
+from schemas.settings import AgentMcpSettings, LimitSettings, Settings, XmlPumpSettings
+from tests.broker_processes import STOP_S, BrokerProcess, ProgramProcess, kafka_at, wait_until
 from tests.connectors.gateway.hub_access import GatewayProcess, add_principal
 from tests.connectors.xml_pump.pump_handlers import FOLDER_VARIABLE, SPACE
 
@@ -163,9 +163,7 @@ def pump_stack(
     file.write_text(yaml.safe_dump(dict(organism)))
     settings = Settings(
         data_dir=folder / "data",
-        kafka=KafkaSettings(
-            bootstrap_servers=f"{LOOPBACK}:{kafka.port}", topic=f"test.{own}", delivery_timeout_s=10
-        ),
+        kafka=kafka_at(kafka.port, topic=f"test.{own}", delivery_timeout_s=10),
         limits=LimitSettings(payload_bytes=256 * 1024),
         agent_mcp=AgentMcpSettings(export_interval_ms=0),
         xml_pump=XmlPumpSettings(organism_file=file, lease_margin_s=2.0, processes=2),

@@ -7,10 +7,9 @@ import signal
 import threading
 from pathlib import Path
 
-from kafka import KafkaAdminClient  # type: ignore[import-untyped]
-
 from connectors.local_stack import free_port
-from tests.broker_processes import BrokerProcess, accepts, make_kafka, make_mosquitto
+from schemas.event_topic import admin_client
+from tests.broker_processes import BrokerProcess, accepts, kafka_at, make_kafka, make_mosquitto
 from tests.faults.prove.tcp_proxy import PASS, TcpProxy
 
 
@@ -21,7 +20,7 @@ class Brokers:
         self.kafka_port, self.mosquitto_port = free_port(), free_port()
         kafka = make_kafka(folder / "kafka")
         properties = folder / "kafka" / "server.properties"
-        own, seen = (f"PLAINTEXT://127.0.0.1:{port}" for port in (kafka.port, self.kafka_port))
+        own, seen = (f"SASL_PLAINTEXT://127.0.0.1:{port}" for port in (kafka.port, self.kafka_port))
         # Clients go on at the address that Kafka tells them.
         text = properties.read_text().replace(f"advertised.listeners={own}", f"advertised.listeners={seen}")
         properties.write_text(text)
@@ -64,13 +63,10 @@ class Brokers:
 
     def forget_topics(self) -> None:
         """Delete the topics of seeds that are over."""
-        admin = KafkaAdminClient(bootstrap_servers=f"127.0.0.1:{self.kafka_port}")
-        try:
+        with admin_client(kafka_at(self.kafka_port)) as admin:
             own = [name for name in admin.list_topics() if not name.startswith("__")]
             if own:
                 admin.delete_topics(own)
-        finally:
-            admin.close()
 
     def are_up(self) -> bool:
         """Whether both listen."""

@@ -10,6 +10,7 @@ from typing import Final
 import httpx
 from kafka import KafkaConsumer, TopicPartition  # type: ignore[import-untyped]
 
+from schemas.kafka_clients import client_options
 from schemas.settings import Settings
 from tests.faults.prove.comparison import Reader, Shown, unreached
 from tests.faults.prove.evidence import answered, in_files
@@ -73,7 +74,7 @@ class Quiet:
     def _reactor_is_at(self, ends: dict[int, int]) -> bool:
         kafka = self._settings.kafka
         consumer = KafkaConsumer(
-            bootstrap_servers=kafka.bootstrap_servers,
+            **client_options(kafka),
             group_id=self._settings.gateway.reactor_group,
             enable_auto_commit=False,
         )

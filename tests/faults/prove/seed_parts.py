@@ -29,12 +29,12 @@ from schemas.settings import (
     AgentMcpSettings,
     DashboardSettings,
     GatewaySettings,
-    KafkaSettings,
     MqttSettings,
     Settings,
     ViewSettings,
     XmlPumpSettings,
 )
+from tests.broker_processes import kafka_at
 from tests.connectors.gateway.hub_stack import write_agent
 from tests.connectors.xml_pump.pump_handlers import FOLDER_VARIABLE as HANDLERS_FOLDER
 from tests.connectors.xml_pump.pump_stack import listener
@@ -75,9 +75,7 @@ def seed_settings(folder: Path, brokers: Brokers, seed: int) -> Settings:
     hub, mcp = free_port(), free_port()
     return Settings(
         data_dir=folder / "data",
-        kafka=KafkaSettings(
-            bootstrap_servers=f"127.0.0.1:{brokers.kafka_port}", topic=f"prove.{own}", delivery_timeout_s=10
-        ),
+        kafka=kafka_at(brokers.kafka_port, topic=f"prove.{own}", delivery_timeout_s=10),
         mqtt=MqttSettings(
             port=brokers.mosquitto_port,
             topic_prefix=f"prove/{own}/jobs",
