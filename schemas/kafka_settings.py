@@ -1,4 +1,4 @@
-"""The settings of Kafka: the topic, how Kafka is reached, the login and its password file, and the lack of one."""
+"""The settings of Kafka: the topic, how it is reached, the login and its password file, and the lack of one."""
 
 from __future__ import annotations
 
