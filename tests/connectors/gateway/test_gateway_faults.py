@@ -233,6 +233,8 @@ def test_on_a_full_disk_requests_are_answered_and_refusals_recorded_and_only_log
     job = register(operator)
     limit_files(unlimited)
     assert operator.get(f"{JOBS}/{job['job_id']}").status_code == 200
+    # A request is logged behind its answer.
+    wait_until(lambda: "log_lines_lost" in gateway.program.log(), what="the lines that were lost are counted")
     lines = [json.loads(line) for line in gateway.program.log().splitlines() if line]
     lost = next(number for number, line in enumerate(lines) if line["event"] == "log_lines_lost")
     # The refusal, its request, and the registration.
