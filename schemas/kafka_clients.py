@@ -36,8 +36,8 @@ _MODULES: Final = {
 }
 SILENT: Final = logging.Logger("librdkafka", logging.CRITICAL + 1)
 """For librdkafka, which says what it has to say by callbacks, too, and else would write it to stderr."""
-# It warns of credentials in clear where there is no TLS. SCRAM sends none, and the broker's own listener, which has
-# PLAIN, is on loopback with a password for one start.
+# It warns of credentials in clear where there is no TLS. SCRAM sends none, and the broker's own listener, which
+# has PLAIN, is on loopback with a password for one start.
 logging.getLogger("kafka.net.sasl").setLevel(logging.ERROR)
 _UNSAID: Final = (None, KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT)
 _LOGIN_ERRORS: Final = (SaslAuthenticationFailedError, UnsupportedSaslMechanismError, IllegalSaslStateError)
