@@ -45,6 +45,9 @@ _ALIASES = {
 
 
 _SECRETS = (("", "master_key"), ("mqtt", "password"), ("kafka", "sasl_password"))
+SECRET_VARIABLES = frozenset(
+    ENV_PREFIX + "__".join(part for part in (section, name) if part).upper() for section, name in _SECRETS
+)
 
 
 class SettingsError(Exception):

@@ -56,7 +56,7 @@ def check_mqtt(settings: Settings) -> Finding:
 def _check_part(settings: Settings, name: str) -> Finding:
     status = next((part for part in control.part_statuses(settings) if part.name == name), None)
     if status is None or not is_started(settings, name):
-        return Finding(name, WARN, "not started here", START)
+        return Finding(name, WARN, "not started by this stack", START)
     found, why = f"{status.state}, restarts: {status.restarts}", f"trunkline logs {name} says why"
     if status.state != "ready":
         return Finding(name, FAIL, found, why)

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from connectors.local_stack import control
 from connectors.local_stack.control import PartStatus
 from schemas.kafka_settings import missing_login
+from connectors.terminal_text import escaped
 from schemas.settings import Settings
 
 
@@ -61,6 +62,9 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     print(_table(parts))
     if unsafe:
         print(f"Unsafe: {unsafe}")
+    for part in parts:
+        if part.why is not None:
+            print(f"{part.name}: {escaped(part.why)} (trunkline logs {part.name})")
     if state is None:
         left = [p.name for p in parts if p.pid]
         print(

@@ -21,8 +21,6 @@ import psutil
 from schemas.errors import TrunklineError
 
 MARK = "TRUNKLINE_STACK_PART"
-_AUTOGROUP_TRIES = 5
-_AUTOGROUP_PAUSE_S = 0.12
 
 
 def mark_of(data_path: Path, part: str) -> str:
@@ -39,20 +37,16 @@ def start_child(
     environment: Mapping[str, str],
     mark: str,
     log: Path,
-    niceness: int = 0,
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, its output appended to the log. `niceness`: how far it and
-    what it starts leave the processor to others, 0 not at all, 19 most.
-    """
+    """Start a process in a session of its own, its output appended to the log."""
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         raise TrunklineError("setpriv is not found: sudo apt-get install -y util-linux")
     log.parent.mkdir(parents=True, exist_ok=True)
-    nice = ["nice", "-n", str(niceness)] if niceness else []
-    arguments = [*nice, setpriv, "--pdeathsig", "KILL", "--", *map(str, command)]
+    arguments = [setpriv, "--pdeathsig", "KILL", "--", *map(str, command)]
     with log.open("ab") as output:
         # setpriv and not a preexec function: that one is not safe in a process with threads.
-        process = subprocess.Popen(  # noqa: S603 the commands are ours
+        return subprocess.Popen(  # noqa: S603 the commands are ours
             arguments,
             cwd=cwd,
             env={**environment, MARK: mark},
@@ -61,24 +55,6 @@ def start_child(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    if niceness:
-        _set_session_niceness(process.pid, niceness)
-    return process
-
-
-def _set_session_niceness(pid: int, niceness: int) -> None:
-    """Where Linux schedules sessions against each other, a process's own value counts only within its session
-    (sched(7), autogroup). Elsewhere there is no such file.
-    """
-    for _ in range(_AUTOGROUP_TRIES):
-        try:
-            Path(f"/proc/{pid}/autogroup").write_text(str(niceness))
-        except BlockingIOError:  # one write in a tenth of a second, for all on the machine
-            time.sleep(_AUTOGROUP_PAUSE_S)
-        except OSError:
-            return
-        else:
-            return
 
 
 def marked_processes(prefix: str) -> list[psutil.Process]:

@@ -1,4 +1,4 @@
-"""One running part of the stack: start it, see whether it is ready, end it, bring it back when it died."""
+"""One part of the stack: start it, see whether it is ready, end it, start it again when it has died."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import psutil
 
 from connectors.local_stack import child_process
 from connectors.local_stack.log_files import last_lines
+from connectors.local_stack.niceness import set_niceness
 from connectors.local_stack.part_plan import PartPlan
+from connectors.local_stack.start_progress import StartProgress
 from schemas.errors import TrunklineError
 from schemas.settings import ENV_PREFIX, PROJECT_ROOT, Settings, settings_environment
 
@@ -31,10 +33,23 @@ _POLL_S = 0.05
 _BACKOFF_MAX_S = 30.0
 # A part that ran this long was well: the next death is a new story and gets the shortest wait again.
 _STEADY_AFTER_S = 60.0
+_FIRST_READY_AGAIN_S = 5.0
+# The state file has a fixed size.
+_FAILURE_CHARACTERS = 500
 
 
 class PartFailed(TrunklineError):
-    """A part did not become ready. The message names its log and quotes the end of it."""
+    """A part did not become ready. The message names its log and quotes the end of it. `failure`: the first
+    sentence alone.
+    """
+
+    def __init__(self, message: str, failure: str) -> None:
+        super().__init__(message)
+        self.failure = failure
+
+
+class NotSetUp(PartFailed):
+    """A part runs, and what must follow its first start has failed. It is tried again; the part goes on."""
 
 
 def child_environment(settings: Settings) -> dict[str, str]:
@@ -56,7 +71,11 @@ def child_environment(settings: Settings) -> dict[str, str]:
 
 
 class Part:
-    """The handle of one part. Not thread-safe: one thread starts, checks and stops it."""
+    """The handle of one part. Not thread-safe: one thread starts, checks and stops it.
+
+    `failures`: how many times in a row it has failed; `error`: the last failure. Both are reset when the part
+    is ready.
+    """
 
     def __init__(self, plan: PartPlan, settings: Settings) -> None:
         self.plan = plan
@@ -64,10 +83,15 @@ class Part:
         self.log_path: Path = settings.data_path / "logs" / f"{plan.name}.log"
         self.state = STOPPED
         self.restarts = 0
+        self.failures = 0
+        self.error: Exception | None = None
         self.ready_after_s: float | None = None
         self._mark = child_process.mark_of(settings.data_path, plan.name)
         self._environment: Mapping[str, str] = {**child_environment(settings), **plan.environment}
         self._process: subprocess.Popen[bytes] | None = None
+        self._progress: StartProgress | None = None
+        self._is_set_up = False
+        self._set_up_at = 0.0
         self._launched_at = 0.0
         self._backoff_s = 1.0
         self._retry_at = 0.0
@@ -77,43 +101,70 @@ class Part:
         """The process id while it runs."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it was found ready, and has not ended since as far as is known."""
+        return self.state == READY
+
     def launch(self) -> None:
         """Start the process and return at once."""
         if self.pid is not None:
             return
-        self.state = STARTING
         self.ready_after_s = None
+        self._launched_at = time.monotonic()
         self.plan.cwd.mkdir(parents=True, exist_ok=True)
         self.plan.prepare()
-        self._launched_at = time.monotonic()
         self._process = child_process.start_child(
             self.plan.command(),
             cwd=self.plan.cwd,
             environment={**self._environment, **self.plan.credentials()},
             mark=self._mark,
             log=self.log_path,
-            niceness=self.plan.niceness,
         )
+        self._progress = StartProgress(self._process.pid, self.log_path)
+        self.state = STARTING
 
     def check_ready(self) -> bool:
-        """Look once; raise PartFailed when it has ended or its time is over."""
-        if self.state == READY:
+        """Look once. Raise PartFailed when it has ended or makes no progress, NotSetUp when what must follow
+        its first start has failed.
+        """
+        if self.is_ready:
             return True
         if self._process is None or self._process.poll() is not None:
-            code = None if self._process is None else self._process.returncode
-            raise self._failed(f"ended with exit code {code} before it was ready")
+            raise self._failed(f"{self._how_it_ended()} before it was ready")
         if self.plan.is_ready():
-            self.state = READY
-            self.ready_after_s = time.monotonic() - self._launched_at
-            return True
-        if time.monotonic() - self._launched_at > self.plan.ready_within_s:
-            raise self._failed(f"was not ready within {self.plan.ready_within_s:.0f} s")
+            if not self._is_set_up and time.monotonic() >= self._set_up_at:
+                self._set_up()
+            if self._is_set_up:
+                self._become_ready()
+            return self.is_ready
+        if self._progress is not None and self._progress.stalled_for_s() > self.plan.stalled_after_s:
+            raise self._failed(f"made no progress for {self.plan.stalled_after_s:.0f} s before it was ready")
         return False
+
+    def _how_it_ended(self) -> str:
+        return f"ended with exit code {None if self._process is None else self._process.returncode}"
+
+    def _set_up(self) -> None:
+        try:
+            self.plan.on_first_ready()
+        except TrunklineError as error:
+            self._set_up_at = time.monotonic() + _FIRST_READY_AGAIN_S
+            raise NotSetUp(f"{self.name} runs, but {error}", f"runs, but {error}") from error
+        self._is_set_up = True
+
+    def _become_ready(self) -> None:
+        if self.plan.niceness and self._process is not None:
+            # Not before: on a busy machine it would never become ready.
+            set_niceness(self._process.pid, self.plan.niceness)
+        self.state = READY
+        self.error, self.failures = None, 0
+        self.ready_after_s = time.monotonic() - self._launched_at
 
     def _failed(self, what: str) -> PartFailed:
         quoted = "\n".join(f"    {line}" for line in last_lines(self.log_path, 12))
         return PartFailed(
-            f"{self.name} {what}. Its log is {self.log_path}, which ends:\n{quoted or '    (empty)'}"
+            f"{self.name} {what}. Its log is {self.log_path}, which ends:\n{quoted or '    (empty)'}", what
         )
 
     def start(self, should_stop: Callable[[], bool] = lambda: False) -> None:
@@ -142,48 +193,68 @@ class Part:
         self.start()
         self.restarts += 1
 
-    def look_after(self) -> bool:
-        """Bring it back when it has died, after growing waits. Never waits itself; True if anything changed."""
+    def schedule(self) -> None:
+        """Let `look_after` start it as soon as it may."""
+        self.state = WAITING
+        self._retry_at = 0.0
+
+    def look_after(self, *, may_start: bool = True) -> bool:
+        """Start it when it is due, and again when it has died, after growing waits. Never waits itself; True if
+        anything changed. `may_start`: whether it may be started now.
+        """
         now = time.monotonic()
         if self.state == WAITING:
-            if now < self._retry_at:
-                return False
-            return self._bring_back()
+            return now >= self._retry_at and may_start and self._bring_back()
         if self.state == STOPPED:
             return False
-        if self.pid is None:
-            return self._wait_before_retry(now)
-        if self.state == STARTING:
-            try:
-                return self.check_ready()
-            except PartFailed as error:
-                print(error, flush=True)
-                self.kill()
-                return self._wait_before_retry(now)
-        return False
+        if self.state != STARTING:
+            return self.pid is None and self._wait_before_retry(self._failed(self._how_it_ended()))
+        try:
+            return self.check_ready()
+        except NotSetUp as error:
+            print(error, flush=True)
+            self._note(error)
+            return True
+        except PartFailed as error:
+            print(error, flush=True)
+            return self._wait_before_retry(error)
 
     def _bring_back(self) -> bool:
-        self.restarts += 1
+        if self._process is not None:
+            self.restarts += 1
         try:
             self.launch()
-        except (TrunklineError, OSError) as error:
-            print(f"{self.name} cannot be started: {error}", flush=True)
-            return self._wait_before_retry(time.monotonic())
+        except (TrunklineError, OSError, subprocess.SubprocessError) as error:
+            return self._wait_before_retry(error)
         return True
 
-    def _wait_before_retry(self, now: float) -> bool:
+    def _wait_before_retry(self, error: Exception) -> bool:
         # What the dead one has started must not meet its successor.
-        child_process.kill_marked(self._mark)
+        self.kill()
+        now = time.monotonic()
         if now - self._launched_at > _STEADY_AFTER_S:
             self._backoff_s = 1.0
         self.state = WAITING
         self._retry_at = now + self._backoff_s
-        print(f"{self.name} has ended; it is started again in {self._backoff_s:.0f} s", flush=True)
+        self._note(error)
+        print(f"{self.name} {self.failure}; it is started again in {self._backoff_s:.0f} s", flush=True)
         self._backoff_s = min(self._backoff_s * 2, _BACKOFF_MAX_S)
         return True
 
+    def _note(self, error: Exception) -> None:
+        self.failures += 1
+        self.error = error
+
+    @property
+    def failure(self) -> str | None:
+        """The last failure in a sentence without its subject, which is the part."""
+        if self.error is None:
+            return None
+        found = self.error.failure if isinstance(self.error, PartFailed) else f"cannot be started: {self.error}"
+        return found[:_FAILURE_CHARACTERS]
+
     def as_json(self) -> dict[str, Any]:
-        """What the state file says about it."""
+        """Return its part of the state file."""
         pid = self.pid
         created = None
         if pid is not None:
@@ -193,9 +264,12 @@ class Part:
                 pid = None
         return {
             "state": self.state,
+            "group": self.plan.group or self.name,
             "pid": pid,
             "created": created,
             "restarts": self.restarts,
+            "failures": self.failures,
+            "failure": self.failure,
             "ready_after_s": self.ready_after_s,
             "summary": self.plan.summary,
             "log": str(self.log_path),

@@ -42,7 +42,7 @@ def _bridge_credentials(settings: Settings) -> Mapping[str, str]:
     }
 
 
-def _program_plan(settings: Settings, name: str, module: str, summary: str, ready_within_s: float) -> PartPlan:
+def _program_plan(settings: Settings, name: str, module: str, summary: str) -> PartPlan:
     """One of our programs that runs with this Python."""
     ready = _ready_file(settings, name)
     return PartPlan(
@@ -51,7 +51,6 @@ def _program_plan(settings: Settings, name: str, module: str, summary: str, read
         prepare=lambda: ready.unlink(missing_ok=True),
         command=lambda: [sys.executable, "-P", "-m", f"connectors.{module}"],
         is_ready=ready.exists,
-        ready_within_s=ready_within_s,
         stop_within_s=15,
         cwd=PROJECT_ROOT,
         environment={READY_FILE: str(ready)},
@@ -60,19 +59,18 @@ def _program_plan(settings: Settings, name: str, module: str, summary: str, read
 
 def bridge_plan(settings: Settings) -> PartPlan:
     """The bridge from MQTT to Kafka."""
-    plan = _program_plan(settings, BRIDGE, "mqtt_bridge", "MQTT bridge", 60)
+    plan = _program_plan(settings, BRIDGE, "mqtt_bridge", "MQTT bridge")
     return replace(plan, credentials=lambda: _bridge_credentials(settings))
 
 
 def files_plan(settings: Settings) -> PartPlan:
     """The bridge between the file queue and the mailboxes."""
-    return _program_plan(settings, FILES, "file_bridge", f"file bridge at {queue_root(settings)}", 60)
+    return _program_plan(settings, FILES, "file_bridge", f"file bridge at {queue_root(settings)}")
 
 
 def gateway_plan(settings: Settings) -> PartPlan:
     """The gateway: live view, reactor, HTTP hub, dashboard, and the accounts of our own Mosquitto."""
-    # It loads the views first, and settles what has come since.
-    plan = _program_plan(settings, GATEWAY, "gateway", f"gateway on {settings.gateway_url}", 90)
+    plan = _program_plan(settings, GATEWAY, "gateway", f"gateway on {settings.gateway_url}")
 
     def prepare() -> None:
         require_free(settings.gateway.port, "gateway.port")
@@ -88,8 +86,7 @@ def gateway_plan(settings: Settings) -> PartPlan:
 def xml_pump_plan(settings: Settings, number: int = 1) -> PartPlan:
     """A process of the XML pump; the second and those after it have their number in their names."""
     name = XML_PUMP if number == 1 else f"{XML_PUMP}_{number}"
-    # It waits for the gateway.
-    plan = _program_plan(settings, name, "xml_pump", f"XML pump for {settings.gateway_url}", 120)
+    plan = _program_plan(settings, name, "xml_pump", f"XML pump for {settings.gateway_url}")
     return replace(plan, group=XML_PUMP)
 
 
@@ -155,7 +152,6 @@ def streams_plan(settings: Settings) -> PartPlan:
         command=lambda: _spark_submit(settings, scratch),
         is_ready=ready.exists,
         terminate=_terminate_driver,
-        ready_within_s=170,
         stop_within_s=25,
         cwd=PROJECT_ROOT,
         niceness=settings.spark.niceness,

@@ -13,7 +13,7 @@ from connectors.gateway.operator_token import ensure_operator_token
 from connectors.launcher.local_processes import stop_all
 from connectors.local_stack import child_process, log_files, state_file
 from connectors.local_stack.broker_plans import accounts_dir, kafka_plan, mosquitto_plan
-from connectors.local_stack.part import Part
+from connectors.local_stack.part import WAITING, Part
 from connectors.local_stack.part_plan import (
     ALL_PARTS,
     BRIDGE,
@@ -21,7 +21,7 @@ from connectors.local_stack.part_plan import (
     GATEWAY,
     KAFKA,
     MOSQUITTO,
-    STAGES,
+    START_WITHOUT_KAFKA,
     STOP_ORDER,
     STREAMS,
     XML_PUMP,
@@ -36,7 +36,7 @@ from connectors.local_stack.program_plans import (
 )
 from schemas.errors import Refused, TrunklineError, UsageError
 from schemas.sealing import ensure_keyring
-from schemas.settings import Settings
+from schemas.settings import SECRET_VARIABLES, Settings, settings_environment
 
 PLANS: dict[str, Callable[[Settings], PartPlan]] = {
     KAFKA: kafka_plan,
@@ -47,7 +47,6 @@ PLANS: dict[str, Callable[[Settings], PartPlan]] = {
     XML_PUMP: xml_pump_plan,
     STREAMS: streams_plan,
 }
-START_LIMIT_S = 180.0
 _POLL_S = 0.05
 
 
@@ -66,6 +65,15 @@ def check_parts(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in ALL_PARTS if name in wanted)
 
 
+def check_addition(present: Iterable[str], missing: Iterable[str]) -> None:
+    """Raise Refused for parts that cannot be added to a stack with these parts."""
+    if MOSQUITTO in missing and {BRIDGE, GATEWAY} & set(present):
+        raise Refused(
+            "mosquitto cannot be added while bridge or gateway run: they were started for another MQTT broker "
+            "than the stack's. Do trunkline down, then trunkline up with all parts"
+        )
+
+
 def stack_settings(settings: Settings, parts: Iterable[str]) -> Settings:
     """The settings of the parts: when the stack runs Mosquitto, they say where its accounts are."""
     if MOSQUITTO not in parts:
@@ -82,6 +90,14 @@ def plans_of(settings: Settings, names: Iterable[str]) -> list[PartPlan]:
     return plans
 
 
+def shown_settings(settings: Settings) -> dict[str, str]:
+    """The settings that differ from the defaults, as variables, without secrets and without the place of the
+    MQTT accounts, which the stack sets itself.
+    """
+    own = settings.model_copy(update={"mqtt": settings.mqtt.model_copy(update={"accounts_dir": None})})
+    return {name: value for name, value in settings_environment(own).items() if name not in SECRET_VARIABLES}
+
+
 class LocalStack:
     """Runs parts of the stack as children of this process. A context manager; nothing is left after its end.
 
@@ -94,16 +110,18 @@ class LocalStack:
     """
 
     def __init__(self, settings: Settings, parts: Iterable[str] = ALL_PARTS, *, detached: bool = False) -> None:
-        names = check_parts(parts)
-        self.settings = stack_settings(settings, names)
-        self.parts = {plan.name: Part(plan, self.settings) for plan in plans_of(self.settings, names)}
+        self._names = check_parts(parts)
+        self.settings = stack_settings(settings, self._names)
+        self.parts = self._made(self._names)
         self._phase = state_file.STARTING
-        self._error: str | None = None
         self._detached = detached
         self._lock: IO[str] | None = None
         self._started_at = time.time()
         self._disk = log_files.DiskTrouble()
         self._is_state_due = False
+
+    def _made(self, names: Iterable[str]) -> dict[str, Part]:
+        return {plan.name: Part(plan, self.settings) for plan in plans_of(self.settings, names)}
 
     def __getitem__(self, name: str) -> Part:
         return self.parts[name]
@@ -123,59 +141,86 @@ class LocalStack:
         return self.settings.data_path / "run"
 
     def start(self, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Start all parts and wait until they are ready; if one does not become so, stop them all and raise."""
-        self._take_lock()
+        """Start all parts and wait until they are ready, however long that takes. When one of them fails, stop
+        them all and raise its error.
+        """
+        self.begin()
         try:
-            child_process.kill_marked(child_process.mark_of(self.settings.data_path, ""))
-            ensure_keyring(self.settings)
-            if GATEWAY in self.parts:
-                # The bridge asks the gateway for verdicts with it, and may be there first.
-                ensure_operator_token(self.settings)
-            self._phase, self._started_at = state_file.STARTING, time.time()
-            deadline = time.monotonic() + START_LIMIT_S
-            for stage in STAGES:
-                self._start_stage([part for name in stage for part in self._group(name)], deadline, should_stop)
-                if should_stop():
+            while not should_stop():
+                self.look_after()
+                for part in self.parts.values():
+                    if part.error is not None:
+                        raise part.error
+                if all(part.is_ready for part in self.parts.values()):
                     return
-            self._phase = state_file.RUNNING
-            self.write_state()
+                time.sleep(_POLL_S)
         except BaseException:
             self.stop()
             raise
 
+    def begin(self) -> None:
+        """Take the data directory; `look_after` then starts the parts. Raises StackRuns."""
+        self._take_lock()
+        try:
+            self._phase, self._started_at = state_file.STARTING, time.time()
+            self.write_state()
+            child_process.kill_marked(child_process.mark_of(self.settings.data_path, ""))
+            ensure_keyring(self.settings)
+            self._schedule(self.parts)
+        except BaseException:
+            self.stop()
+            raise
+
+    def add(self, names: Iterable[str]) -> None:
+        """Add the parts that are not there yet; `look_after` starts them. Raises UsageError, and Refused for
+        Mosquitto beside parts that were started for another MQTT broker.
+        """
+        wanted = check_parts({*self._names, *names})
+        missing = [name for name in wanted if name not in self._names]
+        check_addition(self._names, missing)
+        self.settings = stack_settings(self.settings, wanted)
+        added = self._made(missing)
+        self._names, self.parts = wanted, self.parts | added
+        self._schedule(added)
+
+    def _schedule(self, parts: dict[str, Part]) -> None:
+        if GATEWAY in parts:
+            # The bridge asks the gateway for verdicts with it, and may be there first.
+            ensure_operator_token(self.settings)
+        for part in parts.values():
+            part.schedule()
+        self._phase = state_file.STARTING
+        self._is_state_due = True
+
     def _group(self, name: str) -> list[Part]:
         return [part for part in self.parts.values() if (part.plan.group or part.name) == name]
 
-    def _start_stage(self, parts: list[Part], deadline: float, should_stop: Callable[[], bool]) -> None:
-        for part in parts:
-            self.write_state()
-            part.launch()
-        waiting = list(parts)
-        while waiting and not should_stop():
-            self.write_state()
-            for part in list(waiting):
-                if part.check_ready():
-                    part.plan.on_first_ready()
-                    waiting.remove(part)
-            if waiting and time.monotonic() > deadline:
-                names = ", ".join(part.name for part in waiting)
-                raise TrunklineError(
-                    f"not ready within {START_LIMIT_S:.0f} s: {names}; see {waiting[0].log_path}"
-                )
-            time.sleep(_POLL_S)
+    def _waits_for(self, part: Part) -> str | None:
+        """The part that must be ready before this one is started."""
+        kafka = self.parts.get(KAFKA)
+        if kafka is None or kafka.is_ready or part.name in START_WITHOUT_KAFKA:
+            return None
+        return KAFKA if part.state == WAITING else None
 
     def look_after(self) -> None:
-        """Restart what has died and keep the logs bounded. To be called a few times a second. A full disk is
-        told and stops nothing.
+        """Start the parts that are due, start again those that have died, and keep the logs bounded. To be
+        called a few times a second. A part that fails, or a full disk, is reported and stops nothing else.
         """
         for part in self.parts.values():
-            # Also what it tells goes to a log.
+            # What it prints goes to a log, too.
             with self._disk.tolerated(f"looking after {part.name}"):
-                self._is_state_due = part.look_after() or self._is_state_due
+                self._is_state_due = self._look_after(part) or self._is_state_due
         if self._is_state_due:
             self._write_state_if_possible()
         for part in self.parts.values():
             self.keep_bounded(part.log_path)
+
+    def _look_after(self, part: Part) -> bool:
+        try:
+            return part.look_after(may_start=self._waits_for(part) is None)
+        except TrunklineError as error:
+            print(f"{part.name}: {error}", flush=True)
+            return True
 
     def keep_bounded(self, path: Path) -> None:
         """Cut a log that has grown too large; a disk that does not take its copy is told, and tried later."""
@@ -222,12 +267,19 @@ class LocalStack:
         self._lock = lock
 
     def write_state(self) -> None:
-        """Tell others how far it is."""
+        """Tell other processes how far it is."""
+        parts = {
+            name: {**part.as_json(), "waits_for": self._waits_for(part)} for name, part in self.parts.items()
+        }
+        if self._phase == state_file.STARTING and all(state_file.is_settled(parts, name) for name in parts):
+            self._phase = state_file.RUNNING
         state: dict[str, Any] = {
             "phase": self._phase,
             "supervisor": state_file.identity(),
             "detached": self._detached,
             "started_at": self._started_at,
-            "parts": {name: part.as_json() for name, part in self.parts.items()},
+            "names": list(self._names),
+            "settings": shown_settings(self.settings),
+            "parts": parts,
         }
         state_file.write_state(self.settings, state)

@@ -14,6 +14,20 @@ from schemas.settings import Settings
 STARTING, RUNNING, STOPPING, FAILED = "starting", "running", "stopping", "failed"
 
 
+# A part that has failed so often in a row is waited for no longer, though it is started again.
+GIVE_UP_AFTER = 3
+
+
+def is_settled(parts: dict[str, Any], name: str) -> bool:
+    """Whether nobody needs to wait for this part of a state any longer: it is ready, or has failed a few times
+    in a row, or the part that it waits for has.
+    """
+    part = parts[name]
+    if part["state"] == "ready" or part["failures"] >= GIVE_UP_AFTER:
+        return True
+    return part["waits_for"] is not None and is_settled(parts, part["waits_for"])
+
+
 def state_path(settings: Settings) -> Path:
     """Where the state file of these settings' stack is."""
     return settings.data_path / "run" / "stack.json"

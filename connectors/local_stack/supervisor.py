@@ -13,11 +13,14 @@ import traceback
 from types import FrameType
 
 from connectors.local_stack import state_file
+from connectors.local_stack.part_requests import take_requests
 from connectors.local_stack.stack import LocalStack, StackRuns
 from schemas.errors import TrunklineError
 from schemas.settings import Settings, load_settings
 
 _TICK_S = 0.2
+# The exit code when another process runs a stack with this data directory.
+ANOTHER_RUNS = 75
 
 
 class _StopRequest:
@@ -41,36 +44,53 @@ def _record_failure(settings: Settings, error: BaseException) -> None:
         "supervisor": state_file.identity(),
         "detached": True,
         "error": str(error),
+        "names": [],
+        "settings": {},
         "parts": {},
     }
     state_file.write_state(settings, state)
 
 
-def supervise(settings: Settings, parts: list[str]) -> int:
-    """Run the stack until a signal asks for the end."""
-    should_stop = _StopRequest()
-    stack = LocalStack(settings, parts, detached=True)
+def _add_requested(stack: LocalStack, settings: Settings) -> None:
+    """Add the parts that `trunkline up` has asked for since."""
+    names = take_requests(settings)
+    if not names:
+        return
     try:
-        stack.start(should_stop)
+        stack.add(names)
+    except TrunklineError as error:
+        print(f"parts {', '.join(sorted(names))} are not added: {error}", flush=True)
+
+
+def supervise(settings: Settings, parts: list[str]) -> int:
+    """Run the stack until a signal asks for the end. Returns ANOTHER_RUNS where another process runs it."""
+    should_stop = _StopRequest()
+    stack: LocalStack | None = None
+    try:
+        stack = LocalStack(settings, parts, detached=True)
+        stack.begin()
+        take_requests(settings)
         while not should_stop():
+            _add_requested(stack, settings)
             stack.look_after()
             stack.keep_bounded(settings.data_path / "logs" / "supervisor.log")
             time.sleep(_TICK_S)
-    except StackRuns as error:
-        # The state file is the other one's: leave it alone.
-        print(error, file=sys.stderr)
-        return error.exit_code
+    except StackRuns:
+        # State file and log are the other one's: leave them alone.
+        return ANOTHER_RUNS
     except TrunklineError as error:
         print(error, file=sys.stderr)
         _record_failure(settings, error)
         return error.exit_code
-    except Exception as error:  # noqa: BLE001 told to whoever waits for us, whatever it is
+    except Exception as error:  # noqa: BLE001 reported to the process that waits for us, whatever it is
         traceback.print_exc()
-        stack.stop()
+        if stack is not None:
+            stack.stop()
         _record_failure(settings, error)
         return 1
     finally:
-        stack.stop()
+        if stack is not None:
+            stack.stop()
     return 0
 
 

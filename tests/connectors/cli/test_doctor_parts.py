@@ -34,7 +34,14 @@ def stack_of(settings: Settings, **parts: tuple[str, int, bool]) -> None:
     own = state_file.identity()
     gone = own | {"created": own["created"] - 1000}
     told = {
-        name: {"state": state, "restarts": restarts, "summary": name, **(own if lives else gone)}
+        name: {
+            "state": state,
+            "restarts": restarts,
+            "failure": None,
+            "waits_for": None,
+            "summary": name,
+            **(own if lives else gone),
+        }
         for name, (state, restarts, lives) in parts.items()
     }
     state_file.write_state(settings, {"supervisor": own, "phase": state_file.RUNNING, "parts": told})
@@ -47,7 +54,7 @@ def test_every_part_of_the_stack_has_a_check() -> None:
 def test_pumps_that_are_not_started_are_told_unless_none_is_to_run(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     found = check_xml_pump(settings)
-    assert (found.level, found.found) == (WARN, "not started here")
+    assert (found.level, found.found) == (WARN, "not started by this stack")
     none = settings.model_copy(update={"xml_pump": XmlPumpSettings(processes=0)})
     assert check_xml_pump(none).level == OK
     stack_of(settings, kafka=("ready", 0, True))

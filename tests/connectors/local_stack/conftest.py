@@ -68,19 +68,24 @@ def other_settings(tmp_path: Path) -> Iterator[Settings]:
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def run_cli(settings: Settings, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `trunkline …` with these settings and variables."""
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "connectors.cli", *arguments],
+        cwd=PROJECT_ROOT,
+        env=child_environment(settings) | variables,
+        capture_output=True,
+        text=True,
+        timeout=CLI_TIMEOUT_S,
+    )
+
+
 @pytest.fixture
 def cli(stack_settings: Settings) -> Iterator[Cli]:
     """Runs `trunkline …` with the test's settings and these variables; at the end the stack is taken down."""
 
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-P", "-m", "connectors.cli", *arguments],
-            cwd=PROJECT_ROOT,
-            env=child_environment(stack_settings) | variables,
-            capture_output=True,
-            text=True,
-            timeout=CLI_TIMEOUT_S,
-        )
+        return run_cli(stack_settings, *arguments, **variables)
 
     yield run
     run("down")

@@ -16,7 +16,6 @@ import pytest
 
 from connectors.local_stack import ALL_PARTS, LocalStack, PartFailed, free_port
 from connectors.local_stack.broker_plans import mosquitto_plan
-from connectors.local_stack.child_process import end_child, start_child
 from connectors.local_stack.part import Part, child_environment
 from connectors.local_stack.part_plan import STOP_ORDER
 from connectors.local_stack.program_plans import streams_plan
@@ -136,25 +135,64 @@ def test_the_data_of_a_stack_is_below_its_data_directory(stack_settings: Setting
     assert {path.name for path in (tmp_path / "data").iterdir()} == {"keys", "logs", "mosquitto", "run"}
 
 
-def test_what_a_part_starts_leaves_the_processor_to_others_as_far_as_the_part_does(tmp_path: Path):
-    log = tmp_path / "log"
-    child = "import os, signal; print(os.getpriority(os.PRIO_PROCESS, 0), flush=True); signal.pause()"
-    command = [
-        sys.executable,
-        "-c",
-        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])",
-    ]
-    process = start_child(
-        command, cwd=tmp_path, environment=dict(os.environ), mark=f"{tmp_path}#", log=log, niceness=7
+# Two threads and a child process, made before the niceness is set; after that, on a signal, one more of each.
+FAMILY = """
+import os, signal, subprocess, sys, threading
+from pathlib import Path
+
+def say(who):
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    print(who, own, flush=True)
+
+wait = "import signal; signal.pause()"
+child = subprocess.Popen([sys.executable, "-c", wait])
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+say("first")
+signal.sigwait({signal.SIGUSR1})
+late = threading.Thread(target=say, args=("thread",))
+late.start()
+late.join()
+subprocess.run([sys.executable, "-c", "import os; print('process', os.getpriority(os.PRIO_PROCESS, 0))"])
+print("pid", child.pid, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.requirement("OP-01")
+def test_a_part_starts_at_full_priority_and_lowers_all_its_threads_and_processes_once_it_is_ready(
+    stack_settings: Settings, tmp_path: Path
+):
+    ready = tmp_path / "ready"
+    plan = replace(
+        mosquitto_plan(stack_settings),
+        command=lambda: [sys.executable, "-c", f"import signal\nsignal.pthread_sigmask(0, [10])\n{FAMILY}"],
+        prepare=lambda: None,
+        is_ready=ready.exists,
+        niceness=7,
     )
+    part = Part(plan, stack_settings)
     try:
-        wait_until(lambda: log.read_text().endswith("\n"), what="what the child says")
-        assert log.read_text() == "7\n"
-        session = Path(f"/proc/{process.pid}/autogroup")
-        # Sessions are scheduled against each other where the kernel has this file: the others give nothing.
+        part.launch()
+        wait_until(lambda: "first" in part.log_path.read_text(), what="it says its priority")
+        assert part.pid is not None and not part.check_ready()
+        ready.touch()
+        assert part.check_ready()
+        os.kill(part.pid, signal.SIGUSR1)
+        wait_until(lambda: "pid" in part.log_path.read_text(), what="it says its later priority")
+        first, thread, process, child = part.log_path.read_text().splitlines()
+        ours = os.getpriority(os.PRIO_PROCESS, 0)
+        lower = min(19, ours + 7)
+        assert (first, thread, process) == (f"first {ours}", f"thread {lower}", f"process {lower}")
+        threads = [int(thread.name) for thread in Path(f"/proc/{part.pid}/task").iterdir()]
+        assert len(threads) == 2
+        own = [*threads, int(child.partition(" ")[2])]
+        assert {os.getpriority(os.PRIO_PROCESS, one) for one in own} == {lower}
+        session = Path(f"/proc/{part.pid}/autogroup")
+        # Linux schedules sessions against each other where it has this file: the value of the process alone
+        # would change nothing for the other parts.
         assert not session.exists() or session.read_text().endswith("nice 7\n")
     finally:
-        end_child(process, f"{tmp_path}#")
+        part.kill()
 
 
 def test_only_spark_leaves_the_processor_to_others(stack_settings: Settings):

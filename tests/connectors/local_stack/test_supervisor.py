@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psutil
@@ -20,8 +20,8 @@ from connectors.local_stack import child_process, state_file
 from connectors.local_stack.log_files import LIMIT_BYTES
 from connectors.local_stack.part import child_environment
 from connectors.local_stack.readiness import mqtt_answers
-from schemas.settings import PROJECT_ROOT, Settings
-from tests.connectors.local_stack.conftest import Cli, still_running
+from schemas.settings import PROJECT_ROOT, Settings, ViewSettings
+from tests.connectors.local_stack.conftest import Cli, run_cli, still_running
 
 PartStatusReader = Callable[[str], dict[str, Any]]
 
@@ -134,19 +134,92 @@ def test_ctrl_c_before_the_supervisor_has_said_anything_ends_it(stack_settings: 
         process.wait(10)
 
 
-def test_up_with_more_parts_than_run_says_what_to_do(cli: Cli):
-    cli("up", "--only", "mosquitto")
+@pytest.mark.requirement("OP-02")
+def test_up_adds_the_parts_that_a_running_stack_lacks(
+    cli: Cli, stack_settings: Settings, part_status: PartStatusReader
+):
+    assert cli("up", "--only", "mosquitto").returncode == 0
+    before = part_status("mosquitto")
     more = cli("up", "--only", "mosquitto,kafka")
-    assert more.returncode == 4
-    assert "without kafka: trunkline down, then up again" in more.stderr
+    assert (more.returncode, "Ready after" in more.stdout) == (0, True), more.stderr
+    after = part_status("mosquitto")
+    assert (after["pid"], after["restarts"]) == (before["pid"], 0)
+    assert part_status("kafka")["state"] == "ready"
+    others = stack_settings.model_copy(update={"views": ViewSettings(interval_ms=777)})
+    refused = run_cli(others, "up", "--only", "files")
+    assert refused.returncode == 4
+    assert "files cannot be added" in refused.stderr and "TRUNKLINE__VIEWS__INTERVAL_MS" in refused.stderr
+    known = run_cli(others, "up", "--only", "kafka")
+    assert known.returncode == 0 and "TRUNKLINE__VIEWS__INTERVAL_MS" in known.stderr
 
 
-def test_a_port_taken_ends_up_with_its_name(cli: Cli, stack_settings: Settings):
-    with socket.create_server(("127.0.0.1", stack_settings.mqtt.port)):
-        failed = cli("up", "--only", "mosquitto")
-    assert failed.returncode == 1
-    assert f"port {stack_settings.mqtt.port} (setting mqtt.port) is taken by" in failed.stderr
-    assert "Traceback" not in failed.stderr
+@pytest.mark.requirement("OP-02")
+def test_a_part_that_cannot_start_stops_no_other_and_comes_by_itself_when_it_can(
+    cli: Cli, stack_settings: Settings, part_status: PartStatusReader
+):
+    port = stack_settings.mqtt.port
+    with socket.create_server(("127.0.0.1", port)):
+        failed = cli("up", "--only", "kafka,mosquitto")
+        assert failed.returncode == 1
+        assert f"mosquitto: cannot be started: port {port} (setting mqtt.port) is taken by" in failed.stderr
+        assert "Traceback" not in failed.stderr
+        assert part_status("kafka")["state"] == "ready"
+        shown = cli("status")
+        assert shown.returncode == 1 and f"port {port}" in shown.stdout
+    wait_until(lambda: part_status("mosquitto")["state"] == "ready", 60, "it comes by itself")
+    assert part_status("mosquitto")["restarts"] == 0
+
+
+@contextmanager
+def up_in_background(settings: Settings, parts: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "connectors.cli", "up", "--only", parts],
+        cwd=PROJECT_ROOT,
+        env=child_environment(settings),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=10)
+
+
+@pytest.mark.requirement("OP-03")
+def test_of_two_ups_at_once_both_report_success(cli: Cli, stack_settings: Settings):
+    with (
+        up_in_background(stack_settings, "mosquitto") as first,
+        up_in_background(stack_settings, "mosquitto") as second,
+    ):
+        said = [process.communicate(timeout=60) for process in (first, second)]
+        assert [process.returncode for process in (first, second)] == [0, 0], said
+    supervisor_log = (stack_settings.data_path / "logs" / "supervisor.log").read_text()
+    assert "runs already" not in supervisor_log
+
+
+@pytest.mark.requirement("OP-03")
+def test_of_two_ups_that_a_down_interrupts_both_say_so(cli: Cli, stack_settings: Settings):
+    with (
+        up_in_background(stack_settings, "kafka") as first,
+        up_in_background(stack_settings, "kafka") as second,
+    ):
+
+        def is_starting() -> bool:
+            state = state_file.read_state(stack_settings)
+            return state is not None and state["parts"].get("kafka", {}).get("state") == "starting"
+
+        wait_until(is_starting, 30, "Kafka is starting")
+        assert cli("down").returncode == 0
+        for process in (first, second):
+            _, error = process.communicate(timeout=60)
+            # The slower of them may have begun after the end, and has started a stack of its own.
+            if process.returncode != 0:
+                assert "was stopped, by trunkline down or a signal, before all was ready" in error
+                assert "runs already" not in error
+        assert {first.returncode, second.returncode} <= {0, 1}
+        assert 1 in {first.returncode, second.returncode}
 
 
 def test_the_parts_end_with_a_killed_supervisor_and_up_works_again(cli: Cli, stack_settings: Settings):
