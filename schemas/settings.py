@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from schemas.audit_settings import AuditSettings
 from schemas.http_address import HttpAddress, address_at
@@ -231,6 +231,15 @@ class Settings(_Section):
         object.__setattr__(self, "kafka", kafka)  # the model is frozen for all but its own validation
         return self
 
+    @field_validator("data_dir", mode="before")
+    @classmethod
+    def _is_a_directory(cls, value: object) -> object:
+        if value == "":
+            raise ValueError(
+                "is empty: name a directory, or unset it (TRUNKLINE__DATA_DIR) for the default, var/"
+            )
+        return value
+
     @property
     def data_path(self) -> Path:
         """The data directory as an absolute path."""
@@ -340,8 +349,9 @@ def load_settings(environ: Mapping[str, str] | None = None, file: Path | None = 
         if env.get(name):
             _merge(values, alias, env[name])
     for name in sorted(env):
-        # Empty means not set, as with the aliases: a path of "" would be the current directory.
-        if name.startswith(ENV_PREFIX) and env[name]:
+        # Empty means not set, as with the aliases: a path of "" would be the current directory. The data
+        # directory is an exception: a script with an unset variable in it would work on the default one.
+        if name.startswith(ENV_PREFIX) and (env[name] or name == f"{ENV_PREFIX}DATA_DIR"):
             path: tuple[str, ...] = tuple(part.lower() for part in name[len(ENV_PREFIX) :].split("__"))
             _merge(values, path, env[name])
     try:

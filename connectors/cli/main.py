@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from schemas.errors import TrunklineError
+from schemas.errors import TrunklineError, UsageError
 
 if TYPE_CHECKING:
     from schemas.settings import Settings
@@ -137,7 +138,22 @@ def _run_command(name: str, arguments: Sequence[str]) -> int:
     # Imported here, because pydantic is slow to import and help must be quick.
     from schemas.settings import load_settings
 
-    return module.run(args, load_settings())
+    settings = load_settings()
+    try:
+        return module.run(args, settings)
+    except OSError as error:
+        _explain_data_dir(error, getattr(args, "data_dir", None) or settings.data_path)
+        raise
+
+
+def _explain_data_dir(error: OSError, data_path: Path) -> None:
+    """Raise UsageError when a file or directory of the data directory cannot be made or read."""
+    if error.filename is None or not Path(os.fsdecode(error.filename)).is_relative_to(data_path):
+        return
+    raise UsageError(
+        f"the data directory {data_path} cannot be used: {error.filename}: {error.strerror}. Set data_dir "
+        "(TRUNKLINE__DATA_DIR) to a directory that you may write to and that has room"
+    ) from error
 
 
 def _is_settings_error(error: BaseException) -> bool:

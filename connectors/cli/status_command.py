@@ -11,8 +11,8 @@ from dataclasses import asdict
 
 from connectors.local_stack import control
 from connectors.local_stack.control import PartStatus
-from schemas.kafka_settings import missing_login
 from connectors.terminal_text import escaped
+from schemas.kafka_settings import missing_login
 from schemas.settings import Settings
 
 

@@ -140,6 +140,17 @@ def test_an_alias_without_a_value_says_nothing(empty: Path) -> None:
     assert load_settings({"MQTT_PORT": "", "MQTT_TLS": ""}, empty) == Settings()
 
 
+@pytest.mark.requirement("OP-04")
+def test_a_data_directory_that_is_empty_is_an_error_and_not_the_default(empty: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"data_dir: .*is empty.*unset it"):
+        load_settings({"TRUNKLINE__DATA_DIR": ""}, empty)
+    file = tmp_path / "settings.yaml"
+    file.write_text("data_dir: ''\n")
+    with pytest.raises(SettingsError, match=r"data_dir: .*is empty"):
+        load_settings({}, file)
+    assert load_settings({"TRUNKLINE__TLS_DIR": ""}, empty) == Settings()
+
+
 def test_other_variables_are_none_of_our_business(empty: Path) -> None:
     assert load_settings({"TRUNKLINE": "x", "KAFKA__TOPIC": "x", "PATH": "x"}, empty) == Settings()
 

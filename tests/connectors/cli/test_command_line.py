@@ -34,6 +34,16 @@ def test_help_names_every_command_once_and_stays_on_one_screen(capsys: pytest.Ca
     assert max(map(len, lines)) <= 100
 
 
+@pytest.mark.requirement("OP-04")
+@pytest.mark.parametrize("arguments", [("up", "--only", "mosquitto"), ("demo", "--data-dir", "/proc/x")])
+def test_a_data_directory_that_cannot_be_made_is_one_line_and_no_traceback(arguments: tuple[str, ...]):
+    done = run_cli(*arguments, TRUNKLINE__DATA_DIR="/proc/x", TRUNKLINE_CONF=os.devnull)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("trunkline")]
+    assert done.returncode == 2, done.stderr
+    assert len(lines) == 1 and "the data directory /proc/x cannot be used" in lines[0]
+    assert "TRUNKLINE__DATA_DIR" in lines[0] and "Traceback" not in done.stderr
+
+
 def test_help_imports_nothing_but_the_standard_library():
     program = (
         "import sys; from connectors.cli.main import main; main(['--help']);"
