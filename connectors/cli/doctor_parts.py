@@ -59,7 +59,7 @@ def _check_part(settings: Settings, name: str) -> Finding:
         return Finding(name, WARN, "not started by this stack", START)
     found, why = f"{status.state}, restarts: {status.restarts}", f"trunkline logs {name} says why"
     if status.state != "ready":
-        return Finding(name, FAIL, found, why)
+        return Finding(name, FAIL, found if status.why is None else f"{found}: {status.why}", why)
     return Finding(name, WARN, found, f"it died before: {why}") if status.restarts else Finding(name, OK, found)
 
 
@@ -148,7 +148,7 @@ def check_gateway(settings: Settings) -> Finding:
             return Finding(GATEWAY, FAIL, f"{url}: {explained_http(why)}", "./trunkline tls create")
         if not is_started(settings, GATEWAY):
             return part
-        return Finding(GATEWAY, FAIL, f"{url}: {why}", f"trunkline logs {GATEWAY}")
+        return Finding(GATEWAY, FAIL, f"{part.found}, {url}: {why}", f"trunkline logs {GATEWAY} says why")
     if not is_started(settings, GATEWAY):
         return _check_listeners(settings, Finding(GATEWAY, OK, f"{url} answers"), is_ours=False)
     return _check_listeners(settings, replace(part, found=f"{part.found}, {url} answers"), is_ours=True)

@@ -246,6 +246,8 @@ def part_reason(part: dict[str, Any]) -> str:
     """Why a part of a state is not ready, in one sentence."""
     if part["waits_for"]:
         return f"waits for {part['waits_for']}"
+    if part["state"] == "unresponsive":
+        return "runs and does not answer"
     return part["failure"] or f"still {part['state']}"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from connectors.local_stack import child_process
+from connectors.local_stack.answer_probe import AnswerProbe
 from connectors.local_stack.log_files import last_lines
 from connectors.local_stack.niceness import set_niceness
 from connectors.local_stack.part_plan import PartPlan
@@ -19,7 +20,7 @@ from connectors.local_stack.start_progress import StartProgress
 from schemas.errors import TrunklineError
 from schemas.settings import ENV_PREFIX, PROJECT_ROOT, Settings, settings_environment
 
-STOPPED, STARTING, READY, WAITING = "stopped", "starting", "ready", "waiting"
+STOPPED, STARTING, READY, WAITING, UNRESPONSIVE = "stopped", "starting", "ready", "waiting", "unresponsive"
 # The caller's own: a viewer's token would keep the bridge from the verdicts, a job's secret is for nobody else.
 _NOT_FOR_PARTS = {
     child_process.MARK,
@@ -90,6 +91,7 @@ class Part:
         self._environment: Mapping[str, str] = {**child_environment(settings), **plan.environment}
         self._process: subprocess.Popen[bytes] | None = None
         self._progress: StartProgress | None = None
+        self._probe: AnswerProbe | None = None
         self._is_set_up = False
         self._set_up_at = 0.0
         self._launched_at = 0.0
@@ -103,7 +105,7 @@ class Part:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it was found ready, and has not ended since as far as is known."""
+        """Whether it was found ready, and neither has ended nor is silent since, as far as is known."""
         return self.state == READY
 
     def launch(self) -> None:
@@ -128,7 +130,7 @@ class Part:
         """Look once. Raise PartFailed when it has ended or makes no progress, NotSetUp when what must follow
         its first start has failed.
         """
-        if self.is_ready:
+        if self.state in (READY, UNRESPONSIVE):
             return True
         if self._process is None or self._process.poll() is not None:
             raise self._failed(f"{self._how_it_ended()} before it was ready")
@@ -157,6 +159,8 @@ class Part:
         if self.plan.niceness and self._process is not None:
             # Not before: on a busy machine it would never become ready.
             set_niceness(self._process.pid, self.plan.niceness)
+        if self.plan.is_well is not None:
+            self._probe = AnswerProbe(self.name, self.plan.is_well)
         self.state = READY
         self.error, self.failures = None, 0
         self.ready_after_s = time.monotonic() - self._launched_at
@@ -177,6 +181,7 @@ class Part:
 
     def stop(self) -> None:
         """End it in order, then whatever is left of it."""
+        self._end_probe()
         if self._process is not None:
             child_process.stop_child(self._process, self._mark, self.plan.stop_within_s, self.plan.terminate)
             self._process = None
@@ -184,6 +189,7 @@ class Part:
 
     def kill(self) -> None:
         """SIGKILL for it and all that it started, as a fault."""
+        self._end_probe()
         if self._process is not None:
             child_process.end_child(self._process, self._mark)
 
@@ -208,7 +214,9 @@ class Part:
         if self.state == STOPPED:
             return False
         if self.state != STARTING:
-            return self.pid is None and self._wait_before_retry(self._failed(self._how_it_ended()))
+            if self.pid is None:
+                return self._wait_before_retry(self._failed(self._how_it_ended()))
+            return self._note_whether_it_answers()
         try:
             return self.check_ready()
         except NotSetUp as error:
@@ -218,6 +226,23 @@ class Part:
         except PartFailed as error:
             print(error, flush=True)
             return self._wait_before_retry(error)
+
+    def _note_whether_it_answers(self) -> bool:
+        """Note and print a change. A part that does not answer is left alone: it may be busy, and its state is
+        the evidence of why.
+        """
+        is_silent = self._probe is not None and self._probe.is_silent
+        if is_silent == (self.state == UNRESPONSIVE):
+            return False
+        self.state = UNRESPONSIVE if is_silent else READY
+        said = "does not answer; it is left running" if is_silent else "answers again"
+        print(f"{self.name} {said}", flush=True)
+        return True
+
+    def _end_probe(self) -> None:
+        if self._probe is not None:
+            self._probe.end()
+            self._probe = None
 
     def _bring_back(self) -> bool:
         if self._process is not None:

@@ -14,8 +14,9 @@ import psutil
 
 from connectors.file_bridge.queue_root import queue_root
 from connectors.local_stack.part_plan import BRIDGE, FILES, GATEWAY, STREAMS, XML_PUMP, PartPlan
-from connectors.local_stack.ports import require_free
+from connectors.local_stack.ports import LOOPBACK, require_free
 from connectors.local_stack.programs import java_home, spark_home
+from connectors.local_stack.readiness import http_answers
 from connectors.local_stack.spark_command import class_path, is_local, log_option, place_options
 from connectors.mqtt_credentials import BRIDGE as BRIDGE_ROLE
 from connectors.mqtt_credentials import load_role_passwords
@@ -24,6 +25,7 @@ from schemas.settings import ENV_PREFIX, PROJECT_ROOT, Settings
 
 # The program creates the file that this variable names when it has subscribed, or its query runs.
 READY_FILE = "TRUNKLINE_READY_FILE"
+_ANY_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104 asked, not listened at
 _JOB = PROJECT_ROOT / "jobs" / "run_streams.py"
 
 
@@ -72,6 +74,12 @@ def gateway_plan(settings: Settings) -> PartPlan:
     """The gateway: live view, reactor, HTTP hub, dashboard, and the accounts of our own Mosquitto."""
     plan = _program_plan(settings, GATEWAY, "gateway", f"gateway on {settings.gateway_url}")
 
+    gateway = settings.gateway
+    host = LOOPBACK if gateway.host in _ANY_ADDRESS else gateway.host
+
+    def is_well() -> bool:
+        return http_answers(host, gateway.port, "/healthz", is_tls=gateway.certfile is not None)
+
     def prepare() -> None:
         require_free(settings.gateway.port, "gateway.port")
         if settings.agent_mcp.port:
@@ -80,7 +88,7 @@ def gateway_plan(settings: Settings) -> PartPlan:
             require_free(settings.dashboard.port, "dashboard.port")
         plan.prepare()
 
-    return replace(plan, prepare=prepare)
+    return replace(plan, prepare=prepare, is_well=is_well)
 
 
 def xml_pump_plan(settings: Settings, number: int = 1) -> PartPlan:

@@ -1,7 +1,8 @@
-"""Is a broker answering? One request in the broker's own protocol, without a client library."""
+"""Whether a broker or the gateway answers: one request in its own protocol, without a client library."""
 
 from __future__ import annotations
 
+import http.client
 import socket
 import ssl
 import struct
@@ -43,6 +44,27 @@ def mqtt_answers(host: str, port: int, timeout_s: float = 1.0, context: ssl.SSLC
             return True
     except OSError:
         return False
+
+
+def http_answers(host: str, port: int, path: str, timeout_s: float = 2.0, *, is_tls: bool = False) -> bool:
+    """Whether an HTTP server gives any answer to a GET here. Its certificate is not verified: the question is
+    not who answers.
+    """
+    connection: http.client.HTTPConnection
+    if is_tls:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        connection = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
+    else:
+        connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    try:
+        connection.request("GET", path)
+        connection.getresponse().read()
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+    return True
 
 
 def _connected(host: str, port: int, timeout_s: float, context: ssl.SSLContext | None) -> socket.socket:

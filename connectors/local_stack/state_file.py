@@ -19,11 +19,11 @@ GIVE_UP_AFTER = 3
 
 
 def is_settled(parts: dict[str, Any], name: str) -> bool:
-    """Whether nobody needs to wait for this part of a state any longer: it is ready, or has failed a few times
-    in a row, or the part that it waits for has.
+    """Whether nobody needs to wait for this part of a state any longer: it is ready or was, or has failed a few
+    times in a row, or the part that it waits for has.
     """
     part = parts[name]
-    if part["state"] == "ready" or part["failures"] >= GIVE_UP_AFTER:
+    if part["state"] in ("ready", "unresponsive") or part["failures"] >= GIVE_UP_AFTER:
         return True
     return part["waits_for"] is not None and is_settled(parts, part["waits_for"])
 

@@ -73,6 +73,15 @@ def test_a_pump_that_lives_is_well_and_one_that_died_names_its_log(tmp_path: Pat
     assert gone.level == FAIL and gone.found.startswith("stopped")
 
 
+@pytest.mark.requirement("OP-05")
+def test_a_part_that_does_not_answer_fails_the_doctor_by_this_name(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, gateway=GatewaySettings(port=free_port()))
+    stack_of(settings, gateway=("unresponsive", 0, True))
+    found = check_gateway(settings)
+    assert found.level == FAIL
+    assert "unresponsive, restarts: 0: runs and does not answer" in found.found
+
+
 def test_of_several_pumps_the_worst_is_told_with_the_log_that_is_its_own(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     lives = ("ready", 0, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from connectors.gateway_client import GatewayClient
 from connectors.job_registry import register_job
-from connectors.local_stack import LocalStack
+from connectors.local_stack import LocalStack, answer_probe, control
 from connectors.mqtt_credentials import job_mqtt, load_role_passwords
 from connectors.mqtt_login import LoginAnswer, try_login, wait_for_login
 from connectors.mqtt_publisher import EventRejected, JobPublisher
@@ -29,8 +30,10 @@ PARTS = ("kafka", "mosquitto", "bridge", "gateway")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     # A slow machine is no reason for a receipt without a verdict.
     settings = with_mqtt(settings_in(tmp_path_factory.mktemp("stack") / "data"), receipt_verdict_wait_s=10)
-    with LocalStack(settings, PARTS) as running:
-        yield running
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(answer_probe, "EVERY_S", 0.2)
+        with LocalStack(settings, PARTS) as running:
+            yield running
 
 
 @pytest.mark.requirement("JE-17")
@@ -58,6 +61,39 @@ def test_a_job_registered_past_the_gateway_gets_its_account_all_the_same(
     wait_for_login(job_mqtt(stack.settings.mqtt, job.job_id, job.secret), 10)
     receipt = JobPublisher(stack.settings, job.job_id, job.secret, tmp_path).publish("started", "")
     assert receipt.position is not None
+
+
+@pytest.mark.requirement("OP-05")
+def test_a_gateway_that_does_not_answer_is_reported_once_and_not_killed(
+    stack: LocalStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway = stack["gateway"]
+    assert gateway.pid is not None
+    process, restarts = psutil.Process(gateway.pid), gateway.restarts
+
+    def is_now(state: str) -> bool:
+        began = time.monotonic()
+        stack.look_after()
+        assert time.monotonic() - began < 1.5, "supervising waits for nobody"
+        return gateway.state == state
+
+    process.suspend()
+    try:
+        wait_until(lambda: is_now("unresponsive"), 20, "the gateway is reported")
+        status = {part.name: part for part in control.part_statuses(stack.settings)}["gateway"]
+        assert (status.state, status.pid, status.why) == (
+            "unresponsive",
+            process.pid,
+            "runs and does not answer",
+        )
+        for _ in range(5):
+            stack.look_after()
+    finally:
+        process.resume()
+    wait_until(lambda: is_now("ready"), 20, "the gateway is well again")
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("gateway ")]
+    assert said == ["gateway does not answer; it is left running", "gateway answers again"]
+    assert (gateway.pid, gateway.restarts) == (process.pid, restarts)
 
 
 @pytest.mark.requirement("CM-05")
