@@ -9,6 +9,8 @@ from typing import Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 
+from schemas.setting_types import Servers
+
 USERNAME: Final = "trunkline"
 # Spark's consumers get both between quotes: no quote, no backslash, nothing that cannot be printed.
 _TEXT: Final = re.compile(r"[ !#-\[\]-~]+").fullmatch
@@ -68,7 +70,7 @@ class KafkaSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    bootstrap_servers: str = "127.0.0.1:19092"
+    bootstrap_servers: Servers = "127.0.0.1:19092"
     topic: str = "trunk.events"
     partitions: int = Field(default=4, ge=1, le=1024)
     epoch: int = Field(default=1, ge=1)

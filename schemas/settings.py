@@ -11,15 +11,24 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from schemas.audit_settings import AuditSettings
 from schemas.http_address import HttpAddress, address_at
 from schemas.kafka_settings import KafkaSettings as KafkaSettings
 from schemas.kafka_settings import default_password_file
+from schemas.setting_types import (
+    DataDirectory,
+    Heap,
+    Host,
+    SparkMaster,
+    check_ports_differ,
+    listener_at,
+)
+from schemas.settings_sources import SECRETS, from_file, merge
+from schemas.settings_sources import SettingsError as SettingsError
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 ENV_PREFIX = "TRUNKLINE__"
@@ -44,14 +53,9 @@ _ALIASES = {
 }
 
 
-_SECRETS = (("", "master_key"), ("mqtt", "password"), ("kafka", "sasl_password"))
 SECRET_VARIABLES = frozenset(
-    ENV_PREFIX + "__".join(part for part in (section, name) if part).upper() for section, name in _SECRETS
+    ENV_PREFIX + "__".join(part for part in (section, name) if part).upper() for section, name in SECRETS
 )
-
-
-class SettingsError(Exception):
-    """A setting is wrong or unknown. The message names it; nothing was started."""
 
 
 class _Section(BaseModel):
@@ -61,13 +65,13 @@ class _Section(BaseModel):
 class MqttSettings(_Section):
     """The broker of job events (JE-01, JE-13) and the publisher's timing (JE-15)."""
 
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     port: int = Field(default=1883, ge=1, le=65535)
     tls: bool = False
     ca_certs: Path | None = None
     certfile: Path | None = None
     keyfile: Path | None = None
-    listen_host: str = "127.0.0.1"  # of the local stack's Mosquitto, with TLS
+    listen_host: Host = "127.0.0.1"  # of the local stack's Mosquitto, with TLS
     require_client_cert: bool = False
     username: str | None = None
     password: SecretStr | None = None
@@ -103,9 +107,9 @@ class GatewaySettings(_Section):
     With `certfile` and `keyfile` all listeners of the gateway speak HTTPS; its clients trust `ca_certs`.
     """
 
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     port: int = Field(default=3200, ge=1, le=65535)
-    url: str | None = None
+    url: HttpAddress | None = None
     certfile: Path | None = None
     keyfile: Path | None = None
     ca_certs: Path | None = None
@@ -126,7 +130,7 @@ class GatewaySettings(_Section):
 class DashboardSettings(_Section):
     """The page for a person, served by the gateway. `port` 0: there is none."""
 
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     port: int = Field(default=3000, ge=0, le=65535)
 
 
@@ -136,7 +140,7 @@ class AgentMcpSettings(_Section):
     `keys_path`: where a spawned agent's private key lies while it lives. `spawn_image` is what is spawned.
     """
 
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     port: int = Field(default=3100, ge=0, le=65535)
     url: HttpAddress | None = None
     keys_path: Path | None = None
@@ -160,9 +164,9 @@ class SparkSettings(_Section):
     doors, gateway and Kafka, which somebody waits for.
     """
 
-    master: str = "local[2]"
-    driver_memory: str = "1g"
-    executor_memory: str = "1g"
+    master: SparkMaster = "local[2]"
+    driver_memory: Heap = "1g"
+    executor_memory: Heap = "1g"
     shuffle_partitions: int = Field(default=2, ge=1)
     max_offsets_per_trigger: int = Field(default=60_000, ge=1)
     trigger_interval_ms: int = Field(default=0, ge=0)
@@ -207,7 +211,7 @@ class StorageSettings(_Section):
 class Settings(_Section):
     """All settings. Build it with `load_settings()`; tests build it directly."""
 
-    data_dir: Path = Path("var")
+    data_dir: DataDirectory = Path("var")
     master_key_file: Path | None = None
     master_key: SecretStr | None = None
     tls_dir: Path | None = None
@@ -231,14 +235,18 @@ class Settings(_Section):
         object.__setattr__(self, "kafka", kafka)  # the model is frozen for all but its own validation
         return self
 
-    @field_validator("data_dir", mode="before")
-    @classmethod
-    def _is_a_directory(cls, value: object) -> object:
-        if value == "":
-            raise ValueError(
-                "is empty: name a directory, or unset it (TRUNKLINE__DATA_DIR) for the default, var/"
+    @model_validator(mode="after")
+    def _has_each_port_once(self) -> Self:
+        check_ports_differ(
+            (
+                ("gateway.port", self.gateway.host, self.gateway.port),
+                ("agent_mcp.port", self.agent_mcp.host, self.agent_mcp.port),
+                ("dashboard.port", self.dashboard.host, self.dashboard.port),
+                *listener_at("mqtt.port", f"{self.mqtt.host}:{self.mqtt.port}"),
+                *listener_at("kafka.bootstrap_servers", self.kafka.bootstrap_servers),
             )
-        return value
+        )
+        return self
 
     @property
     def data_path(self) -> Path:
@@ -307,34 +315,6 @@ class Settings(_Section):
         return f"{self.tables_root}/{table}"
 
 
-def _merge(base: dict[str, Any], path: tuple[str, ...], value: object) -> None:
-    node = base
-    for part in path[:-1]:
-        child = node.setdefault(part, {})
-        if not isinstance(child, dict):
-            raise SettingsError(f"setting {'.'.join(path)}: {part} is not a section")
-        node = child
-    node[path[-1]] = value
-
-
-def _from_file(path: Path) -> dict[str, Any]:
-    try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SettingsError(f"cannot read settings from {path}: {error}") from error
-    if loaded is None:
-        return {}
-    if not isinstance(loaded, dict):
-        raise SettingsError(f"{path}: expected a mapping of sections, found {type(loaded).__name__}")
-    for section, name in _SECRETS:
-        node = loaded.get(section, {}) if section else loaded
-        if isinstance(node, dict) and name in node:
-            raise SettingsError(
-                f"{name} in {path}: a secret comes from the environment, never from a file of conf"
-            )
-    return loaded
-
-
 def load_settings(environ: Mapping[str, str] | None = None, file: Path | None = None) -> Settings:
     """Read the settings from file and environment.
 
@@ -344,20 +324,20 @@ def load_settings(environ: Mapping[str, str] | None = None, file: Path | None = 
     env = os.environ if environ is None else environ
     default_file = PROJECT_ROOT / "conf" / "trunkline.yaml"
     chosen = file or (Path(env["TRUNKLINE_CONF"]) if env.get("TRUNKLINE_CONF") else default_file)
-    values = _from_file(chosen) if chosen != default_file or chosen.exists() else {}
+    values = from_file(chosen) if chosen != default_file or chosen.exists() else {}
     for name, alias in _ALIASES.items():
         if env.get(name):
-            _merge(values, alias, env[name])
+            merge(values, alias, env[name])
     for name in sorted(env):
         # Empty means not set, as with the aliases: a path of "" would be the current directory. The data
         # directory is an exception: a script with an unset variable in it would work on the default one.
         if name.startswith(ENV_PREFIX) and (env[name] or name == f"{ENV_PREFIX}DATA_DIR"):
             path: tuple[str, ...] = tuple(part.lower() for part in name[len(ENV_PREFIX) :].split("__"))
-            _merge(values, path, env[name])
+            merge(values, path, env[name])
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
-        lines = [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()]
+        lines = [": ".join(filter(None, (".".join(map(str, e["loc"])), e["msg"]))) for e in error.errors()]
         raise SettingsError("wrong settings: " + "; ".join(lines)) from None
 
 

@@ -187,14 +187,14 @@ ANY_SETTINGS = st.builds(
     master_key=st.none() | WORDS.map(SecretStr),
     kafka=st.builds(
         KafkaSettings,
-        bootstrap_servers=WORDS,
+        bootstrap_servers=st.sampled_from(("kafka.example:9092", "a:1,[::1]:65535")),
         partitions=st.integers(1, 1024),
         delivery_timeout_s=SECONDS,
         heap_mb=st.integers(128, 9999),
     ),
     mqtt=st.builds(
         MqttSettings,
-        host=WORDS,
+        host=st.sampled_from(("broker.example", "10.0.0.1", "::1", "my_broker")),
         tls=st.booleans(),
         ca_certs=st.none() | PATHS,
         username=st.none() | WORDS,
@@ -204,9 +204,48 @@ ANY_SETTINGS = st.builds(
         bridge_inflight=st.integers(1, 65535),
     ),
     limits=st.builds(LimitSettings, payload_bytes=st.integers(1024, 2**40)),
-    spark=st.builds(SparkSettings, master=WORDS, trigger_interval_ms=st.integers(0, 10**9)),
+    spark=st.builds(
+        SparkSettings,
+        master=st.sampled_from(("local", "local[*]", "local[4, 2]", "spark://a:7077,b:7077")),
+        trigger_interval_ms=st.integers(0, 10**9),
+    ),
     storage=st.builds(StorageSettings, tables=st.none() | WORDS, checkpoints=st.none() | WORDS),
 )
+
+
+@pytest.mark.requirement("OP-06")
+@pytest.mark.parametrize(
+    ("setting", "value", "expected"),
+    [
+        ("SPARK__DRIVER_MEMORY", "lots", r"spark\.driver_memory: .*'lots' is no size: .*such as 700m or 2g"),
+        ("SPARK__DRIVER_MEMORY", "2048", r"spark\.driver_memory: .*a whole number and a unit"),
+        ("SPARK__EXECUTOR_MEMORY", "1.5g", r"spark\.executor_memory: .*a whole number and a unit"),
+        ("SPARK__EXECUTOR_MEMORY", "64m", r"spark\.executor_memory: .*Spark needs 512m or more"),
+        ("SPARK__MASTER", "local[0]", r"spark\.master: .*local\[N\].*spark://HOST:PORT"),
+        ("SPARK__MASTER", "yarn", r"spark\.master: "),
+        ("SPARK__MASTER", "spark://host", r"spark\.master: .*spark://HOST:PORT"),
+        ("KAFKA__BOOTSTRAP_SERVERS", "kafka.example", r"kafka\.bootstrap_servers: .*HOST:PORT"),
+        ("KAFKA__BOOTSTRAP_SERVERS", "a:9092,,b:9092", r"kafka\.bootstrap_servers: .*HOST:PORT"),
+        ("KAFKA__BOOTSTRAP_SERVERS", "a:70000", r"kafka\.bootstrap_servers: .*'a:70000'"),
+        ("MQTT__HOST", "mqtt://broker", r"mqtt\.host: .*without scheme and port"),
+        ("GATEWAY__HOST", "127.0.0.1:3200", r"gateway\.host: .*without scheme and port"),
+        ("GATEWAY__URL", "hub.example", r"gateway\.url: .*http://HOST:PORT"),
+        ("DASHBOARD__PORT", "3200", r"gateway\.port and dashboard\.port have the same port 3200"),
+        ("MQTT__PORT", "19092", r"mqtt\.port and kafka\.bootstrap_servers have the same port 19092"),
+    ],
+)
+def test_a_value_of_another_form_is_refused_with_the_form_that_is_accepted(
+    setting: str, value: str, expected: str, empty: Path
+) -> None:
+    with pytest.raises(SettingsError, match=expected):
+        load_settings({f"TRUNKLINE__{setting}": value}, empty)
+
+
+@pytest.mark.requirement("OP-06")
+def test_ports_may_be_the_same_where_the_addresses_differ_or_there_is_no_listener(empty: Path) -> None:
+    load_settings({"TRUNKLINE__MQTT__PORT": "3200", "TRUNKLINE__MQTT__HOST": "broker.example"}, empty)
+    load_settings({"TRUNKLINE__DASHBOARD__PORT": "0", "TRUNKLINE__AGENT_MCP__PORT": "0"}, empty)
+    load_settings({"TRUNKLINE__DASHBOARD__PORT": "3200", "TRUNKLINE__DASHBOARD__HOST": "10.0.0.7"}, empty)
 
 
 @given(ANY_SETTINGS)

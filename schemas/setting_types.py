@@ -1,0 +1,109 @@
+"""Types of settings whose text has a form of its own. A wrong value is found when the settings are read, and the
+message says which form is accepted.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, BeforeValidator
+
+_MEBIBYTE: Final = 2**20
+_SIZE: Final = re.compile(r"([1-9][0-9]{0,9})([kmgtKMGT])", re.ASCII).fullmatch
+_BYTES: Final = {"k": 2**10, "m": _MEBIBYTE, "g": 2**30, "t": 2**40}
+# Spark refuses to start with less than 450 MiB of heap.
+_SPARK_LEAST_MIB: Final = 512
+_LOCAL_MASTER: Final = re.compile(r"local(\[([1-9][0-9]*|\*)(, *[1-9][0-9]*)?\])?", re.ASCII).fullmatch
+_HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_.])?", re.ASCII).fullmatch
+_ANY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104  compared, not listened at
+_LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+def _data_directory(value: object) -> object:
+    if value == "":
+        raise ValueError("is empty: name a directory, or unset it (TRUNKLINE__DATA_DIR) for the default, var/")
+    return value
+
+
+def _heap(value: str) -> str:
+    found = _SIZE(value)
+    if found is None:
+        raise ValueError(f"{value!r} is no size: expected a whole number and a unit, such as 700m or 2g")
+    if int(found[1]) * _BYTES[found[2].lower()] < _SPARK_LEAST_MIB * _MEBIBYTE:
+        raise ValueError(f"{value!r} is too little: Spark needs {_SPARK_LEAST_MIB}m or more")
+    return value
+
+
+def _master(value: str) -> str:
+    if _LOCAL_MASTER(value):
+        return value
+    if value.startswith("spark://"):
+        _check_addresses(
+            value.removeprefix("spark://"), value, "spark://HOST:PORT, or several HOST:PORT by commas"
+        )
+        return value
+    raise ValueError(f"{value!r} is no master: expected local, local[N], local[*] or spark://HOST:PORT")
+
+
+def _servers(value: str) -> str:
+    _check_addresses(value, value, "HOST:PORT, or several by commas")
+    return value
+
+
+def _check_addresses(text: str, value: str, form: str) -> None:
+    for one in text.split(","):
+        host, _, port = one.strip().rpartition(":")
+        if not _is_host(host.removeprefix("[").removesuffix("]")) or not _is_port(port):
+            raise ValueError(f"{value!r} has no address in {one.strip()!r}: expected {form}")
+
+
+def _host(value: str) -> str:
+    if not _is_host(value):
+        raise ValueError(f"{value!r} is no host: expected a name or an IP address, without scheme and port")
+    return value
+
+
+def _is_host(text: str) -> bool:
+    if _HOST(text):
+        return True
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 1 <= int(text) <= 65535
+
+
+DataDirectory = Annotated[Path, BeforeValidator(_data_directory)]
+Heap = Annotated[str, AfterValidator(_heap)]
+"""A JVM's heap size for Spark."""
+SparkMaster = Annotated[str, AfterValidator(_master)]
+Servers = Annotated[str, AfterValidator(_servers)]
+"""Addresses of Kafka brokers."""
+Host = Annotated[str, AfterValidator(_host)]
+
+Listener = tuple[str, str, int]
+"""A setting's name, and the host and port that a server of this machine listens at."""
+
+
+def listener_at(setting: str, servers: str) -> Iterator[Listener]:
+    """Yield the listener of a server on loopback; nothing for one elsewhere, or for several."""
+    host, _, port = servers.rpartition(":")
+    if host in _LOOPBACK:
+        yield setting, host, int(port)
+
+
+def check_ports_differ(listeners: Iterable[Listener]) -> None:
+    """Raise ValueError for two listeners with one port of one address. Port 0 is no listener."""
+    for (one, host, port), (other, other_host, other_port) in combinations(listeners, 2):
+        hosts = {host, other_host}
+        if port and port == other_port and (len(hosts) == 1 or hosts & _ANY_ADDRESS or hosts <= _LOOPBACK):
+            raise ValueError(f"{one} and {other} have the same port {port}: give each a port of its own")
