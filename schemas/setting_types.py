@@ -1,5 +1,5 @@
-"""Types of settings whose text has a form of its own. A wrong value is found when the settings are read, and the
-message says which form is accepted.
+"""Types of settings whose text has a form of its own. A wrong value is found when the settings are read, and
+the message says which form is accepted.
 """
 
 from __future__ import annotations

@@ -73,9 +73,9 @@ def test_a_disk_that_takes_neither_state_nor_logs_stops_nothing_and_is_told_once
     assert cli("up", "--only", "mosquitto").returncode == 0
     running, killed = supervisor(stack_settings), part_status("mosquitto")["pid"]
     logs = stack_settings.data_path / "logs"
-    state = state_file.state_path(stack_settings)
-    # Where the copies should go there is something that cannot be written to.
-    blocks = [logs / "mosquitto.log.1", state.with_name(state.name + ".new")]
+    # Where the copy and the state should go there is something that cannot be written to.
+    blocks = [logs / "mosquitto.log.1", state_file.state_path(stack_settings)]
+    blocks[1].unlink()
     for block in blocks:
         block.mkdir()
     os.truncate(logs / "mosquitto.log", LIMIT_BYTES + 1)
@@ -94,8 +94,6 @@ def test_a_disk_that_takes_neither_state_nor_logs_stops_nothing_and_is_told_once
     wait_until(lambda: part_status("mosquitto")["state"] == "ready", 20, "the state is written again")
     assert supervisor(stack_settings) == running
     assert part_status("mosquitto")["pid"] != killed
-    for block in blocks[1:]:
-        block.mkdir()
     assert cli("down").returncode == 0
     assert still_running(stack_settings) == []
 
