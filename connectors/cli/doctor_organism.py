@@ -7,24 +7,45 @@ import socket
 from connectors.cli.doctor_findings import FAIL, OK, WARN, Finding
 from connectors.local_stack import control
 from connectors.local_stack.part_plan import GATEWAY
-from schemas.settings import PROJECT_ROOT, Settings
+from connectors.terminal_text import escaped
+from schemas.errors import TrunklineError
+from schemas.settings import Settings
 
 _CONNECT_S = 2.0
+_MEND = "the listeners of the log stand; mend the file, then: trunkline organism reload"
 
 
 def check_organism(settings: Settings) -> Finding:
     """The file of the listeners can be loaded, with its handlers."""
+    from connectors.organism_check import check_agents, organism_path
     from connectors.organism_file import OrganismError, load_organism
 
-    file = settings.xml_pump.organism_file
-    if file is None or not (PROJECT_ROOT / file).exists():
+    file, path = settings.xml_pump.organism_file, organism_path(settings)
+    if path is None:
         return Finding("organism", OK, f"{file or 'no file'} is not there: listeners come by commands alone")
     try:
-        found = load_organism(PROJECT_ROOT / file)
+        found = load_organism(path)
+        check_agents(settings, path, [listener.name for listener in found.listeners])
     except OrganismError as error:
-        mend = "the listeners of the log stand; mend the file, then: trunkline organism reload"
-        return Finding("organism", FAIL, str(error), mend)
+        return Finding("organism", FAIL, str(error), _MEND)
+    if (fault := _fault_at_the_gateway(settings)) is not None:
+        return Finding("organism", FAIL, f"the gateway has not loaded {file}: {fault}", _MEND)
     return Finding("organism", OK, f"{len(found.listeners)} listeners in {file}")
+
+
+def _fault_at_the_gateway(settings: Settings) -> str | None:
+    """What the stack's gateway says about the file; None when there is no fault, or no gateway to ask."""
+    from connectors.gateway_client import GatewayClient, path_of
+
+    state = control.running_state(settings)
+    if state is None or GATEWAY not in state["parts"]:
+        return None
+    try:
+        with GatewayClient(settings) as gateway:
+            fault = gateway.get(path_of("listeners"))["fault"]
+    except TrunklineError:  # the check of the gateway says what is wrong with it
+        return None
+    return None if fault is None else escaped(str(fault))
 
 
 def check_commands(settings: Settings) -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,6 +40,8 @@ def show(args: argparse.Namespace, settings: Settings) -> int:
     wanted = {"status": "removed" if args.removed else None}
     with GatewayClient(settings) as gateway:
         found = gateway.get(path_of("listeners"), wanted)
+    if found["fault"] is not None:
+        print(f"the organism file is not loaded: {escaped(found['fault'])}", file=sys.stderr)
     heading = ("LISTENER", "TYPE", "TAKES", "NAMESPACE", "HANDLER", "AT ONCE", "SEES", "CAPABILITY")
 
     def cells(row: Row) -> tuple[object, ...]:

@@ -19,7 +19,7 @@ from typing import Any
 from connectors.cli.text_table import duration_s
 from connectors.local_stack import control
 from connectors.local_stack.log_files import last_lines
-from connectors.local_stack.part_plan import ALL_PARTS
+from connectors.local_stack.part_plan import ALL_PARTS, GATEWAY
 from connectors.terminal_text import escaped
 from schemas.settings import Settings
 
@@ -94,6 +94,16 @@ def _ignore(_state: dict[str, Any]) -> None:
     return None
 
 
+def _warn_of_organism(settings: Settings) -> None:
+    from connectors.organism_check import check_organism_names
+    from connectors.organism_file import OrganismError
+
+    try:
+        check_organism_names(settings)
+    except OrganismError as error:
+        print(f"The XML pump's listeners are not loaded: {escaped(str(error))}", file=sys.stderr)
+
+
 def run(args: argparse.Namespace, settings: Settings) -> int:
     """Start it, add what is missing, or say that it runs."""
     parts = [name.strip() for name in args.only.split(",") if name.strip()]
@@ -101,6 +111,8 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     started = time.monotonic()
     if before is None:
         print(f"Starting; data and logs are in {settings.data_path}", file=sys.stderr)
+    if GATEWAY in parts:
+        _warn_of_organism(settings)
     runs = before is not None and before["phase"] == "running" and set(parts) <= set(before["names"])
     state = control.start_detached(settings, parts, _ignore if runs else Progress(), args.timeout)
     if runs:

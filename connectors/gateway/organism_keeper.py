@@ -67,13 +67,17 @@ class OrganismKeeper:
         assert self._file is not None  # noqa: S101  open has looked
         try:
             organism = load_organism(self._file)
-            check_names(self._live_view, [listener.name for listener in organism.listeners])
         except OrganismError as error:
             self._note(str(error))
             return
         except Exception:
             log.exception("organism_not_loaded")
             self.fault = "the gateway failed; its log says where"
+            return
+        try:
+            check_names(self._live_view, [listener.name for listener in organism.listeners])
+        except OrganismError as error:
+            self._note(f"{self._file}: {error}")
             return
         while not self._closing.is_set():
             try:

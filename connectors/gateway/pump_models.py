@@ -127,9 +127,12 @@ class ListenerFilter(BaseModel):
 
 
 class ListenersAnswer(_Answer):
-    """The listeners by name; `version` rises with each change of the organism."""
+    """The listeners by name; `version` rises with each change of the organism. `fault`: why this gateway has
+    not loaded the organism file, null when it has.
+    """
 
     version: int
+    fault: str | None = None
     listeners: list[dict[str, Any]]
 
 

@@ -132,7 +132,8 @@ def _add_reads(app: FastAPI, hub: Hub) -> None:
         """List the listeners there are, or were."""
         rows = hub.listeners.active() if wanted.status == "active" else hub.listeners.removed()
         waiting = [{**row_as_json(row), "waiting": hub.listeners.waiting(row.listener)} for row in rows]
-        return json_answer({"version": hub.listeners.version, "listeners": waiting})
+        said = {"version": hub.listeners.version, "fault": hub.organism.fault, "listeners": waiting}
+        return json_answer(said)
 
     @app.get(THREADS, response_model=ThreadsAnswer, responses=ERRORS)
     @asks_for(Action.THREAD_READ)

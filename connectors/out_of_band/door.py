@@ -176,7 +176,9 @@ class OutOfBandDoor:
             _refuse_content(str(error))
         self._check_free(organism.listeners)
         loaded = OrganismLoaded(request_id=command.nonce, digest=organism.digest, listeners=organism.listeners)
-        return await self._applied(loaded, principal, {"listeners": len(organism.listeners)})
+        answer = await self._applied(loaded, principal, {"listeners": len(organism.listeners)})
+        self._hub.organism.fault = None
+        return answer
 
     def _check_free(self, listeners: list[Listener]) -> None:
         try:

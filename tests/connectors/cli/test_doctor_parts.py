@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import socket
 import ssl
 import threading
@@ -11,12 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from connectors.cli import up_command
 from connectors.cli.doctor_checks import CHECKS
 from connectors.cli.doctor_findings import FAIL, OK, WARN
+from connectors.cli.doctor_organism import check_organism
 from connectors.cli.doctor_parts import check_gateway, check_xml_pump
 from connectors.local_stack import free_port, state_file
 from connectors.local_stack.part_plan import ALL_PARTS, MOSQUITTO
 from connectors.tls_files import TlsFolder, create
+from schemas.errors import UsageError
 from schemas.settings import (
     AgentMcpSettings,
     DashboardSettings,
@@ -71,6 +75,29 @@ def test_a_pump_that_lives_is_well_and_one_that_died_names_its_log(tmp_path: Pat
     stack_of(settings, xml_pump=("ready", 0, False))
     gone = check_xml_pump(settings)
     assert gone.level == FAIL and gone.found.startswith("stopped")
+
+
+@pytest.mark.requirement("OP-08")
+def test_a_listener_with_an_agents_name_is_named_by_doctor_and_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    organism, agents = tmp_path / "organism.yaml", tmp_path / "agents"
+    agents.mkdir()
+    (agents / "ann.json").write_text('{"name": "ann", "image": "x"}')
+    settings = Settings(
+        data_dir=tmp_path / "data",
+        gateway=GatewaySettings(agents_dir=agents),
+        xml_pump=XmlPumpSettings(organism_file=organism),
+    )
+    organism.write_text("listeners: [{name: bob, type: human}]")
+    assert check_organism(settings).level == OK
+    organism.write_text("listeners: [{name: bob, type: human}, {name: ann, type: human}]")
+    found = check_organism(settings)
+    assert found.level == FAIL
+    assert f"{organism}: listener ann: an agent of {agents} has this name" in found.found
+    with pytest.raises(UsageError, match="no such part: nothing"):
+        up_command.run(argparse.Namespace(only="gateway,nothing", timeout=1.0), settings)
+    assert f"{organism}: listener ann: an agent of {agents} has this name" in capsys.readouterr().err
 
 
 @pytest.mark.requirement("OP-05")

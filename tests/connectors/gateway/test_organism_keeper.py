@@ -10,6 +10,7 @@ import pytest
 from connectors.out_of_band.command_document import AddListener, HotReload, RemoveListener
 from tests.broker_processes import BrokerProcess, wait_until
 from tests.connectors.gateway.hub_access import GatewayProcess
+from tests.connectors.local_stack.conftest import run_cli
 from tests.connectors.out_of_band.command_stack import CommandStack, command_settings
 from tests.connectors.out_of_band.sample_handlers import MODULE
 
@@ -106,3 +107,24 @@ def test_a_file_with_a_principals_name_is_refused(stack: CommandStack):
     assert (status, answer["reason"]) == (403, "policy")
     assert "listener kim: a principal or an agent has this name" in answer["message"]
     assert stack.listeners().keys() == {"adder", "ann"}
+
+
+@pytest.mark.requirement("OP-08")
+def test_a_file_with_an_agents_name_is_a_fault_that_the_gateway_shows_until_a_good_one_is_loaded(
+    stack: CommandStack,
+):
+    restart(stack, "listeners: [{name: echo, type: human}]")
+
+    def fault() -> str | None:
+        with stack.operator() as client:
+            said: str | None = client.get("/api/hub/listeners").json()["fault"]
+        return said
+
+    wait_until(lambda: fault() is not None, what="the gateway says what is wrong")
+    assert "organism.yaml: listener echo: a principal or an agent has this name" in str(fault())
+    assert stack.listeners().keys() == {"adder", "ann"}
+    shown = run_cli(stack.gateways[-1].settings, "organism", "show")
+    assert shown.returncode == 0 and "the organism file is not loaded" in shown.stderr
+    (stack.folder / "organism.yaml").write_text(_FIRST)
+    assert stack.give(HotReload())[0] == 200
+    assert fault() is None
