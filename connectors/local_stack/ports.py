@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+from pathlib import Path
 
 import psutil
 
@@ -12,6 +13,7 @@ from schemas.errors import TrunklineError
 LOOPBACK = "127.0.0.1"
 # Below the range of the kernel's ports for outgoing connections: none of those can come in between.
 _FIRST, _LAST = 20_000, 32_000
+_OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 # Names that the kernel forgets with the process that holds them: what says that a port is somebody's already.
 _taken: dict[int, int] = {}  # the port's number to the open descriptor
 
@@ -55,7 +57,9 @@ def _take(port: int) -> bool:
 
 
 def port_owner(port: int) -> str:
-    """Who listens on the port, as far as we may see: `pid 123 (java)`, or `another program`."""
+    """Who has the port, as far as we may see: `pid 123 (java)`, or `another program`. In the kernel's range for
+    outgoing connections it may also be one of those, and the answer says so.
+    """
     try:
         for connection in psutil.net_connections(kind="tcp"):
             if connection.laddr and connection.laddr.port == port and connection.status == psutil.CONN_LISTEN:
@@ -64,7 +68,17 @@ def port_owner(port: int) -> str:
                 break
     except psutil.Error:
         pass
-    return "another program"
+    return "another program" + _outgoing_hint(port)
+
+
+def _outgoing_hint(port: int) -> str:
+    try:
+        first, last = map(int, _OUTGOING.read_text(encoding="ascii").split())
+    except (OSError, ValueError):
+        return ""
+    if not first <= port <= last:
+        return ""
+    return f", or by an outgoing connection: those get ports from {first} to {last} ({_OUTGOING})"
 
 
 def require_free(port: int, setting: str) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from connectors.local_stack import ports
+from connectors.local_stack.ports import LOOPBACK
 from schemas.errors import TrunklineError
 from schemas.settings import PROJECT_ROOT
 
 _OTHER = """
 import sys
 from connectors.local_stack import ports
+from connectors.local_stack.ports import LOOPBACK
 ports._FIRST, ports._LAST = int(sys.argv[1]), int(sys.argv[2])
 print(ports.free_port(), flush=True)
 sys.stdin.read()
@@ -41,3 +45,18 @@ def test_a_port_that_a_living_process_got_is_given_to_no_other(monkeypatch: pyte
             ports.free_port()
         other.communicate(timeout=20)
     assert ports.free_port() == theirs, "its owner is gone"
+
+
+def test_a_port_that_an_outgoing_connection_has_is_explained_by_the_kernels_range() -> None:
+    with (
+        socket.create_server((LOOPBACK, 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+    ):
+        port = client.getsockname()[1]
+        with pytest.raises(TrunklineError) as raised:
+            ports.require_free(port, "mqtt.port")
+    first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    said = str(raised.value)
+    assert f"port {port} (setting mqtt.port) is taken by another program, or by an outgoing connection" in said
+    assert f"from {first} to {last}" in said and "ip_local_port_range" in said
+    assert "outgoing" not in ports.port_owner(ports.free_port())
