@@ -161,6 +161,19 @@ class SessionHost:
                     found.add(mark)
         return found
 
+    def running(self) -> dict[str, str]:
+        """Return the session names of the runs of this data directory on this machine, by handle."""
+        found: dict[str, str] = {}
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                words = process.cmdline()
+                if _RUNNER not in words[:-2] or Path(words[-2]).parent.parent != self._folder:
+                    continue
+                handle = process_handle(process.pid) if words[-1] == PROCESS else words[-1]
+                if handle is not None and _runs(process):
+                    found[handle] = Path(words[-2]).parent.name
+        return found
+
     def send(self, handle: str, number: signal.Signals) -> list[psutil.Process]:
         """Send a signal to what the handle names and all that it started; these, also where another user's
         are not ours to signal.

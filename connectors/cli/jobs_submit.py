@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from schemas.settings import Settings
 
 EXIT_FAILED: Final = 1
+EXIT_TIMED_OUT: Final = 2
 EXIT_INTERRUPTED: Final = 130
 _TICK_S: Final = 0.1
 # How long an agent's last event may be on its way after its command has ended.
@@ -70,6 +71,8 @@ def submit(args: argparse.Namespace, settings: Settings) -> int:
             submission.end_subscriber()
         status = _close(submission, gateway, host)
     say(f"job {submission.job_id} {_WORDS.get(code, f'is not followed any more (exit code {code})')}")
+    if code == EXIT_TIMED_OUT and status not in JOB_TERMINAL:
+        _tell_it_goes_on(submission)
     audit = _export(settings, submission, args.to, status)
     if args.json:
         print_json(
@@ -129,6 +132,7 @@ def _tell_it_goes_on(submission: Submission) -> None:
     say(f"\njob {job} goes on in session {submission.session}; nothing was cancelled.".lstrip("\n"))
     say(f"  follow it:  trunkline watch --job {job} --settled")
     say(f"  cancel it:  trunkline jobs cancel {job} --reason '…'")
+    say(f"  end its session:  trunkline sessions stop {submission.session} --mode hard")
     say(f"  its events so far are in {submission.output}")
 
 

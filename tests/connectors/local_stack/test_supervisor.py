@@ -20,9 +20,11 @@ from connectors.local_stack import child_process, state_file
 from connectors.local_stack.log_files import LIMIT_BYTES
 from connectors.local_stack.part import child_environment
 from connectors.local_stack.readiness import mqtt_answers
+from connectors.session_host import SessionHost
 from schemas.settings import PROJECT_ROOT, Settings, ViewSettings
 from tests.connectors.local_stack.conftest import Cli, run_cli, still_running
 
+HANGS = "import signal; signal.pause()"
 PartStatusReader = Callable[[str], dict[str, Any]]
 
 
@@ -64,7 +66,7 @@ def test_up_twice_is_harmless_and_down_leaves_nothing(cli: Cli, stack_settings: 
     assert still_running(stack_settings) == []
     assert not state_file.is_alive(running)
     again = cli("down")
-    assert (again.returncode, "Nothing runs" in again.stdout) == (0, True)
+    assert (again.returncode, "No part of a stack runs" in again.stdout) == (0, True)
 
 
 def test_a_disk_that_takes_neither_state_nor_logs_stops_nothing_and_is_told_once(
@@ -286,3 +288,33 @@ def test_doctor_is_content_with_a_running_stack(cli: Cli):
     checks = {check["check"]: check["level"] for check in json.loads(answer.stdout)["checks"]}
     assert answer.returncode == 0, answer.stdout
     assert {checks[name] for name in ("java", "kafka", "mqtt", "ports", "keys")} == {"ok"}
+
+
+@pytest.mark.requirement("OP-09")
+@pytest.mark.parametrize("use_tmux", [False, True])
+def test_down_names_the_sessions_that_go_on_and_ends_them_when_asked(
+    cli: Cli, stack_settings: Settings, other_settings: Settings, use_tmux: bool
+):
+    hosts = [SessionHost(one, use_tmux=use_tmux) for one in (stack_settings, other_settings)]
+    runs = []
+    try:
+        for host in hosts:
+            spec = host.prepare(
+                "busy.one", [sys.executable, "-c", HANGS], folder=stack_settings.data_path, environment={}
+            )
+            host.keep("busy.one", spec)
+            runs.append(host.start("busy.one", spec))
+            host.release("busy.one", runs[-1])
+        wait_until(lambda: all(host.running() for host in hosts), 30, "both run")
+        said = cli("down").stdout
+        assert f"Session busy.one goes on ({runs[0]}); to end all of them: trunkline down --sessions" in said
+        assert runs[1] not in said, "another data directory's"
+        assert hosts[0].alive(runs[0])
+        ended = cli("down", "--sessions").stdout
+        assert f"Session busy.one is ended ({runs[0]})." in ended
+        assert not hosts[0].left_of(runs[:1])
+        assert hosts[1].alive(runs[1])
+        assert "Session" not in cli("down").stdout
+    finally:
+        for host, handle in zip(hosts, runs, strict=False):
+            host.stop(handle)
