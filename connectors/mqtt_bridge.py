@@ -31,6 +31,7 @@ from connectors.mqtt_inboxes import AgentInboxes
 from connectors.verdict_stream import VerdictStream
 from schemas.errors import TrunklineError
 from schemas.settings import Settings, SettingsError, load_settings
+from schemas.umask import keep_files_private
 
 log = structlog.stdlib.get_logger("connectors.mqtt_bridge")  # __name__ is __main__ when it runs
 
@@ -93,4 +94,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    keep_files_private()
     sys.exit(main())

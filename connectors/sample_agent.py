@@ -25,6 +25,7 @@ from connectors.mqtt_publisher import JobPublisher
 from schemas.errors import TrunklineError, UsageError
 from schemas.job_event import COMPLETED, ERROR, PERMISSION_REQUIRED, PROGRESS, STARTED
 from schemas.settings import load_settings
+from schemas.umask import keep_files_private
 
 JOB_VARIABLE = "TRUNKLINE_JOB_ID"
 SECRET_VARIABLE = "TRUNKLINE_JOB_SECRET"  # noqa: S105  a variable's name
@@ -71,4 +72,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    keep_files_private()
     sys.exit(main())

@@ -38,6 +38,7 @@ from connectors.session_runner import (
 )
 from schemas.errors import NotFound, TrunklineError
 from schemas.settings import PROJECT_ROOT, Settings
+from schemas.umask import user_umask
 
 TMUX: Final = "tmux"
 _RUNNER: Final = "connectors.session_runner"
@@ -96,9 +97,10 @@ class SessionHost:
         instructions: str | None = None,
     ) -> Path:
         """Write what a session is to run and return where. Each time a file of its own: two who take one name
-        at once do not run each other's. It stays for a resume after `keep`, until `forget`.
+        at once do not run each other's. It stays for a resume after `keep`, until `forget`. The command runs
+        with the umask of the user of this process.
         """
-        spec = SessionSpec(session, list(command), str(folder), environment, instructions)
+        spec = SessionSpec(session, list(command), str(folder), environment, instructions, user_umask())
         path = self.folder(session) / f"spec-{secrets.token_hex(8)}.json"
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -20,6 +20,8 @@ from typing import IO, Final
 
 import msgspec
 
+from schemas.umask import PRIVATE_UMASK, keep_files_private
+
 RELEASE_S: Final = 60.0
 _TICK_S: Final = 0.02
 _EXIT_NOT_STARTED: Final = 127
@@ -30,13 +32,16 @@ _FROM_THE_PANE: Final = ("TERM", "TMUX", "TMUX_PANE", "COLORTERM")
 
 
 class SessionSpec(msgspec.Struct, frozen=True):
-    """What a session runs. `instructions` come on standard input; None leaves it as it is."""
+    """What a session runs. `instructions` come on standard input; None leaves it as it is. `umask` is the
+    command's; specs of earlier versions have none.
+    """
 
     session: str
     command: list[str]
     folder: str
     environment: dict[str, str]
     instructions: str | None = None
+    umask: int = PRIVATE_UMASK
 
 
 class SessionEnd(msgspec.Struct, frozen=True):
@@ -109,7 +114,9 @@ def _run(spec: SessionSpec, handle: str) -> int:
     environment = {**spec.environment, **pane, HANDLE_VARIABLE: handle}
     try:
         with _standard_input(spec.instructions) as given:
-            child = subprocess.Popen(spec.command, cwd=spec.folder, env=environment, stdin=given)  # noqa: S603
+            child = subprocess.Popen(  # noqa: S603
+                spec.command, cwd=spec.folder, env=environment, stdin=given, umask=spec.umask
+            )
     except OSError as error:
         print(f"cannot start {spec.command[0]!r}: {error.strerror}", file=sys.stderr)
         return _EXIT_NOT_STARTED
@@ -132,4 +139,5 @@ def _ignored(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
+    keep_files_private()
     sys.exit(main(sys.argv[1:]))

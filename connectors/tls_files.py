@@ -208,21 +208,20 @@ def _known(folder: Path, name: str) -> Pair | None:
 def _write(folder: Path, name: str, pair: Pair) -> None:
     # Broken off between the two, they do not fit: the next run makes both anew, or says that --renew-ca does.
     _private(folder / f"{name}.key", pair.key_pem)
-    _private(folder / f"{name}.crt", pair.certificate_pem, mode=0o644)
+    _private(folder / f"{name}.crt", pair.certificate_pem)
 
 
-def _private(path: Path, content: bytes, mode: int = 0o600) -> None:
+def _private(path: Path, content: bytes) -> None:
     with suppress(FileNotFoundError):
         if path.read_bytes() == content:
             return
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        draft.chmod(mode)
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)

@@ -35,6 +35,7 @@ from schemas.errors import NotFound, Refused, TrunklineError
 from schemas.ledger import LEDGER
 from schemas.sealing import load_keyring
 from schemas.settings import Settings, SettingsError, load_settings
+from schemas.umask import keep_files_private
 from schemas.view_progress import ViewProgress
 from schemas.views import STREAM_ENTRIES, VIEW_TABLES
 
@@ -170,4 +171,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    keep_files_private()
     sys.exit(main())

@@ -31,6 +31,7 @@ from schemas.event_topic import check_topic
 from schemas.fold_version import check_fold_version
 from schemas.sealing import load_keyring
 from schemas.settings import Settings, SettingsError, load_settings
+from schemas.umask import keep_files_private
 
 PROGRAM = "run_streams"
 _POLL_S = 0.2
@@ -117,4 +118,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    keep_files_private()
     sys.exit(main())

@@ -29,6 +29,7 @@ from schemas.errors import Refused, TrunklineError
 from schemas.fold_version import FOLD_PROPERTY, SWITCH_PROPERTY, other_version, version_of
 from schemas.settings import Settings, SettingsError, load_settings
 from schemas.settled import FOLD_VERSION
+from schemas.umask import keep_files_private
 from schemas.view_progress import read_progress
 from schemas.views import STREAM_ENTRIES
 
@@ -96,4 +97,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    keep_files_private()
     sys.exit(main())

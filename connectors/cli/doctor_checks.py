@@ -8,6 +8,7 @@ from connectors.cli.doctor_audit import check_anchors, check_anchors_place
 from connectors.cli.doctor_findings import FAIL, Finding
 from connectors.cli.doctor_kafka import check_kafka, check_login, check_replicas
 from connectors.cli.doctor_machine import (
+    check_data_dir,
     check_disk,
     check_jars,
     check_java,
@@ -38,6 +39,7 @@ CHECKS: dict[str, Callable[[Settings], Finding]] = {
     "jars": check_jars,
     "mosquitto": check_mosquitto,
     "disk": check_disk,
+    "privacy": check_data_dir,
     "keys": check_key_file,
     "settings": check_settings,
     "ports": check_ports,

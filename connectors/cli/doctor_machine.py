@@ -14,6 +14,7 @@ from connectors.local_stack import control
 from connectors.local_stack.broker_plans import kafka_port, mqtt_port
 from connectors.local_stack.part_plan import GATEWAY, KAFKA, MOSQUITTO
 from connectors.local_stack.ports import port_is_free, port_owner
+from connectors.local_stack.private_data import find_open, named
 from connectors.local_stack.programs import JARS, find_java, find_mosquitto, jar_files, java_version
 from schemas.errors import UsageError
 from schemas.settings import ENV_PREFIX, PROJECT_ROOT, Settings
@@ -79,6 +80,18 @@ def check_key_file(settings: Settings) -> Finding:
     if not path.exists():
         return Finding("keys", WARN, f"{path} is not there yet", "trunkline up makes it")
     return private_file("keys", path)
+
+
+def check_data_dir(settings: Settings) -> Finding:
+    """The data directory is for its owner alone."""
+    root = settings.data_path
+    found = find_open(root)
+    if found.files or found.folders:
+        return Finding("privacy", FAIL, f"other users can open {found} in {root}", "trunkline up closes them")
+    if found.left:
+        mend = "chmod -R go= them, if they are for nobody else; a secret that others have read needs a new one"
+        return Finding("privacy", WARN, f"not private, or not ours: {named(found.left)}", mend)
+    return Finding("privacy", OK, f"{root} is for its owner alone")
 
 
 def check_settings(_settings: Settings) -> Finding:

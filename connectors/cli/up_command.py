@@ -20,7 +20,9 @@ from connectors.cli.text_table import duration_s
 from connectors.local_stack import control
 from connectors.local_stack.log_files import last_lines
 from connectors.local_stack.part_plan import ALL_PARTS, GATEWAY
+from connectors.local_stack.private_data import describe_repair, find_open
 from connectors.terminal_text import escaped
+from schemas.errors import TrunklineError
 from schemas.settings import Settings
 
 _TELL_EVERY_S = 10.0
@@ -104,11 +106,25 @@ def _warn_of_organism(settings: Settings) -> None:
         print(f"The XML pump's listeners are not loaded: {escaped(str(error))}", file=sys.stderr)
 
 
+def _close_to_others(settings: Settings) -> None:
+    """Make what earlier versions left open to other users private, and say so."""
+    try:
+        closed = find_open(settings.data_path, close=True)
+    except OSError as error:
+        raise TrunklineError(
+            f"{error.filename or settings.data_path} cannot be made private: {error.strerror}; "
+            "the data directory and all in it must belong to the user who starts the stack"
+        ) from error
+    for line in describe_repair(settings.data_path, closed):
+        print(line, file=sys.stderr)
+
+
 def run(args: argparse.Namespace, settings: Settings) -> int:
     """Start it, add what is missing, or say that it runs."""
     parts = [name.strip() for name in args.only.split(",") if name.strip()]
     before = control.running_state(settings)
     started = time.monotonic()
+    _close_to_others(settings)
     if before is None:
         print(f"Starting; data and logs are in {settings.data_path}", file=sys.stderr)
     if GATEWAY in parts:

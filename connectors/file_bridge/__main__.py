@@ -21,6 +21,7 @@ from connectors.file_bridge.queue_root import queue_root
 from connectors.json_log import configure_json_log
 from schemas.errors import TrunklineError
 from schemas.settings import Settings, SettingsError, load_settings
+from schemas.umask import keep_files_private
 
 log = structlog.stdlib.get_logger("connectors.file_bridge")  # __name__ is __main__ when it runs
 
@@ -101,4 +102,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    keep_files_private()
     sys.exit(main())

@@ -39,6 +39,7 @@ from connectors.terminal_text import escaped
 from schemas.errors import TrunklineError
 from schemas.ids import is_name
 from schemas.settings import Settings
+from schemas.umask import PRIVATE_UMASK, user_umask
 
 # An agent that ends within this time, and not with 0, has not started.
 EARLY_END_S: Final = 0.3
@@ -248,6 +249,8 @@ def _spawn(
             stderr=output,
             start_new_session=True,
             pass_fds=(gate,),
+            # A hardened one works below the data directory, another one in a folder of the user's.
+            umask=PRIVATE_UMASK if spec.hardened else user_umask(),
         )
     except ValueError:
         # Its own words would quote what is in there.

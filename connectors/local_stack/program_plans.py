@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from connectors.local_stack.part_plan import BRIDGE, FILES, GATEWAY, STREAMS, XM
 from connectors.local_stack.ports import LOOPBACK, require_free
 from connectors.local_stack.programs import java_home, spark_home
 from connectors.local_stack.readiness import http_answers
-from connectors.local_stack.spark_command import class_path, is_local, log_option, place_options
+from connectors.local_stack.spark_command import class_path, log_option, place_options
 from connectors.mqtt_credentials import BRIDGE as BRIDGE_ROLE
 from connectors.mqtt_credentials import load_role_passwords
 from schemas.kafka_clients import PASSWORD_VARIABLE, kafka_password
@@ -104,7 +103,6 @@ def _spark_submit(settings: Settings, scratch: Path) -> list[str]:
         "--properties-file",
         str(PROJECT_ROOT / "conf" / "spark-defaults.conf"),
         *place_options(settings.spark),
-        *(["--jars", class_path().replace(os.pathsep, ",")] if is_local(settings.spark.master) else []),
         "--driver-memory",
         settings.spark.driver_memory,
         "--driver-class-path",

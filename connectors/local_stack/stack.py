@@ -37,6 +37,7 @@ from connectors.local_stack.program_plans import (
 from schemas.errors import Refused, TrunklineError, UsageError
 from schemas.sealing import ensure_keyring
 from schemas.settings import SECRET_VARIABLES, Settings, settings_environment
+from schemas.umask import keep_files_private
 
 PLANS: dict[str, Callable[[Settings], PartPlan]] = {
     KAFKA: kafka_plan,
@@ -102,7 +103,8 @@ class LocalStack:
     """Runs parts of the stack as children of this process. A context manager; nothing is left after its end.
 
     Start it from a thread that lasts (the main one): the kernel ends the parts when the thread that started
-    them ends. One stack per data directory: a second one is refused.
+    them ends. One stack per data directory: a second one is refused. The process's umask is 077 from then on,
+    and so is that of the parts.
 
         with LocalStack(settings, parts=("kafka", "mosquitto")) as stack:
             stack["kafka"].kill()
@@ -110,6 +112,7 @@ class LocalStack:
     """
 
     def __init__(self, settings: Settings, parts: Iterable[str] = ALL_PARTS, *, detached: bool = False) -> None:
+        keep_files_private()
         self._names = check_parts(parts)
         self.settings = stack_settings(settings, self._names)
         self.parts = self._made(self._names)

@@ -24,6 +24,7 @@ from connectors.launcher.local_processes import stop_all
 from connectors.launcher.protocol import LaunchFailed
 from connectors.session_runner import process_handle
 from schemas.settings import PROJECT_ROOT
+from schemas.umask import USER_UMASK_VARIABLE
 from tests.broker_processes import wait_until
 from tests.connectors.launcher_place import (
     CANARY,
@@ -126,6 +127,16 @@ def test_an_agent_that_is_not_hardened_has_our_environment_without_our_secrets(
     assert (said["environment"]["FAMILIAR"], said["environment"][TOKEN]) == ("ours", CANARY)
     assert "TRUNKLINE__MASTER_KEY" not in said["environment"]
     assert (said["cwd"], said["limits"]["CPU"]) == (str(tmp_path), [-1, -1])
+
+
+@pytest.mark.requirement("SE-02")
+@pytest.mark.parametrize(("hardened", "wanted"), [(False, 0o027), (True, 0o077)])
+def test_an_agent_has_the_users_umask_unless_it_works_below_the_data_directory(
+    place: Place, hardened: bool, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(USER_UMASK_VARIABLE, "027")
+    place.start("import json, os; print(json.dumps({'umask': os.umask(0)}))", hardened=hardened)
+    assert place.said() == {"umask": wanted}
 
 
 def test_what_the_launcher_ignores_of_signals_the_agent_does_not(place: Place) -> None:

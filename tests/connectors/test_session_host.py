@@ -17,6 +17,7 @@ from connectors.session_host import SessionHost, clean_environment
 from connectors.session_runner import process_handle
 from schemas.errors import NotFound
 from schemas.settings import PROJECT_ROOT, Settings
+from schemas.umask import USER_UMASK_VARIABLE
 from tests.broker_processes import wait_until
 from tests.connectors.session_processes import (
     BECOME_ANOTHER_USER,
@@ -32,6 +33,7 @@ from tests.connectors.session_processes import (
     start_session,
     wait_shown,
 )
+from tests.file_modes import open_to_others
 
 
 @pytest.fixture(params=["tmux", "process"])
@@ -67,6 +69,17 @@ def test_secrets_of_a_session_stand_in_no_argument_and_in_files_for_their_owner_
     assert stat.S_IMODE(spec.parent.stat().st_mode) == 0o700
     assert stat.S_IMODE((spec.parent / "screen.log").stat().st_mode) == 0o600
     host.stop(handle)
+
+
+@pytest.mark.requirement("SE-02")
+def test_the_command_of_a_session_has_its_users_umask_and_our_files_stay_private(
+    host: SessionHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(USER_UMASK_VARIABLE, "027")
+    handle = start_session(host, sys.executable, "-c", "import os; print(oct(os.umask(0)), flush=True)")
+    wait_shown(host, "0o27")
+    wait_until(lambda: host.end_of("s1", handle), what="the end")
+    assert open_to_others(host.folder("s1")) == []
 
 
 @pytest.mark.requirement("JE-14")

@@ -27,19 +27,17 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_all_is_made_at_once_and_every_key_is_its_owners_alone(tmp_path: Path) -> None:
+def test_all_is_made_at_once_and_every_file_is_its_owners_alone(tmp_path: Path) -> None:
     made = create(tmp_path / "tls", mutual=True)
     modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in made.folder.rglob("*") if p.is_file()}
-    public = {name for name, mode in modes.items() if mode == 0o644}
-    assert all(name.endswith(".crt") for name in public)
-    assert set(modes.values()) == {0o600, 0o644} and stat.S_IMODE(made.folder.stat().st_mode) == 0o700
+    assert set(modes.values()) == {0o600} and stat.S_IMODE(made.folder.stat().st_mode) == 0o700
     assert {
         "ca.key",
         "mosquitto.key",
         "kafka.pem",
         "kafka-internal.pem",
         "kafka.password",
-    } <= modes.keys() - public
+    } <= modes.keys()
     for file in made.files:
         assert file.why == "there was none"
     assert set(made.of("mosquitto").hosts) == {"127.0.0.1", "localhost"}

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
 import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +50,7 @@ from schemas.errors import BackboneUnreachable
 from schemas.settings import PROJECT_ROOT, Settings, load_settings, settings_environment
 from tests.broker_processes import LOOPBACK, wait_until
 from tests.connectors.local_stack.conftest import settings_in
+from tests.file_modes import CAN_BECOME_ANOTHER_USER, open_to_others, opened_by_another_user, paths_below
 
 pytestmark = pytest.mark.requirement("JE-23")
 
@@ -80,15 +84,24 @@ def hardened_settings(folder: Path) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
-    """The hardened stack for the whole file."""
-    settings = hardened_settings(tmp_path_factory.mktemp("hardened"))
+def stack() -> Iterator[LocalStack]:
+    """The hardened stack for the whole file, started under the umask that most users have, in a folder that all
+    users of the machine may enter.
+    """
+    before = os.umask(0o022)
+    folder = Path(tempfile.mkdtemp(prefix="hardened-"))
+    folder.chmod(0o755)
     try:
-        with LocalStack(settings) as running:
-            yield running
+        settings = hardened_settings(folder)
+        try:
+            with LocalStack(settings) as running:
+                yield running
+        finally:
+            stop_all(settings)
+            child_process.kill_marked(child_process.mark_of(settings.data_path, ""))
     finally:
-        stop_all(settings)
-        child_process.kill_marked(child_process.mark_of(settings.data_path, ""))
+        os.umask(before)
+        shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -297,3 +310,19 @@ def test_a_browsers_cookie_is_for_https_alone_and_its_origin_too(settings: Setti
                 statuses[origin[:5]] = (error.code, False)
     assert statuses["https"][0] in (200, 204) and statuses["https"][1]
     assert statuses["http:"] == (403, False)
+
+
+# The last one: the tests above have filled every folder.
+@pytest.mark.requirement("SE-02")
+def test_everything_below_the_data_directory_is_for_its_owner_alone(settings: Settings) -> None:
+    assert Path(settings.table_path("ledger"), "_delta_log").is_dir() and queue_root(settings).is_dir()
+    root = settings.data_path
+    assert not (found := open_to_others(root)), found
+    everything = paths_below(root)
+    assert len([path for path in everything if path.is_file()]) > 100
+    if not CAN_BECOME_ANOTHER_USER:
+        return
+    assert opened_by_another_user(everything) == []
+    readable = root.parent / "trunkline.yaml"
+    readable.chmod(0o644)
+    assert opened_by_another_user([readable]) == [str(readable)]

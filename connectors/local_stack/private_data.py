@@ -1,0 +1,140 @@
+"""The data directory is for its owner alone: find what earlier versions left open to others, and close it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+# What Trunkline makes in a data directory. Nothing else in there is touched: `data_dir` may have been set to a
+# folder that holds other things.
+OUR_NAMES: Final = frozenset(
+    {
+        "agent_keys",
+        "agents",
+        "anchors",
+        "audit",
+        "checkpoints",
+        "export",
+        "file_bridge",
+        "job-secrets",
+        "jobs",
+        "kafka",
+        "keys",
+        "listener_schemas",
+        "logs",
+        "mosquitto",
+        "publisher",
+        "queue",
+        "run",
+        "sessions",
+        "spark-scratch",
+        "tables",
+        "warehouse",
+        "xml_pump",
+    }
+)
+# Their files have been private in all versions: one that is not was opened by hand.
+_SECRETS: Final = frozenset({"agent_keys", "job-secrets", "keys"})
+_PUBLIC_SUFFIXES: Final = (".crt", ".pub")
+_FOR_OTHERS: Final = 0o077
+_NAMED: Final = 3
+
+
+@dataclass
+class OpenData:
+    """What is open to other users below a data directory.
+
+    `left`: what is not ours to close. It belongs to another user; or it is the data directory itself, which
+    holds other things, too; or a secret, whose users refuse it and say so, because somebody may have read it.
+    """
+
+    folders: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{len(self.files)} files and {len(self.folders)} folders"
+
+
+def find_open(root: Path, *, close: bool = False) -> OpenData:
+    """Return what gives rights to group or others below `root`, and with `close` take these rights away.
+
+    Links are not followed. Safe beside running programs, which belong to the same user. Raises OSError when a
+    folder of ours cannot be read, or a mode cannot be changed.
+    """
+    found = OpenData()
+    for path, status in _ours(root, found):
+        mode = stat.S_IMODE(status.st_mode)
+        if not mode & _FOR_OTHERS:
+            continue
+        if stat.S_ISREG(status.st_mode) and _is_secret(root, path):
+            found.left.append(path)
+            continue
+        if close:
+            try:
+                # The folder around it is closed already: nobody else can put a link here meanwhile.
+                Path(path).chmod(mode & ~_FOR_OTHERS)
+            except FileNotFoundError:
+                continue
+        (found.folders if stat.S_ISDIR(status.st_mode) else found.files).append(path)
+    return found
+
+
+def describe_repair(root: Path, closed: OpenData) -> list[str]:
+    """Return the lines that tell the user what `find_open` closed; none when there was nothing to do."""
+    lines = []
+    if closed.files or closed.folders:
+        lines.append(f"Other users could open {closed} in {root}: now only you can")
+    if closed.left:
+        lines.append(f"Left as it is, and not private: {named(closed.left)}")
+    return lines
+
+
+def named(paths: list[str]) -> str:
+    """Return the first few of the paths, and how many more there are."""
+    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+    return ", ".join(paths[:_NAMED]) + more
+
+
+def _is_secret(root: Path, path: str) -> bool:
+    name = path.removeprefix(f"{root}/").partition("/")[0]
+    return name in _SECRETS and not path.endswith(_PUBLIC_SUFFIXES)
+
+
+def _ours(root: Path, found: OpenData) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the root and what is below it, each folder before it is read. Fill in `found.left`."""
+    try:
+        status = root.stat()
+        names = {path.name for path in root.iterdir()}
+    except FileNotFoundError:
+        return
+    me = os.geteuid()
+    if status.st_uid == me and OUR_NAMES.issuperset(names):
+        yield str(root), status
+    elif stat.S_IMODE(status.st_mode) & _FOR_OTHERS:
+        found.left.append(str(root))
+    folders = [str(root)]
+    while folders:
+        folder = folders.pop()
+        try:
+            entries = os.scandir(folder)
+        except FileNotFoundError:
+            continue
+        with entries:
+            for entry in entries:
+                if entry.is_symlink() or (folder == str(root) and entry.name not in OUR_NAMES):
+                    continue
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                if status.st_uid != me:
+                    found.left.append(entry.path)
+                    continue
+                yield entry.path, status
+                if stat.S_ISDIR(status.st_mode):
+                    folders.append(entry.path)
