@@ -28,7 +28,8 @@ log = structlog.stdlib.get_logger(__name__)
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 OwnerOf = Callable[[Request], Awaitable[str | None]]
-"""Says whose the thing is that a request is about; None when it belongs to nobody known."""
+"""Says whose the thing is that a request is about; None when it belongs to nobody known. The request has its
+caller in `state.caller`, who is not admitted yet."""
 
 _OPEN: Final = "open"
 _BEARER: Final = "HTTPBearer"
@@ -89,6 +90,7 @@ class Gate:
             if caller.expired is not None:
                 self._on_expired(caller.expired)
             raise ApiError(401, UNAUTHORIZED, caller.why, {"WWW-Authenticate": _REALM})
+        request.state.caller = caller
         try:
             owner = await owner_of(request) if needs_owner(caller, action) else None
         except ApiError as error:
@@ -146,7 +148,6 @@ class AdmittedRoute(APIRoute):
                 return await _answered(handle, strict, path)
             (action, owner_of), route = admission, f"{request.method} {path}"
             caller = await gate.admit(strict, route, action, owner_of)
-            strict.state.caller = caller
             strict.scope["trunkline_principal"] = caller.principal
             try:
                 return await _answered(handle, strict, path)

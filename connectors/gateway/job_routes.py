@@ -33,6 +33,7 @@ from connectors.gateway.models import (
     RotatedAnswer,
     RotationRequest,
 )
+from connectors.gateway.owners import owner_of_job
 from connectors.gateway.policy import Action, Caller, decide
 from connectors.gateway.refusals import DOOR
 from connectors.gateway.registration import grant_of, opened_overlay, register
@@ -83,7 +84,7 @@ def _add_changes(app: FastAPI, hub: Hub) -> None:
         return json_answer(answer, verdict=DUPLICATE if settled is None else settled.verdict)
 
     @app.post(f"{JOBS}/{{job_id}}/cancel", response_model=JobChangedAnswer, responses=ERRORS)
-    @asks_for(Action.JOB_CANCEL)
+    @asks_for(Action.JOB_CANCEL, owner_of_job(hub))
     async def cancel_job(
         request: Request, job_id: JobPath, body: CancelRequest | None = None, key: IdempotencyKey = None
     ) -> Response:
@@ -102,10 +103,7 @@ def _add_changes(app: FastAPI, hub: Hub) -> None:
 
 
 def _add_changes_by_registrars(app: FastAPI, hub: Hub) -> None:
-    async def registrar(request: Request) -> str | None:
-        row = hub.job_row(str(request.path_params.get("job_id")))
-        door, _, principal = ("" if row is None else row.registered_by).partition("/")
-        return principal if door == DOOR else None
+    registrar = owner_of_job(hub)
 
     @app.post(f"{JOBS}/{{job_id}}/assign", response_model=JobChangedAnswer, responses=ERRORS)
     @asks_for(Action.JOB_ASSIGN, registrar)

@@ -1,8 +1,15 @@
 """Who may do what at the HTTP door: one table, one function, deny by default.
 
-A role has an action or it has not; `OWN` means: only on what is the caller's own (a session, a mailbox, a job
-held by the session of the caller's name; to assign, or to give a new secret, a job that the caller registered;
-the task whose token the caller has). What the table does not name is refused. When a rule changes, raise
+The rule: a thing is changed and ended by the principal that made it, and by the operator.
+
+A role has an action or it has not; `OWN` limits it to what is the caller's own:
+
+- a delegator: jobs that it registered, sessions that it created, tasks that it submitted, and their tokens;
+- a worker: the session of its name, and the job that this session holds;
+- an agent: the task whose token it has;
+- all of them: the mailbox of their name.
+
+What does not exist belongs to nobody. What the table does not name is refused. When a rule changes, raise
 `schemas.refusal.POLICY_VERSION`.
 """
 
@@ -12,6 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from connectors.gateway.refusals import DOOR
 from schemas.principals import AGENT, DELEGATOR, OPERATOR, VIEWER, WORKER
 
 
@@ -80,17 +88,16 @@ RIGHTS: Final[dict[str, dict[Action, Reach]]] = {
         **_READING,
         Action.JOB_REGISTER: Reach.ALL,
         Action.JOB_ASSIGN: Reach.OWN,
-        Action.JOB_CANCEL: Reach.ALL,
-        # Who has the secret speaks for the job: not for another delegator's.
+        Action.JOB_CANCEL: Reach.OWN,
         Action.JOB_ROTATE: Reach.OWN,
         Action.SESSION_CREATE: Reach.ALL,
-        Action.SESSION_STOP: Reach.ALL,
-        Action.SESSION_RESUME: Reach.ALL,
+        Action.SESSION_STOP: Reach.OWN,
+        Action.SESSION_RESUME: Reach.OWN,
         Action.MAILBOX_READ: Reach.OWN,
         Action.TASK_SUBMIT: Reach.ALL,
-        Action.TASK_CANCEL: Reach.ALL,
-        Action.TASK_END: Reach.ALL,
-        Action.TOKEN_REVOKE: Reach.ALL,
+        Action.TASK_CANCEL: Reach.OWN,
+        Action.TASK_END: Reach.OWN,
+        Action.TOKEN_REVOKE: Reach.OWN,
         **_MESSAGES,
     },
     WORKER: {
@@ -126,12 +133,18 @@ class Caller:
         return self.principal if self.task_id is None else f"{self.principal}/{self.task_id}"
 
     def owns(self, owner: str | None) -> bool:
-        """Whether what belongs to `owner` is the caller's own."""
-        return owner is not None and owner in (self.principal, owner_of_task(self.task_id))
+        """Return whether what belongs to `owner` is the caller's own.
+
+        `owner` is a principal's name (of its mailbox, of a session's worker), `<door>/<principal>` as the rows
+        of the registries name a creator, or `owner_of_task`. A name holds no slash: none is taken for another.
+        """
+        # An agent is no principal: the jobs and tasks of a principal with the agent's name are not its own.
+        made_by_token = f"{DOOR}/{self.principal}" if self.task_id is None else owner_of_task(self.task_id)
+        return owner is not None and owner in (self.principal, made_by_token)
 
 
 def owner_of_task(task_id: str | None) -> str | None:
-    """What owns a task: whoever has its token. A name holds no slash, so it is nobody's name."""
+    """Return the owner of a task as an agent sees it: the holder of the task's token."""
     return None if task_id is None else f"task/{task_id}"
 
 

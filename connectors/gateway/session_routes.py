@@ -22,6 +22,7 @@ from connectors.gateway.models import (
     SessionsAnswer,
     StopRequest,
 )
+from connectors.gateway.owners import owner_of_session
 from connectors.gateway.policy import Action
 from connectors.gateway.refusals import DOOR
 from connectors.live_view import LiveView
@@ -59,7 +60,7 @@ def _add_changes(app: FastAPI, hub: Hub) -> None:
         return await change(request, creation, 201)
 
     @app.post(f"{SESSIONS}/{{name}}/stop", response_model=SessionAnswer, responses=ERRORS)
-    @asks_for(Action.SESSION_STOP)
+    @asks_for(Action.SESSION_STOP, owner_of_session(hub))
     async def stop_session(
         request: Request, name: SessionPath, body: StopRequest | None = None, key: IdempotencyKey = None
     ) -> Response:
@@ -68,7 +69,7 @@ def _add_changes(app: FastAPI, hub: Hub) -> None:
         return await change(request, SessionStop(session=name, request_id=made(request, key), **fields))
 
     @app.post(f"{SESSIONS}/{{name}}/resume", response_model=SessionAnswer, responses=ERRORS)
-    @asks_for(Action.SESSION_RESUME)
+    @asks_for(Action.SESSION_RESUME, owner_of_session(hub))
     async def resume_session(
         request: Request, name: SessionPath, body: ResumeRequest | None = None, key: IdempotencyKey = None
     ) -> Response:

@@ -29,7 +29,8 @@ from connectors.gateway.hub_policy import agent_row, evaluate_task_assignment
 from connectors.gateway.idempotency import IdempotencyKey, request_uuid
 from connectors.gateway.mailboxes import token_mailbox
 from connectors.gateway.models import ERRORS, NAME_PATTERN
-from connectors.gateway.policy import Action, Caller, owner_of_task
+from connectors.gateway.owners import owner_of_token, task_owner
+from connectors.gateway.policy import Action, Caller
 from connectors.gateway.refusals import DOOR
 from connectors.gateway.task_keeper import container_of
 from connectors.gateway.task_tokens import task_token
@@ -64,11 +65,6 @@ _POLL_S: Final = 0.02
 TaskPath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT)]
 TokenPath = Annotated[str, Path(pattern=r"^[0-9a-f]{12}$")]
 _Ending = TaskCompletion | TaskFailure | TaskCancellation
-
-
-async def owner_of_path(request: Request) -> str | None:
-    """Who owns the task that a request's path names."""
-    return owner_of_task(str(request.path_params.get("task_id")))
 
 
 def add_task_routes(app: FastAPI, hub: Hub) -> None:
@@ -172,7 +168,7 @@ def _add_endings(app: FastAPI, hub: Hub) -> None:
         return str(request_uuid(request.state.caller.principal, key))
 
     @app.post(f"{TASKS}/{{task_id}}/complete", response_model=TaskAnswer, responses=ERRORS)
-    @asks_for(Action.TASK_END, owner_of_path)
+    @asks_for(Action.TASK_END, task_owner(hub))
     async def complete_task(
         request: Request,
         task_id: TaskPath,
@@ -184,7 +180,7 @@ def _add_endings(app: FastAPI, hub: Hub) -> None:
         return await end(request, TaskCompletion(task_id=task_id, request_id=made(request, key), result=result))
 
     @app.post(f"{TASKS}/{{task_id}}/fail", response_model=TaskAnswer, responses=ERRORS)
-    @asks_for(Action.TASK_END, owner_of_path)
+    @asks_for(Action.TASK_END, task_owner(hub))
     async def fail_task(
         request: Request, task_id: TaskPath, body: TaskFailureRequest, key: IdempotencyKey = None
     ) -> Response:
@@ -192,7 +188,7 @@ def _add_endings(app: FastAPI, hub: Hub) -> None:
         return await end(request, TaskFailure(task_id=task_id, request_id=made(request, key), error=body.error))
 
     @app.post(f"{TASKS}/{{task_id}}/cancel", response_model=TaskAnswer, responses=ERRORS)
-    @asks_for(Action.TASK_CANCEL, owner_of_path)
+    @asks_for(Action.TASK_CANCEL, task_owner(hub))
     async def cancel_task(
         request: Request, task_id: TaskPath, body: TaskCancelRequest | None = None, key: IdempotencyKey = None
     ) -> Response:
@@ -211,7 +207,7 @@ def _add_task_reads(app: FastAPI, hub: Hub) -> None:
         return json_answer(await asyncio.to_thread(_listed, hub, wanted))
 
     @app.get(f"{TASKS}/{{task_id}}", response_model=TaskAnswer, responses=ERRORS)
-    @asks_for(Action.TASK_READ, owner_of_path)
+    @asks_for(Action.TASK_READ, task_owner(hub))
     async def show_task(task_id: TaskPath) -> Response:
         """Show one task."""
         row = task_row(hub, task_id)
@@ -228,7 +224,7 @@ def _add_tokens(app: FastAPI, hub: Hub) -> None:
         return json_answer(await asyncio.to_thread(_tokens, hub, wanted, time.time()))
 
     @app.post(f"{TOKENS}/{{token_id}}/revoke", response_model=TokenAnswer, responses=ERRORS)
-    @asks_for(Action.TOKEN_REVOKE)
+    @asks_for(Action.TOKEN_REVOKE, owner_of_token(hub))
     async def revoke_token(
         request: Request, token_id: TokenPath, body: TaskCancelRequest | None = None, key: IdempotencyKey = None
     ) -> Response:

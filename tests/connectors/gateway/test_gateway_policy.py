@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from connectors.gateway.admission import AdmittedRoute
 from connectors.gateway.identities import Identities, Unidentified
 from connectors.gateway.policy import Action, Caller, decide, owner_of_task
-from schemas.principals import AGENT, ROLES, token_hash
+from schemas.principals import AGENT, DELEGATOR, ROLES, token_hash
 from schemas.settled import AppliedChange
 from schemas.view_rows import REGISTRY_PRINCIPALS, REGISTRY_TOKENS, PrincipalRow, TokenRow
 
@@ -18,7 +18,7 @@ EXPECTED = {
     "job.register": (ALL, ALL, NO, NO),
     "job.pick": (ALL, NO, OWN, NO),
     "job.assign": (ALL, OWN, NO, NO),
-    "job.cancel": (ALL, ALL, NO, NO),
+    "job.cancel": (ALL, OWN, NO, NO),
     "job.rotate": (ALL, OWN, NO, NO),
     "job.read": (ALL, ALL, OWN, ALL),
     "job.list": (ALL, ALL, NO, ALL),
@@ -26,8 +26,8 @@ EXPECTED = {
     "verdicts.read": (ALL, NO, NO, NO),
     "brokers.read": (ALL, NO, NO, NO),
     "session.create": (ALL, ALL, NO, NO),
-    "session.stop": (ALL, ALL, NO, NO),
-    "session.resume": (ALL, ALL, NO, NO),
+    "session.stop": (ALL, OWN, NO, NO),
+    "session.resume": (ALL, OWN, NO, NO),
     "session.read": (ALL, ALL, NO, ALL),
     "principal.add": (ALL, NO, NO, NO),
     "principal.list": (ALL, NO, NO, NO),
@@ -42,13 +42,13 @@ EXPECTED = {
     "mailbox.clear": (ALL, NO, NO, NO),
     "task.submit": (ALL, ALL, NO, NO, NO),
     "task.read": (ALL, ALL, NO, ALL, OWN),
-    "task.cancel": (ALL, ALL, NO, NO, NO),
-    "task.end": (ALL, ALL, NO, NO, OWN),
+    "task.cancel": (ALL, OWN, NO, NO, NO),
+    "task.end": (ALL, OWN, NO, NO, OWN),
     "pump.run": (ALL, NO, NO, NO),
     "thread.read": (ALL, NO, NO, NO),
     "listener.read": (ALL, NO, NO, NO),
     "token.list": (ALL, ALL, NO, ALL, NO),
-    "token.revoke": (ALL, ALL, NO, NO, NO),
+    "token.revoke": (ALL, OWN, NO, NO, NO),
 }
 COLUMNS = (*ROLES, AGENT)
 
@@ -136,3 +136,13 @@ def test_an_agent_owns_its_own_task_and_mailbox_alone():
     assert not decide(Caller("t1", AGENT), Action.TASK_END, owner_of_task("t1")).allowed
     assert decide(caller, Action.MAILBOX_READ, "echo").allowed
     assert not decide(caller, Action.MAILBOX_READ, "flaky").allowed
+
+
+@pytest.mark.requirement("SE-07")
+def test_a_principal_owns_what_it_has_made_at_this_door_and_an_agent_of_its_name_does_not():
+    made = "http/ann"
+    assert decide(Caller("ann", DELEGATOR), Action.JOB_CANCEL, made).allowed
+    for caller in (Caller("bo", DELEGATOR), Caller("ann", AGENT, "t1")):
+        assert not decide(caller, Action.TASK_END, made).allowed
+    for elsewhere in ("cli/ann", "mqtt/ann", "task/ann", "/ann", "http/", "http/annabel"):
+        assert not decide(Caller("ann", DELEGATOR), Action.JOB_CANCEL, elsewhere).allowed

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import NamedTuple
 
 import jsonschema
 import pytest
 
 from schemas.agent_signing import new_key_pair
+from schemas.refusal import POLICY_VERSION
+from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import add_principal, register
 
 ROLES = ("operator", "delegator", "worker", "viewer")
@@ -67,9 +70,10 @@ def questions(held, free, mine, role):
         f"{hub}/tasks GET": Ask("odv", "GET", f"{hub}/tasks"),
         f"{hub}/tasks POST": Ask("od", "POST", f"{hub}/tasks", _TASK, found=False),
         f"{hub}/tasks/{{task_id}} GET": Ask("odv", "GET", f"{hub}/tasks/t1", found=False),
-        f"{hub}/tasks/{{task_id}}/complete POST": Ask("od", "POST", f"{hub}/tasks/t1/complete", found=False),
-        f"{hub}/tasks/{{task_id}}/fail POST": Ask("od", "POST", f"{hub}/tasks/t1/fail", {"error": "x"}, False),
-        f"{hub}/tasks/{{task_id}}/cancel POST": Ask("od", "POST", f"{hub}/tasks/t1/cancel", found=False),
+        # What does not exist is nobody's: a delegator may end its own tasks.
+        f"{hub}/tasks/{{task_id}}/complete POST": Ask("o", "POST", f"{hub}/tasks/t1/complete", found=False),
+        f"{hub}/tasks/{{task_id}}/fail POST": Ask("o", "POST", f"{hub}/tasks/t1/fail", {"error": "x"}, False),
+        f"{hub}/tasks/{{task_id}}/cancel POST": Ask("o", "POST", f"{hub}/tasks/t1/cancel", found=False),
         **participant_questions(hub, role),
         f"{hub}/mailboxes/{{realm}}/{{name}}/clear POST": Ask(
             "o", "POST", f"{hub}/mailboxes/default/the-{role}/clear", {}
@@ -88,7 +92,7 @@ def questions(held, free, mine, role):
         ),
         f"{hub}/tokens GET": Ask("odv", "GET", f"{hub}/tokens"),
         f"{hub}/tokens/{{token_id}}/revoke POST": Ask(
-            "od", "POST", f"{hub}/tokens/{12 * '0'}/revoke", {}, False
+            "o", "POST", f"{hub}/tokens/{12 * '0'}/revoke", {}, False
         ),
     }
 
@@ -133,12 +137,16 @@ def documented(page, route, answer):
 def test_every_route_lets_in_exactly_the_roles_of_the_table(gateway, operator):
     page = operator.get("/openapi.json").json()
     tokens = {r: add_principal(operator, f"the-{r}", r) for r in ROLES}
-    free = {role: register(operator, session="nobody")["job_id"] for role in ROLES}
     register(operator)
     held = operator.post("/api/hub/jobs/pick", json={"session": "the-worker"}).json()["job_id"]
     with gateway.client(tokens["delegator"]) as delegator:
-        mine = {role: register(operator)["job_id"] for role in ROLES if role != "delegator"}
-        mine["delegator"] = register(delegator)["job_id"]
+        free, mine = (
+            {
+                role: register(delegator if role == "delegator" else operator, **wanted)["job_id"]
+                for role in ROLES
+            }
+            for wanted in ({"session": "nobody"}, {})
+        )
     wrong, asked = [], set()
     for role in ROLES:
         with gateway.client(tokens[role]) as client, gateway.client("") as stranger:
@@ -222,3 +230,33 @@ def test_a_job_is_assigned_only_to_a_session_that_runs_and_has_no_other(gateway,
     gone = operator.post(f"/api/hub/jobs/{third}/assign", json={"session": "one"})
     assert (gone.status_code, gone.json()["reason"]) == (409, "illegal_transition")
     assert operator.get(f"/api/hub/jobs/{third}").json()["status"] == "pending"
+
+
+@pytest.mark.requirement("SE-07")
+def test_jobs_and_sessions_are_ended_by_who_made_them_and_by_the_operator_alone(gateway, operator, read_topic):
+    with (
+        gateway.client(add_principal(operator, "dora", "delegator")) as dora,
+        gateway.client(add_principal(operator, "dan", "delegator")) as dan,
+    ):
+        jobs = [register(dora)["job_id"] for _ in range(2)]
+        for name in ("s-1", "s-2"):
+            assert dora.post("/api/hub/sessions", json={"session": name}).status_code == 201
+        for session, job, owner in (("s-1", jobs[0], dora), ("s-2", jobs[1], operator)):
+            for path in (f"jobs/{job}/cancel", f"sessions/{session}/stop", f"sessions/{session}/resume"):
+                refused = dan.post(f"/api/hub/{path}", json={})
+                assert (refused.status_code, refused.json()["reason"]) == (403, "policy"), path
+                assert owner.post(f"/api/hub/{path}", json={}).status_code == 200, path
+        by_operator = register(operator)["job_id"]
+        assert dora.post(f"/api/hub/jobs/{by_operator}/cancel", json={}).status_code == 403
+        # A session that a pick has made is nobody's but the operator's.
+        operator.post("/api/hub/jobs/pick", json={"session": "picked"})
+        wait_until(lambda: operator.get("/api/hub/sessions/picked").is_success, what="the session of the pick")
+        assert dora.post("/api/hub/sessions/picked/stop", json={}).status_code == 403
+        assert operator.post("/api/hub/sessions/picked/stop", json={}).status_code == 200
+    rows = [json.loads(record.value) for record in read_topic(10) if record.key == b"refused/http"]
+    refused = [(row["principal"], row["route"].rpartition("/")[2]) for row in rows]
+    assert refused == [("dan", how) for how in ("cancel", "stop", "resume")] * 2 + [
+        ("dora", "cancel"),
+        ("dora", "stop"),
+    ]
+    assert {(row["reason"], row["policy_version"]) for row in rows} == {("policy", POLICY_VERSION)}
