@@ -7,8 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from schemas.http_address import is_loopback
 from schemas.private_files import check_key_file
-from schemas.settings import GatewaySettings, SettingsError
+from schemas.settings import GatewaySettings, Settings, SettingsError
 
 # In an agent's environment: the authority that signed the gateway's certificate.
 CA_VARIABLE: Final = "TRUNKLINE_CA_CERTS"
@@ -40,6 +41,32 @@ def listener_context(gateway: GatewaySettings) -> ssl.SSLContext | None:
     except (OSError, ssl.SSLError) as error:
         raise SettingsError(f"gateway.certfile or gateway.keyfile: {error}") from None
     return context
+
+
+def open_plain_listeners(settings: Settings) -> dict[str, str]:
+    """Return the gateway's listeners that other machines reach without TLS: setting → address."""
+    if settings.gateway.certfile is not None:
+        return {}
+    listeners = {"gateway.host": settings.gateway.host}
+    if settings.agent_mcp.port:
+        listeners["agent_mcp.host"] = settings.agent_mcp.host
+    if settings.dashboard.port:
+        listeners["dashboard.host"] = settings.dashboard.host
+    return {setting: host for setting, host in listeners.items() if not is_loopback(host)}
+
+
+def check_listeners(settings: Settings) -> None:
+    """Raise SettingsError when a listener would take tokens in clear from other machines, unless
+    `gateway.allow_plaintext` allows it.
+    """
+    if settings.gateway.allow_plaintext:
+        return
+    for setting, host in open_plain_listeners(settings).items():
+        raise SettingsError(
+            f"{setting} is {host!r}: other machines would reach this listener without TLS, and send tokens "
+            "in clear. Set gateway.certfile and gateway.keyfile (./trunkline tls create makes them); or, if a "
+            "proxy in front does TLS and nobody else reaches this address, set gateway.allow_plaintext: true"
+        )
 
 
 def explained(error: BaseException | str) -> str:

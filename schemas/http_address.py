@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -18,6 +19,19 @@ def _checked(address: str) -> str:
 
 HttpAddress = Annotated[str, AfterValidator(_checked)]
 """A text that names scheme and host."""
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches a listener on `host`: 127.0.0.0/8, ::1 or `localhost`.
+
+    Another name is not looked up and counts as not loopback, and so do 0.0.0.0 and ::.
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def address_at(scheme: str, host: str, port: int) -> str:

@@ -105,6 +105,7 @@ class GatewaySettings(_Section):
     """The HTTP hub. Loopback unless told otherwise; `url` is where the command line and the bridge find it.
 
     With `certfile` and `keyfile` all listeners of the gateway speak HTTPS; its clients trust `ca_certs`.
+    Without them they are loopback alone, unless `allow_plaintext` says that a proxy in front does TLS.
     """
 
     host: Host = "127.0.0.1"
@@ -113,6 +114,7 @@ class GatewaySettings(_Section):
     certfile: Path | None = None
     keyfile: Path | None = None
     ca_certs: Path | None = None
+    allow_plaintext: bool = False
     operator_token_file: Path | None = None
     settle_timeout_s: float = Field(default=10.0, gt=0)
     reactor_group: str = "trunkline-reactor"

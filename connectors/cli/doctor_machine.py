@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from connectors.cli.doctor_findings import FAIL, OK, WARN, Finding, private_file
+from connectors.gateway_tls import open_plain_listeners
 from connectors.local_stack import control
 from connectors.local_stack.broker_plans import kafka_port, mqtt_port
 from connectors.local_stack.part_plan import GATEWAY, KAFKA, MOSQUITTO
@@ -101,6 +102,18 @@ def check_settings(_settings: Settings) -> Finding:
     source = str(file) if file.exists() else "the defaults"
     variables = sorted(name for name in os.environ if name.startswith(ENV_PREFIX))
     return Finding("settings", OK, f"{source}, variables: {', '.join(variables) or 'none'}")
+
+
+def check_plain_listeners(settings: Settings) -> Finding:
+    """No listener of the gateway takes tokens in clear from other machines."""
+    found = ", ".join(f"{setting} is {host!r}" for setting, host in open_plain_listeners(settings).items())
+    if not found:
+        return Finding("listeners", OK, "HTTPS, or loopback alone")
+    if settings.gateway.allow_plaintext:
+        mend = "let only the proxy that does TLS reach it, or set gateway.certfile and gateway.keyfile"
+        return Finding("listeners", WARN, f"{found}, in clear: gateway.allow_plaintext is set", mend)
+    mend = "./trunkline tls create; or set gateway.allow_plaintext if a proxy in front does TLS"
+    return Finding("listeners", FAIL, f"{found}, without TLS: the gateway does not start", mend)
 
 
 def check_ports(settings: Settings) -> Finding:

@@ -31,7 +31,7 @@ from connectors.gateway.abortable_http import AbortableHttp
 from connectors.gateway.doors import Door, doors_of
 from connectors.gateway.hub import Companion, Hub
 from connectors.gateway.operator_token import ensure_operator_token
-from connectors.gateway_tls import listener_context
+from connectors.gateway_tls import check_listeners, listener_context
 from connectors.json_log import configure_json_log
 from connectors.live_view import LiveView
 from connectors.message_export import MessageExporter
@@ -73,6 +73,7 @@ class GatewayProgram:
     def __init__(self, settings: Settings, keyring: Keyring, ready_file: Path | None = None) -> None:
         self._settings = settings
         self._ready_file = ready_file
+        check_listeners(settings)
         operator_token = ensure_operator_token(settings)
         ensure_operator_key(settings)
         secrets = [operator_token]

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from connectors.file_bridge.queue_root import queue_root
+from connectors.gateway_tls import check_listeners
 from connectors.local_stack.part_plan import BRIDGE, FILES, GATEWAY, STREAMS, XML_PUMP, PartPlan
 from connectors.local_stack.ports import LOOPBACK, require_free
 from connectors.local_stack.programs import java_home, spark_home
@@ -70,7 +71,11 @@ def files_plan(settings: Settings) -> PartPlan:
 
 
 def gateway_plan(settings: Settings) -> PartPlan:
-    """The gateway: live view, reactor, HTTP hub, dashboard, and the accounts of our own Mosquitto."""
+    """The gateway: live view, reactor, HTTP hub, dashboard, and the accounts of our own Mosquitto.
+
+    Raises SettingsError for listeners that would be open to other machines without TLS.
+    """
+    check_listeners(settings)
     plan = _program_plan(settings, GATEWAY, "gateway", f"gateway on {settings.gateway_url}")
 
     gateway = settings.gateway
