@@ -19,6 +19,8 @@ from typing import Any, Final
 
 import structlog
 
+from connectors.log_limit import RepeatedLines
+
 BLANK: Final = "[secret]"
 _STDERR: Final = 2
 _SECRET_KEYS: Final = ("secret", "password", "token", "authorization", "private_key", "master_key")
@@ -156,6 +158,7 @@ def configure_json_log(program: str, secrets: Iterable[str] = (), level: int = l
         cache_logger_on_first_use=True,
     )
     handler = _StderrHandler(lines)
+    handler.addFilter(RepeatedLines())
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.ExtraAdder(), *chain],

@@ -16,6 +16,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from schemas.audit_settings import AuditSettings
+from schemas.connection_settings import ConnectionSettings
 from schemas.http_address import HttpAddress, address_at
 from schemas.kafka_settings import KafkaSettings as KafkaSettings
 from schemas.kafka_settings import default_password_file
@@ -101,7 +102,7 @@ class LimitSettings(_Section):
     payload_bytes: int = Field(default=1024 * 1024, ge=1024)
 
 
-class GatewaySettings(_Section):
+class GatewaySettings(ConnectionSettings):
     """The HTTP hub. Loopback unless told otherwise; `url` is where the command line and the bridge find it.
 
     With `certfile` and `keyfile` all listeners of the gateway speak HTTPS; its clients trust `ca_certs`.

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from connectors.agent_mcp.agent_keys import AgentKeys
 from connectors.gateway.answers import INTERNAL, ApiError, error_response, malformed, unavailable
+from connectors.gateway.bounded_http import note_principal
 from connectors.gateway.hub import Hub
 from connectors.gateway.strict_request import NotRead, StrictRequest
 from schemas.agent_signing import AGENT_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, signature_bytes
@@ -74,6 +75,7 @@ class SignedRequests:
         try:
             body = await request.body()
             agent_name, signature = self._signer(request, body)
+            note_principal(scope, f"{DOOR}/{agent_name}")
             await self._note_call(agent_name, signature, body)
         except ApiError as error:
             self._note_refusal(error, agent_name)

@@ -20,8 +20,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from connectors.agent_mcp.agent_keys import AgentKeys
 from connectors.agent_mcp.signed_requests import DOOR, PRINCIPAL
-from connectors.gateway.abortable_http import ABORT
 from connectors.gateway.answers import BUSY, RETRY_AFTER_S, error_response
+from connectors.gateway.bounded_http import ABORT
 from connectors.gateway.metrics import Metrics
 
 log = structlog.stdlib.get_logger(__name__)

@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request, Response
 
 from connectors.dashboard.logins import NEEDED, SESSION_S, Logins
 from connectors.gateway.answers import ApiError, json_answer, malformed
+from connectors.gateway.bounded_http import note_principal
 from connectors.gateway.identities import Unidentified
 from connectors.gateway.policy import Caller, decide
 from connectors.gateway.refusals import RefusalRecorder
@@ -38,6 +39,7 @@ class Entrance:
         came_with_something = "authorization" in request.headers or self.cookie_name in request.cookies
         self.check(caller, f"{request.method} {route}", came_with_something)
         assert isinstance(caller, Caller)  # noqa: S101  for the type checker
+        note_principal(request.scope, caller.principal)
         request.scope["trunkline_principal"] = caller.principal
         return caller
 
@@ -85,6 +87,7 @@ def add_login_routes(app: FastAPI, entrance: Entrance, body_limit_bytes: int) ->
         caller, cookie = entrance.logins.cookie_for(token)
         entrance.check(caller, "POST /api/login")
         assert isinstance(caller, Caller)  # noqa: S101  for the type checker
+        note_principal(request.scope, caller.principal)
         answer = json_answer({"principal": caller.principal, "role": caller.role})
         entrance.set_cookie(answer, cookie)
         return answer

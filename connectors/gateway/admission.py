@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
 from connectors.gateway.answers import INTERNAL, ApiError, error_response, first_fault
+from connectors.gateway.bounded_http import note_principal
 from connectors.gateway.identities import Identities, Unidentified
 from connectors.gateway.policy import Action, Caller, decide, needs_owner
 from connectors.gateway.refusals import RefusalRecorder
@@ -91,6 +92,7 @@ class Gate:
                 self._on_expired(caller.expired)
             raise ApiError(401, UNAUTHORIZED, caller.why, {"WWW-Authenticate": _REALM})
         request.state.caller = caller
+        note_principal(request.scope, caller.principal)
         try:
             owner = await owner_of(request) if needs_owner(caller, action) else None
         except ApiError as error:

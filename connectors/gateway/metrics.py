@@ -102,6 +102,10 @@ class Metrics:
             registry=self._registry,
         )
 
+    def add(self, collector: Collector) -> None:
+        """Add figures that are read when they are asked for."""
+        self._registry.register(collector)
+
     def called(self, tool: str, result: str) -> None:
         """A tool was called; `result` is `ok` or the reason why not. Both are names of ours."""
         self._calls.labels(tool, result).inc()

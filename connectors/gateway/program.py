@@ -15,20 +15,20 @@ import gc
 import os
 import signal
 import socket
-import ssl
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
 import structlog
-import uvicorn
 
-from connectors.gateway.abortable_http import AbortableHttp
+from connectors.gateway.connection_budget import SWEEP_S
+from connectors.gateway.connection_metrics import ConnectionFigures
 from connectors.gateway.doors import Door, doors_of
+from connectors.gateway.http_server import Budgets, HttpServer, bound_socket
 from connectors.gateway.hub import Companion, Hub
 from connectors.gateway.operator_token import ensure_operator_token
 from connectors.gateway_tls import check_listeners, listener_context
@@ -49,9 +49,6 @@ log = structlog.stdlib.get_logger(__name__)
 
 _THREADS: Final = 32
 _WATCH_S: Final = 0.5
-_FINISH_S: Final = 5
-# Longer than clients keep an idle connection, so that they close it and never meet a closed one.
-_KEEP_ALIVE_S: Final = 75
 # A request makes some hundred objects and next to no cycles: the collector's defaults look at them with each.
 _GC_THRESHOLDS: Final = (20_000, 20, 20)
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -131,8 +128,25 @@ class GatewayProgram:
         gc.set_threshold(*_GC_THRESHOLDS)
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="gateway"))
-        # The Unix socket is for this machine's user alone, and stays in clear.
-        servers = [_Server(door, self._tls if door.socket_path is None else None) for door in self._doors]
+        gateway = self._settings.gateway
+        budgets = Budgets(gateway, len(self._doors), loop.time)
+        self._hub.metrics.add(ConnectionFigures(budgets.all))
+        servers = [
+            HttpServer(
+                door,
+                # The Unix socket is for this machine's user alone, and stays in clear.
+                self._tls if door.socket_path is None else None,
+                budgets,
+                gateway.idle_timeout_s,
+            )
+            for door in self._doors
+        ]
+
+        def sweep() -> None:
+            loop.call_later(SWEEP_S, sweep)
+            budgets.sweep()
+
+        sweep()
 
         def end(number: int, frame: FrameType | None) -> None:
             """A signal came; runs in the main thread, between two of its instructions."""
@@ -161,7 +175,9 @@ class GatewayProgram:
         finally:
             watch.cancel()
 
-    async def _serve_door(self, door: Door, server: _Server, listener: socket.socket | ClaimedSocket) -> None:
+    async def _serve_door(
+        self, door: Door, server: HttpServer, listener: socket.socket | ClaimedSocket
+    ) -> None:
         if isinstance(listener, socket.socket):
             await server.serve(sockets=[listener])
             return
@@ -184,12 +200,12 @@ class GatewayProgram:
             log.warning("not_served_here", door=door.name, socket=str(listener.path), why=why)
         return found
 
-    def _end(self, servers: Sequence[_Server]) -> None:
+    def _end(self, servers: Sequence[HttpServer]) -> None:
         self._hub.stopping.set()
         for server in servers:
             server.should_exit = True
 
-    async def _watch(self, mine: Sequence[tuple[Door, _Server]], servers: Sequence[_Server]) -> None:
+    async def _watch(self, mine: Sequence[tuple[Door, HttpServer]], servers: Sequence[HttpServer]) -> None:
         while not all(server.started for _, server in mine):
             await asyncio.sleep(0.01)
         for door, _ in mine:
@@ -201,53 +217,6 @@ class GatewayProgram:
             await asyncio.sleep(_WATCH_S)
         log.error("live_view_failed", error=type(self._live_view.failure).__name__)
         self._end(servers)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn for one door; signals are the program's to handle."""
-
-    def __init__(self, door: Door, tls: ssl.SSLContext | None) -> None:
-        super().__init__(
-            uvicorn.Config(
-                door.app,
-                loop="asyncio",
-                http=AbortableHttp,
-                ws="none",
-                lifespan=door.lifespan,
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,  # nobody looks at the client's address
-                timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=_FINISH_S,
-                ssl_context_factory=None if tls is None else lambda _config, _usual: tls,
-            )
-        )
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """None: there are several of these in one process, and each would take the signals from the others."""
-        yield
-
-
-def bound_socket(door: Door) -> socket.socket:
-    """The door's address, taken, but not listened on yet: who comes before all is ready is refused."""
-    family = socket.AF_INET6 if ":" in door.host else socket.AF_INET
-    # The protocol is said aloud: asyncio sets TCP_NODELAY only where it sees it, and without that each answer
-    # waits 40 ms for the client's delayed acknowledgement.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if door.send_buffer_bytes is not None:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, door.send_buffer_bytes)
-    try:
-        listener.bind((door.host, door.port))
-    except OSError as error:
-        listener.close()
-        where = f"{door.host}:{door.port}"
-        raise TrunklineError(
-            f"cannot listen on {where}: {error.strerror}; choose another {door.setting}"
-        ) from None
-    return listener
 
 
 def main() -> int:

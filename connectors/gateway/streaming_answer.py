@@ -15,7 +15,7 @@ from typing import Final
 from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from connectors.gateway.abortable_http import ABORT
+from connectors.gateway.bounded_http import ABORT
 
 SEND_TIMEOUT_S: Final = 60.0
 STREAMS_LIMIT: Final = 512

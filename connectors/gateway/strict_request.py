@@ -16,6 +16,8 @@ from schemas.verdicts import TOO_LARGE
 # What is read, and thrown away, of a body over the limit, so that its sender gets to see the answer.
 READ_LIMIT_BYTES: Final = 16 * 1024 * 1024
 BODY_TIMEOUT_S: Final = 30.0
+# In an ASGI scope: how many seconds a body may take, where that is not BODY_TIMEOUT_S.
+BODY_TIMEOUT: Final = "trunkline_body_timeout"
 
 
 class NotRead(ApiError):
@@ -35,12 +37,13 @@ class StrictRequest(Request):
     async def body(self) -> bytes:
         """The whole body. Raises ApiError: 413 over the limit, 408 when it does not come."""
         if self._read is None:
+            timeout_s: float = self.scope.get(BODY_TIMEOUT, BODY_TIMEOUT_S)
             try:
-                async with asyncio.timeout(BODY_TIMEOUT_S):
+                async with asyncio.timeout(timeout_s):
                     self._read = await self._bounded()
             except TimeoutError:
                 raise NotRead(
-                    408, REQUEST_TIMEOUT, f"no whole body within {BODY_TIMEOUT_S:g} s", {"Connection": "close"}
+                    408, REQUEST_TIMEOUT, f"no whole body within {timeout_s:g} s", {"Connection": "close"}
                 ) from None
             except ClientDisconnect:
                 raise malformed("the body ended too early") from None

@@ -34,6 +34,7 @@ from connectors.gateway.answers import (
     json_answer,
     unavailable,
 )
+from connectors.gateway.bounded_http import note_principal
 from connectors.gateway.hub import Hub
 from connectors.gateway.organism_changes import Applied, apply_change
 from connectors.gateway.organism_keeper import check_names
@@ -112,6 +113,7 @@ class OutOfBandDoor:
             command = _read(body)
             key = await self._signer(command, body, request)
             principal = request.scope["trunkline_principal"] = key.name
+            note_principal(request.scope, key.name)
             _check_time(command)
             self._check_new(command)
             try:
