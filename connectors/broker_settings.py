@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from connectors.mqtt_credentials import LOOPBACK_NAMES
+from connectors.mqtt_socket import LOOPBACK_NAMES
 from schemas.job_registry import BrokerOverlay
 from schemas.settings import MqttSettings
 

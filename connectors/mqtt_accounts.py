@@ -34,6 +34,7 @@ from connectors.mqtt_password_file import (
     with_roles,
     write_lines,
 )
+from connectors.mqtt_socket import socket_dir
 from schemas.entries import Entries
 from schemas.ids import AGENT, JOB, is_job_id, stream_key
 from schemas.job_fold import job_grant
@@ -91,6 +92,7 @@ class MqttAccounts:
         if settings.mqtt.accounts_dir is None:
             raise ValueError("mqtt.accounts_dir is not set: the broker is not ours")
         self._settings = settings
+        self._private = settings.mqtt.model_copy(update={"socket_dir": socket_dir(settings)})
         self._keyring = keyring
         self._view = view
         self._clock = clock
@@ -341,7 +343,7 @@ class MqttAccounts:
             return True
         deadline = time.monotonic() + _PROOF_S
         while time.monotonic() < deadline and not self._closing:
-            if try_login(self._settings.mqtt, user, password) is LoginAnswer.LET_IN:
+            if try_login(self._private, user, password) is LoginAnswer.LET_IN:
                 return True
             time.sleep(_PROOF_TICK_S)
         return False

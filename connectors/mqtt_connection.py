@@ -7,7 +7,7 @@ meant for an earlier connection can never go out on a later one: it belongs to a
 from __future__ import annotations
 
 import socket
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Final, cast
 
 from paho.mqtt.client import Client, MQTTv5
@@ -15,7 +15,9 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
+from connectors.mqtt_socket import private_socket, socket_name
 from connectors.mqtt_tls import explained, mqtt_context
+from connectors.out_of_band.claimed_socket import address_of
 from schemas.errors import BackboneUnreachable
 from schemas.settings import MqttSettings
 
@@ -29,8 +31,10 @@ def new_client(mqtt: MqttSettings, client_id: str = "", *, manual_ack: bool = Fa
 
     An empty `client_id` lets the broker choose. Raises SettingsError for certificates that cannot be read.
     """
+    private = private_socket(mqtt)
     client = Client(
         CallbackAPIVersion.VERSION2,
+        transport="tcp" if private is None else "unix",
         client_id=client_id,
         protocol=MQTTv5,
         reconnect_on_failure=False,
@@ -39,7 +43,7 @@ def new_client(mqtt: MqttSettings, client_id: str = "", *, manual_ack: bool = Fa
     client.connect_timeout = mqtt.connect_timeout_s
     if mqtt.username is not None:
         client.username_pw_set(mqtt.username, mqtt.password.get_secret_value() if mqtt.password else None)
-    if (context := mqtt_context(mqtt)) is not None:
+    if private is None and (context := mqtt_context(mqtt)) is not None:
         client.tls_set_context(context)
     return client
 
@@ -67,9 +71,10 @@ def dial(
     BackboneUnreachable when nobody takes the connection, and when the process has too many files open for it.
     """
     try:
-        client.connect(
-            mqtt.host, mqtt.port, keepalive=keepalive_s, clean_start=clean_start, properties=properties
-        )
+        with _address(client, mqtt) as host:
+            client.connect(
+                host, mqtt.port, keepalive=keepalive_s, clean_start=clean_start, properties=properties
+            )
     except (OSError, ValueError) as error:  # ValueError: what cannot be a host's name
         raise BackboneUnreachable(f"MQTT broker {broker_name(mqtt)}: {explained(error, mqtt)}") from error
     try:
@@ -84,6 +89,13 @@ def dial(
     raise BackboneUnreachable(
         f"MQTT broker {broker_name(mqtt)}: this program has too many files and connections open: {why}"
     )
+
+
+def _address(client: Client, mqtt: MqttSettings) -> AbstractContextManager[str]:
+    """What the client connects to: a host, or the path of the broker's private socket."""
+    if client.transport != "unix" or mqtt.socket_dir is None:
+        return nullcontext(mqtt.host)
+    return address_of(mqtt.socket_dir / socket_name(mqtt.port))
 
 
 def _highest_descriptor(client: Client) -> int:

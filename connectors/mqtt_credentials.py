@@ -15,6 +15,7 @@ from typing import Final
 
 from pydantic import SecretStr
 
+from connectors.mqtt_socket import LOOPBACK_NAMES, socket_dir
 from schemas.first_file import make_first
 from schemas.mqtt_password import job_user, mqtt_password
 from schemas.settings import MqttSettings, Settings, SettingsError
@@ -24,7 +25,6 @@ BRIDGE: Final = "bridge"
 DELEGATOR: Final = "delegator"
 ROLES: Final = (OPERATOR, BRIDGE, DELEGATOR)
 
-LOOPBACK_NAMES: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _PASSWORD_BYTES: Final = 32
 
 
@@ -38,7 +38,7 @@ def job_mqtt(mqtt: MqttSettings, job_id: str, secret: str) -> MqttSettings:
 
 def role_mqtt(settings: Settings, role: str) -> MqttSettings:
     """The broker's settings as a program in this role (`ROLES`) uses them. Raises SettingsError for a key file
-    that others can read or that is none.
+    that others can read or that is none. With a role's account it goes by the broker's private socket.
     """
     mqtt = settings.mqtt
     if mqtt.username is not None or mqtt.host not in LOOPBACK_NAMES:
@@ -47,7 +47,10 @@ def role_mqtt(settings: Settings, role: str) -> MqttSettings:
     if mqtt.tls and mqtt.ca_certs is None:
         return mqtt
     passwords = load_role_passwords(settings)
-    return mqtt if passwords is None else _as_user(mqtt, role, passwords[role].get_secret_value())
+    if passwords is None:
+        return mqtt
+    private = mqtt.model_copy(update={"socket_dir": socket_dir(settings)})
+    return _as_user(private, role, passwords[role].get_secret_value())
 
 
 def role_file(settings: Settings) -> Path:

@@ -9,6 +9,7 @@ import socket
 import time
 from enum import Enum
 
+from connectors.mqtt_socket import connect_to, private_socket
 from connectors.mqtt_tls import mqtt_context
 from schemas.errors import BackboneUnreachable
 from schemas.settings import MqttSettings
@@ -72,6 +73,8 @@ def wait_for_login(mqtt: MqttSettings, timeout_s: float) -> None:
 
 
 def _connected(mqtt: MqttSettings, timeout_s: float) -> socket.socket:
+    if (private := private_socket(mqtt)) is not None:
+        return connect_to(private, timeout_s)
     plain = socket.create_connection((mqtt.host, mqtt.port), timeout=timeout_s)
     context = mqtt_context(mqtt)
     if context is None:

@@ -94,6 +94,7 @@ class MqttSettings(_Section):
     overlay_linger_s: float = Field(default=60.0, ge=0)
     accounts_dir: Path | None = None  # where our own Mosquitto has its password file; None: it is not ours
     account_grace_s: float = Field(default=3600.0, ge=0)
+    socket_dir: Path | None = None  # where our own Mosquitto has its private socket
 
 
 class LimitSettings(_Section):

@@ -123,6 +123,7 @@ def flooding(floods: Sequence[Flood], processes: int = 2) -> Iterator[list[dict[
         for process in started:
             process.kill()
             process.wait(UP_S)
+            process.stdin.close()
             process.stdout.close()
 
 

@@ -13,7 +13,7 @@ from paho.mqtt.client import MQTTMessage
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from connectors.mqtt_connection import connect_properties, cut_connection, new_client
+from connectors.mqtt_connection import connect_properties, cut_connection, dial, new_client
 from schemas.settings import MqttSettings
 from tests.broker_processes import LOOPBACK, wait_until
 
@@ -30,8 +30,7 @@ def publish_all(
 ) -> None:
     """Publish in order, QoS 1, and return when the broker has acknowledged all. Topics are below the prefix."""
     client = new_client(mqtt)
-    client.connect(mqtt.host, mqtt.port, clean_start=True, properties=connect_properties())
-    client.loop_start()
+    dial(client, mqtt, connect_properties())
     properties = Properties(PacketTypes.PUBLISH)
     if user_properties:
         properties.UserProperty = list(user_properties)
@@ -66,8 +65,7 @@ def listening(
     client.on_message = on_message
     client.on_subscribe = lambda *_: subscribed.set()
     client.on_connect = lambda *_: client.subscribe(f"{mqtt.topic_prefix}/{topic}", qos=1)
-    client.connect(mqtt.host, mqtt.port, clean_start=True, properties=connect_properties())
-    client.loop_start()
+    dial(client, mqtt, connect_properties())
     try:
         assert subscribed.wait(10)
         yield found

@@ -6,6 +6,7 @@ import base64
 import getpass
 import math
 import os
+import resource
 import secrets
 import subprocess
 import uuid
@@ -27,6 +28,7 @@ from connectors.local_stack.readiness import kafka_answers, mqtt_answers
 from connectors.mqtt_acl import agents_with_accounts, check_prefixes, rotated_users, write_acl
 from connectors.mqtt_credentials import ensure_role_passwords
 from connectors.mqtt_password_file import PASSWORDS, PID, read_lines, with_roles, write_lines
+from connectors.mqtt_socket import socket_dir, socket_name
 from connectors.mqtt_tls import mqtt_context
 from connectors.tls_files import check_server_key
 from schemas.errors import TrunklineError, UsageError
@@ -36,6 +38,9 @@ from schemas.settings import PROJECT_ROOT, Settings
 _LOOPBACK_NAMES = {"127.0.0.1", "localhost"}
 # Takes three seconds of processor time, on a busy machine minutes.
 _FORMAT_TIMEOUT_S = 600
+# On Mosquitto's port; and its descriptors for the private socket's connections, its files and its listeners.
+_MQTT_CONNECTIONS = 10_000
+_MQTT_RESERVE = 256
 
 
 def write_from_template(target: Path, values: Mapping[str, object], *templates: str) -> None:
@@ -211,16 +216,31 @@ def _mqtt_listener(settings: Settings) -> str:
     return "\n".join(lines)
 
 
+def _descriptors() -> int:
+    """How many descriptors Mosquitto gets, at most as many as we may give it."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    wanted = _MQTT_CONNECTIONS + _MQTT_RESERVE
+    return wanted if hard == resource.RLIM_INFINITY else max(_MQTT_RESERVE + 1, min(wanted, hard))
+
+
 def mosquitto_plan(settings: Settings) -> PartPlan:
     """Mosquitto, with its saved messages and its accounts below `data_dir/mosquitto`."""
     port = mqtt_port(settings)
-    home = settings.data_path / "mosquitto"
+    home = socket_dir(settings)
+    descriptors = _descriptors()
     conf = home / "mosquitto.conf"
 
     def prepare() -> None:
         require_free(port, "mqtt.port")
+        home.mkdir(parents=True, exist_ok=True)
+        home.chmod(0o700)  # its socket is for our own user
+        for left in home.glob("*.sock"):
+            left.unlink()
         values = {
             "listener": _mqtt_listener(settings),
+            "max_connections": descriptors - _MQTT_RESERVE,
+            # Below the folder that it runs in: a socket's whole path may be too long.
+            "socket": socket_name(port),
             # Started by root it would become another user, who cannot write below our data directory.
             "user": getpass.getuser(),
             "data_dir": home,
@@ -235,7 +255,8 @@ def mosquitto_plan(settings: Settings) -> PartPlan:
         name=MOSQUITTO,
         summary=f"Mosquitto on {LOOPBACK}:{port}",
         prepare=prepare,
-        command=lambda: [str(find_mosquitto()), "-c", str(conf)],
+        # As many descriptors as its connections need, whatever the soft limit that we were started with.
+        command=lambda: ["prlimit", f"--nofile={descriptors}:", str(find_mosquitto()), "-c", str(conf)],
         is_ready=lambda: mqtt_answers(settings.mqtt.host, port, context=mqtt_context(settings.mqtt)),
         stop_within_s=10,
         cwd=home,

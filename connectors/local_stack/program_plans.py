@@ -20,6 +20,7 @@ from connectors.local_stack.readiness import http_answers
 from connectors.local_stack.spark_command import class_path, log_option, place_options
 from connectors.mqtt_credentials import BRIDGE as BRIDGE_ROLE
 from connectors.mqtt_credentials import load_role_passwords
+from connectors.mqtt_socket import socket_dir
 from schemas.kafka_clients import PASSWORD_VARIABLE, kafka_password
 from schemas.settings import ENV_PREFIX, PROJECT_ROOT, Settings
 
@@ -41,6 +42,7 @@ def _bridge_credentials(settings: Settings) -> Mapping[str, str]:
     return {
         f"{ENV_PREFIX}MQTT__USERNAME": BRIDGE_ROLE,
         f"{ENV_PREFIX}MQTT__PASSWORD": passwords[BRIDGE_ROLE].get_secret_value(),
+        f"{ENV_PREFIX}MQTT__SOCKET_DIR": str(socket_dir(settings)),
     }
 
 

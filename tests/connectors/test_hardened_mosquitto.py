@@ -273,7 +273,8 @@ def test_under_mutual_tls_a_password_alone_does_not_let_in(tmp_path: Path) -> No
     settings = with_mqtt(settings, certfile=ours.certificate, keyfile=ours.key)
     stranger = create(tmp_path / "stranger", mutual=True).of(client_name("operator"))
     with LocalStack(settings, ("mosquitto",)) as stack:
-        operator = role_mqtt(stack.settings, OPERATOR)
+        # On the port: on the private socket nobody needs a certificate.
+        operator = role_mqtt(stack.settings, OPERATOR).model_copy(update={"socket_dir": None})
         assert login(operator) is LoginAnswer.LET_IN
         assert try_login(operator, OPERATOR, "wrong", 5) is LoginAnswer.REFUSED
         naked = operator.model_copy(update={"certfile": None, "keyfile": None})
