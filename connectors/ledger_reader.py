@@ -22,7 +22,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyarrow.fs import FileSystem, FileType
 
-from schemas.delta_files import dataset_of, table_storage
+from schemas.delta_files import dataset_of, dataset_of_files, table_storage
 from schemas.errors import NotFound, TrunklineError
 from schemas.ledger import LEDGER
 from schemas.ledger_arrow import LEDGER_ARROW
@@ -212,10 +212,8 @@ def _read(
 ) -> pa.Table:
     if not paths:
         return _empty(columns)
-    import pyarrow.dataset as ds  # not above: see schemas/delta_files.py
-
     try:
-        files = ds.dataset(paths, schema=LEDGER_ARROW, format="parquet", filesystem=storage)
+        files = dataset_of_files(storage, paths, LEDGER_ARROW)
         return files.to_table(filter=where.expression(), columns=_with_order(columns))
     except FileNotFoundError as error:
         raise TrunklineError(

@@ -13,11 +13,10 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from schemas.delta_files import dataset_of
+from schemas.delta_files import small_batches
 from schemas.errors import NotFound, TrunklineError
 from schemas.job_event import is_utc_timestamp
 from schemas.message import CLAIMED, READ
@@ -32,7 +31,6 @@ _ROWS_DECODED: Final = 32
 _HEADS_DECODED: Final = 16_384
 _ROWS_JOINED: Final = 65_536
 _BYTES_JOINED: Final = 32 * 1024 * 1024
-_BYTES_READ: Final = 1024 * 1024
 _MOMENT: Final = pa.timestamp("us", tz="UTC")
 
 # Required columns are so in the file, too: a reader may count on them.
@@ -97,7 +95,7 @@ def _grouped(
     """The rows of a table in parts of about `rows_most` rows or `bytes_most` bytes."""
     batches: list[pa.RecordBatch] = []
     rows = held = 0
-    for batch in _batches(table, columns, decoded):
+    for batch in small_batches(table, columns, decoded):
         batches.append(batch)
         rows, held = rows + batch.num_rows, held + batch.nbytes
         if rows >= rows_most or (bytes_most is not None and held >= bytes_most):
@@ -105,16 +103,6 @@ def _grouped(
             batches, rows, held = [], 0, 0
     if rows:
         yield pa.Table.from_batches(batches)
-
-
-def _batches(table: DeltaTable, columns: list[str], decoded: int) -> Iterator[pa.RecordBatch]:
-    """The rows of a table, file by file. Not by Arrow's own scanner, which decodes a row group as a whole: with
-    long bodies that is gigabytes.
-    """
-    for fragment in dataset_of(table).get_fragments():
-        with fragment.filesystem.open_input_file(fragment.path) as source:
-            file = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BYTES_READ)
-            yield from file.iter_batches(batch_size=decoded, columns=columns, use_threads=False)
 
 
 def _keys(table: pa.Table) -> pa.Array:

@@ -15,12 +15,11 @@ from urllib.parse import unquote
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 from kafka import TopicPartition
 from pyarrow.fs import FileSelector, FileSystem, FileType
 
 from notebooks.audit_tables import POSITION, Audit
-from schemas.delta_files import table_storage
+from schemas.delta_files import dataset_of_files, table_storage
 from schemas.entries import Entries
 from schemas.errors import BackboneUnreachable
 from schemas.event_topic import topic_reader
@@ -99,7 +98,7 @@ def ledger_commit(audit: Audit, partition: int, offset: int, logged_at: pd.Times
                 continue
             if storage.get_file_info([file])[0].type != FileType.File:
                 continue
-            found = ds.dataset([file], schema=LEDGER_ARROW, format="parquet", filesystem=storage)
+            found = dataset_of_files(storage, [file], LEDGER_ARROW)
             if found.count_rows(filter=row):
                 return commit
     return None
@@ -129,7 +128,7 @@ def settle_times(audit: Audit, around: pd.Timestamp, most: int = 200) -> pd.Data
             break
         files = [file for file, _ in _added(commit) if storage.get_file_info([file])[0].type == FileType.File]
         if files:
-            found = ds.dataset(files, schema=LEDGER_ARROW, format="parquet", filesystem=storage)
+            found = dataset_of_files(storage, files, LEDGER_ARROW)
             rows = found.to_table(columns=[*POSITION, "logged_at"]).to_pandas()
             rows["seconds"] = (commit.committed_at - rows.pop("logged_at")).dt.total_seconds()
             parts.append(rows)

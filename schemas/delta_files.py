@@ -1,10 +1,18 @@
-"""The data files of a Delta table as an Arrow dataset, for those who read without Spark."""
+"""The data files of a Delta table, read without Spark, always in the columns that the table declares.
+
+Files of one table differ. The WRITE and OPTIMIZE of delta-rs, and our own tasks, write `string` columns with
+the table's nullability. Its MERGE writes nullable `string_view` columns; no option of delta-rs 1.6.6 changes
+that. So each reader uses one of these functions, which cast each batch to the table's schema.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSystem, LocalFileSystem, PyFileSystem, SubTreeFileSystem
@@ -12,6 +20,8 @@ from pyarrow.fs import FileSystem, LocalFileSystem, PyFileSystem, SubTreeFileSys
 if TYPE_CHECKING:
     # It brings pandas along, a quarter of a second for each program that starts, also without tables.
     import pyarrow.dataset as ds
+
+_BYTES_READ: Final = 1024 * 1024
 
 
 def table_storage(path: str) -> FileSystem:
@@ -23,7 +33,29 @@ def table_storage(path: str) -> FileSystem:
 
 
 def dataset_of(table: DeltaTable) -> ds.Dataset:
-    """All rows of `table` at the version at which it is loaded, read when they are asked for."""
+    """Return all rows of `table` at the version at which it is loaded. They are read when they are needed."""
     where = urlsplit(table.table_uri)
     path = unquote(where.path) if where.scheme == "file" else table.table_uri
     return table.to_pyarrow_dataset(filesystem=table_storage(path))
+
+
+def dataset_of_files(storage: FileSystem, paths: Sequence[str], schema: pa.Schema) -> ds.Dataset:
+    """Return all rows of some files of a table with this `schema`; their paths are below `storage`. A column
+    that a file lacks is null in its rows.
+    """
+    import pyarrow.dataset as ds  # not above: it brings pandas along
+
+    return ds.dataset(list(paths), schema=schema, format="parquet", filesystem=storage)
+
+
+def small_batches(table: DeltaTable, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield these columns of all rows of `table`, file by file, in batches of at most `rows` rows. No more is
+    decoded at once. Arrow's own scanner decodes whole row groups: with long texts that is gigabytes.
+    """
+    dataset = dataset_of(table)
+    schema = pa.schema([dataset.schema.field(name) for name in columns])
+    for fragment in dataset.get_fragments():
+        with fragment.filesystem.open_input_file(fragment.path) as source:
+            file = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BYTES_READ)
+            for batch in file.iter_batches(batch_size=rows, columns=list(columns), use_threads=False):
+                yield batch.select(schema.names).cast(schema)

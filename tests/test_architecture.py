@@ -19,6 +19,7 @@ FILE_LINES, FUNCTION_LINES, README_LINES, RECORD_LINES, LINE_WIDTH = 400, 70, 13
 EMPTY_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "core", "misc", "base", "stuff"}
 SPARK_FILE = Path("schemas/spark_types.py")
 DELTA_LIBRARIES = {"delta", "deltalake"}
+DATA_FILES = Path("schemas/delta_files.py")
 # What writes Delta tables and what reads them must agree on how far the views are, and on where files lie.
 SHARED_DELTA_FILES = {Path(f"schemas/{name}.py") for name in ("delta_files", "fold_version", "view_progress")}
 
@@ -127,6 +128,17 @@ def test_delta_is_written_by_jobs_only() -> None:
         for path in python_files("schemas", "connectors")
         if reads_delta(path)
         for found in writes.finditer((ROOT / path).read_text(encoding="utf-8"))
+    )
+
+
+def test_data_files_of_tables_are_read_by_one_file_only() -> None:
+    readers = {"ParquetFile", "to_pyarrow_dataset", "to_pyarrow_table"}
+    offenders(
+        f"{path}:{node.lineno} calls {node.func.attr}, which gives a file's own types: use {DATA_FILES}"
+        for path in python_files("notebooks", *PACKAGES)
+        for node in ast.walk(tree_of(path))
+        if path != DATA_FILES and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if node.func.attr in readers or ast.unparse(node.func) in {"ds.dataset", "pq.read_table"}
     )
 
 

@@ -16,7 +16,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from connectors.audit.statistics_check import RowGroup, said_by_footer, said_by_log
 from schemas.audit_chain import LogPart, lines_in_log
-from schemas.delta_files import table_storage
+from schemas.delta_files import dataset_of_files, table_storage
 from schemas.errors import NotFound, TrunklineError
 from schemas.ledger import LEDGER
 from schemas.ledger_arrow import LEDGER_ARROW
@@ -124,5 +124,5 @@ class LedgerFiles:
             yield RowGroup(number, fragment.num_row_groups, said, scanner)
 
     def _fragment(self, path: str) -> ds.ParquetFileFragment:
-        files = ds.dataset([path], schema=LEDGER_ARROW, format="parquet", filesystem=self._storage)
+        files = dataset_of_files(self._storage, [path], LEDGER_ARROW)
         return next(iter(files.get_fragments()))
