@@ -65,6 +65,11 @@ def showing_interval_s(mqtt: MqttSettings) -> float:
     return mqtt.bridge_keepalive_s / _SHOWINGS_PER_KEEPALIVE
 
 
+def silence_s(mqtt: MqttSettings) -> float:
+    """After how many seconds without a sign the active bridge counts as silent."""
+    return _SILENCE_KEEPALIVES * mqtt.bridge_keepalive_s
+
+
 class StandbyWatch:
     """One connection under a client id of the broker's choice that follows the presence topic.
 
@@ -76,7 +81,7 @@ class StandbyWatch:
         self._mqtt = mqtt
         self._bridge = bridge
         self._listen_s = max(_SUCCESSOR_S, _SUCCESSOR_SHOWINGS * showing_interval_s(mqtt)) if cut_off else 0.0
-        self._silence_s = _SILENCE_KEEPALIVES * mqtt.bridge_keepalive_s
+        self._silence_s = silence_s(mqtt)
         self._lock = threading.Lock()
         self._seen: Presence | None = None
         self._heard_at = 0.0

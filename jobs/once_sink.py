@@ -30,11 +30,17 @@ _NOTHING_MORE: Final = PostCommitHookProperties(create_checkpoint=False, cleanup
 _TRIES: Final = 20
 
 
-def commit_marker(query_id: str, batch_id: int, entry: ChainEntry | None = None) -> str:
-    """What stands in a commit's userMetadata, with its entry of the audit chain. The query's id lives in its
-    checkpoint: a new checkpoint, in which batch ids start anew, has new markers."""
-    audit = {} if entry is None else {"audit": commit_metadata(entry)}
-    return json.dumps({"query": query_id, "batch": batch_id, **audit}, sort_keys=True)
+def commit_marker(
+    query_id: str, batch_id: int, entry: ChainEntry | None = None, batch_ms: int | None = None
+) -> str:
+    """Return a commit's userMetadata: query and micro-batch, its entry of the audit chain, and for `/metrics`
+    how many milliseconds the micro-batch took to its commit. The query's id lives in its checkpoint: a new
+    checkpoint, in which batch ids start anew, has new markers.
+    """
+    more: dict[str, object] = {} if entry is None else {"audit": commit_metadata(entry)}
+    if batch_ms is not None:
+        more["batch_ms"] = batch_ms
+    return json.dumps({"query": query_id, "batch": batch_id, **more}, sort_keys=True)
 
 
 class LastCommit(NamedTuple):
@@ -114,6 +120,7 @@ class OnceSink:
         if not self._known.wait(timeout=60):
             raise RuntimeError("the sink was never told its query: call started(query.id)")
         assert self._query_id is not None  # noqa: S101  for the type checker
+        began = time.monotonic()
         if self._before_batch is not None:
             self._before_batch()
         files, repeated = frame.collect(), False
@@ -121,7 +128,7 @@ class OnceSink:
             repeated = self._is_in_table(batch_id, files)
         # In the table, but the state had not advanced: settled again for its sake, and the files are left over.
         if not repeated:
-            self.commit(files, batch_id)
+            self.commit(files, batch_id, began)
         self._looked_back = True
         if self._after_batch is not None:
             self._after_batch(batch_id)
@@ -133,13 +140,15 @@ class OnceSink:
         last = last_commit(self._path, self._query_id)
         return last is not None and last.batch_id >= batch_id
 
-    def commit(self, files: Sequence[Row], batch_id: int) -> None:
-        """Make `files` a part of the table, as one micro-batch."""
+    def commit(self, files: Sequence[Row], batch_id: int, began: float | None = None) -> None:
+        """Make `files` a part of the table, as one micro-batch that began at `began` (monotonic clock)."""
         assert self._query_id is not None  # noqa: S101  for the type checker
         entry = None
         if self._chain is not None:
             entry = self._chain.entry(self._query_id, batch_id, [file.roots for file in files])
-        marker, now = commit_marker(self._query_id, batch_id, entry), round(time.time() * 1000)
+        took_ms = None if began is None else round((time.monotonic() - began) * 1000)
+        marker = commit_marker(self._query_id, batch_id, entry, took_ms)
+        now = round(time.time() * 1000)
         adds: list[AddAction | RemoveAction] = [
             AddAction(file.path, file.size, {}, now, True, file.statistics) for file in files
         ]

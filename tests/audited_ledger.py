@@ -70,9 +70,9 @@ class AuditedLedger:
         packed = pa.RecordBatch.from_pydict({"rows": pa.array(cells, pa.binary())})
         return [Row(**file) for written in write_file(self.path, [packed]) for file in written.to_pylist()]
 
-    def commit(self, *tasks: Sequence[LedgerRow]) -> None:
-        """One micro-batch."""
-        self._sink.commit([file for rows in tasks for file in self.files_of(rows)], self.batches)
+    def commit(self, *tasks: Sequence[LedgerRow], began: float | None = None) -> None:
+        """One micro-batch, that began at `began` on the monotonic clock."""
+        self._sink.commit([file for rows in tasks for file in self.files_of(rows)], self.batches, began)
         self.batches += 1
 
     def commit_offsets(self, ends: dict[int, tuple[int, int]]) -> None:

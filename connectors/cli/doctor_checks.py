@@ -31,6 +31,7 @@ from connectors.cli.doctor_parts import (
     check_views,
     check_xml_pump,
 )
+from connectors.cli.doctor_tables import check_tables
 from schemas.errors import TrunklineError
 from schemas.settings import Settings, SettingsError
 
@@ -59,6 +60,7 @@ CHECKS: dict[str, Callable[[Settings], Finding]] = {
     "commands": check_commands,
     "streams": check_streams,
     "views": check_views,
+    "tables": check_tables,
     "anchors": check_anchors,
     "anchors place": check_anchors_place,
 }

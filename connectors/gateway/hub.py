@@ -12,6 +12,7 @@ import structlog
 
 from connectors.gateway.agent_registrar import AgentRegistrar
 from connectors.gateway.audit_log import AuditLog
+from connectors.gateway.bridge_watch import BridgeWatch
 from connectors.gateway.conversations import Conversations
 from connectors.gateway.identities import Identities
 from connectors.gateway.listeners import Listeners
@@ -23,6 +24,7 @@ from connectors.gateway.pending_jobs import PendingJobs
 from connectors.gateway.picking import FreshView, Picker
 from connectors.gateway.refusals import DOOR, RefusalRecorder
 from connectors.gateway.switch_keeper import say_switch
+from connectors.gateway.table_metrics import MachineMetrics, TableMetrics
 from connectors.gateway.task_keeper import TaskKeeper
 from connectors.launcher.launcher_file import read_launchers
 from connectors.launcher.local_processes import LocalProcessLauncher
@@ -88,7 +90,9 @@ class Hub:
         self.listeners = Listeners(live_view.entries, self._waiting_rows)
         self.conversations = Conversations(keyring)
         self.audit = AuditLog(settings.gateway.audit_messages)
-        self.metrics = Metrics(live_view, self.mailboxes)
+        bridges = BridgeWatch(settings)
+        collectors = (TableMetrics(settings, live_view), MachineMetrics(settings), bridges)
+        self.metrics = Metrics(live_view, self.mailboxes, collectors)
         self.appender = LogAppender(settings, live_view)
         self.refusals = RefusalRecorder(self.appender.append_unattended)
         self.fresh = FreshView(live_view, settings.gateway.settle_timeout_s)
@@ -101,7 +105,7 @@ class Hub:
         self.tasks = TaskKeeper(settings, keyring, live_view, self.appender, launcher)
         self.organism = OrganismKeeper(settings, live_view, self.appender)
         leases = LeaseKeeper(live_view, self.appender.append_unattended)
-        self.companions = (*companions, self.agents, self.tasks, self.organism, leases)
+        self.companions = (*companions, bridges, self.agents, self.tasks, self.organism, leases)
         self._pruned: dict[str, None] = {}
         self.stopping = asyncio.Event()
 

@@ -1,5 +1,5 @@
 """`/metrics` (HH-13), in Prometheus' text format: requests, verdicts by reason, live-view lag, mailbox depth,
-agents by status, calls of MCP tools, and who follows events.
+agents by status, calls of MCP tools, who follows events, this process, and what other collectors bring.
 
 Labels never hold what a stranger sent: a route is its template, a mailbox one that is known.
 """
@@ -10,7 +10,14 @@ from collections import Counter as Tally
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -61,11 +68,15 @@ class _State(Collector):
 
 
 class Metrics:
-    """The metrics of one gateway. Thread-safe."""
+    """The metrics of one gateway, with those of `collectors`. Thread-safe."""
 
-    def __init__(self, live_view: LiveView, mailboxes: MailboxIndex) -> None:
+    def __init__(
+        self, live_view: LiveView, mailboxes: MailboxIndex, collectors: Sequence[Collector] = ()
+    ) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_State(live_view, mailboxes))
+        ProcessCollector(registry=self._registry)
+        for collector in (_State(live_view, mailboxes), *collectors):
+            self._registry.register(collector)
         self._requests = Counter(
             "trunkline_http_requests", "Requests.", ["method", "route", "status"], registry=self._registry
         )

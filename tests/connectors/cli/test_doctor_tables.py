@@ -1,0 +1,42 @@
+"""What the doctor says of tables that fall behind the log."""
+
+from __future__ import annotations
+
+import pytest
+
+from connectors.cli.doctor_findings import OK, WARN
+from connectors.cli.doctor_tables import check_tables
+from connectors.log_end import LogEnd
+from jobs import build_views
+from schemas.settings import KafkaSettings, Settings
+from tests.audited_ledger import AuditedLedger, ledger_row_at
+from tests.broker_processes import wait_until
+from tests.jobs.topic_load import append_all, registration
+
+
+@pytest.mark.requirement("OP-23")
+def test_tables_that_lack_old_records_are_a_warning_that_names_the_part(backbone_settings, keyring):
+    append_all(backbone_settings, [registration(f"{number:08x}", keyring) for number in range(20)])
+    ends = LogEnd(backbone_settings.kafka).offsets(10)
+    # What has just come in may be missing, however long ago the last micro-batch was.
+    assert check_tables(backbone_settings).level == OK
+    wait_until(lambda: check_tables(backbone_settings, 0.1).level == WARN, 10, "the records are old enough")
+    ledger = AuditedLedger(backbone_settings.data_path)
+    build_views.catch_up(backbone_settings)
+    count = sum(ends.values())
+    finding = check_tables(backbone_settings, 0.1)
+    assert f"{count} are not in the ledger and {count} are not in the views" in finding.found
+    assert "trunkline up" in finding.mend
+    ledger.commit([ledger_row_at(p, at, entries=None) for p, end in ends.items() for at in range(end)])
+    finding = check_tables(backbone_settings, 0.1)
+    assert finding.level == WARN and f"{count} are not in the views; the newest micro-batch" in finding.found
+    build_views.catch_up(backbone_settings)
+    finding = check_tables(backbone_settings, 0.1)
+    assert finding.level == OK and "the newest micro-batch was committed" in finding.found
+
+
+@pytest.mark.requirement("OP-23")
+def test_without_kafka_nobody_knows_how_far_the_tables_are(tmp_path):
+    away = KafkaSettings(bootstrap_servers="127.0.0.1:1")
+    finding = check_tables(Settings(data_dir=tmp_path, kafka=away))
+    assert finding.level == WARN and "not known" in finding.found
