@@ -16,7 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from schemas.delta_files import dataset_of
 from schemas.ledger import LEDGER
@@ -51,6 +53,10 @@ _SERIES = (
     "#000000",
     "#b5a642",
 )
+# Times that lie closer are drawn over ten seconds.
+_LEAST_DAYS = 10 / 86_400
+_LEAST_SECONDS = 0.001
+_LANE_WIDTH, _GOLDEN = 0.4, 0.618034
 _MOMENT = LEDGER_ARROW.field("logged_at").type
 
 
@@ -216,12 +222,54 @@ def new_plot(title: str, x: str = "", y: str = "", *, height: float = 3.2, width
 
 
 def by_time(axes: Axes) -> None:
-    """Give the axes' times short names. They are UTC."""
-    locator = AutoDateLocator(minticks=3, maxticks=8)
+    """Give the axes readable times in UTC, with the date at their end, over at least `_LEAST_DAYS`."""
+    # Not the limits that matplotlib has set, which are days around a single moment.
+    left, right = axes.dataLim.intervalx
+    margin = max(0.1 * (right - left), _LEAST_DAYS - (right - left)) / 2
+    axes.set_xlim(left - margin, right + margin)
+    locator = AutoDateLocator(minticks=3, maxticks=7)
+    clock = ["%H:%M", "%H:%M", "%H:%M:%S.%f"]
     axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    axes.xaxis.set_major_formatter(
+        ConciseDateFormatter(
+            locator,
+            formats=["%Y", "%b %Y", "%d %b", *clock],
+            zero_formats=["", "%Y", "%b %Y", "%d %b", "%H:%M", "%H:%M:%S"],
+            offset_formats=["", "", "%Y", *["%d %b %Y"] * 3],
+        )
+    )
     if not axes.get_xlabel():
         axes.set_xlabel("Kafka's time (UTC)", color=INK)
+
+
+def by_duration(axes: Axes) -> None:
+    """Make the axes' seconds logarithmic. The values are those of `lasting`: a moment up to hours."""
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=10))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{seconds:g} s"))
+
+
+def lasting(values: pd.Series) -> pd.Series:
+    """Return `values` in seconds as they can be drawn on a logarithmic axis, at least a millisecond each."""
+    return values.clip(lower=_LEAST_SECONDS)
+
+
+def whole_numbers(axis: Axis) -> None:
+    """Let an axis of counts have ticks at whole numbers only."""
+    axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def lanes_apart(lanes: Iterable[float]) -> list[float]:
+    """Return a place for each point near its lane, so that points of one moment do not hide each other. Equal
+    lanes give equal places.
+    """
+    return [lane + _LANE_WIDTH * (number * _GOLDEN % 1 - 0.5) for number, lane in enumerate(lanes)]
+
+
+def with_room(axes: Axes, rows: int) -> None:
+    """Leave room around the horizontal bars of `rows` rows: a single one would fill the plot."""
+    axes.set_ylim(-1.2, rows + 0.2)
 
 
 def palette(names: Iterable[object]) -> list[str]:
@@ -248,6 +296,7 @@ def stacked_bars(axes: Axes, table: pd.DataFrame) -> None:
         left = left + table[column]
     for place, total in enumerate(left):
         axes.text(total, place, f" {int(total)}", va="center", fontsize=9, color=INK)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    whole_numbers(axes.xaxis)
+    with_room(axes, len(names))
     if table.shape[1] > 1:
         axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.02, 0.5))
