@@ -19,7 +19,7 @@ from jobs.checkpoint_state import Checkpoint, CheckpointFolder
 from jobs.initial_state import initial_state
 from jobs.once_sink import last_commit
 from jobs.table_files import read_table
-from schemas.delta_files import dataset_of
+from schemas.delta_files import has_rows
 from schemas.errors import TrunklineError
 from schemas.event_topic import topic_reader
 from schemas.ledger import LEDGER
@@ -67,7 +67,7 @@ def find_start(spark: SparkSession, settings: Settings, checkpoint: str) -> Reco
     if found.last_batch is not None:
         _check_agreement(settings, found)
         return None
-    if not _has_rows(settings.table_path(LEDGER)):
+    if not has_rows(settings.table_path(LEDGER)):
         if found.has_files and found.query_id is None:
             folder.discard()
         return None
@@ -84,7 +84,7 @@ def _check_agreement(settings: Settings, checkpoint: Checkpoint) -> None:
     path = settings.table_path(LEDGER)
     committed = last_commit(path)
     if committed is None:
-        if _has_rows(path):
+        if has_rows(path):
             # Maintenance may have removed the old part of the table's log: nothing speaks against it.
             return
         found = "has no rows"
@@ -100,12 +100,6 @@ def _check_agreement(settings: Settings, checkpoint: Checkpoint) -> None:
         f"{checkpoint.last_batch}, the ledger {found}. Put the right ledger back, or delete that directory and "
         "start again: the job then goes on from the tables, or without a ledger from the log's beginning."
     )
-
-
-def _has_rows(path: str) -> bool:
-    if not DeltaTable.is_deltatable(path):
-        return False
-    return bool(dataset_of(DeltaTable(path)).head(1, columns=["offset"]).num_rows)
 
 
 def _recovery(spark: SparkSession, settings: Settings) -> Recovery:
@@ -180,7 +174,8 @@ def check_log(kafka: KafkaSettings, next_offsets: Mapping[int, int]) -> None:
         if end < wanted:
             raise RecoveryRefused(
                 f"the ledger has settled {where} up to offset {wanted - 1}, and Kafka ends before {end}: "
-                "the log lost records, or the topic was made anew"
+                "the log lost records, or the topic was made anew. './trunkline log rebuild' makes the log "
+                "again from the ledger"
             )
 
 

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-import pyarrow.dataset as ds
 from deltalake import DeltaTable
 
 from jobs.view_changes import Key, RowChange, key_columns, next_offsets, row_changes, row_key
@@ -21,7 +20,8 @@ from schemas.delta_files import dataset_of
 from schemas.entries import Entries, Writes
 from schemas.errors import NotFound
 from schemas.fold import settle
-from schemas.ledger import COLUMNS, LedgerRow, record_of_row
+from schemas.ledger import LedgerRow, record_of_row
+from schemas.ledger_rows import rows_between
 from schemas.sealing import Keyring, UnsealError
 from schemas.settings import Settings
 from schemas.settled import FOLD_VERSION, AppliedChange
@@ -188,14 +188,7 @@ def ordered_rows(ledger: DeltaTable) -> Iterator[LedgerRow]:
             ends[partition] = max(end, ends.get(partition, 0))
     for partition, end in sorted(ends.items()):
         for first in range(0, end, _WINDOW):
-            at = (ds.field("partition") == partition) & (ds.field("offset") >= first)
-            window = dataset.to_table(columns=list(COLUMNS), filter=at & (ds.field("offset") < first + _WINDOW))
-            window = window.sort_by("offset")
-            moments = window["logged_at"].cast(_MOMENT)
-            window = window.set_column(window.schema.get_field_index("logged_at"), "logged_at", moments)
-            for batch in window.to_batches(max_chunksize=1000):
-                columns = (batch.column(name).to_pylist() for name in COLUMNS)
-                yield from map(LedgerRow._make, zip(*columns, strict=True))
+            yield from rows_between(dataset, partition, first, first + _WINDOW)
 
 
 def compare_table(

@@ -59,3 +59,10 @@ def small_batches(table: DeltaTable, columns: Sequence[str], rows: int) -> Itera
             file = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BYTES_READ)
             for batch in file.iter_batches(batch_size=rows, columns=list(columns), use_threads=False):
                 yield batch.select(schema.names).cast(schema)
+
+
+def has_rows(path: str) -> bool:
+    """Whether there is a table at `path`, with at least one row."""
+    if not DeltaTable.is_deltatable(path):
+        return False
+    return bool(dataset_of(DeltaTable(path)).head(1, columns=[]).num_rows)

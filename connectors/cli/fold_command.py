@@ -20,6 +20,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+from connectors.cli.closed_doors import check_doors_closed
 from schemas.errors import BackboneUnreachable, NotFound, Refused, TrunklineError
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 _PROGRAM = "jobs.switch_fold"
 _LIMIT_S = 300
 _ERRORS = {error.exit_code: error for error in (NotFound, Refused, BackboneUnreachable)}
-# What may run while a version is switched on.
-_BROKERS = {"kafka", "mosquitto"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +48,7 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
         return 0
     switched = state["ledger_version"] != state["program_version"]
     if switched:
-        _check_doors(settings)
+        check_doors_closed(settings)
         state = _ask(settings, "--at", json.dumps(_ends(settings, state)))
     if state["switch"] is not None:
         # Also when it was switched before, and perhaps killed before it could say so: the same again is a
@@ -79,26 +78,6 @@ def _ask(settings: Settings, *arguments: str) -> dict[str, Any]:
         raise _ERRORS.get(done.returncode, TrunklineError)(said or f"{_PROGRAM} ended with {done.returncode}")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
-
-
-def _check_doors(settings: Settings) -> None:
-    """Raises Refused while a door of this machine is open, or a gateway answers elsewhere. Whether one answers
-    needs no token; a bad one is said as what it is (UsageError).
-    """
-    from connectors.gateway_client import GatewayClient
-    from connectors.local_stack.control import running_state
-
-    state = running_state(settings)
-    is_open = sorted(set(state["parts"]) - _BROKERS) if state is not None else []
-    if is_open:
-        raise Refused(
-            f"the doors are open: {', '.join(is_open)} run; close them first: "
-            "./trunkline down; ./trunkline up --only kafka"
-        )
-    with GatewayClient(settings) as gateway:
-        answers = gateway.answers()
-    if answers:
-        raise Refused(f"a gateway answers at {settings.gateway_url}: stop it first")
 
 
 def _ends(settings: Settings, state: dict[str, Any]) -> dict[str, int]:
