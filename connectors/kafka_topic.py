@@ -20,6 +20,7 @@ from schemas.event_topic import (
     REACH_TIMEOUT_S,
     TopicMissingError,
     admin_client,
+    check_log_is_not_lost,
     check_topic,
     partition_count,
     topic_config,
@@ -70,11 +71,14 @@ def ensure_topic(settings: Settings) -> bool:
     """Make the topic where it is missing and store its topology as the first record; then check it.
 
     Returns whether the topic was made by this call. Several callers at once do no harm: one creates, and a
-    topology stored twice is a duplicate. Raises what `check_topic` raises.
+    topology stored twice is a duplicate. Raises what `check_topic` raises; LogLostError instead of making a topic
+    whose records the ledger has.
     """
     was_made = False
     kafka = settings.kafka
     with admin_client(kafka) as admin:
+        if partition_count(admin, kafka.topic) is None:
+            check_log_is_not_lost(settings)
         topic = NewTopic(
             kafka.topic, kafka.partitions, kafka.replication_factor, topic_configs=topic_config(kafka)
         )

@@ -92,8 +92,9 @@ class LiveView:
         if beyond:
             raise TrunklineError(
                 f"the view tables below {self._settings.tables_root} have offsets {self._next}, but topic "
-                f"{self._settings.kafka.topic!r} ends at {ends}: they are of another log; "
-                "set data_dir or storage.tables to where its own tables are"
+                f"{self._settings.kafka.topic!r} ends at {ends}: the log has lost "
+                "records, or they are of another log; './trunkline log rebuild' makes the log again from the "
+                "ledger, or set data_dir or storage.tables to where this log's own tables are"
             )
         self._thread.start()
         before, deadline = -1, 0.0

@@ -23,11 +23,14 @@ from kafka.partitioner.default import murmur2  # type: ignore[import-untyped]
 from schemas.control_fold import TOPOLOGY_STREAM
 from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.kafka_clients import client_options, kafka_context, tls_trouble, unreachable
+from schemas.ledger import LEDGER
 from schemas.record import CONTROL_TOPOLOGY
 from schemas.settings import KafkaSettings, Settings
 
 REACH_TIMEOUT_S: Final = 10.0
 _HASH_CACHE: Final = 65_536
+REBUILDING_TIMESTAMPS: Final = "CreateTime"
+"""The topic's message.timestamp.type while the log is made again from the ledger."""
 _GROWING: Final = "neither can change in a topic: to grow, raise kafka.epoch and choose a new kafka.topic"
 
 
@@ -37,6 +40,14 @@ class TopicMismatchError(TrunklineError):
 
 class TopicMissingError(TrunklineError):
     """The topic does not exist, or its first record is missing."""
+
+
+class LogLostError(TopicMissingError):
+    """The topic does not exist, and the ledger has records of it: Kafka's data was lost."""
+
+
+class LogUnfinishedError(TopicMismatchError):
+    """The topic is being made again from the ledger, and is not whole yet."""
 
 
 @lru_cache(maxsize=_HASH_CACHE)
@@ -116,13 +127,14 @@ def topic_config(kafka: KafkaSettings) -> dict[str, str]:
 def check_topic(settings: Settings) -> None:
     """Compare the topic with the settings. Every program calls this before it starts.
 
-    Raises BackboneUnreachable (within about 10 s), TopicMissingError, or TopicMismatchError that names
-    both values.
+    Raises BackboneUnreachable (within about 10 s), TopicMissingError (LogLostError when the ledger has its
+    records), or TopicMismatchError that names both values (LogUnfinishedError while the log is being rebuilt).
     """
     kafka = settings.kafka
     with admin_client(kafka) as admin:
         count = partition_count(admin, kafka.topic)
         if count is None:
+            check_log_is_not_lost(settings)
             raise TopicMissingError(
                 f"Kafka has no topic {kafka.topic!r}; './trunkline topic create' makes it, and in the stack's "
                 "own Kafka './trunkline up'"
@@ -134,6 +146,12 @@ def check_topic(settings: Settings) -> None:
             )
         resource = ConfigResource(ConfigResourceType.TOPIC, kafka.topic)
         stored = admin.describe_configs([resource], config_filter="all")["topic"][kafka.topic]
+    if stored["message.timestamp.type"]["value"] == REBUILDING_TIMESTAMPS:
+        raise LogUnfinishedError(
+            f"topic {kafka.topic!r} has message.timestamp.type={REBUILDING_TIMESTAMPS}: './trunkline log "
+            "rebuild' has not finished with it; run that again. If it never ran, set LogAppendTime by Kafka's "
+            "own tools (kafka-configs --alter)"
+        )
     for name in ("message.timestamp.type", "max.message.bytes"):
         wanted, found = topic_config(kafka)[name], str(stored[name]["value"])
         if wanted != found:
@@ -142,6 +160,21 @@ def check_topic(settings: Settings) -> None:
                 "own tools (kafka-configs --alter) or change the settings"
             )
     _check_topology(kafka)
+
+
+def check_log_is_not_lost(settings: Settings) -> None:
+    """Raise LogLostError when the ledger has records. For a topic that does not exist: in one that begins anew,
+    new records would get the offsets of those in the ledger.
+    """
+    from schemas.delta_files import has_rows  # not above: most programs that check the topic need no tables
+
+    path = settings.table_path(LEDGER)
+    if has_rows(path):
+        raise LogLostError(
+            f"Kafka has no topic {settings.kafka.topic!r}, and the ledger at {path} has records of it: "
+            "Kafka's data was lost, or data_dir is that of another log. './trunkline log rebuild' makes the "
+            "log again from the ledger, with Kafka alone running (./trunkline up --only kafka)"
+        )
 
 
 def _check_topology(kafka: KafkaSettings) -> None:

@@ -47,10 +47,10 @@ def ledger_row_at(partition: int, offset: int, **other: Any) -> LedgerRow:
 
 
 class AuditedLedger:
-    """A ledger below `folder`, and what makes its commits."""
+    """A ledger below a folder, or where settings say, and what makes its commits."""
 
-    def __init__(self, folder: Path, **audit: Any) -> None:
-        plain = Settings(data_dir=folder)
+    def __init__(self, where: Path | Settings, **audit: Any) -> None:
+        plain = where if isinstance(where, Settings) else Settings(data_dir=where)
         self.settings = plain.model_copy(update={"audit": plain.audit.model_copy(update=audit)})
         self.path = self.settings.table_path(LEDGER)
         prepare_ledger(self.settings)

@@ -65,6 +65,7 @@ COMMANDS: dict[str, Command] = {
     "dead-letters": Command("connectors.cli.dead_letters_command", "see what was rejected, replay it", EVENTS),
     "topic": Command("connectors.cli.topic_command", "make the log's topic in a Kafka of your own", EVENTS),
     "fold": Command("connectors.cli.fold_command", "switch on a new version of the rules", EVENTS),
+    "log": Command("connectors.cli.log_command", "make a lost log again from the ledger", EVENTS),
     "audit": Command("connectors.cli.audit_command", "check that nobody has changed the ledger", EVENTS),
     "agents": Command("connectors.cli.agents_command", "spawn, join, list, stop agents; their keys", AGENTS),
     "mcp": Command("connectors.cli.mcp_command", "serve MCP on stdio: management, or an agent", AGENTS),

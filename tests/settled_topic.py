@@ -1,0 +1,66 @@
+"""A topic settled into a ledger and views without Spark: what the jobs do is called as they call it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from deltalake import DeltaTable
+
+from connectors.kafka_records import to_record
+from connectors.kafka_repairs import repair_kafka_client
+from jobs.settling import settle_run
+from jobs.view_changes import CHANGE_COLUMNS, changes_of
+from jobs.view_tables import open_tables
+from schemas.entries import Entries
+from schemas.event_topic import topic_reader
+from schemas.ledger import LEDGER, LedgerRow
+from schemas.record import Record
+from schemas.sealing import Keyring
+from schemas.settings import Settings
+from schemas.view_progress import ViewProgress
+from schemas.views import STREAM_ENTRIES
+from tests.audited_ledger import AuditedLedger
+
+READ_WITHIN_S = 30.0
+
+
+def records_in_topic(settings: Settings) -> dict[int, list[Record]]:
+    """By partition, all records of the topic, with the names of their headers as Java reads them."""
+    repair_kafka_client()
+    found: dict[int, list[Record]] = {number: [] for number in range(settings.kafka.partitions)}
+    with topic_reader(settings.kafka) as consumer:
+        ends = consumer.end_offsets(sorted(consumer.assignment()))
+        deadline = time.monotonic() + READ_WITHIN_S
+        while any(consumer.position(where) < end for where, end in ends.items()):
+            assert time.monotonic() < deadline, f"not read within {READ_WITHIN_S:g} s: {ends}"
+            for batch in consumer.poll(timeout_ms=200).values():
+                for one in batch:
+                    found[one.partition].append(to_record(one))
+    return found
+
+
+def settled_rows(records: list[Record], keyring: Keyring) -> list[LedgerRow]:
+    """The ledger rows of a partition's records, from its first on, as one micro-batch."""
+    entries: dict[bytes | None, Entries] = {record.key: Entries() for record in records}
+    return settle_run(records, entries, keyring)
+
+
+def settle_topic(
+    settings: Settings, keyring: Keyring, keep: Callable[[Record], bool] = lambda record: True
+) -> AuditedLedger:
+    """The audited ledger of what is in the topic now, in one commit: of the records that `keep` wants."""
+    ledger = AuditedLedger(settings)
+    found = records_in_topic(settings).values()
+    ledger.commit(*(settled_rows([one for one in records if keep(one)], keyring) for records in found))
+    ledger.keep()
+    return ledger
+
+
+def build_views(settings: Settings) -> None:
+    """The view tables of the whole ledger."""
+    ledger = DeltaTable(settings.table_path(LEDGER))
+    changes = changes_of(ledger.to_pyarrow_dataset().to_table(columns=list(CHANGE_COLUMNS)))
+    for name, table in open_tables(settings).items():
+        progress = ViewProgress(changes.next_offsets, ledger.version()) if name == STREAM_ENTRIES else None
+        table.apply(changes.tables[name], progress)
