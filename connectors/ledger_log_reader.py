@@ -28,6 +28,7 @@ _ROW_BYTES: Final = 1024
 _SCAN_ROWS: Final = 8_192
 _GAPS_NAMED: Final = 5
 _TIME, _CONTENT_TYPE = STANDARD_HEADERS.index("ce_time"), STANDARD_HEADERS.index("content-type")
+_KEPT: Final = tuple(at for at in range(len(STANDARD_HEADERS)) if at not in (_TIME, _CONTENT_TYPE))
 
 
 class LedgerRecord(NamedTuple):
@@ -54,14 +55,12 @@ class LedgerRecord(NamedTuple):
 
 
 def _headers(record: Record, is_whole: bool) -> object:
+    names, values = record.header_names, record.header_values
+    if names == STANDARD_HEADERS:
+        return values if is_whole else tuple([values[at] for at in _KEPT])
     # As `read_envelope` reads names: they end at the first NUL, and bytes that are not UTF-8 are unknown.
-    names = [name.partition("\0")[0] for name in record.header_names]
-    if any(NOT_UTF8 in name for name in names):
-        return NOT_UTF8
-    values: list[bytes | None] = list(record.header_values)
-    if not is_whole and len(values) == len(STANDARD_HEADERS):
-        values[_TIME] = values[_CONTENT_TYPE] = None
-    return names, values
+    names = tuple([name.partition("\0")[0] for name in names])
+    return NOT_UTF8 if any(NOT_UTF8 in name for name in names) else (names, values)
 
 
 class LedgerLog:

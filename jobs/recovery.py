@@ -66,6 +66,11 @@ def find_start(spark: SparkSession, settings: Settings, checkpoint: str) -> Reco
     found = folder.look()
     if found.last_batch is not None:
         _check_agreement(settings, found)
+        # Spark would wait for ever for offsets that the log no longer has. The views know up to where it was
+        # settled at least, without a look at the whole ledger.
+        path = settings.table_path(STREAM_ENTRIES)
+        if DeltaTable.is_deltatable(path):
+            check_log(settings.kafka, read_progress(DeltaTable(path)).offsets)
         return None
     if not has_rows(settings.table_path(LEDGER)):
         if found.has_files and found.query_id is None:

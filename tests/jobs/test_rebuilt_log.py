@@ -7,13 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from connectors.audit.verification import verify
 from connectors.rebuilt_topic import delete_topic
 from connectors.spark_checkpoint import planned_ends
+from jobs import settle_events
+from jobs.build_views import catch_up
+from jobs.recovery import RecoveryRefused
 from schemas.sealing import Keyring
 from schemas.settings import Settings
-from tests.connectors.test_log_rebuild import rebuild
+from tests.connectors.test_log_rebuild import made_anew, rebuild
 from tests.jobs.conftest import Rows
 from tests.jobs.test_lost_checkpoint import each_once
 from tests.jobs.topic_load import append_all, event, registration
@@ -46,6 +50,23 @@ def test_records_that_come_after_a_rebuild_are_settled_where_spark_had_planned_l
     assert plan.lost == {0: (ends[0], ends[0] + 5)}
     assert done.checkpoint is not None
     check_what_comes_next(settings, drain)
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("OP-31")
+def test_streams_with_their_checkpoint_refuse_a_log_that_was_made_anew_and_name_the_rebuild(
+    spark: SparkSession,
+    drain: Callable[[], Rows],
+    backbone_settings: Settings,
+    keyring: Keyring,
+    tmp_path: Path,
+) -> None:
+    append_all(backbone_settings, [registration(JOB, keyring), event(JOB, 1, "started"), event(JOB, 2)])
+    drain()
+    catch_up(backbone_settings)
+    made_anew(backbone_settings, tmp_path)
+    with pytest.raises(RecoveryRefused, match=r"'\./trunkline log rebuild' makes the log again"):
+        settle_events.start(spark, backbone_settings)
 
 
 @pytest.mark.slow
