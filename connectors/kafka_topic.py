@@ -71,8 +71,8 @@ def ensure_topic(settings: Settings) -> bool:
     """Make the topic where it is missing and store its topology as the first record; then check it.
 
     Returns whether the topic was made by this call. Several callers at once do no harm: one creates, and a
-    topology stored twice is a duplicate. Raises what `check_topic` raises; LogLostError instead of making a topic
-    whose records the ledger has.
+    topology stored twice is a duplicate. Raises what `check_topic` raises; LogLostError instead of making a
+    topic whose records the ledger has.
     """
     was_made = False
     kafka = settings.kafka

@@ -10,7 +10,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any, Final
 
@@ -134,7 +134,8 @@ def check_topic(settings: Settings) -> None:
     with admin_client(kafka) as admin:
         count = partition_count(admin, kafka.topic)
         if count is None:
-            check_log_is_not_lost(settings)
+            with suppress(OSError):  # who has no access to the tables is refused with less to say
+                check_log_is_not_lost(settings)
             raise TopicMissingError(
                 f"Kafka has no topic {kafka.topic!r}; './trunkline topic create' makes it, and in the stack's "
                 "own Kafka './trunkline up'"

@@ -97,6 +97,11 @@ def _print_plan(settings: Settings, plan: RebuildPlan) -> None:
     if plan.missing:
         print(f"to write {_ranges(plan.missing)}")
         print(f"lost     every record that was acknowledged beyond the ledger: {_beyond(plan)}")
+        if plan.planned is None:
+            print(
+                "unknown  what Spark had planned: no checkpoint on a local disk can be read. Delete one that is"
+            )
+            print("         elsewhere: Spark would wait for lost records for ever")
     if plan.lost:
         print(f"lost     for certain, because Spark had planned to settle them: {_ranges(plan.lost)}")
 
