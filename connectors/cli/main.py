@@ -99,7 +99,6 @@ def top_level_help() -> str:
     lines = [
         f"usage: {PROGRAM} COMMAND [arguments]",
         "Trunkline, an event backbone for multi-agent systems: many doors, one log, one fold.",
-        "",
     ]
     groups = dict.fromkeys(command.group for command in COMMANDS.values())
     for group in groups:
