@@ -25,7 +25,7 @@ from tests.schemas.job_records import KEYRING, make_record, said, written
 
 pytestmark = pytest.mark.requirement("JE-26")
 PAGE = (PROJECT_ROOT / "docs" / "signing.md").read_text(encoding="utf-8")
-VECTORS: list[dict[str, str]] = json.loads(re.findall(r"```json\n(.*?)\n```", PAGE, re.DOTALL)[1])
+VECTORS: list[dict[str, str]] = json.loads(re.findall(r"```json\n(\[.*?\n\])\n```", PAGE, re.DOTALL)[1])
 SAID = "agent.said"
 NAME = "coder"
 

@@ -36,7 +36,7 @@ from tests.schemas.job_records import (
 pytestmark = pytest.mark.requirement("JE-05")
 
 PAGE = (PROJECT_ROOT / "docs" / "signing.md").read_text(encoding="utf-8")
-VECTORS: list[dict[str, str]] = json.loads(re.findall(r"```json\n(.*?)\n```", PAGE, re.DOTALL)[0])
+VECTORS: list[dict[str, str]] = json.loads(re.findall(r"```json\n(\[.*?\n\])\n```", PAGE, re.DOTALL)[0])
 NAMES = [vector["name"] for vector in VECTORS]
 
 
@@ -57,7 +57,7 @@ def test_the_standard_library_gives_the_published_signature(vector: dict[str, st
 @pytest.mark.parametrize("vector", VECTORS, ids=NAMES)
 def test_the_signer_printed_on_the_page_gives_the_published_signature(vector: dict[str, str]) -> None:
     names: dict[str, Any] = {}
-    exec(re.findall(r"```python\n(.*?)\n```", PAGE, re.DOTALL)[0], names)  # noqa: S102  our own page
+    exec(re.findall(r"```python\n(# sign\.py: .*?)\n```", PAGE, re.DOTALL)[0], names)  # noqa: S102  our own page
     assert (
         names["sign"](json.loads(vector["event"]), vector["secret"])["data"]["hmac_sig"] == vector["hmac_sig"]
     )
