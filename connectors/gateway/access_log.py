@@ -1,6 +1,8 @@
-"""One log line for each request (method, the route's template, status, time, principal), and its metrics.
+"""The access log: one line for each request (method, route template, status, time, principal), and metrics.
 
-Never the path as it was sent, its query, a header or a body: there may be a secret in any of them.
+A line never has the path as it was sent, its query, a header or a body: any of them may contain a secret.
+Health checks and successful polls of the stack's own parts are logged at the level debug, because they would
+push the requests of clients out of the rotated log. The metrics count all requests.
 """
 
 from __future__ import annotations
@@ -15,13 +17,15 @@ from connectors.gateway.metrics import Metrics
 
 log = structlog.stdlib.get_logger(__name__)
 
-# Others are anybody's invention.
+# A client may send any other method name; it is logged as "?".
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_QUIET: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+_HEALTH: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+# Pumps and bridges ask for these over and over. A lease that hands out messages is a record of the log itself.
+_POLLED: Final = frozenset({"/api/hub/pump/lease", "/api/hub/mqtt-agents", "/api/hub/brokers"})
 
 
 class AccessLog:
-    """ASGI middleware."""
+    """ASGI middleware that logs and counts each HTTP request."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -46,7 +50,8 @@ class AccessLog:
             route = scope.get("trunkline_route", "no route")
             method, seconds = scope["method"] if scope["method"] in _METHODS else "?", time.monotonic() - begun
             self._metrics.answered(method, route, status, seconds)
-            (log.debug if route in _QUIET else log.info)(
+            is_routine = route in _HEALTH or (route in _POLLED and 200 <= status < 300)
+            (log.debug if is_routine else log.info)(
                 "request",
                 method=method,
                 route=route,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -147,3 +148,30 @@ def test_the_active_bridge_is_seen_and_its_end(gateway, operator, backbone_setti
     wait_until(lambda: samples(operator).get(key) == 1, 10, "the bridge is active")
     bridge.process.kill()
     wait_until(lambda: samples(operator).get(key) == 0, 10, "the bridge has ended")
+
+
+@pytest.mark.requirement("OP-41")
+def test_polls_of_the_stacks_own_parts_are_counted_and_leave_the_access_log_to_real_requests(gateway, operator):
+    lease = {"pump": "p", "wants": {}, "free": 0}
+    for _ in range(20):
+        for path in ("/api/hub/mqtt-agents", "/api/hub/brokers"):
+            assert operator.get(path).status_code == 200
+        assert operator.post("/api/hub/pump/lease", json=lease).status_code == 200
+    assert operator.post("/api/hub/pump/lease", json={}).status_code == 400
+    with gateway.client("canary") as stranger:
+        assert stranger.get("/api/hub/brokers").status_code == 401
+    assert operator.get("/api/hub/jobs").status_code == 200
+    counted = samples(operator)
+    for method, path in (("GET", "mqtt-agents"), ("GET", "brokers"), ("POST", "pump/lease")):
+        assert counted["trunkline_http_requests_total", f"/api/hub/{path}", "200", method] >= 20
+
+    def logged():
+        lines = [json.loads(line) for line in gateway.program.log().splitlines() if '"request"' in line]
+        return [(line["route"], line["status"]) for line in lines if line["event"] == "request"]
+
+    wait_until(lambda: ("/api/hub/jobs", 200) in logged(), what="the line of the last request")
+    polled = ("/api/hub/mqtt-agents", "/api/hub/brokers", "/api/hub/pump/lease")
+    assert [line for line in logged() if line[0] in polled] == [
+        ("/api/hub/pump/lease", 400),
+        ("/api/hub/brokers", 401),
+    ]
