@@ -7,7 +7,7 @@ import os
 import sys
 
 from connectors.file_queue.message_queue import Queue
-from connectors.file_queue.message_record import BODY_LIMIT, TOPICS, to_line
+from connectors.file_queue.message_record import BODY_LIMIT, TOPICS, to_indented, to_line
 from connectors.file_queue.queue_errors import QueueError
 
 TYPE_CHECKING = False
@@ -22,8 +22,8 @@ _EPILOG = """\
 examples:
   trunkline queue send --topic ask --to builder --sender ann --body "Is the build green?"
   git diff | trunkline queue send --topic broadcast
-  trunkline queue poll --agent-id builder
-  trunkline queue poll --agent-id builder --topic ask --topic answer
+  trunkline queue poll --agent builder
+  trunkline queue poll --agent builder --topic ask --topic answer
   trunkline queue tail -n 3 | jq -r .body
   trunkline queue send --topic answer --to ann --reply-to MSG_ID --ttl-s 3600 --body yes
 
@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
         return made.add_argument
 
     option = command("send", "send a message and print its id")
-    option("--topic", required=True, choices=TOPICS, help="what kind of message it is")
+    option("--topic", required=True, choices=sorted(TOPICS), help="what kind of message it is")
     option("--body", metavar="TEXT", default="-", help=_BODY_HELP)
     option("--to", metavar="NAME", help="an agent; without it, or all or broadcast: everybody")
     option(
@@ -88,13 +88,25 @@ def parser() -> argparse.ArgumentParser:
     )
     option("--reply-to", metavar="MSG_ID", help="the message that this one answers")
     option = command("poll", "take the new messages for an agent, one JSON object a line")
-    option("--agent-id", metavar="NAME", help="whose cursor to use (default: $TRUNKLINE_QUEUE_AGENT_ID)")
-    option("--topic", action="append", choices=TOPICS, help="only these; the others are passed over for good")
+    option(
+        "--agent",
+        "--agent-id",
+        dest="agent_id",
+        metavar="NAME",
+        help="the agent that polls, whose cursor moves (default: $TRUNKLINE_QUEUE_AGENT_ID)",
+    )
+    option(
+        "--topic",
+        action="append",
+        choices=sorted(TOPICS),
+        help="only messages of this topic, several times for several topics; the others are skipped for good",
+    )
     option = command("tail", "look at the last messages, one JSON object a line, and take none")
     option("-n", "--n", metavar="COUNT", type=_count, default=10, help="how many (default: 10)")
     option("--include-expired", action="store_true", help="also those whose time has run out")
     command("expire", "take expired messages out of the files and print how many went")
-    command("status", "show what lies in the queue, as JSON; without --session: in all sessions")
+    option = command("status", "show the state of the queue as JSON; without --session: of all sessions")
+    option("--json", action="store_true", help="one line for programs, instead of indented JSON")
     return main_parser
 
 
@@ -144,14 +156,15 @@ def _run(arguments: Sequence[str] | None) -> int:
     elif given.command == "poll":
         agent_id = queue.agent_id if given.agent_id is None else given.agent_id
         if agent_id is None:
-            raise UsageError("poll needs --agent-id or TRUNKLINE_QUEUE_AGENT_ID")
+            raise UsageError("poll needs --agent NAME or the variable TRUNKLINE_QUEUE_AGENT_ID")
         _print_messages(queue.poll(agent_id, given.topic, given.session))
     elif given.command == "tail":
         _print_messages(queue.tail(given.n, given.include_expired, given.session))
     elif given.command == "expire":
         _print(b"%d\n" % queue.expire(given.session))
     else:
-        _print(to_line(queue.status(given.session)))
+        status = queue.status(given.session)
+        _print(to_line(status) if given.json else to_indented(status))
     if queue.audit_error:
         _say(queue.audit_error, OK)
     return OK

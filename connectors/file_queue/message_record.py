@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-TOPICS = ("ask", "answer", "broadcast", "spawn-request", "status")
+TOPICS = frozenset({"ask", "answer", "broadcast", "spawn-request", "status"})
 EVERYBODY = (None, "all", "broadcast")
 # The longest line and the longest body that anybody reads.
 LINE_LIMIT = BODY_LIMIT = 16 * 1024 * 1024
@@ -57,7 +57,7 @@ def checked_topic(value: object) -> str:
     """`value`, if it is one of the closed topics. Raises TopicError."""
     if isinstance(value, str) and value in TOPICS:
         return value
-    raise TopicError(f"there is no topic {str(value)[:40]!r}; the topics are {', '.join(TOPICS)}")
+    raise TopicError(f"there is no topic {str(value)[:40]!r}; the topics are {', '.join(sorted(TOPICS))}")
 
 
 def checked_ttl(value: object) -> float | None:
@@ -98,8 +98,16 @@ def side_file_of(message: Mapping[str, Any]) -> str | None:
 
 
 def to_line(record: Mapping[str, Any]) -> bytes:
-    """A record as its line, with the newline. Safe to look at with `cat`."""
-    text = json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    """Return a record as one line of JSON, with its newline. It is safe to look at with `cat`."""
+    return _shown(json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
+
+
+def to_indented(record: Mapping[str, Any]) -> bytes:
+    """Return a record as indented JSON for a person, as safe to look at as `to_line`."""
+    return _shown(json.dumps(record, ensure_ascii=False, indent=2, allow_nan=False))
+
+
+def _shown(text: str) -> bytes:
     if not text.isascii() or "\x7f" in text:
         text = re.sub(_UNSAFE, lambda found: f"\\u{ord(found[0]):04x}", text)
     return (text + "\n").encode()
@@ -124,6 +132,7 @@ def _message(found: dict[str, Any]) -> dict[str, Any] | None:
             and is_name(found["from"])
             and (to is None or is_name(to))
             and (reply is None or is_name(reply))
+            and type(found["topic"]) is str
             and found["topic"] in TOPICS
             and type(found["ts"]) is str
             and _seconds(found["ts"]) is not None

@@ -20,7 +20,7 @@ def queue_status(root: str, session: str | None) -> dict[str, Any]:
     """The sums over one session or all, and each session by itself under `sessions`."""
     sessions = {name: _session_status(root, name) for name in ([session] if session else _sessions(root))}
     sums = {what: sum(one[what] for one in sessions.values()) for what in _SUMMED}
-    per_topic = {topic: sum(one["per_topic"][topic] for one in sessions.values()) for topic in TOPICS}
+    per_topic = {topic: sum(one["per_topic"][topic] for one in sessions.values()) for topic in sorted(TOPICS)}
     return {"root": root, **sums, "per_topic": per_topic, "sessions": sessions}
 
 
@@ -34,7 +34,7 @@ def _sessions(root: str) -> list[str]:
 
 def _session_status(root: str, session: str) -> dict[str, Any]:
     found: dict[str, Any] = dict.fromkeys(_SUMMED, 0)
-    per_topic = dict.fromkeys(TOPICS, 0)
+    per_topic = dict.fromkeys(sorted(TOPICS), 0)
     cursors: dict[str, int | None] = {}
     try:
         with SessionFolder(root, session, create=False) as folder:

@@ -158,6 +158,37 @@ def test_a_missing_audit_line_is_a_warning_and_no_failure(
 
 
 @pytest.mark.requirement("FQ-14")
+@pytest.mark.parametrize("option", ["--agent", "--agent-id"])
+def test_poll_takes_either_option_for_the_agent_and_several_topics(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], option: str
+) -> None:
+    root = ["--root", str(tmp_path / "q")]
+    for topic in ("ask", "status", "answer"):
+        assert main([*root, "send", "--topic", topic, "--body", topic]) == 0
+    capfd.readouterr()
+    assert main([*root, "poll", option, "bo", "--topic", "ask", "--topic", "answer"]) == 0
+    out = capfd.readouterr().out
+    assert [json.loads(line)["topic"] for line in out.splitlines()] == ["ask", "answer"]
+
+
+@pytest.mark.requirement("FQ-14")
+def test_status_is_indented_json_and_one_line_with_json(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = ["--root", str(tmp_path / "q\x9b")]
+    assert main([*root, "send", "--topic", "ask", "--body", "x"]) == 0
+    capfd.readouterr()
+    assert main([*root, "status"]) == 0
+    indented = capfd.readouterr().out
+    assert main([*root, "status", "--json"]) == 0
+    line = capfd.readouterr().out
+    assert indented.startswith('{\n  "root": ') and indented.endswith("\n}\n")
+    assert line.count("\n") == 1 and ": " not in line
+    assert json.loads(indented) == json.loads(line)
+    assert "\x9b" not in indented + line
+
+
+@pytest.mark.requirement("FQ-14")
 def test_the_help_teaches_and_knows_every_option(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capfd.readouterr().out
