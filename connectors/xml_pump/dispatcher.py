@@ -7,6 +7,7 @@ logged of a message is its id, never what it says.
 from __future__ import annotations
 
 import asyncio
+import re
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple
@@ -32,6 +33,11 @@ from connectors.xml_pump.xml_limits import XmlLimits
 log = structlog.stdlib.get_logger(__name__)
 
 HUH_TAG: Final = "huh"
+TEXT_TAG: Final = "text"
+# The root tag of a text, after comments and declarations. Atomic, so that no text makes it slow.
+_ROOT_TAG: Final = re.compile(
+    r"(?>\s+|<\?.*?\?>|<!--.*?-->)*+<(?:[\w.-]+:)?([A-Za-z_][\w.-]*)", re.ASCII | re.DOTALL
+)
 _XML: Final = "application/xml"
 # So long a handler that was cancelled may tidy up.
 _CANCEL_S: Final = 1.0
@@ -83,12 +89,15 @@ class Dispatcher:
         """Run the message's pipeline and its listener. Never raises, but when it is cancelled itself."""
         if message.is_orphan:
             why = "the listener was removed before it came to your message"
-            return Delivered(_huh(message, why, "routing"))
+            return Delivered(_huh(message, why, "routing", message.kind))
         listener = table.runnable.get(message.listener)
         if listener is None:
             return Delivered(Done(message, NACK, "the listener cannot be loaded here"))
+        about = message.kind
         try:
-            taken = self._taken(message, listener)
+            found = self._payload(message, listener)
+            about = found[0] if found is not None else about
+            taken = self._taken(message, listener, found)
             answers = await self._answers(message, taken, listener, table)
             done = Done(message, HANDLED, answers=answers)
             size = len(orjson.dumps(done.as_json()))
@@ -96,26 +105,25 @@ class Dispatcher:
                 raise AnswerFault(f"its answer is too large: {size} bytes, at most {self._answer_bytes}")
             return Delivered(done)
         except Faulty as fault:
-            return Delivered(_huh(message, fault, fault.step))
+            return Delivered(_huh(message, fault, fault.step, about))
         except XmlRefused as error:
-            return Delivered(_huh(message, f"the payload is {error.reason}: {error}", "payload"))
+            return Delivered(_huh(message, f"the payload is {error.reason}: {error}", "payload", about))
         except AnswerFault as error:
             log.warning("answer_unusable", listener=message.listener, message_id=message.message_id)
-            return Delivered(_huh(message, f"the listener {message.listener} failed: {error}", "answer"))
+            return Delivered(_huh(message, f"the listener {message.listener} failed: {error}", "answer", about))
         except _HandlerFailed as error:
             told = f"the listener {message.listener} failed: {error}"
-            return Delivered(_huh(message, told, "handler"), error.stray)
+            return Delivered(_huh(message, told, "handler", about), error.stray)
         except Exception as error:  # noqa: BLE001  our own mistake ends no pump, and its words may quote the message
             name = type(error).__name__
             log.error("delivery_failed", message_id=message.message_id, error=name, place=_place(error))
-            return Delivered(_huh(message, f"the pump itself failed with {name}", "pump"))
+            return Delivered(_huh(message, f"the pump itself failed with {name}", "pump", about))
 
-    def _taken(self, message: LeasedMessage, listener: RunnableListener) -> ListenerMessage:
-        """The message as the listener gets it. Raises Faulty, XmlRefused."""
-        payload = self._payload(message, listener)
-        tag = message.kind if payload is not None else "text"
-        if payload is None:
-            payload = text_payload(message.kind, message.body)
+    def _taken(
+        self, message: LeasedMessage, listener: RunnableListener, found: tuple[str, bytes] | None
+    ) -> ListenerMessage:
+        """Return the message as the listener gets it; `found` is from `_payload`. Raises Faulty, XmlRefused."""
+        tag, payload = found or (TEXT_TAG, text_payload(message.kind, message.body))
         pipelines = [listener.reply_pipelines, listener.pipelines]
         if not message.is_reply:
             pipelines.reverse()
@@ -133,18 +141,22 @@ class Dispatcher:
             value, payload, tag, message.sender, message.sender_verified, message.thread, message.is_reply
         )
 
-    def _payload(self, message: LeasedMessage, listener: RunnableListener) -> bytes | None:
-        """The payload element; None for a text of another door."""
+    def _payload(self, message: LeasedMessage, listener: RunnableListener) -> tuple[str, bytes] | None:
+        """Return root tag and canonical bytes of the payload; None for a text of another door.
+
+        A text is a payload if it is an element that the listener takes, whatever its door calls its kind: the
+        kind of an MCP message is always `message`, that of a file a topic.
+        """
         if message.content_type == _XML:
-            return message.body.encode("utf-8", "replace")
-        tags = {listener.info.root_tag, *listener.reply_pipelines}
-        text = _text_of(message.body) if message.kind in tags else ""
-        if not text.lstrip().startswith("<"):
+            return message.kind, message.body.encode("utf-8", "replace")
+        text = _text_of(message.body)
+        first = _ROOT_TAG.match(text)
+        if first is None or first[1] not in {listener.info.root_tag, *listener.reply_pipelines}:
             return None
         try:
-            root = repair(text.encode("utf-8", "replace"), self._limits, root_tag=message.kind).root
-            is_payload = root.tag.rpartition("}")[2] == message.kind
-            return canonical_bytes(root) if is_payload else None
+            root = repair(text.encode("utf-8", "replace"), self._limits, root_tag=first[1]).root
+            is_payload = root.tag.rpartition("}")[2] == first[1]
+            return (first[1], canonical_bytes(root)) if is_payload else None
         except (XmlRefused, ValueError):
             return None
 
@@ -237,9 +249,9 @@ def _text_of(body: str) -> str:
     return found if isinstance(found, str) else body
 
 
-def _huh(message: LeasedMessage, why: Faulty | str, step: str) -> Done:
+def _huh(message: LeasedMessage, why: Faulty | str, step: str, about: str) -> Done:
     reason = why.why if isinstance(why, Faulty) else why
     log.info("huh", listener=message.listener, message_id=message.message_id, step=step)
-    body = huh(why, about_tag=message.kind, step=step).decode("utf-8")
+    body = huh(why, about_tag=about, step=step).decode("utf-8")
     printable = "".join(c if c.isprintable() else " " for c in reason)
     return Done(message, HUH, printable, (Answer(None, HUH_TAG, HUH_NAMESPACE, body),))
