@@ -73,12 +73,14 @@ class _Entry(_Section):
 
 
 class ListenerEntry(_Entry):
-    """One of `listeners`. `tools`: whom it sees and may write to; left out: everybody. Root tag and namespace
-    may be left out, and are those of the handler's class then; of a human, its name.
+    """One of `listeners`. `description`: its text as a tool of language models; left out: the docstring of the
+    class that the handler takes. `tools`: whom it sees and may write to; left out: everybody. Root tag and
+    namespace may be left out, and are those of the handler's class then; of a human, its name.
     """
 
     type: Literal["handler", "human"] = "handler"
     capability: Note = ""
+    description: Note = ""
     root_tag: RootTag | None = None
     namespace: _Namespace | None = None
     handler: _Attribute | None = None
@@ -231,6 +233,7 @@ def listener_of(entry: ListenerEntry, known: Mapping[str, Described], where: str
         concurrency=entry.concurrency,
         per_minute=entry.per_minute,
         timeout_ms=round(entry.timeout_s * 1000),
+        options=canonical({"description": entry.description}).decode("utf-8") if entry.description else None,
     )
 
 

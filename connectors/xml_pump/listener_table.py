@@ -74,10 +74,13 @@ class ListenerTable:
         return None if found is None else found.kind
 
     def _tool(self, info: ListenerInfo) -> Mapping[str, Any]:
-        kind = self.kind_of(info.name)
+        """Describe a listener as a tool: by the file's description, else its class's docstring, else its
+        capability, which may be no more than a label.
+        """
+        kind, given = self.kind_of(info.name), str(info.options.get("description") or "")
         if kind is not None:
             derived = kind.tool_description
-            about = info.capability or derived["description"]
+            about = given or derived["description"] or info.capability
             return {"name": info.name, "description": about, "input_schema": derived["input_schema"]}
         how = f'the whole payload as XML: <{info.root_tag} xmlns="{info.namespace}">…</{info.root_tag}>'
         schema = {
@@ -85,7 +88,7 @@ class ListenerTable:
             "properties": {RAW_ARGUMENT: {"type": "string", "description": how}},
             "required": [RAW_ARGUMENT],
         }
-        return {"name": info.name, "description": info.capability, "input_schema": schema}
+        return {"name": info.name, "description": given or info.capability, "input_schema": schema}
 
 
 class TableMaker:

@@ -170,6 +170,15 @@ def test_what_is_wrong_is_said_with_its_place(organism: Path, text: str, said: s
     assert said in refused(organism, text)
 
 
+@pytest.mark.requirement("XB-02")
+def test_the_description_of_a_listener_reaches_the_log_and_no_description_changes_nothing(organism: Path):
+    entry = f"listeners: [{{name: a, handler: '{MODULE}:add'"
+    organism.write_text(f"{entry}, description: Adds two numbers.}}]\n")
+    assert load_organism(organism).listeners[0].options == '{"description":"Adds two numbers."}'
+    organism.write_text(f"{entry}}}]\n")
+    assert load_organism(organism).listeners[0].options is None
+
+
 def test_a_file_that_cannot_be_read_is_said_so(organism: Path):
     with pytest.raises(OrganismError, match="cannot be read: No such file"):
         load_organism(organism)

@@ -47,6 +47,18 @@ async def fetch(message: Any) -> bytes | None:
     return None
 
 
+@payload("bare", namespace=SPACE)
+@dataclass
+class Bare:
+    what: str
+
+
+@handles(Bare)
+async def fetch_bare(message: Any) -> bytes | None:
+    """Fetches nothing."""
+    return None
+
+
 @dataclass
 class Scripted:
     """Says what the test wants, and remembers what it was told."""
@@ -127,6 +139,34 @@ def deliver(says: Completion, folder: Path, history: Sequence[SaidMessage] = (),
         }
     )
     return asyncio.run(dispatcher.deliver(message, table)).done
+
+
+@pytest.mark.requirement("XB-02")
+@pytest.mark.parametrize("capability", ["", "shop.fetch"])
+@pytest.mark.parametrize(
+    ("handler", "options", "description"),
+    [
+        ("fetch", None, "Something to fetch."),
+        ("fetch", '{"description":"Fetches from the cellar."}', "Fetches from the cellar."),
+        ("fetch_bare", None, None),
+    ],
+    ids=["docstring", "file", "neither"],
+)
+def test_a_tool_is_described_by_the_file_else_by_the_docstring_else_by_its_capability(
+    tmp_path: Path, capability: str, handler: str, options: str | None, description: str | None
+) -> None:
+    row = {
+        "listener": "fetcher",
+        "root_tag": "bare" if handler == "fetch_bare" else "order",
+        "namespace": SPACE,
+        "handler": f"{__name__}:{handler}",
+        "capability": capability,
+        "options": options,
+    }
+    infos = [listener_from(row), listener_from(LISTENERS[-1])]
+    table = TableMaker(tmp_path, LIMITS).make(1, infos)
+    (tool,) = table.tools_of(infos[1])
+    assert tool["description"] == (capability if description is None else description)
 
 
 @pytest.mark.requirement("XP-09")
