@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
+from connectors.fault_words import first_fault
 from connectors.publisher import Position, Publisher
 from schemas.errors import UsageError
 from schemas.ids import is_job_id, new_job_id
@@ -84,6 +85,4 @@ def cancel_job(
 
 
 def _usage(error: ValidationError) -> UsageError:
-    # The input is left out: it may hold what nobody should read.
-    first = error.errors(include_input=False, include_url=False)[0]
-    return UsageError(f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}")
+    return UsageError(first_fault(error))

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, Literal
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from connectors.fault_words import words_of
 from connectors.handler_descriptions import Described, describe_handlers
 from connectors.terminal_text import escaped
 from connectors.unique_yaml import UniqueKeyLoader
@@ -298,7 +299,7 @@ def _faults(error: ValidationError, loaded: Any) -> list[str]:
             place.append(
                 escaped(name) if isinstance(name, str) else str(part + 1 if isinstance(part, int) else part)
             )
-        said = fault["msg"].removeprefix("Value error, ")
+        said = words_of(fault).removeprefix("Value error, ")
         found.append(f"{escaped(', '.join(place))[:200]}: {said}" if place else said)
     return found[:10]
 

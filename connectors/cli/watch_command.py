@@ -9,8 +9,9 @@ It reads MQTT and verifies with the secret that 'jobs register' or 'jobs pick' s
 with an MQTT broker of its own is followed there; with --all those that this machine knows at the start. With
 --settled it follows the backbone's settled stream instead; use that when the backbone runs.
 
-Exit codes: 0 all completed; 1 one ended in error or was cancelled; 2 the time ran out (also wrong
-arguments); 3 no such job; 4 refused; 5 broker or gateway does not answer; 130 after Ctrl-C.
+Exit codes: 0 all completed; 1 one ended in error or was cancelled; 2 the time ran out (also wrong arguments);
+3 no such job, or its secret is not stored on this machine; 4 refused; 5 broker or gateway does not answer;
+130 after Ctrl-C.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from connectors.job_secrets import find_secret, kept_secrets, stored_jobs
 from connectors.job_topics import job_id_of
 from connectors.job_watcher import EXIT_TIMED_OUT, JobWatcher, Outcomes, Sight, Timers
 from connectors.terminal_text import escaped
-from schemas.errors import UsageError
+from schemas.errors import NotFound
 from schemas.ids import JOB
 from schemas.life_cycles import JOB_TERMINAL, PENDING, RUNNING
 from schemas.record import JOB_EVENT, JOB_SECRET_ROTATED
@@ -61,7 +61,7 @@ def watch(next_sights: NextSights, outcomes: Outcomes, timers: Timers) -> int:
 
 @contextmanager
 def mqtt_source(settings: Settings, jobs: list[str], outcomes: Outcomes) -> Iterator[NextSights]:
-    """Events over MQTT, from our broker and the jobs' own, verified here. Raises UsageError for a job without
+    """Events over MQTT, from our broker and the jobs' own, verified here. Raises NotFound for a job without
     a stored secret, Refused and BackboneUnreachable for the broker of a job that is named.
     """
 
@@ -165,7 +165,7 @@ def _settled_sights(data: dict[str, Any]) -> list[Sight]:
 def _secret(settings: Settings, job: str) -> str:
     found = find_secret(settings, job)
     if found is None:
-        raise UsageError(
+        raise NotFound(
             f"the secret of job {job} is not stored on this machine, so its events cannot be verified here; "
             f"'trunkline watch --job {job} --settled' follows what the backbone has verified"
         )

@@ -13,6 +13,7 @@ from fastapi import HTTPException
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 
+from connectors.fault_words import words_of
 from connectors.settled_feed import SettledRecord
 from schemas.verdicts import (
     AFTER_TERMINAL,
@@ -98,7 +99,7 @@ def first_fault(error: RequestValidationError) -> str:
     first = error.errors()[0]
     # The last part of an unknown key's place is the key, and that is input.
     place = first["loc"][:-1] if first["type"] == "extra_forbidden" else first["loc"]
-    return f"{'.'.join(str(part) for part in place)}: {first['msg']}"
+    return f"{'.'.join(str(part) for part in place)}: {words_of(first)}"
 
 
 def error_response(status: int, reason: str, message: str, headers: dict[str, str] | None = None) -> Response:

@@ -150,11 +150,26 @@ def _add_reads(app: FastAPI, hub: Hub) -> None:
     @app.get(f"{THREADS}/{{name}}", responses=ERRORS)
     @asks_for(Action.THREAD_READ)
     async def show_thread(name: AgentPath) -> Response:
-        """Show one thread: who opened it, who knows it, where it comes from."""
+        """Show one thread: who opened it, who knows it, where it comes from. A root has no parent."""
         row = hub.live_view.row(REGISTRY_THREADS, name)
-        if not isinstance(row, ThreadRow):
-            raise not_found("no thread of this id")
-        return json_answer(row_as_json(row))
+        if isinstance(row, ThreadRow):
+            return json_answer(row_as_json(row))
+        root = _root_thread(hub, name)
+        if root is None:
+            raise not_found("no thread of this id; a thread is known a moment after its first message")
+        return json_answer(root)
+
+
+def _root_thread(hub: Hub, name: str) -> dict[str, Any] | None:
+    """Return a root, which has no row of its own, as the first thread below it tells; None if there is none."""
+    rows = [row for row in hub.live_view.rows(REGISTRY_THREADS) if isinstance(row, ThreadRow)]
+    below = [row for row in rows if row.root_thread == name]
+    if not below:
+        return None
+    first = min(below, key=lambda row: (row.opened_at, row.thread))
+    opener = first.on_behalf_of
+    root = {"thread": name, "parent_thread": None, "opened_by": opener, "seen_by": opener}
+    return {**row_as_json(first), **root}
 
 
 async def _settled(hub: Hub, leases: PumpLeases, done: Sequence[Done], principal: str) -> list[dict[str, Any]]:

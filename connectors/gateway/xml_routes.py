@@ -49,9 +49,14 @@ _TYPES: Final = ("application/xml", "text/xml", "")
 _DOCUMENTED: Final[dict[str, Any]] = {
     "requestBody": {"required": True, "content": {XML_CONTENT: {"schema": {"type": "string"}}}}
 }
+_ACCEPTED: Final = (
+    "In the mailboxes: <accepted> with the thread and a message id for each listener. The listener's pipeline "
+    "checks the payload later; a fault in it comes as a <huh> into the sender's mailbox."
+)
+_FAULTY: Final = "A <huh>: what is wrong with the envelope, the recipient or the thread."
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
-    202: {"description": "In the mailboxes.", "content": {XML_CONTENT: {"schema": {"type": "string"}}}},
-    422: {"description": "A <huh>: what is wrong.", "content": {XML_CONTENT: {"schema": {"type": "string"}}}},
+    202: {"description": _ACCEPTED, "content": {XML_CONTENT: {"schema": {"type": "string"}}}},
+    422: {"description": _FAULTY, "content": {XML_CONTENT: {"schema": {"type": "string"}}}},
     **ERRORS,
 }
 

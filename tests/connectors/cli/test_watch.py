@@ -133,7 +133,8 @@ def test_a_broker_that_goes_and_comes_back_costs_no_event(
 @pytest.mark.requirement("JE-22")
 def test_without_a_stored_secret_watch_says_so_and_points_to_settled(trunkline: CommandLine) -> None:
     done = trunkline.run("watch", "--job", JOB)
-    assert (done.returncode, done.stdout) == (2, "")
+    # Not 2: a script must not take it for a time-out.
+    assert (done.returncode, done.stdout) == (3, "")
     assert f"trunkline watch --job {JOB} --settled" in done.stderr
     for wrong in (
         ("watch",),

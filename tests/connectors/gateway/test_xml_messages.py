@@ -127,6 +127,14 @@ def test_a_broadcast_is_answered_by_each_on_the_askers_thread_and_nobody_sees_th
             ("ann", "fast", "ann"),
             ("ann", "slow", "ann"),
         }
+        # The thread that the sender was told is the root of that tree.
+        root = organism.operator.get(f"/api/hub/threads/{thread}")
+        assert root.status_code == 200, root.text
+        shown = root.json()
+        assert (shown["thread"], shown["parent_thread"], shown["root_thread"]) == (thread, None, thread)
+        assert (shown["opened_by"], shown["seen_by"], shown["on_behalf_of"]) == ("ann", "ann", "ann")
+        assert shown["opened_at"] == min(one["opened_at"] for one in tree)
+        assert organism.operator.get(f"/api/hub/threads/{uuid.uuid4()}").status_code == 404
 
 
 @pytest.mark.requirement("XP-06")
