@@ -73,7 +73,7 @@ def deliver(
         except (BackboneUnreachable, _NoAccount) as error:
             if attempt == mqtt.publish_attempts:
                 kind = Refused if isinstance(error, _NoAccount) else BackboneUnreachable
-                raise kind(f"{error} ({attempt} attempts)") from error
+                raise kind(f"{error} ({attempt} attempt{'s' if attempt > 1 else ''})") from error
         time.sleep(min(mqtt.backoff_base_s * 2 ** (attempt - 1), mqtt.backoff_max_s))
 
 

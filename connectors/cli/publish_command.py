@@ -36,6 +36,7 @@ from schemas.strict_json import MalformedJsonError, decode
 
 SECRET_VARIABLE = "TRUNKLINE_JOB_SECRET"  # noqa: S105  a variable's name
 _STATE_FOLDER = "publisher"
+_ATTEMPTS_MOST = 100
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +55,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="be content with the broker's PUBACK; a broker that crashes then may lose the event",
     )
+    parser.add_argument(
+        "--attempts",
+        type=int,
+        metavar="N",
+        help=f"connections to try, 1 to {_ATTEMPTS_MOST} (default: the setting mqtt.publish_attempts)",
+    )
     parser.add_argument("--resend", action="store_true", help="only send what is still in the outbox")
     parser.add_argument("--secret-file", type=Path, metavar="PATH", help="a 0600 file with the job's secret")
     parser.add_argument("--state-dir", type=Path, metavar="DIR", help="where seq and outbox are kept")
@@ -64,6 +71,11 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     """Publish and return the exit code. Raises TrunklineError."""
     if (args.event is None) != args.resend:
         raise UsageError("give --event, or --resend to send only what is in the outbox")
+    if args.attempts is not None:
+        if not 1 <= args.attempts <= _ATTEMPTS_MOST:
+            raise UsageError(f"--attempts: expected 1 to {_ATTEMPTS_MOST}, not {args.attempts}")
+        mqtt = settings.mqtt.model_copy(update={"publish_attempts": args.attempts})
+        settings = settings.model_copy(update={"mqtt": mqtt})
     data = _read_data(args.data)
     state_dir = args.state_dir or settings.data_path / _STATE_FOLDER
     secret = read_secret(args.secret_file, settings, args.job)

@@ -129,3 +129,16 @@ def test_a_secret_file_that_others_can_read_is_refused(backbone_settings, tmp_pa
     done = _run(backbone_settings, *arguments)
     assert done.returncode == 2
     assert "chmod 600" in done.stderr
+
+
+@pytest.mark.requirement("JE-15")
+def test_publish_makes_as_many_attempts_as_it_is_told(backbone_settings):
+    away = with_mqtt(backbone_settings, port=free_port(), backoff_base_s=0.01)
+    shared = ("publish", "--job", JOB, "--event", "progress")
+    for attempts, said in ((None, "(3 attempts)"), ("1", "(1 attempt)"), ("5", "(5 attempts)")):
+        arguments = shared if attempts is None else (*shared, "--attempts", attempts)
+        done = _run(away, *arguments, TRUNKLINE_JOB_SECRET=SECRET)
+        assert (done.returncode, said in done.stderr) == (5, True), done.stderr
+    for wrong in ("0", "-1", "x", "101"):
+        done = _run(away, *shared, "--attempts", wrong, TRUNKLINE_JOB_SECRET=SECRET)
+        assert (done.returncode, "--attempts" in done.stderr) == (2, True), done.stderr
