@@ -191,6 +191,7 @@ class XmlPumpSettings(_Section):
     `concurrency`: how many messages one of them handles at once; `lease_margin_s`: how much longer a message is
     leased than its handler may take. `pending_most` and `pending_per_sender`: how many messages may wait for
     one listener, in all and of one sender; `sender_per_minute`: how many one sender may post, None: any number.
+    `chain_most`: how many messages one may lead to, each asked by the listener of the one before.
     Without the file `organism_file` there are no listeners but those that commands add.
     """
 
@@ -201,6 +202,7 @@ class XmlPumpSettings(_Section):
     pending_most: int = Field(default=10_000, ge=1)
     pending_per_sender: int = Field(default=1_000, ge=1)
     sender_per_minute: int | None = Field(default=None, ge=1)
+    chain_most: int = Field(default=64, ge=1, le=1000)
     command_socket: Path | None = None
     command_keys_dir: Path | None = None
 

@@ -71,6 +71,12 @@ def _addressed(hub: Hub, row: MessageRow, number: int, answer: GivenAnswer) -> l
             told = huh(fault, about_tag=answer.kind, step=fault.step).decode("utf-8")
             where = {"thread": thread, "root_thread": place.root_thread}
             return [_message(row, number, listener, HUH_TAG, told, sender=SYSTEM, **where)]
+    most = hub.settings.xml_pump.chain_most
+    if _depth(hub, thread, most) >= most:
+        why = f"the chain of messages from listener to listener ended after {most} messages"
+        expected = "a shorter chain, or a higher xml_pump.chain_most"
+        told = huh(Faulty("routing", why, expected=expected), about_tag=answer.kind).decode("utf-8")
+        return [_to_asker(hub, row, number, HUH_TAG, told)]
     return [
         _message(
             row,
@@ -86,6 +92,15 @@ def _addressed(hub: Hub, row: MessageRow, number: int, answer: GivenAnswer) -> l
         )
         for place_in_list, name in enumerate(names)
     ]
+
+
+def _depth(hub: Hub, thread: str, most: int) -> int:
+    """Return how many messages of the chain led to this thread, the first one included; at most `most`."""
+    depth, place = 0, place_of(hub, thread)
+    while place is not None and depth < most:
+        depth += 1
+        place = None if place.parent_thread is None else place_of(hub, place.parent_thread)
+    return depth
 
 
 def _to_asker(hub: Hub, row: MessageRow, number: int, kind: str, body: str) -> Message:
