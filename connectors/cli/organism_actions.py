@@ -12,7 +12,14 @@ from connectors.cli.jobs_actions import print_json
 from connectors.cli.text_table import aligned
 from connectors.gateway_client import GatewayClient, path_of
 from connectors.out_of_band.client import give_command
-from connectors.out_of_band.command_document import Action, AddListener, HotReload, RemoveListener
+from connectors.out_of_band.command_document import (
+    Action,
+    AddListener,
+    GetStatus,
+    HotReload,
+    ListListeners,
+    RemoveListener,
+)
 from connectors.out_of_band.command_keys import private_key_file, read_keys
 from connectors.terminal_text import escaped
 from schemas.errors import NotFound, UsageError
@@ -42,6 +49,26 @@ def show(args: argparse.Namespace, settings: Settings) -> int:
         found = gateway.get(path_of("listeners"), wanted)
     if found["fault"] is not None:
         print(f"the organism file is not loaded: {escaped(found['fault'])}", file=sys.stderr)
+    return _print_listeners(args, found)
+
+
+def list_listeners(args: argparse.Namespace, settings: Settings) -> int:
+    """List the listeners over the command socket."""
+    return _print_listeners(args, give_command(settings, ListListeners(), args.key))
+
+
+def get_status(args: argparse.Namespace, settings: Settings) -> int:
+    """Show the numbers of the whole."""
+    answer = _given(args, settings, GetStatus())
+    if not args.json:
+        print(
+            f"version {answer['version']}: {answer['listeners']} listeners, {answer['waiting']} messages wait, "
+            f"{answer['leased']} are handled"
+        )
+    return 0
+
+
+def _print_listeners(args: argparse.Namespace, found: dict[str, Any]) -> int:
     heading = ("LISTENER", "TYPE", "TAKES", "NAMESPACE", "HANDLER", "AT ONCE", "SEES", "CAPABILITY")
 
     def cells(row: Row) -> tuple[object, ...]:
@@ -124,5 +151,7 @@ ACTIONS: Final[dict[str, Callable[[argparse.Namespace, Settings], int]]] = {
     "add-listener": add_listener,
     "remove-listener": remove_listener,
     "reload": reload,
+    "list-listeners": list_listeners,
+    "get-status": get_status,
     "keys": keys,
 }

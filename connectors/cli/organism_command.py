@@ -4,6 +4,8 @@
   trunkline organism add-listener adder --handler my_handlers.calculator:add
   trunkline organism remove-listener adder            answered when it gets nothing any more
   trunkline organism reload                           conf/organism.yaml and the handlers' modules, anew
+  trunkline organism list-listeners                   as show, over the socket and without a token
+  trunkline organism get-status                       how many listeners there are and messages wait
   trunkline organism keys                             whose commands count here
 
 Commands do not go by the hub's port: they go to a Unix socket on the gateway's machine, signed with the
@@ -39,7 +41,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     remove.add_argument("name", metavar="NAME", help="the listener")
     text = "read conf/organism.yaml again: these listeners and no others; handlers are loaded anew"
     reload_ = add_action(commands, "reload", text, "trunkline organism reload")
-    for command in (remove, reload_):
+    text = "list the listeners over the command socket, without a token"
+    listed = add_action(commands, "list-listeners", text, "trunkline organism list-listeners --json")
+    text = "show how many listeners there are, and how many messages wait and are handled"
+    status = add_action(commands, "get-status", text, "trunkline organism get-status")
+    for command in (remove, reload_, listed, status):
         _with_key(command)
     text = "list the keys whose commands count, and the files in their folder that hold none"
     add_action(commands, "keys", text, "trunkline organism keys")

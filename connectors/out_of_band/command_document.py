@@ -52,7 +52,23 @@ class HotReload:
     """Read conf/organism.yaml again."""
 
 
-Action = AddListener | RemoveListener | HotReload
+@dataclass(frozen=True)
+class ListListeners:
+    """Show the listeners there are. Changes nothing."""
+
+
+@dataclass(frozen=True)
+class GetStatus:
+    """Show the version of the organism and how many messages wait and are handled. Changes nothing."""
+
+
+Action = AddListener | RemoveListener | HotReload | ListListeners | GetStatus
+_EMPTY: Final[dict[str, type[HotReload | ListListeners | GetStatus]]] = {
+    "hot-reload": HotReload,
+    "list-listeners": ListListeners,
+    "get-status": GetStatus,
+}
+_TAGS: Final = {kind: tag for tag, kind in _EMPTY.items()}
 
 
 @dataclass(frozen=True)
@@ -105,7 +121,7 @@ def command_bytes(action: Action, *, nonce: str, issued: datetime, key_id: str) 
     elif isinstance(action, RemoveListener):
         etree.SubElement(root, f"{{{NAMESPACE}}}remove-listener").set("name", action.name)
     else:
-        etree.SubElement(root, f"{{{NAMESPACE}}}hot-reload")
+        etree.SubElement(root, f"{{{NAMESPACE}}}{_TAGS[type(action)]}")
     return bytes(etree.tostring(root, encoding="utf-8"))
 
 
@@ -113,7 +129,7 @@ def _action(element: Any) -> Action:
     tag = etree.QName(element).localname
     if tag == "remove-listener":
         return RemoveListener(element.get("name"))
-    return AddListener(_fields(element)) if tag == "add-listener" else HotReload()
+    return AddListener(_fields(element)) if tag == "add-listener" else _EMPTY[tag]()
 
 
 def _fields(element: Any) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from connectors.gateway.answers import (
     error_response,
     http_error_response,
     json_answer,
+    row_as_json,
     unavailable,
 )
 from connectors.gateway.bounded_http import note_principal
@@ -54,6 +55,8 @@ from connectors.out_of_band.command_document import (
     AddListener,
     Command,
     CommandRefused,
+    GetStatus,
+    ListListeners,
     RemoveListener,
     read_command,
 )
@@ -164,6 +167,8 @@ class OutOfBandDoor:
         if isinstance(action, RemoveListener):
             removal = ListenerRemoved(request_id=command.nonce, name=action.name)
             return await self._applied(removal, principal, {"listener": action.name})
+        if isinstance(action, (ListListeners, GetStatus)):
+            return json_answer(self._shown(action))
         if isinstance(action, AddListener):
             listener = await asyncio.to_thread(_listener, action)
             self._check_free([listener])
@@ -181,6 +186,19 @@ class OutOfBandDoor:
         answer = await self._applied(loaded, principal, {"listeners": len(organism.listeners)})
         self._hub.organism.fault = None
         return answer
+
+    def _shown(self, action: ListListeners | GetStatus) -> dict[str, Any]:
+        """Return the listeners without their schemas, or the numbers of the whole."""
+        listeners = self._hub.listeners
+        rows = listeners.active()
+        if isinstance(action, GetStatus):
+            shown: Any = len(rows)
+        else:
+            known = [{**row_as_json(row), "waiting": listeners.waiting(row.listener)} for row in rows]
+            shown = [{k: v for k, v in row.items() if k not in ("xsd", "example")} for row in known]
+        waiting = sum(listeners.waiting(row.listener) for row in rows)
+        leased = sum(listeners.held(row.listener) for row in rows)
+        return {"version": listeners.version, "listeners": shown, "waiting": waiting, "leased": leased}
 
     def _check_free(self, listeners: list[Listener]) -> None:
         try:

@@ -39,6 +39,11 @@ def test_a_listener_is_added_shown_and_removed(trunkline: CommandLine):
         assert word in line
     told = json.loads(trunkline.call("organism", "show", "--json").stdout)
     assert [row["listener"] for row in told["listeners"]] == ["adder"]
+    # The same over the socket, without a token.
+    listed = json.loads(trunkline.call("organism", "list-listeners", "--json").stdout)
+    assert [row["listener"] for row in listed["listeners"]] == ["adder"]
+    assert "adder" in trunkline.call("organism", "list-listeners").stdout
+    assert "1 listeners, 0 messages wait, 0 are handled" in trunkline.call("organism", "get-status").stdout
     gone = trunkline.call("organism", "remove-listener", "adder")
     assert (gone.returncode, gone.stderr) == (0, "")
     assert gone.stdout.startswith("listener adder is gone, 0 messages go back to their senders; version ")

@@ -8,7 +8,13 @@ import stat
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from connectors.out_of_band.command_document import AddListener, HotReload, RemoveListener
+from connectors.out_of_band.command_document import (
+    AddListener,
+    GetStatus,
+    HotReload,
+    ListListeners,
+    RemoveListener,
+)
 from connectors.out_of_band.command_keys import key_id, public_pem, sign
 from tests.broker_processes import wait_until
 from tests.connectors.out_of_band.command_stack import CommandStack, running_commands
@@ -43,6 +49,25 @@ def test_a_listener_is_added_with_what_its_handler_says_and_is_removed(stack: Co
     assert (status, removed["verdict"], removed["pending"]) == (200, "accepted", 0)
     assert removed["version"] > answer["version"]
     assert "adder" not in stack.listeners()
+
+
+@pytest.mark.requirement("XB-04")
+def test_listeners_and_status_are_shown_to_a_signed_command_and_change_nothing(stack: CommandStack):
+    name, before = stack.added(), len(stack.organism_log())
+    body, signature = stack.command(ListListeners())
+    status, answer = stack.post(body, signature)
+    assert status == 200, answer
+    rows = {row["listener"]: row for row in answer["listeners"]}
+    assert rows.keys() == stack.listeners().keys() and rows[name]["waiting"] == 0
+    assert not {"xsd", "example"} & rows[name].keys()
+    assert stack.post(body, signature)[1]["reason"] == "replayed"
+    status, told = stack.give(GetStatus())
+    assert (status, told["version"], told["listeners"]) == (200, answer["version"], len(rows))
+    assert (told["waiting"], told["leased"]) == (0, 0)
+    forged = stack.command(GetStatus(), key=Ed25519PrivateKey.generate(), said_key=None)
+    assert stack.post(*forged)[0] == 403
+    assert len(stack.organism_log()) == before
+    stack.give(RemoveListener(name))
 
 
 def test_the_record_is_the_change_and_says_whose_key_it_was(stack: CommandStack):
