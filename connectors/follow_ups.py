@@ -7,14 +7,14 @@ once.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from pydantic import ValidationError
 
-from schemas.ids import JOB, MAILBOX, TASK, is_name, parse_stream_key
+from schemas.ids import JOB, MAILBOX, SESSION, TASK, is_name, parse_stream_key
 from schemas.job_registry import END, pick_id
-from schemas.life_cycles import JOB_TERMINAL, STOPPED
+from schemas.life_cycles import JOB_TERMINAL, STOPPED, TERMINATED
 from schemas.mailbox_requests import read_record
 from schemas.message import DEFAULT_REALM, MESSAGE_PENDING, Message, posting_record
 from schemas.participants import AgentStopped, participant_record
@@ -25,6 +25,7 @@ from schemas.record import (
     JOB_EVENT,
     JOB_PICKED,
     MESSAGE_POSTED,
+    SESSION_CREATED,
     SESSION_JOB_ASSIGNED,
     SESSION_JOB_ENDED,
     TASK_COMPLETED,
@@ -41,11 +42,13 @@ from schemas.view_rows import (
     MESSAGE_BODIES,
     REGISTRY_JOBS,
     REGISTRY_PARTICIPANTS,
+    REGISTRY_SESSIONS,
     REGISTRY_TASKS,
     JobRow,
     MessageBodyRow,
     MessageRow,
     ParticipantRow,
+    SessionRow,
     TaskRow,
     ViewRow,
 )
@@ -58,11 +61,14 @@ _CAUSES: Final = frozenset({JOB_PICKED, JOB_EVENT, JOB_CANCELLED})
 Rows = Callable[[str, str], ViewRow | None]
 """`row(view, key)`, as of the record or of any time after it."""
 
+MadeFor = Callable[[str], Iterable[str]]
+"""`made_for(job_id)`: the names of the sessions that were made for the job, also of those that have ended."""
 
-def follow_ups(record: Record, row: Rows) -> list[OutgoingRecord]:
-    """What follows from `record`, which is settled; most often nothing."""
+
+def follow_ups(record: Record, row: Rows, made_for: MadeFor) -> list[OutgoingRecord]:
+    """Return the records that follow from `record`, which is settled; most often none."""
     stream = parse_stream_key(record.key)
-    if stream is None or stream[0] not in (JOB, MAILBOX, TASK):
+    if stream is None or stream[0] not in (JOB, MAILBOX, SESSION, TASK):
         return []
     try:
         envelope = read_envelope(record)
@@ -76,6 +82,8 @@ def follow_ups(record: Record, row: Rows) -> list[OutgoingRecord]:
             return []
         stopped = stopped_with_task(task, row(REGISTRY_PARTICIPANTS, task.agent_name))
         return [] if stopped is None else [stopped]
+    if envelope.type == SESSION_CREATED:
+        return _ended_before(stream[1], row)
     if envelope.type not in _CAUSES:
         return []
     job = row(REGISTRY_JOBS, stream[1])
@@ -89,8 +97,25 @@ def follow_ups(record: Record, row: Rows) -> list[OutgoingRecord]:
         return [_assigned(job, job.session, envelope.ce_id)]
     if envelope.ce_id != job.ended_by or job.status not in JOB_TERMINAL:
         return []
-    told = _told(job, envelope.ce_id)
-    return told if job.session is None else [_ended(job, job.session, envelope.ce_id), *told]
+    picker = set() if job.session is None else {job.session}
+    made = {name for name in made_for(job.job_id) if _is_alive(row(REGISTRY_SESSIONS, name))}
+    ended = [_ended(job, name, envelope.ce_id) for name in sorted(picker | made)]
+    return [*ended, *_told(job, envelope.ce_id)]
+
+
+def _ended_before(name: str, row: Rows) -> list[OutgoingRecord]:
+    """End a session that was made for a job which has ended already, perhaps at the same moment."""
+    session = row(REGISTRY_SESSIONS, name)
+    if not isinstance(session, SessionRow) or session.for_job is None or not _is_alive(session):
+        return []
+    job = row(REGISTRY_JOBS, session.for_job)
+    if not isinstance(job, JobRow) or job.status not in JOB_TERMINAL or job.ended_by is None:
+        return []
+    return [_ended(job, name, job.ended_by)]
+
+
+def _is_alive(session: ViewRow | None) -> bool:
+    return isinstance(session, SessionRow) and session.status != TERMINATED
 
 
 def stopped_with_task(task: TaskRow, participant: ViewRow | None) -> OutgoingRecord | None:
@@ -172,7 +197,9 @@ def _assigned(job: JobRow, session: str, cause: str) -> OutgoingRecord:
 
 
 def _ended(job: JobRow, session: str, cause: str) -> OutgoingRecord:
-    ce_id = follow_up_id(cause, SESSION_JOB_ENDED)
+    # One end may close several sessions: the one that picked the job, and those made for it.
+    is_picker = session == job.session
+    ce_id = follow_up_id(cause, SESSION_JOB_ENDED if is_picker else f"{SESSION_JOB_ENDED}/{session}")
     body = SessionJobEnded.model_validate({"session": session, "job_id": job.job_id, "outcome": job.status})
     return session_record(body, door=DOOR, principal=REACTOR, ce_id=ce_id)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from typing import Final
 
@@ -34,6 +34,8 @@ from connectors.xml_follow_ups import XML_DOOR, may_lead_to_more, xml_follow_ups
 from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.record import OutgoingRecord, Record
 from schemas.settings import Settings
+from schemas.settled import AppliedChange
+from schemas.view_rows import REGISTRY_SESSIONS, SessionRow, ViewRow
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -71,10 +73,13 @@ class Reactor:
         self._already: set[str] = set()
         self._posted_already: set[tuple[str, str]] = set()
         self._known_since_s = math.inf
+        self._sessions = _SessionsByJob()
+        live_view.on_change(self._sessions.changed)
         self._thread = threading.Thread(target=self._run, name="reactor", daemon=True)
 
     def start(self) -> None:
         """Start its thread and return at once; it connects by itself, for as long as it takes."""
+        self._sessions.load(self._live_view.rows(REGISTRY_SESSIONS))
         self._thread.start()
 
     def stop(self) -> None:
@@ -141,7 +146,7 @@ class Reactor:
     def _derive(self, record: Record) -> list[OutgoingRecord]:
         row = self._live_view.row
         try:
-            found = follow_ups(record, row)
+            found = follow_ups(record, row, self._sessions.made_for)
             if hangs_on_verdict(record, row) or may_lead_to_more(record):
                 settled = self._settled(Position(record.partition, record.offset))
                 found = [
@@ -202,3 +207,31 @@ class Reactor:
             self._known_since_s = oldest_s
         except TrunklineError as error:
             raise BackboneUnreachable(f"what was appended before is not known: {error}") from error
+
+
+class _SessionsByJob:
+    """The sessions that were made for each job. A session's job never changes, so this only grows."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._names: dict[str, set[str]] = {}
+
+    def load(self, rows: Iterable[ViewRow]) -> None:
+        """Add the sessions that were there before the first change was seen."""
+        for row in rows:
+            self._add(row)
+
+    def changed(self, change: AppliedChange) -> None:
+        """Take in a change of a row; called on the live view's thread."""
+        if change.view == REGISTRY_SESSIONS:
+            self._add(change.row)
+
+    def made_for(self, job_id: str) -> list[str]:
+        """Return the names of the sessions that were made for a job, in no order."""
+        with self._lock:
+            return list(self._names.get(job_id, ()))
+
+    def _add(self, row: ViewRow | None) -> None:
+        if isinstance(row, SessionRow) and row.for_job is not None:
+            with self._lock:
+                self._names.setdefault(row.for_job, set()).add(row.session)

@@ -57,11 +57,11 @@ class Folded:
 
     def follow(self, record: Record) -> list[OutgoingRecord]:
         """What follows from a record, as of now."""
-        return [made for made in follow_ups(record, self.row) if made.type != MESSAGE_READ]
+        return [made for made in follow_ups(record, self.row, lambda job_id: ()) if made.type != MESSAGE_READ]
 
     def readings(self, record: Record) -> list[OutgoingRecord]:
         """The hub's readings that follow."""
-        return [made for made in follow_ups(record, self.row) if made.type == MESSAGE_READ]
+        return [made for made in follow_ups(record, self.row, lambda job_id: ()) if made.type == MESSAGE_READ]
 
     def task(self, task_id: str) -> TaskRow:
         """The row of a task."""

@@ -51,7 +51,7 @@ def joined(task_id: str | None = "t1", request_id: str = "j") -> OutgoingRecord:
 
 
 def follow(log: Folded, record: Record) -> list[OutgoingRecord]:
-    return follow_ups(record, log.row)
+    return follow_ups(record, log.row, lambda job_id: ())
 
 
 def participant(log: Folded) -> ParticipantRow:

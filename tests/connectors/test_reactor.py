@@ -25,6 +25,7 @@ from schemas.kafka_clients import client_options
 from schemas.ledger import LEDGER
 from schemas.record import MESSAGE_POSTED, OutgoingRecord
 from schemas.sealing import Keyring
+from schemas.session_registry import SessionCreation, session_record
 from schemas.settings import PROJECT_ROOT, Settings
 from schemas.view_rows import MAILBOX_VIEW, MESSAGE_BODIES, REGISTRY_JOBS, REGISTRY_SESSIONS
 from tests.broker_processes import program_environment, wait_until, with_kafka
@@ -143,6 +144,35 @@ def test_one_request_that_cancels_two_jobs_tells_of_both(settings, keyring):
         assert view.rows(REGISTRY_SESSIONS) == []
 
 
+def session_for(job: str, name: str) -> OutgoingRecord:
+    """The record of a session that is made for a job."""
+    creation = SessionCreation(session=name, request_id=name, for_job=job)
+    return session_record(creation, door="http", principal="operator")
+
+
+@pytest.mark.requirement("HB-01")
+def test_a_session_made_for_a_job_ends_with_it_also_when_it_never_picked_it(settings, keyring):
+    not_picked, picked_by_another, ended = JOBS[:3]
+
+    def ends(job: str) -> list[OutgoingRecord]:
+        return [event(job, 1, "started"), event(job, 2, "completed", "done")]
+
+    with opened(settings, keyring) as view, reacting(settings, view):
+        append_all(settings, [registration(job, keyring) for job in JOBS[:3]])
+        append_all(settings, [session_for(job, f"for-{job}") for job in JOBS[:2]])
+        append_all(settings, [pick_record(picked_by_another, "picker", principal="picker")])
+        append_all(settings, [one for job in JOBS[:3] for one in ends(job)])
+        append_all(settings, [session_for(ended, "late")])
+
+        def statuses() -> dict[str, str]:
+            return {row.session: row.status for row in view.rows(REGISTRY_SESSIONS)}
+
+        over = dict.fromkeys((f"for-{not_picked}", f"for-{picked_by_another}", "late"), "terminated")
+        wait_until(lambda: statuses() == {**over, "picker": "running"}, 20, "the ends of the sessions")
+        assert view.row(REGISTRY_SESSIONS, f"for-{not_picked}").reason == "job completed"
+        assert view.row(REGISTRY_SESSIONS, "picker").jobs_ended == 1
+
+
 class DyingReactor:
     """A log of its own with jobs in it, and a process that reacts to it until it kills itself at `step`."""
 
@@ -257,7 +287,7 @@ def write_ledger(settings, view) -> None:
 
 def test_a_follow_up_that_kafka_refuses_is_skipped_and_the_others_happen(settings, keyring, monkeypatch):
     original = reactor_module.follow_ups
-    monkeypatch.setattr(reactor_module, "follow_ups", lambda record, row: _swollen(original(record, row)))
+    monkeypatch.setattr(reactor_module, "follow_ups", lambda *asked: _swollen(original(*asked)))
     # The limits are raised so that the broker, not the publisher, has to refuse.
     limits = settings.limits.model_copy(update={"payload_bytes": 64 * 1024 * 1024})
     wide = with_kafka(settings.model_copy(update={"limits": limits}), record_limit_bytes=4 * 1024 * 1024)
@@ -279,10 +309,10 @@ def _swollen(found: list[OutgoingRecord]) -> list[OutgoingRecord]:
 
 
 def test_a_record_that_cannot_be_reacted_to_stops_nobody(settings, keyring, monkeypatch):
-    def fail_for_the_first(record, row):
+    def fail_for_the_first(record, row, made_for):
         if record.key == f"job/{JOBS[0]}".encode():
             raise RuntimeError("a bug")
-        return follow_ups(record, row)
+        return follow_ups(record, row, made_for)
 
     monkeypatch.setattr(reactor_module, "follow_ups", fail_for_the_first)
     with opened(settings, keyring) as view, reacting(settings, view):
@@ -316,7 +346,9 @@ def test_a_pick_that_came_again_later_under_another_id_has_no_effect(keyring):
         )
         folded.add(made)
         return follow_ups(
-            made, lambda view, key: folded.rows[view][key][2] if key in folded.rows[view] else None
+            made,
+            lambda view, key: folded.rows[view][key][2] if key in folded.rows[view] else None,
+            lambda job_id: (),
         )
 
     job = JOBS[0]

@@ -221,12 +221,27 @@ def test_monitor_shows_how_the_reactor_closes_a_session_and_mends_drift_both_way
     host.stop(dies["handle"])
     drift = json.loads(read_line(watching, "job_without_session"))
     assert (drift["job_id"], drift["outcome"]) == (second, f"job {second} is cancelled")
-    # A session that is made for a job which has ended already.
-    late = _json(trunkline.call("sessions", "create", "s3", "--job", second, "--json", "--", *SLEEPER))
+    # A session that was released while its job ran, and is taken back after the job has ended.
+    third = hub.post(path_of("jobs"), {"description": "z"})["job_id"]
+    late = _json(trunkline.call("sessions", "create", "s3", "--job", third, "--json", "--", *SLEEPER))
+    hub.post(path_of("sessions", "s3", "stop"), {"mode": "soft"})
+    hub.post(path_of("jobs", third, "cancel"))
+    wait_until(lambda: hub.get(path_of("sessions", "s3"))["jobs_ended"] == 1, what="the reactor has told it")
+    hub.post(path_of("sessions", "s3", "resume"))
     drift = json.loads(read_line(watching, "session_without_job"))
     assert (drift["session"], drift["outcome"]) == ("s3", "session s3 is terminated")
     wait_until(lambda: not host.alive(late["handle"]), what="its process ended")
-    assert _status(hub, "jobs", second) == "cancelled"
+
+
+@pytest.mark.requirement("HB-01")
+def test_the_process_of_a_session_made_for_a_job_ends_with_the_job_without_a_pick(
+    hub: GatewayClient, trunkline: CommandLine, host: SessionHost
+) -> None:
+    job = hub.post(path_of("jobs"), {"description": "x"})["job_id"]
+    made = _json(trunkline.call("sessions", "create", "s1", "--job", job, "--json", "--", *SLEEPER))
+    hub.post(path_of("jobs", job, "cancel"))
+    wait_until(lambda: not host.alive(made["handle"]), 30, what="its process ended")
+    assert hub.get(path_of("sessions", "s1"))["status"] == "terminated"
 
 
 @pytest.mark.requirement("JE-25")
