@@ -74,7 +74,7 @@ def _agent_as_json(row: AgentRow) -> dict[str, Any]:
 
 def _container_as_json(row: ContainerRow) -> dict[str, Any]:
     return {
-        "session_name": None,
+        "session_name": row.container,
         "container_name": row.container,
         "port": row.port,
         "role": ROLE,

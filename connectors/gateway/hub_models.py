@@ -140,7 +140,9 @@ class AgentsAnswer(_Answer):
 
 
 class TaskAnswer(_Answer):
-    """A task. `token_id`: the first 12 digits of the hash of its token."""
+    """A task. `token_id`: the first 12 digits of the hash of its token. `session_name`: the container that its
+    agent runs in.
+    """
 
     id: str
     description: str
@@ -198,7 +200,7 @@ class TokensAnswer(_Answer):
 class SessionContextAnswer(_Answer):
     """What a launcher has made for a task (HH-05, HH-11). `secrets`: names of variables, no values."""
 
-    session_name: str | None
+    session_name: str
     container_name: str
     port: int | None
     role: str

@@ -30,7 +30,7 @@ from connectors.gateway.participant_models import (
 )
 from connectors.gateway.policy import Action
 from connectors.gateway.refusals import DOOR
-from connectors.gateway.task_routes import LAUNCH_FAILED, launched, never_ran, task_row
+from connectors.gateway.task_routes import LAUNCH_FAILED, launched, never_ran, session_of, task_row
 from connectors.gateway.task_tokens import task_token
 from connectors.gateway.xml_recipients import is_listener
 from schemas import life_cycles as states
@@ -108,6 +108,7 @@ def _add_arrivals(app: FastAPI, hub: Hub) -> None:
             capabilities=body.capabilities,
             token_sha256=token_hash(token),
             expiry_ms=round(hub.settings.gateway.token_ttl_s * 1000),
+            session_name=session_of(task, task_id),
             image=hub.settings.agent_mcp.spawn_image,
         )
         settled = refuse_rejected(await hub.appender.settle(task_record(start, door=DOOR, principal=principal)))

@@ -99,6 +99,7 @@ def _add_submission(app: FastAPI, hub: Hub) -> None:
             capabilities=_capabilities(hub, known, [] if agent is None else agent.capabilities),
             token_sha256=token_hash(token),
             expiry_ms=round(hub.settings.gateway.token_ttl_s * 1000),
+            session_name=session_of(known, task_id),
         )
         record = task_record(start, door=DOOR, principal=caller.principal)
         settled = refuse_rejected(await hub.appender.settle(record))
@@ -135,6 +136,13 @@ def _capabilities(hub: Hub, known: TaskRow | None, wanted: list[str]) -> list[st
     """Those of the first time for a repeated request: the definition may have changed meanwhile."""
     token = None if known is None or known.token_id is None else _token_row(hub, known.token_id)
     return wanted if token is None else token.capabilities
+
+
+def session_of(known: TaskRow | None, task_id: str) -> str | None:
+    """Return the name of what a task runs in: its container. A repeated request says what the first one said,
+    because the name is part of its content.
+    """
+    return container_of(task_id) if known is None else known.session_name
 
 
 async def launched(hub: Hub, task_id: str) -> TaskRow:

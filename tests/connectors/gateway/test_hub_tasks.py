@@ -112,6 +112,17 @@ def test_one_record_makes_task_and_token_and_sets_it_running(hub):
     end(hub.operator, task, "cancel")
 
 
+@pytest.mark.requirement("HH-11")
+def test_a_running_task_names_the_container_that_it_runs_in(hub):
+    task = hub.submit("idle", key="named")
+    container = hub.container_of(task.id)
+    assert task.answer["task"]["session_name"] == f"task-{task.id}"
+    assert hub.task(task.id)["session_name"] == container["container_name"] == container["session_name"]
+    again = hub.submit("idle", key="named", at=hub.other)
+    assert again.answer["task"]["session_name"] == f"task-{task.id}"
+    assert end(hub.operator, task, "cancel").json()["session_name"] == f"task-{task.id}"
+
+
 @pytest.mark.requirement("HH-04")
 @pytest.mark.requirement("HH-05")
 def test_each_transition_of_a_task_and_each_state_of_its_container_is_an_event(hub):
