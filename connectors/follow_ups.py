@@ -36,7 +36,7 @@ from schemas.record import (
 )
 from schemas.session_registry import SessionJobAssigned, SessionJobEnded, session_record
 from schemas.strict_json import MalformedJsonError, canonical, decode
-from schemas.task_registry import RESULT_LIMIT_BYTES, TaskCompletion, task_record
+from schemas.task_registry import RESULT_LIMIT_BYTES, TaskCompletion, result_text, task_record
 from schemas.view_rows import (
     MAILBOX_VIEW,
     MESSAGE_BODIES,
@@ -166,7 +166,9 @@ def _completion(record: Record, mailbox: str, row: Rows) -> list[OutgoingRecord]
 
 
 def completes_a_task(body: str) -> str | None:
-    """The result of the sender's task that a body tells; None when it does not say that the task is done."""
+    """Return the result of the sender's task that a body reports, as text (`result_text`); None when the body
+    does not say that the task is done.
+    """
     try:
         payload = decode(body.encode("utf-8"))[0]
     except MalformedJsonError:
@@ -174,9 +176,7 @@ def completes_a_task(body: str) -> str | None:
     if type(payload) is not dict or payload.get("event") != TASK_COMPLETED:
         return None
     result = payload.get("result")
-    if isinstance(result, str):
-        return result
-    return "" if result is None else canonical(result).decode("utf-8")
+    return "" if result is None else result_text(result)
 
 
 def _shortened(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, Field
 
@@ -18,7 +18,7 @@ from schemas.record import (
     OutgoingRecord,
     content_id,
 )
-from schemas.strict_json import canonical
+from schemas.strict_json import MalformedJsonError, canonical, decode
 from schemas.wire_body import Name, Note, Printable, WireBody
 
 DESCRIPTION_LIMIT: Final = 4000
@@ -74,7 +74,7 @@ class TaskStart(_TaskBody):
 
 
 class TaskCompletion(_TaskBody):
-    """Body of `task.completed`. `result` is whatever text the agent gives, control characters and all."""
+    """Body of `task.completed`. `result` carries any JSON as text (`result_text`)."""
 
     result: Annotated[str, AfterValidator(_text_within_limit)]
 
@@ -107,6 +107,28 @@ TASK_MODELS: Final[dict[str, type[_TaskBody]]] = {
     TOKEN_REVOKED: TokenRevocation,
 }
 _TYPES: Final = {model: name for name, model in TASK_MODELS.items()}
+
+
+def result_text(value: Any) -> str:
+    """Return the text that carries a result, which is any JSON: a string as it is, everything else as canonical
+    JSON. A string that is itself JSON is quoted, so that `result_value` gives it back as a string.
+    """
+    if isinstance(value, str) and not _is_json(value):
+        return value
+    return canonical(value).decode("utf-8")
+
+
+def result_value(text: str) -> Any:
+    """Return the result that a text carries: the inverse of `result_text`."""
+    return decode(text.encode("utf-8"))[0] if _is_json(text) else text
+
+
+def _is_json(text: str) -> bool:
+    try:
+        decode(text.encode("utf-8"))
+    except MalformedJsonError:
+        return False
+    return True
 
 
 def token_id_of(token_sha256: str) -> str:

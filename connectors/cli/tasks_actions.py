@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -91,8 +92,14 @@ def _print_end(args: argparse.Namespace, task: Row) -> int:
         )
     if not args.json:
         print(f"state  {escaped(task['status'])}")
-        print(f"result {escaped(task['result'] or '')}")
+        print(f"result {escaped(_shown_result(task) or '')}")
     return 0
+
+
+def _shown_result(task: Row) -> str | None:
+    """Return a task's result for a person: a string as it is, any other JSON as JSON."""
+    result = task["result"]
+    return result if result is None or isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
 
 def _tell_it_runs_on(task_id: str) -> None:
@@ -111,7 +118,7 @@ def list_tasks(args: argparse.Namespace, settings: Settings) -> int:
     heading = ("TASK", "STATE", "AGE", "AGENT", "DESCRIPTION", "RESULT OR ERROR")
 
     def cells(row: Row) -> tuple[object, ...]:
-        came_of_it = row["result"] if row["error"] is None else row["error"]
+        came_of_it = _shown_result(row) if row["error"] is None else row["error"]
         age = age_of(row["submitted_at"])
         return row["id"], row["status"], age, row["agent_name"], row["description"], came_of_it
 
@@ -123,7 +130,7 @@ def show(args: argparse.Namespace, settings: Settings) -> int:
     task_id = checked_name(args.task, "a task")
     with GatewayClient(settings) as gateway:
         row = gateway.get(path_of("tasks", task_id))
-    print_json(row) if args.json else print(fields(row))
+    print_json(row) if args.json else print(fields({**row, "result": _shown_result(row)}))
     return 0
 
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from connectors.gateway.models import LIST_LIMIT, NamedThing
 from schemas.mailbox_requests import CLAIM_LIMIT, LIMIT_MOST
-from schemas.task_registry import DESCRIPTION_LIMIT, ERROR_LIMIT
+from schemas.task_registry import DESCRIPTION_LIMIT, ERROR_LIMIT, RESULT_LIMIT_BYTES, result_text
 from schemas.wire_body import Note, Printable
 
 TASK_STATES = Literal["pending", "running", "completed", "failed", "cancelled"]
@@ -29,6 +29,15 @@ class _Filter(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _result_within_limit(result: Any) -> Any:
+    size = len(result_text(result).encode("utf-8"))
+    if size > RESULT_LIMIT_BYTES:
+        raise ValueError(
+            f"has {size} bytes as text, and may have {RESULT_LIMIT_BYTES}; send what is long as messages"
+        )
+    return result
+
+
 class TaskRequest(_Request):
     """A task for an agent."""
 
@@ -37,9 +46,9 @@ class TaskRequest(_Request):
 
 
 class TaskCompletionRequest(_Request):
-    """What came of a task."""
+    """What came of a task. `result`: any JSON, at most 64 KiB as text."""
 
-    result: Annotated[Printable, Field(max_length=16_000)] = ""
+    result: Annotated[Any, AfterValidator(_result_within_limit)] = ""
 
 
 class TaskFailureRequest(_Request):
@@ -141,7 +150,7 @@ class AgentsAnswer(_Answer):
 
 class TaskAnswer(_Answer):
     """A task. `token_id`: the first 12 digits of the hash of its token. `session_name`: the container that its
-    agent runs in.
+    agent runs in. `result`: any JSON, null for a task that was not completed.
     """
 
     id: str
@@ -150,7 +159,7 @@ class TaskAnswer(_Answer):
     status: TASK_STATES
     token_id: str | None
     session_name: str | None
-    result: str | None
+    result: Any
     error: str | None
     submitted_by: str
     submitted_at: AwareDatetime

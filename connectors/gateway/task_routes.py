@@ -44,6 +44,8 @@ from schemas.task_registry import (
     TaskFailure,
     TaskStart,
     TokenRevocation,
+    result_text,
+    result_value,
     task_record,
 )
 from schemas.verdicts import POLICY
@@ -184,7 +186,7 @@ def _add_endings(app: FastAPI, hub: Hub) -> None:
         key: IdempotencyKey = None,
     ) -> Response:
         """Complete a task with its result. Its token is revoked, and what was launched for it stopped."""
-        result = "" if body is None else body.result
+        result = result_text("" if body is None else body.result)
         return await end(request, TaskCompletion(task_id=task_id, request_id=made(request, key), result=result))
 
     @app.post(f"{TASKS}/{{task_id}}/fail", response_model=TaskAnswer, responses=ERRORS)
@@ -269,7 +271,7 @@ def task_as_json(row: TaskRow) -> dict[str, Any]:
         "status": row.status,
         "token_id": row.token_id,
         "session_name": row.session_name,
-        "result": row.result,
+        "result": None if row.result is None else result_value(row.result),
         "error": row.error,
         "submitted_by": row.submitted_by,
         "submitted_at": iso_moment(row.submitted_at),

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from connectors.follow_ups import follow_ups
@@ -16,7 +16,7 @@ from schemas.ids import parse_stream_key
 from schemas.message import Message, posting_record
 from schemas.record import MESSAGE_READ, OutgoingRecord, Record
 from schemas.settled import Settled
-from schemas.task_registry import TaskCancellation, TaskStart, task_record
+from schemas.task_registry import TaskCancellation, TaskStart, result_text, result_value, task_record
 from schemas.view_rows import MAILBOX_VIEW, REGISTRY_TASKS, MessageRow, TaskRow, ViewRow
 from tests.schemas.job_records import KEYRING, said
 from tests.schemas.stream_records import GOOD, as_read, good_record
@@ -295,3 +295,21 @@ def test_no_record_makes_the_reactor_fail(junk, kind):
             changed = Record("t", 0, 1, 1, good.key, value, names, values)
             assert log.follow(changed) == []
     assert parse_stream_key(good.key) is not None
+
+
+@pytest.mark.requirement("HB-02")
+@given(JSON_VALUES)
+@example("42")
+@example('"quoted"')
+@example(" 1 ")
+@example("1e999")
+@example({"b": 1, "a": [0.1, None]})
+def test_a_result_comes_back_from_its_text_as_it_was(value: Any) -> None:
+    text = result_text(value)
+    assert result_value(text) == value and type(result_value(text)) is type(value)
+    assert text == value or isinstance(json.loads(text), type(value))
+
+
+def test_a_text_that_is_no_json_is_carried_as_it_is() -> None:
+    for text in ("7 stars", "", "{broken", "NaN", "answered 1"):
+        assert (result_text(text), result_value(text)) == (text, text)

@@ -123,6 +123,23 @@ def test_a_running_task_names_the_container_that_it_runs_in(hub):
     assert end(hub.operator, task, "cancel").json()["session_name"] == f"task-{task.id}"
 
 
+@pytest.mark.requirement("HB-02")
+def test_the_result_of_a_task_is_any_json_by_whichever_way_it_comes(hub):
+    for result in ({"stars": [1, 2.5, None]}, [True, "x"], 42, "42", "null", "plain text", ""):
+        told, sent = hub.submit("idle"), hub.submit("idle")
+        done = end(hub.operator, told, "complete", {"result": result})
+        assert (done.status_code, done.json()["result"]) == (200, result), done.text
+        ask(hub.client(sent.token), "hub", "event", {"event": "task.completed", "result": result})
+        assert hub.wait_task(sent.id, "completed")["result"] == result
+        for task in (told, sent):
+            assert hub.other.get(f"{TASKS}/{task.id}").json()["result"] == result
+    task = hub.submit("idle")
+    refused = end(hub.operator, task, "complete", {"result": ["x" * 65_536]})
+    assert said(refused) == (400, "malformed") and "65540 bytes" in refused.json()["message"]
+    largest = end(hub.operator, task, "complete", {"result": ["x" * 65_532]})
+    assert largest.json()["result"] == ["x" * 65_532]
+
+
 @pytest.mark.requirement("HH-04")
 @pytest.mark.requirement("HH-05")
 def test_each_transition_of_a_task_and_each_state_of_its_container_is_an_event(hub):
