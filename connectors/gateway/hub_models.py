@@ -10,6 +10,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from connectors.gateway.models import LIST_LIMIT, NamedThing
 from schemas.mailbox_requests import CLAIM_LIMIT, LIMIT_MOST
+from schemas.principals import HUB
 from schemas.task_registry import DESCRIPTION_LIMIT, ERROR_LIMIT, RESULT_LIMIT_BYTES, result_text
 from schemas.wire_body import Note, Printable
 
@@ -97,11 +98,11 @@ class DrainFilter(_Filter):
 
 
 class MessageEnvelope(_Request):
-    """A message to somebody. `payload`: any JSON."""
+    """A message. `recipient`: the name of a mailbox, the hub's by default. `payload`: any JSON."""
 
-    recipient: NamedThing
+    recipient: NamedThing = HUB
     type: Annotated[Printable, Field(max_length=_KIND_LIMIT)]
-    payload: Any = None
+    payload: Any = {}
 
 
 class DeliveredAnswer(_Answer):
