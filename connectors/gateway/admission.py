@@ -32,6 +32,9 @@ OwnerOf = Callable[[Request], Awaitable[str | None]]
 """Says whose the thing is that a request is about; None when it belongs to nobody known. The request has its
 caller in `state.caller`, who is not admitted yet."""
 
+WhyRefused = Callable[[Any, str], str]
+"""`why_refused(body, reason)`: the reason to record, with as much of the decoded body as may be shown."""
+
 _OPEN: Final = "open"
 _BEARER: Final = "HTTPBearer"
 _REALM: Final = 'Bearer realm="trunkline"'
@@ -42,11 +45,19 @@ async def no_owner(request: Request) -> str | None:
     return None
 
 
-def asks_for(action: Action, owner_of: OwnerOf = no_owner) -> Callable[[Endpoint], Endpoint]:
-    """Mark an endpoint with the action that its caller must have a right to."""
+def _reason_alone(body: Any, why: str) -> str:
+    return why
+
+
+def asks_for(
+    action: Action, owner_of: OwnerOf = no_owner, why_refused: WhyRefused = _reason_alone
+) -> Callable[[Endpoint], Endpoint]:
+    """Mark an endpoint with the action that its caller must have a right to. `why_refused` words the recorded
+    reason for a body that does not fit.
+    """
 
     def mark(endpoint: Endpoint) -> Endpoint:
-        endpoint.__trunkline_admission__ = (action, owner_of)  # type: ignore[attr-defined]
+        endpoint.__trunkline_admission__ = (action, owner_of, why_refused)  # type: ignore[attr-defined]
         return endpoint
 
     return mark
@@ -104,10 +115,15 @@ class Gate:
             raise ApiError(403, POLICY, decision.why)
         return caller
 
-    def note_fault(self, error: Exception, caller: Caller, route: str) -> None:
-        """Record what a known caller sent that is malformed or too large; nothing of it is repeated."""
+    def note_fault(
+        self, error: Exception, caller: Caller, route: str, why_refused: WhyRefused = _reason_alone
+    ) -> None:
+        """Record what a known caller sent that is malformed or too large. Of the body the record has no more
+        than `why_refused` repeats.
+        """
         if isinstance(error, RequestValidationError):
-            self._refusals.record(MALFORMED, first_fault(error), caller.principal, route)
+            why = why_refused(error.body, first_fault(error))
+            self._refusals.record(MALFORMED, why, caller.principal, route)
         elif isinstance(error, ApiError) and not isinstance(error, NotRead):
             if error.reason == MALFORMED:
                 self._refusals.record(MALFORMED, str(error.detail), caller.principal, route)
@@ -148,13 +164,13 @@ class AdmittedRoute(APIRoute):
             strict.scope["trunkline_route"] = path
             if admission == _OPEN:
                 return await _answered(handle, strict, path)
-            (action, owner_of), route = admission, f"{request.method} {path}"
+            (action, owner_of, why_refused), route = admission, f"{request.method} {path}"
             caller = await gate.admit(strict, route, action, owner_of)
             strict.scope["trunkline_principal"] = caller.principal
             try:
                 return await _answered(handle, strict, path)
             except (ApiError, RequestValidationError) as error:
-                gate.note_fault(error, caller, route)
+                gate.note_fault(error, caller, route, why_refused)
                 raise
 
         return admitted

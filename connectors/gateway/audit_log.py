@@ -12,6 +12,7 @@ from typing import Any, Final
 import orjson
 
 from connectors.gateway.answers import iso_moment
+from connectors.gateway.refused_messages import read_refused
 from connectors.publisher import Position
 from connectors.settled_feed import SettledRecord
 from connectors.verdict_reader import newest_settled
@@ -80,7 +81,15 @@ def entry_of(record: SettledRecord) -> dict[str, Any] | None:
     if record.type == REQUEST_REFUSED:
         body = _body(record)
         if body.get("route") == _ROUTE:
-            return _entry(record, verdict="rejected", sender=str(body.get("principal", "")))
+            refused = read_refused(record.why or "")
+            return _entry(
+                record,
+                verdict="rejected",
+                sender=str(body.get("principal", "")),
+                recipient=refused.recipient,
+                type=refused.kind,
+                why=refused.why,
+            )
     return None
 
 

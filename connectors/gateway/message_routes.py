@@ -32,6 +32,7 @@ from connectors.gateway.participant_models import BroadcastAnswer, BroadcastRequ
 from connectors.gateway.policy import Action, Caller
 from connectors.gateway.queue_room import check_room
 from connectors.gateway.refusals import DOOR
+from connectors.gateway.refused_messages import why_refused
 from connectors.settled_feed import SettledRecord
 from schemas.mailbox_requests import claim_record
 from schemas.message import PRIORITIES, Message, posting_record
@@ -66,9 +67,9 @@ def add_message_routes(app: FastAPI, hub: Hub) -> None:
     """Add the routes under `/api/hub/messages`, and `/api/hub/audit`."""
 
     @app.post(MESSAGES, response_model=DeliveredAnswer, responses=ERRORS)
-    @asks_for(Action.MESSAGE_SEND)
+    @asks_for(Action.MESSAGE_SEND, why_refused=why_refused)
     async def send_message(request: Request, body: MessageEnvelope, key: IdempotencyKey = None) -> Response:
-        """Put a message into its recipient's mailbox."""
+        """Put a message into its recipient's mailbox, the hub's unless it names another."""
         caller: Caller = request.state.caller
         _check_policy(hub, caller, body)
         message = _message(caller, body, str(request_uuid(caller.requester, key)))
@@ -130,11 +131,11 @@ def _check_policy(hub: Hub, caller: Caller, envelope: MessageEnvelope, below: st
     decision = evaluate_message(hub.live_view, caller, envelope.recipient, envelope.type, per_token=per_token)
     if decision.allowed:
         return
-    route = f"POST {MESSAGES}/{below}".rstrip("/")
+    route, why = f"POST {MESSAGES}/{below}".rstrip("/"), why_refused(envelope.model_dump(), decision.reason)
     if not is_known_recipient(hub.live_view, envelope.recipient, per_token=per_token):
-        hub.refusals.record(UNKNOWN_RECIPIENT, decision.reason, caller.principal, route)
+        hub.refusals.record(UNKNOWN_RECIPIENT, why, caller.principal, route)
         raise ApiError(404, UNKNOWN_RECIPIENT, decision.reason)
-    hub.refusals.record(POLICY, decision.reason, caller.principal, route)
+    hub.refusals.record(POLICY, why, caller.principal, route)
     raise ApiError(403, POLICY, decision.reason)
 
 

@@ -62,6 +62,28 @@ def test_delivered_and_rejected_messages_are_in_the_audit_log_of_both_gateways(h
     wait_until(lambda: len(entries(hub.operator, name)) == 6, what="one entry more")
 
 
+@pytest.mark.requirement("HB-04")
+def test_a_refused_message_is_in_the_audit_log_with_recipient_and_type_where_they_could_be_read(hub):
+    name, token = hub.principal("delegator")
+    delegator, kind = hub.client(token), 'a "strange" type: x'
+    for body, status in (
+        ({"recipient": "nobody", "type": kind, "payload": "canary"}, 404),
+        ({"recipient": "idle", "type": ""}, 403),
+        ({"recipient": "idle"}, 400),
+        ({"type": "unknown-field", "payloud": "canary"}, 400),
+        ({"recipient": "../x", "type": ["canary"]}, 400),
+    ):
+        assert delegator.post(MESSAGES, json=body).status_code == status
+    named = [("nobody", kind), ("idle", ""), ("idle", None), (None, "unknown-field"), (None, None)]
+    with hub.add_gateway().client() as started_later:
+        for client in (hub.operator, hub.other, started_later):
+            found = wait_until(lambda client=client: len(e := entries(client, name)) == 5 and e, what="entries")
+            assert sorted(((e["recipient"], e["type"]) for e in found), key=str) == sorted(named, key=str)
+            assert {e["verdict"] for e in found} == {"rejected"} and "canary" not in str(found)
+            unknown = one_of([e["why"] for e in found if e["reason"] == "unknown_recipient"])
+            assert unknown == "nobody of the recipient's name is known"
+
+
 @pytest.mark.requirement("HH-08")
 def test_a_message_without_a_right_or_a_token_is_in_the_audit_log(hub):
     viewer, token = hub.principal("viewer")

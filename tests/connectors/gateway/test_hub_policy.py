@@ -227,8 +227,8 @@ def test_each_route_names_its_action_and_only_health_and_metrics_are_open(doorwa
     asking = {route.path: route.admission for route in doorway.routes if isinstance(route.admission, tuple)}
     assert {route.path for route in doorway.routes} - set(asking) <= OPEN
     assert {"/healthz", "/readyz"} <= {route.path for route in doorway.routes} - set(asking)
-    assert all(isinstance(action, Action) and callable(owner) for action, owner in asking.values())
-    named = {action for action, _ in (r.admission for r in doorway.routes if isinstance(r.admission, tuple))}
+    assert all(isinstance(action, Action) and callable(owner) for action, owner, _ in asking.values())
+    named = {action for action, *_ in (r.admission for r in doorway.routes if isinstance(r.admission, tuple))}
     assert named == set(Action)
 
 

@@ -1,0 +1,57 @@
+"""The recipient and the type of a message that was refused: written before the reason of the refusal, and read
+from it for the audit log (HH-08).
+
+The reason is the one text of a refusal's record that says what was asked for, so the log, the ledger and every
+gateway's audit log have both, whichever gateway has refused the message.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final, NamedTuple
+
+from schemas.ids import is_name
+from schemas.job_event import has_control_characters
+from schemas.wire_body import NOTE_LIMIT
+
+_KIND_LIMIT: Final = 128
+_ABOUT: Final = re.compile(
+    r"message(?: to (?P<recipient>[A-Za-z0-9][A-Za-z0-9._-]*))?"
+    r'(?: of type (?P<kind>"(?:[^"\\]|\\.)*"))?: (?P<why>.*)',
+    re.DOTALL,
+).fullmatch
+
+
+class RefusedMessage(NamedTuple):
+    """A message that was refused. None: could not be read."""
+
+    recipient: str | None
+    kind: str | None
+    why: str
+
+
+def why_refused(envelope: Any, why: str) -> str:
+    """Return `why` with the recipient and the type before it, as far as `envelope`, a decoded body, names them:
+    `message to bo of type "note": …`. At most 500 characters.
+    """
+    fields = envelope if isinstance(envelope, dict) else {}
+    recipient, kind = fields.get("recipient"), fields.get("type")
+    to = f" to {recipient}" if isinstance(recipient, str) and is_name(recipient) else ""
+    of_type = f" of type {json.dumps(kind, ensure_ascii=False)}" if _is_kind(kind) else ""
+    return f"message{to}{of_type}: {why}"[:NOTE_LIMIT] if to or of_type else why
+
+
+def read_refused(why: str) -> RefusedMessage:
+    """Return what `why_refused` has written. Recipient and type are None where it has written neither."""
+    found = _ABOUT(why)
+    if found is None:
+        return RefusedMessage(None, None, why)
+    kind = found["kind"]
+    return RefusedMessage(found["recipient"], None if kind is None else json.loads(kind), found["why"])
+
+
+def _is_kind(kind: object) -> bool:
+    if not isinstance(kind, str) or len(kind) > _KIND_LIMIT:
+        return False
+    return not has_control_characters(kind.replace("\n", "").replace("\t", ""))
