@@ -68,7 +68,7 @@ class MarkRead(ToolArguments):
     """Arguments of `mark_read`."""
 
     message_ids: Annotated[
-        list[Name], Field(min_length=1, max_length=MARKED_AT_ONCE, description="Ids of your own messages.")
+        list[Name], Field(max_length=MARKED_AT_ONCE, description="Ids of your own messages; none marks none.")
     ]
     idempotency_key: _Key = None
 

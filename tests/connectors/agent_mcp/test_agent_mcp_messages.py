@@ -111,7 +111,7 @@ def test_names_and_arguments_that_are_none_are_refused_and_not_quoted(new_caller
         ("get_my_messages", {"limit": True}),
         ("get_my_messages", {"since": -1}),
         ("get_my_messages", {"agent": "operator"}),
-        ("mark_read", {"messageIds": []}),
+        ("mark_read", {}),
         ("mark_read", {"messageIds": ["../x"]}),
         ("mark_read", {"messageIds": ["m"] * 1001}),
         ("update_my_status", {"status": "stopped"}),
@@ -135,6 +135,14 @@ def test_an_agent_reads_and_marks_its_own_messages_only(new_caller: NewCaller) -
     assert marked == {"marked": 1, "unknown": [sent["messageId"]], "notMarked": []}
     assert [one["content"] for one in bo.messages(unreadOnly=True)] == ["for bo alone"]
     assert ann.call("mark_read", messageIds=[own["messageId"]])["marked"] == 0
+
+
+@pytest.mark.requirement("HB-05")
+def test_an_empty_list_of_ids_marks_none_and_succeeds(new_caller: NewCaller) -> None:
+    ann = new_caller("ann")
+    ann.call("send_to_agent", targetAgentId=ann.name, message="for me")
+    assert ann.call("mark_read", messageIds=[]) == {"marked": 0, "unknown": [], "notMarked": []}
+    assert [one["read"] for one in ann.messages()] == [False]
 
 
 def test_what_cannot_be_marked_does_not_keep_others_from_being_marked(
