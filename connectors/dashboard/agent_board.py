@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, Final
 
 from connectors.dashboard.shown_rows import milliseconds
@@ -16,6 +16,11 @@ STOPPED: Final = "stopped"
 WORKING: Final = "working"
 # Of those that have stopped, the newest.
 _STOPPED_SHOWN: Final = 50
+
+
+def worker_key(task_id: str) -> str:
+    """Return the key of the row of the agent that works on a task without having joined."""
+    return f"task:{task_id}"
 
 
 class AgentBoard:
@@ -42,9 +47,12 @@ class AgentBoard:
             *map(self._participant, stopped[:_STOPPED_SHOWN]),
         ]
 
-    def changed(self, agents: Iterable[str], tasks: Iterable[str]) -> list[dict[str, Any]]:
-        """The rows of these agents and of those who work on these tasks, as they are now; `gone` for a row that
-        is none any more.
+    def changed(
+        self, agents: Iterable[str], tasks: Iterable[str], turned: Container[str]
+    ) -> list[dict[str, Any]]:
+        """Return the rows of these agents and of those who work on these tasks, as they are now; `gone` for a
+        row that is none any more. `turned`: the agents that have joined or stopped, so that the row of the task
+        they were spawned for may have gone or come.
         """
         found: list[dict[str, Any]] = []
         names, touched = set(agents), set(tasks)
@@ -55,14 +63,14 @@ class AgentBoard:
             row = self._live_view.row(REGISTRY_PARTICIPANTS, name)
             if isinstance(row, ParticipantRow):
                 found.append(self._participant(row))
-                if row.task_id is not None:
+                if row.task_id is not None and name in turned:
                     touched.add(row.task_id)
         for task_id in sorted(touched):
             task = self._live_view.row(REGISTRY_TASKS, task_id)
             if isinstance(task, TaskRow) and task.status == RUNNING and task_id not in joined:
                 found.append(self._worker(task))
             else:
-                found.append({"key": f"task:{task_id}", "gone": True})
+                found.append({"key": worker_key(task_id), "gone": True})
         return found
 
     def _participants(self) -> list[ParticipantRow]:
@@ -87,7 +95,7 @@ class AgentBoard:
     def _worker(self, row: TaskRow) -> dict[str, Any]:
         began = row.started_at or row.submitted_at
         return {
-            "key": f"task:{row.task_id}",
+            "key": worker_key(row.task_id),
             "agent": row.agent_name,
             "kind": "task",
             "status": WORKING,

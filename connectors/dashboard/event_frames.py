@@ -7,22 +7,24 @@ it: who breaks off in the middle gets the whole frame again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
 
-from connectors.dashboard.agent_board import AgentBoard
+from connectors.dashboard.agent_board import AgentBoard, worker_key
 from connectors.dashboard.shown_rows import is_shown, job_as_json, task_as_json, verdict_as_json
 from connectors.gateway.hub import Hub
+from connectors.gateway.settled_stream import AGENT_CHANGED, AGENT_CREATED, AGENT_EVENTS, AGENT_REMOVED
 from connectors.settled_feed import SettledRecord
 from schemas.ids import AGENT, JOB, MAILBOX, TASK
+from schemas.life_cycles import STOPPED
 from schemas.principals import OPERATOR, VIEWER
-from schemas.record import MESSAGE_POSTED
+from schemas.record import AGENT_JOINED, AGENT_STOPPED, MESSAGE_POSTED, TASK_STARTED
 from schemas.verdicts import ACCEPTED
 from schemas.view_rows import REGISTRY_JOBS, REGISTRY_TASKS, JobRow, TaskRow
 
-AGENT_EVENT, JOB_EVENT, TASK_EVENT = "agent", "job", "task"
+JOB_EVENT, TASK_EVENT = "job", "task"
 MESSAGE_EVENT, VERDICT_EVENT = "message", "verdict"
 PULSE_EVENT, HELLO_EVENT, RESET_EVENT = "pulse", "hello", "reset"
 _SAID: Final = ("message_id", "from", "kind", "priority")
@@ -66,15 +68,19 @@ class FrameWriter:
 
     def _changes(self, records: Sequence[SettledRecord]) -> dict[str, Any]:
         touched: dict[str, dict[str, None]] = {AGENT: {}, JOB: {}, TASK: {}}
-        messages = []
+        messages, came, turned = [], set(), set()
         for record in records:
             kind, _, name = record.stream.partition("/")
-            if kind in touched:
+            if record.type in (AGENT_JOINED, TASK_STARTED):
+                came.add(name if kind == AGENT else worker_key(name))
+            if record.type in (AGENT_JOINED, AGENT_STOPPED):
+                turned.add(name)
+            if kind in touched and (kind != AGENT or record.type in AGENT_EVENTS):
                 touched[kind][name] = None
             elif kind == MAILBOX:
                 messages.append(self._message(record, name))
         found = {
-            AGENT_EVENT: self._board.changed(touched[AGENT], touched[TASK]),
+            **_agent_events(self._board.changed(touched[AGENT], touched[TASK], turned), came),
             JOB_EVENT: [
                 job_as_json(self._live_view, row)
                 for name in touched[JOB]
@@ -106,3 +112,14 @@ class FrameWriter:
             "depth": self._mailboxes.depth((realm, recipient)),
             "logged_ms": record.logged_at_us // 1000,
         }
+
+
+def _agent_events(rows: Sequence[dict[str, Any]], came: Collection[str]) -> dict[str, list[dict[str, Any]]]:
+    """Return rows of agents by the name of their event (AM-06). `came`: the keys of those that are new."""
+    found: dict[str, list[dict[str, Any]]] = {AGENT_CREATED: [], AGENT_CHANGED: [], AGENT_REMOVED: []}
+    for row in rows:
+        if row.get("gone") or row["status"] == STOPPED:
+            found[AGENT_REMOVED].append(row)
+        else:
+            found[AGENT_CREATED if row["key"] in came else AGENT_CHANGED].append(row)
+    return found

@@ -256,7 +256,8 @@ def _shown(hub: Hub, name: str) -> dict[str, Any]:
     return _as_json(row, _keys_by_agent(hub).get(name, []))
 
 
-def _as_json(row: ParticipantRow, keys: list[AgentKeyRow]) -> dict[str, Any]:
+def participant_as_json(row: ParticipantRow) -> dict[str, Any]:
+    """Return a participant as the hub shows it, without its keys."""
     return {
         "id": row.agent_name,
         "task": row.task,
@@ -267,6 +268,11 @@ def _as_json(row: ParticipantRow, keys: list[AgentKeyRow]) -> dict[str, Any]:
         "updated_at": iso_moment(row.updated_at),
         "stopped_at": None if row.stopped_at is None else iso_moment(row.stopped_at),
         "stopped_why": row.stopped_why,
+    }
+
+
+def _as_json(row: ParticipantRow, keys: list[AgentKeyRow]) -> dict[str, Any]:
+    return participant_as_json(row) | {
         "keys": [
             {
                 "key_id": key.key_id,

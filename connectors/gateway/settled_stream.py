@@ -23,13 +23,17 @@ from connectors.settled_feed import FellBehind, SettledFeed, SettledRecord
 from schemas.ids import JOB, PRINCIPAL, SESSION
 from schemas.life_cycles import JOB_TERMINAL, TERMINATED
 from schemas.record import (
+    AGENT_JOINED,
     AGENT_MQTT_REGISTERED,
     AGENT_SAID,
+    AGENT_STOPPED,
+    AGENT_UPDATED,
     JOB_EVENT,
     JOB_REGISTERED,
     JOB_SECRET_ROTATED,
 )
 from schemas.strict_json import MalformedJsonError, decode
+from schemas.verdicts import ACCEPTED
 from schemas.view_rows import REGISTRY_JOBS, REGISTRY_SESSIONS, JobRow, SessionRow, ViewRow
 
 PING_S: Final = 15.0
@@ -42,6 +46,9 @@ _TOGETHER_S: Final = 0.01
 _RENDERED: Final = 2000
 # What those see who may read jobs and sessions, but not everybody's mail and tokens.
 PUBLIC_KINDS: Final = frozenset({JOB, SESSION})
+# What subscribers call a change of the registry of agents (AM-06), by the record that made it.
+AGENT_CREATED, AGENT_CHANGED, AGENT_REMOVED = "agent:created", "agent:updated", "agent:removed"
+AGENT_EVENTS: Final = {AGENT_JOINED: AGENT_CREATED, AGENT_UPDATED: AGENT_CHANGED, AGENT_STOPPED: AGENT_REMOVED}
 # What comes by MQTT, whose senders get receipts.
 _RECEIPTED: Final = frozenset({JOB_EVENT, AGENT_SAID})
 
@@ -98,10 +105,14 @@ class Follower:
 
 
 class EventWriter:
-    """Writes server-sent events; one record is written once for all followers. For the event loop alone."""
+    """Writes server-sent events; one record is written once for all followers. For the event loop alone.
 
-    def __init__(self, boot_id: str) -> None:
+    `agent(name)`: what to show of an agent that takes part, as it is now.
+    """
+
+    def __init__(self, boot_id: str, agent: Callable[[str], Any]) -> None:
         self._boot_id = boot_id
+        self._agent = agent
         self._rendered: OrderedDict[int, bytes] = OrderedDict()
 
     def cursor_of(self, last_event_id: str, feed: SettledFeed) -> int | None:
@@ -123,15 +134,23 @@ class EventWriter:
         return self._frame(name, cursor, orjson.dumps(data))
 
     def settled(self, cursor: int, record: SettledRecord) -> bytes:
-        """The event `settled` of the record that the feed has under `cursor`."""
+        """Return the event `settled` of the record that the feed has under `cursor`; before it, for a change of
+        the registry of agents, the event of that change.
+        """
         found = self._rendered.get(cursor)
         if found is None:
-            found = self._rendered[cursor] = self._frame(
-                "settled", cursor, orjson.dumps(settled_as_json(record))
-            )
+            settled = self._frame("settled", cursor, orjson.dumps(settled_as_json(record)))
+            found = self._rendered[cursor] = self._agent_event(cursor, record) + settled
             if len(self._rendered) > _RENDERED:
                 self._rendered.popitem(last=False)
         return found
+
+    def _agent_event(self, cursor: int, record: SettledRecord) -> bytes:
+        name = AGENT_EVENTS.get(record.type or "") if record.verdict == ACCEPTED else None
+        if name is None:
+            return b""
+        # With the id of what came before: a follower that is cut off behind it gets both events again.
+        return self._frame(name, cursor - 1, orjson.dumps(self._agent(record.stream.partition("/")[2])))
 
     def _frame(self, name: str, cursor: int, data: bytes) -> bytes:
         # orjson escapes line breaks, so the data is one line.

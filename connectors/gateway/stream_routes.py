@@ -10,8 +10,10 @@ from fastapi import FastAPI, Header, Query, Request, Response
 from connectors.gateway.admission import Gate, asks_for
 from connectors.gateway.answers import BUSY, not_found, row_as_json, unavailable
 from connectors.gateway.hub import Hub
+from connectors.gateway.hub_policy import participant_row
 from connectors.gateway.job_routes import JOBS, JobPath
 from connectors.gateway.models import ERRORS, EventFilter
+from connectors.gateway.participant_routes import participant_as_json
 from connectors.gateway.policy import Action
 from connectors.gateway.settled_stream import (
     EventWriter,
@@ -37,7 +39,12 @@ def _documented(media_type: str) -> dict[int | str, dict[str, Any]]:
 
 def add_stream_routes(app: FastAPI, hub: Hub, gate: Gate) -> None:
     """Add `/api/hub/events`, `/api/hub/jobs/{job_id}/events` and `/api/hub/verdicts`."""
-    places, writer = StreamPlaces(), EventWriter(hub.boot_id)
+
+    def agent(name: str) -> dict[str, Any] | None:
+        row = participant_row(hub.live_view, name)
+        return None if row is None else participant_as_json(row)
+
+    places, writer = StreamPlaces(), EventWriter(hub.boot_id, agent)
 
     def answer(
         request: Request, chunks: Callable[[Follower], AsyncIterator[bytes]], media_type: str
@@ -58,6 +65,9 @@ def add_stream_routes(app: FastAPI, hub: Hub, gate: Gate) -> None:
         request: Request, asked: Annotated[EventFilter, Query()], last_event_id: LastEventId = None
     ) -> Response:
         """Follow what is settled: first `snapshot`, then `settled`; `gap` when something was missed.
+
+        Before the `settled` of a record that changes the registry of agents comes `agent:created`,
+        `agent:updated` or `agent:removed` with the agent as it is now.
 
         Only the operator sees other streams than those of jobs and sessions.
         """

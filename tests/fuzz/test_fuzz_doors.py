@@ -218,7 +218,7 @@ FEED.extend(
         for n in range(9)
     ]
 )
-WRITER = EventWriter("boot")
+WRITER = EventWriter("boot", lambda name: None)
 
 
 @fuzzed(mutated_text("boot-7", "boot-9", "boot-1", "boot-999999999999999999"))

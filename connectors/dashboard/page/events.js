@@ -1,6 +1,7 @@
 // The live events: one connection that comes back by itself, with the place in the log that it had.
 
-const NAMES = ["hello", "reset", "agent", "job", "task", "message", "verdict", "pulse"];
+const AGENTS = ["agent:created", "agent:updated", "agent:removed"];
+const NAMES = ["hello", "reset", ...AGENTS, "job", "task", "message", "verdict", "pulse"];
 // The server says something each second.
 const SILENCE_MS = 5000;
 // One page asks one gateway, mostly on its own machine: a person should not wait longer than this once it is back.

@@ -46,7 +46,7 @@ function take(name, data) {
 
 function apply(name, data) {
   if (name === "job") store.takeJobs(data);
-  else if (name === "agent") store.takeAgents(data);
+  else if (name.startsWith("agent:")) store.takeAgents(data);
   else if (name === "message") store.takeMessages(data);
   else if (name === "verdict") {
     store.takeVerdicts(data);

@@ -38,10 +38,10 @@ def test_agents_jobs_tasks_messages_and_verdicts_are_told_as_they_change(operato
                 len(s.told_jobs()) >= 2
                 and s.of("task")
                 and s.of("message")
-                and any(agent.get("status") == "stopped" for agent in s.of("agent"))
+                and any(agent.get("status") == "stopped" for agent in s.of("agent:removed"))
             )
         )
-    agents = [(a["agent"], a["status"], a["task"]) for a in seen.of("agent") if a["key"] == "nova"]
+    agents = [(a["agent"], a["status"], a["task"]) for a in seen.of("agent:removed") if a["key"] == "nova"]
     assert agents[-1] == ("nova", "stopped", "counts stars")
     assert {j["job_id"]: (j["status"], j["description"]) for j in seen.of("job")} == {
         job["job_id"]: ("pending", "build the docs")
@@ -52,6 +52,21 @@ def test_agents_jobs_tasks_messages_and_verdicts_are_told_as_they_change(operato
     assert "stars" not in str(seen.of("message"))
     rejected = [v for v in seen.of("verdict") if v["verdict"] == "rejected"]
     assert [(v["stream"], v["reason"]) for v in rejected] == [(f"job/{job['job_id']}", "bad_signature")]
+
+
+@pytest.mark.requirement("AM-06")
+def test_each_change_of_an_agent_is_an_event_of_its_own_name(watcher, publisher):
+    with followed(watcher) as events:
+        seen = Seen(events).until(lambda s: s.names() == ["hello"])
+        for record, name, status in (
+            (joined("ivy", "counts"), "agent:created", "initializing"),
+            (updated("ivy", "working"), "agent:updated", "working"),
+            (stopped("ivy", "done"), "agent:removed", "stopped"),
+        ):
+            append(publisher, [record])
+            seen.until(lambda s, name=name: s.of(name))
+            assert [(row["agent"], row["status"]) for row in seen.of(name)] == [("ivy", status)]
+    assert "agent" not in seen.names()
 
 
 @pytest.mark.requirement("AM-11")
@@ -229,4 +244,4 @@ def test_a_task_that_ends_takes_its_agent_off_the_list(watcher, publisher):
         body = TaskCancellation(task_id="t9", request_id="q2", reason="not needed")
         append(publisher, [_created("t9"), task_record(body, door="http", principal="operator")])
         seen.until(lambda s: [t for t in s.of("task") if t["status"] == "cancelled"])
-    assert seen.of("agent")[-1] == {"key": "task:t9", "gone": True}
+    assert seen.of("agent:removed")[-1] == {"key": "task:t9", "gone": True}

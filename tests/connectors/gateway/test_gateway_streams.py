@@ -12,6 +12,8 @@ from connectors.gateway.settled_stream import EventWriter, Follower, Wanted, ser
 from connectors.gateway.streaming_answer import StreamingAnswer, StreamPlaces
 from connectors.publisher import Position
 from connectors.settled_feed import SettledFeed, SettledRecord
+from schemas.agent_signing import new_key_pair
+from schemas.participants import AgentUpdated, participant_record
 from schemas.record import JOB_EVENT, OutgoingRecord, content_id
 from schemas.signing import sign_event
 from tests.broker_processes import wait_until
@@ -87,6 +89,26 @@ def test_a_follower_of_everything_sees_what_its_role_may_see_and_no_sealed_secre
     assert added.data["body"] == {"schema_version": 1, "principal": "bo", "role": "worker"}
     for event in (registered, added):
         assert "sealed" not in json.dumps(event.data) and "sha256" not in json.dumps(event.data)
+
+
+@pytest.mark.requirement("AM-06")
+def test_each_change_of_the_registry_of_agents_is_an_event_of_its_own_name(operator, publisher):
+    participants = "/api/hub/participants"
+    with operator.stream("GET", EVENTS, params={"kind": "agent", "verdict": "accepted"}) as answer:
+        events = events_of(answer)
+        assert next(events).name == "snapshot"
+        body = {"agent_name": "ivy", "public_key": new_key_pair()[1], "task": "counts", "capabilities": ["add"]}
+        assert operator.post(participants, json=body).status_code == 201
+        update = AgentUpdated(agent_name="ivy", request_id="q1", status="working")
+        publisher.append(participant_record(update, door="mcp", principal="ivy")).result(10)
+        assert operator.post(f"{participants}/ivy/stop", json={"reason": "done"}).status_code == 200
+        ours = (one for one in events if "ivy" in str(one.data))
+        found = [(one.name, one.data) for one in itertools.islice(ours, 6)]
+    assert [name for name, _ in found[::2]] == ["agent:created", "agent:updated", "agent:removed"]
+    assert [data["id"] for _, data in found[::2]] == ["ivy"] * 3
+    assert found[-2][1]["status"] == "stopped" and found[-2][1]["task"] == "counts"
+    settled = [(name, data["type"]) for name, data in found[1::2]]
+    assert settled == [("settled", f"agent.{kind}") for kind in ("joined", "updated", "stopped")]
 
 
 def test_filters_choose_by_stream_kind_type_and_verdict(operator):
@@ -218,7 +240,11 @@ def test_a_follower_that_falls_behind_is_told_of_the_gap_and_let_go():
     async def follow():
         feed = SettledFeed(limit_records=10)
         stream = server_events(
-            EventWriter("boot"), Follower(feed, lambda: True), Wanted(), None, lambda: {"rows": {}}
+            EventWriter("boot", lambda name: None),
+            Follower(feed, lambda: True),
+            Wanted(),
+            None,
+            lambda: {"rows": {}},
         )
         names = [(await anext(stream)).split(b"\n")[0]]
         feed.extend(_records(50))
