@@ -208,6 +208,12 @@ def _add_endings(app: FastAPI, hub: Hub) -> None:
             request, TaskCancellation(task_id=task_id, request_id=made(request, key), reason=reason)
         )
 
+    @app.delete(f"{TASKS}/{{task_id}}", response_model=TaskAnswer, responses=ERRORS)
+    @asks_for(Action.TASK_CANCEL, task_owner(hub))
+    async def delete_task(request: Request, task_id: TaskPath, key: IdempotencyKey = None) -> Response:
+        """Cancel a task, by another name: the task and its records stay."""
+        return await end(request, TaskCancellation(task_id=task_id, request_id=made(request, key)))
+
 
 def _add_task_reads(app: FastAPI, hub: Hub) -> None:
     @app.get(TASKS, response_model=TasksAnswer, responses=ERRORS)

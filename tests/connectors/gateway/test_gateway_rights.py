@@ -74,6 +74,7 @@ def questions(held, free, mine, role):
         f"{hub}/tasks/{{task_id}}/complete POST": Ask("o", "POST", f"{hub}/tasks/t1/complete", found=False),
         f"{hub}/tasks/{{task_id}}/fail POST": Ask("o", "POST", f"{hub}/tasks/t1/fail", {"error": "x"}, False),
         f"{hub}/tasks/{{task_id}}/cancel POST": Ask("o", "POST", f"{hub}/tasks/t1/cancel", found=False),
+        f"{hub}/tasks/{{task_id}} DELETE": Ask("o", "DELETE", f"{hub}/tasks/t1", found=False),
         **participant_questions(hub, role),
         f"{hub}/mailboxes/{{realm}}/{{name}}/clear POST": Ask(
             "o", "POST", f"{hub}/mailboxes/default/the-{role}/clear", {}

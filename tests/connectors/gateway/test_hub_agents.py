@@ -157,3 +157,14 @@ def test_an_unknown_agent_and_a_name_that_is_none_are_refused(hub):
         answer = hub.operator.get(path)
         assert answer.status_code == status
         assert set(answer.json()) == {"reason", "message"}
+
+
+@pytest.mark.requirement("HH-11")
+def test_a_running_task_names_the_container_that_it_runs_in(hub):
+    task = hub.submit("idle", key="named")
+    container = hub.container_of(task.id)
+    assert task.answer["task"]["session_name"] == f"task-{task.id}"
+    assert hub.task(task.id)["session_name"] == container["container_name"] == container["session_name"]
+    again = hub.submit("idle", key="named", at=hub.other)
+    assert again.answer["task"]["session_name"] == f"task-{task.id}"
+    assert hub.operator.post(f"{TASKS}/{task.id}/cancel", json={}).json()["session_name"] == f"task-{task.id}"

@@ -112,17 +112,6 @@ def test_one_record_makes_task_and_token_and_sets_it_running(hub):
     end(hub.operator, task, "cancel")
 
 
-@pytest.mark.requirement("HH-11")
-def test_a_running_task_names_the_container_that_it_runs_in(hub):
-    task = hub.submit("idle", key="named")
-    container = hub.container_of(task.id)
-    assert task.answer["task"]["session_name"] == f"task-{task.id}"
-    assert hub.task(task.id)["session_name"] == container["container_name"] == container["session_name"]
-    again = hub.submit("idle", key="named", at=hub.other)
-    assert again.answer["task"]["session_name"] == f"task-{task.id}"
-    assert end(hub.operator, task, "cancel").json()["session_name"] == f"task-{task.id}"
-
-
 @pytest.mark.requirement("HB-02")
 def test_the_result_of_a_task_is_any_json_by_whichever_way_it_comes(hub):
     for result in ({"stars": [1, 2.5, None]}, [True, "x"], 42, "42", "null", "plain text", ""):
@@ -270,6 +259,19 @@ def test_a_cancelled_task_loses_its_process_and_its_token_and_is_final(hub):
         for client in (hub.operator, hub.other):
             assert said(end(client, task, how, body)) == (409, "after_terminal")
     assert hub.task(task.id)["status"] == "cancelled" and hub.task(task.id)["result"] is None
+
+
+@pytest.mark.requirement("HB-06")
+def test_deleting_a_task_cancels_it_for_those_who_may_cancel_it(hub):
+    task = hub.submit("idle")
+    path, key = f"{TASKS}/{task.id}", {"Idempotency-Key": "gone"}
+    assert said(hub.client(hub.principal("viewer")[1]).delete(path)) == (403, "policy")
+    answers = [hub.operator.delete(path, headers=key) for _ in range(2)]
+    assert [(one.status_code, one.json()["status"]) for one in answers] == [(200, "cancelled")] * 2
+    assert said(hub.operator.delete(path)) == (409, "after_terminal")
+    assert said(hub.operator.delete(f"{TASKS}/nothing")) == (404, "unknown_stream")
+    hub.wait_recycled(task.id)
+    assert hub.task(task.id)["status"] == "cancelled"
 
 
 @pytest.mark.requirement("HH-05")
