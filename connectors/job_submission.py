@@ -7,6 +7,7 @@ needs, its secret too, goes through the session's 0600 spec file.
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -64,11 +65,12 @@ def submit_job(
     *,
     broker: Mapping[str, Any] | None = None,
     instructions: str | None,
+    has_header: bool,
     watch_arguments: list[str],
 ) -> Submission:
     """Register and start it all. Raises TrunklineError: then the job, if there is one, is cancelled with the
     reason, and nothing is left running. `broker`: the job's own, with its password, if it has one; the agent
-    finds it beside the job's secret.
+    finds it beside the job's secret. `has_header`: the instructions come behind `instruction_header`.
     """
     refuse_taken(gateway, session)
     job = gateway.post(path_of("jobs"), {"description": description, "session": session, "broker": broker})
@@ -78,6 +80,8 @@ def submit_job(
     try:
         store_broker(secret_path(settings, job_id), job_id, broker)
         store_secret(settings, job_id, secret)
+        if instructions is not None and has_header:
+            instructions = instruction_header(job_id, session) + instructions
         row = create_session(
             gateway,
             host,
@@ -118,6 +122,25 @@ def agent_environment(settings: Settings, job_id: str, secret: str, session: str
     }
     conf = {name: os.environ[name] for name in ("TRUNKLINE_CONF",) if os.environ.get(name)}
     return {**clean_environment(), **conf, **known, **job}
+
+
+def instruction_header(job_id: str, session: str) -> str:
+    """Return what an agent reads before its instructions: comment lines with the commands that report on its
+    job. The commands find the job's secret in the agent's environment.
+    """
+    program = shlex.quote(str(PROJECT_ROOT / "trunkline"))
+    publish = f"{program} publish --job {job_id} --event"
+    return (
+        f"# You work on job {job_id} in session {session}. Report what you do with these commands, in this\n"
+        "# order; the environment variable TRUNKLINE_JOB_SECRET signs what they send:\n"
+        f'#   {publish} started --detail "what begins"\n'
+        f'#   {publish} progress --detail "what is done so far"\n'
+        f'#   {publish} completed --detail "what came of it"\n'
+        "# Publish 'progress' as often as you like, 'permission_required' to ask for a permission, 'error'\n"
+        "# instead of 'completed' when the work has failed. The last event ends the job and this session.\n"
+        "# A detail has at most 500 characters and holds no file path, no NAME=value, no password or token.\n"
+        "# Your instructions:\n"
+    )
 
 
 def _start_subscriber(

@@ -10,7 +10,7 @@ of the job's own is where that command keeps it.
     fail the last check is red
 
 `wait` takes seconds; `fail` ends the job in error, `quit` ends the agent without ending the job; without
-either the job completes. Any other line counts as progress.
+either the job completes. A line that begins with `#` is a comment. Any other line counts as progress.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def work(publisher: JobPublisher, instructions: Iterable[str]) -> None:
     done = 0
     for line in instructions:
         word, _, rest = line.strip().partition(" ")
-        if not word:
+        if not word or word.startswith("#"):
             continue
         print(f"> {line.strip()}", flush=True)
         if word == "wait":

@@ -115,7 +115,12 @@ def _configure_submit(parser: CommandTailParser) -> None:
     parser.add_argument("--session", required=True, metavar="NAME", help="the new session that it runs in")
     add_broker_options(parser)
     parser.add_argument(
-        "--instructions", metavar="FILE", help="the agent reads this on standard input (- takes ours)"
+        "--instructions",
+        metavar="FILE",
+        help="the agent reads this on standard input, after lines that say how to publish (- takes ours)",
+    )
+    parser.add_argument(
+        "--bare-instructions", action="store_true", help="leave out the lines that say how to publish"
     )
     parser.add_argument(
         "--to", type=Path, metavar="DIR", help="where the audit files go (default: below data_dir)"

@@ -58,6 +58,7 @@ def submit(args: argparse.Namespace, settings: Settings) -> int:
             args.command,
             broker=broker,
             instructions=instructions,
+            has_header=not args.bare_instructions,
             watch_arguments=_watch_arguments(args),
         )
         say(f"job {submission.job_id} runs in session {submission.session} ({submission.handle})")

@@ -19,7 +19,7 @@ from connectors.session_host import SessionHost
 from connectors.session_registry_client import create_session
 from connectors.session_runner import HANDLE_VARIABLE
 from schemas.errors import Refused
-from schemas.settings import Settings
+from schemas.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import wait_until
 from tests.connectors.cli.conftest import CommandLine, read_line
 
@@ -178,6 +178,27 @@ def test_submit_ends_as_watch_does_and_says_when_an_agent_ends_without_a_word(
     assert "ended with exit code 7" in quits.stderr
     assert "| oh dear" in quits.stderr
     assert "trunkline jobs cancel" in quits.stderr
+
+
+@pytest.mark.requirement("HB-07")
+def test_a_submitted_agent_learns_how_to_publish_from_what_it_reads(
+    hub: GatewayClient, trunkline: CommandLine, start_bridge: Any, hub_settings: Settings, tmp_path: Path
+) -> None:
+    start_bridge(hub_settings)
+    # An agent that knows nothing of Trunkline: it runs the commands that it reads.
+    reads = ("sh", "-c", f"tee {tmp_path}/read | sed -n 's/^#   //p' | sh")
+    arguments = ("--timeout", "60s", "--instructions", "-", "--json", "--", *reads)
+    done = trunkline.run("jobs", "submit", "x", "--session", "told", *arguments, stdin="count the stars\n")
+    assert done.returncode == 0, done.stderr
+    events = [
+        json.loads(line) for line in Path(json.loads(done.stdout)["subscriber_out"]).read_text().splitlines()
+    ]
+    assert [event["event"] for event in events] == ["started", "progress", "completed"]
+    assert (tmp_path / "read").read_text().endswith("# Your instructions:\ncount the stars\n")
+    script = f"{PROJECT_ROOT}/trunkline publish --job $TRUNKLINE_JOB_ID --event completed --detail ok\n"
+    bare = ("--bare-instructions", *arguments[:-1], f"tee {tmp_path}/bare | sh")
+    assert trunkline.run("jobs", "submit", "x", "--session", "bare", *bare, stdin=script).returncode == 0
+    assert (tmp_path / "bare").read_text() == script
 
 
 @pytest.mark.requirement("JE-24")
