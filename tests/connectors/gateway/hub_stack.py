@@ -271,6 +271,18 @@ def hub_settings(broker: BrokerProcess, folder: Path) -> Settings:
     return settings
 
 
+def said(answer: httpx.Response) -> tuple[int, str | None]:
+    """Return status and reason of an answer."""
+    return answer.status_code, answer.json().get("reason")
+
+
+def end(
+    client: httpx.Client, task: Any, how: str, body: dict[str, Any] | None = None, **headers: str
+) -> httpx.Response:
+    """Ask for the end of a task: `how` is complete, fail or cancel."""
+    return client.post(f"{TASKS}/{task.id}/{how}", json=body or {}, headers=headers)
+
+
 def write_agent(folder: Path, name: str, **fields: Any) -> Path:
     """Write an agent's definition in one step."""
     body = {"name": name, "description": f"{name} of the tests", **fields}

@@ -23,10 +23,11 @@ from tests.connectors.gateway.hub_stack import (
     CHECK_S,
     MESSAGES,
     TASKS,
-    TOKENS,
+    end,
     one_of,
     processes_of,
     running_hub,  # noqa: F401  the fixture `hub`
+    said,
     wait_quiet,
 )
 
@@ -35,16 +36,6 @@ STATES = ["provisioning", "configuring", "starting", "running", "monitoring", "r
 
 # A task's id follows from its key: two runs at once must not find each other's processes.
 RUN = uuid.uuid4().hex
-
-
-def said(answer):
-    """Status and reason of an answer."""
-    return answer.status_code, answer.json().get("reason")
-
-
-def end(client, task, how, body=None, **headers):
-    """Ask for the end of a task."""
-    return client.post(f"{TASKS}/{task.id}/{how}", json=body or {}, headers=headers)
 
 
 def drained(client):
@@ -324,28 +315,6 @@ def test_a_task_is_ended_by_its_own_token_and_by_no_other_tasks(hub):
     for task in (mine, namesake, other):
         assert said(hub.client(task.token).get(MESSAGES)) == (401, "unauthorized")
         hub.wait_recycled(task.id)
-
-
-@pytest.mark.requirement("SE-07")
-def test_a_task_is_ended_by_its_submitter_and_the_operator_and_by_no_other_delegator_at_any_gateway(hub):
-    (_, token), (other_name, other_token) = hub.principal("delegator"), hub.principal("delegator")
-    submitter, other = hub.client(token, 1), hub.client(other_token)
-    ways = (("cancel", {}), ("complete", {"result": "x"}), ("fail", {"error": "x"}))
-    for how, body in ways:
-        # The gateway that is asked may not have the task yet, which the other one has answered.
-        task = hub.submit("idle", at=hub.client(token, 0))
-        by_its_submitter = end(submitter, task, how, body)
-        assert by_its_submitter.status_code == 200, by_its_submitter.text
-        task = hub.submit("idle", at=hub.client(token, 0))
-        assert said(end(other, task, how, body)) == (403, "policy")
-        revoke = f"{TOKENS}/{hub.task(task.id)['token_id']}/revoke"
-        assert said(other.post(revoke, json={})) == (403, "policy")
-        assert (hub.operator if how == "cancel" else submitter).post(revoke, json={}).status_code == 200
-        assert end(hub.operator, task, how, body).status_code == 200
-    assert said(other.post(f"{TASKS}/there-is-none/cancel", json={})) == (403, "policy")
-    rows = wait_until(lambda: len(found := hub.refusals(other_name)) == 7 and found, what="a row for each")
-    routes = [row["route"].rpartition("/")[2] for row in rows]
-    assert sorted(routes) == ["cancel", "cancel", "complete", "fail", "revoke", "revoke", "revoke"]
 
 
 @pytest.mark.requirement("HH-03")

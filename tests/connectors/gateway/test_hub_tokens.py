@@ -23,19 +23,16 @@ from tests.connectors.gateway.hub_stack import (
     TASKS,
     TOKENS,
     HubStack,
+    end,
     hub_settings,
     one_of,
     processes_of,
     running_hub,  # noqa: F401  the fixture `hub`
+    said,
     wait_quiet,
 )
 
 HOUR_MS = 3_600_000
-
-
-def said(answer):
-    """Status and reason of an answer."""
-    return answer.status_code, answer.json().get("reason")
 
 
 @pytest.mark.requirement("HH-02")
@@ -290,3 +287,25 @@ def test_an_agent_whose_gateway_was_killed_at_its_launch_ends_with_its_task(rest
     assert stack.operator.post(f"{TASKS}/{task_id}/cancel", json={}).json()["status"] == "cancelled"
     wait_until(lambda: stack.container_of(task_id)["state"] == "recycled", what="recycled")
     wait_quiet([task_id])
+
+
+@pytest.mark.requirement("SE-07")
+def test_a_task_is_ended_by_its_submitter_and_the_operator_and_by_no_other_delegator_at_any_gateway(hub):
+    (_, token), (other_name, other_token) = hub.principal("delegator"), hub.principal("delegator")
+    submitter, other = hub.client(token, 1), hub.client(other_token)
+    ways = (("cancel", {}), ("complete", {"result": "x"}), ("fail", {"error": "x"}))
+    for how, body in ways:
+        # The gateway that is asked may not have the task yet, which the other one has answered.
+        task = hub.submit("idle", at=hub.client(token, 0))
+        by_its_submitter = end(submitter, task, how, body)
+        assert by_its_submitter.status_code == 200, by_its_submitter.text
+        task = hub.submit("idle", at=hub.client(token, 0))
+        assert said(end(other, task, how, body)) == (403, "policy")
+        revoke = f"{TOKENS}/{hub.task(task.id)['token_id']}/revoke"
+        assert said(other.post(revoke, json={})) == (403, "policy")
+        assert (hub.operator if how == "cancel" else submitter).post(revoke, json={}).status_code == 200
+        assert end(hub.operator, task, how, body).status_code == 200
+    assert said(other.post(f"{TASKS}/there-is-none/cancel", json={})) == (403, "policy")
+    rows = wait_until(lambda: len(found := hub.refusals(other_name)) == 7 and found, what="a row for each")
+    routes = [row["route"].rpartition("/")[2] for row in rows]
+    assert sorted(routes) == ["cancel", "cancel", "complete", "fail", "revoke", "revoke", "revoke"]
