@@ -18,12 +18,11 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from connectors.fault_words import first_fault
 from connectors.terminal_text import escaped
 from schemas.agent_registry import DESCRIPTION_LIMIT, IMAGE_LIMIT, Capabilities
 from schemas.principals import RESERVED_PRINCIPALS
 from schemas.strict_json import MalformedJsonError, decode
-from schemas.wire_body import Name, Printable
+from schemas.wire_body import Name, Printable, first_fault
 
 DEFINITION_BYTES: Final = 64 * 1024
 # How old the last change of a file must be before its times prove that it was not changed since: a file

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from connectors.fault_words import first_fault
 from connectors.publisher import Position, Publisher
 from schemas.errors import UsageError
 from schemas.ids import is_job_id, new_job_id
 from schemas.job_registry import BrokerOverlay, cancellation_record, registration_record
 from schemas.sealing import Keyring
 from schemas.signing import new_secret
+from schemas.wire_body import first_fault
 
 
 @dataclass(frozen=True)

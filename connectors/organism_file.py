@@ -18,7 +18,6 @@ from typing import Annotated, Any, Final, Literal
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from connectors.fault_words import words_of
 from connectors.handler_descriptions import Described, describe_handlers
 from connectors.terminal_text import escaped
 from connectors.unique_yaml import UniqueKeyLoader
@@ -35,7 +34,7 @@ from schemas.organism import (
 )
 from schemas.principals import RESERVED_PRINCIPALS
 from schemas.strict_json import canonical
-from schemas.wire_body import Name, Note
+from schemas.wire_body import Name, Note, words_of
 
 FILE_BYTES: Final = 1024 * 1024
 META: Final = "meta"

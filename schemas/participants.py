@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from schemas.agent_registry import DESCRIPTION_LIMIT, Capabilities
+from schemas.agent_registry import Capabilities
 from schemas.ids import AGENT, stream_key
 from schemas.record import (
     AGENT_CALLED,
@@ -24,6 +24,7 @@ from schemas.record import (
     content_id,
 )
 from schemas.strict_json import canonical
+from schemas.task_registry import TASK_TEXT_LIMIT
 from schemas.wire_body import Name, Note, Printable, WireBody
 
 KEY_LIMIT: Final = 4096
@@ -75,7 +76,7 @@ class _RequestBody(_ParticipantBody):
 class AgentJoined(_RequestBody):
     """Body of `agent.joined`: the agent takes part from now on, with its first key, and has a mailbox."""
 
-    task: Annotated[Printable, Field(max_length=DESCRIPTION_LIMIT)]
+    task: Annotated[Printable, Field(max_length=TASK_TEXT_LIMIT)]
     capabilities: Capabilities
     public_key: PublicKey
     task_id: Name | None = None

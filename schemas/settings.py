@@ -101,6 +101,8 @@ class LimitSettings(_Section):
     """What a door lets in (CM-02)."""
 
     payload_bytes: int = Field(default=1024 * 1024, ge=1024)
+    # No more than the wire form allows (TASK_TEXT_LIMIT).
+    task_characters: int = Field(default=32_000, ge=1, le=32_000)
 
 
 class GatewaySettings(ConnectionSettings):

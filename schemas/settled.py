@@ -11,7 +11,7 @@ from schemas.verdicts import ACCEPTED, DUPLICATE, REJECTED, Verdict
 from schemas.view_rows import ViewRow
 
 # 7: a header's name ends at its first NUL.
-FOLD_VERSION: Final = 7
+FOLD_VERSION: Final = 8
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):

@@ -21,7 +21,8 @@ from schemas.record import (
 from schemas.strict_json import MalformedJsonError, canonical, decode
 from schemas.wire_body import Name, Note, Printable, WireBody
 
-DESCRIPTION_LIMIT: Final = 4000
+# In characters. The agent gets the text as one variable of its environment, which Linux bounds at 128 KiB.
+TASK_TEXT_LIMIT: Final = 32_000
 ERROR_LIMIT: Final = 2000
 RESULT_LIMIT_BYTES: Final = 64 * 1024
 LIFETIME_LIMIT_MS: Final = 7 * 24 * 3600 * 1000
@@ -38,8 +39,8 @@ def _text_within_limit(text: str) -> str:
     return text
 
 
-Description = Annotated[Printable, Field(min_length=1, max_length=DESCRIPTION_LIMIT)]
-"""What is to be done."""
+Description = Annotated[Printable, Field(min_length=1, max_length=TASK_TEXT_LIMIT)]
+"""The text of a task."""
 TokenSha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 """All that a record says of a token's value: its SHA-256, in hex."""
 TokenId = Annotated[str, Field(pattern=r"^[0-9a-f]{12}\z")]

@@ -1,7 +1,8 @@
-"""What the bodies of our own records have in common: strict, versioned, named by CM-01."""
+"""The common base of our own records' bodies: strict, versioned, with names by CM-01, and words for a fault."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -11,6 +12,9 @@ from schemas.job_event import has_control_characters
 
 # What the two checks below say, for those who read a JSON schema.
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+_LENGTHS: Final = frozenset({"too_long", "too_short"})
+# Pydantic's name for a text whose characters another check has looked at.
+_TEXT: Final = "Value"
 _PRINTABLE: Final = r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*$"
 
 
@@ -47,7 +51,7 @@ class WireBody(BaseModel):
 
 
 def body_fault(model: type[BaseModel], body: dict[str, Any]) -> str | None:
-    """What is wrong with a body, by its model, in words without the input; None when nothing is."""
+    """Return the first thing that is wrong with a body, by its model, or None; the words repeat no input."""
     try:
         model.model_validate(body)
     except ValidationError as error:
@@ -56,8 +60,18 @@ def body_fault(model: type[BaseModel], body: dict[str, Any]) -> str | None:
 
 
 def first_fault(error: ValidationError) -> str:
-    """The first thing that a model refused, `field: reason`, without the input, which may be secret."""
+    """Return the first thing that a model refused, `field: reason`, without the input, which may be secret."""
     first = error.errors(include_input=False, include_url=False)[0]
-    unknown_key = first["type"] == "extra_forbidden"
-    where = [str(part) for part in (first["loc"][:-1] if unknown_key else first["loc"])]
-    return f"{'.'.join(where) or 'body'}: {first['msg']}"
+    # The last part of an unknown key's place is the key, and that is input.
+    place = first["loc"][:-1] if first["type"] == "extra_forbidden" else first["loc"]
+    return f"{'.'.join(str(part) for part in place) or 'body'}: {words_of(first)}"
+
+
+def words_of(fault: Mapping[str, Any]) -> str:
+    """Return pydantic's message for one fault; the length of a text is given in characters, not in items."""
+    words = str(fault["msg"])
+    if fault["type"] not in _LENGTHS:
+        return words
+    is_text = fault.get("ctx", {}).get("field_type") == _TEXT
+    words = words.replace(" after validation", "")
+    return words.replace(" items", " characters").replace(" item,", " character,") if is_text else words

@@ -13,7 +13,6 @@ from fastapi import HTTPException
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 
-from connectors.fault_words import words_of
 from connectors.settled_feed import SettledRecord
 from schemas.verdicts import (
     AFTER_TERMINAL,
@@ -31,6 +30,7 @@ from schemas.verdicts import (
     UNKNOWN_STREAM,
 )
 from schemas.view_rows import PrincipalRow, ViewRow
+from schemas.wire_body import words_of
 
 # Reasons of the door itself, beside those of schemas/verdicts.py.
 NOT_FOUND: Final = "not_found"
@@ -79,6 +79,12 @@ def not_found(message: str) -> ApiError:
 def malformed(message: str) -> ApiError:
     """400: the request cannot be read."""
     return ApiError(400, MALFORMED, message)
+
+
+def check_task_text(text: str, most: int) -> None:
+    """Raise ApiError (400) for the text of a task with more than `most` characters."""
+    if len(text) > most:
+        raise malformed(f"the task has {len(text)} characters, and limits.task_characters allows {most}")
 
 
 def unavailable(message: str, reason: str = UNREACHABLE) -> ApiError:

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from connectors.gateway.models import LIST_LIMIT, NamedThing
 from schemas.mailbox_requests import CLAIM_LIMIT, LIMIT_MOST
 from schemas.principals import HUB
-from schemas.task_registry import DESCRIPTION_LIMIT, ERROR_LIMIT, RESULT_LIMIT_BYTES, result_text
+from schemas.task_registry import ERROR_LIMIT, RESULT_LIMIT_BYTES, TASK_TEXT_LIMIT, result_text
 from schemas.wire_body import Note, Printable
 
 TASK_STATES = Literal["pending", "running", "completed", "failed", "cancelled"]
@@ -42,7 +42,7 @@ def _result_within_limit(result: Any) -> Any:
 class TaskRequest(_Request):
     """A task for an agent."""
 
-    description: Annotated[Printable, Field(max_length=DESCRIPTION_LIMIT)]
+    description: Annotated[Printable, Field(max_length=TASK_TEXT_LIMIT)]
     agent_name: NamedThing
 
 

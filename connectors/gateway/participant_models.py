@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from connectors.gateway.models import OVERLAP_LIMIT_S, NamedThing
-from schemas.agent_registry import DESCRIPTION_LIMIT, Capabilities
+from schemas.agent_registry import Capabilities
 from schemas.participants import KEY_LIMIT
+from schemas.task_registry import TASK_TEXT_LIMIT
 from schemas.wire_body import Note, Printable
 
 Status = Literal["initializing", "idle", "working", "blocked", "stopped"]
@@ -26,7 +27,7 @@ class _Answer(BaseModel):
 class SpawnRequest(_Request):
     """An agent to start. Without a name it gets one."""
 
-    task: Annotated[Printable, Field(min_length=1, max_length=DESCRIPTION_LIMIT)]
+    task: Annotated[Printable, Field(min_length=1, max_length=TASK_TEXT_LIMIT)]
     agent_name: NamedThing | None = None
     capabilities: Capabilities = []
 
@@ -36,7 +37,7 @@ class JoinRequest(_Request):
 
     agent_name: NamedThing
     public_key: Annotated[str, Field(max_length=KEY_LIMIT)]
-    task: Annotated[Printable, Field(max_length=DESCRIPTION_LIMIT)] = ""
+    task: Annotated[Printable, Field(max_length=TASK_TEXT_LIMIT)] = ""
     capabilities: Capabilities = []
 
 

@@ -14,7 +14,15 @@ from fastapi import FastAPI, Path, Query, Request, Response
 
 from connectors.gateway.admission import asks_for
 from connectors.gateway.agent_routes import AgentPath
-from connectors.gateway.answers import ApiError, iso_moment, json_answer, malformed, not_found, refuse_rejected
+from connectors.gateway.answers import (
+    ApiError,
+    check_task_text,
+    iso_moment,
+    json_answer,
+    malformed,
+    not_found,
+    refuse_rejected,
+)
 from connectors.gateway.hub import Hub
 from connectors.gateway.hub_policy import participant_row
 from connectors.gateway.idempotency import IdempotencyKey, request_uuid
@@ -73,6 +81,7 @@ def _add_arrivals(app: FastAPI, hub: Hub) -> None:
     @asks_for(Action.PARTICIPANT_ADD)
     async def register_participant(request: Request, body: JoinRequest, key: IdempotencyKey = None) -> Response:
         """Let an agent take part that runs elsewhere and signs with a key of its own."""
+        check_task_text(body.task, hub.settings.limits.task_characters)
         principal = request.state.caller.principal
         _check_name(hub, body.agent_name, principal, f"POST {PARTICIPANTS}")
         joined = AgentJoined(
@@ -90,6 +99,7 @@ def _add_arrivals(app: FastAPI, hub: Hub) -> None:
     @asks_for(Action.PARTICIPANT_ADD)
     async def spawn_participant(request: Request, body: SpawnRequest, key: IdempotencyKey = None) -> Response:
         """Start an agent with a key of its own, and wait until it runs; 502 `launch_failed` if it does not."""
+        check_task_text(body.task, hub.settings.limits.task_characters)
         principal = request.state.caller.principal
         task_id = str(request_uuid(principal, key))
         name = body.agent_name or f"agent-{task_id[:8]}"

@@ -10,7 +10,14 @@ from typing import Annotated, Any, Final
 from fastapi import FastAPI, Path, Query, Request, Response
 
 from connectors.gateway.admission import asks_for
-from connectors.gateway.answers import ApiError, iso_moment, json_answer, not_found, refuse_rejected
+from connectors.gateway.answers import (
+    ApiError,
+    check_task_text,
+    iso_moment,
+    json_answer,
+    not_found,
+    refuse_rejected,
+)
 from connectors.gateway.hub import Hub
 from connectors.gateway.hub_models import (
     SubmittedAnswer,
@@ -85,6 +92,7 @@ def _add_submission(app: FastAPI, hub: Hub) -> None:
 
         Waits until the agent has started; 502 `launch_failed` when it does not.
         """
+        check_task_text(body.description, hub.settings.limits.task_characters)
         caller: Caller = request.state.caller
         task_id = str(request_uuid(caller.requester, key))
         known = task_row(hub, task_id)

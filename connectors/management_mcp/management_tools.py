@@ -18,9 +18,10 @@ from pydantic import BaseModel, Field
 
 from connectors.gateway_client import GatewayClient, path_of
 from connectors.mcp_tool import ToolArguments, tool_of
-from schemas.agent_registry import DESCRIPTION_LIMIT, Capabilities
+from schemas.agent_registry import Capabilities
 from schemas.errors import BackboneUnreachable
 from schemas.settings import Settings
+from schemas.task_registry import TASK_TEXT_LIMIT
 from schemas.wire_body import Name, Printable
 
 
@@ -28,9 +29,7 @@ class SpawnAgent(ToolArguments):
     """Arguments of `spawn_agent`."""
 
     agent_id: Annotated[Name | None, Field(description="Its name; without one it gets one.")] = None
-    task: Annotated[
-        Printable, Field(min_length=1, max_length=DESCRIPTION_LIMIT, description="What it is to do.")
-    ]
+    task: Annotated[Printable, Field(min_length=1, max_length=TASK_TEXT_LIMIT, description="What it is to do.")]
     capabilities: Capabilities = Field([], description="What others may find it by.")
     idempotency_key: Annotated[
         str | None,

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 
+import psutil
 import pytest
 
-from schemas.settings import PROJECT_ROOT
+from connectors.gateway.answers import ApiError, check_task_text
+from schemas.settings import PROJECT_ROOT, LimitSettings
+from schemas.task_registry import TASK_TEXT_LIMIT
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_stack import (
     AGENTS,
     MESSAGES,
     TASKS,
+    processes_of,
     running_hub,  # noqa: F401  the fixture `hub`
     write_agent,
 )
@@ -168,3 +172,28 @@ def test_a_running_task_names_the_container_that_it_runs_in(hub):
     again = hub.submit("idle", key="named", at=hub.other)
     assert again.answer["task"]["session_name"] == f"task-{task.id}"
     assert hub.operator.post(f"{TASKS}/{task.id}/cancel", json={}).json()["session_name"] == f"task-{task.id}"
+
+
+@pytest.mark.requirement("AM-09")
+def test_a_task_of_32000_characters_reaches_a_spawned_agent_whole_and_a_longer_one_is_refused(hub):
+    longest = "\U0001f642" * 32_000  # four bytes each: the most that one variable of an environment must hold
+    path = "/api/hub/participants"
+    spawned = hub.operator.post(f"{path}/spawn", json={"agent_name": "patient", "task": longest})
+    assert (spawned.status_code, spawned.json()["task"]) == (201, longest), spawned.text[:500]
+    process = psutil.Process(processes_of(spawned.json()["task_id"])[0])
+    assert process.environ()["TRUNKLINE_TASK_DESCRIPTION"] == longest
+    assert hub.operator.post(f"{path}/patient/stop", json={}).status_code == 200
+    for at, body in (
+        (f"{path}/spawn", {"task": longest + "!"}),
+        (TASKS, {"agent_name": "idle", "description": longest + "!"}),
+    ):
+        refused = hub.operator.post(at, json=body)
+        assert (refused.status_code, refused.json()["reason"]) == (400, "malformed")
+        assert "at most 32000 characters" in refused.json()["message"]
+
+
+def test_a_lower_limit_of_the_settings_counts_and_none_is_above_the_wire_form():
+    check_task_text("x" * 10, 10)
+    with pytest.raises(ApiError, match=r"has 11 characters, and limits\.task_characters allows 10"):
+        check_task_text("x" * 11, 10)
+    assert LimitSettings().task_characters == TASK_TEXT_LIMIT

@@ -142,7 +142,7 @@ def test_control_characters_are_refused_where_people_read_and_kept_where_program
         (MESSAGES, {"recipient": "hub", "type": "x\u001b[2J"}),
         (f"{TASKS}/t-none/fail", {"error": "\u009b"}),
         (f"{TASKS}/t-none/cancel", {"reason": "\u0085\u0000"}),
-        (TASKS, {"agent_name": "idle", "description": "x" * 4001}),
+        (TASKS, {"agent_name": "idle", "description": "x" * 32_001}),
         (MESSAGES, {"recipient": "h" * 129, "type": "x"}),
         (MESSAGES, {"recipient": "../hub", "type": "x"}),
         (MESSAGES, {"recipient": "hub", "type": "x" * 129}),

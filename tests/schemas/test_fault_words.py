@@ -8,12 +8,11 @@ import pytest
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field, ValidationError
 
-from connectors.fault_words import first_fault
 from connectors.gateway import answers
 from connectors.job_registry import register_job
 from schemas.errors import UsageError
-from schemas.task_registry import DESCRIPTION_LIMIT
-from schemas.wire_body import Note, Printable
+from schemas.job_registry import DESCRIPTION_LIMIT
+from schemas.wire_body import Note, Printable, first_fault
 from tests.schemas.job_records import KEYRING
 
 
