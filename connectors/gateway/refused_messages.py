@@ -16,6 +16,10 @@ from schemas.job_event import has_control_characters
 from schemas.wire_body import NOTE_LIMIT
 
 _KIND_LIMIT: Final = 128
+# The forms of our own tokens: of a task (a UUID) and of a principal (32 bytes in URL-safe base64).
+_MAY_BE_TOKEN: Final = re.compile(
+    r"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}|[A-Za-z0-9_-]{43}", re.IGNORECASE
+).search
 _ABOUT: Final = re.compile(
     r"message(?: to (?P<recipient>[A-Za-z0-9][A-Za-z0-9._-]*))?"
     r'(?: of type (?P<kind>"(?:[^"\\]|\\.)*"))?: (?P<why>.*)',
@@ -33,11 +37,12 @@ class RefusedMessage(NamedTuple):
 
 def why_refused(envelope: Any, why: str) -> str:
     """Return `why` with the recipient and the type before it, as far as `envelope`, a decoded body, names them:
-    `message to bo of type "note": …`. At most 500 characters.
+    `message to bo of type "note": …`. At most 500 characters. A name that may be a token, sent in the wrong
+    place, is left out: nothing of a token is recorded.
     """
     fields = envelope if isinstance(envelope, dict) else {}
     recipient, kind = fields.get("recipient"), fields.get("type")
-    to = f" to {recipient}" if isinstance(recipient, str) and is_name(recipient) else ""
+    to = f" to {recipient}" if _is_recipient(recipient) else ""
     of_type = f" of type {json.dumps(kind, ensure_ascii=False)}" if _is_kind(kind) else ""
     return f"message{to}{of_type}: {why}"[:NOTE_LIMIT] if to or of_type else why
 
@@ -51,7 +56,11 @@ def read_refused(why: str) -> RefusedMessage:
     return RefusedMessage(found["recipient"], None if kind is None else json.loads(kind), found["why"])
 
 
+def _is_recipient(recipient: object) -> bool:
+    return isinstance(recipient, str) and is_name(recipient) and _MAY_BE_TOKEN(recipient) is None
+
+
 def _is_kind(kind: object) -> bool:
-    if not isinstance(kind, str) or len(kind) > _KIND_LIMIT:
+    if not isinstance(kind, str) or len(kind) > _KIND_LIMIT or _MAY_BE_TOKEN(kind) is not None:
         return False
     return not has_control_characters(kind.replace("\n", "").replace("\t", ""))

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from connectors.live_view import LiveView
 from connectors.local_stack import state_file
-from connectors.local_stack.part import READY, STARTING, STOPPED, WAITING
+from connectors.local_stack.part import READY, STARTING, STOPPED, UNRESPONSIVE, WAITING
 from connectors.table_lag import Lag, TableLag
 from connectors.table_progress_reader import LedgerProgress, LedgerProgressReader, ViewProgressReader
 from schemas.errors import TrunklineError
@@ -27,7 +27,7 @@ _KEEP_S: Final = 2.0
 _WAIT_S: Final = 2.0
 # A reading that no newer one has replaced for so long says nothing about now.
 _OLD_S: Final = 30.0
-_PART_STATES: Final = (STARTING, READY, WAITING, STOPPED)
+_PART_STATES: Final = (STARTING, READY, UNRESPONSIVE, WAITING, STOPPED)
 
 
 class _Reading(NamedTuple):

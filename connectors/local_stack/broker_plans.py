@@ -255,13 +255,20 @@ def mosquitto_plan(settings: Settings) -> PartPlan:
         _prepare_accounts(settings)
         write_from_template(conf, values, "mosquitto.conf")
 
+    def is_ready() -> bool:
+        answers = mqtt_answers(settings.mqtt.host, port, context=mqtt_context(settings.mqtt))
+        if answers:
+            # Mosquitto sets its mode to 770, whatever the umask.
+            (home / socket_name(port)).chmod(0o600)
+        return answers
+
     return PartPlan(
         name=MOSQUITTO,
         summary=f"Mosquitto on {LOOPBACK}:{port}",
         prepare=prepare,
         # As many descriptors as its connections need, whatever the soft limit that we were started with.
         command=lambda: ["prlimit", f"--nofile={descriptors}:", str(find_mosquitto()), "-c", str(conf)],
-        is_ready=lambda: mqtt_answers(settings.mqtt.host, port, context=mqtt_context(settings.mqtt)),
+        is_ready=is_ready,
         stop_within_s=10,
         cwd=home,
     )

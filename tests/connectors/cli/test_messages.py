@@ -54,7 +54,7 @@ def test_a_payload_comes_from_an_argument_a_file_or_standard_input_and_is_draine
     ]
     assert [m["id"] for m in again["messages"]] == [answer["message_id"] for answer in sent[:4]]
     rest = _json(trunkline.call("messages", "drain", "--json"))
-    assert ([(m["type"], m["payload"]) for m in rest["messages"]], rest["left"]) == ([("k5", None)], 0)
+    assert ([(m["type"], m["payload"]) for m in rest["messages"]], rest["left"]) == ([("k5", {})], 0)
     assert trunkline.call("messages", "drain").returncode == 3
     assert _json(trunkline.call("messages", "drain", "--json"))["messages"] == []
     peeked = _json(trunkline.call("messages", "peek", "default/operator", "--json"))

@@ -129,7 +129,7 @@ def test_process_disk_and_parts_have_their_figures(gateway, operator, backbone_s
     found = samples(operator)
     assert found[("trunkline_supervisor_up",)] == 1
     assert found["trunkline_part_restarts_total", "streams"] == 3
-    states = ("starting", "ready", "waiting", "stopped")
+    states = ("starting", "ready", "unresponsive", "waiting", "stopped")
     for part, now in (("streams", "waiting"), ("bridge", "ready")):
         for state in states:
             key = ("trunkline_part_state", *sorted((part, state)))

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from connectors.gateway.refused_messages import why_refused
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_stack import (
     AUDIT,
@@ -184,3 +185,14 @@ def test_metrics_say_nothing_that_a_stranger_has_sent(hub):
     assert stranger.get(f"{MESSAGES}?canary=1", headers={"X-Request-ID": "canary"}).status_code == 401
     found = hub.operator.get("/metrics")
     assert found.status_code == 200 and "canary" not in found.text.lower()
+
+
+@pytest.mark.requirement("CM-05")
+@pytest.mark.parametrize(
+    "value",
+    ["71bafd82-93f4-4b8b-9397-2ffdb87e3c00", "71bafd8293f44b8b93972ffdb87e3c00", "aB3_-" * 8 + "xyz"],
+    ids=["a task's", "without dashes", "a principal's"],
+)
+def test_what_may_be_a_token_is_not_noted_as_recipient_or_type_of_a_refused_message(value):
+    assert why_refused({"recipient": value, "type": f"note {value}"}, "no") == "no"
+    assert why_refused({"recipient": "bo", "type": "note"}, "no") == 'message to bo of type "note": no'

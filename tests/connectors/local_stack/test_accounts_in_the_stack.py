@@ -105,7 +105,8 @@ def test_the_parts_get_their_passwords_by_the_environment_and_nobody_else_sees_t
     assert environment["TRUNKLINE__MQTT__USERNAME"] == "bridge"
     assert environment["TRUNKLINE__MQTT__PASSWORD"] == secrets["bridge"]
     keys = stack.settings.data_path / "keys"
-    own = dict.fromkeys(("master.json", "mqtt.json", "operator.token"), 0o600) | {"commands": 0o700}
+    files = ("master.json", "mqtt.json", "operator.token", "kafka.password")
+    own = dict.fromkeys(files, 0o600) | {"commands": 0o700}
     assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in keys.iterdir()} == own
     texts = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     for folder in ("logs", "run", "mosquitto"):
