@@ -2,7 +2,7 @@
 that were left out.
 
 Strangers can cause some lines as often as they like (a request that is no HTTP, a connection beyond a budget).
-Without a bound they could rotate everything else out of the log.
+Without a bound they could rotate everything else out of the log. All kinds together are bounded too.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 EVERY_S: Final = 5.0
 _KINDS: Final = 256
 _TEXT: Final = 80
+
+_LineKind = TypeVar("_LineKind", bound=Hashable)
 
 
 @dataclass
@@ -26,37 +28,76 @@ class _Kind:
     omitted: int = 0
 
 
-class LogLimit:
-    """Decides which lines are logged. Thread-safe. `clock` returns seconds and never goes back."""
+class LogLimit(Generic[_LineKind]):
+    """Decides which lines are logged. Thread-safe.
 
-    def __init__(self, every_s: float = EVERY_S, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        every_s: the time from one line of a kind to the next, in seconds.
+        clock: returns seconds and never goes back.
+        most: how many kinds are told apart within `every_s`. All beyond them count as one kind, `None`.
+    """
+
+    def __init__(
+        self, every_s: float = EVERY_S, clock: Callable[[], float] = time.monotonic, most: int = _KINDS
+    ) -> None:
         self._every_s = every_s
         self._clock = clock
+        self._most = most
         self._lock = threading.Lock()
-        self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
+        # In the order of their last lines.
+        self._kinds: OrderedDict[_LineKind | None, _Kind] = OrderedDict()
 
-    def omitted(self, kind: Hashable) -> int | None:
-        """Return how many lines of this kind were left out since the last one, None to leave out this one."""
+    def omitted(self, kind: _LineKind | None) -> int | None:
+        """Return how many lines of this kind were left out since the last one, None to leave out this one.
+
+        A program that does not call `due` loses the count of a kind whose place another one needs.
+        """
         now = self._clock()
         with self._lock:
+            if kind not in self._kinds and len(self._kinds) >= self._most - 1:
+                oldest = next(iter(self._kinds))
+                if now - self._kinds[oldest].logged_at < self._every_s:
+                    kind = None
+                else:
+                    del self._kinds[oldest]
             known = self._kinds.get(kind)
             if known is not None and now - known.logged_at < self._every_s:
                 known.omitted += 1
                 return None
-            self._kinds[kind] = _Kind(now)
-            self._kinds.move_to_end(kind)
-            if len(self._kinds) > _KINDS:
-                self._kinds.popitem(last=False)
+            self._note(kind, now)
             return 0 if known is None else known.omitted
+
+    def due(self) -> list[tuple[_LineKind | None, int]]:
+        """Return the kinds of which lines were left out and whose time is over, with the number of these lines.
+
+        The caller logs a line for each, so their time begins again. Called from time to time, it loses no count
+        when no further line of a kind follows.
+        """
+        now, found = self._clock(), []
+        with self._lock:
+            for kind, known in list(self._kinds.items()):
+                if now - known.logged_at < self._every_s:
+                    break
+                if known.omitted:
+                    found.append((kind, known.omitted))
+                    self._note(kind, now)
+                else:
+                    del self._kinds[kind]
+        return found
+
+    def _note(self, kind: _LineKind | None, now: float) -> None:
+        self._kinds[kind] = _Kind(now)
+        self._kinds.move_to_end(kind)
 
 
 class RepeatedLines(logging.Filter):
-    """Leaves out what libraries log again and again. The next line of the kind that passes has `omitted`.
+    """Leaves out what libraries log again and again. The next line of the kind that passes has `omitted`; when
+    none follows, the number is not logged.
 
     A kind is a logger, a level, the error's type, and the first line of the message without its arguments.
     """
 
-    def __init__(self, limit: LogLimit | None = None) -> None:
+    def __init__(self, limit: LogLimit[Hashable] | None = None) -> None:
         super().__init__()
         self._limit = limit or LogLimit()
 

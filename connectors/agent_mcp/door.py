@@ -95,7 +95,7 @@ class AgentMcp:
         )
         # A path is right or unknown.
         routes.router.redirect_slashes = False
-        self.app = AccessLog(routes, hub.metrics)
+        self.app = AccessLog(routes, hub.metrics, hub.strangers)
 
     def opened(self) -> None:
         """Load the keys: the live view is there."""

@@ -81,7 +81,7 @@ class Dashboard:
         add_data_routes(app, hub, entrance, self)
         where = hub.settings.dashboard
         guarded = Guard(app, where.host, where.port, hub.settings.http_scheme)
-        return AccessLog(guarded, hub.metrics)
+        return AccessLog(guarded, hub.metrics, hub.strangers)
 
     @asynccontextmanager
     async def _living(self, app: FastAPI) -> AsyncIterator[None]:

@@ -88,6 +88,7 @@ def add_login_routes(app: FastAPI, entrance: Entrance, body_limit_bytes: int) ->
         entrance.check(caller, "POST /api/login")
         assert isinstance(caller, Caller)  # noqa: S101  for the type checker
         note_principal(request.scope, caller.principal)
+        request.scope["trunkline_principal"] = caller.principal
         answer = json_answer({"principal": caller.principal, "role": caller.role})
         entrance.set_cookie(answer, cookie)
         return answer

@@ -70,7 +70,7 @@ def build_application(hub: Hub) -> FastAPI:
     add_xml_routes(app, hub)
     add_pump_routes(app, hub)
     app.openapi = lambda: documented(app)  # type: ignore[method-assign]
-    app.add_middleware(AccessLog, metrics=hub.metrics)
+    app.add_middleware(AccessLog, metrics=hub.metrics, strangers=hub.strangers)
     return app
 
 

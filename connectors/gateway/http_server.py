@@ -92,7 +92,7 @@ class Budgets:
         local = BudgetLimits(_LOCAL, _LOCAL, wanted.head_s, wanted.body_s)
         limits = fit_to_descriptors(wanted, listeners, local.anonymous + local.authenticated)
         self.accepted_at_once = accepted_at_once(limits, listeners)
-        self._log_limit = LogLimit()
+        self._log_limit: LogLimit[tuple[str, str]] = LogLimit()
         self.tcp = ConnectionBudget(limits, clock, self._log_cut)
         self.local = ConnectionBudget(local, clock, self._log_cut)
         self.all = (self.tcp, self.local)
@@ -102,9 +102,12 @@ class Budgets:
         return self.tcp if door.socket_path is None else self.local
 
     def sweep(self) -> None:
-        """End what has taken too long."""
+        """End what has taken too long, and log how many `connection_cut` lines were left out."""
         for budget in self.all:
             budget.sweep()
+        for kind, omitted in self._log_limit.due():
+            listener, reason = kind or ("other", "other")
+            log.info("connection_cuts_omitted", listener=listener, reason=reason, omitted=omitted)
 
     def _log_cut(self, listener: str, reason: str) -> None:
         omitted = self._log_limit.omitted((listener, reason))

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from connectors.gateway.access_log import StrangersRequests
 from connectors.gateway.agent_registrar import AgentRegistrar
 from connectors.gateway.audit_log import AuditLog
 from connectors.gateway.bridge_watch import BridgeWatch
@@ -93,6 +94,7 @@ class Hub:
         bridges = BridgeWatch(settings)
         collectors = (TableMetrics(settings, live_view), MachineMetrics(settings), bridges)
         self.metrics = Metrics(live_view, self.mailboxes, collectors)
+        self.strangers = StrangersRequests()
         self.appender = LogAppender(settings, live_view)
         self.refusals = RefusalRecorder(self.appender.append_unattended)
         self.fresh = FreshView(live_view, settings.gateway.settle_timeout_s)

@@ -145,6 +145,7 @@ class GatewayProgram:
         def sweep() -> None:
             loop.call_later(SWEEP_S, sweep)
             budgets.sweep()
+            self._hub.strangers.log_omitted()
 
         sweep()
 

@@ -106,7 +106,7 @@ class OutOfBandDoor:
             exception_handlers={HTTPException: _unknown},
         )
         routes.router.redirect_slashes = False
-        self.app = AccessLog(routes, hub.metrics)
+        self.app = AccessLog(routes, hub.metrics, hub.strangers)
 
     async def _command(self, request: Request) -> Response:
         request.scope["trunkline_route"] = PATH

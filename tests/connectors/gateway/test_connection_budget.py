@@ -187,7 +187,7 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], found.anonymous + found.aut
 @pytest.mark.requirement("SE-13")
 def test_a_line_of_one_kind_is_logged_every_few_seconds_with_the_number_left_out() -> None:
     now = 0.0
-    limit = LogLimit(5, lambda: now)
+    limit: LogLimit[str] = LogLimit(5, lambda: now)
     found = []
     for step in range(12):
         now = float(step)
@@ -199,10 +199,42 @@ def test_a_line_of_one_kind_is_logged_every_few_seconds_with_the_number_left_out
 
 @pytest.mark.requirement("SE-13")
 def test_kinds_of_lines_are_remembered_in_bounded_memory() -> None:
-    limit = LogLimit(5, lambda: 0.0)
+    limit: LogLimit[int] = LogLimit(5, lambda: 0.0)
     for number in range(10_000):
         limit.omitted(number)
     assert len(limit._kinds) <= 256
+
+
+@pytest.mark.requirement("SE-15")
+def test_lines_of_more_kinds_than_are_told_apart_are_bounded_and_counted_together() -> None:
+    now = 0.0
+    limit: LogLimit[int] = LogLimit(5, lambda: now, most=4)
+    # A further round finds the same places taken.
+    logged = [number for number in (*range(10), *range(10)) if limit.omitted(number) is not None]
+    assert logged == [0, 1, 2, 3]
+    now = 5.0
+    assert limit.due() == [(0, 1), (1, 1), (2, 1), (None, 13)]
+    assert limit.due() == []
+    now = 10.0
+    assert limit.due() == []
+    assert not limit._kinds
+
+
+@pytest.mark.requirement("SE-15")
+def test_the_number_left_out_is_due_when_the_time_is_over_and_only_once() -> None:
+    now = 0.0
+    limit: LogLimit[str] = LogLimit(5, lambda: now)
+    assert [limit.omitted("one") for _ in range(3)] == [0, None, None]
+    now = 4.9
+    assert limit.due() == []
+    now = 5.0
+    assert limit.due() == [("one", 2)]
+    # Its line was logged by now.
+    assert limit.omitted("one") is None
+    now = 10.0
+    assert limit.omitted("one") == 1
+    now = 15.0
+    assert limit.due() == []
 
 
 _FLOODED = """

@@ -259,6 +259,37 @@ def test_requests_that_are_no_http_are_logged_at_a_bounded_rate(gateway: McpGate
     assert lines() - before <= 3
 
 
+@pytest.mark.requirement("SE-15")
+def test_requests_of_strangers_are_logged_at_a_bounded_rate_and_all_others_each(gateway: McpGateway) -> None:
+    begun = len(gateway.program.log().splitlines())
+    strangers, wanted = 0, 0
+    page = f"http://{LOOPBACK}:{gateway.settings.dashboard.port}"
+    mcp = f"http://{LOOPBACK}:{gateway.settings.agent_mcp.port}/mcp"
+    with gateway.client() as operator, gateway.client("wrong") as stranger:
+        for number in range(60):
+            for url in ("/api/hub/agents", "/no/such/path", mcp, f"{page}/api/snapshot", f"{page}/page"):
+                assert stranger.get(url).status_code < 500
+                strangers += 1
+            if number % 10 == 0:
+                operator.get("/api/hub/tasks?limit=1").raise_for_status()
+                wanted += 1
+
+    def lines(principal: bool) -> list[dict[str, Any]]:
+        found = [json.loads(line) for line in gateway.program.log().splitlines()[begun:]]
+        requests = [one for one in found if one["event"] in ("request", "requests_omitted")]
+        return [one for one in requests if bool(one.get("principal")) is principal]
+
+    def counted() -> int:
+        found = lines(principal=False)
+        return sum(one.get("omitted", 0) + (one["event"] == "request") for one in found)
+
+    # What was left out is counted also when nothing of its kind follows.
+    wait_until(lambda: counted() >= strangers, 15, f"{strangers} requests in the log")
+    assert counted() == strangers
+    assert len(lines(principal=False)) <= strangers / 6
+    assert len([one for one in lines(principal=True) if one["route"] == "/api/hub/tasks"]) == wanted
+
+
 def still_open(connections: list[socket.socket]) -> int:
     """How many have not been ended by the other side."""
     count = 0
