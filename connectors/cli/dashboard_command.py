@@ -11,9 +11,9 @@ import argparse
 import sys
 from urllib.parse import quote
 
+from connectors.dashboard.address import address_of
 from connectors.gateway_client import read_token
 from schemas.errors import NotFound, UsageError
-from schemas.http_address import address_at
 from schemas.settings import Settings
 
 
@@ -39,11 +39,3 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     if port_is_free(settings.dashboard.port):
         print("Nothing listens there yet: start it with 'trunkline up'", file=sys.stderr)
     return 0
-
-
-def address_of(settings: Settings) -> str:
-    """Where a browser on this machine finds the dashboard."""
-    host = settings.dashboard.host
-    if host in ("0.0.0.0", "::"):  # noqa: S104  everywhere is here, too
-        host = "127.0.0.1"
-    return f"{address_at(settings.http_scheme, host, settings.dashboard.port)}/"

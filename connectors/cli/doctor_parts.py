@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from connectors.cli.dashboard_command import address_of
 from connectors.cli.doctor_findings import FAIL, OK, RESTART, START, WARN, Finding, private_file
+from connectors.dashboard.address import address_of
 from connectors.gateway_tls import explained as explained_http
 from connectors.gateway_tls import trust
 from connectors.local_stack import control

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final
 from mcp import types
 from pydantic import BaseModel, Field
 
+from connectors.dashboard.address import address_of
 from connectors.gateway_client import GatewayClient, path_of
 from connectors.mcp_tool import ToolArguments, tool_of
 from schemas.agent_registry import Capabilities
@@ -60,16 +61,22 @@ class ManagementTools:
         self._own = uuid.uuid4()
 
     def spawn_agent(self, asked: SpawnAgent, call: str) -> dict[str, Any]:
-        """Start an agent and wait until it runs. Raises Refused when it was not started, with the reason."""
+        """Start an agent and wait until it runs. The answer has the dashboard's address, if there is one.
+        Raises Refused when it was not started, with the reason.
+        """
         key = asked.idempotency_key or str(uuid.uuid5(self._own, call))
         body = {"agent_name": asked.agent_id, "task": asked.task, "capabilities": asked.capabilities}
         try:
             # A client for each call: a token that was made meanwhile counts.
             with GatewayClient(self._settings) as gateway:
-                return _shown(gateway.post(path_of("participants", "spawn"), body, request_id=f"spawn/{key}"))
+                row = gateway.post(path_of("participants", "spawn"), body, request_id=f"spawn/{key}")
         except BackboneUnreachable as error:
             again = f"try again with idempotencyKey {key}: if the agent was started, it is the same"
             raise BackboneUnreachable(f"{error}; {again}") from None
+        shown = _shown(row)
+        if self._settings.dashboard.port:
+            shown["dashboardUrl"] = address_of(self._settings)
+        return shown
 
     def list_agents(self, asked: ListAgents, call: str) -> dict[str, Any]:
         """The agents that take part now, by name, spawned or not."""

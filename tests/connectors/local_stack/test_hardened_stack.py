@@ -24,9 +24,9 @@ import yaml
 from deltalake import DeltaTable
 
 from connectors.agent_client import agent_client
-from connectors.cli.dashboard_command import address_of
 from connectors.cli.doctor_kafka import check_kafka
 from connectors.cli.doctor_parts import check_accounts, check_gateway, check_mqtt, check_xml_pump
+from connectors.dashboard.address import address_of
 from connectors.file_bridge.queue_root import queue_root
 from connectors.file_queue import Queue
 from connectors.gateway_client import GatewayClient

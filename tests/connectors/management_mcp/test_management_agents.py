@@ -14,6 +14,7 @@ import httpx
 import psutil
 import pytest
 
+from connectors.local_stack.ports import free_port
 from tests.broker_processes import wait_until
 from tests.connectors.agent_mcp.conftest import McpGateway
 from tests.connectors.gateway.hub_stack import processes_with
@@ -44,10 +45,12 @@ def wait_status(operator: httpx.Client, name: str, status: str, timeout_s: float
 
 @pytest.mark.requirement("AM-09")
 @pytest.mark.requirement("AM-05")
+@pytest.mark.requirement("HB-08")
 def test_a_spawned_agent_finds_its_key_reports_answers_is_listed_and_stopped_and_its_key_is_gone(
     gateway: McpGateway, operator: httpx.Client
 ) -> None:
-    settings = gateway.settings
+    dashboard = gateway.settings.dashboard.model_copy(update={"port": free_port()})
+    settings = gateway.settings.model_copy(update={"dashboard": dashboard})
 
     def work() -> None:
         wait_status(operator, "mailer", "idle")
@@ -83,6 +86,7 @@ def test_a_spawned_agent_finds_its_key_reports_answers_is_listed_and_stopped_and
                 ["sum"],
             )
             assert abs(made["startedAt"] / 1000 - time.time()) < 60
+            assert made["dashboardUrl"] == f"http://127.0.0.1:{settings.dashboard.port}/"
             await anyio.to_thread.run_sync(work)
             (listed,) = (await done(host, "list_agents"))["agents"]
             assert (listed["agentId"], listed["status"]) == ("mailer", "idle")

@@ -1,0 +1,17 @@
+"""The address of the dashboard, for people and for programs that send them there."""
+
+from __future__ import annotations
+
+from schemas.http_address import address_at
+from schemas.settings import Settings
+
+
+def address_of(settings: Settings) -> str:
+    """Return the URL at which a browser on this machine finds the dashboard.
+
+    The caller checks that `dashboard.port` is not 0, which means that there is no dashboard.
+    """
+    host = settings.dashboard.host
+    if host in ("0.0.0.0", "::"):  # noqa: S104  everywhere is here, too
+        host = "127.0.0.1"
+    return f"{address_at(settings.http_scheme, host, settings.dashboard.port)}/"
