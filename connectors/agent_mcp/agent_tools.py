@@ -27,23 +27,18 @@ from connectors.gateway.hub import Hub
 from connectors.gateway.hub_policy import broadcast_recipients, evaluate_message
 from connectors.gateway.idempotency import request_uuid
 from connectors.gateway.policy import Caller
-from connectors.settled_feed import SettledRecord
+from connectors.gateway.read_marks import is_read, is_shown, mark_read
 from schemas.life_cycles import STOPPED
-from schemas.mailbox_requests import read_record
 from schemas.message import (
-    CLAIMED,
     DEFAULT_REALM,
-    MESSAGE_PENDING,
     PRIORITIES,
-    READ,
     Message,
-    has_come,
     posting_record,
 )
 from schemas.participants import AgentUpdated, participant_record
 from schemas.principals import AGENT
 from schemas.record import OutgoingRecord
-from schemas.verdicts import ACCEPTED, REJECTED, SEQ_CONFLICT, TOO_LARGE, UNKNOWN_RECIPIENT
+from schemas.verdicts import SEQ_CONFLICT, TOO_LARGE, UNKNOWN_RECIPIENT
 from schemas.view_rows import (
     MAILBOX_VIEW,
     MESSAGE_BODIES,
@@ -60,8 +55,6 @@ _PLACE: Final = {priority: place for place, priority in enumerate(PRIORITIES)}
 _AT_ONCE: Final = 1000
 # All that waits in a mailbox could be more than there is memory for.
 _ANSWER_CHARACTERS: Final = 4 * 1024 * 1024
-# What an agent has seen or may see; what was expired, cleared or given up is not shown.
-_SHOWN: Final = MESSAGE_PENDING | {READ, CLAIMED}
 
 
 class AgentTools:
@@ -108,7 +101,7 @@ class AgentTools:
         for name in recipients:
             message_id = str(request_uuid(str(broadcast_id), name))
             records.append(_posting(agent, name, asked.message, message_id, broadcast_id=str(broadcast_id)))
-        for one in await self._settle_all(records):
+        for one in await self._hub.appender.settle_all(records):
             refuse_rejected(one)
         return {"messageId": str(broadcast_id), "recipientCount": len(recipients)}
 
@@ -126,11 +119,11 @@ class AgentTools:
         view = self._hub.live_view
         found = (view.row(MAILBOX_VIEW, f"{DEFAULT_REALM}/{agent}/{message_id}") for message_id in ids)
         now_us = time.time() * 1e6
-        rows = [row for row in found if isinstance(row, MessageRow) and _is_shown(row, now_us)]
+        rows = [row for row in found if isinstance(row, MessageRow) and is_shown(row, now_us)]
         wanted = [
             row
             for row in rows
-            if not (asked.unread_only and _is_read(row))
+            if not (asked.unread_only and is_read(row))
             and (asked.since is None or row.posted_at >= asked.since * 1000)
         ]
         wanted.sort(key=lambda row: (_PLACE[row.priority], row.posted_at, row.message_id))
@@ -139,22 +132,10 @@ class AgentTools:
 
     async def mark_read(self, agent: str, asked: MarkRead) -> dict[str, Any]:
         """Mark the agent's own messages; those that it does not have are named."""
-        wanted = dict.fromkeys(asked.message_ids)
-        view, now_us = self._hub.live_view, time.time() * 1e6
-        found = {one: view.row(MAILBOX_VIEW, f"{DEFAULT_REALM}/{agent}/{one}") for one in wanted}
-        rows = {
-            one: row for one, row in found.items() if isinstance(row, MessageRow) and _is_shown(row, now_us)
-        }
-        unread = [one for one, row in rows.items() if not _is_read(row)]
-        settled = await self._settle_all(
-            [read_record(DEFAULT_REALM, agent, one, door=DOOR, principal=agent) for one in unread]
+        marks = await mark_read(
+            self._hub, [(DEFAULT_REALM, agent)], asked.message_ids, door=DOOR, principal=agent
         )
-        return {
-            "marked": sum(one.verdict == ACCEPTED for one in settled),
-            "unknown": [one for one in wanted if one not in rows],
-            # Another door has handed them out, or they came to their end meanwhile.
-            "notMarked": [one for one, found in zip(unread, settled, strict=True) if found.verdict == REJECTED],
-        }
+        return {"marked": len(marks.marked), "unknown": marks.unknown, "notMarked": marks.not_marked}
 
     async def update_my_status(self, agent: str, asked: UpdateMyStatus) -> dict[str, Any]:
         """Say what the agent is doing, and what it can."""
@@ -176,16 +157,6 @@ class AgentTools:
         limit, size = self._hub.settings.limits.payload_bytes, len(text.encode("utf-8", "surrogatepass"))
         if size > limit:
             raise ApiError(413, TOO_LARGE, f"a message has at most {limit} bytes, this one {size}")
-
-    async def _settle_all(self, records: Iterable[OutgoingRecord]) -> list[SettledRecord]:
-        """Append all of them and wait for all; only then the first error is raised."""
-        settled = await asyncio.gather(
-            *(self._hub.appender.settle(record) for record in records), return_exceptions=True
-        )
-        for one in settled:
-            if isinstance(one, BaseException):
-                raise one
-        return [one for one in settled if isinstance(one, SettledRecord)]
 
     def _posted_ms(self, recipient: str, message_id: str) -> int | None:
         row = self._hub.live_view.row(MAILBOX_VIEW, f"{DEFAULT_REALM}/{recipient}/{message_id}")
@@ -211,7 +182,7 @@ class AgentTools:
             "to": row.recipient,
             "content": body.body if isinstance(body, MessageBodyRow) else "",
             "timestamp": row.posted_at // 1000,
-            "read": _is_read(row),
+            "read": is_read(row),
             "priority": row.priority,
         }
 
@@ -222,20 +193,10 @@ def statistics(rows: Iterable[MessageRow]) -> dict[str, Any]:
     by_priority = Counter(row.priority for row in rows)
     return {
         "total": len(rows),
-        "unread": sum(not _is_read(row) for row in rows),
+        "unread": sum(not is_read(row) for row in rows),
         "byAgent": dict(sorted(Counter(row.sender for row in rows).items())),
         "byPriority": {priority: by_priority[priority] for priority in PRIORITIES},
     }
-
-
-def _is_shown(row: MessageRow, now_us: float) -> bool:
-    if row.status not in _SHOWN:
-        return False
-    return not (row.status in MESSAGE_PENDING and row.expires_at and has_come(row.expires_at, int(now_us)))
-
-
-def _is_read(row: MessageRow) -> bool:
-    return row.status not in MESSAGE_PENDING
 
 
 def _posting(

@@ -130,6 +130,22 @@ class DrainedAnswer(_Answer):
     left: int
 
 
+class ReadRequest(_Request):
+    """Messages of the caller's own mailbox to mark as read. An empty list marks none."""
+
+    message_ids: Annotated[list[NamedThing], Field(max_length=LIMIT_MOST)]
+
+
+class ReadAnswer(_Answer):
+    """The ids of the request, each once. `read`: read now, by this request or before it. `not_marked`: leased
+    by another door, or final meanwhile. `unknown`: not in the caller's mailbox, or expired.
+    """
+
+    read: list[str]
+    not_marked: list[str]
+    unknown: list[str]
+
+
 class AgentAnswer(_Answer):
     """An agent's definition."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Final
@@ -102,6 +102,14 @@ class LogAppender:
         """
         with self._kafka_watched():
             return await self._live_view.settled_after(await self._begin(record), self._timeout_s)
+
+    async def settle_all(self, records: Iterable[OutgoingRecord]) -> list[SettledRecord]:
+        """`settle` for several records at once. The first error is raised when all have ended."""
+        settled = await asyncio.gather(*(self.settle(record) for record in records), return_exceptions=True)
+        for one in settled:
+            if isinstance(one, BaseException):
+                raise one
+        return [one for one in settled if isinstance(one, SettledRecord)]
 
     def settle_in_thread(self, record: OutgoingRecord) -> SettledRecord:
         """`settle` for a thread that may block. Raises BackboneUnreachable, RecordRefused."""

@@ -23,6 +23,8 @@ from connectors.gateway.hub_models import (
     DrainedAnswer,
     DrainFilter,
     MessageEnvelope,
+    ReadAnswer,
+    ReadRequest,
 )
 from connectors.gateway.hub_policy import broadcast_recipients, evaluate_message, is_known_recipient
 from connectors.gateway.idempotency import IdempotencyKey, request_uuid
@@ -31,6 +33,7 @@ from connectors.gateway.models import ERRORS
 from connectors.gateway.participant_models import BroadcastAnswer, BroadcastRequest
 from connectors.gateway.policy import Action, Caller
 from connectors.gateway.queue_room import check_room
+from connectors.gateway.read_marks import mark_read
 from connectors.gateway.refusals import DOOR
 from connectors.gateway.refused_messages import why_refused
 from connectors.settled_feed import SettledRecord
@@ -110,6 +113,18 @@ def add_message_routes(app: FastAPI, hub: Hub) -> None:
         answer = {"broadcast_id": broadcast_id, "recipients": len(recipients)}
         return json_answer(answer, verdict=DUPLICATE if verdicts == {DUPLICATE} else ACCEPTED)
 
+    @app.get(AUDIT, response_model=AuditAnswer, responses=ERRORS)
+    @asks_for(Action.AUDIT_READ)
+    async def read_audit(wanted: Annotated[AuditFilter, Query()]) -> Response:
+        """Show the newest messages that were delivered, and requests to send one that were refused."""
+        return json_answer({"entries": hub.audit.newest(wanted.limit)})
+
+    _add_own_mailbox_routes(app, hub)
+
+
+def _add_own_mailbox_routes(app: FastAPI, hub: Hub) -> None:
+    """Add the routes by which callers take or mark the messages of their own mailboxes."""
+
     @app.get(MESSAGES, response_model=DrainedAnswer, responses=ERRORS)
     @asks_for(Action.MESSAGE_DRAIN)
     async def drain_messages(
@@ -119,11 +134,22 @@ def add_message_routes(app: FastAPI, hub: Hub) -> None:
         caller: Caller = request.state.caller
         return json_answer(await _drained(hub, caller, wanted.limit, request_id))
 
-    @app.get(AUDIT, response_model=AuditAnswer, responses=ERRORS)
-    @asks_for(Action.AUDIT_READ)
-    async def read_audit(wanted: Annotated[AuditFilter, Query()]) -> Response:
-        """Show the newest messages that were delivered, and requests to send one that were refused."""
-        return json_answer({"entries": hub.audit.newest(wanted.limit)})
+    @app.post(f"{MESSAGES}/read", response_model=ReadAnswer, responses=ERRORS)
+    @asks_for(Action.MESSAGE_MARK)
+    async def mark_messages_read(request: Request, body: ReadRequest, key: IdempotencyKey = None) -> Response:
+        """Mark messages of the caller's own mailbox as read, so that no drain gets them. Each mark follows from
+        the message: the same ids again change nothing, with or without a key.
+        """
+        caller: Caller = request.state.caller
+        mailboxes = own_mailboxes(caller, hub.settings.gateway.mailbox_per_token)
+        marks = await mark_read(hub, mailboxes, body.message_ids, door=DOOR, principal=caller.principal)
+        read = {*marks.marked, *marks.read_before}
+        answer = {
+            "read": [one for one in dict.fromkeys(body.message_ids) if one in read],
+            "not_marked": marks.not_marked,
+            "unknown": marks.unknown,
+        }
+        return json_answer(answer, verdict=ACCEPTED if marks.marked else DUPLICATE if read else None)
 
 
 def _check_policy(hub: Hub, caller: Caller, envelope: MessageEnvelope, below: str = "") -> None:

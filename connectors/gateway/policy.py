@@ -46,6 +46,7 @@ class Action(StrEnum):
     MAILBOX_READ = "mailbox.read"
     MESSAGE_SEND = "message.send"
     MESSAGE_DRAIN = "message.drain"
+    MESSAGE_MARK = "message.mark"
     AUDIT_READ = "audit.read"
     AGENT_READ = "agent.read"
     TASK_SUBMIT = "task.submit"
@@ -80,7 +81,11 @@ _READING: Final = {
     Action.AUDIT_READ: Reach.ALL,
 }
 # What everybody with a mailbox may do with it: the sender and the mailbox are the caller's own by themselves.
-_MESSAGES: Final = {Action.MESSAGE_SEND: Reach.ALL, Action.MESSAGE_DRAIN: Reach.ALL}
+_MESSAGES: Final = {
+    Action.MESSAGE_SEND: Reach.ALL,
+    Action.MESSAGE_DRAIN: Reach.ALL,
+    Action.MESSAGE_MARK: Reach.ALL,
+}
 
 RIGHTS: Final[dict[str, dict[Action, Reach]]] = {
     OPERATOR: dict.fromkeys(Action, Reach.ALL),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+from connectors.gateway.idempotency import request_uuid
 from schemas.agent_signing import new_key_pair
 from tests.connectors.gateway.hub_stack import MESSAGES, TASKS, TOKENS
 
@@ -50,6 +51,14 @@ def _token_id(hub):
     return hub.token_of(hub.submit("idle").id)["token_id"]
 
 
+def _to_be_read(hub):
+    """The route, once the operator has the message that `READ` names."""
+    body = {"recipient": "operator", "type": "a"}
+    assert hub.operator.post(MESSAGES, json=body, headers={"Idempotency-Key": "to-be-read"}).is_success
+    return f"{MESSAGES}/read"
+
+
+READ = {"message_ids": [str(request_uuid("operator", "to-be-read"))]}
 # What has no idempotency key: a pump's requests name messages and leases by ids of their own. XML is asked in
 # test_xml_messages.py.
 OTHER_POSTS = {f"/api/hub/pump/{what}" for what in ("started", "lease", "settle", "history")} | {"/messages"}
@@ -111,6 +120,7 @@ ROUTES = {
         {"type": "a", "payload": 1},
         {"type": "a", "payload": 2},
     ),
+    f"{MESSAGES}/read": (_to_be_read, READ, None),
     MESSAGES: (
         lambda hub: MESSAGES,
         {"recipient": "hub", "type": "a", "payload": 1},

@@ -35,6 +35,7 @@ EXPECTED = {
     "mailbox.read": (ALL, OWN, OWN, NO, OWN),
     "message.send": (ALL, ALL, ALL, NO, ALL),
     "message.drain": (ALL, ALL, ALL, NO, ALL),
+    "message.mark": (ALL, ALL, ALL, NO, ALL),
     "audit.read": (ALL, ALL, NO, ALL, NO),
     "agent.read": (ALL, ALL, NO, ALL, ALL),
     "participant.add": (ALL, NO, NO, NO),

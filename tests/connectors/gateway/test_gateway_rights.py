@@ -80,6 +80,7 @@ def questions(held, free, mine, role):
             "o", "POST", f"{hub}/mailboxes/default/the-{role}/clear", {}
         ),
         f"{hub}/messages/broadcast POST": Ask("odw", "POST", f"{hub}/messages/broadcast", {"type": "x"}),
+        f"{hub}/messages/read POST": Ask("odw", "POST", f"{hub}/messages/read", {"message_ids": ["m1"]}),
         # JSON is no XML, behind the gate.
         "/messages POST": Ask("odw", "POST", "/messages", {}, status=415),
         f"{hub}/listeners GET": Ask("o", "GET", f"{hub}/listeners"),

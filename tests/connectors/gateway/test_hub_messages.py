@@ -78,6 +78,28 @@ def test_what_is_sent_at_one_gateway_is_handed_out_at_the_other_at_once_and_once
         assert drained(here) == drained(there) == []
 
 
+@pytest.mark.requirement("HB-09")
+def test_a_message_marked_as_read_is_in_no_drain_and_marks_of_other_mailboxes_are_unknown(hub):
+    name, here, _ = reader(hub)
+    _, stranger, _ = reader(hub)
+    first, second = sent(hub.operator, name, 1), sent(hub.operator, name, 2)
+
+    def marked(client, *message_ids):
+        answer = client.post(f"{MESSAGES}/read", json={"message_ids": message_ids})
+        assert answer.status_code == 200, answer.text
+        return answer.json(), answer.headers.get("Trunkline-Verdict")
+
+    assert marked(here) == ({"read": [], "not_marked": [], "unknown": []}, None)
+    unknown = {"read": [], "not_marked": [], "unknown": [first]}
+    assert marked(stranger, first) == marked(hub.operator, first) == (unknown, None)
+    read = {"read": [first], "not_marked": [], "unknown": ["m-none"]}
+    assert marked(here, first, "m-none", first) == (read, "accepted")
+    assert marked(here, "m-none", first) == (read, "duplicate")
+    assert ids(drained(here)) == [second]
+    shown = here.get(f"/api/hub/mailboxes/default/{name}").json()["messages"]
+    assert [one["status"] for one in shown] == ["read", "claimed"]
+
+
 @pytest.mark.requirement("HH-06")
 def test_a_drain_sees_all_that_was_answered_before_also_where_it_is_not_settled_yet(hub):
     name, here, there = reader(hub)

@@ -123,6 +123,7 @@ ANY, ITS_TASK, ITS_MAILBOX = "any", owner_of_task("t1"), "echo"
 RIGHTS_OF_AN_AGENT = {
     Action.MESSAGE_SEND: ANY,
     Action.MESSAGE_DRAIN: ANY,
+    Action.MESSAGE_MARK: ANY,
     Action.AGENT_READ: ANY,
     Action.TASK_READ: ITS_TASK,
     Action.TASK_END: ITS_TASK,
