@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _add(
         commands,
         "management",
-        "serve spawn_agent, list_agents and stop_agent, with the operator's token",
+        "serve tools to spawn, list, stop and write to agents, with the operator's token",
         """
 Put this into the configuration of the operator's MCP host:
 

@@ -1,1 +1,1 @@
-"""The management MCP door (AM-09): an operator's MCP host spawns agents, lists and stops them, over stdio."""
+"""The management MCP door (AM-09): an operator's MCP host spawns, lists, stops agents and writes to them."""

@@ -1,8 +1,9 @@
 """What the tools of the management MCP door take and do (AM-09): each asks the gateway as the operator.
 
-**Delivers** each spawn once for each idempotency key. Without one, the key is this server's own and the id of
-the call: a call that is delivered twice starts one agent, and so does one that the client of the gateway sends
-again because no answer came. Two calls are two spawns; of two with one `agentId` the second is refused.
+**Delivers** each spawn and each message once for each idempotency key. Without one, the key is this server's
+own and the id of the call: a call that is delivered twice starts one agent, and so does one that the client of
+the gateway sends again because no answer came. Two calls are two spawns; of two with one `agentId` the second
+is refused.
 **Loses when** never silently: an error for a gateway that is away tells the key to try again with.
 """
 
@@ -21,6 +22,9 @@ from connectors.gateway_client import GatewayClient, path_of
 from connectors.mcp_tool import ToolArguments, tool_of
 from schemas.agent_registry import Capabilities
 from schemas.errors import BackboneUnreachable
+from schemas.mailbox_requests import LIMIT_MOST
+from schemas.message import DEFAULT_REALM, MESSAGE_PENDING
+from schemas.principals import OPERATOR
 from schemas.settings import Settings
 from schemas.task_registry import TASK_TEXT_LIMIT
 from schemas.wire_body import Name, Printable
@@ -51,6 +55,37 @@ class StopAgent(ToolArguments):
     agent_id: Annotated[Name, Field(description="Which agent.")]
 
 
+class SendMessage(ToolArguments):
+    """Arguments of `send_message`."""
+
+    target_agent_id: Annotated[Name, Field(description="The name of the mailbox to write to.")]
+    message: Annotated[str, Field(min_length=1, description="The text of the message.")]
+    idempotency_key: Annotated[
+        str | None,
+        Field(
+            pattern=r"^[\x21-\x7e]{1,200}$",
+            description="The same key again is the same message, and is delivered once.",
+        ),
+    ] = None
+
+
+class GetMessages(ToolArguments):
+    """Arguments of `get_messages`."""
+
+    unread_only: Annotated[
+        bool, Field(description="The oldest unread messages instead of the newest of all.")
+    ] = False
+    limit: Annotated[int, Field(ge=1, le=LIMIT_MOST, description="How many at most.")] = 100
+
+
+class MarkMessagesRead(ToolArguments):
+    """Arguments of `mark_messages_read`."""
+
+    message_ids: Annotated[
+        list[Name], Field(max_length=LIMIT_MOST, description="Ids of the operator's messages; none marks none.")
+    ]
+
+
 class ManagementTools:
     """The tools. Each raises what the gateway's client raises, with the gateway's own words; none may be called
     on an event loop's thread.
@@ -64,7 +99,7 @@ class ManagementTools:
         """Start an agent and wait until it runs. The answer has the dashboard's address, if there is one.
         Raises Refused when it was not started, with the reason.
         """
-        key = asked.idempotency_key or str(uuid.uuid5(self._own, call))
+        key = asked.idempotency_key or self._key_of(call)
         body = {"agent_name": asked.agent_id, "task": asked.task, "capabilities": asked.capabilities}
         try:
             # A client for each call: a token that was made meanwhile counts.
@@ -89,6 +124,34 @@ class ManagementTools:
         with GatewayClient(self._settings) as gateway:
             return _shown(gateway.post(path_of("participants", asked.agent_id, "stop")))
 
+    def send_message(self, asked: SendMessage, call: str) -> dict[str, Any]:
+        """Send a message in the operator's name. Raises NotFound for an unknown recipient."""
+        key = asked.idempotency_key or self._key_of(call)
+        body = {"recipient": asked.target_agent_id, "type": "message", "payload": {"text": asked.message}}
+        try:
+            with GatewayClient(self._settings) as gateway:
+                sent = gateway.post(path_of("messages"), body, request_id=f"send/{key}")
+        except BackboneUnreachable as error:
+            again = f"try again with idempotencyKey {key}: if the message was sent, it is the same"
+            raise BackboneUnreachable(f"{error}; {again}") from None
+        return {"messageId": sent["message_id"]}
+
+    def get_messages(self, asked: GetMessages, call: str) -> dict[str, Any]:
+        """Read the operator's mailbox and take nothing out of it."""
+        wanted = {"limit": asked.limit, "pending": "true" if asked.unread_only else None}
+        with GatewayClient(self._settings) as gateway:
+            found = gateway.get(path_of("mailboxes", DEFAULT_REALM, OPERATOR), wanted)
+        return {"messages": [_message_shown(row) for row in found["messages"]], "total": found["total"]}
+
+    def mark_messages_read(self, asked: MarkMessagesRead, call: str) -> dict[str, Any]:
+        """Mark messages of the operator's mailbox as read. A repeated call changes nothing."""
+        with GatewayClient(self._settings) as gateway:
+            marks = gateway.post(path_of("messages", "read"), {"message_ids": asked.message_ids})
+        return {"read": marks["read"], "notMarked": marks["not_marked"], "unknown": marks["unknown"]}
+
+    def _key_of(self, call: str) -> str:
+        return str(uuid.uuid5(self._own, call))
+
     def tool(self, name: str) -> tuple[type[BaseModel], Callable[[Any, str], dict[str, Any]]] | None:
         """The arguments and the function of a tool, None for an unknown one."""
         model = ARGUMENTS.get(name)
@@ -99,6 +162,9 @@ ARGUMENTS: Final[dict[str, type[ToolArguments]]] = {
     "spawn_agent": SpawnAgent,
     "list_agents": ListAgents,
     "stop_agent": StopAgent,
+    "send_message": SendMessage,
+    "get_messages": GetMessages,
+    "mark_messages_read": MarkMessagesRead,
 }
 _DESCRIPTIONS: Final = {
     "spawn_agent": (
@@ -107,6 +173,12 @@ _DESCRIPTIONS: Final = {
     ),
     "list_agents": "List the agents that take part now: task, status, capabilities, start time.",
     "stop_agent": "Stop an agent: its process ends, its key is deleted, its mailbox is closed.",
+    "send_message": "Write to the mailbox of an agent, a session or a principal, in the operator's name.",
+    "get_messages": (
+        "Read the operator's mailbox, the oldest message first. Reading marks nothing: call mark_messages_read "
+        "when a message is dealt with."
+    ),
+    "mark_messages_read": "Mark messages of the operator's mailbox as read.",
 }
 
 
@@ -117,9 +189,9 @@ def described_tools() -> list[types.Tool]:
             name,
             model,
             _DESCRIPTIONS[name],
-            only_reads=name == "list_agents",
+            only_reads=name in ("list_agents", "get_messages"),
             destroys=name == "stop_agent",
-            is_idempotent=name != "spawn_agent",
+            is_idempotent=name not in ("spawn_agent", "send_message"),
         )
         for name, model in ARGUMENTS.items()
     ]
@@ -137,6 +209,21 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     if row["stopped_at"] is not None:
         found |= {"stoppedAt": _milliseconds(row["stopped_at"]), "stoppedWhy": row["stopped_why"]}
     return found
+
+
+def _message_shown(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with the fields of AM-05, its kind and its status."""
+    return {
+        "id": row["message_id"],
+        "from": row["sender"],
+        "to": row["recipient"],
+        "kind": row["kind"],
+        "content": row["body"],
+        "timestamp": _milliseconds(row["posted_at"]),
+        "status": row["status"],
+        "read": row["status"] not in MESSAGE_PENDING,
+        "priority": row["priority"],
+    }
 
 
 def _milliseconds(moment: str) -> int:

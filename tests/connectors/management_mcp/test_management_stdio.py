@@ -103,7 +103,8 @@ def test_nothing_but_json_rpc_comes_out_whatever_a_library_prints(settings: Sett
         assert noise in done.stderr
     assert found[3]["result"]["structuredContent"] == {"agents": []}
     tools = {tool["name"]: tool for tool in found[2]["result"]["tools"]}
-    assert tools.keys() == {"spawn_agent", "list_agents", "stop_agent"}
+    agents, messages = {"spawn_agent", "list_agents", "stop_agent"}, {"send_message", "get_messages"}
+    assert tools.keys() == agents | messages | {"mark_messages_read"}
     assert tools["spawn_agent"]["inputSchema"]["required"] == ["task"]
     assert {"agentId", "task", "capabilities"} <= tools["spawn_agent"]["inputSchema"]["properties"].keys()
 

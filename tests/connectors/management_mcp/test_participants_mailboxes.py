@@ -21,7 +21,7 @@ from tests.broker_processes import wait_until
 from tests.connectors.agent_mcp.conftest import PARTICIPANTS, Agent, McpGateway
 from tests.connectors.folded_log import FoldedLog
 from tests.connectors.gateway.hub_access import add_principal
-from tests.connectors.management_mcp.conftest import done
+from tests.connectors.management_mcp.conftest import done, management, refused
 
 MESSAGES, BROADCAST = "/api/hub/messages", "/api/hub/messages/broadcast"
 
@@ -70,6 +70,36 @@ def test_a_broadcast_reaches_all_that_take_part_and_the_operator_but_not_its_sen
     joined(operator, tmp_path, "late")
     assert operator.post(BROADCAST, json=body, headers=key).json()["recipients"] == 3
     assert (len(mailbox(operator, "late")), len(mailbox(operator, "ann"))) == (1, 2)
+
+
+@pytest.mark.requirement("HB-10")
+def test_the_operators_host_sends_a_message_and_reads_and_marks_the_answer(
+    gateway: McpGateway, operator: httpx.Client, tmp_path: Path
+) -> None:
+    joined(operator, tmp_path, "ann")
+
+    async def use() -> None:
+        async with management(gateway.settings) as host:
+            sent = await done(host, "send_message", targetAgentId="ann", message="hello", idempotencyKey="k")
+            again = await done(host, "send_message", targetAgentId="ann", message="hello", idempotencyKey="k")
+            assert again == sent
+            assert (await refused(host, "send_message", targetAgentId="nobody", message="x"))[0] == "not_found"
+            own = (await done(host, "send_message", targetAgentId="operator", message="to me"))["messageId"]
+            (found,) = (await done(host, "get_messages", unreadOnly=True))["messages"]
+            assert (found["id"], found["from"], found["content"]) == (own, "operator", '{"text":"to me"}')
+            assert (found["kind"], found["status"], found["read"]) == ("message", "unread", False)
+            nothing: dict[str, Any] = {"read": [], "notMarked": [], "unknown": []}
+            assert await done(host, "mark_messages_read", messageIds=[]) == nothing
+            for _ in range(2):
+                marks = await done(host, "mark_messages_read", messageIds=[own, sent["messageId"]])
+                assert marks == {"read": [own], "notMarked": [], "unknown": [sent["messageId"]]}
+            assert (await done(host, "get_messages", unreadOnly=True))["messages"] == []
+            (found,) = (await done(host, "get_messages"))["messages"]
+            assert (found["id"], found["status"], found["read"]) == (own, "read", True)
+
+    anyio.run(use)
+    (message,) = mailbox(operator, "ann")
+    assert (message["sender"], message["body"]) == ("operator", '{"text":"hello"}')
 
 
 @pytest.mark.requirement("AM-05")
