@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final
 
 from connectors.agent_mcp.signed_requests import DOOR
@@ -22,7 +23,7 @@ from connectors.agent_mcp.tool_arguments import (
     SendToAgent,
     UpdateMyStatus,
 )
-from connectors.gateway.answers import ApiError, refuse_rejected
+from connectors.gateway.answers import ApiError, iso_moment, refuse_rejected
 from connectors.gateway.hub import Hub
 from connectors.gateway.hub_policy import broadcast_recipients, evaluate_message
 from connectors.gateway.idempotency import request_uuid
@@ -38,7 +39,7 @@ from schemas.message import (
 from schemas.participants import AgentUpdated, participant_record
 from schemas.principals import AGENT
 from schemas.record import OutgoingRecord
-from schemas.verdicts import SEQ_CONFLICT, TOO_LARGE, UNKNOWN_RECIPIENT
+from schemas.verdicts import REJECTED, SEQ_CONFLICT, TOO_LARGE, UNKNOWN_RECIPIENT
 from schemas.view_rows import (
     MAILBOX_VIEW,
     MESSAGE_BODIES,
@@ -76,7 +77,9 @@ class AgentTools:
         return {"agents": [_agent_as_json(row) for row in sorted(rows, key=lambda row: row.agent_name)]}
 
     async def send_to_agent(self, agent: str, asked: SendToAgent) -> dict[str, Any]:
-        """Put a message into the mailbox of another, or one's own."""
+        """Put a message into the mailbox of another, or one's own. With `ttl_seconds` it expires so long after
+        the first call with its idempotency key: a repeated call is the same message, with the same expiry.
+        """
         caller = Caller(agent, AGENT)
         decision = evaluate_message(self._hub.live_view, caller, asked.target_agent_id, KIND)
         if not decision.allowed:
@@ -88,8 +91,17 @@ class AgentTools:
         if known is not None and known != (DEFAULT_REALM, asked.target_agent_id):
             # Each mailbox knows its own ids alone.
             raise ApiError(409, SEQ_CONFLICT, "this idempotency key was used for another recipient")
-        record = _posting(agent, asked.target_agent_id, asked.message, message_id, asked.priority)
-        refuse_rejected(await self._hub.appender.settle(record))
+        posting = partial(_posting, agent, asked.target_agent_id, asked.message, message_id, asked.priority)
+        expires_at = None
+        if asked.ttl_seconds is not None:
+            known_expiry = self._expires_at(asked.target_agent_id, message_id)
+            expires_at = known_expiry or iso_moment(int((time.time() + asked.ttl_seconds) * 1e6))
+        settled = await self._hub.appender.settle(posting(expires_at=expires_at))
+        first_expiry = self._expires_at(asked.target_agent_id, message_id)
+        if settled.verdict == REJECTED and expires_at and first_expiry not in (None, expires_at):
+            # A call with the same key was settled meanwhile; its clock counts.
+            settled = await self._hub.appender.settle(posting(expires_at=first_expiry))
+        refuse_rejected(settled)
         return {"messageId": message_id, "timestamp": self._posted_ms(asked.target_agent_id, message_id)}
 
     async def broadcast_message(self, agent: str, asked: BroadcastMessage) -> dict[str, Any]:
@@ -153,6 +165,11 @@ class AgentTools:
             row for row in self._hub.live_view.rows(REGISTRY_PARTICIPANTS) if isinstance(row, ParticipantRow)
         ]
 
+    def _expires_at(self, recipient: str, message_id: str) -> str | None:
+        """Return the expiry of a message that is in the mailbox, if it has one."""
+        row = self._hub.live_view.row(MAILBOX_VIEW, f"{DEFAULT_REALM}/{recipient}/{message_id}")
+        return row.expires_at if isinstance(row, MessageRow) else None
+
     def _check_length(self, text: str) -> None:
         limit, size = self._hub.settings.limits.payload_bytes, len(text.encode("utf-8", "surrogatepass"))
         if size > limit:
@@ -206,6 +223,7 @@ def _posting(
     message_id: str,
     priority: str = "normal",
     broadcast_id: str | None = None,
+    expires_at: str | None = None,
 ) -> OutgoingRecord:
     message = Message.model_validate(
         {
@@ -218,6 +236,7 @@ def _posting(
             "body": text,
             "content_type": TEXT,
             "broadcast_id": broadcast_id,
+            "expires_at": expires_at,
         }
     )
     return posting_record(message, door=DOOR, principal=sender)

@@ -15,6 +15,8 @@ from schemas.wire_body import Name
 MESSAGES_LIMIT: Final = 1000
 DEFAULT_MESSAGES: Final = 100
 MARKED_AT_ONCE: Final = 1000
+# A year.
+TTL_MOST_S: Final = 31_536_000
 
 _Key = Annotated[
     str | None,
@@ -44,6 +46,10 @@ class SendToAgent(ToolArguments):
     target_agent_id: Annotated[Name, Field(description="Whom to write to: an agent, or `operator`.")]
     message: Annotated[str, Field(min_length=1, description="What to say.")]
     priority: Annotated[Priority, Field(description="High ones are read first.")] = "normal"
+    ttl_seconds: Annotated[
+        float | None,
+        Field(ge=0, le=TTL_MOST_S, description="The message expires so many seconds after this call."),
+    ] = None
     idempotency_key: _Key = None
 
 

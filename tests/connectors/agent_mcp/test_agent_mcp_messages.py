@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -101,6 +102,8 @@ def test_names_and_arguments_that_are_none_are_refused_and_not_quoted(new_caller
         ("send_to_agent", {"targetAgentId": ann.name, "message": ""}),
         ("send_to_agent", {"targetAgentId": ann.name, "message": 7}),
         ("send_to_agent", {"targetAgentId": ann.name, "message": "x", "priority": "urgent"}),
+        ("send_to_agent", {"targetAgentId": ann.name, "message": "x", "ttlSeconds": -1}),
+        ("send_to_agent", {"targetAgentId": ann.name, "message": "x", "ttlSeconds": 31_536_001}),
         ("send_to_agent", {"targetAgentId": ann.name, "message": "x", "from": "operator"}),
         ("send_to_agent", {"target_agent_id": ann.name, "message": "x"}),
         ("send_to_agent", {"targetAgentId": ann.name, "message": "x", "idempotencyKey": "two words"}),
@@ -135,6 +138,24 @@ def test_an_agent_reads_and_marks_its_own_messages_only(new_caller: NewCaller) -
     assert marked == {"marked": 1, "unknown": [sent["messageId"]], "notMarked": []}
     assert [one["content"] for one in bo.messages(unreadOnly=True)] == ["for bo alone"]
     assert ann.call("mark_read", messageIds=[own["messageId"]])["marked"] == 0
+
+
+@pytest.mark.requirement("HB-11")
+def test_a_message_with_a_ttl_expires_and_a_repeated_call_is_the_same_message(new_caller: NewCaller) -> None:
+    ann = new_caller("ann")
+    kept = {"targetAgentId": ann.name, "message": "for an hour", "ttlSeconds": 3600, "idempotencyKey": "t1"}
+    over = {"targetAgentId": ann.name, "message": "over", "ttlSeconds": 0, "idempotencyKey": "t2"}
+    first = [ann.call("send_to_agent", **one) for one in (kept, over)]
+    assert [ann.call("send_to_agent", **one) for one in (kept, over)] == first
+    assert [one["content"] for one in ann.messages()] == ["for an hour"]
+    with ThreadPoolExecutor(4) as pool:
+        at_once = pool.map(
+            lambda number: ann.call("send_to_agent", **{**kept, "idempotencyKey": "t3", "ttlSeconds": number}),
+            range(3600, 3604),
+        )
+    assert len({one["messageId"] for one in at_once}) == 1
+    del kept["ttlSeconds"]
+    assert ann.error("send_to_agent", **kept)["reason"] == "seq_conflict"
 
 
 @pytest.mark.requirement("HB-05")
