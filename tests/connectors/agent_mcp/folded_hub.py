@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from connectors.agent_mcp.agent_tools import AgentTools
+from connectors.gateway.log_appender import LogAppender
 from connectors.gateway.mailboxes import MailboxIndex
 from connectors.live_state import LiveState
 from connectors.settled_feed import SettledRecord
@@ -49,6 +50,8 @@ class FoldedHub:
     async def settle(self, outgoing: OutgoingRecord) -> SettledRecord:
         """As of the appender."""
         return self.add(outgoing)
+
+    settle_all = LogAppender.settle_all
 
     def record(self, reason: str, why: str, principal: str | None, route: str) -> None:
         """As of the refusals."""
