@@ -40,14 +40,14 @@ class LedgerRecord(NamedTuple):
     is_whole: bool
 
     def is_same(self, found: Record) -> bool:
-        """Whether `found`, read from the log, is this record, in all that the ledger has of it."""
+        """Return whether `found`, read from the log, is this record, in all that the ledger has of it."""
         mine = self.record
         if (mine.offset, mine.logged_at_us) != (found.offset, found.logged_at_us):
             return False
         return self.is_same_content(found)
 
     def is_same_content(self, found: Record) -> bool:
-        """Whether key, value and headers are the same, whatever the time of the log."""
+        """Return whether key, value and headers are the same; the log's time is not compared."""
         mine = self.record
         return (mine.key, mine.value) == (found.key, found.value) and _headers(mine, self.is_whole) == _headers(
             found, self.is_whole

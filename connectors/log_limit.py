@@ -102,7 +102,7 @@ class RepeatedLines(logging.Filter):
         self._limit = limit or LogLimit()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is logged."""
+        """Return whether to log the line."""
         error = record.exc_info[0] if record.exc_info else None
         text = str(record.msg).partition("\n")[0][:_TEXT]
         omitted = self._limit.omitted((record.name, record.levelno, error, text))

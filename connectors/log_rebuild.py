@@ -84,7 +84,7 @@ class RebuildPlan:
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """What a rebuild did. `checkpoint`: where the settling query's checkpoint was moved, None if it is good."""
+    """The outcome of a rebuild. `checkpoint`: where Spark's checkpoint was moved, None if it is good."""
 
     written: int
     seconds: float
@@ -152,7 +152,7 @@ class LogRebuild:
         return Rebuilt(written, time.monotonic() - began, aside)
 
     def _check_topology(self, ledger: LedgerLog) -> None:
-        """Whether the ledger is of the partitions and the epoch that the settings name. Raises Refused."""
+        """Check that the ledger has the partitions and the epoch of the settings. Raises Refused."""
         where = partition_for(TOPOLOGY_STREAM.encode(), self._kafka.partitions)
         beyond = [number for number in ledger.ends if number >= self._kafka.partitions]
         first = next((window[0].record for window in ledger.windows(where, 0, 1)), None)
@@ -166,8 +166,8 @@ class LogRebuild:
             )
 
     def _is_topology_alone(self, ledger: LedgerLog, state: TopicState) -> bool:
-        """Whether the topic is as a first start makes it: the topology is its only record, with the ledger's
-        content and another time.
+        """Return whether the topic is as a first start makes it: the topology is its only record, with the
+        ledger's content and another time.
         """
         where = partition_for(TOPOLOGY_STREAM.encode(), self._kafka.partitions)
         if any(end > (number == where) for number, end in state.ends.items()):

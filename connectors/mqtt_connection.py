@@ -92,7 +92,7 @@ def dial(
 
 
 def _address(client: Client, mqtt: MqttSettings) -> AbstractContextManager[str]:
-    """What the client connects to: a host, or the path of the broker's private socket."""
+    """Return the address to connect to: a host, or the path of the broker's private socket."""
     if client.transport != "unix" or mqtt.socket_dir is None:
         return nullcontext(mqtt.host)
     return address_of(mqtt.socket_dir / socket_name(mqtt.port))

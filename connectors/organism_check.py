@@ -1,4 +1,4 @@
-"""What is wrong with the organism file, as far as the files of this machine tell, before a gateway loads it."""
+"""The check of the organism file against the agents' files of this machine, before a gateway loads it."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ _BATCH_BYTES: Final = 512 * 1024
 
 
 class TopicState(NamedTuple):
-    """What is in the topic: by partition its first offset and its end."""
+    """The extent of the topic: by partition its first offset and its end."""
 
     begins: dict[int, int]
     ends: dict[int, int]

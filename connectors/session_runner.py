@@ -32,7 +32,7 @@ _FROM_THE_PANE: Final = ("TERM", "TMUX", "TMUX_PANE", "COLORTERM")
 
 
 class SessionSpec(msgspec.Struct, frozen=True):
-    """What a session runs. `instructions` come on standard input; None leaves it as it is. `umask` is the
+    """The command of a session. `instructions` come on standard input; None leaves it as it is. `umask` is the
     command's; specs of earlier versions have none.
     """
 

@@ -62,7 +62,7 @@ def small_batches(table: DeltaTable, columns: Sequence[str], rows: int) -> Itera
 
 
 def has_rows(path: str) -> bool:
-    """Whether there is a table at `path`, with at least one row."""
+    """Return whether there is a table at `path`, with at least one row."""
     if not DeltaTable.is_deltatable(path):
         return False
     return bool(dataset_of(DeltaTable(path)).head(1, columns=[]).num_rows)

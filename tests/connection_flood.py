@@ -43,7 +43,7 @@ class Flood:
     token: str = ""
 
     def first(self) -> bytes:
-        """What is sent at once."""
+        """The bytes that are sent at once."""
         if self.kind == "silent":
             return b""
         bearer = f"Authorization: Bearer {self.token}\r\n" if self.token else ""
@@ -54,7 +54,7 @@ class Flood:
         return f"POST {self.path} HTTP/1.1\r\n{fields}\r\n".encode()
 
     def drip(self) -> bytes:
-        """What is sent from time to time after that."""
+        """The bytes that are sent from time to time after that."""
         return {"silent": b"", "head": b"X-Slow: 1\r\n", "body": b" "}[self.kind]
 
 

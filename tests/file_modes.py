@@ -47,7 +47,7 @@ def open_to_others(root: Path) -> list[str]:
 
 
 def opened_by_another_user(paths: list[Path]) -> list[str]:
-    """Which of the paths uid 65534 can open. Needs root."""
+    """Return those of the paths that uid 65534 can open. Needs root."""
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", _OPEN_ALL % {"uid": OTHER_UID}],
         input=b"\0".join(os.fsencode(path) for path in paths),

@@ -1,4 +1,4 @@
-"""Whether all doors are closed, for commands that need the log to themselves."""
+"""The check that all doors are closed, for commands that need the log to themselves."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def check_organism(settings: Settings) -> Finding:
 
 
 def _fault_at_the_gateway(settings: Settings) -> str | None:
-    """What the stack's gateway says about the file; None when there is no fault, or no gateway to ask."""
+    """Return the gateway's fault of the file; None if there is no fault, or no gateway to ask."""
     from connectors.gateway_client import GatewayClient, path_of
 
     state = control.running_state(settings)

@@ -1,4 +1,4 @@
-"""What `trunkline doctor` checks of the tables: whether ledger and views keep up with the log."""
+"""The doctor's check of the tables: ledger and views keep up with the log."""
 
 from __future__ import annotations
 

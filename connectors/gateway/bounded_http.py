@@ -81,7 +81,7 @@ class BoundedHttp(H11Protocol):
         super().connection_lost(exc)
 
     def phase(self) -> tuple[Phase, Any]:
-        """What the connection is at, with the newest request's cycle."""
+        """Return the step that the connection is at, with the newest request's cycle."""
         cycle = self.cycle
         if self.transport.is_closing():
             return Phase.CLOSING, None

@@ -29,7 +29,7 @@ _UNKNOWN: Final = ""
 
 
 class Phase(Enum):
-    """What a connection is at. The value is the reason for which it is closed when it takes too long."""
+    """The step that a connection is at. The value is the reason for closing it when it takes too long."""
 
     HEAD = "head_timeout"
     BODY = "body_timeout"
@@ -43,7 +43,7 @@ class Connection(Protocol):
     """A connection as the budget sees it."""
 
     def phase(self) -> tuple[Phase, Any]:
-        """What it is at, and a token that is another one after each request."""
+        """Return the step that it is at, and a token that differs after each request."""
 
     def cut(self) -> None:
         """End it at once, whatever is still to be sent."""

@@ -47,7 +47,7 @@ class TaskRequest(_Request):
 
 
 class TaskCompletionRequest(_Request):
-    """What came of a task. `result`: any JSON, at most 64 KiB as text."""
+    """The result of a task. `result`: any JSON, at most 64 KiB as text."""
 
     result: Annotated[Any, AfterValidator(_result_within_limit)] = ""
 

@@ -48,7 +48,7 @@ class LogAppender:
         self._away: str | None = "not opened yet"
         self._topic_asked_at = 0.0
         self.is_topic_gone = False
-        """Whether Kafka answered that the topic does not exist; asked every few seconds."""
+        """True after Kafka answered that the topic does not exist; asked every few seconds."""
         # Append blocks when too much waits to be sent; the event loop must not.
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="gateway-append")
         self._under_way: dict[int, float] = {}  # number of the call to when it began

@@ -105,7 +105,7 @@ class Part:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it was found ready, and neither has ended nor is silent since, as far as is known."""
+        """True from the moment it is ready until it is seen to have ended or to be silent."""
         return self.state == READY
 
     def launch(self) -> None:

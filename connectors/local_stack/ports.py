@@ -57,8 +57,8 @@ def _take(port: int) -> bool:
 
 
 def port_owner(port: int) -> str:
-    """Who has the port, as far as we may see: `pid 123 (java)`, or `another program`. In the kernel's range for
-    outgoing connections it may also be one of those, and the answer says so.
+    """Return the port's owner, as far as we may see: `pid 123 (java)`, or `another program`. In the kernel's
+    range for outgoing connections it may also be one of those, and the answer says so.
     """
     try:
         for connection in psutil.net_connections(kind="tcp"):

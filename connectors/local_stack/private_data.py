@@ -46,7 +46,7 @@ _NAMED: Final = 3
 
 @dataclass
 class OpenData:
-    """What is open to other users below a data directory.
+    """The files and folders below a data directory that are open to other users.
 
     `left`: what is not ours to close. It belongs to another user; or it is the data directory itself, which
     holds other things, too; or a secret, whose users refuse it and say so, because somebody may have read it.

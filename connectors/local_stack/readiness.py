@@ -1,4 +1,4 @@
-"""Whether a broker or the gateway answers: one request in its own protocol, without a client library."""
+"""Probes of brokers and gateway: one request in each one's own protocol, without a client library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a part that is starting makes progress: its processes use the processor, or its log grows."""
+"""The progress of a part that is starting: its processes use the processor, or its log grows."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ say = teller("connection_flood")
 
 
 class Window:
-    """What the clients have met, with the attack or without it."""
+    """The results of the clients, with the attack or without it."""
 
     def __init__(self) -> None:
         self.took_ms: list[float] = []

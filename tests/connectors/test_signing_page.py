@@ -103,7 +103,7 @@ def door(
 
 
 def make_accounts(settings: Settings, jobs: list[tuple[str, str]]) -> None:
-    """What the gateway does at the registration of jobs and the rotation of their secrets."""
+    """Register jobs and rotate their secrets, as the gateway does."""
     mqtt = settings.mqtt
     assert mqtt.accounts_dir is not None
     users = {f"{job}.{TAG}" if "." in secret else job: secret for job, secret in jobs}

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.requirement("OP-24")
 
 
 def labels(axis: Any) -> list[str]:
-    """What stands at the ticks of an axis once it is drawn."""
+    """Return the labels of an axis once it is drawn."""
     axis.get_figure().canvas.draw()
     return [text.get_text() for text in axis.get_ticklabels()]
 

@@ -1,4 +1,4 @@
-"""What the doctor says of tables that fall behind the log."""
+"""The doctor's check of tables that fall behind the log."""
 
 from __future__ import annotations
 
