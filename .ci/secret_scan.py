@@ -43,14 +43,27 @@ EXEMPT = (
     Exempt("docs/xml_pump.md", (HEX, BASE64), "the test vectors of commands; the seed counts from 00 to 1f"),
     Exempt("docs/operate.md", (KEYWORD,), "a sentence about a password and a folder", "clients/operator"),
     Exempt(
-        "tests/schemas/test_merkle.py", (HEX,), "roots of RFC 9162's form over known leaves", "[0-9a-f]{64}"
+        "tests/schemas/integrity/test_merkle.py",
+        (HEX,),
+        "roots of RFC 9162's form over known leaves",
+        "[0-9a-f]{64}",
     ),
     Exempt("tests/schemas/hub_records.py", (HEX,), "sixteen digits, four times", "[0-9a-f]{16}"),
     Exempt(
-        "tests/(schemas/test_ids|connectors/test_mqtt_bridge).py", (HEX,), "job ids that are none", ".{1,9}"
+        "tests/(schemas/wire/test_ids|connectors/mqtt_bridge/test_mqtt_bridge).py",
+        (HEX,),
+        "job ids that are none",
+        ".{1,9}",
     ),
-    Exempt("tests/connectors/test_mqtt_credentials.py", (HEX,), "a hash of a made-up token", "[0-9a-f]{64}"),
-    Exempt("schemas/unsafe_text.py", (AWS, PRIVATE_KEY, BASIC_AUTH), "examples of what the mask must find"),
+    Exempt(
+        "tests/connectors/mqtt_link/test_mqtt_credentials.py",
+        (HEX,),
+        "a hash of a made-up token",
+        "[0-9a-f]{64}",
+    ),
+    Exempt(
+        "schemas/wire/unsafe_text.py", (AWS, PRIVATE_KEY, BASIC_AUTH), "examples of what the mask must find"
+    ),
     Exempt("connectors/.*", (KEYWORD,), "the name of a variable", "TRUNKLINE_[A-Z_]+"),
 )
 FILTERS = (

@@ -20,16 +20,16 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from jobs.ledger_table import create_ledger
+from jobs.ledger.ledger_table import create_ledger
 from jobs.rebuild_views import rebuild
-from jobs.view_changes import CHANGE_COLUMNS, changes_of
-from jobs.view_tables import are_complete, open_tables
+from jobs.views.view_changes import CHANGE_COLUMNS, changes_of
+from jobs.views.view_tables import are_complete, open_tables
 from schemas.errors import Refused
-from schemas.ledger import LEDGER
-from schemas.ledger_arrow import LEDGER_ARROW
-from schemas.settings import Settings
-from schemas.view_progress import ViewProgress, read_progress
-from schemas.views import STREAM_ENTRIES
+from schemas.settings.settings import Settings
+from schemas.streams.views import STREAM_ENTRIES
+from schemas.tables.ledger import LEDGER
+from schemas.tables.ledger_arrow import LEDGER_ARROW
+from schemas.tables.view_progress import ViewProgress, read_progress
 
 # Rows that a round should read. What a commit holds is not known before, so the number of commits follows.
 _ROUND_ROWS = 50_000

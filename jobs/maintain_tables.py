@@ -19,11 +19,11 @@ from typing import Final
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from jobs.audit_trail import AuditTrail
 from jobs.build_views import ViewBuilder
-from jobs.ledger_table import keep_old_files_h
-from schemas.ledger import LEDGER
-from schemas.settings import Settings
+from jobs.ledger.audit_trail import AuditTrail
+from jobs.ledger.ledger_table import keep_old_files_h
+from schemas.settings.settings import Settings
+from schemas.tables.ledger import LEDGER
 
 # Files of the ledger are put together to files of about so much, in two steps: those of a round to a few small
 # ones, and these when there are enough for a full one. In one step each round wrote what was not full yet anew.

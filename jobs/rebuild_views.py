@@ -27,17 +27,17 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from jobs.refold import check_views
-from jobs.view_changes import CHANGE_COLUMNS, Key, RowChange, changes_of
-from jobs.view_lock import views_lock
-from jobs.view_tables import ViewTable, are_complete, open_tables
-from schemas.delta_files import dataset_of
+from jobs.views.view_changes import CHANGE_COLUMNS, Key, RowChange, changes_of
+from jobs.views.view_lock import views_lock
+from jobs.views.view_tables import ViewTable, are_complete, open_tables
 from schemas.errors import NotFound, Refused, TrunklineError
-from schemas.ledger import LEDGER
-from schemas.sealing import load_keyring
-from schemas.settings import Settings, SettingsError, load_settings
-from schemas.umask import keep_files_private
-from schemas.view_progress import ViewProgress
-from schemas.views import STREAM_ENTRIES, VIEW_TABLES
+from schemas.keys.sealing import load_keyring
+from schemas.keys.umask import keep_files_private
+from schemas.settings.settings import Settings, SettingsError, load_settings
+from schemas.streams.views import STREAM_ENTRIES, VIEW_TABLES
+from schemas.tables.delta_files import dataset_of
+from schemas.tables.ledger import LEDGER
+from schemas.tables.view_progress import ViewProgress
 
 # Ledger rows that are reduced to changes at once.
 _CHUNK_ROWS = 200_000

@@ -15,19 +15,19 @@ from deltalake import DeltaTable
 from pyspark.sql import GroupedData, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.checkpoint_state import Checkpoint, CheckpointFolder
-from jobs.initial_state import initial_state
-from jobs.once_sink import last_commit
-from jobs.table_files import read_table
-from schemas.delta_files import has_rows
+from jobs.settling.checkpoint_state import Checkpoint, CheckpointFolder
+from jobs.settling.initial_state import initial_state
+from jobs.settling.once_sink import last_commit
+from jobs.views.table_files import read_table
 from schemas.errors import TrunklineError
-from schemas.event_topic import topic_reader
-from schemas.ledger import LEDGER
-from schemas.ledger_arrow import LEDGER_ARROW
-from schemas.settings import KafkaSettings, Settings
-from schemas.view_arrow import VIEW_ARROW
-from schemas.view_progress import ViewProgress, read_progress
-from schemas.views import STREAM_ENTRIES
+from schemas.log_access.event_topic import topic_reader
+from schemas.settings.settings import KafkaSettings, Settings
+from schemas.streams.views import STREAM_ENTRIES
+from schemas.tables.delta_files import has_rows
+from schemas.tables.ledger import LEDGER
+from schemas.tables.ledger_arrow import LEDGER_ARROW
+from schemas.tables.view_arrow import VIEW_ARROW
+from schemas.tables.view_progress import ViewProgress, read_progress
 
 
 class RecoveryRefused(TrunklineError):

@@ -15,20 +15,20 @@ import msgspec
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from jobs.view_changes import Key, RowChange, key_columns, next_offsets, row_changes, row_key
-from schemas.delta_files import dataset_of
-from schemas.entries import Entries, Writes
+from jobs.views.view_changes import Key, RowChange, key_columns, next_offsets, row_changes, row_key
 from schemas.errors import NotFound
-from schemas.fold import settle
-from schemas.ledger import LedgerRow, record_of_row
-from schemas.ledger_rows import rows_between
-from schemas.sealing import Keyring, UnsealError
-from schemas.settings import Settings
-from schemas.settled import FOLD_VERSION, AppliedChange
-from schemas.verdicts import ACCEPTED
-from schemas.view_arrow import VIEW_ARROW
-from schemas.view_progress import ViewProgress, read_progress
-from schemas.views import STREAM_ENTRIES, VIEW_TABLES
+from schemas.fold.entries import Entries, Writes
+from schemas.fold.settled import FOLD_VERSION, AppliedChange
+from schemas.keys.sealing import Keyring, UnsealError
+from schemas.settings.settings import Settings
+from schemas.streams.fold import settle
+from schemas.streams.views import STREAM_ENTRIES, VIEW_TABLES
+from schemas.tables.delta_files import dataset_of
+from schemas.tables.ledger import LedgerRow, record_of_row
+from schemas.tables.ledger_rows import rows_between
+from schemas.tables.view_arrow import VIEW_ARROW
+from schemas.tables.view_progress import ViewProgress, read_progress
+from schemas.wire.verdicts import ACCEPTED
 
 _WINDOW: Final = 20_000
 _SHOWN: Final = 50

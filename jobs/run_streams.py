@@ -22,16 +22,16 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from jobs import build_views, settle_events
-from jobs.audit_trail import AuditThread
-from jobs.ledger_checkpoints import LedgerCheckpoints
+from jobs.ledger.audit_trail import AuditThread
+from jobs.ledger.ledger_checkpoints import LedgerCheckpoints
 from jobs.maintain_tables import Maintenance
-from jobs.view_lock import views_lock
+from jobs.views.view_lock import views_lock
 from schemas.errors import BackboneUnreachable, TrunklineError
-from schemas.event_topic import check_topic
-from schemas.fold_version import check_fold_version
-from schemas.sealing import load_keyring
-from schemas.settings import Settings, SettingsError, load_settings
-from schemas.umask import keep_files_private
+from schemas.keys.sealing import load_keyring
+from schemas.keys.umask import keep_files_private
+from schemas.log_access.event_topic import check_topic
+from schemas.settings.settings import Settings, SettingsError, load_settings
+from schemas.tables.fold_version import check_fold_version
 
 PROGRAM = "run_streams"
 _POLL_S = 0.2

@@ -26,22 +26,22 @@ from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from jobs.buckets import bucket_column
-from jobs.checkpoint_state import CheckpointGuard
-from jobs.ledger_chain import LedgerChain
-from jobs.ledger_files import write_file
-from jobs.ledger_table import prepare_ledger
-from jobs.once_sink import OnceSink
-from jobs.record_packing import RECORD_COLUMNS, SEPARATOR, pack_records
+from jobs.ledger.ledger_chain import LedgerChain
+from jobs.ledger.ledger_files import write_file
+from jobs.ledger.ledger_table import prepare_ledger
 from jobs.recovery import Recovery, find_start
-from jobs.settling import SettleStreams
+from jobs.settling.checkpoint_state import CheckpointGuard
+from jobs.settling.once_sink import OnceSink
+from jobs.settling.settling import SettleStreams
+from jobs.spark.record_packing import RECORD_COLUMNS, SEPARATOR, pack_records
+from jobs.views.buckets import bucket_column
 from schemas.errors import TrunklineError
-from schemas.kafka_clients import spark_security
-from schemas.ledger import LEDGER
-from schemas.record import STANDARD_HEADERS
-from schemas.sealing import Keyring, load_keyring
-from schemas.settings import MASTER_KEY_VARIABLE, Settings
-from schemas.spark_types import LEDGER_FILE, PACKED_RECORDS, PACKED_ROWS
+from schemas.keys.sealing import Keyring, load_keyring
+from schemas.log_access.kafka_clients import spark_security
+from schemas.settings.settings import MASTER_KEY_VARIABLE, Settings
+from schemas.tables.ledger import LEDGER
+from schemas.tables.spark_types import LEDGER_FILE, PACKED_RECORDS, PACKED_ROWS
+from schemas.wire.record import STANDARD_HEADERS
 
 QUERY_NAME = "settle_events"
 _POLL_S = 0.2

@@ -21,17 +21,17 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from jobs.rebuild_views import open_ledger
-from jobs.view_changes import next_offsets
-from jobs.view_lock import views_lock
-from schemas.control_fold import FoldSwitched, records_left
-from schemas.delta_files import dataset_of
+from jobs.views.view_changes import next_offsets
+from jobs.views.view_lock import views_lock
 from schemas.errors import Refused, TrunklineError
-from schemas.fold_version import FOLD_PROPERTY, SWITCH_PROPERTY, other_version, version_of
-from schemas.settings import Settings, SettingsError, load_settings
-from schemas.settled import FOLD_VERSION
-from schemas.umask import keep_files_private
-from schemas.view_progress import read_progress
-from schemas.views import STREAM_ENTRIES
+from schemas.fold.settled import FOLD_VERSION
+from schemas.keys.umask import keep_files_private
+from schemas.settings.settings import Settings, SettingsError, load_settings
+from schemas.streams.control.control_fold import FoldSwitched, records_left
+from schemas.streams.views import STREAM_ENTRIES
+from schemas.tables.delta_files import dataset_of
+from schemas.tables.fold_version import FOLD_PROPERTY, SWITCH_PROPERTY, other_version, version_of
+from schemas.tables.view_progress import read_progress
 
 
 def state_of(settings: Settings) -> dict[str, Any]:

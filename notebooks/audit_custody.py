@@ -19,17 +19,17 @@ from kafka import TopicPartition
 from pyarrow.fs import FileSelector, FileSystem, FileType
 
 from notebooks.audit_tables import POSITION, Audit
-from schemas.delta_files import dataset_of_files, table_storage
-from schemas.entries import Entries
 from schemas.errors import BackboneUnreachable
-from schemas.event_topic import topic_reader
-from schemas.fold import settle
-from schemas.ledger import COLUMNS, LEDGER, LedgerRow, record_of_row
-from schemas.ledger_arrow import LEDGER_ARROW
-from schemas.sealing import Keyring, load_keyring
-from schemas.settings import SettingsError
-from schemas.settled import Settled
-from schemas.views import STREAM_ENTRIES
+from schemas.fold.entries import Entries
+from schemas.fold.settled import Settled
+from schemas.keys.sealing import Keyring, load_keyring
+from schemas.log_access.event_topic import topic_reader
+from schemas.settings.settings import SettingsError
+from schemas.streams.fold import settle
+from schemas.streams.views import STREAM_ENTRIES
+from schemas.tables.delta_files import dataset_of_files, table_storage
+from schemas.tables.ledger import COLUMNS, LEDGER, LedgerRow, record_of_row
+from schemas.tables.ledger_arrow import LEDGER_ARROW
 
 # The clocks of Kafka and of the job that commits may differ by so much.
 _CLOCKS_APART = pd.Timedelta(seconds=60)

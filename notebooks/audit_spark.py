@@ -15,10 +15,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from connectors.local_stack.programs import JARS, java_home
 from connectors.local_stack.spark_command import DELTA_CONF, place_options
 from notebooks.audit_tables import Audit
-from schemas.ledger import LEDGER
-from schemas.ledger_arrow import LEDGER_ARROW
-from schemas.settings import PROJECT_ROOT, Settings
-from schemas.view_arrow import VIEW_ARROW
+from schemas.settings.settings import PROJECT_ROOT, Settings
+from schemas.tables.ledger import LEDGER
+from schemas.tables.ledger_arrow import LEDGER_ARROW
+from schemas.tables.view_arrow import VIEW_ARROW
 
 
 def spark_session(settings: Settings) -> SparkSession:

@@ -20,13 +20,13 @@ from matplotlib.axis import Axis
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from schemas.delta_files import dataset_of
-from schemas.ledger import LEDGER
-from schemas.ledger_arrow import LEDGER_ARROW
-from schemas.settings import Settings, load_settings
-from schemas.view_arrow import VIEW_ARROW
-from schemas.view_progress import NO_PROGRESS, read_progress
-from schemas.views import STREAM_ENTRIES, VIEWS
+from schemas.settings.settings import Settings, load_settings
+from schemas.streams.views import STREAM_ENTRIES, VIEWS
+from schemas.tables.delta_files import dataset_of
+from schemas.tables.ledger import LEDGER
+from schemas.tables.ledger_arrow import LEDGER_ARROW
+from schemas.tables.view_arrow import VIEW_ARROW
+from schemas.tables.view_progress import NO_PROGRESS, read_progress
 
 POSITION = ["partition", "offset"]
 COLOURS = {

@@ -11,16 +11,16 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import Row
 
-from jobs.audit_trail import AuditTrail
-from jobs.ledger_chain import LedgerChain
-from jobs.ledger_files import write_file
-from jobs.ledger_table import prepare_ledger
+from jobs.ledger.audit_trail import AuditTrail
+from jobs.ledger.ledger_chain import LedgerChain
+from jobs.ledger.ledger_files import write_file
+from jobs.ledger.ledger_table import prepare_ledger
 from jobs.maintain_tables import tidy_ledger
-from jobs.once_sink import OnceSink
-from jobs.record_packing import to_cell
-from schemas.ledger import LEDGER, LedgerRow
-from schemas.ledger_arrow import ledger_batch
-from schemas.settings import Settings
+from jobs.settling.once_sink import OnceSink
+from jobs.spark.record_packing import to_cell
+from schemas.settings.settings import Settings
+from schemas.tables.ledger import LEDGER, LedgerRow
+from schemas.tables.ledger_arrow import ledger_batch
 
 
 def ledger_row_at(partition: int, offset: int, **other: Any) -> LedgerRow:

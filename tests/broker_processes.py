@@ -20,8 +20,8 @@ import pytest
 from pydantic import SecretStr
 
 from connectors.local_stack import free_port
-from schemas.kafka_settings import USERNAME
-from schemas.settings import PROJECT_ROOT, KafkaSettings, Settings, settings_environment
+from schemas.settings.kafka_settings import USERNAME
+from schemas.settings.settings import PROJECT_ROOT, KafkaSettings, Settings, settings_environment
 
 START_S = 60.0
 STOP_S = 20.0

@@ -16,9 +16,9 @@ from typing import Any
 import hypothesis
 import pytest
 
-from schemas.event_topic import topic_reader
-from schemas.sealing import Keyring, ensure_keyring
-from schemas.settings import Settings
+from schemas.keys.sealing import Keyring, ensure_keyring
+from schemas.log_access.event_topic import topic_reader
+from schemas.settings.settings import Settings
 from tests.broker_processes import (
     STOP_S,
     BrokerProcess,

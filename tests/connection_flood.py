@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from schemas.settings import PROJECT_ROOT
+from schemas.settings.settings import PROJECT_ROOT
 
 AGAIN_S = (1.0, 3.0)
 DRIP_S = 0.25

@@ -18,21 +18,21 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from connectors.bridge_records import job_event_record
-from connectors.job_topics import events_topic
+from connectors.mqtt_bridge.bridge_records import job_event_record
+from connectors.mqtt_link.job_topics import events_topic
 from jobs import build_views
 from jobs.build_views import ViewBuilder
 from jobs.maintain_tables import tidy_ledger, tidy_views
-from jobs.settling import settle_run
-from jobs.view_changes import key_columns
-from schemas.delta_files import dataset_of
-from schemas.entries import Entries
-from schemas.event_topic import partition_for
-from schemas.ledger import LEDGER, LedgerRow
-from schemas.mailbox_requests import read_record
-from schemas.message import Message, posting_record
-from schemas.record import OutgoingRecord, Record
-from schemas.sealing import ensure_keyring
+from jobs.settling.settling import settle_run
+from jobs.views.view_changes import key_columns
+from schemas.fold.entries import Entries
+from schemas.keys.sealing import ensure_keyring
+from schemas.log_access.event_topic import partition_for
+from schemas.streams.mailboxes.mailbox_requests import read_record
+from schemas.tables.delta_files import dataset_of
+from schemas.tables.ledger import LEDGER, LedgerRow
+from schemas.wire.message import Message, posting_record
+from schemas.wire.record import OutgoingRecord, Record
 from tests.audited_ledger import AuditedLedger
 from tests.jobs.topic_load import event, registration
 from tests.random_log import RandomLog, RawRecord

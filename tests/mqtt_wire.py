@@ -13,8 +13,8 @@ from paho.mqtt.client import MQTTMessage
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from connectors.mqtt_connection import connect_properties, cut_connection, dial, new_client
-from schemas.settings import MqttSettings
+from connectors.mqtt_link.mqtt_connection import connect_properties, cut_connection, dial, new_client
+from schemas.settings.settings import MqttSettings
 from tests.broker_processes import LOOPBACK, wait_until
 
 PUBLISH, PUBACK = 3, 4

@@ -16,7 +16,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from schemas.settings import PROJECT_ROOT, Settings, settings_environment
+from schemas.settings.settings import PROJECT_ROOT, Settings, settings_environment
 
 NOTEBOOKS = PROJECT_ROOT / "notebooks"
 # A cell may start a JVM, on a machine that does other things, too.

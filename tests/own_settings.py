@@ -5,9 +5,9 @@ from __future__ import annotations
 import uuid
 from pathlib import Path
 
-from connectors.kafka_topic import ensure_topic
-from schemas.sealing import ensure_keyring
-from schemas.settings import (
+from connectors.log.kafka_topic import ensure_topic
+from schemas.keys.sealing import ensure_keyring
+from schemas.settings.settings import (
     GatewaySettings,
     LimitSettings,
     MqttSettings,

@@ -12,10 +12,27 @@ from typing import Any, NamedTuple
 
 from kafka import KafkaProducer
 
-from schemas.event_topic import partition_for
-from schemas.job_registry import cancellation_record, pick_record, registration_record, rotation_record
-from schemas.kafka_clients import client_options
-from schemas.mailbox_requests import (
+from schemas.keys.sealing import Keyring
+from schemas.log_access.event_topic import partition_for
+from schemas.log_access.kafka_clients import client_options
+from schemas.settings.settings import Settings
+from schemas.streams.agents.participants import (
+    AgentCalled,
+    AgentJoined,
+    AgentKeyRegistered,
+    AgentKeyRemoved,
+    AgentStopped,
+    AgentUpdated,
+    key_id_of,
+    participant_record,
+)
+from schemas.streams.job.job_registry import (
+    cancellation_record,
+    pick_record,
+    registration_record,
+    rotation_record,
+)
+from schemas.streams.mailboxes.mailbox_requests import (
     ack_record,
     claim_of_record,
     claim_record,
@@ -27,22 +44,8 @@ from schemas.mailbox_requests import (
     read_record,
     reclaim_record,
 )
-from schemas.message import DEFAULT_REALM, Message, posting_record
-from schemas.participants import (
-    AgentCalled,
-    AgentJoined,
-    AgentKeyRegistered,
-    AgentKeyRemoved,
-    AgentStopped,
-    AgentUpdated,
-    key_id_of,
-    participant_record,
-)
-from schemas.principals import ROLES, addition_record, revocation_record
-from schemas.record import JOB_EVENT, OutgoingRecord, content_id, oversized, refused_stream
-from schemas.refusal import Refusal, refusal_record
-from schemas.sealing import Keyring
-from schemas.session_registry import (
+from schemas.streams.principal.principals import ROLES, addition_record, revocation_record
+from schemas.streams.session.session_registry import (
     SessionCreation,
     SessionJobAssigned,
     SessionJobEnded,
@@ -50,9 +53,11 @@ from schemas.session_registry import (
     SessionStop,
     session_record,
 )
-from schemas.settings import Settings
-from schemas.signing import sign_event
-from schemas.strict_json import canonical
+from schemas.wire.message import DEFAULT_REALM, Message, posting_record
+from schemas.wire.record import JOB_EVENT, OutgoingRecord, content_id, oversized, refused_stream
+from schemas.wire.refusal import Refusal, refusal_record
+from schemas.wire.signing import sign_event
+from schemas.wire.strict_json import canonical
 from tests.random_mqtt_agents import mqtt_agent_record
 from tests.random_organism import opened_thread, organism_change
 from tests.schemas.hub_records import public_key

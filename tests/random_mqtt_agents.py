@@ -6,11 +6,11 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from connectors.bridge_records import agent_said_record
-from schemas.mqtt_agents import registration_record, removal_record, sign_said
-from schemas.record import OutgoingRecord
-from schemas.sealing import Keyring
-from schemas.strict_json import canonical
+from connectors.mqtt_bridge.bridge_records import agent_said_record
+from schemas.keys.sealing import Keyring
+from schemas.streams.agents.mqtt_agents import registration_record, removal_record, sign_said
+from schemas.wire.record import OutgoingRecord
+from schemas.wire.strict_json import canonical
 
 
 def mqtt_agent_record(draw: random.Random, keyring: Keyring, recipients: Sequence[str]) -> OutgoingRecord:

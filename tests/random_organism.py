@@ -5,9 +5,15 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from schemas.organism import Listener, ListenerAdded, ListenerRemoved, OrganismLoaded, organism_record
-from schemas.record import OutgoingRecord
-from schemas.threads import ThreadOpened, thread_record
+from schemas.streams.control.organism import (
+    Listener,
+    ListenerAdded,
+    ListenerRemoved,
+    OrganismLoaded,
+    organism_record,
+)
+from schemas.streams.mailboxes.threads import ThreadOpened, thread_record
+from schemas.wire.record import OutgoingRecord
 
 
 def organism_change(draw: random.Random) -> OutgoingRecord:

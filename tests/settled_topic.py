@@ -7,19 +7,19 @@ from collections.abc import Callable
 
 from deltalake import DeltaTable
 
-from connectors.kafka_records import to_record
-from connectors.kafka_repairs import repair_kafka_client
-from jobs.settling import settle_run
-from jobs.view_changes import CHANGE_COLUMNS, changes_of
-from jobs.view_tables import open_tables
-from schemas.entries import Entries
-from schemas.event_topic import topic_reader
-from schemas.ledger import LEDGER, LedgerRow
-from schemas.record import Record
-from schemas.sealing import Keyring
-from schemas.settings import Settings
-from schemas.view_progress import ViewProgress
-from schemas.views import STREAM_ENTRIES
+from connectors.log.kafka_records import to_record
+from connectors.log.kafka_repairs import repair_kafka_client
+from jobs.settling.settling import settle_run
+from jobs.views.view_changes import CHANGE_COLUMNS, changes_of
+from jobs.views.view_tables import open_tables
+from schemas.fold.entries import Entries
+from schemas.keys.sealing import Keyring
+from schemas.log_access.event_topic import topic_reader
+from schemas.settings.settings import Settings
+from schemas.streams.views import STREAM_ENTRIES
+from schemas.tables.ledger import LEDGER, LedgerRow
+from schemas.tables.view_progress import ViewProgress
+from schemas.wire.record import Record
 from tests.audited_ledger import AuditedLedger
 
 READ_WITHIN_S = 30.0

@@ -17,7 +17,7 @@ import psutil
 
 from connectors.local_stack import free_port
 from connectors.local_stack.programs import java_home, spark_home
-from schemas.settings import PROJECT_ROOT
+from schemas.settings.settings import PROJECT_ROOT
 
 LOOPBACK = "127.0.0.1"
 START_S = 120.0

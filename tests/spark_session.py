@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from schemas.kafka_clients import PASSWORD_VARIABLE
+from schemas.log_access.kafka_clients import PASSWORD_VARIABLE
 from tests.broker_processes import KAFKA_PASSWORD
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -7,6 +7,7 @@ import importlib.metadata
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -17,11 +18,16 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("schemas", "connectors", "jobs")
 FILE_LINES, FUNCTION_LINES, README_LINES, RECORD_LINES, LINE_WIDTH = 400, 70, 130, 40, 112
 EMPTY_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "core", "misc", "base", "stuff"}
-SPARK_FILE = Path("schemas/spark_types.py")
+SPARK_FILE = Path("schemas/tables/spark_types.py")
 DELTA_LIBRARIES = {"delta", "deltalake"}
-DATA_FILES = Path("schemas/delta_files.py")
+DATA_FILES = Path("schemas/tables/delta_files.py")
 # What writes Delta tables and what reads them must agree on how far the views are, and on where files lie.
-SHARED_DELTA_FILES = {Path(f"schemas/{name}.py") for name in ("delta_files", "fold_version", "view_progress")}
+SHARED_DELTA_FILES = {
+    Path(f"schemas/tables/{name}.py") for name in ("delta_files", "fold_version", "view_progress")
+}
+ROOMS_ONLY, FOLDER_MODULES = ("schemas", "connectors"), 20
+PURE = ("schemas/wire", "schemas/fold", "schemas/streams")
+IMPURE_LIBRARIES = {"socket", "ssl", "kafka", "confluent_kafka", "deltalake"}
 
 
 @cache
@@ -103,7 +109,7 @@ def test_the_file_with_the_spark_types_is_imported_by_jobs_only() -> None:
         f"{path} imports {module}"
         for path in python_files("schemas", "connectors")
         for module, _ in imports_of(path)
-        if module == "schemas.spark_types"
+        if module == "schemas.tables.spark_types"
     )
 
 
@@ -139,6 +145,92 @@ def test_data_files_of_tables_are_read_by_one_file_only() -> None:
         for node in ast.walk(tree_of(path))
         if path != DATA_FILES and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         if node.func.attr in readers or ast.unparse(node.func) in {"ds.dataset", "pq.read_table"}
+    )
+
+
+@cache
+def module_files() -> dict[str, Path]:
+    """The product's modules by dotted name; a package is its `__init__`."""
+    found = {}
+    for path in python_files(*PACKAGES):
+        parts = path.parts[:-1] if path.name == "__init__.py" else path.with_suffix("").parts
+        found[".".join(parts)] = path
+    return found
+
+
+@cache
+def imported_modules(module: str) -> frozenset[str]:
+    """The product's modules that a module imports."""
+    known, found = module_files(), set()
+    for node in ast.walk(tree_of(known[module])):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= inside & set(known) or {node.module}
+    return frozenset(found & set(known) - {module})
+
+
+def package_of(module: str) -> str:
+    """The package that a module is in; of a package, itself."""
+    return module if module_files()[module].name == "__init__.py" else module.rpartition(".")[0]
+
+
+def cycles(edges: dict[str, set[str]]) -> Iterator[str]:
+    """Each way from a node back to itself that is found first, as text."""
+    done: set[str] = set()
+
+    def walk(node: str, path: list[str]) -> Iterator[str]:
+        if node in path:
+            yield " -> ".join([*path[path.index(node) :], node])
+        elif node not in done:
+            for follower in sorted(edges.get(node, ())):
+                yield from walk(follower, [*path, node])
+            done.add(node)
+
+    for start in sorted(edges):
+        yield from walk(start, [])
+
+
+def test_modules_import_each_other_in_one_direction_only() -> None:
+    offenders(cycles({module: set(imported_modules(module)) for module in module_files()}))
+
+
+def test_packages_import_each_other_in_one_direction_only() -> None:
+    edges: dict[str, set[str]] = {}
+    for module in module_files():
+        package = package_of(module)
+        others = {package_of(imported) for imported in imported_modules(module)} - {package}
+        edges.setdefault(package, set()).update(others)
+    offenders(cycles(edges))
+
+
+def test_no_module_lies_outside_a_package_and_no_package_is_large() -> None:
+    files = [path for path in python_files(*PACKAGES) if path.name != "__init__.py"]
+    offenders(f"{path}: move it into a package" for path in files if path.parent.name in ROOMS_ONLY)
+    counts = Counter(path.parent for path in files)
+    offenders(f"{folder}: {n} modules" for folder, n in counts.items() if n > FOLDER_MODULES)
+
+
+def test_every_package_says_what_it_is_for() -> None:
+    folders = {path.parent for path in python_files(*PACKAGES)}
+    offenders(
+        f"{folder} has no __init__.py" for folder in folders if not (ROOT / folder / "__init__.py").is_file()
+    )
+    offenders(
+        f"{path} has no docstring"
+        for path in python_files(*PACKAGES)
+        if path.name == "__init__.py" and not ast.get_docstring(tree_of(path))
+    )
+
+
+def test_records_and_folds_import_no_network_and_no_table_library() -> None:
+    offenders(
+        f"{path} imports {module}"
+        for path in python_files("schemas")
+        if str(path).startswith(PURE)
+        for module, _ in imports_of(path)
+        if module.split(".")[0] in IMPURE_LIBRARIES
     )
 
 
@@ -262,7 +354,7 @@ TEXTS = {".py", ".md", ".toml", ".yaml", ".yml", ".conf", ".properties", ".xml",
 
 def may_show_paths(path: Path) -> bool:
     """Examples of unsafe text are paths; tests may send them."""
-    return path == Path("schemas/unsafe_text.py") or path.parts[0] == "tests"
+    return path == Path("schemas/wire/unsafe_text.py") or path.parts[0] == "tests"
 
 
 def test_no_file_holds_a_path_of_a_machine_or_the_address_of_a_registry() -> None:

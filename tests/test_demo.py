@@ -22,18 +22,18 @@ import pyarrow.parquet as parquet
 import pytest
 from deltalake import DeltaTable
 
-from connectors.cli import demo_command
 from connectors.cli.main import main
+from connectors.cli.stack import demo_command
 from connectors.demo import performance as demo_performance
 from connectors.demo import stage_stack
 from connectors.demo.outcome import compare
 from connectors.demo.performance import Performance
 from connectors.demo.told_verdicts import told_verdicts
-from connectors.ledger_reader import LedgerFilter, LedgerReader
+from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from connectors.local_stack import child_process, free_port
-from connectors.receipt import Receipt
-from schemas.settings import PROJECT_ROOT, KafkaSettings, Settings
-from schemas.verdicts import REASONS
+from connectors.mqtt_link.receipt import Receipt
+from schemas.settings.settings import PROJECT_ROOT, KafkaSettings, Settings
+from schemas.wire.verdicts import REASONS
 from tests.connectors.demo.folded_plan import FoldedPlan, plan_of
 from tests.notebook_run import run_here, run_in_kernel
 

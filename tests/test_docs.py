@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from schemas import ledger
-from schemas.ids import STREAM_KINDS
-from schemas.record import RECORD_TYPES
-from schemas.settings import Settings
-from schemas.verdicts import REASONS
-from schemas.views import VIEW_TABLES
+from schemas.settings.settings import Settings
+from schemas.streams.views import VIEW_TABLES
+from schemas.tables import ledger
+from schemas.wire.ids import STREAM_KINDS
+from schemas.wire.record import RECORD_TYPES
+from schemas.wire.verdicts import REASONS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOORS = ("_bridge", "_hub", "_mcp", "_pump", "_queue", "gateway", "dashboard")

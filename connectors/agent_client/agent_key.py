@@ -10,8 +10,8 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
-from schemas.agent_signing import load_private_key
 from schemas.errors import UsageError
+from schemas.streams.agents.agent_signing import load_private_key
 
 # No key is longer, and a file that never ends is not read.
 _FILE_LIMIT: Final = 65536

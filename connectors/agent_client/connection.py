@@ -23,7 +23,7 @@ from connectors.agent_client.http_client import (
     endpoint,
 )
 from connectors.agent_client.signed_auth import SignedAuth
-from connectors.terminal_text import escaped
+from connectors.terminal.terminal_text import escaped
 from schemas.errors import BackboneUnreachable, Refused, TrunklineError
 
 CALL_S: Final = 30.0

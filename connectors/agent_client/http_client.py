@@ -16,8 +16,8 @@ import httpx2
 
 from connectors.agent_client.agent_key import KeyFileError
 from connectors.agent_client.signed_auth import SignedAuth
-from connectors.gateway_tls import CA_VARIABLE, explained, trust
-from connectors.terminal_text import escaped
+from connectors.gateway_client.gateway_tls import CA_VARIABLE, explained, trust
+from connectors.terminal.terminal_text import escaped
 from schemas.errors import Refused, UsageError
 
 # Codes of JSON-RPC errors, out of those that are free for an application.

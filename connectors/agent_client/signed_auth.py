@@ -11,9 +11,9 @@ from typing import Final
 import httpx2
 
 from connectors.agent_client.agent_key import AgentKey
-from schemas.agent_signing import AGENT_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, sign
 from schemas.errors import Refused, UsageError
-from schemas.ids import is_name
+from schemas.streams.agents.agent_signing import AGENT_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, sign
+from schemas.wire.ids import is_name
 
 # So far ahead of the clock a timestamp may be: well inside the server's 300 s, whatever our clocks differ.
 _AHEAD_S: Final = 120

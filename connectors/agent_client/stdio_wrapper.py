@@ -38,7 +38,7 @@ from connectors.agent_client.message_headers import MessageHeaders
 from connectors.agent_client.reopened_session import ReopeningClient
 from connectors.agent_client.signed_auth import SignedAuth
 from connectors.launcher.protocol import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE
-from connectors.terminal_text import escaped
+from connectors.terminal.terminal_text import escaped
 from schemas.errors import TrunklineError, UsageError
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
 
-from schemas.agent_signing import WINDOW_S, signature_bytes, timestamp_seconds
-from schemas.principals import ACTIVE
-from schemas.settled import AppliedChange
-from schemas.view_rows import REGISTRY_KEYS, AgentKeyRow, ViewRow
+from schemas.fold.settled import AppliedChange
+from schemas.fold.view_rows import REGISTRY_KEYS, AgentKeyRow, ViewRow
+from schemas.streams.agents.agent_signing import WINDOW_S, signature_bytes, timestamp_seconds
+from schemas.streams.principal.principals import ACTIVE
 
 # Keys are tried so often at least before a signature is refused: as many as an agent has that changes its key,
 # so that the time tells nobody which agents there are.

@@ -23,24 +23,14 @@ from connectors.agent_mcp.tool_arguments import (
     SendToAgent,
     UpdateMyStatus,
 )
-from connectors.gateway.answers import ApiError, iso_moment, refuse_rejected
-from connectors.gateway.hub import Hub
-from connectors.gateway.hub_policy import broadcast_recipients, evaluate_message
-from connectors.gateway.idempotency import request_uuid
-from connectors.gateway.policy import Caller
-from connectors.gateway.read_marks import is_read, is_shown, mark_read
-from schemas.life_cycles import STOPPED
-from schemas.message import (
-    DEFAULT_REALM,
-    PRIORITIES,
-    Message,
-    posting_record,
-)
-from schemas.participants import AgentUpdated, participant_record
-from schemas.principals import AGENT
-from schemas.record import OutgoingRecord
-from schemas.verdicts import REJECTED, SEQ_CONFLICT, TOO_LARGE, UNKNOWN_RECIPIENT
-from schemas.view_rows import (
+from connectors.gateway.rules.hub_policy import broadcast_recipients, evaluate_message
+from connectors.gateway.rules.read_marks import is_read, is_shown, mark_read
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.web.answers import ApiError, iso_moment, refuse_rejected
+from connectors.gateway.web.idempotency import request_uuid
+from connectors.gateway.web.policy import Caller
+from schemas.fold.life_cycles import STOPPED
+from schemas.fold.view_rows import (
     MAILBOX_VIEW,
     MESSAGE_BODIES,
     REGISTRY_PARTICIPANTS,
@@ -48,6 +38,16 @@ from schemas.view_rows import (
     MessageRow,
     ParticipantRow,
 )
+from schemas.streams.agents.participants import AgentUpdated, participant_record
+from schemas.streams.principal.principals import AGENT
+from schemas.wire.message import (
+    DEFAULT_REALM,
+    PRIORITIES,
+    Message,
+    posting_record,
+)
+from schemas.wire.record import OutgoingRecord
+from schemas.wire.verdicts import REJECTED, SEQ_CONFLICT, TOO_LARGE, UNKNOWN_RECIPIENT
 
 KIND: Final = "message"
 TEXT: Final = "text/plain"

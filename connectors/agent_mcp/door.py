@@ -30,14 +30,14 @@ from connectors.agent_mcp.library_log import keep_texts_out_of_log
 from connectors.agent_mcp.signed_requests import PRINCIPAL, SignedRequests, body_limit_bytes
 from connectors.agent_mcp.sse_sessions import SseSessions
 from connectors.agent_mcp.tool_arguments import ARGUMENTS, ONLY_READS, described_tools
-from connectors.gateway.access_log import AccessLog
-from connectors.gateway.answers import INTERNAL, UNREACHABLE, ApiError
-from connectors.gateway.hub import Hub
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.web.access_log import AccessLog
+from connectors.gateway.web.answers import INTERNAL, UNREACHABLE, ApiError
 from schemas.errors import BackboneUnreachable, TrunklineError
-from schemas.settings import Settings
-from schemas.verdicts import MALFORMED
-from schemas.view_rows import REGISTRY_KEYS
-from schemas.wire_body import first_fault
+from schemas.fold.view_rows import REGISTRY_KEYS
+from schemas.settings.settings import Settings
+from schemas.wire.verdicts import MALFORMED
+from schemas.wire.wire_body import first_fault
 
 log = structlog.stdlib.get_logger(__name__)
 

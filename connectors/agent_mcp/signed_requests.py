@@ -17,17 +17,22 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from connectors.agent_mcp.agent_keys import AgentKeys
-from connectors.gateway.answers import INTERNAL, ApiError, error_response, malformed, unavailable
-from connectors.gateway.bounded_http import note_principal
-from connectors.gateway.hub import Hub
-from connectors.gateway.strict_request import NotRead, StrictRequest
-from schemas.agent_signing import AGENT_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, signature_bytes
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.web.answers import INTERNAL, ApiError, error_response, malformed, unavailable
+from connectors.gateway.web.bounded_http import note_principal
+from connectors.gateway.web.strict_request import NotRead, StrictRequest
 from schemas.errors import BackboneUnreachable, TrunklineError
-from schemas.ids import is_name
-from schemas.participants import AgentCalled, participant_record
-from schemas.refusal import RefusalReason
-from schemas.strict_json import MalformedJsonError, decode
-from schemas.verdicts import ACCEPTED, MALFORMED, REJECTED, TOO_LARGE, UNAUTHORIZED
+from schemas.streams.agents.agent_signing import (
+    AGENT_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    signature_bytes,
+)
+from schemas.streams.agents.participants import AgentCalled, participant_record
+from schemas.wire.ids import is_name
+from schemas.wire.refusal import RefusalReason
+from schemas.wire.strict_json import MalformedJsonError, decode
+from schemas.wire.verdicts import ACCEPTED, MALFORMED, REJECTED, TOO_LARGE, UNAUTHORIZED
 
 DOOR: Final = "mcp"
 PRINCIPAL: Final = "trunkline_principal"

@@ -20,9 +20,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from connectors.agent_mcp.agent_keys import AgentKeys
 from connectors.agent_mcp.signed_requests import DOOR, PRINCIPAL
-from connectors.gateway.answers import BUSY, RETRY_AFTER_S, error_response
-from connectors.gateway.bounded_http import ABORT
-from connectors.gateway.metrics import Metrics
+from connectors.gateway.web.answers import BUSY, RETRY_AFTER_S, error_response
+from connectors.gateway.web.bounded_http import ABORT
+from connectors.gateway.web.metrics import Metrics
 
 log = structlog.stdlib.get_logger(__name__)
 

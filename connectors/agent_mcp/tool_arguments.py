@@ -7,10 +7,9 @@ from typing import Annotated, Final, Literal
 from mcp import types
 from pydantic import Field
 
-from connectors.mcp_tool import ToolArguments, tool_of
-from schemas.agent_registry import Capabilities
-from schemas.message import PRIORITIES
-from schemas.wire_body import Name
+from connectors.agent_mcp.mcp_tool import ToolArguments, tool_of
+from schemas.wire.message import PRIORITIES
+from schemas.wire.wire_body import Capabilities, Name
 
 MESSAGES_LIMIT: Final = 1000
 DEFAULT_MESSAGES: Final = 100

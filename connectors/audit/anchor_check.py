@@ -18,7 +18,7 @@ from connectors.audit.findings import (
     Finding,
     offsets_text,
 )
-from schemas.audit_anchors import Anchor, Statement, is_signed_by
+from schemas.integrity.audit_anchors import Anchor, Statement, is_signed_by
 
 
 class AnchorCheck(NamedTuple):

@@ -16,8 +16,8 @@ from connectors.audit.findings import (
     Finding,
     offsets_text,
 )
-from schemas.audit_chain import BEFORE_THE_FIRST, ChainEntry, ChainLine, PartitionRoot, commit_root
-from schemas.ledger_leaves import ENCODINGS
+from schemas.integrity.audit_chain import BEFORE_THE_FIRST, ChainEntry, ChainLine, PartitionRoot, commit_root
+from schemas.integrity.ledger_leaves import ENCODINGS
 
 # An entry that claims more offsets of one partition than any micro-batch has must not cost our memory.
 _OFFSETS_MOST: Final = 2**24

@@ -15,13 +15,13 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from connectors.audit.statistics_check import RowGroup, said_by_footer, said_by_log
-from schemas.audit_chain import LogPart, lines_in_log
-from schemas.delta_files import dataset_of_files, table_storage
 from schemas.errors import NotFound, TrunklineError
-from schemas.ledger import LEDGER
-from schemas.ledger_arrow import LEDGER_ARROW
-from schemas.ledger_leaves import ENCODINGS
-from schemas.settings import Settings
+from schemas.integrity.audit_chain import LogPart, lines_in_log
+from schemas.integrity.ledger_leaves import ENCODINGS
+from schemas.settings.settings import Settings
+from schemas.tables.delta_files import dataset_of_files, table_storage
+from schemas.tables.ledger import LEDGER
+from schemas.tables.ledger_arrow import LEDGER_ARROW
 
 _BATCH_ROWS: Final = 16_384
 # What makes readers see something else than what stands in the files: rows taken out, columns renamed.

@@ -27,9 +27,9 @@ from connectors.audit.findings import (
 )
 from connectors.audit.ledger_files_reader import LedgerFiles, LedgerPart
 from connectors.audit.statistics_check import StatisticsCheck
-from schemas.audit_chain import MARK_BYTES, MARKS_MOST
-from schemas.ledger_leaves import ENCODINGS, ledger_leaves
-from schemas.merkle import HASH_BYTES, root_and_level
+from schemas.integrity.audit_chain import MARK_BYTES, MARKS_MOST
+from schemas.integrity.ledger_leaves import ENCODINGS, ledger_leaves
+from schemas.integrity.merkle import HASH_BYTES, root_and_level
 
 # About 150 MB of leaves.
 WINDOW_ROWS: Final = 4_000_000

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from schemas.errors import TrunklineError, UsageError
 
 if TYPE_CHECKING:
-    from schemas.settings import Settings
+    from schemas.settings.settings import Settings
 
 PROGRAM = "trunkline"
 EXIT_USAGE = 2
@@ -51,36 +51,50 @@ STACK, EVENTS, AGENTS = "The local stack", "Jobs and events", "Agents and who ma
 WORK = "Trying and measuring"
 
 COMMANDS: dict[str, Command] = {
-    "up": Command("connectors.cli.up_command", "start brokers, bridges, gateway, pump, streams", STACK),
-    "down": Command("connectors.cli.down_command", "stop them all, in order", STACK),
-    "status": Command("connectors.cli.status_command", "show each part's state, age and memory", STACK),
-    "logs": Command("connectors.cli.logs_command", "show or follow the parts' logs", STACK),
-    "doctor": Command("connectors.cli.doctor_command", "check every part and say how to mend it", STACK),
-    "dashboard": Command("connectors.cli.dashboard_command", "print the address of the page to watch", STACK),
-    "tls": Command("connectors.cli.tls_command", "make certificates for brokers and gateway", STACK),
-    "publish": Command("connectors.cli.publish_command", "publish a job's events", EVENTS),
-    "jobs": Command("connectors.cli.jobs_command", "register, submit, list and show jobs", EVENTS),
-    "watch": Command("connectors.cli.watch_command", "follow jobs to their end", EVENTS),
-    "tail": Command("connectors.cli.tail_command", "follow events as they come in", EVENTS),
-    "dead-letters": Command("connectors.cli.dead_letters_command", "see what was rejected, replay it", EVENTS),
-    "topic": Command("connectors.cli.topic_command", "make the log's topic in a Kafka of your own", EVENTS),
-    "fold": Command("connectors.cli.fold_command", "switch on a new version of the rules", EVENTS),
-    "log": Command("connectors.cli.log_command", "make a lost log again from the ledger", EVENTS),
-    "audit": Command("connectors.cli.audit_command", "check that nobody has changed the ledger", EVENTS),
-    "agents": Command("connectors.cli.agents_command", "spawn, join, list, stop agents; their keys", AGENTS),
-    "mcp": Command("connectors.cli.mcp_command", "serve MCP on stdio: management, or an agent", AGENTS),
-    "tasks": Command("connectors.cli.tasks_command", "give agents tasks, follow and end them", AGENTS),
-    "tokens": Command("connectors.cli.tokens_command", "list and revoke the tokens of tasks", AGENTS),
-    "messages": Command("connectors.cli.messages_command", "send, drain, peek, clear, export messages", AGENTS),
-    "organism": Command("connectors.cli.organism_command", "show and change the XML pump's listeners", AGENTS),
-    "console": Command("connectors.cli.console_command", "sit at the XML pump as a person", AGENTS),
-    "sessions": Command("connectors.cli.sessions_command", "create, stop and list agent sessions", AGENTS),
-    "monitor": Command("connectors.cli.monitor_command", "follow jobs and sessions, mend drift", AGENTS),
-    "keys": Command("connectors.cli.keys_command", "rotate master, agents' and jobs' keys", AGENTS),
-    "principals": Command("connectors.cli.principals_command", "make and revoke tokens", AGENTS),
-    "demo": Command("connectors.cli.demo_command", "see the whole way of an event, in a minute", WORK),
-    "bench": Command("connectors.cli.bench_command", "run a benchmark", WORK),
-    "prove": Command("connectors.cli.prove_command", "try to break it: seeds of faults under load", WORK),
+    "up": Command("connectors.cli.stack.up_command", "start brokers, bridges, gateway, pump, streams", STACK),
+    "down": Command("connectors.cli.stack.down_command", "stop them all, in order", STACK),
+    "status": Command("connectors.cli.stack.status_command", "show each part's state, age and memory", STACK),
+    "logs": Command("connectors.cli.stack.logs_command", "show or follow the parts' logs", STACK),
+    "doctor": Command("connectors.cli.doctor.doctor_command", "check every part and say how to mend it", STACK),
+    "dashboard": Command(
+        "connectors.cli.stack.dashboard_command", "print the address of the page to watch", STACK
+    ),
+    "tls": Command("connectors.cli.keys.tls_command", "make certificates for brokers and gateway", STACK),
+    "publish": Command("connectors.cli.jobs.publish_command", "publish a job's events", EVENTS),
+    "jobs": Command("connectors.cli.jobs.jobs_command", "register, submit, list and show jobs", EVENTS),
+    "watch": Command("connectors.cli.jobs.watch_command", "follow jobs to their end", EVENTS),
+    "tail": Command("connectors.cli.follow.tail_command", "follow events as they come in", EVENTS),
+    "dead-letters": Command(
+        "connectors.cli.messages.dead_letters_command", "see what was rejected, replay it", EVENTS
+    ),
+    "topic": Command(
+        "connectors.cli.stack.topic_command", "make the log's topic in a Kafka of your own", EVENTS
+    ),
+    "fold": Command("connectors.cli.stack.fold_command", "switch on a new version of the rules", EVENTS),
+    "log": Command("connectors.cli.stack.log_command", "make a lost log again from the ledger", EVENTS),
+    "audit": Command("connectors.cli.stack.audit_command", "check that nobody has changed the ledger", EVENTS),
+    "agents": Command(
+        "connectors.cli.agents.agents_command", "spawn, join, list, stop agents; their keys", AGENTS
+    ),
+    "mcp": Command("connectors.cli.agents.mcp_command", "serve MCP on stdio: management, or an agent", AGENTS),
+    "tasks": Command("connectors.cli.jobs.tasks_command", "give agents tasks, follow and end them", AGENTS),
+    "tokens": Command("connectors.cli.agents.tokens_command", "list and revoke the tokens of tasks", AGENTS),
+    "messages": Command(
+        "connectors.cli.messages.messages_command", "send, drain, peek, clear, export messages", AGENTS
+    ),
+    "organism": Command(
+        "connectors.cli.organism.organism_command", "show and change the XML pump's listeners", AGENTS
+    ),
+    "console": Command("connectors.cli.organism.console_command", "sit at the XML pump as a person", AGENTS),
+    "sessions": Command(
+        "connectors.cli.agents.sessions_command", "create, stop and list agent sessions", AGENTS
+    ),
+    "monitor": Command("connectors.cli.follow.monitor_command", "follow jobs and sessions, mend drift", AGENTS),
+    "keys": Command("connectors.cli.keys.keys_command", "rotate master, agents' and jobs' keys", AGENTS),
+    "principals": Command("connectors.cli.agents.principals_command", "make and revoke tokens", AGENTS),
+    "demo": Command("connectors.cli.stack.demo_command", "see the whole way of an event, in a minute", WORK),
+    "bench": Command("connectors.cli.stack.bench_command", "run a benchmark", WORK),
+    "prove": Command("connectors.cli.stack.prove_command", "try to break it: seeds of faults under load", WORK),
 }
 
 # What the wrapper does without the command line.
@@ -136,7 +150,7 @@ def _run_command(name: str, arguments: Sequence[str]) -> int:
     module.configure(parser)
     args = parser.parse_args(arguments)
     # Imported here, because pydantic is slow to import and help must be quick.
-    from schemas.settings import load_settings
+    from schemas.settings.settings import load_settings
 
     settings = load_settings()
     try:
@@ -157,7 +171,7 @@ def _explain_data_dir(error: OSError, data_path: Path) -> None:
 
 
 def _is_settings_error(error: BaseException) -> bool:
-    from schemas.settings import SettingsError
+    from schemas.settings.settings import SettingsError
 
     return isinstance(error, SettingsError)
 

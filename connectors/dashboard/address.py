@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from schemas.http_address import address_at
-from schemas.settings import Settings
+from schemas.settings.http_address import address_at
+from schemas.settings.settings import Settings
 
 
 def address_of(settings: Settings) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Container, Iterable, Mapping
 from typing import Any, Final
 
 from connectors.dashboard.shown_rows import milliseconds
-from connectors.gateway.mailboxes import MailboxIndex
-from connectors.live_view import LiveView
-from schemas.life_cycles import RUNNING
-from schemas.message import DEFAULT_REALM
-from schemas.view_rows import REGISTRY_PARTICIPANTS, REGISTRY_TASKS, ParticipantRow, TaskRow
+from connectors.gateway.services.mailboxes import MailboxIndex
+from connectors.live.live_view import LiveView
+from schemas.fold.life_cycles import RUNNING
+from schemas.fold.view_rows import REGISTRY_PARTICIPANTS, REGISTRY_TASKS, ParticipantRow, TaskRow
+from schemas.wire.message import DEFAULT_REALM
 
 STOPPED: Final = "stopped"
 WORKING: Final = "working"

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp
 
 from connectors.dashboard.agent_board import AgentBoard
-from connectors.dashboard.data_routes import add_data_routes
+from connectors.dashboard.data_routes import Shown, add_data_routes
 from connectors.dashboard.entrance import Entrance, add_login_routes
 from connectors.dashboard.event_broadcast import EventBroadcast
 from connectors.dashboard.event_frames import FrameWriter
@@ -29,12 +29,12 @@ from connectors.dashboard.logins import Logins
 from connectors.dashboard.page_files import INDEX, page_files
 from connectors.dashboard.pulse import Pulse
 from connectors.dashboard.rejections import Rejections
-from connectors.gateway.access_log import AccessLog
-from connectors.gateway.answers import ApiError, error_response, first_fault, http_error_response, not_found
-from connectors.gateway.hub import Hub
-from connectors.gateway.operator_token import ensure_operator_token
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.web.access_log import AccessLog
+from connectors.gateway.web.answers import ApiError, error_response, first_fault, http_error_response, not_found
+from connectors.gateway_client.operator_token import ensure_operator_token
 from schemas.errors import TrunklineError
-from schemas.verdicts import MALFORMED
+from schemas.wire.verdicts import MALFORMED
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -78,7 +78,8 @@ class Dashboard:
         _add_page_routes(app)
         add_login_routes(app, entrance, hub.settings.limits.payload_bytes)
         add_event_routes(app, hub, entrance, self.broadcast)
-        add_data_routes(app, hub, entrance, self)
+        shown = Shown(self.board, self.pulse, self.rejections, self.broadcast)
+        add_data_routes(app, hub, entrance, shown)
         where = hub.settings.dashboard
         guarded = Guard(app, where.host, where.port, hub.settings.http_scheme)
         return AccessLog(guarded, hub.metrics, hub.strangers)

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from fastapi import FastAPI, Path, Query, Request, Response
 
+from connectors.dashboard.agent_board import AgentBoard
 from connectors.dashboard.entrance import Entrance
+from connectors.dashboard.event_broadcast import EventBroadcast
 from connectors.dashboard.job_history import job_history
-from connectors.dashboard.rejections import KEPT
+from connectors.dashboard.pulse import Pulse
+from connectors.dashboard.rejections import KEPT, Rejections
 from connectors.dashboard.shown_rows import is_shown, job_as_json, jobs_by_state, jobs_page, record_as_json
-from connectors.gateway.answers import json_answer, not_found
-from connectors.gateway.hub import Hub
-from connectors.gateway.models import JOB_ID_PATTERN, LIST_LIMIT
-from connectors.publisher import Position
-from connectors.verdict_reader import verdict_in_ledger
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.web.answers import json_answer, not_found
+from connectors.gateway.web.models import JOB_ID_PATTERN, LIST_LIMIT
+from connectors.live.verdict_reader import verdict_in_ledger
+from connectors.log.publisher import Position
 from schemas.errors import TrunklineError
-from schemas.view_rows import REGISTRY_JOBS
-
-if TYPE_CHECKING:
-    from connectors.dashboard.application import Dashboard
+from schemas.fold.view_rows import REGISTRY_JOBS
 
 _OFFSET_LIMIT: Final = 10**15
 # Answers that read the ledger, at once: nobody can keep all threads of the gateway busy with them.
@@ -34,29 +34,38 @@ Limit = Annotated[int, Query(ge=1, le=LIST_LIMIT)]
 Offset = Annotated[int, Query(ge=-1, le=_OFFSET_LIMIT)]
 
 
-def add_data_routes(app: FastAPI, hub: Hub, entrance: Entrance, dashboard: Dashboard) -> None:
+class Shown(NamedTuple):
+    """The parts of the dashboard that its page reads from."""
+
+    board: AgentBoard
+    pulse: Pulse
+    rejections: Rejections
+    broadcast: EventBroadcast
+
+
+def add_data_routes(app: FastAPI, hub: Hub, entrance: Entrance, shown: Shown) -> None:
     """Add what the page reads."""
-    _add_snapshot(app, hub, entrance, dashboard)
+    _add_snapshot(app, hub, entrance, shown)
     _add_jobs(app, hub, entrance)
-    _add_rejections(app, hub, entrance, dashboard)
+    _add_rejections(app, hub, entrance, shown)
 
 
-def _add_snapshot(app: FastAPI, hub: Hub, entrance: Entrance, dashboard: Dashboard) -> None:
+def _add_snapshot(app: FastAPI, hub: Hub, entrance: Entrance, shown: Shown) -> None:
     def snapshot(role: str) -> dict[str, Any]:
         return {
-            "agents": dashboard.board.rows(),
+            "agents": shown.board.rows(),
             "jobs": jobs_by_state(hub.live_view),
             "first_jobs": jobs_page(hub.live_view, None, None, _FIRST_JOBS),
-            "mailboxes": dashboard.pulse.mailboxes,
-            "rejections": _rejections(dashboard, None, role, _FIRST_REJECTED),
-            "history": dashboard.pulse.history(),
+            "mailboxes": shown.pulse.mailboxes,
+            "rejections": _rejections(shown, None, role, _FIRST_REJECTED),
+            "history": shown.pulse.history(),
         }
 
     @app.get("/api/snapshot")
     async def show_snapshot(request: Request) -> Response:
         """All that a page begins with. Asked for when `/api/events` has said hello, nothing is missed."""
         caller = entrance.admit(request, "/api/snapshot")
-        position = dashboard.broadcast.position
+        position = shown.broadcast.position
         found = await asyncio.to_thread(snapshot, caller.role)
         who = {"principal": caller.principal, "role": caller.role}
         return json_answer({"position": position, **who, **found})
@@ -65,13 +74,13 @@ def _add_snapshot(app: FastAPI, hub: Hub, entrance: Entrance, dashboard: Dashboa
     async def list_agents(request: Request) -> Response:
         """Participants, then the agents of running tasks, then those that have stopped."""
         entrance.admit(request, "/api/agents")
-        return json_answer({"agents": await asyncio.to_thread(dashboard.board.rows)})
+        return json_answer({"agents": await asyncio.to_thread(shown.board.rows)})
 
     @app.get("/api/mailboxes")
     async def list_mailboxes(request: Request) -> Response:
         """The deepest mailboxes, as of the last second."""
         entrance.admit(request, "/api/mailboxes")
-        return json_answer(dashboard.pulse.mailboxes)
+        return json_answer(shown.pulse.mailboxes)
 
 
 def _add_jobs(app: FastAPI, hub: Hub, entrance: Entrance) -> None:
@@ -113,12 +122,12 @@ def _add_jobs(app: FastAPI, hub: Hub, entrance: Entrance) -> None:
         )
 
 
-def _rejections(dashboard: Dashboard, reason: str | None, role: str, limit: int) -> dict[str, Any]:
-    events = [record_as_json(record, role) for record in dashboard.rejections.newest(reason, role, limit)]
-    return {"reasons": dashboard.rejections.by_reason(role), "events": events}
+def _rejections(shown: Shown, reason: str | None, role: str, limit: int) -> dict[str, Any]:
+    events = [record_as_json(record, role) for record in shown.rejections.newest(reason, role, limit)]
+    return {"reasons": shown.rejections.by_reason(role), "events": events}
 
 
-def _add_rejections(app: FastAPI, hub: Hub, entrance: Entrance, dashboard: Dashboard) -> None:
+def _add_rejections(app: FastAPI, hub: Hub, entrance: Entrance, shown: Shown) -> None:
     ledger = asyncio.Semaphore(_LEDGER_READERS)
 
     @app.get("/api/rejections")
@@ -129,7 +138,7 @@ def _add_rejections(app: FastAPI, hub: Hub, entrance: Entrance, dashboard: Dashb
     ) -> Response:
         """Each reason with its count, and the newest events that were rejected for one, or for any."""
         caller = entrance.admit(request, "/api/rejections")
-        return json_answer(await asyncio.to_thread(_rejections, dashboard, reason, caller.role, limit))
+        return json_answer(await asyncio.to_thread(_rejections, shown, reason, caller.role, limit))
 
     @app.get("/api/records/{partition}/{offset}")
     async def show_record(

@@ -7,13 +7,13 @@ from typing import Final
 from fastapi import FastAPI, Request, Response
 
 from connectors.dashboard.logins import NEEDED, SESSION_S, Logins
-from connectors.gateway.answers import ApiError, json_answer, malformed
-from connectors.gateway.bounded_http import note_principal
-from connectors.gateway.identities import Unidentified
-from connectors.gateway.policy import Caller, decide
-from connectors.gateway.refusals import RefusalRecorder
-from connectors.gateway.strict_request import StrictRequest
-from schemas.verdicts import POLICY, UNAUTHORIZED
+from connectors.gateway.web.answers import ApiError, json_answer, malformed
+from connectors.gateway.web.bounded_http import note_principal
+from connectors.gateway.web.identities import Unidentified
+from connectors.gateway.web.policy import Caller, decide
+from connectors.gateway.web.refusals import RefusalRecorder
+from connectors.gateway.web.strict_request import StrictRequest
+from schemas.wire.verdicts import POLICY, UNAUTHORIZED
 
 _REALM: Final = 'Bearer realm="trunkline dashboard"'
 _TOKEN_LIMIT: Final = 1024

@@ -30,10 +30,10 @@ from connectors.dashboard.ledger_events_reader import records_between
 from connectors.dashboard.log_position import LogPosition, parsed_position
 from connectors.dashboard.pulse import PULSE_S, Pulse
 from connectors.dashboard.rejections import Rejections
-from connectors.gateway.hub import Hub
-from connectors.settled_feed import FellBehind, SettledFeed, SettledRecord
+from connectors.gateway.services.hub import Hub
+from connectors.live.settled_feed import FellBehind, SettledFeed, SettledRecord
 from schemas.errors import TrunklineError
-from schemas.principals import VIEWER
+from schemas.streams.principal.principals import VIEWER
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -14,15 +14,15 @@ import orjson
 
 from connectors.dashboard.agent_board import AgentBoard, worker_key
 from connectors.dashboard.shown_rows import is_shown, job_as_json, task_as_json, verdict_as_json
-from connectors.gateway.hub import Hub
-from connectors.gateway.settled_stream import AGENT_CHANGED, AGENT_CREATED, AGENT_EVENTS, AGENT_REMOVED
-from connectors.settled_feed import SettledRecord
-from schemas.ids import AGENT, JOB, MAILBOX, TASK
-from schemas.life_cycles import STOPPED
-from schemas.principals import OPERATOR, VIEWER
-from schemas.record import AGENT_JOINED, AGENT_STOPPED, MESSAGE_POSTED, TASK_STARTED
-from schemas.verdicts import ACCEPTED
-from schemas.view_rows import REGISTRY_JOBS, REGISTRY_TASKS, JobRow, TaskRow
+from connectors.gateway.feed.settled_stream import AGENT_CHANGED, AGENT_CREATED, AGENT_EVENTS, AGENT_REMOVED
+from connectors.gateway.services.hub import Hub
+from connectors.live.settled_feed import SettledRecord
+from schemas.fold.life_cycles import STOPPED
+from schemas.fold.view_rows import REGISTRY_JOBS, REGISTRY_TASKS, JobRow, TaskRow
+from schemas.streams.principal.principals import OPERATOR, VIEWER
+from schemas.wire.ids import AGENT, JOB, MAILBOX, TASK
+from schemas.wire.record import AGENT_JOINED, AGENT_STOPPED, MESSAGE_POSTED, TASK_STARTED
+from schemas.wire.verdicts import ACCEPTED
 
 JOB_EVENT, TASK_EVENT = "job", "task"
 MESSAGE_EVENT, VERDICT_EVENT = "message", "verdict"

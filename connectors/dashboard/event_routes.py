@@ -10,9 +10,9 @@ from fastapi import FastAPI, Header, Query, Request, Response
 from connectors.dashboard.entrance import Entrance
 from connectors.dashboard.event_broadcast import DOOR, EventBroadcast
 from connectors.dashboard.log_position import LENGTH_LIMIT
-from connectors.gateway.answers import BUSY, unavailable
-from connectors.gateway.hub import Hub
-from connectors.gateway.streaming_answer import StreamingAnswer, StreamPlaces
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.web.answers import BUSY, unavailable
+from connectors.gateway.web.streaming_answer import StreamingAnswer, StreamPlaces
 
 EVENTS: Final = "/api/events"
 EVENT_STREAM: Final = "text/event-stream"

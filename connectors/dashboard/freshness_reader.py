@@ -1,14 +1,14 @@
-"""How far the Delta view tables are behind the log, read from their own commits (schemas/view_progress.py)."""
+"""The lag of the Delta view tables behind the log, read from their own commits."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from connectors.live_view import LiveView
-from connectors.table_lag import TableLag
-from connectors.table_progress_reader import ViewProgressReader
+from connectors.live.live_view import LiveView
+from connectors.live.table_lag import TableLag
+from connectors.live.table_progress_reader import ViewProgressReader
 from schemas.errors import TrunklineError
-from schemas.settings import Settings
+from schemas.settings.settings import Settings
 
 
 class TableFreshness:

@@ -11,8 +11,8 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from connectors.gateway.answers import error_response
-from schemas.verdicts import POLICY
+from connectors.gateway.web.answers import error_response
+from schemas.wire.verdicts import POLICY
 
 _LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 _WILDCARDS: Final = ("0.0.0.0", "::", "")  # noqa: S104  compared with, not listened on

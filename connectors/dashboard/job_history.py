@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from connectors.dashboard.ledger_events_reader import HISTORY_RECORDS, history_of_job
-from connectors.live_view import LiveView
-from connectors.settled_feed import FellBehind, SettledFeed, SettledRecord
-from schemas.ids import JOB, stream_key
-from schemas.settings import Settings
+from connectors.live.live_view import LiveView
+from connectors.live.settled_feed import FellBehind, SettledFeed, SettledRecord
+from schemas.settings.settings import Settings
+from schemas.wire.ids import JOB, stream_key
 
 _ALL: Final = 1_000_000
 

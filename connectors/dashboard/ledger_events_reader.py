@@ -11,15 +11,15 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from connectors.ledger_reader import LedgerFilter
-from connectors.settled_feed import SettledRecord
-from connectors.verdict_reader import newest_where, settled_where
-from schemas.delta_files import dataset_of
+from connectors.ledger_files.ledger_reader import LedgerFilter
+from connectors.live.settled_feed import SettledRecord
+from connectors.live.verdict_reader import newest_where, settled_where
 from schemas.errors import TrunklineError
-from schemas.ids import JOB
-from schemas.ledger import LEDGER
-from schemas.settings import Settings
-from schemas.verdicts import REJECTED
+from schemas.settings.settings import Settings
+from schemas.tables.delta_files import dataset_of
+from schemas.tables.ledger import LEDGER
+from schemas.wire.ids import JOB
+from schemas.wire.verdicts import REJECTED
 
 HISTORY_RECORDS: Final = 500
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from connectors.settled_feed import SettledRecord
+from connectors.live.settled_feed import SettledRecord
 
 LENGTH_LIMIT: Final = 16 * 1024
 _FORM: Final = re.compile(r"e(\d{1,9}):((?:\d{1,15}\.)*\d{1,15})").fullmatch

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from connectors.gateway.identities import Identities, Unidentified
-from connectors.gateway.policy import Action, Caller, decide
-from connectors.live_view import LiveView
-from schemas.principals import ACTIVE, OPERATOR, token_hash
-from schemas.sealing import Keyring
-from schemas.view_rows import REGISTRY_PRINCIPALS, PrincipalRow
+from connectors.gateway.web.identities import Identities, Unidentified
+from connectors.gateway.web.policy import Action, Caller, decide
+from connectors.live.live_view import LiveView
+from schemas.fold.view_rows import REGISTRY_PRINCIPALS, PrincipalRow
+from schemas.keys.sealing import Keyring
+from schemas.streams.principal.principals import ACTIVE, OPERATOR, token_hash
 
 SESSION_S: Final = 7 * 24 * 3600
 _PURPOSE: Final = "dashboard login"

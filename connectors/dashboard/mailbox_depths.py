@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from connectors.gateway.mailboxes import Mailbox, MailboxIndex
-from connectors.live_view import LiveView
-from schemas.message import MESSAGE_PENDING
-from schemas.view_rows import MAILBOX_VIEW, MessageRow
+from connectors.gateway.services.mailboxes import Mailbox, MailboxIndex
+from connectors.live.live_view import LiveView
+from schemas.fold.view_rows import MAILBOX_VIEW, MessageRow
+from schemas.wire.message import MESSAGE_PENDING
 
 # More than these nobody looks through; the sum counts all.
 SHOWN: Final = 200

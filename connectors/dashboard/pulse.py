@@ -14,10 +14,10 @@ from typing import Any, Final
 from connectors.dashboard.freshness_reader import TableFreshness
 from connectors.dashboard.mailbox_depths import MailboxDepths
 from connectors.dashboard.shown_rows import jobs_by_state
-from connectors.gateway.hub import Hub
-from connectors.settled_feed import SettledRecord
-from schemas.ids import JOB
-from schemas.verdicts import ACCEPTED, DUPLICATE, REJECTED
+from connectors.gateway.services.hub import Hub
+from connectors.live.settled_feed import SettledRecord
+from schemas.wire.ids import JOB
+from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED
 
 PULSE_S: Final = 1.0
 _HISTORY: Final = 300

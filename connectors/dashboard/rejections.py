@@ -12,12 +12,12 @@ import structlog
 
 from connectors.dashboard.ledger_events_reader import newest_rejected, rejected_before
 from connectors.dashboard.shown_rows import is_shown
-from connectors.live_view import LiveView
-from connectors.publisher import Position
-from connectors.settled_feed import SettledRecord
+from connectors.live.live_view import LiveView
+from connectors.live.settled_feed import SettledRecord
+from connectors.log.publisher import Position
 from schemas.errors import TrunklineError
-from schemas.settings import Settings
-from schemas.verdicts import FOLD_FAILED, REJECTED
+from schemas.settings.settings import Settings
+from schemas.wire.verdicts import FOLD_FAILED, REJECTED
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -6,13 +6,13 @@ import heapq
 from collections.abc import Iterable
 from typing import Any, Final
 
-from connectors.gateway.settled_stream import PUBLIC_KINDS, settled_as_json
-from connectors.live_view import LiveView
-from connectors.settled_feed import SettledRecord
-from schemas.ids import CONTROL, PRINCIPAL
-from schemas.principals import OPERATOR
-from schemas.record import JOB_REGISTERED, JOB_SECRET_ROTATED
-from schemas.view_rows import REGISTRY_JOBS, REGISTRY_TASKS, JobRow, TaskRow
+from connectors.gateway.feed.settled_stream import PUBLIC_KINDS, settled_as_json
+from connectors.live.live_view import LiveView
+from connectors.live.settled_feed import SettledRecord
+from schemas.fold.view_rows import REGISTRY_JOBS, REGISTRY_TASKS, JobRow, TaskRow
+from schemas.streams.principal.principals import OPERATOR
+from schemas.wire.ids import CONTROL, PRINCIPAL
+from schemas.wire.record import JOB_REGISTERED, JOB_SECRET_ROTATED
 
 _TEXT: Final = 300
 _RAW_BYTES: Final = 4096

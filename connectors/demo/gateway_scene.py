@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from connectors.gateway.operator_token import ensure_operator_token
-from connectors.gateway_client import GatewayClient, path_of
+from connectors.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.gateway_client.operator_token import ensure_operator_token
 from schemas.errors import Refused
-from schemas.life_cycles import PENDING, TERMINATED
-from schemas.settings import Settings
+from schemas.fold.life_cycles import PENDING, TERMINATED
+from schemas.settings.settings import Settings
 
 _CLOSED_WITHIN_S: Final = 20.0
 _POLL_S: Final = 0.1

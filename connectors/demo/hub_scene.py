@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from connectors.gateway.operator_token import ensure_operator_token
-from connectors.gateway_client import GatewayClient, path_of
-from connectors.hub_agent import FINISH, GREET
-from schemas import life_cycles as states
-from schemas.settings import Settings
+from connectors.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.gateway_client.operator_token import ensure_operator_token
+from connectors.samples.hub_agent import FINISH, GREET
+from schemas.fold import life_cycles as states
+from schemas.settings.settings import Settings
 
 # As conf/agents defines them.
 ECHO: Final = "echo"

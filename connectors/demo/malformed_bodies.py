@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from schemas.masking import WHOLE_VALUE
-from schemas.strict_json import MAX_DEPTH, canonical
+from schemas.wire.masking import WHOLE_VALUE
+from schemas.wire.strict_json import MAX_DEPTH, canonical
 
 _DEEP = 5000
 

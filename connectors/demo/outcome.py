@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from connectors.demo.steps import Step
-from schemas.ids import JOB
-from schemas.record import JOB_EVENT
-from schemas.strict_json import MalformedJsonError, canonical, decode
-from schemas.verdicts import ACCEPTED, DUPLICATE, REJECTED
+from schemas.wire.ids import JOB
+from schemas.wire.record import JOB_EVENT
+from schemas.wire.strict_json import MalformedJsonError, canonical, decode
+from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED
 
 OUTCOME_COLUMNS: Final = (
     "partition",

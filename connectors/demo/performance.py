@@ -28,16 +28,16 @@ from connectors.demo.pump_scene import PumpScene
 from connectors.demo.steps import Actor, Cancellation
 from connectors.demo.told_verdicts import Told, told_verdicts
 from connectors.demo.unruly_connection import UnrulyConnection
-from connectors.job_registry import register_job
-from connectors.ledger_reader import LedgerFilter, LedgerReader
-from connectors.mqtt_credentials import OPERATOR, job_mqtt, role_mqtt
-from connectors.mqtt_login import wait_for_login
-from connectors.publisher import Publisher
-from schemas.ids import new_job_id
-from schemas.record import JOB_CANCELLED, JOB_REGISTERED
-from schemas.sealing import load_keyring
-from schemas.settings import Settings
-from schemas.signing import new_secret
+from connectors.job_tools.job_registry import register_job
+from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
+from connectors.log.publisher import Publisher
+from connectors.mqtt_link.mqtt_credentials import OPERATOR, job_mqtt, role_mqtt
+from connectors.mqtt_link.mqtt_login import wait_for_login
+from schemas.keys.sealing import load_keyring
+from schemas.settings.settings import Settings
+from schemas.wire.ids import new_job_id
+from schemas.wire.record import JOB_CANCELLED, JOB_REGISTERED
+from schemas.wire.signing import new_secret
 
 QUIET_LIMIT_S: Final = 60.0
 _ACCOUNT_S: Final = 30.0

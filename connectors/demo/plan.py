@@ -13,10 +13,10 @@ from typing import Final
 
 from connectors.demo.roles import PLAIN_ROLES, ROLES
 from connectors.demo.steps import Actor, Cancellation, Pick, RawMessage, Script, ScriptBuilder, Step
-from schemas.job_event import PROGRESS, STARTED
-from schemas.signing import sign_event
-from schemas.strict_json import canonical
-from schemas.verdicts import MALFORMED, REJECTED, UNKNOWN_STREAM
+from schemas.streams.job.job_event import PROGRESS, STARTED
+from schemas.wire.signing import sign_event
+from schemas.wire.strict_json import canonical
+from schemas.wire.verdicts import MALFORMED, REJECTED, UNKNOWN_STREAM
 
 JOBS_LEAST: Final = len(ROLES)
 # The largest of the malformed bodies must not be over the limit.

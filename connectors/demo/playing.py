@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from connectors.agent_sdk.mqtt_publisher import JobPublisher
 from connectors.demo.gateway_scene import GatewayScene
 from connectors.demo.outcome import Delivery
 from connectors.demo.plan import Plan
 from connectors.demo.steps import AgentEvent, Cancellation, Pick, RawMessage, Script
 from connectors.demo.unruly_connection import UnrulyConnection
-from connectors.job_registry import cancel_job
-from connectors.job_topics import job_id_of
-from connectors.mqtt_publisher import JobPublisher
-from connectors.publisher import Publisher
-from schemas.ids import JOB, stream_key
-from schemas.record import refused_stream
-from schemas.settings import Settings
+from connectors.job_tools.job_registry import cancel_job
+from connectors.log.publisher import Publisher
+from connectors.mqtt_link.job_topics import job_id_of
+from schemas.settings.settings import Settings
+from schemas.wire.ids import JOB, stream_key
+from schemas.wire.record import refused_stream
 
 AT_ONCE: Final = 4
 _TICK_S: Final = 0.1

@@ -11,12 +11,12 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from connectors.gateway.operator_token import ensure_operator_token
-from connectors.gateway_client import GatewayClient, path_of
-from connectors.xml_posting import post_xml
-from connectors.xml_pump.envelope import ENVELOPE_NAMESPACE
-from schemas.principals import OPERATOR
-from schemas.settings import Settings
+from connectors.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.gateway_client.operator_token import ensure_operator_token
+from connectors.xml_wire.envelope import ENVELOPE_NAMESPACE
+from connectors.xml_wire.xml_posting import post_xml
+from schemas.settings.settings import Settings
+from schemas.streams.principal.principals import OPERATOR
 
 _SAMPLE: Final = "urn:trunkline:sample:1"
 _POLL_S: Final = 0.1

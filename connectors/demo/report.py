@@ -11,17 +11,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from connectors.cli.ledger_lines import LINE_HEADING, text_line
 from connectors.demo.outcome import Row, stream_of
 from connectors.demo.performance import Performance
 from connectors.demo.steps import Script
-from connectors.terminal_text import escaped, is_coloured
-from schemas.ids import JOB
-from schemas.ledger import LEDGER
-from schemas.record import JOB_EVENT
-from schemas.settings import Settings
-from schemas.strict_json import MalformedJsonError, decode
-from schemas.verdicts import ACCEPTED, DUPLICATE, REASONS, REJECTED
+from connectors.ledger_files.ledger_lines import LINE_HEADING, text_line
+from connectors.terminal.terminal_text import escaped, is_coloured
+from schemas.settings.settings import Settings
+from schemas.tables.ledger import LEDGER
+from schemas.wire.ids import JOB
+from schemas.wire.record import JOB_EVENT
+from schemas.wire.strict_json import MalformedJsonError, decode
+from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REASONS, REJECTED
 
 _PLAIN_WIDTH: Final = 120
 _SHOWN_LIMIT: Final = 44

@@ -7,10 +7,10 @@ from typing import Final
 
 from connectors.demo.malformed_bodies import malformed_bodies
 from connectors.demo.steps import ScriptBuilder
-from schemas.job_event import COMPLETED, ERROR, PERMISSION_REQUIRED, PROGRESS, STARTED
-from schemas.masking import AUTH_TOKEN, DETAIL
-from schemas.strict_json import canonical
-from schemas.verdicts import (
+from schemas.streams.job.job_event import COMPLETED, ERROR, PERMISSION_REQUIRED, PROGRESS, STARTED
+from schemas.wire.masking import AUTH_TOKEN, DETAIL
+from schemas.wire.strict_json import canonical
+from schemas.wire.verdicts import (
     AFTER_TERMINAL,
     BAD_SIGNATURE,
     ILLEGAL_TRANSITION,

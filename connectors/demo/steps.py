@@ -6,11 +6,12 @@ import random
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from schemas import life_cycles as states
-from schemas.job_event import COMPLETED, ERROR, PROGRESS, SCHEMA_VERSION, STARTED, TERMINAL_EVENTS
-from schemas.signing import sign_event
-from schemas.strict_json import canonical
-from schemas.verdicts import ACCEPTED, DUPLICATE, REJECTED, Verdict
+from schemas.fold import life_cycles as states
+from schemas.streams.job.job_event import COMPLETED, ERROR, PROGRESS, STARTED, TERMINAL_EVENTS
+from schemas.wire.field_checks import SCHEMA_VERSION
+from schemas.wire.signing import sign_event
+from schemas.wire.strict_json import canonical
+from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED, Verdict
 
 _STATE_AFTER: Final = {COMPLETED: states.COMPLETED, ERROR: states.ERROR}
 _DOING: Final = (

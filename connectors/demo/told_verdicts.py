@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from connectors.receipt import Receipt
-from schemas.record import JOB_EVENT
-from schemas.verdicts import REJECTED
+from connectors.mqtt_link.receipt import Receipt
+from schemas.wire.record import JOB_EVENT
+from schemas.wire.verdicts import REJECTED
 
 
 @dataclass(frozen=True)

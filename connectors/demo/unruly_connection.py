@@ -17,19 +17,19 @@ from paho.mqtt.client import Client, MQTTMessage
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from connectors.job_topics import events_filter
-from connectors.mqtt_connection import (
+from connectors.mqtt_link.job_topics import events_filter
+from connectors.mqtt_link.mqtt_connection import (
     broker_name,
     connect_properties,
     cut_connection,
     dial,
     new_client,
 )
-from connectors.receipt import Receipt, read_receipt
+from connectors.mqtt_link.receipt import Receipt, read_receipt
 from schemas.errors import BackboneUnreachable
-from schemas.ids import is_job_id
-from schemas.record import content_id
-from schemas.settings import MqttSettings
+from schemas.settings.settings import MqttSettings
+from schemas.wire.ids import is_job_id
+from schemas.wire.record import content_id
 
 _RECEIPTS_END: Final = "/receipts"
 

@@ -18,10 +18,10 @@ import structlog
 from connectors.file_bridge.bridge import Consumers, FileBridge
 from connectors.file_bridge.mailbox_follower import MailboxFollower
 from connectors.file_bridge.queue_root import queue_root
-from connectors.json_log import configure_json_log
+from connectors.terminal.json_log import configure_json_log
 from schemas.errors import TrunklineError
-from schemas.settings import Settings, SettingsError, load_settings
-from schemas.umask import keep_files_private
+from schemas.keys.umask import keep_files_private
+from schemas.settings.settings import Settings, SettingsError, load_settings
 
 log = structlog.stdlib.get_logger("connectors.file_bridge")  # __name__ is __main__ when it runs
 

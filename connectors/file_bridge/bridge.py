@@ -26,12 +26,12 @@ from connectors.file_bridge.records import claims_of
 from connectors.file_bridge.session_carrier import SessionCarrier
 from connectors.file_queue import QueueError
 from connectors.file_queue.message_record import is_name
-from connectors.publisher import Publisher, RecordRefused
+from connectors.log.publisher import Publisher, RecordRefused
 from schemas.errors import BackboneUnreachable
-from schemas.event_topic import check_topic
-from schemas.message import DEFAULT_REALM
-from schemas.record import OutgoingRecord
-from schemas.settings import Settings
+from schemas.log_access.event_topic import check_topic
+from schemas.settings.settings import Settings
+from schemas.wire.message import DEFAULT_REALM
+from schemas.wire.record import OutgoingRecord
 
 log = structlog.stdlib.get_logger(__name__)
 

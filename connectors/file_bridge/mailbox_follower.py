@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import structlog
 
-from connectors.event_stream import GAP, SETTLED, SNAPSHOT, EventStream, ServerEvent
 from connectors.file_bridge.bridge import Consumers
 from connectors.file_bridge.put_off import PutOff
 from connectors.file_bridge.queue_root import queue_root
@@ -28,13 +27,14 @@ from connectors.file_bridge.session_lock import wait_free
 from connectors.file_queue import Queue, QueueError
 from connectors.file_queue.message_record import is_expired, is_for, parse_line
 from connectors.file_queue.session_files import MESSAGES, SessionFolder, complete_lines
-from connectors.gateway_client import GatewayClient, path_of
+from connectors.gateway_client.event_stream import GAP, SETTLED, SNAPSHOT, EventStream, ServerEvent
+from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.errors import TrunklineError
-from schemas.ids import MAILBOX
-from schemas.message import DEFAULT_REALM
-from schemas.record import MESSAGE_POSTED
-from schemas.settings import Settings
-from schemas.verdicts import ACCEPTED
+from schemas.settings.settings import Settings
+from schemas.wire.ids import MAILBOX
+from schemas.wire.message import DEFAULT_REALM
+from schemas.wire.record import MESSAGE_POSTED
+from schemas.wire.verdicts import ACCEPTED
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -9,10 +9,10 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from schemas.delta_files import dataset_of
 from schemas.errors import TrunklineError
-from schemas.settings import Settings
-from schemas.view_rows import MAILBOX_VIEW
+from schemas.fold.view_rows import MAILBOX_VIEW
+from schemas.settings.settings import Settings
+from schemas.tables.delta_files import dataset_of
 
 
 class ViewUnreadable(TrunklineError):

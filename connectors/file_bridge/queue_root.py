@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from connectors.file_queue.queue_settings import find_root
-from schemas.settings import Settings
+from schemas.settings.settings import Settings
 
 
 def queue_root(settings: Settings) -> Path:

@@ -32,7 +32,7 @@ from connectors.file_queue.message_queue import with_body
 from connectors.file_queue.message_record import CARRIED_MARK, EVERYBODY, parse_line
 from connectors.file_queue.queue_errors import QueueError
 from connectors.file_queue.session_files import MESSAGES, SessionFolder, complete_lines
-from schemas.record import OutgoingRecord
+from schemas.wire.record import OutgoingRecord
 
 log = structlog.stdlib.get_logger(__name__)
 

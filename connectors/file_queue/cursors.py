@@ -5,12 +5,21 @@ The cursor is the acknowledgement: what lies before it was handed out or skipped
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 
 from connectors.file_queue.message_record import is_name
 from connectors.file_queue.queue_errors import QueueError
-from connectors.file_queue.session_files import CURSORS, SessionFolder, read_range, replace_file
+from connectors.file_queue.session_files import (
+    CURSORS,
+    FILE_MODE,
+    MESSAGES,
+    SessionFolder,
+    read_range,
+    replace_file,
+)
 
 SUFFIX = ".cursor"
 # Always as long, so that a cut one is seen. A number without leading zeros is taken, too: somebody wrote it.
@@ -81,3 +90,26 @@ def restart_cursors(folder: SessionFolder) -> None:
     for agent, offset in all_cursors(folder).items():
         if offset:
             write_cursor(folder, agent, 0)
+
+
+def open_messages(folder: SessionFolder) -> int:
+    """The session's file of messages to append to, under the lock.
+
+    Where it is missing although somebody has read from it, somebody has deleted it: everybody begins anew.
+    The names of all folders are on the disk before there is a first line in it.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        fd = os.open(MESSAGES, flags, dir_fd=folder.fd)
+    except FileNotFoundError:
+        restart_cursors(folder)
+        fd = os.open(MESSAGES, flags | os.O_CREAT, FILE_MODE, dir_fd=folder.fd)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", MESSAGES)
+        if os.fstat(fd).st_size == 0:
+            folder.sync_path()
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

@@ -12,6 +12,7 @@ import os
 import time
 
 from connectors.file_queue.audit_log import AUDIT, write_audit
+from connectors.file_queue.cursors import open_messages
 from connectors.file_queue.message_record import (
     BODY_LIMIT,
     CARRIED,
@@ -35,7 +36,6 @@ from connectors.file_queue.session_files import (
     append,
     complete_lines,
     complete_lines_backward,
-    open_messages,
 )
 
 TYPE_CHECKING = False

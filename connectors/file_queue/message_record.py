@@ -24,7 +24,7 @@ EVERYBODY = (None, "all", "broadcast")
 # The longest line and the longest body that anybody reads.
 LINE_LIMIT = BODY_LIMIT = 16 * 1024 * 1024
 
-# CM-01, as in schemas/ids.py; a test holds the two equal. That file's package needs more than Python.
+# CM-01, as in schemas/wire/ids.py; a test holds the two equal. That file's package needs more than Python.
 # Compiling a pattern takes a fifth of a send: what a send needs does without.
 NAME_LIMIT = 128
 _NAME_CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"

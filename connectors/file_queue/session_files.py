@@ -174,31 +174,6 @@ class SessionFolder:
             os.close(folder)
 
 
-def open_messages(folder: SessionFolder) -> int:
-    """The session's file of messages to append to, under the lock.
-
-    Where it is missing although somebody has read from it, somebody has deleted it: everybody begins anew.
-    The names of all folders are on the disk before there is a first line in it.
-    """
-    flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
-    try:
-        fd = os.open(MESSAGES, flags, dir_fd=folder.fd)
-    except FileNotFoundError:
-        from connectors.file_queue.cursors import restart_cursors
-
-        restart_cursors(folder)
-        fd = os.open(MESSAGES, flags | os.O_CREAT, FILE_MODE, dir_fd=folder.fd)
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", MESSAGES)
-        if os.fstat(fd).st_size == 0:
-            folder.sync_path()
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
 def append(fd: int, line: bytes) -> None:
     """Append a line by one write, under the lock of whoever calls.
 

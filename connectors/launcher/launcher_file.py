@@ -11,9 +11,9 @@ import psutil
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from connectors.unique_yaml import UniqueKeyLoader
-from schemas.settings import PROJECT_ROOT, SettingsError
-from schemas.wire_body import Printable
+from connectors.organism.unique_yaml import UniqueKeyLoader
+from schemas.settings.settings import PROJECT_ROOT, SettingsError
+from schemas.wire.wire_body import Printable
 
 LAUNCHERS_FILE: Final = "conf/launchers.yaml"
 # What a hardened agent may use unless its rule says otherwise.

@@ -33,13 +33,13 @@ from connectors.launcher import hardening
 from connectors.launcher.hardening import HANDLE_VARIABLE, ORDER_VARIABLE
 from connectors.launcher.launcher_file import LAUNCHERS_FILE, LaunchRule
 from connectors.launcher.protocol import LaunchFailed, LaunchSpec, Started
-from connectors.session_host import clean_environment, host_name
-from connectors.session_runner import PROCESS, process_handle
-from connectors.terminal_text import escaped
+from connectors.processes.session_host import clean_environment, host_name
+from connectors.processes.session_runner import PROCESS, process_handle
+from connectors.terminal.terminal_text import escaped
 from schemas.errors import TrunklineError
-from schemas.ids import is_name
-from schemas.settings import Settings
-from schemas.umask import PRIVATE_UMASK, user_umask
+from schemas.keys.umask import PRIVATE_UMASK, user_umask
+from schemas.settings.settings import Settings
+from schemas.wire.ids import is_name
 
 # An agent that ends within this time, and not with 0, has not started.
 EARLY_END_S: Final = 0.3

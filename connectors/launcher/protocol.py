@@ -6,8 +6,8 @@ from typing import Final, Protocol
 
 import msgspec
 
-from connectors.gateway_tls import CA_VARIABLE
-from connectors.json_log import BLANK
+from connectors.gateway_client.gateway_tls import CA_VARIABLE
+from connectors.terminal.json_log import BLANK
 from schemas.errors import TrunklineError
 
 # What an agent finds in its environment. The first two come with the spec, the others are made from it.

@@ -26,15 +26,15 @@ from connectors.local_stack.part_plan import ALL_PARTS, KAFKA, MOSQUITTO, PartPl
 from connectors.local_stack.ports import LOOPBACK, free_port, require_free
 from connectors.local_stack.programs import find_java, find_mosquitto, jar_files
 from connectors.local_stack.readiness import kafka_answers, mqtt_answers
-from connectors.mqtt_acl import agents_with_accounts, check_prefixes, rotated_users, write_acl
-from connectors.mqtt_credentials import ensure_role_passwords
-from connectors.mqtt_password_file import PASSWORDS, PID, read_lines, with_roles, write_lines
-from connectors.mqtt_socket import socket_dir, socket_name
-from connectors.mqtt_tls import mqtt_context
-from connectors.tls_files import check_server_key
+from connectors.mqtt_accounts.mqtt_acl import agents_with_accounts, check_prefixes, rotated_users, write_acl
+from connectors.mqtt_accounts.mqtt_password_file import PASSWORDS, PID, read_lines, with_roles, write_lines
+from connectors.mqtt_link.mqtt_credentials import ensure_role_passwords
+from connectors.mqtt_link.mqtt_socket import socket_dir, socket_name
+from connectors.mqtt_link.mqtt_tls import mqtt_context
+from connectors.tls_keys.tls_files import check_server_key
 from schemas.errors import TrunklineError, UsageError
-from schemas.kafka_clients import kafka_context
-from schemas.settings import PROJECT_ROOT, Settings
+from schemas.log_access.kafka_clients import kafka_context
+from schemas.settings.settings import PROJECT_ROOT, Settings
 
 _LOOPBACK_NAMES = {"127.0.0.1", "localhost"}
 # Takes three seconds of processor time, on a busy machine minutes.
@@ -156,8 +156,8 @@ def kafka_plan(settings: Settings) -> PartPlan:
             _format_storage(settings, properties)
 
     def ensure_topic() -> None:
-        from connectors.kafka_topic import ensure_topic as ensure
-        from schemas.event_topic import LogLostError, LogUnfinishedError
+        from connectors.log.kafka_topic import ensure_topic as ensure
+        from schemas.log_access.event_topic import LogLostError, LogUnfinishedError
 
         if protocol != PLAINTEXT:
             ensure_scram_user(settings, internal)

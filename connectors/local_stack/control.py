@@ -22,10 +22,10 @@ from connectors.local_stack.part_plan import ALL_PARTS
 from connectors.local_stack.part_requests import requested
 from connectors.local_stack.stack import PLANS, StackRuns, check_addition, check_parts, shown_settings
 from connectors.local_stack.supervisor import ANOTHER_RUNS
-from connectors.terminal_text import escaped
+from connectors.terminal.terminal_text import escaped
 from schemas.errors import Refused, TrunklineError
-from schemas.sealing import ensure_keyring
-from schemas.settings import PROJECT_ROOT, Settings
+from schemas.keys.sealing import ensure_keyring
+from schemas.settings.settings import PROJECT_ROOT, Settings
 
 _POLL_S = 0.1
 # A start is judged by its progress; this is how long `up` waits for one that goes on and on.

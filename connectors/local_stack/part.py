@@ -18,7 +18,7 @@ from connectors.local_stack.niceness import set_niceness
 from connectors.local_stack.part_plan import PartPlan
 from connectors.local_stack.start_progress import StartProgress
 from schemas.errors import TrunklineError
-from schemas.settings import ENV_PREFIX, PROJECT_ROOT, Settings, settings_environment
+from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT, Settings, settings_environment
 
 STOPPED, STARTING, READY, WAITING, UNRESPONSIVE = "stopped", "starting", "ready", "waiting", "unresponsive"
 # The caller's own: a viewer's token would keep the bridge from the verdicts, a job's secret is for nobody else.

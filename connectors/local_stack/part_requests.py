@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from schemas.settings import Settings
+from schemas.settings.settings import Settings
 
 _PATTERN = "add-*.json"
 

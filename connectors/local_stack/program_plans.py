@@ -12,17 +12,17 @@ from pathlib import Path
 import psutil
 
 from connectors.file_bridge.queue_root import queue_root
-from connectors.gateway_tls import check_listeners
+from connectors.gateway_client.gateway_tls import check_listeners
 from connectors.local_stack.part_plan import BRIDGE, FILES, GATEWAY, STREAMS, XML_PUMP, PartPlan
 from connectors.local_stack.ports import LOOPBACK, require_free
 from connectors.local_stack.programs import java_home, spark_home
 from connectors.local_stack.readiness import http_answers
 from connectors.local_stack.spark_command import class_path, log_option, place_options
-from connectors.mqtt_credentials import BRIDGE as BRIDGE_ROLE
-from connectors.mqtt_credentials import load_role_passwords
-from connectors.mqtt_socket import socket_dir
-from schemas.kafka_clients import PASSWORD_VARIABLE, kafka_password
-from schemas.settings import ENV_PREFIX, PROJECT_ROOT, Settings
+from connectors.mqtt_link.mqtt_credentials import BRIDGE as BRIDGE_ROLE
+from connectors.mqtt_link.mqtt_credentials import load_role_passwords
+from connectors.mqtt_link.mqtt_socket import socket_dir
+from schemas.log_access.kafka_clients import PASSWORD_VARIABLE, kafka_password
+from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT, Settings
 
 # The program creates the file that this variable names when it has subscribed, or its query runs.
 READY_FILE = "TRUNKLINE_READY_FILE"
@@ -78,7 +78,7 @@ def gateway_plan(settings: Settings) -> PartPlan:
     Raises SettingsError for listeners that would be open to other machines without TLS.
     """
     check_listeners(settings)
-    plan = _program_plan(settings, GATEWAY, "gateway", f"gateway on {settings.gateway_url}")
+    plan = _program_plan(settings, GATEWAY, "gateway_program", f"gateway on {settings.gateway_url}")
 
     gateway = settings.gateway
     host = LOOPBACK if gateway.host in _ANY_ADDRESS else gateway.host

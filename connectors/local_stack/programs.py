@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from schemas.errors import TrunklineError
-from schemas.settings import PROJECT_ROOT
+from schemas.settings.settings import PROJECT_ROOT
 
 JARS = PROJECT_ROOT / ".jars"
 JAVA_MAJOR = "17"

@@ -6,7 +6,7 @@ import os
 from typing import Final
 
 from connectors.local_stack.programs import jar_files
-from schemas.settings import PROJECT_ROOT, SparkSettings
+from schemas.settings.settings import PROJECT_ROOT, SparkSettings
 
 # For a session that reads or writes tables by Spark's Delta. The jobs do without: its rules take part in each
 # plan that Spark makes, a tenth of a micro-batch (decision 0011).

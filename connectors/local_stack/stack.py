@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from connectors.gateway.operator_token import ensure_operator_token
+from connectors.gateway_client.operator_token import ensure_operator_token
 from connectors.launcher.local_processes import stop_all
 from connectors.local_stack import child_process, log_files, state_file
 from connectors.local_stack.broker_plans import accounts_dir, kafka_plan, mosquitto_plan
@@ -35,9 +35,9 @@ from connectors.local_stack.program_plans import (
     xml_pump_plan,
 )
 from schemas.errors import Refused, TrunklineError, UsageError
-from schemas.sealing import ensure_keyring
-from schemas.settings import SECRET_VARIABLES, Settings, settings_environment
-from schemas.umask import keep_files_private
+from schemas.keys.sealing import ensure_keyring
+from schemas.keys.umask import keep_files_private
+from schemas.settings.settings import SECRET_VARIABLES, Settings, settings_environment
 
 PLANS: dict[str, Callable[[Settings], PartPlan]] = {
     KAFKA: kafka_plan,

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from schemas.settings import Settings
+from schemas.settings.settings import Settings
 
 _SLOT_BYTES = 256 * 1024
 _SLOTS = 2

@@ -16,7 +16,7 @@ from connectors.local_stack import state_file
 from connectors.local_stack.part_requests import take_requests
 from connectors.local_stack.stack import LocalStack, StackRuns
 from schemas.errors import TrunklineError
-from schemas.settings import Settings, load_settings
+from schemas.settings.settings import Settings, load_settings
 
 _TICK_S = 0.2
 # The exit code when another process runs a stack with this data directory.

@@ -7,7 +7,7 @@ import sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from connectors.management_mcp.management_server import main  # noqa: E402
-from schemas.umask import keep_files_private  # noqa: E402
+from schemas.keys.umask import keep_files_private  # noqa: E402
 
 if __name__ == "__main__":
     keep_files_private()

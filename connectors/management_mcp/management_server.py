@@ -22,11 +22,11 @@ from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
 from connectors.management_mcp.management_tools import ARGUMENTS, ManagementTools, described_tools
-from connectors.terminal_text import escaped
+from connectors.terminal.terminal_text import escaped
 from schemas.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
-from schemas.settings import Settings, SettingsError, load_settings
-from schemas.verdicts import MALFORMED
-from schemas.wire_body import first_fault
+from schemas.settings.settings import Settings, SettingsError, load_settings
+from schemas.wire.verdicts import MALFORMED
+from schemas.wire.wire_body import first_fault
 
 NAME: Final = "trunkline-management"
 _INSTRUCTIONS: Final = (

@@ -17,17 +17,15 @@ from typing import Annotated, Any, Final
 from mcp import types
 from pydantic import BaseModel, Field
 
+from connectors.agent_mcp.mcp_tool import ToolArguments, tool_of
 from connectors.dashboard.address import address_of
-from connectors.gateway_client import GatewayClient, path_of
-from connectors.mcp_tool import ToolArguments, tool_of
-from schemas.agent_registry import Capabilities
+from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.errors import BackboneUnreachable
-from schemas.mailbox_requests import LIMIT_MOST
-from schemas.message import DEFAULT_REALM, MESSAGE_PENDING
-from schemas.principals import OPERATOR
-from schemas.settings import Settings
-from schemas.task_registry import TASK_TEXT_LIMIT
-from schemas.wire_body import Name, Printable
+from schemas.settings.settings import Settings
+from schemas.streams.mailboxes.mailbox_requests import LIMIT_MOST
+from schemas.streams.principal.principals import OPERATOR
+from schemas.wire.message import DEFAULT_REALM, MESSAGE_PENDING
+from schemas.wire.wire_body import TASK_TEXT_LIMIT, Capabilities, Name, Printable
 
 
 class SpawnAgent(ToolArguments):

@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from connectors.out_of_band.claimed_socket import address_of
 from connectors.out_of_band.command_document import Action, command_bytes
 from connectors.out_of_band.command_keys import (
     SIGNATURE_HEADER,
@@ -22,10 +21,11 @@ from connectors.out_of_band.command_keys import (
     private_key_file,
     sign,
 )
-from connectors.terminal_text import escaped
+from connectors.terminal.terminal_text import escaped
+from connectors.unix_socket.claimed_socket import address_of
 from schemas.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
-from schemas.organism import TIMEOUT_MS_MOST
-from schemas.settings import Settings
+from schemas.settings.settings import Settings
+from schemas.streams.control.organism import TIMEOUT_MS_MOST
 
 PATH: Final = "/commands"
 # A removal is answered when nothing of the listener's runs any more, which its own time limit bounds.

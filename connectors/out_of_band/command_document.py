@@ -16,11 +16,11 @@ from typing import Any, Final
 
 from lxml import etree  # type: ignore[import-untyped]
 
-from connectors.terminal_text import escaped
-from connectors.xml_pump.safe_xml import repair
-from connectors.xml_pump.xml_faults import XmlRefused
-from connectors.xml_pump.xml_limits import XmlLimits
-from schemas.verdicts import MALFORMED
+from connectors.terminal.terminal_text import escaped
+from connectors.xml_wire.safe_xml import repair
+from connectors.xml_wire.xml_faults import XmlRefused
+from connectors.xml_wire.xml_limits import XmlLimits
+from schemas.wire.verdicts import MALFORMED
 
 NAMESPACE: Final = "urn:trunkline:commands:1"
 COMMAND_BYTES: Final = 128 * 1024

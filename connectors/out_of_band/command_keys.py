@@ -21,11 +21,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from schemas.errors import UsageError
-from schemas.first_file import make_first
-from schemas.ids import is_name
-from schemas.participants import key_id_of
-from schemas.principals import OPERATOR
-from schemas.settings import Settings, SettingsError
+from schemas.keys.first_file import make_first
+from schemas.settings.settings import Settings, SettingsError
+from schemas.streams.agents.participants import key_id_of
+from schemas.streams.principal.principals import OPERATOR
+from schemas.wire.ids import is_name
 
 log = structlog.stdlib.get_logger(__name__)
 

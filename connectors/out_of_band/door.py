@@ -25,8 +25,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from connectors.gateway.access_log import AccessLog
-from connectors.gateway.answers import (
+from connectors.gateway.pump.organism_changes import Applied, apply_change
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.services.organism_keeper import check_names
+from connectors.gateway.web.access_log import AccessLog
+from connectors.gateway.web.answers import (
     INTERNAL,
     ApiError,
     error_response,
@@ -35,14 +38,11 @@ from connectors.gateway.answers import (
     row_as_json,
     unavailable,
 )
-from connectors.gateway.bounded_http import note_principal
-from connectors.gateway.hub import Hub
-from connectors.gateway.organism_changes import Applied, apply_change
-from connectors.gateway.organism_keeper import check_names
-from connectors.gateway.refusals import RefusalRecorder
-from connectors.gateway.strict_request import NotRead, StrictRequest
-from connectors.handler_descriptions import describe_handlers
-from connectors.organism_file import (
+from connectors.gateway.web.bounded_http import note_principal
+from connectors.gateway.web.refusals import RefusalRecorder
+from connectors.gateway.web.strict_request import NotRead, StrictRequest
+from connectors.organism.handler_descriptions import describe_handlers
+from connectors.organism.organism_file import (
     AgentEntry,
     OrganismError,
     agent_of,
@@ -62,10 +62,10 @@ from connectors.out_of_band.command_document import (
 )
 from connectors.out_of_band.command_keys import SIGNATURE_HEADER, CommandKey, read_keys
 from schemas.errors import BackboneUnreachable, TrunklineError
-from schemas.organism import Listener, ListenerAdded, ListenerRemoved, OrganismLoaded
-from schemas.refusal import RefusalReason
-from schemas.settings import PROJECT_ROOT
-from schemas.verdicts import (
+from schemas.settings.settings import PROJECT_ROOT
+from schemas.streams.control.organism import Listener, ListenerAdded, ListenerRemoved, OrganismLoaded
+from schemas.wire.refusal import RefusalReason
+from schemas.wire.verdicts import (
     DUPLICATE,
     ILLEGAL_TRANSITION,
     MALFORMED,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from decimal import Context, Decimal
 
 from connectors.sample_organism.payloads import Calculate, Result
+from connectors.xml_payloads.payload_types import to_xml
 from connectors.xml_pump.handlers import ListenerMessage, handles
-from connectors.xml_pump.payload_types import to_xml
 
 _NUMBERS = Context(prec=28)
 

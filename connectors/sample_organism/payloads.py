@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Literal
 
-from connectors.xml_pump.payload_types import payload
+from connectors.xml_payloads.payload_types import payload
 
 NAMESPACE = "urn:trunkline:sample:1"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from connectors.sample_organism.payloads import Found, Search
+from connectors.xml_payloads.payload_types import to_xml
 from connectors.xml_pump.handlers import ListenerMessage, handles
-from connectors.xml_pump.payload_types import to_xml
 
 # How long the archive looks.
 ARCHIVE_S = 1.0

@@ -9,7 +9,12 @@ pipeline = Pipeline(payload_type_of(Calculate))
 pipeline.run(document).value
 """
 
-from connectors.xml_pump.envelope import (
+from connectors.xml_payloads.huh import HUH_NAMESPACE, Huh, huh
+from connectors.xml_payloads.payload_types import PayloadType, from_element, payload, payload_type_of, to_xml
+from connectors.xml_payloads.schema_cache import cached_schema
+from connectors.xml_pump.pipeline import Pipeline, Taken
+from connectors.xml_pump.text_messages import Text
+from connectors.xml_wire.envelope import (
     ENVELOPE_NAMESPACE,
     TEXT_NAMESPACE,
     OpenedMessage,
@@ -18,13 +23,8 @@ from connectors.xml_pump.envelope import (
     text_payload,
     wrapped,
 )
-from connectors.xml_pump.huh import HUH_NAMESPACE, Huh, huh
-from connectors.xml_pump.payload_types import PayloadType, from_element, payload, payload_type_of, to_xml
-from connectors.xml_pump.pipeline import Pipeline, Taken
-from connectors.xml_pump.schema_cache import cached_schema
-from connectors.xml_pump.text_messages import Text
-from connectors.xml_pump.xml_faults import Faulty, XmlRefused
-from connectors.xml_pump.xml_limits import XmlLimits
+from connectors.xml_wire.xml_faults import Faulty, XmlRefused
+from connectors.xml_wire.xml_limits import XmlLimits
 
 __all__ = [
     "ENVELOPE_NAMESPACE",

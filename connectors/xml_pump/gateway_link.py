@@ -10,12 +10,12 @@ from typing import Any, Final, Protocol
 
 import orjson
 
-from connectors.gateway_client import read_token
+from connectors.gateway_client.gateway_client import read_token
+from connectors.xml_payloads.listener_info import LeasedMessage, ListenerInfo, leased_from, listener_from
 from connectors.xml_pump.handler_context import SaidMessage
 from connectors.xml_pump.http_connection import HttpConnections
-from connectors.xml_pump.listener_info import LeasedMessage, ListenerInfo, leased_from, listener_from
 from schemas.errors import BackboneUnreachable, Refused, TrunklineError
-from schemas.settings import Settings
+from schemas.settings.settings import Settings
 
 _PUMP: Final = "/api/hub/pump"
 _LISTENERS: Final = "/api/hub/listeners"

@@ -26,7 +26,7 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType
 from typing import Any, Final, TypeVar
 
-from connectors.xml_pump.payload_types import PayloadType, payload_type_of
+from connectors.xml_payloads.payload_types import PayloadType, payload_type_of
 from schemas.errors import UsageError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

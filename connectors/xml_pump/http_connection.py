@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from connectors.gateway_tls import explained, trust
+from connectors.gateway_client.gateway_tls import explained, trust
 from schemas.errors import BackboneUnreachable, UsageError
 
 _CONNECT_S: Final = 5.0

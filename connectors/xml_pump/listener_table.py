@@ -15,6 +15,9 @@ from typing import Any, Final
 
 import structlog
 
+from connectors.xml_payloads.listener_info import ListenerInfo
+from connectors.xml_payloads.payload_types import PayloadType
+from connectors.xml_payloads.schema_cache import cached_schema
 from connectors.xml_pump.handlers import (
     Handler,
     HandlerError,
@@ -24,12 +27,9 @@ from connectors.xml_pump.handlers import (
     imported_anew,
     split_name,
 )
-from connectors.xml_pump.listener_info import ListenerInfo
 from connectors.xml_pump.llm_client import LlmClient, client_of
-from connectors.xml_pump.payload_types import PayloadType
 from connectors.xml_pump.pipeline import Pipeline
-from connectors.xml_pump.schema_cache import cached_schema
-from connectors.xml_pump.xml_limits import XmlLimits
+from connectors.xml_wire.xml_limits import XmlLimits
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from schemas.errors import TrunklineError
-from schemas.ids import is_name
+from schemas.wire.ids import is_name
 
 _PUMPS_MOST: Final = 1000
 

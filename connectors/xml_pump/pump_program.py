@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import structlog
 
-from connectors.json_log import configure_json_log
+from connectors.terminal.json_log import configure_json_log
 from connectors.xml_pump.dispatcher import Dispatcher, limit_in
 from connectors.xml_pump.gateway_link import GatewayLink
 from connectors.xml_pump.listener_table import TableMaker
@@ -24,9 +24,9 @@ from connectors.xml_pump.loop_watchdog import LoopWatchdog
 from connectors.xml_pump.pump import Pump
 from connectors.xml_pump.pump_name import take_name
 from connectors.xml_pump.settling import Settler
-from connectors.xml_pump.xml_limits import XmlLimits
+from connectors.xml_wire.xml_limits import XmlLimits
 from schemas.errors import TrunklineError
-from schemas.settings import Settings, SettingsError, load_settings
+from schemas.settings.settings import Settings, SettingsError, load_settings
 
 log = structlog.stdlib.get_logger("connectors.xml_pump")  # __name__ may be __main__
 

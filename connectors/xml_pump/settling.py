@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 import orjson
 import structlog
 
-from connectors.xml_pump.done_messages import HUH, NACK, Answer, Done
+from connectors.xml_payloads.done_messages import HUH, NACK, Answer, Done
+from connectors.xml_payloads.huh import HUH_NAMESPACE, huh
 from connectors.xml_pump.gateway_link import Link, NotTaken
-from connectors.xml_pump.huh import HUH_NAMESPACE, huh
 from schemas.errors import BackboneUnreachable, Refused
 
 log = structlog.stdlib.get_logger(__name__)

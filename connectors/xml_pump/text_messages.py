@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from connectors.xml_pump.envelope import TEXT_NAMESPACE, text_payload
-from connectors.xml_pump.payload_shapes import record_of
-from connectors.xml_pump.payload_types import ATTRIBUTE, PayloadType
+from connectors.xml_payloads.payload_shapes import record_of
+from connectors.xml_payloads.payload_types import ATTRIBUTE, PayloadType
+from connectors.xml_wire.envelope import TEXT_NAMESPACE, text_payload
 
 TEXT_TAG: Final = "text"
 _XSD: Final = f"""<?xml version="1.0" encoding="UTF-8"?>

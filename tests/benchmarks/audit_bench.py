@@ -26,21 +26,21 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import Row
 
-from jobs.audit_trail import AuditTrail
-from jobs.ledger_chain import LedgerChain
-from jobs.ledger_files import write_file
-from jobs.ledger_roots import FileRoots
-from jobs.ledger_table import prepare_ledger
+from jobs.ledger.audit_trail import AuditTrail
+from jobs.ledger.ledger_chain import LedgerChain
+from jobs.ledger.ledger_files import write_file
+from jobs.ledger.ledger_roots import FileRoots
+from jobs.ledger.ledger_table import prepare_ledger
 from jobs.maintain_tables import tidy_ledger
-from jobs.once_sink import OnceSink
-from jobs.record_packing import to_cell
-from jobs.settling import settle_run
-from schemas.entries import Entries
-from schemas.ledger import LEDGER, LedgerRow
-from schemas.ledger_arrow import LEDGER_ARROW, ledger_batch
-from schemas.record import Record
-from schemas.sealing import Keyring
-from schemas.settings import PROJECT_ROOT, Settings, settings_environment
+from jobs.settling.once_sink import OnceSink
+from jobs.settling.settling import settle_run
+from jobs.spark.record_packing import to_cell
+from schemas.fold.entries import Entries
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import PROJECT_ROOT, Settings, settings_environment
+from schemas.tables.ledger import LEDGER, LedgerRow
+from schemas.tables.ledger_arrow import LEDGER_ARROW, ledger_batch
+from schemas.wire.record import Record
 from tests.benchmarks.bench_report import is_as_stated, not_held, report
 from tests.jobs.topic_load import event, registration
 

@@ -20,11 +20,17 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from connectors.kafka_topic import ensure_topic
 from connectors.local_stack import LocalStack, free_port
 from connectors.local_stack.spark_command import executor_conf
-from schemas.sealing import ensure_keyring
-from schemas.settings import KafkaSettings, Settings, SparkSettings, StorageSettings, settings_environment
+from connectors.log.kafka_topic import ensure_topic
+from schemas.keys.sealing import ensure_keyring
+from schemas.settings.settings import (
+    KafkaSettings,
+    Settings,
+    SparkSettings,
+    StorageSettings,
+    settings_environment,
+)
 from tests.benchmarks.bench_report import report
 from tests.benchmarks.drain import say, spark_rate, start_pipeline
 from tests.benchmarks.event_load import events, fill, jobs_for, registrations

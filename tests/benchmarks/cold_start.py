@@ -32,29 +32,14 @@ import pyarrow as pa
 from deltalake import write_deltalake
 from kafka import KafkaConsumer, OffsetAndMetadata, TopicPartition  # type: ignore[import-untyped]
 
-from connectors.kafka_topic import ensure_topic
-from connectors.live_view import LiveView
-from connectors.missing_headers import consumer_options
-from connectors.publisher import Publisher
-from schemas import life_cycles as states
-from schemas.agent_registry import AgentDefined, definition_record
-from schemas.container_registry import ContainerChange, container_record
-from schemas.entries import Entries
-from schemas.event_topic import partition_for
-from schemas.fold import settle
-from schemas.ids import AGENT, CONTAINER, JOB, MAILBOX, TASK, stream_key
-from schemas.job_registry import registration_record
-from schemas.message import Message, posting_record
-from schemas.record import JOB_EVENT, OutgoingRecord, Record, content_id
-from schemas.sealing import Keyring, ensure_keyring
-from schemas.settings import PROJECT_ROOT, GatewaySettings, Settings, XmlPumpSettings
-from schemas.settled import FOLD_VERSION
-from schemas.signing import sign_event
-from schemas.strict_json import canonical
-from schemas.task_registry import TaskCompletion, TaskStart, task_record
-from schemas.view_arrow import VIEW_ARROW
-from schemas.view_progress import ViewProgress
-from schemas.view_rows import (
+from connectors.live.live_view import LiveView
+from connectors.log.kafka_topic import ensure_topic
+from connectors.log.missing_headers import consumer_options
+from connectors.log.publisher import Publisher
+from schemas.fold import life_cycles as states
+from schemas.fold.entries import Entries
+from schemas.fold.settled import FOLD_VERSION
+from schemas.fold.view_rows import (
     MAILBOX_VIEW,
     MESSAGE_BODIES,
     REGISTRY_AGENTS,
@@ -64,7 +49,22 @@ from schemas.view_rows import (
     REGISTRY_TOKENS,
     ViewRow,
 )
-from schemas.views import STREAM_ENTRIES, VIEWS
+from schemas.keys.sealing import Keyring, ensure_keyring
+from schemas.log_access.event_topic import partition_for
+from schemas.settings.settings import PROJECT_ROOT, GatewaySettings, Settings, XmlPumpSettings
+from schemas.streams.agents.agent_registry import AgentDefined, definition_record
+from schemas.streams.container.container_registry import ContainerChange, container_record
+from schemas.streams.fold import settle
+from schemas.streams.job.job_registry import registration_record
+from schemas.streams.task.task_registry import TaskCompletion, TaskStart, task_record
+from schemas.streams.views import STREAM_ENTRIES, VIEWS
+from schemas.tables.view_arrow import VIEW_ARROW
+from schemas.tables.view_progress import ViewProgress
+from schemas.wire.ids import AGENT, CONTAINER, JOB, MAILBOX, TASK, stream_key
+from schemas.wire.message import Message, posting_record
+from schemas.wire.record import JOB_EVENT, OutgoingRecord, Record, content_id
+from schemas.wire.signing import sign_event
+from schemas.wire.strict_json import canonical
 from tests.benchmarks.bench_report import not_held, report, teller
 
 _SHELF = 4096

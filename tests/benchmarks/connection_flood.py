@@ -26,8 +26,20 @@ import httpx
 
 from connectors.local_stack import LocalStack, free_port
 from connectors.local_stack.part_plan import GATEWAY, KAFKA
-from schemas.agent_signing import AGENT_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, load_private_key, sign
-from schemas.settings import AgentMcpSettings, DashboardSettings, GatewaySettings, KafkaSettings, Settings
+from schemas.settings.settings import (
+    AgentMcpSettings,
+    DashboardSettings,
+    GatewaySettings,
+    KafkaSettings,
+    Settings,
+)
+from schemas.streams.agents.agent_signing import (
+    AGENT_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    load_private_key,
+    sign,
+)
 from tests.benchmarks.bench_report import report, teller
 from tests.benchmarks.hub_load import quantile
 from tests.broker_processes import LOOPBACK

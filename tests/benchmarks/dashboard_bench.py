@@ -28,9 +28,9 @@ import orjson
 import psutil
 from playwright.sync_api import Page, sync_playwright
 
-from connectors.kafka_topic import ensure_topic
-from schemas.sealing import ensure_keyring, load_keyring
-from schemas.settings import Settings
+from connectors.log.kafka_topic import ensure_topic
+from schemas.keys.sealing import ensure_keyring, load_keyring
+from schemas.settings.settings import Settings
 from tests.benchmarks.bench_report import report, teller
 from tests.benchmarks.event_load import TopicWriter, events, fill, jobs_for, registrations
 from tests.benchmarks.freshness import STEPS_PER_S

@@ -13,11 +13,12 @@ from typing import Any, Final
 
 import httpx
 
-from connectors.agent_inbox import InboxMessage
+from connectors.agent_sdk.agent_inbox import InboxMessage
+from connectors.agent_sdk.mqtt_agent import Credentials, MqttAgent
 from connectors.file_bridge.queue_root import queue_root
 from connectors.file_queue import Queue
-from connectors.mqtt_agent import Credentials, MqttAgent
-from schemas.agent_signing import (
+from schemas.settings.settings import Settings
+from schemas.streams.agents.agent_signing import (
     AGENT_HEADER,
     SIGNATURE_HEADER,
     TIMESTAMP_HEADER,
@@ -25,7 +26,6 @@ from schemas.agent_signing import (
     new_key_pair,
     sign,
 )
-from schemas.settings import Settings
 from tests.benchmarks.mcp_load import request
 
 TEXT: Final = "step 7 of 12 done, reading the index"

@@ -26,13 +26,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from connectors.kafka_topic import ensure_topic
 from connectors.local_stack import LocalStack, free_port
 from connectors.local_stack.spark_command import DELTA_CONF
+from connectors.log.kafka_topic import ensure_topic
 from jobs import settle_events
-from schemas.ledger import LEDGER
-from schemas.sealing import ensure_keyring
-from schemas.settings import KafkaSettings, Settings, StorageSettings, settings_environment
+from schemas.keys.sealing import ensure_keyring
+from schemas.settings.settings import KafkaSettings, Settings, StorageSettings, settings_environment
+from schemas.tables.ledger import LEDGER
 from tests.benchmarks.bench_report import is_as_stated, not_held, report, teller
 from tests.benchmarks.event_load import events, fill, jobs_for, registrations
 from tests.benchmarks.spark_append import LEDGER_SPARK, SparkAppend

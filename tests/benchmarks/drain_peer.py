@@ -14,14 +14,14 @@ import uuid
 from confluent_kafka import Consumer
 from deltalake import write_deltalake
 
-from connectors.kafka_records import message_record
-from jobs.settling import settle_run
-from schemas.entries import Entries
-from schemas.kafka_clients import librdkafka_options
-from schemas.ledger import LedgerRow
-from schemas.ledger_arrow import LEDGER_ARROW, ledger_batch
-from schemas.sealing import load_keyring
-from schemas.settings import load_settings
+from connectors.log.kafka_records import message_record
+from jobs.settling.settling import settle_run
+from schemas.fold.entries import Entries
+from schemas.keys.sealing import load_keyring
+from schemas.log_access.kafka_clients import librdkafka_options
+from schemas.settings.settings import load_settings
+from schemas.tables.ledger import LedgerRow
+from schemas.tables.ledger_arrow import LEDGER_ARROW, ledger_batch
 
 COMMIT_EVERY_S = 1.0
 SILENCE_S = 20.0

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from connectors.local_stack import LocalStack, free_port
-from schemas.sealing import load_keyring
-from schemas.settings import (
+from schemas.keys.sealing import load_keyring
+from schemas.settings.settings import (
     AgentMcpSettings,
     DashboardSettings,
     GatewaySettings,

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 from confluent_kafka import Producer
 
-from schemas.job_event import COMPLETED, PROGRESS, STARTED
-from schemas.job_registry import registration_record
-from schemas.kafka_clients import librdkafka_options
-from schemas.record import JOB_EVENT, OutgoingRecord, content_id
-from schemas.sealing import Keyring
-from schemas.settings import KafkaSettings
-from schemas.signing import Signer
-from schemas.strict_json import canonical
+from schemas.keys.sealing import Keyring
+from schemas.log_access.kafka_clients import librdkafka_options
+from schemas.settings.settings import KafkaSettings
+from schemas.streams.job.job_event import COMPLETED, PROGRESS, STARTED
+from schemas.streams.job.job_registry import registration_record
+from schemas.wire.record import JOB_EVENT, OutgoingRecord, content_id
+from schemas.wire.signing import Signer
+from schemas.wire.strict_json import canonical
 
 EVENTS_PER_JOB = 12
 CONCURRENT_JOBS = 500

@@ -21,7 +21,7 @@ import psutil
 
 from connectors.local_stack import free_port
 from connectors.local_stack.child_process import marked_processes
-from schemas.settings import PROJECT_ROOT, KafkaSettings, MqttSettings, Settings, settings_environment
+from schemas.settings.settings import PROJECT_ROOT, KafkaSettings, MqttSettings, Settings, settings_environment
 from tests.benchmarks.bench_report import report
 
 WRAPPER = str(PROJECT_ROOT / "trunkline")

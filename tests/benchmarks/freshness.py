@@ -28,15 +28,14 @@ import httpx
 import orjson
 import pyarrow.parquet as parquet
 
-from connectors.job_topics import events_topic
 from connectors.local_stack import LocalStack, free_port
 from connectors.local_stack.part_plan import STREAMS
-from connectors.mqtt_connection import connect_properties, cut_connection, dial, new_client
-from connectors.mqtt_credentials import OPERATOR, role_mqtt
-from schemas.ledger import LEDGER
-from schemas.record import OutgoingRecord
-from schemas.sealing import load_keyring
-from schemas.settings import (
+from connectors.mqtt_link.job_topics import events_topic
+from connectors.mqtt_link.mqtt_connection import connect_properties, cut_connection, dial, new_client
+from connectors.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
+from schemas.fold.view_rows import MAILBOX_VIEW, REGISTRY_JOBS
+from schemas.keys.sealing import load_keyring
+from schemas.settings.settings import (
     AgentMcpSettings,
     DashboardSettings,
     GatewaySettings,
@@ -45,7 +44,8 @@ from schemas.settings import (
     Settings,
     ViewSettings,
 )
-from schemas.view_rows import MAILBOX_VIEW, REGISTRY_JOBS
+from schemas.tables.ledger import LEDGER
+from schemas.wire.record import OutgoingRecord
 from tests.benchmarks.bench_report import is_as_stated, not_held, report
 from tests.benchmarks.event_load import events, fill, jobs_for, registrations
 from tests.benchmarks.message_load import MessageSender

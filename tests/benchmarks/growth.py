@@ -26,9 +26,9 @@ from deltalake import DeltaTable
 
 from connectors.local_stack import LocalStack, free_port
 from connectors.local_stack.part_plan import GATEWAY, STREAMS
-from schemas.ledger import LEDGER
-from schemas.sealing import load_keyring
-from schemas.settings import (
+from schemas.fold.view_rows import REGISTRY_JOBS
+from schemas.keys.sealing import load_keyring
+from schemas.settings.settings import (
     AgentMcpSettings,
     DashboardSettings,
     GatewaySettings,
@@ -36,7 +36,7 @@ from schemas.settings import (
     MqttSettings,
     Settings,
 )
-from schemas.view_rows import REGISTRY_JOBS
+from schemas.tables.ledger import LEDGER
 from tests.benchmarks.bench_report import report
 from tests.benchmarks.door_load import DOORS, DoorLoads
 from tests.benchmarks.endurance import BatchTimes, Load, quantile

@@ -31,10 +31,9 @@ import httpx
 
 from connectors.local_stack import LocalStack, free_port
 from connectors.local_stack.part_plan import GATEWAY, KAFKA
-from schemas.event_topic import topic_reader
-from schemas.record import JOB_EVENT
-from schemas.sealing import load_keyring
-from schemas.settings import (
+from schemas.keys.sealing import load_keyring
+from schemas.log_access.event_topic import topic_reader
+from schemas.settings.settings import (
     AgentMcpSettings,
     DashboardSettings,
     GatewaySettings,
@@ -42,6 +41,7 @@ from schemas.settings import (
     MqttSettings,
     Settings,
 )
+from schemas.wire.record import JOB_EVENT
 from tests.benchmarks.bench_report import is_as_stated, not_held, report, teller
 from tests.benchmarks.event_load import events, fill, jobs_for, registrations
 from tests.benchmarks.freshness import publish_steadily

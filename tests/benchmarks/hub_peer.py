@@ -34,7 +34,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, StorageType, StreamConfig
 from pydantic import BaseModel, ConfigDict, Field
 
 from connectors.local_stack import child_process, free_port
-from schemas.settings import PROJECT_ROOT
+from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import LOOPBACK, accepts
 
 STREAM = "MAILBOX"

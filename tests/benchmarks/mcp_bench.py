@@ -33,8 +33,7 @@ import aiohttp
 
 from connectors.local_stack import LocalStack, child_process, free_port
 from connectors.local_stack.part_plan import GATEWAY, KAFKA
-from schemas.agent_signing import new_key_pair
-from schemas.settings import (
+from schemas.settings.settings import (
     PROJECT_ROOT,
     AgentMcpSettings,
     DashboardSettings,
@@ -43,6 +42,7 @@ from schemas.settings import (
     MqttSettings,
     Settings,
 )
+from schemas.streams.agents.agent_signing import new_key_pair
 from tests.benchmarks import mcp_mail_peer
 from tests.benchmarks.bench_report import report, teller
 from tests.benchmarks.hub import operator_client

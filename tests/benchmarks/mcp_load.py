@@ -16,7 +16,13 @@ from typing import Any, Protocol
 import aiohttp
 import orjson
 
-from schemas.agent_signing import AGENT_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, load_private_key, sign
+from schemas.streams.agents.agent_signing import (
+    AGENT_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    load_private_key,
+    sign,
+)
 
 EACH = 5
 READ_LIMIT = 20

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from schemas.settings import PROJECT_ROOT
+from schemas.settings.settings import PROJECT_ROOT
 from tests.benchmarks.mcp_load import READ_LIMIT, posted, request
 
 RELEASE: Final = "0.1.0"

@@ -8,9 +8,9 @@ import time
 
 import httpx
 
-from connectors.gateway_client import GatewayClient, path_of
+from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.errors import TrunklineError
-from schemas.settings import Settings
+from schemas.settings.settings import Settings
 
 RECIPIENTS = 20
 MESSAGES = "/api/hub/messages"

@@ -16,15 +16,15 @@ from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import Row
 
-from jobs.record_packing import from_cell, names_and_values, pack_records, records_of, to_cell
 from jobs.settle_events import bucketed, settled_rows, worker_keyring
-from jobs.settling import in_order, settle_run
-from schemas.entries import Entries
-from schemas.ledger_arrow import ledger_batch
-from schemas.record import Record
-from schemas.sealing import Keyring
-from schemas.settings import Settings
-from schemas.spark_types import PACKED_RECORDS, PACKED_ROWS, STREAM_ENTRIES, STREAM_KEY
+from jobs.settling.settling import in_order, settle_run
+from jobs.spark.record_packing import from_cell, names_and_values, pack_records, records_of, to_cell
+from schemas.fold.entries import Entries
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import Settings
+from schemas.tables.ledger_arrow import ledger_batch
+from schemas.tables.spark_types import PACKED_RECORDS, PACKED_ROWS, STREAM_ENTRIES, STREAM_KEY
+from schemas.wire.record import Record
 from tests.benchmarks.spark_append import LEDGER_SPARK, unpack_rows
 
 _pack: Final = msgspec.msgpack.Encoder().encode

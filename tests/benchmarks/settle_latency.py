@@ -27,15 +27,21 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from connectors.kafka_topic import ensure_topic
 from connectors.local_stack import LocalStack, free_port
 from connectors.local_stack.spark_command import DELTA_CONF
-from jobs.ledger_table import prepare_ledger
-from jobs.once_sink import OnceSink
+from connectors.log.kafka_topic import ensure_topic
+from jobs.ledger.ledger_table import prepare_ledger
 from jobs.settle_events import read_records, settle_frame
-from schemas.ledger import LEDGER
-from schemas.sealing import ensure_keyring
-from schemas.settings import KafkaSettings, Settings, SparkSettings, StorageSettings, settings_environment
+from jobs.settling.once_sink import OnceSink
+from schemas.keys.sealing import ensure_keyring
+from schemas.settings.settings import (
+    KafkaSettings,
+    Settings,
+    SparkSettings,
+    StorageSettings,
+    settings_environment,
+)
+from schemas.tables.ledger import LEDGER
 from tests.benchmarks.event_load import TopicWriter, events, fill, jobs_for, registrations
 from tests.benchmarks.settle_forms import FORMS, build
 from tests.benchmarks.spark_append import SparkAppend

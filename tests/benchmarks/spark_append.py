@@ -9,8 +9,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from jobs.record_packing import from_cell
-from schemas.ledger_arrow import LEDGER_ARROW
+from jobs.spark.record_packing import from_cell
+from schemas.tables.ledger_arrow import LEDGER_ARROW
 
 LEDGER_SPARK: Final = from_arrow_schema(LEDGER_ARROW)
 

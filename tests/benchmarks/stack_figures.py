@@ -16,9 +16,9 @@ import psutil
 from deltalake import DeltaTable
 
 from connectors.local_stack import LocalStack
-from schemas.ledger import LEDGER
-from schemas.settings import Settings
-from schemas.views import VIEW_TABLES
+from schemas.settings.settings import Settings
+from schemas.streams.views import VIEW_TABLES
+from schemas.tables.ledger import LEDGER
 
 # So many files of a table are no burden for a reader: growth counts beyond them.
 FEW_FILES: Final = 100

@@ -17,18 +17,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from jobs.build_views import ViewBuilder, ViewThread
-from jobs.view_changes import CHANGE_COLUMNS, Changes, Key, RowChange, changes_of, key_columns
-from jobs.view_tables import open_tables
-from schemas.entries import Entries
-from schemas.fold import settle
-from schemas.ledger import LEDGER
-from schemas.record import OutgoingRecord, Record
-from schemas.sealing import Keyring
-from schemas.settings import Settings
-from schemas.view_arrow import VIEW_ARROW
-from schemas.view_progress import ViewProgress
-from schemas.view_rows import REGISTRY_JOBS
-from schemas.views import STREAM_ENTRIES, VIEW_TABLES
+from jobs.views.view_changes import CHANGE_COLUMNS, Changes, Key, RowChange, changes_of, key_columns
+from jobs.views.view_tables import open_tables
+from schemas.fold.entries import Entries
+from schemas.fold.view_rows import REGISTRY_JOBS
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import Settings
+from schemas.streams.fold import settle
+from schemas.streams.views import STREAM_ENTRIES, VIEW_TABLES
+from schemas.tables.ledger import LEDGER
+from schemas.tables.view_arrow import VIEW_ARROW
+from schemas.tables.view_progress import ViewProgress
+from schemas.wire.record import OutgoingRecord, Record
 from tests.benchmarks.event_load import EVENTS_PER_JOB, event, registrations
 
 Stop = Callable[[], None]

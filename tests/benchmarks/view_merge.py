@@ -29,16 +29,16 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from connectors.kafka_topic import ensure_topic
 from connectors.local_stack import LocalStack, free_port
 from connectors.local_stack.spark_command import DELTA_CONF
+from connectors.log.kafka_topic import ensure_topic
 from jobs import settle_events
-from jobs.view_tables import open_tables
-from schemas.ledger import LEDGER
-from schemas.sealing import ensure_keyring
-from schemas.settings import KafkaSettings, Settings, StorageSettings, settings_environment
-from schemas.view_progress import ViewProgress
-from schemas.views import STREAM_ENTRIES
+from jobs.views.view_tables import open_tables
+from schemas.keys.sealing import ensure_keyring
+from schemas.settings.settings import KafkaSettings, Settings, StorageSettings, settings_environment
+from schemas.streams.views import STREAM_ENTRIES
+from schemas.tables.ledger import LEDGER
+from schemas.tables.view_progress import ViewProgress
 from tests.benchmarks.event_load import TopicWriter, events, fill, jobs_for, registrations
 from tests.benchmarks.view_forms import FORMS, known_jobs
 from tests.spark_session import start_session

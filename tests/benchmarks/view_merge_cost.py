@@ -17,11 +17,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from jobs import view_tables
-from jobs.view_changes import Key, RowChange
-from jobs.view_tables import ViewTable
-from schemas.view_rows import REGISTRY_JOBS
-from schemas.views import STREAM_ENTRIES
+from jobs.views import view_tables
+from jobs.views.view_changes import Key, RowChange
+from jobs.views.view_tables import ViewTable
+from schemas.fold.view_rows import REGISTRY_JOBS
+from schemas.streams.views import STREAM_ENTRIES
 from tests.benchmarks.view_forms import known_jobs
 
 HOT, CHANGED, ADDED = 500, 300, 40

@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable
 from secrets import token_hex
 
-from schemas.entries import Entries
-from schemas.fold import settle
-from schemas.ids import new_job_id
-from schemas.job_registry import cancellation_record, registration_record, rotation_record
-from schemas.record import OutgoingRecord, Record
-from schemas.sealing import Keyring
-from schemas.settled import AppliedChange
-from schemas.signing import new_secret
-from schemas.verdicts import ACCEPTED
-from schemas.view_rows import ViewRow
+from schemas.fold.entries import Entries
+from schemas.fold.settled import AppliedChange
+from schemas.fold.view_rows import ViewRow
+from schemas.keys.sealing import Keyring
+from schemas.streams.fold import settle
+from schemas.streams.job.job_registry import cancellation_record, registration_record, rotation_record
+from schemas.wire.ids import new_job_id
+from schemas.wire.record import OutgoingRecord, Record
+from schemas.wire.signing import new_secret
+from schemas.wire.verdicts import ACCEPTED
 
 KEYRING = Keyring({"test": b"k" * 32}, "test")
 

@@ -8,17 +8,17 @@ from typing import Any
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from schemas.entries import Entries
-from schemas.fold import settle
-from schemas.ids import parse_stream_key
-from schemas.record import Record
-from schemas.sealing import Keyring
-from schemas.settings import Settings
-from schemas.settled import FOLD_VERSION, Settled
-from schemas.verdicts import ACCEPTED
-from schemas.view_arrow import VIEW_ARROW
-from schemas.view_progress import NO_PROGRESS, ViewProgress
-from schemas.views import STREAM_ENTRIES, VIEWS
+from schemas.fold.entries import Entries
+from schemas.fold.settled import FOLD_VERSION, Settled
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import Settings
+from schemas.streams.fold import settle
+from schemas.streams.views import STREAM_ENTRIES, VIEWS
+from schemas.tables.view_arrow import VIEW_ARROW
+from schemas.tables.view_progress import NO_PROGRESS, ViewProgress
+from schemas.wire.ids import parse_stream_key
+from schemas.wire.record import Record
+from schemas.wire.verdicts import ACCEPTED
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -8,16 +8,16 @@ from typing import Any
 
 from deltalake import write_deltalake
 
-from schemas.entries import Entries
-from schemas.fold import settle
-from schemas.job_registry import registration_record
-from schemas.ledger import LedgerRow, ledger_row
-from schemas.ledger_arrow import ledger_batch
-from schemas.record import JOB_EVENT, OutgoingRecord, Record, content_id
-from schemas.sealing import Keyring
-from schemas.settings import Settings, StorageSettings
-from schemas.signing import sign_event
-from schemas.strict_json import canonical
+from schemas.fold.entries import Entries
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import Settings, StorageSettings
+from schemas.streams.fold import settle
+from schemas.streams.job.job_registry import registration_record
+from schemas.tables.ledger import LedgerRow, ledger_row
+from schemas.tables.ledger_arrow import ledger_batch
+from schemas.wire.record import JOB_EVENT, OutgoingRecord, Record, content_id
+from schemas.wire.signing import sign_event
+from schemas.wire.strict_json import canonical
 
 KEYRING = Keyring({"test": b"k" * 32}, "test")
 SECRET = "a-secret"

@@ -15,10 +15,10 @@ import pytest
 import yaml
 
 from connectors.agent_client import agent_client
-from connectors.agent_inbox import InboxMessage
-from connectors.mqtt_agent import Credentials, MqttAgent
-from schemas.sealing import Keyring
-from schemas.settings import Settings
+from connectors.agent_sdk.agent_inbox import InboxMessage
+from connectors.agent_sdk.mqtt_agent import Credentials, MqttAgent
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import Settings
 from tests.broker_processes import ProgramProcess, free_port, wait_until
 from tests.connectors.agent_mcp.conftest import Agent
 from tests.connectors.file_bridge.bridge_run import BridgeRun

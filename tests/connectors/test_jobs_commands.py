@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from connectors.job_registry import cancel_job, register_job
+from connectors.job_tools.job_registry import cancel_job, register_job
 from connectors.local_stack import free_port
-from connectors.publisher import Publisher
+from connectors.log.publisher import Publisher
 from schemas.errors import UsageError
-from schemas.ids import is_job_id
-from schemas.settings import PROJECT_ROOT
+from schemas.settings.settings import PROJECT_ROOT
+from schemas.wire.ids import is_job_id
 from tests.broker_processes import program_environment, wait_until, with_mqtt
 
 JOB = "0a1b2c3d"

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from connectors.cli.doctor_findings import FAIL, OK, WARN
-from connectors.cli.doctor_machine import check_plain_listeners
-from connectors.gateway_tls import check_listeners, open_plain_listeners
+from connectors.cli.doctor.doctor_findings import FAIL, OK, WARN
+from connectors.cli.doctor.doctor_machine import check_plain_listeners
+from connectors.gateway_client.gateway_tls import check_listeners, open_plain_listeners
 from connectors.local_stack import state_file
 from connectors.local_stack.part import child_environment
-from schemas.http_address import is_loopback
-from schemas.settings import (
+from schemas.settings.http_address import is_loopback
+from schemas.settings.settings import (
     MASTER_KEY_VARIABLE,
     PROJECT_ROOT,
     Settings,
@@ -98,7 +98,7 @@ def test_up_and_the_gateway_refuse_a_plain_listener_that_other_machines_reach(tm
     environment[MASTER_KEY_VARIABLE] = json.dumps(
         {"active": "k", "keys": {"k": base64.b64encode(bytes(32)).decode()}}
     )
-    for program in (("connectors.cli", "up"), ("connectors.gateway",)):
+    for program in (("connectors.cli", "up"), ("connectors.gateway_program",)):
         done = subprocess.run(
             [sys.executable, "-P", "-m", *program],
             cwd=PROJECT_ROOT,

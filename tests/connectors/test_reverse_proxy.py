@@ -16,10 +16,10 @@ from typing import Any, Literal
 import pytest
 
 from connectors.agent_client import agent_client
-from connectors.event_stream import EventStream
-from connectors.gateway_client import GatewayClient
-from connectors.tls_files import TlsFolder, create
-from schemas.settings import Settings
+from connectors.gateway_client.event_stream import EventStream
+from connectors.gateway_client.gateway_client import GatewayClient
+from connectors.tls_keys.tls_files import TlsFolder, create
+from schemas.settings.settings import Settings
 from tests.broker_processes import LOOPBACK, free_port, wait_until
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.gateway.hub_access import starting

@@ -17,19 +17,25 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from connectors.job_registry import register_job
+from connectors.job_tools.job_registry import register_job
 from connectors.local_stack import LocalStack
-from connectors.mqtt_acl import write_acl
-from connectors.mqtt_credentials import DELEGATOR, role_mqtt
-from connectors.mqtt_login import LoginAnswer, try_login
-from connectors.mqtt_password_file import PASSWORDS, password_line, read_lines, reload_broker, write_lines
-from connectors.publisher import Publisher
-from connectors.receipt import Receipt
-from schemas.job_event import EVENTS, JobEvent
-from schemas.mqtt_password import mqtt_password
-from schemas.sealing import Keyring
-from schemas.settings import PROJECT_ROOT, Settings
-from schemas.signing import new_secret
+from connectors.log.publisher import Publisher
+from connectors.mqtt_accounts.mqtt_acl import write_acl
+from connectors.mqtt_accounts.mqtt_password_file import (
+    PASSWORDS,
+    password_line,
+    read_lines,
+    reload_broker,
+    write_lines,
+)
+from connectors.mqtt_link.mqtt_credentials import DELEGATOR, role_mqtt
+from connectors.mqtt_link.mqtt_login import LoginAnswer, try_login
+from connectors.mqtt_link.receipt import Receipt
+from schemas.keys.mqtt_password import mqtt_password
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import PROJECT_ROOT, Settings
+from schemas.streams.job.job_event import EVENTS, JobEvent
+from schemas.wire.signing import new_secret
 from tests.broker_processes import ProgramProcess, wait_until, with_mqtt
 from tests.connectors.local_stack.conftest import settings_in
 from tests.connectors.verdict_server import VerdictServer

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import confluent_kafka
 from kafka import KafkaProducer
 
-from schemas.event_topic import partition_for
-from schemas.job_registry import cancellation_record, pick_record, registration_record
-from schemas.kafka_clients import client_options, librdkafka_options
-from schemas.mailbox_requests import (
+from schemas.keys.sealing import Keyring
+from schemas.log_access.event_topic import partition_for
+from schemas.log_access.kafka_clients import client_options, librdkafka_options
+from schemas.settings.settings import Settings
+from schemas.streams.job.job_registry import cancellation_record, pick_record, registration_record
+from schemas.streams.mailboxes.mailbox_requests import (
     ack_record,
     claim_record,
     clearing_record,
@@ -22,11 +24,8 @@ from schemas.mailbox_requests import (
     read_record,
     reclaim_record,
 )
-from schemas.message import Message, posting_record
-from schemas.principals import addition_record, revocation_record
-from schemas.record import JOB_EVENT, OutgoingRecord, Record
-from schemas.sealing import Keyring
-from schemas.session_registry import (
+from schemas.streams.principal.principals import addition_record, revocation_record
+from schemas.streams.session.session_registry import (
     SessionCreation,
     SessionJobAssigned,
     SessionJobEnded,
@@ -34,9 +33,10 @@ from schemas.session_registry import (
     SessionStop,
     session_record,
 )
-from schemas.settings import Settings
-from schemas.signing import sign_event
-from schemas.strict_json import canonical
+from schemas.wire.message import Message, posting_record
+from schemas.wire.record import JOB_EVENT, OutgoingRecord, Record
+from schemas.wire.signing import sign_event
+from schemas.wire.strict_json import canonical
 
 JOBS = [f"{n:08x}" for n in range(0xA0, 0xB4)]
 SESSIONS = ["builder", "tester"]

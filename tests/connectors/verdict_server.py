@@ -13,11 +13,11 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from connectors.kafka_records import to_record
 from connectors.local_stack import free_port
-from schemas.event_topic import topic_reader
-from schemas.sealing import ensure_keyring
-from schemas.settings import Settings
+from connectors.log.kafka_records import to_record
+from schemas.keys.sealing import ensure_keyring
+from schemas.log_access.event_topic import topic_reader
+from schemas.settings.settings import Settings
 from tests.broker_processes import LOOPBACK, wait_until
 from tests.connectors.folded_log import FoldedLog
 

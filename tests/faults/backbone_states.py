@@ -14,15 +14,15 @@ import msgspec
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from connectors.ledger_reader import LedgerReader
-from connectors.live_view import LiveView
-from schemas.entries import Entries
-from schemas.fold import settle
-from schemas.ledger import COLUMNS, LedgerRow, record_of_row
-from schemas.sealing import Keyring
-from schemas.settings import Settings
-from schemas.view_arrow import VIEW_ARROW
-from schemas.views import STREAM_ENTRIES, VIEWS
+from connectors.ledger_files.ledger_reader import LedgerReader
+from connectors.live.live_view import LiveView
+from schemas.fold.entries import Entries
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import Settings
+from schemas.streams.fold import settle
+from schemas.streams.views import STREAM_ENTRIES, VIEWS
+from schemas.tables.ledger import COLUMNS, LedgerRow, record_of_row
+from schemas.tables.view_arrow import VIEW_ARROW
 
 State = dict[str, Any]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

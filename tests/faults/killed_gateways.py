@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from connectors.local_stack import free_port
-from schemas.settings import GatewaySettings, Settings
+from schemas.settings.settings import GatewaySettings, Settings
 from tests.broker_processes import ProgramProcess
 
 READY_WITHIN_S = 120.0
@@ -60,7 +60,7 @@ class Gateways:
     def _launch(self, number: int) -> ProgramProcess:
         own = self._tmp_path / f"gateway-{number}-{time.monotonic_ns()}"
         own.mkdir()
-        return ProgramProcess("connectors.gateway", self.settings[number], own, "gateway")
+        return ProgramProcess("connectors.gateway_program", self.settings[number], own, "gateway")
 
     def _wait_ready(self, numbers: Iterable[int]) -> None:
         for number in numbers:

@@ -18,11 +18,12 @@ import httpx
 import pytest
 from deltalake import DeltaTable
 
-from connectors.live_view import LiveView
+from connectors.live.live_view import LiveView
 from connectors.local_stack import LocalStack, free_port
-from schemas.event_topic import topic_reader
-from schemas.sealing import load_keyring
-from schemas.settings import (
+from schemas.fold.view_rows import REGISTRY_JOBS
+from schemas.keys.sealing import load_keyring
+from schemas.log_access.event_topic import topic_reader
+from schemas.settings.settings import (
     PROJECT_ROOT,
     AgentMcpSettings,
     DashboardSettings,
@@ -31,9 +32,8 @@ from schemas.settings import (
     Settings,
     settings_environment,
 )
-from schemas.view_progress import read_progress
-from schemas.view_rows import REGISTRY_JOBS
-from schemas.views import STREAM_ENTRIES, VIEW_TABLES
+from schemas.streams.views import STREAM_ENTRIES, VIEW_TABLES
+from schemas.tables.view_progress import read_progress
 from tests.broker_processes import wait_until
 from tests.faults.backbone_states import (
     differences,

@@ -15,15 +15,15 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from connectors.gateway.idempotency import request_uuid
+from connectors.gateway.web.idempotency import request_uuid
 from connectors.local_stack import LocalStack
-from schemas.entries import Entries
-from schemas.fold import settle
-from schemas.ledger import COLUMNS, LedgerRow, record_of_row
-from schemas.record import MESSAGE_CLAIMED, MESSAGE_POSTED
-from schemas.sealing import Keyring
-from schemas.settings import Settings
-from schemas.view_rows import MAILBOX_VIEW, MessageRow
+from schemas.fold.entries import Entries
+from schemas.fold.view_rows import MAILBOX_VIEW, MessageRow
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import Settings
+from schemas.streams.fold import settle
+from schemas.tables.ledger import COLUMNS, LedgerRow, record_of_row
+from schemas.wire.record import MESSAGE_CLAIMED, MESSAGE_POSTED
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import PRINCIPALS, TIMEOUT_S
 from tests.faults.backbone_states import differences, ledger_in_order, state_of_refold, state_of_tables

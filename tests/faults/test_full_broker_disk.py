@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from connectors.publisher import Publisher
+from connectors.log.publisher import Publisher
 from schemas.errors import BackboneUnreachable
-from schemas.event_topic import topic_reader
-from schemas.record import OutgoingRecord
-from schemas.settings import Settings
+from schemas.log_access.event_topic import topic_reader
+from schemas.settings.settings import Settings
+from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import BrokerProcess, make_kafka, wait_until
 from tests.own_settings import own_settings
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from connectors.ledger_reader import LedgerReader
+from connectors.ledger_files.ledger_reader import LedgerReader
 from connectors.local_stack import LocalStack, free_port
-from schemas.sealing import load_keyring
-from schemas.settings import (
+from schemas.keys.sealing import load_keyring
+from schemas.settings.settings import (
     AgentMcpSettings,
     DashboardSettings,
     GatewaySettings,

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from connectors.audit.verification import verify
-from connectors.follow_ups import DOOR
-from connectors.live_view import LiveView
+from connectors.live.live_view import LiveView
 from connectors.local_stack import LocalStack
+from connectors.reactor.follow_ups import DOOR
 from schemas.errors import TrunklineError
-from schemas.sealing import ensure_keyring, load_keyring
-from schemas.settings import Settings
-from tests.connectors.test_log_rebuild import rebuild
+from schemas.keys.sealing import ensure_keyring, load_keyring
+from schemas.settings.settings import Settings
+from tests.connectors.log_rebuild.test_log_rebuild import rebuild
 from tests.faults.backbone_states import (
     differences,
     ledger_in_order,

@@ -14,16 +14,16 @@ import httpx
 import orjson
 import pytest
 
-from connectors.job_registry import register_job
-from connectors.publisher import Publisher
-from schemas.entries import Entries
-from schemas.event_topic import topic_reader
-from schemas.fold import settle
-from schemas.record import JOB_EVENT, JOB_PICKED, OutgoingRecord, Record
-from schemas.sealing import Keyring
-from schemas.settings import Settings
-from schemas.signing import sign_event
-from schemas.strict_json import canonical
+from connectors.job_tools.job_registry import register_job
+from connectors.log.publisher import Publisher
+from schemas.fold.entries import Entries
+from schemas.keys.sealing import Keyring
+from schemas.log_access.event_topic import topic_reader
+from schemas.settings.settings import Settings
+from schemas.streams.fold import settle
+from schemas.wire.record import JOB_EVENT, JOB_PICKED, OutgoingRecord, Record
+from schemas.wire.signing import sign_event
+from schemas.wire.strict_json import canonical
 from tests.broker_processes import wait_until
 from tests.faults.killed_gateways import Asking, Gateways
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.settings import PROJECT_ROOT
+from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import wait_until
 from tests.faults.prove.brokers import Brokers
 from tests.faults.prove.comparison import LOST

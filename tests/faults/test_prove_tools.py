@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from connectors.local_stack import free_port
-from schemas.settings import PROJECT_ROOT
+from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import LOOPBACK
 from tests.faults.prove.crash_points import FOLDER_VARIABLE, arm, disarm, fired
 from tests.faults.prove.tcp_proxy import CUT, MUTE, PASS, SLOW, TcpProxy

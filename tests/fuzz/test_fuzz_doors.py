@@ -9,23 +9,23 @@ import pytest
 from fastapi import FastAPI
 from hypothesis import strategies as st
 
-from connectors.agent_inbox import InboxMessage, read_inbox
-from connectors.agent_topics import inbox_topic
-from connectors.bridge_records import Incoming, incoming, receipt_of, well_formed_traceparent
-from connectors.bridge_standby import encode_presence, read_presence
+from connectors.agent_sdk.agent_inbox import InboxMessage, read_inbox
 from connectors.dashboard.log_position import LENGTH_LIMIT, LogPosition, parsed_position
-from connectors.event_stream import parse_events
-from connectors.gateway.answers import ApiError
-from connectors.gateway.idempotency import IdempotencyKey, request_uuid
-from connectors.gateway.settled_stream import EventWriter
-from connectors.gateway.strict_request import StrictRequest
-from connectors.receipt import AgentReceipt, Receipt, encode_receipt, read_receipt
-from connectors.receipt import LogPosition as Position
-from connectors.settled_feed import SettledFeed, SettledRecord
+from connectors.gateway.feed.settled_stream import EventWriter
+from connectors.gateway.web.answers import ApiError
+from connectors.gateway.web.idempotency import IdempotencyKey, request_uuid
+from connectors.gateway.web.strict_request import StrictRequest
+from connectors.gateway_client.event_stream import parse_events
+from connectors.live.settled_feed import SettledFeed, SettledRecord
+from connectors.mqtt_bridge.bridge_records import Incoming, incoming, receipt_of, well_formed_traceparent
+from connectors.mqtt_bridge.bridge_standby import encode_presence, read_presence
+from connectors.mqtt_link.agent_topics import inbox_topic
+from connectors.mqtt_link.receipt import AgentReceipt, Receipt, encode_receipt, read_receipt
+from connectors.mqtt_link.receipt import LogPosition as Position
 from schemas.errors import TrunklineError
-from schemas.ids import parse_stream_key
-from schemas.settings import MqttSettings
-from schemas.strict_json import MalformedJsonError, decode
+from schemas.settings.settings import MqttSettings
+from schemas.wire.ids import parse_stream_key
+from schemas.wire.strict_json import MalformedJsonError, decode
 from tests.fuzz.fuzzing import awaited, fuzzed, mutated, mutated_json, mutated_text
 from tests.schemas.job_records import signed
 

@@ -12,7 +12,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-from connectors.agent_definitions import DEFINITION_BYTES, read_definitions
 from connectors.file_bridge.poll_audit import AuditPlace, read_polls
 from connectors.file_bridge.progress import Progress
 from connectors.file_bridge.records import (
@@ -33,9 +32,10 @@ from connectors.file_queue.session_files import CURSORS, PLAN, SessionFolder
 from connectors.launcher.launcher_file import read_launchers
 from connectors.launcher.local_processes import LocalProcessLauncher
 from connectors.launcher.protocol import AGENT_TOKEN_VARIABLE, LaunchSpec
-from connectors.organism_file import OrganismError, parsed
-from schemas.audit_anchors import is_signed_by, key_id, read_anchors, sign_statement, statement_of
-from schemas.audit_chain import (
+from connectors.organism.agent_definitions import DEFINITION_BYTES, read_definitions
+from connectors.organism.organism_file import OrganismError, parsed
+from schemas.integrity.audit_anchors import is_signed_by, key_id, read_anchors, sign_statement, statement_of
+from schemas.integrity.audit_chain import (
     ChainLine,
     FirstEntry,
     commit_metadata,
@@ -47,8 +47,8 @@ from schemas.audit_chain import (
     partition_root,
     roots_text,
 )
-from schemas.ids import parse_stream_key
-from schemas.settings import Settings, SettingsError
+from schemas.settings.settings import Settings, SettingsError
+from schemas.wire.ids import parse_stream_key
 from tests.fuzz.fuzzing import fuzzed, mutated, mutated_json, mutated_text, other_numbers
 
 LINE = {
@@ -201,7 +201,7 @@ agents:
 meta: {allow_list_capabilities: all}
 """
 LAUNCHERS = b"""sample:
-  command: ["{python}", -m, connectors.sample_agent]
+  command: ["{python}", -m, connectors.samples.sample_agent]
   environment: {A: b}
   cpu_seconds: 10
 """

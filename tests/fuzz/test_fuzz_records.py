@@ -12,16 +12,16 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from hypothesis import strategies as st
 from pyarrow import table
 
-from connectors.ledger_replay import replayable
-from schemas.entries import Entries
+from connectors.ledger_files.ledger_replay import replayable
 from schemas.errors import Refused, TrunklineError
-from schemas.fold import settle
-from schemas.ids import parse_stream_key
-from schemas.ledger import LedgerRow, ledger_row, record_of_row
-from schemas.record import STANDARD_HEADERS, Record
-from schemas.sealing import UnsealError, job_secret_purpose
-from schemas.strict_json import MalformedJsonError, canonical, decode, decode_slowly
-from schemas.view_progress import PROGRESS_KEY, read_progress
+from schemas.fold.entries import Entries
+from schemas.keys.sealing import UnsealError, job_secret_purpose
+from schemas.streams.fold import settle
+from schemas.tables.ledger import LedgerRow, ledger_row, record_of_row
+from schemas.tables.view_progress import PROGRESS_KEY, read_progress
+from schemas.wire.ids import parse_stream_key
+from schemas.wire.record import STANDARD_HEADERS, Record
+from schemas.wire.strict_json import MalformedJsonError, canonical, decode, decode_slowly
 from tests.fuzz.fuzzing import fuzzed, mutated, mutated_json
 from tests.schemas.job_records import (
     JOB_ID,

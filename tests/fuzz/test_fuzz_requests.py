@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from connectors.agent_mcp.agent_keys import AgentKeys
 from connectors.agent_mcp.signed_requests import PRINCIPAL, SignedRequests, _called_tool
 from connectors.agent_mcp.tool_arguments import ARGUMENTS, ONLY_READS
-from connectors.gateway.answers import ApiError
+from connectors.gateway.web.answers import ApiError
 from connectors.out_of_band.command_document import (
     AddListener,
     CommandRefused,
@@ -27,7 +27,8 @@ from connectors.out_of_band.command_document import (
     read_command,
 )
 from connectors.out_of_band.command_keys import CommandKey
-from schemas.agent_signing import (
+from schemas.fold.view_rows import AgentKeyRow
+from schemas.streams.agents.agent_signing import (
     AGENT_HEADER,
     SIGNATURE_HEADER,
     TIMESTAMP_HEADER,
@@ -38,8 +39,7 @@ from schemas.agent_signing import (
     sign,
     verify,
 )
-from schemas.participants import key_id_of
-from schemas.view_rows import AgentKeyRow
+from schemas.streams.agents.participants import key_id_of
 from tests.connectors.agent_mcp.folded_hub import FoldedHub
 from tests.fuzz.fuzzing import awaited, changed_documents, fuzzed, mutated, mutated_json, mutated_text
 

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 from connectors.local_stack.spark_command import DELTA_CONF
 from jobs import settle_events
-from schemas.ledger import LEDGER
-from schemas.settings import Settings
+from schemas.settings.settings import Settings
+from schemas.tables.ledger import LEDGER
 from tests.spark_session import start_session
 
 Rows = list[dict[str, Any]]

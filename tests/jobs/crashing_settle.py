@@ -14,8 +14,8 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from jobs import settle_events
-from jobs.once_sink import OnceSink
-from schemas.settings import load_settings
+from jobs.settling.once_sink import OnceSink
+from schemas.settings.settings import load_settings
 from tests.spark_session import start_session
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import schemas.fold
+import schemas.streams.fold
 from jobs.settle_events import worker_keyring
-from schemas.sealing import Keyring
+from schemas.keys.sealing import Keyring
 
 TRIGGER = "planted bug"
-_real = schemas.fold.settle_job
+_real = schemas.streams.fold.settle_job
 
 
 def _buggy(*args: Any) -> Any:
@@ -21,5 +21,5 @@ def _buggy(*args: Any) -> Any:
 
 def keyring_with_a_bug(key_file: Path) -> Keyring:
     """Plants the bug in the worker that asks for its keyring."""
-    schemas.fold.settle_job = _buggy
+    schemas.streams.fold.settle_job = _buggy
     return worker_keyring(key_file)

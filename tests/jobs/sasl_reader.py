@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from jobs.settle_events import read_records
-from schemas.settings import load_settings
+from schemas.settings.settings import load_settings
 from tests.spark_session import start_session
 
 

@@ -15,12 +15,11 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 from jobs.rebuild_views import rebuild
-from jobs.settling import settle_run
-from schemas.entries import Entries
-from schemas.ledger import LEDGER, LedgerRow
-from schemas.ledger_arrow import ledger_batch
-from schemas.message import Message, posting_record
-from schemas.participants import (
+from jobs.settling.settling import settle_run
+from schemas.fold.entries import Entries
+from schemas.fold.view_rows import MAILBOX_VIEW, REGISTRY_JOBS, REGISTRY_KEYS, REGISTRY_PARTICIPANTS
+from schemas.settings.settings import Settings
+from schemas.streams.agents.participants import (
     AgentJoined,
     AgentKeyRegistered,
     AgentKeyRemoved,
@@ -28,9 +27,10 @@ from schemas.participants import (
     key_id_of,
     participant_record,
 )
-from schemas.record import OutgoingRecord, Record
-from schemas.settings import Settings
-from schemas.view_rows import MAILBOX_VIEW, REGISTRY_JOBS, REGISTRY_KEYS, REGISTRY_PARTICIPANTS
+from schemas.tables.ledger import LEDGER, LedgerRow
+from schemas.tables.ledger_arrow import ledger_batch
+from schemas.wire.message import Message, posting_record
+from schemas.wire.record import OutgoingRecord, Record
 from tests.connectors.ledger_tables import FIRST_MOMENT_US, KEYRING, STEP_US, settings_below
 from tests.jobs.topic_load import event, raw_event, registration
 from tests.notebook_run import run_here

@@ -11,14 +11,14 @@ import pytest
 from deltalake import DeltaTable
 
 from connectors.audit.verification import verify
-from jobs.audit_trail import AuditThread, AuditTrail
-from jobs.ledger_roots import FileRoots
-from schemas.audit_anchors import read_anchors
-from schemas.audit_chain import last_in_file, lines_in_file
-from schemas.audit_settings import anchor_key_file, anchors_file
+from jobs.ledger.audit_trail import AuditThread, AuditTrail
+from jobs.ledger.ledger_roots import FileRoots
 from schemas.errors import UsageError
-from schemas.ledger_arrow import ledger_batch
-from schemas.settings import Settings
+from schemas.integrity.audit_anchors import read_anchors
+from schemas.integrity.audit_chain import last_in_file, lines_in_file
+from schemas.integrity.audit_files import anchor_key_file, anchors_file
+from schemas.settings.settings import Settings
+from schemas.tables.ledger_arrow import ledger_batch
 from tests.audited_ledger import AuditedLedger, ledger_row_at
 from tests.broker_processes import wait_until
 
@@ -121,8 +121,8 @@ def test_anchors_are_made_at_the_interval_when_the_chain_has_grown_and_the_key_i
 def test_the_thread_follows_goes_on_after_a_failure_and_anchors_the_end(
     ledger: AuditedLedger, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("jobs.audit_trail._AFTER_A_FAILURE_S", 0.05)
-    monkeypatch.setattr("jobs.audit_trail._POLL_S", 0.05)
+    monkeypatch.setattr("jobs.ledger.audit_trail._AFTER_A_FAILURE_S", 0.05)
+    monkeypatch.setattr("jobs.ledger.audit_trail._POLL_S", 0.05)
     in_the_way = anchors_file(ledger.settings).parent
     in_the_way.write_bytes(b"")
     ledger.commit_offsets({0: (0, 3)})

@@ -10,10 +10,10 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from jobs.buckets import bucket_key, spark_hash
-from jobs.record_packing import RECORD_COLUMNS, to_cell
-from jobs.settling import OrderError, in_order, unpack_runs
-from schemas.record import Record
+from jobs.settling.settling import OrderError, in_order, unpack_runs
+from jobs.spark.record_packing import RECORD_COLUMNS, to_cell
+from jobs.views.buckets import bucket_key, spark_hash
+from schemas.wire.record import Record
 
 
 def record(offset: int) -> Record:

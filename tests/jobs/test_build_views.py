@@ -13,19 +13,19 @@ from deltalake import DeltaTable
 from jobs import build_views
 from jobs.build_views import ViewBuilder, ViewThread, catch_up
 from jobs.refold import check_views
-from jobs.view_changes import key_columns
-from jobs.view_tables import ViewTable, open_tables
+from jobs.views.view_changes import key_columns
+from jobs.views.view_tables import ViewTable, open_tables
 from schemas.errors import Refused
-from schemas.job_registry import pick_record
-from schemas.ledger import LEDGER
-from schemas.record import OutgoingRecord
-from schemas.sealing import Keyring
-from schemas.session_registry import SessionCreation, session_record
-from schemas.settings import Settings, StorageSettings, ViewSettings
-from schemas.view_arrow import VIEW_ARROW
-from schemas.view_progress import ViewProgress, read_progress
-from schemas.view_rows import REGISTRY_JOBS, REGISTRY_SESSIONS
-from schemas.views import STREAM_ENTRIES, VIEW_TABLES
+from schemas.fold.view_rows import REGISTRY_JOBS, REGISTRY_SESSIONS
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import Settings, StorageSettings, ViewSettings
+from schemas.streams.job.job_registry import pick_record
+from schemas.streams.session.session_registry import SessionCreation, session_record
+from schemas.streams.views import STREAM_ENTRIES, VIEW_TABLES
+from schemas.tables.ledger import LEDGER
+from schemas.tables.view_arrow import VIEW_ARROW
+from schemas.tables.view_progress import ViewProgress, read_progress
+from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import wait_until
 from tests.jobs.conftest import Rows
 from tests.jobs.topic_load import append_all, event, registration

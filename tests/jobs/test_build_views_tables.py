@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from jobs import view_tables
-from jobs.view_changes import Key, RowChange, changes_of
-from jobs.view_tables import ViewTable, WrongViewTable
-from schemas.ledger_arrow import LEDGER_ARROW
-from schemas.view_arrow import VIEW_ARROW
-from schemas.view_progress import NO_PROGRESS, ViewProgress, read_progress
-from schemas.view_rows import MAILBOX_VIEW, REGISTRY_PRINCIPALS
-from schemas.views import STREAM_ENTRIES
+from jobs.views import view_tables
+from jobs.views.view_changes import Key, RowChange, changes_of
+from jobs.views.view_tables import ViewTable, WrongViewTable
+from schemas.fold.view_rows import MAILBOX_VIEW, REGISTRY_PRINCIPALS
+from schemas.streams.views import STREAM_ENTRIES
+from schemas.tables.ledger_arrow import LEDGER_ARROW
+from schemas.tables.view_arrow import VIEW_ARROW
+from schemas.tables.view_progress import NO_PROGRESS, ViewProgress, read_progress
 
 Changes = dict[Key, RowChange]
 

@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 
 from connectors.audit.verification import verify
 from jobs import settle_events
-from schemas.ledger import LEDGER
-from schemas.sealing import Keyring
-from schemas.settings import Settings, settings_environment
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import Settings, settings_environment
+from schemas.tables.ledger import LEDGER
 from tests.jobs.conftest import DRAIN_LIMIT_S, ledger_rows
 from tests.jobs.topic_load import append_all, event, registration
 

@@ -16,14 +16,14 @@ from pyspark.sql import SparkSession
 from jobs import settle_events
 from jobs.build_views import catch_up
 from jobs.refold import check_views
-from schemas.job_event import JobEvent
-from schemas.ledger import LEDGER
-from schemas.sealing import Keyring
-from schemas.settings import Settings
-from schemas.signing import sign_event
-from schemas.strict_json import canonical
-from schemas.verdicts import ACCEPTED
-from schemas.view_rows import REGISTRY_JOBS
+from schemas.fold.view_rows import REGISTRY_JOBS
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import Settings
+from schemas.streams.job.job_event import JobEvent
+from schemas.tables.ledger import LEDGER
+from schemas.wire.signing import sign_event
+from schemas.wire.strict_json import canonical
+from schemas.wire.verdicts import ACCEPTED
 from tests.broker_processes import wait_until
 from tests.jobs.conftest import Rows, ledger_rows
 from tests.jobs.topic_load import SECRET, append_all, registration

@@ -19,28 +19,28 @@ from pyspark.sql import SparkSession
 from connectors.audit.verification import verify
 from connectors.dashboard.ledger_events_reader import newest_rejected, records_between, rejected_before
 from connectors.file_bridge.mailbox_reader import known_messages
-from connectors.ledger_reader import LedgerFilter, LedgerReader
-from connectors.live_state import LiveState
-from connectors.message_export import export_messages
-from connectors.publisher import Position
-from connectors.verdict_reader import newest_settled, verdict_in_ledger
-from connectors.view_reader import load_views
+from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
+from connectors.ledger_files.message_export import export_messages
+from connectors.live.live_state import LiveState
+from connectors.live.verdict_reader import newest_settled, verdict_in_ledger
+from connectors.live.view_reader import load_views
+from connectors.log.publisher import Position
 from jobs.build_views import ViewBuilder, read_changes
 from jobs.maintain_tables import tidy_ledger, tidy_views
 from jobs.rebuild_views import rebuild
 from jobs.recovery import ledger_ends
 from jobs.refold import check_views, table_rows
 from jobs.switch_fold import state_of
-from jobs.table_files import read_table
-from schemas.delta_files import dataset_of
-from schemas.ledger import LEDGER
-from schemas.ledger_arrow import ledger_batch
-from schemas.record import JOB_EVENT, MESSAGE_POSTED
-from schemas.settings import Settings
-from schemas.verdicts import REJECTED
-from schemas.view_arrow import VIEW_ARROW
-from schemas.view_rows import MAILBOX_VIEW, MESSAGE_BODIES
-from schemas.views import STREAM_ENTRIES, VIEW_TABLES, VIEWS
+from jobs.views.table_files import read_table
+from schemas.fold.view_rows import MAILBOX_VIEW, MESSAGE_BODIES
+from schemas.settings.settings import Settings
+from schemas.streams.views import STREAM_ENTRIES, VIEW_TABLES, VIEWS
+from schemas.tables.delta_files import dataset_of
+from schemas.tables.ledger import LEDGER
+from schemas.tables.ledger_arrow import ledger_batch
+from schemas.tables.view_arrow import VIEW_ARROW
+from schemas.wire.record import JOB_EVENT, MESSAGE_POSTED
+from schemas.wire.verdicts import REJECTED
 from tests.mixed_tables import JOB, MixedTables, mixed_tables
 from tests.notebook_run import run_here
 

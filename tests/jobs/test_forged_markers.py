@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
 from connectors.audit.verification import verify
-from jobs.ledger_chain import LedgerChain
-from jobs.once_sink import LastCommit, OnceSink, last_commit
-from schemas.audit_chain import ChainLine, commit_metadata, last_in_file, newest_entry, next_entry
+from jobs.ledger.ledger_chain import LedgerChain
+from jobs.settling.once_sink import LastCommit, OnceSink, last_commit
 from schemas.errors import TrunklineError
-from schemas.spark_types import LEDGER_FILE
+from schemas.integrity.audit_chain import ChainLine, commit_metadata, last_in_file, newest_entry, next_entry
+from schemas.tables.spark_types import LEDGER_FILE
 from tests.audited_ledger import AuditedLedger, ledger_row_at
 
 QUERY = "the query"

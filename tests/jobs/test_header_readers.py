@@ -14,17 +14,17 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from connectors.live_tail import LogTail
-from connectors.missing_headers import records_between
-from jobs.record_packing import SEPARATOR, from_cell, pack_records, records_of
+from connectors.log.live_tail import LogTail
+from connectors.log.missing_headers import records_between
 from jobs.settle_events import bucketed
-from schemas.entries import Entries
-from schemas.fold import settle
-from schemas.kafka_clients import spark_security
-from schemas.record import STANDARD_HEADERS, Record
-from schemas.settings import Settings
-from schemas.spark_types import PACKED_RECORDS
-from tests.connectors.test_live_tail import polls_until
+from jobs.spark.record_packing import SEPARATOR, from_cell, pack_records, records_of
+from schemas.fold.entries import Entries
+from schemas.log_access.kafka_clients import spark_security
+from schemas.settings.settings import Settings
+from schemas.streams.fold import settle
+from schemas.tables.spark_types import PACKED_RECORDS
+from schemas.wire.record import STANDARD_HEADERS, Record
+from tests.connectors.log.test_live_tail import polls_until
 from tests.connectors.trouble_records import Raw, any_name, append_raw, raw
 from tests.fuzz.fuzzing import mutated
 from tests.jobs.topic_load import event

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from connectors.master_keys import add_key, master_keys, rotate
+from connectors.tls_keys.master_keys import add_key, master_keys, rotate
 from jobs.refold import ordered_rows
-from schemas.entries import Entries
-from schemas.fold import settle
-from schemas.job_fold import job_grant
-from schemas.ledger import LEDGER, LedgerRow, record_of_row
-from schemas.sealing import Keyring, load_keyring, sealed_by
-from schemas.settings import Settings
+from schemas.fold.entries import Entries
+from schemas.keys.sealing import Keyring, load_keyring, sealed_by
+from schemas.settings.settings import Settings
+from schemas.streams.fold import settle
+from schemas.streams.job.job_fold import job_grant
+from schemas.tables.ledger import LEDGER, LedgerRow, record_of_row
 from tests.jobs.test_rebuild_views import Backbone
 from tests.jobs.topic_load import SECRET, event, registration
 

@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 from connectors.audit.verification import verify
 from jobs import settle_events
 from jobs.maintain_tables import tidy_ledger
-from schemas.record import OutgoingRecord
-from schemas.sealing import Keyring
-from schemas.settings import Settings, StorageSettings
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import Settings, StorageSettings
+from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import wait_until
 from tests.jobs.conftest import DRAIN_LIMIT_S, ledger_rows
 from tests.jobs.test_crashes_around_the_commit import crash

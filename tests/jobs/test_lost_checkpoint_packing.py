@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from jobs.initial_state import BucketShare, pack_streams, unpack_share
+from jobs.settling.initial_state import BucketShare, pack_streams, unpack_share
 
 Row = tuple[int, str, str, bytes]
 

@@ -13,14 +13,14 @@ from kafka import TopicPartition
 from pyspark.sql import SparkSession
 
 from jobs import settle_events
-from jobs.checkpoint_state import CheckpointDamaged, CheckpointFolder, CheckpointGuard
 from jobs.recovery import RecoveryRefused, check_log, check_view_progress, find_start
-from schemas.event_topic import admin_client
-from schemas.ledger import LEDGER
-from schemas.ledger_arrow import LEDGER_ARROW
-from schemas.sealing import Keyring
-from schemas.settings import Settings, StorageSettings
-from schemas.view_progress import ViewProgress
+from jobs.settling.checkpoint_state import CheckpointDamaged, CheckpointFolder, CheckpointGuard
+from schemas.keys.sealing import Keyring
+from schemas.log_access.event_topic import admin_client
+from schemas.settings.settings import Settings, StorageSettings
+from schemas.tables.ledger import LEDGER
+from schemas.tables.ledger_arrow import LEDGER_ARROW
+from schemas.tables.view_progress import ViewProgress
 from tests.broker_processes import with_kafka
 from tests.jobs.conftest import DRAIN_LIMIT_S, ledger_rows
 from tests.jobs.topic_load import append_all, event, registration

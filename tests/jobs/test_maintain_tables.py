@@ -16,13 +16,13 @@ from pyspark.sql import SparkSession
 from jobs import build_views, maintain_tables, settle_events
 from jobs.build_views import ViewBuilder, ViewThread
 from jobs.maintain_tables import Maintenance, compact_ledger, tidy_ledger, tidy_views
-from jobs.once_sink import last_commit
 from jobs.refold import check_views
-from schemas.ledger import LEDGER
-from schemas.sealing import Keyring
-from schemas.settings import Settings, ViewSettings
-from schemas.view_progress import read_progress
-from schemas.views import STREAM_ENTRIES
+from jobs.settling.once_sink import last_commit
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import Settings, ViewSettings
+from schemas.streams.views import STREAM_ENTRIES
+from schemas.tables.ledger import LEDGER
+from schemas.tables.view_progress import read_progress
 from tests.broker_processes import wait_until
 from tests.jobs.conftest import DRAIN_LIMIT_S, Rows, ledger_rows
 from tests.jobs.topic_load import append_all, event, registration

@@ -11,15 +11,15 @@ import pytest
 from deltalake import DeltaTable, Schema
 from pyspark.sql import DataFrame, SparkSession
 
-from jobs.ledger_files import SKIPPING_COLUMNS, write_file
-from jobs.ledger_table import create_ledger, prepare_ledger
+from jobs.ledger.ledger_files import SKIPPING_COLUMNS, write_file
+from jobs.ledger.ledger_table import create_ledger, prepare_ledger
 from jobs.maintain_tables import tidy_ledger
-from jobs.once_sink import LastCommit, OnceSink, last_commit
-from jobs.record_packing import to_cell
-from schemas.ledger import LEDGER
-from schemas.ledger_arrow import LEDGER_ARROW
-from schemas.settings import Settings
-from schemas.spark_types import LEDGER_FILE
+from jobs.settling.once_sink import LastCommit, OnceSink, last_commit
+from jobs.spark.record_packing import to_cell
+from schemas.settings.settings import Settings
+from schemas.tables.ledger import LEDGER
+from schemas.tables.ledger_arrow import LEDGER_ARROW
+from schemas.tables.spark_types import LEDGER_FILE
 
 
 def ledger_rows(*offsets: int, moment: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> pa.RecordBatch:

@@ -15,24 +15,24 @@ from deltalake import DeltaTable, write_deltalake
 
 from jobs import rebuild_views, refold
 from jobs.rebuild_views import rebuild
-from jobs.settling import settle_run
-from jobs.view_changes import CHANGE_COLUMNS, changes_of, key_columns
-from jobs.view_lock import views_lock
-from jobs.view_tables import WrongViewTable, are_complete, open_tables
-from schemas.entries import Entries
+from jobs.settling.settling import settle_run
+from jobs.views.view_changes import CHANGE_COLUMNS, changes_of, key_columns
+from jobs.views.view_lock import views_lock
+from jobs.views.view_tables import WrongViewTable, are_complete, open_tables
 from schemas.errors import NotFound, Refused
-from schemas.job_registry import cancellation_record, pick_record
-from schemas.ledger import LEDGER
-from schemas.ledger_arrow import LEDGER_ARROW, ledger_batch
-from schemas.record import OutgoingRecord, Record
-from schemas.sealing import Keyring, ensure_keyring
-from schemas.session_registry import SessionCreation, session_record
-from schemas.settings import Settings, StorageSettings, settings_environment
-from schemas.settled import FOLD_VERSION
-from schemas.view_arrow import VIEW_ARROW
-from schemas.view_progress import ViewProgress
-from schemas.view_rows import REGISTRY_JOBS
-from schemas.views import STREAM_ENTRIES, VIEW_TABLES
+from schemas.fold.entries import Entries
+from schemas.fold.settled import FOLD_VERSION
+from schemas.fold.view_rows import REGISTRY_JOBS
+from schemas.keys.sealing import Keyring, ensure_keyring
+from schemas.settings.settings import Settings, StorageSettings, settings_environment
+from schemas.streams.job.job_registry import cancellation_record, pick_record
+from schemas.streams.session.session_registry import SessionCreation, session_record
+from schemas.streams.views import STREAM_ENTRIES, VIEW_TABLES
+from schemas.tables.ledger import LEDGER
+from schemas.tables.ledger_arrow import LEDGER_ARROW, ledger_batch
+from schemas.tables.view_arrow import VIEW_ARROW
+from schemas.tables.view_progress import ViewProgress
+from schemas.wire.record import OutgoingRecord, Record
 from tests.jobs.topic_load import event, raw_event, registration
 
 PARTITIONS = 3

@@ -10,14 +10,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from connectors.audit.verification import verify
-from connectors.rebuilt_topic import delete_topic
-from connectors.spark_checkpoint import planned_ends
+from connectors.log_rebuild.rebuilt_topic import delete_topic
+from connectors.log_rebuild.spark_checkpoint import planned_ends
 from jobs import settle_events
 from jobs.build_views import catch_up
 from jobs.recovery import RecoveryRefused
-from schemas.sealing import Keyring
-from schemas.settings import Settings
-from tests.connectors.test_log_rebuild import made_anew, rebuild
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import Settings
+from tests.connectors.log_rebuild.test_log_rebuild import made_anew, rebuild
 from tests.jobs.conftest import Rows
 from tests.jobs.test_lost_checkpoint import each_once
 from tests.jobs.topic_load import append_all, event, registration

@@ -13,12 +13,12 @@ import pytest
 from deltalake import DeltaTable
 
 from connectors.audit.verification import verify
-from jobs.view_lock import views_lock
+from jobs.views.view_lock import views_lock
 from schemas.errors import Refused
-from schemas.ledger import LEDGER
-from schemas.sealing import Keyring
-from schemas.settings import Settings, ViewSettings
-from schemas.view_rows import REGISTRY_JOBS
+from schemas.fold.view_rows import REGISTRY_JOBS
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import Settings, ViewSettings
+from schemas.tables.ledger import LEDGER
 from tests.broker_processes import PROJECT_ROOT, ProgramProcess, program_environment, wait_until
 from tests.jobs.conftest import DRAIN_LIMIT_S
 from tests.jobs.topic_load import append_all, event, registration

@@ -12,11 +12,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from jobs import run_streams, settle_events
-from jobs.ledger_table import prepare_ledger
-from jobs.once_sink import OnceSink
-from schemas.ledger import LEDGER
-from schemas.sealing import Keyring
-from schemas.settings import Settings, settings_environment
+from jobs.ledger.ledger_table import prepare_ledger
+from jobs.settling.once_sink import OnceSink
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import Settings, settings_environment
+from schemas.tables.ledger import LEDGER
 from tests.jobs.conftest import DRAIN_LIMIT_S, ledger_rows
 from tests.jobs.planted_bug import TRIGGER, keyring_with_a_bug
 from tests.jobs.topic_load import append_all, append_raw, event, raw_event, registration

@@ -16,21 +16,21 @@ import pytest
 from deltalake import DeltaTable
 
 from connectors.audit.verification import verify
-from connectors.kafka_records import to_record
-from connectors.ledger_reader import LedgerReader
+from connectors.ledger_files.ledger_reader import LedgerReader
 from connectors.local_stack.part import Part, PartFailed
 from connectors.local_stack.program_plans import streams_plan
+from connectors.log.kafka_records import to_record
 from jobs.refold import check_views
-from jobs.settling import settle_run
-from schemas.entries import Entries
-from schemas.event_topic import topic_reader
-from schemas.ledger import LEDGER
-from schemas.ledger_arrow import ledger_batch
-from schemas.record import Record
-from schemas.sealing import Keyring
-from schemas.settings import Settings, SparkSettings, ViewSettings
-from schemas.view_progress import read_progress
-from schemas.views import STREAM_ENTRIES
+from jobs.settling.settling import settle_run
+from schemas.fold.entries import Entries
+from schemas.keys.sealing import Keyring
+from schemas.log_access.event_topic import topic_reader
+from schemas.settings.settings import Settings, SparkSettings, ViewSettings
+from schemas.streams.views import STREAM_ENTRIES
+from schemas.tables.ledger import LEDGER
+from schemas.tables.ledger_arrow import ledger_batch
+from schemas.tables.view_progress import read_progress
+from schemas.wire.record import Record
 from tests.broker_processes import wait_until
 from tests.random_log import RandomLog, append_raw_records
 from tests.spark_cluster import SparkCluster

@@ -18,15 +18,15 @@ from deltalake import DeltaTable
 from jobs import run_streams
 from jobs.build_views import catch_up
 from jobs.switch_fold import switch
-from jobs.view_lock import views_lock
-from schemas.control_fold import FOLD_STREAM
+from jobs.views.view_lock import views_lock
 from schemas.errors import Refused
-from schemas.event_topic import topic_reader
-from schemas.fold_version import FOLD_PROPERTY, check_fold_version
-from schemas.ledger import LEDGER
-from schemas.sealing import Keyring
-from schemas.settings import PROJECT_ROOT, Settings, settings_environment
-from schemas.settled import FOLD_VERSION
+from schemas.fold.settled import FOLD_VERSION
+from schemas.keys.sealing import Keyring
+from schemas.log_access.event_topic import topic_reader
+from schemas.settings.settings import PROJECT_ROOT, Settings, settings_environment
+from schemas.streams.control.control_fold import FOLD_STREAM
+from schemas.tables.fold_version import FOLD_PROPERTY, check_fold_version
+from schemas.tables.ledger import LEDGER
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import GatewayProcess, starting
 from tests.jobs.conftest import Rows
@@ -98,7 +98,7 @@ def test_a_version_is_switched_on_with_the_doors_closed_and_everything_settled(
         is_open = fold(settings, "switch")
         assert is_open.returncode == 4
         assert "a gateway answers" in is_open.stderr
-    for program in ("connectors.gateway", "jobs.run_streams"):
+    for program in ("connectors.gateway_program", "jobs.run_streams"):
         refused = ran(settings, program)
         assert refused.returncode == 4, refused.stderr
         assert "trunkline fold switch" in refused.stderr

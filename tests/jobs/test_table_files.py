@@ -10,7 +10,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from jobs.table_files import read_table
+from jobs.views.table_files import read_table
 from schemas.errors import TrunklineError
 
 COLUMNS = pa.schema([("name", pa.string()), ("at", pa.timestamp("us", "UTC")), ("value", pa.binary())])

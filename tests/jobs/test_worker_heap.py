@@ -6,22 +6,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-from schemas.settings import PROJECT_ROOT
+from schemas.settings.settings import PROJECT_ROOT
 
 _WORKER = """
 import gc, sys
-from jobs.record_packing import pack_records
+from jobs.spark.record_packing import pack_records
 list(pack_records([]))
 packed = gc.get_freeze_count()
 import pyarrow as pa
-from jobs.ledger_files import write_file
-from jobs.record_packing import to_cell
-from jobs.settling import settle_run
-from schemas.entries import Entries
-from schemas.ledger_arrow import ledger_batch
-from schemas.record import Record
-from schemas.sealing import ensure_keyring
-from schemas.settings import Settings
+from jobs.ledger.ledger_files import write_file
+from jobs.spark.record_packing import to_cell
+from jobs.settling.settling import settle_run
+from schemas.fold.entries import Entries
+from schemas.tables.ledger_arrow import ledger_batch
+from schemas.wire.record import Record
+from schemas.keys.sealing import ensure_keyring
+from schemas.settings.settings import Settings
 keyring = ensure_keyring(Settings(data_dir=sys.argv[1]))
 list(pack_records([]))
 again = gc.get_freeze_count()

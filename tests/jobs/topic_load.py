@@ -6,15 +6,15 @@ from collections.abc import Iterable
 
 from kafka import KafkaProducer
 
-from connectors.publisher import Publisher
-from schemas.event_topic import partition_for
-from schemas.job_registry import registration_record
-from schemas.kafka_clients import client_options
-from schemas.record import JOB_EVENT, OutgoingRecord, content_id
-from schemas.sealing import Keyring
-from schemas.settings import Settings
-from schemas.signing import sign_event
-from schemas.strict_json import canonical
+from connectors.log.publisher import Publisher
+from schemas.keys.sealing import Keyring
+from schemas.log_access.event_topic import partition_for
+from schemas.log_access.kafka_clients import client_options
+from schemas.settings.settings import Settings
+from schemas.streams.job.job_registry import registration_record
+from schemas.wire.record import JOB_EVENT, OutgoingRecord, content_id
+from schemas.wire.signing import sign_event
+from schemas.wire.strict_json import canonical
 
 SECRET = "a secret of the tests"
 

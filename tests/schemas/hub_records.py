@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 from typing import Any, Final
 
-from schemas.entries import Entries
-from schemas.fold import settle
-from schemas.mqtt_agents import sign_said
-from schemas.participants import key_id_of
-from schemas.sealing import mqtt_agent_secret_purpose
-from schemas.settled import Settled
+from schemas.fold.entries import Entries
+from schemas.fold.settled import Settled
+from schemas.keys.sealing import mqtt_agent_secret_purpose
+from schemas.streams.agents.mqtt_agents import sign_said
+from schemas.streams.agents.participants import key_id_of
+from schemas.streams.fold import settle
 from tests.schemas.job_records import KEYRING, document_record
 
 TASK_KEY: Final = b"task/t1"

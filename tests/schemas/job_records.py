@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from schemas.record import JOB_EVENT, STANDARD_HEADERS, Record
-from schemas.sealing import Keyring, job_secret_purpose
-from schemas.settled import Settled
-from schemas.signing import sign_event
+from schemas.fold.settled import Settled
+from schemas.keys.sealing import Keyring, job_secret_purpose
+from schemas.wire.record import JOB_EVENT, STANDARD_HEADERS, Record
+from schemas.wire.signing import sign_event
 
 JOB_ID: Final = "ab12cd34"
 SECRET: Final = "a secret of the tests"

@@ -6,12 +6,12 @@ from typing import Any, Final
 
 import msgspec
 
-from schemas.entries import Entries
-from schemas.fold import settle
-from schemas.message import Message, posting_record
-from schemas.record import OutgoingRecord
-from schemas.settled import Settled
-from schemas.view_rows import MessageRow
+from schemas.fold.entries import Entries
+from schemas.fold.settled import Settled
+from schemas.fold.view_rows import MessageRow
+from schemas.streams.fold import settle
+from schemas.wire.message import Message, posting_record
+from schemas.wire.record import OutgoingRecord
 from tests.schemas.job_records import KEYRING, START_US, said
 from tests.schemas.stream_records import as_read, message
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from schemas.entries import Entries
-from schemas.fold import settle
-from schemas.record import OutgoingRecord, Record
+from schemas.fold.entries import Entries
+from schemas.streams.fold import settle
+from schemas.wire.record import OutgoingRecord, Record
 from tests.schemas.hub_records import HUB_FIRST, HUB_GOOD
 from tests.schemas.job_records import (
     JOB_ID,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from connectors.local_stack import free_port
-from schemas.agent_signing import new_key_pair
+from schemas.streams.agents.agent_signing import new_key_pair
 from tests.connectors.agent_client.signed_door import SignedDoor
 
 

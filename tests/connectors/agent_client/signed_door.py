@@ -21,7 +21,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from schemas.agent_signing import WINDOW_S, timestamp_seconds, verify
+from schemas.streams.agents.agent_signing import WINDOW_S, timestamp_seconds, verify
 from tests.broker_processes import wait_until
 
 

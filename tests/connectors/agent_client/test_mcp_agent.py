@@ -15,8 +15,8 @@ import pytest
 
 from connectors.launcher.launcher_file import read_launchers
 from connectors.local_stack import free_port
-from connectors.mcp_agent import FINISH, OPERATOR
-from schemas.settings import PROJECT_ROOT
+from connectors.samples.mcp_agent import FINISH, OPERATOR
+from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import wait_until
 from tests.connectors.agent_client.conftest import key_pair, write_key
 from tests.connectors.agent_client.signed_door import SignedDoor
@@ -29,7 +29,7 @@ RULE = read_launchers(PROJECT_ROOT / "conf" / "launchers.yaml")["trunkline/mcp-a
 @contextlib.contextmanager
 def agent(url: str, key: Path | str, give_up_s: float = 30, **changes: str) -> Iterator[subprocess.Popen[str]]:
     """The agent `ann` as the launcher would start it, gone when the block ends."""
-    program = f"import sys, connectors.mcp_agent as a; a.GIVE_UP_S = {give_up_s}; sys.exit(a.main())"
+    program = f"import sys, connectors.samples.mcp_agent as a; a.GIVE_UP_S = {give_up_s}; sys.exit(a.main())"
     command = [sys.executable, "-c", program] if give_up_s != 30 else RULE.filled_command()
     names = {"AGENT_ID": "ann", "AGENT_KEY_PATH": str(key), "MCP_SERVER_URL": url, **changes}
     process = subprocess.Popen(

@@ -22,7 +22,7 @@ from mcp.types import CONNECTION_CLOSED
 
 from connectors.agent_client import REFUSED, UNREACHABLE
 from connectors.local_stack import free_port
-from schemas.settings import PROJECT_ROOT
+from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import wait_until
 from tests.connectors.agent_client.conftest import key_pair, write_key
 from tests.connectors.agent_client.signed_door import SignedDoor

@@ -14,10 +14,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from connectors.agent_client import agent_client
-from connectors.kafka_topic import ensure_topic
-from schemas.agent_signing import KEY_BITS, new_key_pair, public_pem
-from schemas.sealing import ensure_keyring
-from schemas.settings import MqttSettings, Settings
+from connectors.log.kafka_topic import ensure_topic
+from schemas.keys.sealing import ensure_keyring
+from schemas.settings.settings import MqttSettings, Settings
+from schemas.streams.agents.agent_signing import KEY_BITS, new_key_pair, public_pem
 from tests.broker_processes import LOOPBACK, STOP_S, BrokerProcess, free_port, kafka_at
 from tests.connectors.gateway.hub_access import GatewayProcess, starting
 

@@ -7,15 +7,15 @@ import time
 from typing import Any
 
 from connectors.agent_mcp.agent_tools import AgentTools
-from connectors.gateway.log_appender import LogAppender
-from connectors.gateway.mailboxes import MailboxIndex
-from connectors.live_state import LiveState
-from connectors.settled_feed import SettledRecord
-from schemas.participants import AgentJoined, participant_record
-from schemas.record import OutgoingRecord, Record
-from schemas.sealing import Keyring
-from schemas.settings import Settings
-from schemas.view_rows import ViewRow
+from connectors.gateway.services.log_appender import LogAppender
+from connectors.gateway.services.mailboxes import MailboxIndex
+from connectors.live.live_state import LiveState
+from connectors.live.settled_feed import SettledRecord
+from schemas.fold.view_rows import ViewRow
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import Settings
+from schemas.streams.agents.participants import AgentJoined, participant_record
+from schemas.wire.record import OutgoingRecord, Record
 
 KEYRING = Keyring({"test": b"k" * 32}, "test")
 

@@ -11,9 +11,15 @@ from typing import Any, Self
 
 import httpx
 
-from schemas.agent_signing import AGENT_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, load_private_key, sign
-from schemas.event_topic import topic_reader
-from schemas.settings import Settings
+from schemas.log_access.event_topic import topic_reader
+from schemas.settings.settings import Settings
+from schemas.streams.agents.agent_signing import (
+    AGENT_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    load_private_key,
+    sign,
+)
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.gateway.hub_access import TIMEOUT_S
 

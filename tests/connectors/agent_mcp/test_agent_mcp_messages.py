@@ -12,10 +12,10 @@ import anyio
 import httpx
 import pytest
 
-from connectors.publisher import Publisher
-from schemas.mailbox_requests import lease_record
-from schemas.message import DEFAULT_REALM
-from schemas.record import REQUEST_REFUSED
+from connectors.log.publisher import Publisher
+from schemas.streams.mailboxes.mailbox_requests import lease_record
+from schemas.wire.message import DEFAULT_REALM
+from schemas.wire.record import REQUEST_REFUSED
 from tests.broker_processes import wait_until
 from tests.connectors.agent_mcp.conftest import PARTICIPANTS, Agent, McpGateway
 from tests.connectors.agent_mcp.signed_calls import SignedCaller, logged

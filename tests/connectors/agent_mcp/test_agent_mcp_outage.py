@@ -14,12 +14,12 @@ import anyio
 import pytest
 
 from connectors.agent_mcp.door import AgentMcp
-from connectors.gateway import strict_request
-from connectors.gateway.hub import Hub
-from connectors.kafka_topic import ensure_topic
-from connectors.live_view import LiveView
-from schemas.sealing import ensure_keyring
-from schemas.settings import GatewaySettings, Settings
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.web import strict_request
+from connectors.live.live_view import LiveView
+from connectors.log.kafka_topic import ensure_topic
+from schemas.keys.sealing import ensure_keyring
+from schemas.settings.settings import GatewaySettings, Settings
 from tests.broker_processes import BrokerProcess, kafka_at, make_kafka, stand_still, wait_until
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.agent_mcp.signed_calls import SignedCaller, call_body, open_stream

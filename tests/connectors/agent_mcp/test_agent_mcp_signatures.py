@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from schemas.agent_signing import AGENT_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, WINDOW_S
+from schemas.streams.agents.agent_signing import AGENT_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, WINDOW_S
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.agent_mcp.signed_calls import ACCEPT, SignedCaller, call_body, now, open_stream
 

@@ -15,9 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connectors.agent_mcp.tool_arguments import GetMyMessages, MarkRead, SendToAgent
-from schemas.agent_signing import new_key_pair
-from schemas.mailbox_requests import claim_record, clearing_record, expiry_record, lease_record
-from schemas.message import DEFAULT_REALM, PRIORITIES, Message, posting_record
+from schemas.streams.agents.agent_signing import new_key_pair
+from schemas.streams.mailboxes.mailbox_requests import (
+    claim_record,
+    clearing_record,
+    expiry_record,
+    lease_record,
+)
+from schemas.wire.message import DEFAULT_REALM, PRIORITIES, Message, posting_record
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.agent_mcp.folded_hub import FoldedHub
 from tests.connectors.agent_mcp.signed_calls import SignedCaller

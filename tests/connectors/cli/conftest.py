@@ -19,11 +19,11 @@ from unittest.mock import patch
 import pytest
 
 from connectors.cli.main import main
-from connectors.gateway_client import GatewayClient, path_of
+from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.launcher.local_processes import stop_all
 from connectors.local_stack import free_port
-from connectors.session_host import SessionHost
-from schemas.settings import PROJECT_ROOT, Settings
+from connectors.processes.session_host import SessionHost
+from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import ProgramProcess, program_environment, wait_until
 
 WAIT_S = 60.0
@@ -103,7 +103,7 @@ def hub_settings(backbone_settings: Settings) -> Settings:
 @pytest.fixture
 def gateway(hub_settings: Settings, tmp_path: Path) -> Iterator[ProgramProcess]:
     """A gateway that serves; ended with the test."""
-    program = ProgramProcess("connectors.gateway", hub_settings, tmp_path, "gateway")
+    program = ProgramProcess("connectors.gateway_program", hub_settings, tmp_path, "gateway")
     program.wait_ready(60)
     yield program
     if program.process.poll() is None:

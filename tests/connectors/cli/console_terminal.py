@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from schemas.settings import PROJECT_ROOT
+from schemas.settings.settings import PROJECT_ROOT
 
 WAIT_S = 40.0
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway_client import GatewayClient, path_of
-from schemas.settings import PROJECT_ROOT, Settings
+from connectors.gateway_client.gateway_client import GatewayClient, path_of
+from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import wait_until
 from tests.connectors.cli.conftest import CommandLine
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from connectors.gateway_client import GatewayClient, path_of
-from connectors.mqtt_agent import Credentials
+from connectors.agent_sdk.mqtt_agent import Credentials
+from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from tests.connectors.cli.conftest import CommandLine
 
 pytestmark = pytest.mark.requirement("JE-26")

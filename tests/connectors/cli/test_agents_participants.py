@@ -15,12 +15,12 @@ import pytest
 from mcp import Client, MCPError, StdioServerParameters
 
 from connectors.agent_client import REFUSED, agent_client
-from connectors.cli.agent_key_pair import new_key_file, public_key_in, successor_of
-from connectors.gateway_client import GatewayClient, path_of
+from connectors.cli.agents.agent_key_pair import new_key_file, public_key_in, successor_of
+from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.local_stack import free_port
-from schemas.agent_signing import key_id
 from schemas.errors import Refused
-from schemas.settings import PROJECT_ROOT, Settings
+from schemas.settings.settings import PROJECT_ROOT, Settings
+from schemas.streams.agents.agent_signing import key_id
 from tests.broker_processes import wait_until
 from tests.connectors.cli.conftest import CommandLine
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from schemas.settings import GatewaySettings, Settings
+from schemas.settings.settings import GatewaySettings, Settings
 from tests.broker_processes import wait_until
 from tests.connectors.cli.conftest import WAIT_S, CommandLine
 from tests.connectors.cli.console_terminal import Terminal

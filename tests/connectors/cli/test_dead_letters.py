@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway_client import GatewayClient, path_of
-from connectors.job_topics import events_topic
-from connectors.ledger_replay import parse_position
+from connectors.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.ledger_files.ledger_replay import parse_position
+from connectors.mqtt_link.job_topics import events_topic
 from schemas.errors import UsageError
-from schemas.record import JOB_EVENT, OutgoingRecord, content_id, oversized
-from schemas.settings import Settings
-from schemas.signing import sign_event
-from schemas.strict_json import canonical
+from schemas.settings.settings import Settings
+from schemas.wire.record import JOB_EVENT, OutgoingRecord, content_id, oversized
+from schemas.wire.signing import sign_event
+from schemas.wire.strict_json import canonical
 from tests.connectors.cli.conftest import CommandLine, read_line
 from tests.connectors.ledger_tables import LedgerTable, settings_below
 

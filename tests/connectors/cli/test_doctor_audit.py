@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.cli.doctor_audit import check_anchors, check_anchors_place
-from connectors.cli.doctor_findings import FAIL, OK, WARN
-from schemas.audit_settings import anchors_file, is_beside_the_ledger
+from connectors.cli.doctor.doctor_audit import check_anchors, check_anchors_place
+from connectors.cli.doctor.doctor_findings import FAIL, OK, WARN
+from schemas.integrity.audit_files import anchors_file, is_beside_the_ledger
 from tests.audited_ledger import AuditedLedger, three_commits
 
 

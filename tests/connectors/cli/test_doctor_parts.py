@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from connectors.cli import up_command
-from connectors.cli.doctor_checks import CHECKS
-from connectors.cli.doctor_findings import FAIL, OK, WARN
-from connectors.cli.doctor_organism import check_organism
-from connectors.cli.doctor_parts import check_gateway, check_xml_pump
+from connectors.cli.doctor.doctor_checks import CHECKS
+from connectors.cli.doctor.doctor_findings import FAIL, OK, WARN
+from connectors.cli.doctor.doctor_organism import check_organism
+from connectors.cli.doctor.doctor_parts import check_gateway, check_xml_pump
+from connectors.cli.stack import up_command
 from connectors.local_stack import free_port, state_file
 from connectors.local_stack.part_plan import ALL_PARTS, MOSQUITTO
-from connectors.tls_files import TlsFolder, create
+from connectors.tls_keys.tls_files import TlsFolder, create
 from schemas.errors import UsageError
-from schemas.settings import (
+from schemas.settings.settings import (
     AgentMcpSettings,
     DashboardSettings,
     GatewaySettings,

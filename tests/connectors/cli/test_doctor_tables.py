@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.cli.doctor_findings import OK, WARN
-from connectors.cli.doctor_tables import check_tables
-from connectors.log_end import LogEnd
+from connectors.cli.doctor.doctor_findings import OK, WARN
+from connectors.cli.doctor.doctor_tables import check_tables
+from connectors.log.log_end import LogEnd
 from jobs import build_views
-from schemas.settings import KafkaSettings, Settings
+from schemas.settings.settings import KafkaSettings, Settings
 from tests.audited_ledger import AuditedLedger, ledger_row_at
 from tests.broker_processes import wait_until
 from tests.jobs.topic_load import append_all, registration

@@ -9,16 +9,16 @@ import confluent_kafka
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from connectors.live_tail import LogTail
 from connectors.local_stack import LocalStack, free_port
-from schemas.fold_version import FOLD_PROPERTY
-from schemas.kafka_clients import librdkafka_options
-from schemas.ledger import LEDGER, ledger_row
-from schemas.ledger_arrow import ledger_batch
-from schemas.record import Record
-from schemas.sealing import Keyring
-from schemas.settings import Settings
-from schemas.settled import FOLD_VERSION
+from connectors.log.live_tail import LogTail
+from schemas.fold.settled import FOLD_VERSION
+from schemas.keys.sealing import Keyring
+from schemas.log_access.kafka_clients import librdkafka_options
+from schemas.settings.settings import Settings
+from schemas.tables.fold_version import FOLD_PROPERTY
+from schemas.tables.ledger import LEDGER, ledger_row
+from schemas.tables.ledger_arrow import ledger_batch
+from schemas.wire.record import Record
 from tests.broker_processes import LOOPBACK, wait_until
 from tests.connectors.cli.conftest import CommandLine
 from tests.connectors.folded_log import FoldedLog

@@ -13,21 +13,21 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway_client import GatewayClient, path_of
-from connectors.job_brokers import broker_file, find_broker, store_broker, with_job_broker
-from connectors.job_secrets import secret_path, store_secret
+from connectors.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.job_tools.job_brokers import broker_file, find_broker, store_broker, with_job_broker
+from connectors.job_tools.job_secrets import secret_path, store_secret
 from connectors.local_stack import free_port
-from connectors.mqtt_password_file import password_line
-from connectors.session_host import SessionHost
+from connectors.mqtt_accounts.mqtt_password_file import password_line
+from connectors.processes.session_host import SessionHost
 from schemas.errors import TrunklineError, UsageError
-from schemas.settings import Settings
+from schemas.settings.settings import Settings
 from tests.broker_processes import LOOPBACK, BrokerProcess, make_mosquitto, wait_until, with_mqtt
 from tests.connectors.cli.conftest import CommandLine
 
 pytestmark = pytest.mark.requirement("JE-13")
 USER, PASSWORD = "bo", "canary-broker-51d0"
 JOB, OTHER = "0a1b2c3d", "4e5f6a7b"
-AGENT = [sys.executable, "-m", "connectors.sample_agent"]
+AGENT = [sys.executable, "-m", "connectors.samples.sample_agent"]
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from connectors.gateway_client import GatewayClient, path_of
-from connectors.job_secrets import secret_path
-from connectors.mqtt_publisher import JobPublisher
-from schemas.ids import is_job_id
-from schemas.sealing import job_secret_purpose
-from schemas.settings import Settings
+from connectors.agent_sdk.mqtt_publisher import JobPublisher
+from connectors.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.job_tools.job_secrets import secret_path
+from schemas.keys.sealing import job_secret_purpose
+from schemas.settings.settings import Settings
+from schemas.wire.ids import is_job_id
 from tests.connectors.cli.conftest import CommandLine
 
 HOSTILE = "red bidi \u202e zero\u200b"

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from connectors.rebuilt_topic import delete_topic, topic_state
-from schemas.event_topic import check_topic
-from schemas.sealing import Keyring
-from schemas.settings import Settings
+from connectors.log_rebuild.rebuilt_topic import delete_topic, topic_state
+from schemas.keys.sealing import Keyring
+from schemas.log_access.event_topic import check_topic
+from schemas.settings.settings import Settings
 from tests.broker_processes import ProgramProcess
 from tests.connectors.cli.conftest import CommandLine
-from tests.connectors.test_log_rebuild import written_log
+from tests.connectors.log_rebuild.test_log_rebuild import written_log
 from tests.settled_topic import records_in_topic, settle_topic
 
 

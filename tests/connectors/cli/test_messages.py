@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from connectors.gateway_client import GatewayClient, path_of
+from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from tests.broker_processes import wait_until
 from tests.connectors.cli.conftest import CommandLine
 

@@ -14,13 +14,13 @@ from typing import IO, Any
 
 import pytest
 
-from connectors.cli.ledger_lines import JSON_COLUMNS
 from connectors.cli.main import main
-from connectors.terminal_text import escaped
-from schemas.ledger import COLUMNS
-from schemas.settings import PROJECT_ROOT, Settings
-from schemas.signing import sign_event
-from schemas.strict_json import canonical
+from connectors.ledger_files.ledger_lines import JSON_COLUMNS
+from connectors.terminal.terminal_text import escaped
+from schemas.settings.settings import PROJECT_ROOT, Settings
+from schemas.tables.ledger import COLUMNS
+from schemas.wire.signing import sign_event
+from schemas.wire.strict_json import canonical
 from tests.connectors.ledger_tables import SECRET, LedgerTable, settings_below
 
 JOB = "0a1b2c3d"

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from connectors.cli.doctor_findings import FAIL, OK, WARN
-from connectors.cli.doctor_kafka import check_kafka, check_replicas
+from connectors.cli.doctor.doctor_findings import FAIL, OK, WARN
+from connectors.cli.doctor.doctor_kafka import check_kafka, check_replicas
 from connectors.cli.main import main
-from connectors.kafka_repairs import repair_kafka_client
 from connectors.local_stack import free_port
-from schemas.settings import Settings, SettingsError, load_settings, settings_environment
+from connectors.log.kafka_repairs import repair_kafka_client
+from schemas.settings.settings import Settings, SettingsError, load_settings, settings_environment
 from tests.broker_processes import BrokerProcess, kafka_at, make_kafka, wait_until, with_kafka
 
 pytestmark = pytest.mark.requirement("OP-11")

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from paho.mqtt.publish import single
 
-from connectors.gateway_client import GatewayClient, path_of
-from connectors.job_secrets import store_secret
-from connectors.job_topics import events_topic
-from connectors.mqtt_publisher import JobPublisher
-from schemas.settings import Settings
-from schemas.signing import sign_event
-from schemas.strict_json import canonical
+from connectors.agent_sdk.mqtt_publisher import JobPublisher
+from connectors.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.job_tools.job_secrets import store_secret
+from connectors.mqtt_link.job_topics import events_topic
+from schemas.settings.settings import Settings
+from schemas.wire.signing import sign_event
+from schemas.wire.strict_json import canonical
 from tests.broker_processes import BrokerProcess, ProgramProcess, wait_until
 from tests.connectors.cli.conftest import CommandLine, read_line
 
@@ -209,7 +209,7 @@ def test_settled_goes_on_when_the_gateway_was_killed_and_started_again(
     gateway.process.kill()
     gateway.process.wait(10)
     outgoing.publish("completed", "while nobody looked")
-    again = ProgramProcess("connectors.gateway", hub_settings, tmp_path, "again")
+    again = ProgramProcess("connectors.gateway_program", hub_settings, tmp_path, "again")
     try:
         again.wait_ready(60)
         code, _, err = _ended(process)

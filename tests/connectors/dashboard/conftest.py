@@ -11,8 +11,8 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from connectors.publisher import Publisher
-from schemas.settings import Settings
+from connectors.log.publisher import Publisher
+from schemas.settings.settings import Settings
 from tests.connectors.dashboard.dashboard_process import DashboardProcess
 from tests.connectors.gateway.hub_access import starting
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 
-from schemas.settings import DashboardSettings, Settings
+from schemas.settings.settings import DashboardSettings, Settings
 from tests.broker_processes import LOOPBACK, free_port
 from tests.connectors.gateway.hub_access import TIMEOUT_S, GatewayProcess
 

@@ -10,14 +10,14 @@ from typing import Any
 import httpx
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from connectors.publisher import Publisher
-from schemas.agent_signing import public_pem
-from schemas.message import Message, posting_record
-from schemas.participants import AgentJoined, AgentStopped, AgentUpdated, participant_record
-from schemas.record import JOB_EVENT, OutgoingRecord, content_id
-from schemas.sealing import Keyring
-from schemas.settings import Settings
-from schemas.signing import sign_event
+from connectors.log.publisher import Publisher
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import Settings
+from schemas.streams.agents.agent_signing import public_pem
+from schemas.streams.agents.participants import AgentJoined, AgentStopped, AgentUpdated, participant_record
+from schemas.wire.message import Message, posting_record
+from schemas.wire.record import JOB_EVENT, OutgoingRecord, content_id
+from schemas.wire.signing import sign_event
 from tests.connectors.folded_log import FoldedLog
 from tests.connectors.gateway.hub_access import JOBS, register
 

@@ -10,11 +10,11 @@ import pytest
 
 from connectors.cli.main import main
 from connectors.dashboard.logins import SESSION_S, Logins
-from connectors.gateway.identities import Identities, Unidentified
-from connectors.gateway.policy import Caller
-from connectors.live_view import LiveView
-from schemas.sealing import Keyring
-from schemas.settings import DashboardSettings, load_settings, settings_environment
+from connectors.gateway.web.identities import Identities, Unidentified
+from connectors.gateway.web.policy import Caller
+from connectors.live.live_view import LiveView
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import DashboardSettings, load_settings, settings_environment
 from tests.broker_processes import LOOPBACK, ProgramProcess, free_port, wait_until
 from tests.connectors.dashboard.event_reading import Seen, followed
 from tests.connectors.gateway.hub_access import add_principal
@@ -206,11 +206,11 @@ def test_the_port_is_a_setting_with_an_alias_and_zero_closes_the_door(backbone_s
     taken = dashboard.settings.model_copy(
         update={"gateway": dashboard.settings.gateway.model_copy(update={"port": free_port()})}
     )
-    second = ProgramProcess("connectors.gateway", taken, tmp_path, "second")
+    second = ProgramProcess("connectors.gateway_program", taken, tmp_path, "second")
     assert second.process.wait(60) == 1
     assert "dashboard.port" in second.log()
     closed = taken.model_copy(update={"dashboard": DashboardSettings(port=0)})
-    third = ProgramProcess("connectors.gateway", closed, tmp_path, "third")
+    third = ProgramProcess("connectors.gateway_program", closed, tmp_path, "third")
     third.wait_ready()
     doors = [json.loads(line).get("door") for line in third.log().splitlines() if '"serving"' in line]
     assert third.stop() == 0 and doors == ["hub"]

@@ -10,9 +10,9 @@ import pytest
 from connectors.dashboard.event_broadcast import RESUME_RECORDS
 from connectors.dashboard.ledger_events_reader import history_of_job, records_between, rejected_before
 from connectors.dashboard.log_position import LogPosition, parsed_position
-from schemas.job_registry import registration_record
-from schemas.record import REQUEST_REFUSED
-from schemas.task_registry import TaskCancellation, TaskCreation, task_record
+from schemas.streams.job.job_registry import registration_record
+from schemas.streams.task.task_registry import TaskCancellation, TaskCreation, task_record
+from schemas.wire.record import REQUEST_REFUSED
 from tests.broker_processes import LOOPBACK, wait_until
 from tests.connectors.dashboard.event_reading import EVENTS, Seen, followed
 from tests.connectors.dashboard.scene import append, event, joined, message, stopped, updated

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import expect
 
 from connectors.dashboard.log_position import parsed_position
-from schemas.settings import PROJECT_ROOT
+from schemas.settings.settings import PROJECT_ROOT
 from tests.connectors.dashboard.scene import STEPS, append, event, joined, message, play, updated, write_tables
 
 PICTURES = PROJECT_ROOT / "docs" / "images"

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from connectors.dashboard.log_position import parsed_position
-from schemas.job_registry import registration_record
+from schemas.streams.job.job_registry import registration_record
 from tests.broker_processes import ProgramProcess, wait_until
 from tests.connectors.dashboard.scene import (
     append,
@@ -195,7 +195,7 @@ def test_a_page_says_when_it_is_cut_off_and_catches_up_by_itself(dashboard, oper
     page.on("request", lambda request: asked.append(request.url))
     assert dashboard.program.stop() == 0
     expect(page.locator("#connection")).to_have_attribute("data-state", "reconnecting")
-    again = ProgramProcess("connectors.gateway", dashboard.settings, tmp_path, "again")
+    again = ProgramProcess("connectors.gateway_program", dashboard.settings, tmp_path, "again")
     try:
         again.wait_ready()
         live(page)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from connectors.bridge_records import job_event_record
 from connectors.demo.gateway_scene import session_name
 from connectors.demo.outcome import Delivery
 from connectors.demo.plan import Plan, build_plan
 from connectors.demo.steps import Actor, AgentEvent, Cancellation, Pick, RawMessage, Script, SentAgain
-from connectors.job_topics import events_topic
-from schemas.entries import Entries
-from schemas.fold import settle
-from schemas.job_registry import cancellation_record, pick_record, registration_record
-from schemas.ledger import LedgerRow, ledger_row
-from schemas.ledger_arrow import ledger_batch
-from schemas.record import OutgoingRecord, Record, oversized
-from schemas.sealing import Keyring
-from schemas.settled import Settled
-from schemas.signing import sign_event
-from schemas.strict_json import canonical
+from connectors.mqtt_bridge.bridge_records import job_event_record
+from connectors.mqtt_link.job_topics import events_topic
+from schemas.fold.entries import Entries
+from schemas.fold.settled import Settled
+from schemas.keys.sealing import Keyring
+from schemas.streams.fold import settle
+from schemas.streams.job.job_registry import cancellation_record, pick_record, registration_record
+from schemas.tables.ledger import LedgerRow, ledger_row
+from schemas.tables.ledger_arrow import ledger_batch
+from schemas.wire.record import OutgoingRecord, Record, oversized
+from schemas.wire.signing import sign_event
+from schemas.wire.strict_json import canonical
 
 PREFIX = "python/mqtt/jobs"
 LIMIT_BYTES = 64 * 1024

@@ -9,7 +9,7 @@ import pytest
 
 from connectors.demo.outcome import Outcome, compare, in_scope, still_missing
 from connectors.demo.plan import JOBS_LEAST
-from schemas.verdicts import DOOR_REASONS, FOLD_FAILED, REASONS, TOO_LATE
+from schemas.wire.verdicts import DOOR_REASONS, FOLD_FAILED, REASONS, TOO_LATE
 from tests.connectors.demo.folded_plan import FoldedPlan, plan_of
 
 

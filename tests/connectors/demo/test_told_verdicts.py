@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from connectors.demo.told_verdicts import told_verdicts
-from connectors.receipt import Receipt
+from connectors.mqtt_link.receipt import Receipt
 
 
 def row(ce_id: str, verdict: str, reason: str | None = None) -> dict[str, Any]:

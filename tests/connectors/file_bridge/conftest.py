@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from schemas.sealing import Keyring
-from schemas.settings import Settings
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import Settings
 from tests.connectors.file_bridge.bridge_run import BridgeRun
 
 

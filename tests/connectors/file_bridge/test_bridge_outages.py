@@ -10,7 +10,7 @@ import httpx
 import psutil
 import pytest
 
-from schemas.settings import GatewaySettings
+from schemas.settings.settings import GatewaySettings
 from tests.broker_processes import BrokerProcess, ProgramProcess, wait_until
 from tests.connectors.file_bridge.bridge_run import BridgeRun, lines_of
 from tests.connectors.gateway.hub_access import GatewayProcess
@@ -138,7 +138,7 @@ def test_what_is_sent_while_the_gateway_is_away_comes_when_it_is_back_once(
         run.bridge.wait_ready()
     finally:
         other.program.stop()
-    run.gateway.program = ProgramProcess("connectors.gateway", run.settings, tmp_path, "again")
+    run.gateway.program = ProgramProcess("connectors.gateway_program", run.settings, tmp_path, "again")
     run.gateway.program.wait_ready()
     wait_until(lambda: set(missed) <= set(_in_file(run)), 30, "what was missed is in the file")
     last = _post(run.operator, "bob")

@@ -14,7 +14,7 @@ from connectors.file_bridge.session_carrier import SessionCarrier
 from connectors.file_queue import Queue
 from connectors.file_queue.message_record import parse_line, stamp, to_line
 from schemas.errors import BackboneUnreachable
-from schemas.record import OutgoingRecord
+from schemas.wire.record import OutgoingRecord
 
 
 class Log:

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connectors.file_queue import TOPICS, Queue, QueueDisabledError, QueueError, TopicError, message_record
-from schemas.ids import NAME_LIMIT
-from schemas.ids import is_name as is_name_by_cm_01
+from schemas.wire.ids import NAME_LIMIT
+from schemas.wire.ids import is_name as is_name_by_cm_01
 
 FIELDS = ["msg_id", "ts", "from", "to", "topic", "body", "in_reply_to", "ttl_s"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from connectors.publisher import Publisher
-from schemas.settings import Settings
+from connectors.log.publisher import Publisher
+from schemas.settings.settings import Settings
 from tests.connectors.gateway.hub_access import GatewayProcess, starting
 
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import httpx
 
-from connectors.live_view import LiveView
-from schemas.sealing import load_keyring
-from schemas.settings import PROJECT_ROOT, Settings
-from schemas.verdicts import ACCEPTED
+from connectors.live.live_view import LiveView
+from schemas.keys.sealing import load_keyring
+from schemas.settings.settings import PROJECT_ROOT, Settings
+from schemas.wire.verdicts import ACCEPTED
 from tests.broker_processes import LOOPBACK, START_S, STOP_S, ProgramProcess, free_port, wait_until
 
 JOBS, SESSIONS, PRINCIPALS = "/api/hub/jobs", "/api/hub/sessions", "/api/hub/principals"
@@ -29,7 +29,7 @@ class GatewayProcess:
         changed = settings.gateway.model_copy(update={"port": port})
         self.settings = settings.model_copy(update={"gateway": changed})
         self.url = f"http://{LOOPBACK}:{port}"
-        self.program = ProgramProcess("connectors.gateway", self.settings, folder, f"gateway{port}")
+        self.program = ProgramProcess("connectors.gateway_program", self.settings, folder, f"gateway{port}")
 
     @property
     def operator_token(self) -> str:

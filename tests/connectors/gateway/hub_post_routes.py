@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from connectors.gateway.idempotency import request_uuid
-from schemas.agent_signing import new_key_pair
+from connectors.gateway.web.idempotency import request_uuid
+from schemas.streams.agents.agent_signing import new_key_pair
 from tests.connectors.gateway.hub_stack import MESSAGES, TASKS, TOKENS
 
 JOBS, SESSIONS, PRINCIPALS = "/api/hub/jobs", "/api/hub/sessions", "/api/hub/principals"

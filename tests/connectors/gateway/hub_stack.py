@@ -19,11 +19,11 @@ import psutil
 import pytest
 import yaml
 
-from connectors.kafka_topic import ensure_topic
 from connectors.launcher.local_processes import stop_all
-from schemas.event_topic import topic_reader
-from schemas.sealing import ensure_keyring
-from schemas.settings import (
+from connectors.log.kafka_topic import ensure_topic
+from schemas.keys.sealing import ensure_keyring
+from schemas.log_access.event_topic import topic_reader
+from schemas.settings.settings import (
     PROJECT_ROOT,
     AgentMcpSettings,
     GatewaySettings,

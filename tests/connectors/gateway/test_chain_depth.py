@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from connectors.publisher import Publisher
-from schemas.settings import Settings
+from connectors.log.publisher import Publisher
+from schemas.settings.settings import Settings
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import GatewayProcess
 from tests.connectors.gateway.test_xml_messages import SEARCH, Organism, local, search

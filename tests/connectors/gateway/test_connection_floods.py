@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from connectors.tls_files import create
-from schemas.settings import DashboardSettings, Settings
+from connectors.tls_keys.tls_files import create
+from schemas.settings.settings import DashboardSettings, Settings
 from tests.broker_processes import LOOPBACK, STOP_S, BrokerProcess, ProgramProcess, free_port, wait_until
 from tests.connection_flood import Flood, assert_slows_nobody
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
@@ -306,7 +306,7 @@ def test_handshakes_that_never_end_are_counted_bounded_and_ended(
     }
     section = backbone_settings.gateway.model_copy(update=changes)
     settings = backbone_settings.model_copy(update={"gateway": section})
-    program = ProgramProcess("connectors.gateway", settings, tmp_path)
+    program = ProgramProcess("connectors.gateway_program", settings, tmp_path)
     trusted = ssl.create_default_context(cafile=str(made.of("ca").certificate))
     try:
         program.wait_ready()

@@ -9,7 +9,7 @@ from datetime import datetime
 
 import pytest
 
-from schemas.mqtt_password import job_user, mqtt_password
+from schemas.keys.mqtt_password import job_user, mqtt_password
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import JOBS, add_principal, register, server_events
 from tests.connectors.gateway.test_gateway_streams import job_event

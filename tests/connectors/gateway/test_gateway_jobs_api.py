@@ -7,9 +7,9 @@ import uuid
 
 import pytest
 
-from connectors.gateway.idempotency import request_uuid
-from schemas.job_registry import registration_record
-from schemas.sealing import broker_password_purpose
+from connectors.gateway.web.idempotency import request_uuid
+from schemas.keys.sealing import broker_password_purpose
+from schemas.streams.job.job_registry import registration_record
 from tests.connectors.gateway.hub_access import JOBS, add_principal, register
 
 PASSWORD = "canary-broker-password"

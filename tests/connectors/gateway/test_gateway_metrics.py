@@ -11,10 +11,10 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from connectors.local_stack.state_file import identity, write_state
-from connectors.log_end import LogEnd
+from connectors.log.log_end import LogEnd
 from jobs import build_views
-from schemas.ledger import LEDGER
-from schemas.settings import PROJECT_ROOT
+from schemas.settings.settings import PROJECT_ROOT
+from schemas.tables.ledger import LEDGER
 from tests.audited_ledger import AuditedLedger, ledger_row_at
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import add_principal

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from connectors.gateway.pending_jobs import PendingJobs
-from connectors.gateway.picking import FreshView, Picker
+from connectors.gateway.services.pending_jobs import PendingJobs
+from connectors.gateway.services.picking import FreshView, Picker
 from schemas.errors import BackboneUnreachable
-from schemas.settled import AppliedChange
-from schemas.view_rows import REGISTRY_JOBS, JobRow
+from schemas.fold.settled import AppliedChange
+from schemas.fold.view_rows import REGISTRY_JOBS, JobRow
 
 pytestmark = pytest.mark.requirement("JE-11")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from fastapi import FastAPI
 
-from connectors.gateway.admission import AdmittedRoute
-from connectors.gateway.identities import Identities, Unidentified
-from connectors.gateway.policy import Action, Caller, decide, owner_of_task
-from schemas.principals import AGENT, DELEGATOR, ROLES, token_hash
-from schemas.settled import AppliedChange
-from schemas.view_rows import REGISTRY_PRINCIPALS, REGISTRY_TOKENS, PrincipalRow, TokenRow
+from connectors.gateway.web.admission import AdmittedRoute
+from connectors.gateway.web.identities import Identities, Unidentified
+from connectors.gateway.web.policy import Action, Caller, decide, owner_of_task
+from schemas.fold.settled import AppliedChange
+from schemas.fold.view_rows import REGISTRY_PRINCIPALS, REGISTRY_TOKENS, PrincipalRow, TokenRow
+from schemas.streams.principal.principals import AGENT, DELEGATOR, ROLES, token_hash
 
 ALL, OWN, NO = "all", "own", "no"
 # action: operator, delegator, worker, viewer, agent

@@ -8,14 +8,14 @@ import json
 
 import pytest
 
-from connectors.gateway.settled_stream import EventWriter, Follower, Wanted, server_events
-from connectors.gateway.streaming_answer import StreamingAnswer, StreamPlaces
-from connectors.publisher import Position
-from connectors.settled_feed import SettledFeed, SettledRecord
-from schemas.agent_signing import new_key_pair
-from schemas.participants import AgentUpdated, participant_record
-from schemas.record import JOB_EVENT, OutgoingRecord, content_id
-from schemas.signing import sign_event
+from connectors.gateway.feed.settled_stream import EventWriter, Follower, Wanted, server_events
+from connectors.gateway.web.streaming_answer import StreamingAnswer, StreamPlaces
+from connectors.live.settled_feed import SettledFeed, SettledRecord
+from connectors.log.publisher import Position
+from schemas.streams.agents.agent_signing import new_key_pair
+from schemas.streams.agents.participants import AgentUpdated, participant_record
+from schemas.wire.record import JOB_EVENT, OutgoingRecord, content_id
+from schemas.wire.signing import sign_event
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import (
     JOBS,

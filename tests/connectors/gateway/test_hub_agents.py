@@ -7,9 +7,9 @@ import json
 import psutil
 import pytest
 
-from connectors.gateway.answers import ApiError, check_task_text
-from schemas.settings import PROJECT_ROOT, LimitSettings
-from schemas.task_registry import TASK_TEXT_LIMIT
+from connectors.gateway.web.answers import ApiError, check_task_text
+from schemas.settings.settings import PROJECT_ROOT, LimitSettings
+from schemas.wire.wire_body import TASK_TEXT_LIMIT
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_stack import (
     AGENTS,

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from connectors.gateway.policy import Action, Caller, decide
-from connectors.live_view import LiveView
-from schemas.principals import AGENT, DELEGATOR, VIEWER, WORKER
-from schemas.record import REQUEST_REFUSED
-from schemas.sealing import load_keyring
-from schemas.settings import Settings
-from schemas.strict_json import decode
-from schemas.verdicts import REJECTED
+from connectors.gateway.web.policy import Action, Caller, decide
+from connectors.live.live_view import LiveView
+from schemas.keys.sealing import load_keyring
+from schemas.settings.settings import Settings
+from schemas.streams.principal.principals import AGENT, DELEGATOR, VIEWER, WORKER
+from schemas.wire.record import REQUEST_REFUSED
+from schemas.wire.strict_json import decode
+from schemas.wire.verdicts import REJECTED
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_stack import (
     TASKS,

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from schemas.agent_signing import new_key_pair
-from schemas.verdicts import DUPLICATE
+from schemas.streams.agents.agent_signing import new_key_pair
+from schemas.wire.verdicts import DUPLICATE
 from tests.broker_processes import BrokerProcess, make_kafka, stand_still, wait_until
 from tests.connectors.gateway.hub_access import accepted_of_operator, sample
 from tests.connectors.gateway.hub_post_routes import OTHER_POSTS

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from connectors.publisher import Publisher
-from schemas.mailbox_requests import ack_record, lease_record
-from schemas.record import MESSAGE_RECLAIMED
+from connectors.log.publisher import Publisher
+from schemas.streams.mailboxes.mailbox_requests import ack_record, lease_record
+from schemas.wire.record import MESSAGE_RECLAIMED
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_stack import (
     MESSAGES,

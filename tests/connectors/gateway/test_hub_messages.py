@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from connectors.gateway.mailboxes import MailboxIndex
-from schemas.settled import AppliedChange
-from schemas.view_rows import MAILBOX_VIEW, MessageRow
+from connectors.gateway.services.mailboxes import MailboxIndex
+from schemas.fold.settled import AppliedChange
+from schemas.fold.view_rows import MAILBOX_VIEW, MessageRow
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_stack import (
     MESSAGES,

@@ -18,23 +18,23 @@ from hypothesis import settings as checks
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from connectors.gateway import admission
-from connectors.gateway.admission import AdmittedRoute
-from connectors.gateway.application import build_application
-from connectors.gateway.hub import Hub
-from connectors.gateway.hub_policy import (
+from connectors.gateway.rules.hub_policy import (
     PolicyResult,
     evaluate_capability,
     evaluate_message,
     evaluate_task_assignment,
 )
-from connectors.gateway.identities import Identities, Unidentified
-from connectors.gateway.policy import Action, Caller, Decision, decide, owner_of_task
-from connectors.live_view import LiveView
-from schemas.principals import AGENT, ROLES, token_hash
-from schemas.sealing import ensure_keyring
-from schemas.settings import Settings
-from schemas.view_rows import REGISTRY_AGENTS, REGISTRY_PRINCIPALS, AgentRow, PrincipalRow, TokenRow
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.web import admission
+from connectors.gateway.web.admission import AdmittedRoute
+from connectors.gateway.web.identities import Identities, Unidentified
+from connectors.gateway.web.policy import Action, Caller, Decision, decide, owner_of_task
+from connectors.gateway_program.application import build_application
+from connectors.live.live_view import LiveView
+from schemas.fold.view_rows import REGISTRY_AGENTS, REGISTRY_PRINCIPALS, AgentRow, PrincipalRow, TokenRow
+from schemas.keys.sealing import ensure_keyring
+from schemas.settings.settings import Settings
+from schemas.streams.principal.principals import AGENT, ROLES, token_hash
 
 pytestmark = pytest.mark.requirement("HH-09")
 

@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from schemas.principals import token_hash
+from schemas.streams.principal.principals import token_hash
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_stack import (
     AGENTS,

@@ -14,21 +14,21 @@ from typing import Any
 import psutil
 import pytest
 
-from connectors.gateway.log_appender import LogAppender
-from connectors.gateway.task_keeper import TaskKeeper, container_of
-from connectors.gateway.task_tokens import task_token
+from connectors.gateway.services.log_appender import LogAppender
+from connectors.gateway.services.task_keeper import TaskKeeper, container_of
+from connectors.gateway.services.task_tokens import task_token
 from connectors.launcher.launcher_file import read_launchers
 from connectors.launcher.local_processes import LocalProcessLauncher, stop_all
-from connectors.live_view import LiveView
-from connectors.settled_feed import SettledRecord
-from schemas import life_cycles as states
-from schemas.principals import token_hash
-from schemas.record import CONTAINER_CHANGED
-from schemas.sealing import Keyring, load_keyring
-from schemas.settings import Settings
-from schemas.task_registry import TaskCompletion, TaskStart, task_record
-from schemas.verdicts import ACCEPTED
-from schemas.view_rows import REGISTRY_CONTAINERS, REGISTRY_PARTICIPANTS, REGISTRY_TASKS
+from connectors.live.live_view import LiveView
+from connectors.live.settled_feed import SettledRecord
+from schemas.fold import life_cycles as states
+from schemas.fold.view_rows import REGISTRY_CONTAINERS, REGISTRY_PARTICIPANTS, REGISTRY_TASKS
+from schemas.keys.sealing import Keyring, load_keyring
+from schemas.settings.settings import Settings
+from schemas.streams.principal.principals import token_hash
+from schemas.streams.task.task_registry import TaskCompletion, TaskStart, task_record
+from schemas.wire.record import CONTAINER_CHANGED
+from schemas.wire.verdicts import ACCEPTED
 from tests.broker_processes import BrokerProcess, stand_still, wait_until
 from tests.connectors.gateway.hub_stack import hub_settings, processes_of
 

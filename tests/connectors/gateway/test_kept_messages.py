@@ -6,16 +6,16 @@ import gc
 import itertools
 from collections.abc import Callable
 
-from connectors.gateway import mailboxes
-from connectors.gateway.conversations import Conversations
-from connectors.gateway.mailboxes import MailboxIndex
-from connectors.live_state import LiveState
-from connectors.settled_feed import SettledFeed
-from schemas.mailbox_requests import claim_record
-from schemas.message import Message, posting_record
-from schemas.record import OutgoingRecord
-from schemas.sealing import Keyring
-from schemas.settled import AppliedChange
+from connectors.gateway.services import mailboxes
+from connectors.gateway.services.conversations import Conversations
+from connectors.gateway.services.mailboxes import MailboxIndex
+from connectors.live.live_state import LiveState
+from connectors.live.settled_feed import SettledFeed
+from schemas.fold.settled import AppliedChange
+from schemas.keys.sealing import Keyring
+from schemas.streams.mailboxes.mailbox_requests import claim_record
+from schemas.wire.message import Message, posting_record
+from schemas.wire.record import OutgoingRecord
 from tests.schemas.stream_records import as_read
 
 KEYRING = Keyring({"test": b"k" * 32}, "test")

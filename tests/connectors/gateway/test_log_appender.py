@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any
 
-from connectors.gateway.log_appender import LogAppender
+from connectors.gateway.services.log_appender import LogAppender
 
 LOOKS = 100_000
 

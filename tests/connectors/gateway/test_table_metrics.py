@@ -10,16 +10,16 @@ import sys
 
 import pytest
 
-from schemas.settings import PROJECT_ROOT
+from schemas.settings.settings import PROJECT_ROOT
 
 # In a process of its own that ends at once: a thread still waits for the store when it does.
 _SCRAPES = """
 import json, os, sys, time
 from pathlib import Path
-from connectors.gateway.table_metrics import TableMetrics
-from connectors.live_view import LiveView
-from schemas.sealing import Keyring
-from schemas.settings import Settings, StorageSettings
+from connectors.gateway.services.table_metrics import TableMetrics
+from connectors.live.live_view import LiveView
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import Settings, StorageSettings
 
 settings = Settings(data_dir=Path(sys.argv[1]), storage=StorageSettings(tables="s3://bucket/tables"))
 metrics = TableMetrics(settings, LiveView(settings, Keyring({"test": b"k" * 32}, "test")))

@@ -12,11 +12,11 @@ import httpx
 import pytest
 from lxml import etree
 
-from connectors.publisher import Publisher
-from schemas.agent_signing import new_key_pair
-from schemas.mailbox_requests import gate_record
-from schemas.message import Message, posting_record
-from schemas.organism import Listener, OrganismLoaded, organism_record
+from connectors.log.publisher import Publisher
+from schemas.streams.agents.agent_signing import new_key_pair
+from schemas.streams.control.organism import Listener, OrganismLoaded, organism_record
+from schemas.streams.mailboxes.mailbox_requests import gate_record
+from schemas.wire.message import Message, posting_record
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import GatewayProcess, add_principal
 

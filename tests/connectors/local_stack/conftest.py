@@ -15,7 +15,7 @@ import pytest
 
 from connectors.local_stack import child_process, free_port
 from connectors.local_stack.part import child_environment
-from schemas.settings import (
+from schemas.settings.settings import (
     PROJECT_ROOT,
     AgentMcpSettings,
     DashboardSettings,

@@ -17,7 +17,7 @@ from pathlib import Path
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from schemas.kafka_clients import SILENT
+from schemas.log_access.kafka_clients import SILENT
 
 NOBODY = 65534
 _ANSWER_S = 5.0

@@ -11,15 +11,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from connectors.gateway_client import GatewayClient
-from connectors.job_registry import register_job
+from connectors.agent_sdk.mqtt_publisher import EventRejected, JobPublisher
+from connectors.gateway_client.gateway_client import GatewayClient
+from connectors.job_tools.job_registry import register_job
 from connectors.local_stack import LocalStack, answer_probe, control
-from connectors.mqtt_credentials import job_mqtt, load_role_passwords
-from connectors.mqtt_login import LoginAnswer, try_login, wait_for_login
-from connectors.mqtt_publisher import EventRejected, JobPublisher
-from connectors.publisher import Publisher
-from schemas.mqtt_password import mqtt_password
-from schemas.sealing import load_keyring
+from connectors.log.publisher import Publisher
+from connectors.mqtt_link.mqtt_credentials import job_mqtt, load_role_passwords
+from connectors.mqtt_link.mqtt_login import LoginAnswer, try_login, wait_for_login
+from schemas.keys.mqtt_password import mqtt_password
+from schemas.keys.sealing import load_keyring
 from tests.broker_processes import wait_until, with_mqtt
 from tests.connectors.local_stack.conftest import Cli, settings_in
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from connectors.cli.doctor_findings import OK, WARN
-from connectors.cli.doctor_kafka import check_login
+from connectors.cli.doctor.doctor_findings import OK, WARN
+from connectors.cli.doctor.doctor_kafka import check_login
 from connectors.local_stack import LocalStack
-from connectors.log_end import LogEnd
-from schemas.kafka_clients import kafka_password
-from schemas.settings import PROJECT_ROOT, Settings
+from connectors.log.log_end import LogEnd
+from schemas.log_access.kafka_clients import kafka_password
+from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import with_kafka
 from tests.connectors.local_stack.conftest import Cli, settings_in
 

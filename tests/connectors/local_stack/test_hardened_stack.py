@@ -24,25 +24,25 @@ import yaml
 from deltalake import DeltaTable
 
 from connectors.agent_client import agent_client
-from connectors.cli.doctor_kafka import check_kafka
-from connectors.cli.doctor_parts import check_accounts, check_gateway, check_mqtt, check_xml_pump
+from connectors.agent_sdk.mqtt_publisher import JobPublisher
+from connectors.cli.doctor.doctor_kafka import check_kafka
+from connectors.cli.doctor.doctor_parts import check_accounts, check_gateway, check_mqtt, check_xml_pump
 from connectors.dashboard.address import address_of
 from connectors.file_bridge.queue_root import queue_root
 from connectors.file_queue import Queue
-from connectors.gateway_client import GatewayClient
-from connectors.gateway_tls import CA_VARIABLE
-from connectors.hub_agent import hub_client
+from connectors.gateway_client.gateway_client import GatewayClient
+from connectors.gateway_client.gateway_tls import CA_VARIABLE
 from connectors.launcher.local_processes import stop_all
 from connectors.launcher.protocol import AGENT_TOKEN_VARIABLE, HUB_URL_VARIABLE
 from connectors.local_stack import LocalStack, child_process
 from connectors.local_stack.part import child_environment
-from connectors.mqtt_publisher import JobPublisher
-from connectors.tls_files import create
-from connectors.xml_posting import post_xml
+from connectors.samples.hub_agent import hub_client
+from connectors.tls_keys.tls_files import create
 from connectors.xml_pump.http_connection import HttpConnections
-from schemas.agent_signing import new_key_pair
+from connectors.xml_wire.xml_posting import post_xml
 from schemas.errors import BackboneUnreachable
-from schemas.settings import PROJECT_ROOT, Settings, load_settings, settings_environment
+from schemas.settings.settings import PROJECT_ROOT, Settings, load_settings, settings_environment
+from schemas.streams.agents.agent_signing import new_key_pair
 from tests.broker_processes import LOOPBACK, wait_until
 from tests.connectors.local_stack.conftest import settings_in
 from tests.file_modes import CAN_BECOME_ANOTHER_USER, open_to_others, opened_by_another_user, paths_below

@@ -12,7 +12,7 @@ import pytest
 from connectors.local_stack import ports
 from connectors.local_stack.ports import LOOPBACK
 from schemas.errors import TrunklineError
-from schemas.settings import PROJECT_ROOT
+from schemas.settings.settings import PROJECT_ROOT
 
 _OTHER = """
 import sys

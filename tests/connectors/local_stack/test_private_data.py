@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from connectors.local_stack.private_data import describe_repair, find_open
-from schemas.settings import PROJECT_ROOT, Settings
-from schemas.umask import PRIVATE_UMASK, USER_UMASK_VARIABLE, user_umask
+from schemas.keys.umask import PRIVATE_UMASK, USER_UMASK_VARIABLE, user_umask
+from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.connectors.local_stack.conftest import Cli
 from tests.file_modes import CAN_BECOME_ANOTHER_USER, OTHER_UID, open_to_others
 
@@ -119,8 +119,8 @@ def test_the_users_umask_is_known_to_the_programs_that_a_program_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     code = (
-        "import subprocess, sys; from schemas.umask import *; keep_files_private(); keep_files_private()\n"
-        "again = 'from schemas.umask import *; keep_files_private(); print(oct(user_umask()))'\n"
+        "import subprocess, sys; from schemas.keys.umask import *; keep_files_private(); keep_files_private()\n"
+        "again = 'from schemas.keys.umask import *; keep_files_private(); print(oct(user_umask()))'\n"
         "print(subprocess.run([sys.executable, '-c', again], capture_output=True, text=True).stdout)"
     )
     environment = {name: value for name, value in os.environ.items() if name != USER_UMASK_VARIABLE}

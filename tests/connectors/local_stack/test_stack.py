@@ -22,8 +22,8 @@ from connectors.local_stack.program_plans import streams_plan
 from connectors.local_stack.readiness import kafka_answers, mqtt_answers
 from connectors.local_stack.stack import PLANS
 from schemas.errors import TrunklineError, UsageError
-from schemas.event_topic import check_topic
-from schemas.settings import KafkaSettings, Settings
+from schemas.log_access.event_topic import check_topic
+from schemas.settings.settings import KafkaSettings, Settings
 from tests.broker_processes import wait_until
 from tests.connectors.local_stack.conftest import still_running
 

@@ -13,7 +13,7 @@ from connectors.local_stack import child_process
 from connectors.local_stack.broker_plans import mosquitto_plan
 from connectors.local_stack.part import READY, WAITING, Part
 from connectors.local_stack.part_plan import PartPlan
-from schemas.settings import Settings
+from schemas.settings.settings import Settings
 from tests.starved import a_tenth_of_the_processor
 
 # Works for 0.4 s of processor time, in silence, then says that it is ready.

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from connectors.local_stack import free_port, state_file
-from schemas.settings import PROJECT_ROOT, Settings
+from schemas.settings.settings import PROJECT_ROOT, Settings
 
 SLOT = 256 * 1024
 
@@ -22,7 +22,7 @@ FULL_DISK = """
 import json, os, sys, time
 from pathlib import Path
 from connectors.local_stack import LocalStack, control
-from schemas.settings import MqttSettings, Settings
+from schemas.settings.settings import MqttSettings, Settings
 
 root = Path(sys.argv[1])
 settings = Settings(data_dir=root / "data", mqtt=MqttSettings(port=int(sys.argv[2])))

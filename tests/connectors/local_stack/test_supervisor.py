@@ -20,8 +20,8 @@ from connectors.local_stack import child_process, state_file
 from connectors.local_stack.log_files import LIMIT_BYTES
 from connectors.local_stack.part import child_environment
 from connectors.local_stack.readiness import mqtt_answers
-from connectors.session_host import SessionHost
-from schemas.settings import PROJECT_ROOT, Settings, ViewSettings
+from connectors.processes.session_host import SessionHost
+from schemas.settings.settings import PROJECT_ROOT, Settings, ViewSettings
 from tests.connectors.local_stack.conftest import Cli, run_cli, still_running
 
 HANGS = "import signal; signal.pause()"

@@ -16,7 +16,7 @@ import yaml
 from mcp import Client, StdioServerParameters
 
 from connectors.launcher.local_processes import stop_all
-from schemas.settings import PROJECT_ROOT, Settings
+from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import STOP_S, program_environment
 from tests.connectors.agent_mcp.conftest import PARTICIPANTS, McpGateway
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from connectors.local_stack import free_port
-from schemas.settings import PROJECT_ROOT, Settings
+from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import LOOPBACK
 from tests.connectors.agent_mcp.conftest import McpGateway
 from tests.connectors.management_mcp.conftest import (
@@ -40,7 +40,7 @@ INITIALIZE = {
 NOISY = """
 import os, sys, warnings
 from connectors.management_mcp import management_server, management_tools
-from schemas.settings import load_settings
+from schemas.settings.settings import load_settings
 def noisy(self, asked, call):
     print("a print"); os.write(1, b"a write\\n"); os.system("echo a child"); warnings.warn("a warning")
     return {"agents": []}

@@ -12,11 +12,11 @@ import duckdb
 import httpx
 import pytest
 
-from connectors.publisher import Publisher
-from schemas.message import Message, posting_record
-from schemas.record import Record
-from schemas.sealing import load_keyring
-from schemas.settings import Settings
+from connectors.log.publisher import Publisher
+from schemas.keys.sealing import load_keyring
+from schemas.settings.settings import Settings
+from schemas.wire.message import Message, posting_record
+from schemas.wire.record import Record
 from tests.broker_processes import wait_until
 from tests.connectors.agent_mcp.conftest import PARTICIPANTS, Agent, McpGateway
 from tests.connectors.folded_log import FoldedLog

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from schemas.sealing import load_keyring
+from schemas.keys.sealing import load_keyring
 from tests.broker_processes import BrokerProcess
 from tests.connectors.mqtt_agents.mail_run import MailRun
 from tests.own_settings import own_settings

@@ -7,9 +7,9 @@ import signal
 import threading
 from pathlib import Path
 
-from connectors.json_log import configure_json_log
-from connectors.mqtt_bridge import MqttBridge
-from schemas.settings import load_settings
+from connectors.mqtt_bridge.program import MqttBridge
+from connectors.terminal.json_log import configure_json_log
+from schemas.settings.settings import load_settings
 
 
 def main() -> None:

@@ -10,16 +10,16 @@ import pytest
 from pydantic import SecretStr
 
 from connectors.local_stack import LocalStack
-from connectors.mqtt_accounts import MqttAccounts
-from connectors.mqtt_credentials import BRIDGE, OPERATOR, role_mqtt
-from connectors.mqtt_login import LoginAnswer, try_login
-from connectors.mqtt_password_file import ACL, PASSWORDS, read_lines
-from schemas.mqtt_agents import mqtt_user, registration_record, removal_record, sign_said
-from schemas.mqtt_password import mqtt_password
-from schemas.record import OutgoingRecord
-from schemas.settings import MqttSettings, Settings
-from schemas.signing import new_secret
-from schemas.strict_json import canonical
+from connectors.mqtt_accounts.mqtt_accounts import MqttAccounts
+from connectors.mqtt_accounts.mqtt_password_file import ACL, PASSWORDS, read_lines
+from connectors.mqtt_link.mqtt_credentials import BRIDGE, OPERATOR, role_mqtt
+from connectors.mqtt_link.mqtt_login import LoginAnswer, try_login
+from schemas.keys.mqtt_password import mqtt_password
+from schemas.settings.settings import MqttSettings, Settings
+from schemas.streams.agents.mqtt_agents import mqtt_user, registration_record, removal_record, sign_said
+from schemas.wire.record import OutgoingRecord
+from schemas.wire.signing import new_secret
+from schemas.wire.strict_json import canonical
 from tests.broker_processes import wait_until
 from tests.connectors.folded_jobs import KEYRING, FoldedJobs
 from tests.connectors.local_stack.conftest import settings_in

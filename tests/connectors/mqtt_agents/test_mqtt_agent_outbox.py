@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from connectors.agent_outbox import AgentOutbox
-from connectors.locked_state import OutboxBusyError
-from connectors.mqtt_agent import Credentials, MqttAgent
+from connectors.agent_sdk.agent_outbox import AgentOutbox
+from connectors.agent_sdk.locked_state import OutboxBusyError
+from connectors.agent_sdk.mqtt_agent import Credentials, MqttAgent
 from schemas.errors import TrunklineError, UsageError
-from schemas.settings import Settings, SettingsError
+from schemas.settings.settings import Settings, SettingsError
 
 pytestmark = pytest.mark.requirement("JE-26")
 

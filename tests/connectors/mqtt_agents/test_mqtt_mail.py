@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from connectors.mqtt_agent import WordRejected
-from connectors.mqtt_publisher import JobPublisher
-from schemas.mqtt_agents import sign_said
-from schemas.mqtt_password import mqtt_password
-from schemas.strict_json import canonical
+from connectors.agent_sdk.mqtt_agent import WordRejected
+from connectors.agent_sdk.mqtt_publisher import JobPublisher
+from schemas.keys.mqtt_password import mqtt_password
+from schemas.streams.agents.mqtt_agents import sign_said
+from schemas.wire.strict_json import canonical
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import add_principal, register, server_events
 from tests.connectors.mqtt_agents.mail_run import MailRun, body_of

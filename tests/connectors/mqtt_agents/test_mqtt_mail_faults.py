@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from connectors.mqtt_agent import MqttAgent
+from connectors.agent_sdk.mqtt_agent import MqttAgent
 from schemas.errors import BackboneUnreachable
-from schemas.mqtt_agents import sign_said
-from schemas.strict_json import canonical
+from schemas.streams.agents.mqtt_agents import sign_said
+from schemas.wire.strict_json import canonical
 from tests.broker_processes import BrokerProcess, make_mosquitto, stand_still, wait_until, with_mqtt
 from tests.connectors.mqtt_agents.mail_run import MailRun
 from tests.mqtt_wire import DOWN, PUBLISH, MqttProxy

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.out_of_band.claimed_socket import ClaimedSocket, address_of
+from connectors.unix_socket.claimed_socket import ClaimedSocket, address_of
 from schemas.errors import TrunklineError
 
 pytestmark = pytest.mark.requirement("XP-11")

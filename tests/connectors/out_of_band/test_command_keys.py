@@ -24,9 +24,9 @@ from connectors.out_of_band.command_keys import (
     read_keys,
     sign,
 )
-from schemas.agent_signing import public_pem as rsa_pem
 from schemas.errors import UsageError
-from schemas.settings import PROJECT_ROOT, Settings, SettingsError, XmlPumpSettings
+from schemas.settings.settings import PROJECT_ROOT, Settings, SettingsError, XmlPumpSettings
+from schemas.streams.agents.agent_signing import public_pem as rsa_pem
 
 pytestmark = pytest.mark.requirement("XP-11")
 PAGE = (PROJECT_ROOT / "docs" / "xml_pump.md").read_text(encoding="utf-8")

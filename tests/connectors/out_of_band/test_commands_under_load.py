@@ -20,7 +20,7 @@ RATE = 100
 SENDERS = 8
 _HANDLERS = """
 from connectors.xml_pump.handlers import handles
-from connectors.xml_pump.payload_types import to_xml
+from connectors.xml_payloads.payload_types import to_xml
 from tests.connectors.xml_pump.pump_handlers import Work, Worked, note
 
 RELEASE = {release}

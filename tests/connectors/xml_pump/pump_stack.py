@@ -15,10 +15,10 @@ import httpx
 import pytest
 import yaml
 
-from connectors.kafka_topic import ensure_topic
-from schemas.event_topic import topic_reader
-from schemas.sealing import ensure_keyring
-from schemas.settings import AgentMcpSettings, LimitSettings, Settings, XmlPumpSettings
+from connectors.log.kafka_topic import ensure_topic
+from schemas.keys.sealing import ensure_keyring
+from schemas.log_access.event_topic import topic_reader
+from schemas.settings.settings import AgentMcpSettings, LimitSettings, Settings, XmlPumpSettings
 from tests.broker_processes import STOP_S, BrokerProcess, ProgramProcess, kafka_at, wait_until
 from tests.connectors.gateway.hub_access import GatewayProcess, add_principal
 from tests.connectors.xml_pump.pump_handlers import FOLDER_VARIABLE, SPACE

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from connectors.xml_payloads.listener_info import ListenerInfo, listener_from
 from connectors.xml_pump.handlers import ListenerMessage
-from connectors.xml_pump.listener_info import ListenerInfo, listener_from
 from connectors.xml_pump.meta_listener import META_NAMESPACE, answer_meta
-from connectors.xml_pump.xml_faults import Faulty
-from connectors.xml_pump.xml_limits import XmlLimits
+from connectors.xml_wire.xml_faults import Faulty
+from connectors.xml_wire.xml_limits import XmlLimits
 
 LIST, DESCRIBE = "<list/>", '<describe listener="calculator"/>'
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lxml import etree
 
 from connectors.xml_pump import Faulty, Pipeline, from_element, payload, payload_type_of, to_xml
-from connectors.xml_pump.safe_xml import canonical_bytes
+from connectors.xml_wire.safe_xml import canonical_bytes
 from tests.connectors.xml_pump.pump_payloads import Calculate, Colour, EveryKind, Part
 
 pytestmark = [pytest.mark.requirement("XP-01"), pytest.mark.requirement("XP-02")]

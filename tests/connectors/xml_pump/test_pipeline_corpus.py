@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from connectors.xml_payloads import huh
 from connectors.xml_pump import (
     Faulty,
     Huh,
     Pipeline,
     XmlRefused,
-    huh,
     open_document,
     payload_type_of,
     to_xml,

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from connectors.xml_payloads import huh
 from connectors.xml_pump import (
     Faulty,
     Pipeline,
     XmlRefused,
-    huh,
     open_answer,
     payload_type_of,
     text_payload,
     wrapped,
 )
-from connectors.xml_pump.safe_xml import canonical_bytes, repair
+from connectors.xml_wire.safe_xml import canonical_bytes, repair
 from tests.connectors.xml_pump.hostile_documents import DOCUMENTS
 from tests.connectors.xml_pump.pump_payloads import Calculate, calculate, enveloped
 

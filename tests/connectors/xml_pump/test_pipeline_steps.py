@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from connectors.xml_payloads import huh
 from connectors.xml_pump import (
     Faulty,
     Huh,
     Pipeline,
     XmlRefused,
     cached_schema,
-    huh,
     open_document,
     payload,
     payload_type_of,

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import yaml
 
-from schemas.settings import PROJECT_ROOT
+from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import BrokerProcess, wait_until
 from tests.connectors.xml_pump.pump_handlers import RELEASE, SPACE
 from tests.connectors.xml_pump.pump_stack import (

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from connectors.publisher import Publisher
-from schemas.organism import Listener, ListenerAdded, OrganismLoaded, organism_record
+from connectors.log.publisher import Publisher
+from schemas.streams.control.organism import Listener, ListenerAdded, OrganismLoaded, organism_record
 from tests.broker_processes import BrokerProcess, ProgramProcess, wait_until
 from tests.connectors.xml_pump.pump_handlers import RELEASE, SPACE
 from tests.connectors.xml_pump.pump_stack import Poster, PumpStack, element, listener, pump_stack
@@ -162,7 +162,9 @@ def test_what_was_done_while_the_gateway_was_away_is_told_when_it_is_back(stack:
     stack.gateway.program.stop(signal.SIGKILL)
     (stack.folder / RELEASE).touch()
     wait_until(lambda: '"what": "settle"' in pump.log(), what="it cannot tell")
-    stack.gateway.program = ProgramProcess("connectors.gateway", stack.gateway.settings, stack.folder, "back")
+    stack.gateway.program = ProgramProcess(
+        "connectors.gateway_program", stack.gateway.settings, stack.folder, "back"
+    )
     stack.gateway.program.wait_ready()
     assert [one["type"] for one in asker.answers(1)] == ["found"]
     assert len(stack.notes("slow")) == 1

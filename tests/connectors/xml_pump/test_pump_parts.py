@@ -14,7 +14,7 @@ from connectors.local_stack.part_plan import ALL_PARTS, STOP_ORDER, XML_PUMP
 from connectors.local_stack.program_plans import xml_pump_plan
 from connectors.local_stack.stack import plans_of
 from connectors.xml_pump.pump_name import take_name
-from schemas.settings import Settings, XmlPumpSettings
+from schemas.settings.settings import Settings, XmlPumpSettings
 from tests.broker_processes import wait_until
 
 

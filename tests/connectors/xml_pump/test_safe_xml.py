@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from lxml import etree
 
 from connectors.xml_pump import XmlRefused
-from connectors.xml_pump.safe_xml import canonical_bytes, repair
-from schemas.settings import PROJECT_ROOT
+from connectors.xml_wire.safe_xml import canonical_bytes, repair
+from schemas.settings.settings import PROJECT_ROOT
 
 # What the recovery of libxml2 makes of it: in each something is gone, changed, or there twice.
 LOSSES = {

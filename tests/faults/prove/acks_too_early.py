@@ -10,11 +10,11 @@ import runpy
 import threading
 from typing import Final
 
-from connectors.gateway.log_appender import LogAppender
-from connectors.publisher import Position
-from connectors.settled_feed import SettledRecord
-from schemas.record import MESSAGE_POSTED, OutgoingRecord
-from schemas.verdicts import ACCEPTED
+from connectors.gateway.services.log_appender import LogAppender
+from connectors.live.settled_feed import SettledRecord
+from connectors.log.publisher import Position
+from schemas.wire.record import MESSAGE_POSTED, OutgoingRecord
+from schemas.wire.verdicts import ACCEPTED
 
 _BUFFERED_S: Final = 0.5
 
@@ -51,4 +51,4 @@ def install() -> None:
 
 if __name__ == "__main__":
     install()
-    runpy.run_module("connectors.gateway", run_name="__main__", alter_sys=True)
+    runpy.run_module("connectors.gateway_program", run_name="__main__", alter_sys=True)

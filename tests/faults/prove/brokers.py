@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from connectors.local_stack import free_port
-from schemas.event_topic import admin_client
+from schemas.log_access.event_topic import admin_client
 from tests.broker_processes import BrokerProcess, accepts, kafka_at, make_kafka, make_mosquitto
 from tests.faults.prove.tcp_proxy import PASS, TcpProxy
 

@@ -10,8 +10,8 @@ from typing import Final
 
 from connectors.file_bridge.queue_root import queue_root
 from connectors.file_queue import Queue
-from connectors.gateway.operator_token import ensure_operator_token
-from schemas.settings import Settings
+from connectors.gateway_client.operator_token import ensure_operator_token
+from schemas.settings.settings import Settings
 from tests.faults.prove.hub_client import Clock, GaveUp, HubClient
 from tests.faults.prove.load_jobs import BOSS, JobLoad, TaskLoad
 from tests.faults.prove.load_messages import (

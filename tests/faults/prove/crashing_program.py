@@ -11,8 +11,8 @@ import sys
 from functools import partial
 from typing import Any
 
-from connectors.publisher import Append, Position, Publisher
-from schemas.record import OutgoingRecord
+from connectors.log.publisher import Append, Position, Publisher
+from schemas.wire.record import OutgoingRecord
 from tests.faults.prove.crash_points import Points
 
 
@@ -36,7 +36,7 @@ def install_ack_points(points: Points) -> None:
 
 def install_reactor_steps(points: Points) -> None:
     """At each step that the reactor tells."""
-    from connectors.gateway import program
+    from connectors.gateway_program import program
 
     program.Reactor = partial(program.Reactor, step=lambda name: points.hit(f"reactor_{name}"))  # type: ignore
 

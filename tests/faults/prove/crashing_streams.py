@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from jobs import maintain_tables, run_streams
 from jobs.build_views import ViewBuilder
-from jobs.once_sink import OnceSink
-from jobs.view_tables import ViewTable
+from jobs.settling.once_sink import OnceSink
+from jobs.views.view_tables import ViewTable
 from tests.faults.prove.crash_points import Points
 
 _LOOK_S: Final = 0.0002

@@ -12,10 +12,10 @@ import httpx
 import pyarrow as pa
 
 from connectors.file_bridge.queue_root import queue_root
-from connectors.live_view import LiveView
-from schemas.sealing import load_keyring
-from schemas.settings import Settings
-from schemas.view_rows import MAILBOX_VIEW, MESSAGE_BODIES, REGISTRY_JOBS, REGISTRY_TASKS
+from connectors.live.live_view import LiveView
+from schemas.fold.view_rows import MAILBOX_VIEW, MESSAGE_BODIES, REGISTRY_JOBS, REGISTRY_TASKS
+from schemas.keys.sealing import load_keyring
+from schemas.settings.settings import Settings
 from tests.faults.backbone_states import (
     State,
     differences,

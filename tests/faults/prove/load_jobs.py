@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import httpx
 
-from connectors.mqtt_delivery import deliver
-from connectors.mqtt_publisher import JobPublisher
-from connectors.publish_outbox import PendingEvent
-from connectors.receipt import Receipt
+from connectors.agent_sdk.mqtt_delivery import deliver
+from connectors.agent_sdk.mqtt_publisher import JobPublisher
+from connectors.agent_sdk.publish_outbox import PendingEvent
+from connectors.mqtt_link.receipt import Receipt
 from schemas.errors import TrunklineError
-from schemas.settings import Settings
-from schemas.signing import sign_event
+from schemas.settings.settings import Settings
+from schemas.wire.signing import sign_event
 from tests.faults.prove.hub_client import Clock, GaveUp, HubClient
 from tests.faults.prove.oracle import ASKED, ENDED, FORGED, Note, Oracle, content_hash
 from tests.faults.prove.schedule import DUPLICATES, FORGE, REORDER, SKEW, Schedule

@@ -17,11 +17,13 @@ from typing import Any, Final
 
 import httpx
 
-from connectors.agent_inbox import InboxMessage
+from connectors.agent_sdk.agent_inbox import InboxMessage
+from connectors.agent_sdk.mqtt_agent import Credentials, MqttAgent
 from connectors.file_bridge.queue_root import queue_root
 from connectors.file_queue import Queue
-from connectors.mqtt_agent import Credentials, MqttAgent
-from schemas.agent_signing import (
+from schemas.errors import TrunklineError
+from schemas.settings.settings import PROJECT_ROOT, Settings
+from schemas.streams.agents.agent_signing import (
     AGENT_HEADER,
     SIGNATURE_HEADER,
     TIMESTAMP_HEADER,
@@ -29,8 +31,6 @@ from schemas.agent_signing import (
     new_key_pair,
     sign,
 )
-from schemas.errors import TrunklineError
-from schemas.settings import PROJECT_ROOT, Settings
 from tests.connectors.xml_pump.pump_stack import document, element
 from tests.faults.prove.comparison import Reader
 from tests.faults.prove.hub_client import Clock, GaveUp, HubClient

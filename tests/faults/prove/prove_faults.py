@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import structlog
 
-from schemas.settings import PROJECT_ROOT
+from schemas.settings.settings import PROJECT_ROOT
 from tests.faults.prove.brokers import Brokers
 from tests.faults.prove.comparison import KINDS, MISBEHAVED
 from tests.faults.prove.results import Results, programs_hash, summary

@@ -10,8 +10,8 @@ from typing import Final
 import httpx
 from kafka import KafkaConsumer, TopicPartition  # type: ignore[import-untyped]
 
-from schemas.kafka_clients import client_options
-from schemas.settings import Settings
+from schemas.log_access.kafka_clients import client_options
+from schemas.settings.settings import Settings
 from tests.faults.prove.comparison import Reader, Shown, unreached
 from tests.faults.prove.evidence import answered, in_files
 from tests.faults.prove.load_messages import FRED

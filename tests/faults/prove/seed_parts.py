@@ -16,15 +16,15 @@ from typing import Final
 import psutil
 import yaml
 
-from connectors.gateway.operator_token import ensure_operator_token
-from connectors.kafka_topic import ensure_topic
+from connectors.gateway_client.operator_token import ensure_operator_token
 from connectors.launcher.local_processes import stop_all
 from connectors.local_stack import Part, child_process, free_port
 from connectors.local_stack.part_plan import BRIDGE, FILES, GATEWAY, STREAMS, XML_PUMP, PartPlan
 from connectors.local_stack.program_plans import READY_FILE
 from connectors.local_stack.stack import PLANS
-from schemas.sealing import ensure_keyring
-from schemas.settings import (
+from connectors.log.kafka_topic import ensure_topic
+from schemas.keys.sealing import ensure_keyring
+from schemas.settings.settings import (
     PROJECT_ROOT,
     AgentMcpSettings,
     DashboardSettings,
@@ -44,7 +44,7 @@ from tests.faults.prove.tcp_proxy import PASS, TcpProxy
 
 PARTS: Final = (GATEWAY, BRIDGE, FILES, XML_PUMP, STREAMS)
 MODULES: Final = {
-    GATEWAY: "connectors.gateway",
+    GATEWAY: "connectors.gateway_program",
     BRIDGE: "connectors.mqtt_bridge",
     FILES: "connectors.file_bridge",
     XML_PUMP: "connectors.xml_pump",

@@ -1,0 +1,1 @@
+"""The doors and the programs around the log. Imports `schemas`, never `jobs`."""

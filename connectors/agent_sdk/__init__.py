@@ -1,0 +1,1 @@
+"""The side of an agent that speaks MQTT: publisher, outbox, inbox and subscriptions."""

@@ -1,0 +1,1 @@
+"""Commands about agents, sessions, principals and tokens."""

@@ -1,0 +1,1 @@
+"""`trunkline doctor`: one module per group of checks."""

@@ -1,0 +1,1 @@
+"""Commands that follow events: monitor and tail."""

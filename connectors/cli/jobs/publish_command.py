@@ -1,0 +1,145 @@
+"""Publishes one event of a job over MQTT and waits until it is in the log.
+
+The event is numbered, signed with the job's secret and kept in an outbox on disk until it is confirmed. The
+secret comes from --secret-file, else from the variable TRUNKLINE_JOB_SECRET, else from what 'jobs register'
+and 'jobs pick' keep on this machine; never from an argument. At the MQTT broker the job is a user of its own,
+whose password follows from its secret. A job with a broker of its own is published there: 'jobs register' and
+'jobs pick' keep it beside the secret.
+
+  export TRUNKLINE_JOB_SECRET=...      (printed once by: trunkline jobs register)
+  trunkline publish --job 0a1b2c3d --event started --detail "build begins"
+  trunkline publish --job 0a1b2c3d --event progress --detail "3 of 10" --data '{"done": 3}'
+  trunkline publish --job 0a1b2c3d --event completed --detail "all green"
+
+Exit codes: 0 in the log; 2 the event must not be sent (the message says why); 4 rejected, with the reason, or
+not let in by the broker, and then it stays in the outbox as with 5; 5 not confirmed: it stays in the outbox and
+goes first at the next publish, so do not publish it anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+from connectors.agent_sdk.mqtt_publisher import JobPublisher, Receipt
+from connectors.job_tools.job_brokers import with_job_broker
+from connectors.job_tools.job_secrets import find_secret
+from schemas.errors import UsageError
+from schemas.settings.settings import Settings
+from schemas.streams.job.job_event import EVENTS
+from schemas.wire.strict_json import MalformedJsonError, decode
+
+SECRET_VARIABLE = "TRUNKLINE_JOB_SECRET"  # noqa: S105  a variable's name
+_STATE_FOLDER = "publisher"
+_ATTEMPTS_MOST = 100
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--job", required=True, metavar="ID", help="the job: 8 lower-case hex digits")
+    parser.add_argument("--event", choices=EVENTS, help="what happened; completed and error end the job")
+    parser.add_argument(
+        "--detail",
+        default="",
+        metavar="TEXT",
+        help="at most 500 characters; no paths, no NAME=value, no passwords or tokens",
+    )
+    parser.add_argument("--data", metavar="JSON", help="a JSON object, or - to read it from standard input")
+    parser.add_argument(
+        "--no-receipt",
+        action="store_true",
+        help="be content with the broker's PUBACK; a broker that crashes then may lose the event",
+    )
+    parser.add_argument(
+        "--attempts",
+        type=int,
+        metavar="N",
+        help=f"connections to try, 1 to {_ATTEMPTS_MOST} (default: the setting mqtt.publish_attempts)",
+    )
+    parser.add_argument("--resend", action="store_true", help="only send what is still in the outbox")
+    parser.add_argument("--secret-file", type=Path, metavar="PATH", help="a 0600 file with the job's secret")
+    parser.add_argument("--state-dir", type=Path, metavar="DIR", help="where seq and outbox are kept")
+    parser.add_argument("--json", action="store_true", help="print the receipt as one JSON object")
+
+
+def run(args: argparse.Namespace, settings: Settings) -> int:
+    """Publish and return the exit code. Raises TrunklineError."""
+    if (args.event is None) != args.resend:
+        raise UsageError("give --event, or --resend to send only what is in the outbox")
+    if args.attempts is not None:
+        if not 1 <= args.attempts <= _ATTEMPTS_MOST:
+            raise UsageError(f"--attempts: expected 1 to {_ATTEMPTS_MOST}, not {args.attempts}")
+        mqtt = settings.mqtt.model_copy(update={"publish_attempts": args.attempts})
+        settings = settings.model_copy(update={"mqtt": mqtt})
+    data = _read_data(args.data)
+    state_dir = args.state_dir or settings.data_path / _STATE_FOLDER
+    secret = read_secret(args.secret_file, settings, args.job)
+    own = with_job_broker(settings, args.job, args.secret_file)
+    publisher = JobPublisher(own, args.job, secret, state_dir)
+    if args.resend:
+        count = publisher.resend(wait_for_receipt=not args.no_receipt)
+        print(json.dumps({"job_id": args.job, "resent": count}) if args.json else f"{count} resent")
+        return 0
+    receipt = publisher.publish(args.event, args.detail, data, wait_for_receipt=not args.no_receipt)
+    print(_as_json(args.job, receipt) if args.json else _as_text(args, receipt))
+    return 0
+
+
+def read_secret(file: Path | None, settings: Settings, job_id: str) -> str:
+    """The job's secret from `file` (0600), the environment, or what `jobs register` and `jobs pick` keep on
+    this machine. Raises UsageError that says how to give it.
+    """
+    if file is None:
+        found = os.environ.get(SECRET_VARIABLE, "").strip() or find_secret(settings, job_id)
+        if not found:
+            raise UsageError(f"no secret: set {SECRET_VARIABLE} or give --secret-file")
+        return found
+    try:
+        mode = file.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise UsageError(f"--secret-file: {file} is no file")
+        if mode & 0o077:
+            raise UsageError(f"--secret-file: {file} is readable by others; run: chmod 600 {file}")
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--secret-file: cannot read {file}: {type(error).__name__}") from None
+
+
+def _read_data(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        found, _ = decode(sys.stdin.buffer.read() if text == "-" else os.fsencode(text))
+    except MalformedJsonError as error:
+        raise UsageError(f"--data: {error}; an example: --data '{{\"done\": 3}}'") from None
+    if not isinstance(found, dict):
+        raise UsageError("--data: expected a JSON object")
+    return found
+
+
+def _as_json(job_id: str, receipt: Receipt) -> str:
+    position = receipt.position
+    found = {
+        "job_id": job_id,
+        "seq": receipt.seq,
+        "ce_id": receipt.ce_id,
+        "verdict": receipt.verdict,
+        "reason": receipt.reason,
+        "position": None if position is None else [position.partition, position.offset],
+    }
+    return json.dumps(found)
+
+
+def _as_text(args: argparse.Namespace, receipt: Receipt) -> str:
+    if receipt.position is None:
+        return (
+            f"{args.job}: {args.event} has seq {receipt.seq}, taken by the MQTT broker (no receipt asked for)"
+        )
+    where = f"partition {receipt.position.partition}, offset {receipt.position.offset}"
+    verdict = f", {receipt.verdict}" if receipt.verdict else ""
+    return f"{args.job}: {args.event} has seq {receipt.seq}, in the log at {where}{verdict}"

@@ -1,0 +1,137 @@
+"""Makes certificates for Mosquitto, Kafka and the gateway, signed by an authority of this installation.
+
+  trunkline tls create
+  trunkline tls create --host broker.example --host 192.0.2.7 --mutual
+  trunkline tls create --renew
+
+What is good stays as it is, so running it again is harmless: it makes what is missing, what ends within 30
+days, and what does not name a --host. Every key is made with mode 0600; one that others can read is told, and
+its mode stays. Nothing runs under TLS before the settings say so; they are printed at the end. Parts that run
+take new files when they are started anew. An authority that was there and is not whole, because ca.key lies
+elsewhere or is damaged, is replaced with --renew-ca alone. While others can read ca.key, nothing is signed with
+it.
+
+Exit codes: 0; 1 the folder cannot be written; 2 wrong arguments; 4 the authority's key or certificate is not
+there, they do not fit, or others can read the key.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from connectors.tls_keys.tls_files import TlsFolder
+    from schemas.settings.settings import Settings
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's sub-commands and their arguments."""
+    commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    text = "make what is missing or no longer good, and say what to set next"
+    create = commands.add_parser(
+        "create",
+        help=text,
+        description=text,
+        epilog="example: trunkline tls create --host broker.example --mutual",
+        allow_abbrev=False,
+    )
+    create.add_argument("--dir", metavar="DIR", type=Path, help="the folder (default: the setting tls_dir)")
+    create.add_argument(
+        "--host",
+        metavar="HOST",
+        action="append",
+        default=[],
+        help="a name or address that the servers are found under, beside 127.0.0.1 and localhost; repeatable",
+    )
+    create.add_argument("--mutual", action="store_true", help="certificates for the MQTT clients as well")
+    create.add_argument("--renew", action="store_true", help="all anew, but for the authority")
+    create.add_argument(
+        "--renew-ca", action="store_true", help="a new authority, too: every client needs its ca.crt"
+    )
+    create.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace, settings: Settings) -> int:
+    """Make them, say so, and return the exit code. Raises TrunklineError."""
+    # Imported here, because cryptography is slow to import and help must be quick.
+    from connectors.tls_keys.tls_files import create
+
+    folder = (args.dir or settings.tls_path).absolute()
+    made = create(folder, args.host, mutual=args.mutual, renew=args.renew, renew_authority=args.renew_ca)
+    wanted = _settings_for(made, settings)
+    if args.json:
+        print(json.dumps(_as_json(made, wanted)))
+    else:
+        _print(made, wanted)
+    return 0
+
+
+def _settings_for(made: TlsFolder, settings: Settings) -> dict[str, Any]:
+    """What to set in order to use them all, as it stands in conf/trunkline.yaml."""
+    from connectors.tls_keys.tls_files import KAFKA_PASSWORD, client_name
+
+    ca, gateway = str(made.of("ca").certificate), made.of("gateway")
+    mqtt: dict[str, Any] = {"tls": True, "ca_certs": ca}
+    if (operator := next((f for f in made.files if f.name == client_name("operator")), None)) is not None:
+        mqtt |= {
+            "require_client_cert": True,
+            "certfile": str(operator.certificate),
+            "keyfile": str(operator.key),
+        }
+    kafka = {
+        "security_protocol": "SASL_SSL",
+        "sasl_username": settings.kafka.sasl_username,
+        "sasl_password_file": str(made.folder / KAFKA_PASSWORD),
+        "ssl_ca_certs": ca,
+    }
+    found: dict[str, Any] = {} if made.folder == settings.tls_path else {"tls_dir": str(made.folder)}
+    return found | {
+        "mqtt": mqtt,
+        "kafka": kafka,
+        "gateway": {"certfile": str(gateway.certificate), "keyfile": str(gateway.key), "ca_certs": ca},
+    }
+
+
+def _as_json(made: TlsFolder, wanted: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "folder": str(made.folder),
+        "files": [
+            {
+                "name": file.name,
+                "certificate": str(file.certificate),
+                "key": str(file.key),
+                "valid_until": file.valid_until,
+                "hosts": file.hosts,
+                "made": file.why is not None,
+                "why": file.why,
+            }
+            for file in made.files
+        ],
+        "exposed": [str(file) for file in made.exposed],
+        "settings": wanted,
+    }
+
+
+def _print(made: TlsFolder, wanted: dict[str, Any]) -> None:
+    print(f"In {made.folder}:")
+    for file in made.files:
+        what = "kept" if file.why is None else f"made: {file.why}"
+        hosts = f"  for {', '.join(file.hosts)}" if file.hosts else ""
+        print(f"  {file.name:<18} until {file.valid_until}  {what}{hosts}")
+    for path in made.exposed:
+        print(
+            f"\nOthers can read {path} (mode {path.stat().st_mode & 0o777:o}): chmod 600 {path}; and if "
+            "somebody may have read it, make it anew (--renew; remove kafka.password for another)"
+        )
+    print("\nTo use them, put this into conf/trunkline.yaml (any section by itself will do); then down, up:\n")
+    for name, value in wanted.items():
+        if not isinstance(value, dict):
+            print(f"{name}: {json.dumps(value)}")
+            continue
+        print(f"{name}:")
+        for setting, chosen in value.items():
+            print(f"  {setting}: {json.dumps(chosen)}")
+    print(f"\nClients elsewhere need {made.of('ca').certificate}; ca.key and all other keys stay here.")

@@ -1,0 +1,1 @@
+"""Commands about messages and dead letters."""

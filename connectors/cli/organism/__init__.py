@@ -1,0 +1,1 @@
+"""Commands about listeners, and the console."""

@@ -1,0 +1,25 @@
+"""XML of agents on a terminal (CM-06): indented where it can be read, and escaped in any case."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from connectors.terminal.terminal_text import escaped
+from connectors.xml_wire.safe_xml import repair
+from connectors.xml_wire.xml_faults import XmlRefused
+
+_MARGIN: Final = "    "
+
+
+def shown_xml(text: str) -> str:
+    """`text` as lines behind a margin, so that nothing in it looks like a line of ours."""
+    from lxml import etree  # type: ignore[import-untyped]
+
+    try:
+        root = repair(text.encode("utf-8", "replace")).root
+    except XmlRefused:
+        lines = text.split("\n")
+    else:
+        etree.indent(root)
+        lines = etree.tostring(root, encoding="unicode").split("\n")
+    return "\n".join(_MARGIN + escaped(line) for line in lines)

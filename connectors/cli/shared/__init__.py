@@ -1,0 +1,1 @@
+"""Options, tables and checks that several commands share. Imports no command."""

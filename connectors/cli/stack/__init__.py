@@ -1,0 +1,1 @@
+"""Commands about the stack: up, down, status, logs, topic, fold, demo, benchmarks."""

@@ -1,0 +1,148 @@
+"""Checks that nobody has changed the ledger: its rows against the audit chain, the chain against its anchors.
+
+  trunkline audit verify                              everything as the settings name it
+  trunkline audit verify --anchors /srv/anchors --public-key audit.pub
+  trunkline audit public-key                          what an auditor keeps, together with the anchors
+  trunkline audit anchors                             what has been anchored
+
+verify reads the whole ledger and needs no part of the stack; it may run. Progress is on standard error.
+Exit codes: 0 nothing was changed; 1 something was, and the findings say what; 2 wrong arguments;
+3 there is no ledger, or none with roots.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from connectors.audit.verification import Report
+    from schemas.settings.settings import Settings
+
+_SHOWN = 20
+_EVERY_S = 2.0
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's sub-commands and their arguments."""
+    commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    check = commands.add_parser("verify", help="check rows, chain and anchors")
+    listing = commands.add_parser("anchors", help="show the anchors, the newest last; checks no signature")
+    commands.add_parser("public-key", help="print the public key of those that sign anchors")
+    for command in (check, listing):
+        command.add_argument("--anchors", type=Path, metavar="DIR", help="where the anchors are; a file, too")
+        command.add_argument("--json", action="store_true", help="print JSON")
+    check.add_argument(
+        "--public-key", type=Path, action="append", default=[], metavar="FILE", help="the auditor's copy of it"
+    )
+    check.add_argument(
+        "--without-anchors", action="store_true", help="rows and chain alone: a cut-off end is not seen"
+    )
+
+
+def run(args: argparse.Namespace, settings: Settings) -> int:
+    """Do the action and return the exit code. Raises TrunklineError."""
+    if args.action == "verify":
+        return _verify(args, settings)
+    return _anchors(args, settings) if args.action == "anchors" else _public_key(settings)
+
+
+def _verify(args: argparse.Namespace, settings: Settings) -> int:
+    from connectors.audit.verification import verify
+    from connectors.cli.shared.text_table import print_json
+
+    began = time.monotonic()
+    report = verify(
+        settings,
+        args.anchors,
+        args.public_key,
+        without_anchors=args.without_anchors,
+        progress=_progress(),
+    )
+    took_s = round(time.monotonic() - began, 2)
+    if args.json:
+        print_json({**report.fields(), "took_s": took_s})
+    else:
+        _print_report(report, took_s)
+    return 0 if report.is_true else 1
+
+
+def _progress() -> Callable[[int], None]:
+    """Tells on standard error now and then how many rows have been read."""
+    last = time.monotonic()
+
+    def tell(rows: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _EVERY_S:
+            last = time.monotonic()
+            print(f"{rows} rows read", file=sys.stderr)
+
+    return tell
+
+
+def _print_report(report: Report, took_s: float) -> None:
+    from connectors.audit.anchor_check import moment_text
+    from connectors.terminal.terminal_text import escaped
+
+    for finding in report.findings[:_SHOWN]:
+        print(f"WRONG  {escaped(finding.text)}")
+    if len(report.findings) > _SHOWN:
+        print(f"WRONG  and {len(report.findings) - _SHOWN} more; --json shows {len(report.findings)} or 1000")
+    print(f"ledger   {report.rows} rows at version {report.version}, read in {took_s} s")
+    print(f"chain    {report.entries} entries")
+    if report.rows_before_the_chain:
+        print(
+            f"         {report.rows_before_the_chain} rows are older than the chain: nothing is known of them"
+        )
+    if report.anchored_at_us is not None:
+        print(f"anchors  {report.anchors}, the newest of {moment_text(report.anchored_at_us)}")
+    if report.rows_not_anchored > 0:
+        print(f"         {report.rows_not_anchored} rows are not anchored: their end could be cut off unseen")
+    if report.anchors_beside is not None:
+        print("         they lie beside the ledger: who cuts its end off there can cut off theirs, unseen")
+        print("         (set audit.anchors_dir to other storage, or name copies with --anchors)")
+    if report.anchors_unreadable:
+        print(f"         {report.anchors_unreadable} lines are no anchors and were passed over")
+    if report.is_true:
+        print("All rows are as they were settled.")
+    else:
+        print("The ledger is not as it was settled: docs/operate.md, 'Tamper evidence', says what to do.")
+
+
+def _anchors(args: argparse.Namespace, settings: Settings) -> int:
+    from connectors.audit.anchor_check import moment_text
+    from connectors.audit.verification import anchors_place
+    from connectors.cli.shared.text_table import aligned, print_json
+    from schemas.errors import NotFound
+    from schemas.integrity.audit_anchors import read_anchors
+
+    place = anchors_place(settings, args.anchors)
+    if not place.exists():
+        raise NotFound(f"there are no anchors: no {place}. 'streams' makes them")
+    said = [anchor for anchor in read_anchors(place) if anchor is not None]
+    rows = [
+        (moment_text(a.statement.time_us), a.statement.length, a.statement.rows, a.statement.value[:16], a.key)
+        for a in said
+    ]
+    if args.json:
+        names = ("time", "entries", "rows", "value", "key")
+        print_json({"anchors": [dict(zip(names, row, strict=True)) for row in rows]})
+    else:
+        print(aligned(("TIME", "ENTRIES", "ROWS", "VALUE", "KEY"), rows))
+    return 0
+
+
+def _public_key(settings: Settings) -> int:
+    from schemas.errors import NotFound
+    from schemas.integrity.audit_files import anchor_public_key_file
+
+    path = anchor_public_key_file(settings)
+    if not path.exists():
+        raise NotFound(f"there is no key yet: no {path}. 'streams' makes it with the first anchor")
+    print(path.read_text(encoding="ascii"), end="")
+    return 0

@@ -1,0 +1,41 @@
+"""Print the address of the dashboard that logs a browser in.
+
+The address holds the token of who asks (the operator's, or TRUNKLINE_TOKEN) behind a `#`, which no browser
+sends anywhere: the page takes it from there, gets a cookie for it, and removes it. Whoever has the address may
+do what you may, so give it to nobody; for others there is `trunkline principals add NAME --role viewer`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from urllib.parse import quote
+
+from connectors.dashboard.address import address_of
+from connectors.gateway_client.gateway_client import read_token
+from schemas.errors import NotFound, UsageError
+from schemas.settings.settings import Settings
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("--no-token", action="store_true", help="the bare address; the page asks for a token")
+
+
+def run(args: argparse.Namespace, settings: Settings) -> int:
+    """Print it; returns the exit code. Raises TrunklineError."""
+    # Imported here, because it looks for ports, and help must be quick.
+    from connectors.local_stack.ports import port_is_free
+
+    if not settings.dashboard.port:
+        raise UsageError("dashboard.port is 0: there is no dashboard; set it, and start the gateway anew")
+    token = None if args.no_token else read_token(settings)
+    if token is None and not args.no_token:
+        raise NotFound(
+            f"there is no token yet at {settings.operator_token_file}: the gateway makes it at its first "
+            "start, with 'trunkline up'"
+        )
+    print(address_of(settings) + ("" if token is None else f"#token={quote(token, safe='')}"))
+    if port_is_free(settings.dashboard.port):
+        print("Nothing listens there yet: start it with 'trunkline up'", file=sys.stderr)
+    return 0

@@ -1,0 +1,126 @@
+"""The whole way of an event, in a minute: real Kafka, Mosquitto, bridge, gateway and Spark, real tables.
+
+Registers jobs, lets agents publish their events over MQTT and troublemakers disturb them, waits until the
+ledger has all of it and compares it with the plan; the receipts must say the same, and a session that picked
+its job at the gateway must end with it. By default on a stack of its own, with free ports and a
+temporary data directory, which is stopped in the end; only tables, keys and logs stay.
+
+Exit codes: 0 when the ledger holds exactly what was planned; 1 when it does not, naming each difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from schemas.errors import UsageError
+
+if TYPE_CHECKING:
+    from connectors.demo.outcome import Outcome
+    from connectors.demo.performance import Performance
+    from connectors.demo.told_verdicts import Told
+    from schemas.settings.settings import Settings
+
+_STEPS = 7
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--jobs", type=int, default=20, metavar="N", help="how many jobs (default: 20)")
+    parser.add_argument("--json", action="store_true", help="end standard output with one line of JSON")
+    parser.add_argument(
+        "--keep", action="store_true", help="use the configured stack, as 'up' starts it, and leave it up"
+    )
+    parser.add_argument(
+        "--data-dir", type=Path, metavar="DIR", help="where everything lies (default: a new temporary folder)"
+    )
+
+
+def run(args: argparse.Namespace, settings: Settings) -> int:
+    """Run the demo; returns the exit code. Raises TrunklineError."""
+    # Imported here, because Arrow, paho and rich are slow to import and help must be quick.
+    from connectors.demo.plan import JOBS_LEAST, PAYLOAD_LIMIT_LEAST_BYTES
+
+    if args.jobs < JOBS_LEAST:
+        raise UsageError(f"--jobs: the demo needs {JOBS_LEAST} or more, one for each part that is played")
+    if settings.limits.payload_bytes < PAYLOAD_LIMIT_LEAST_BYTES:
+        raise UsageError(f"limits.payload_bytes: the demo needs {PAYLOAD_LIMIT_LEAST_BYTES} or more")
+    started = time.monotonic()
+    performance, used = _perform_kept(args, settings) if args.keep else _perform(args, settings)
+    if not args.json or sys.stdout.isatty():
+        from connectors.demo.report import show
+
+        show(performance, used)
+    outcome, told = performance.outcome, performance.told
+    for difference in outcome.differences:
+        print(f"differs: {difference}", file=sys.stderr)
+    _tell_what_stays(args, used)
+    if args.json:
+        print(json.dumps(_figures(outcome, told, time.monotonic() - started)))
+    return 1 if outcome.differences else 0
+
+
+def _perform(args: argparse.Namespace, settings: Settings) -> tuple[Performance, Settings]:
+    from connectors.demo.performance import perform
+    from connectors.demo.progress import Progress
+    from connectors.demo.stage_stack import clear_spent, own_settings, own_stack, temporary_data_dir
+
+    data_dir: Path = args.data_dir or temporary_data_dir()
+    used = own_settings(settings, data_dir)
+    progress = Progress(_STEPS)
+    progress.say(f"Everything of this demo lies in {used.data_path}")
+    try:
+        with own_stack(used, progress) as tick:
+            performance = perform(used, args.jobs, progress, tick)
+    except KeyboardInterrupt:
+        if args.data_dir is None:
+            shutil.rmtree(data_dir, ignore_errors=True)
+        raise
+    if args.data_dir is None and not performance.outcome.differences:
+        clear_spent(data_dir)
+    return performance, used
+
+
+def _perform_kept(args: argparse.Namespace, settings: Settings) -> tuple[Performance, Settings]:
+    from connectors.demo.performance import perform
+    from connectors.demo.progress import Progress
+    from connectors.demo.stage_stack import kept_stack
+
+    used = settings
+    if args.data_dir is not None:
+        used = settings.model_copy(update={"data_dir": args.data_dir.absolute()})
+    progress = Progress(_STEPS)
+    with kept_stack(used, progress) as tick:
+        return perform(used, args.jobs, progress, tick), used
+
+
+def _tell_what_stays(args: argparse.Namespace, used: Settings) -> None:
+    elsewhere = args.data_dir is not None or not args.keep
+    folder = shlex.quote(str(used.data_path))
+    setting = f"TRUNKLINE__DATA_DIR={folder} " if elsewhere else ""
+    lines = [f"Look at it:  {setting}./trunkline tail --no-follow -n 50"]
+    if args.keep:
+        lines.append(f"It runs on:  {setting}./trunkline status")
+        lines.append(f"Stop it:     {setting}./trunkline down")
+    elif args.data_dir is None:
+        lines.append(f"Remove it:   rm -r {folder}")
+    for line in lines:
+        print(line, file=sys.stderr)
+
+
+def _figures(outcome: Outcome, told: Told, seconds: float) -> dict[str, object]:
+    return {
+        "sent": outcome.sent,
+        "accepted": outcome.accepted,
+        "duplicate": outcome.duplicate,
+        "rejected": outcome.rejected,
+        "jobs": outcome.jobs,
+        "receipts": {**told.verdicts, "durable": told.durable},
+        "seconds": round(seconds, 1),
+    }

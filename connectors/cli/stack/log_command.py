@@ -1,0 +1,149 @@
+"""Makes the log again from the ledger, when Kafka's data was lost.
+
+  trunkline log rebuild --dry-run      what it would do: records, bytes, and what is lost
+  trunkline log rebuild                do it
+
+Every record that the ledger has gets its topic, partition, offset and time again, and is read back and
+compared. Events that were acknowledged and had not reached the ledger are lost; the command names the offsets.
+The order: ./trunkline down; ./trunkline up --only kafka; ./trunkline log rebuild; ./trunkline down;
+./trunkline up. When it was interrupted, the same command goes on where it stopped; until it has finished, no
+program starts on the topic. A topic that holds other records than the ledger is refused, and nothing is
+changed. docs/backup.md has more.
+Exit codes: 0, also when nothing was missing; 3 no ledger; 4 refused, with the reason; 5 Kafka does not answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from schemas.errors import BackboneUnreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from connectors.log_rebuild.log_rebuild import RebuildPlan, Rebuilt
+    from schemas.settings.settings import Settings
+
+_EVERY_S = 2.0
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's sub-command and its arguments."""
+    commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    rebuild = commands.add_parser("rebuild", help="make the log again from the ledger")
+    rebuild.add_argument("--dry-run", action="store_true", help="say what would be done, change nothing")
+    rebuild.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace, settings: Settings) -> int:
+    """Do it and return the exit code. Raises TrunklineError."""
+    from connectors.cli.shared.text_table import print_json
+    from connectors.cli.stack.closed_doors import check_doors_closed
+    from connectors.log_rebuild.log_rebuild import LogRebuild
+    from schemas.keys.sealing import load_keyring
+
+    check_doors_closed(settings)
+    work = LogRebuild(settings, load_keyring(settings), _Progress())
+    try:
+        plan = work.plan()
+    except BackboneUnreachable as error:
+        raise BackboneUnreachable(f"{error}; start Kafka alone: ./trunkline up --only kafka") from error
+    if not args.json:
+        _print_plan(settings, plan)
+    done = None if args.dry_run else work.run(plan)
+    if args.json:
+        print_json(_fields(plan, done))
+    elif done is not None:
+        _print_done(settings, plan, done)
+    return 0
+
+
+class _Progress:
+    """Tells on standard error now and then how far a step is, how fast it is, and how long it still takes."""
+
+    def __init__(self) -> None:
+        self._step, self._began, self._told = "", 0.0, 0.0
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        """So many of so many records are done."""
+        now = time.monotonic()
+        if step != self._step:
+            self._step, self._began, self._told = step, now, now
+        elif now - self._told >= _EVERY_S:
+            self._told = now
+            rate = done / max(now - self._began, 0.001)
+            text = f"{done} of {total} records {step}, {rate:.0f} a second, {(total - done) / rate:.0f} s left"
+            print(text, file=sys.stderr)
+
+
+def _print_plan(settings: Settings, plan: RebuildPlan) -> None:
+    size = f"{plan.bytes / 1e6:.1f} MB"
+    print(
+        f"ledger   {plan.records} records in {len(plan.ledger)} partitions, {size}, at version {plan.version}"
+    )
+    topic, held = settings.kafka.topic, sum(plan.log.values())
+    if plan.replaces_topology:
+        text = "holds nothing but a new topology record: it is deleted and made again"
+    elif not plan.log:
+        text = "does not exist: it is made"
+    elif plan.missing:
+        text = f"holds {held} records, the ledger's; {plan.to_write} are missing"
+    else:
+        text = f"holds {held} records, and all that the ledger has"
+    print(f"topic    {topic!r} {text}")
+    if plan.missing:
+        print(f"to write {_ranges(plan.missing)}")
+        print(f"lost     every record that was acknowledged beyond the ledger: {_beyond(plan)}")
+        if plan.planned is None:
+            print(
+                "unknown  what Spark had planned: no checkpoint on a local disk can be read. Delete one that is"
+            )
+            print("         elsewhere: Spark would wait for lost records for ever")
+    if plan.lost:
+        print(f"lost     for certain, because Spark had planned to settle them: {_ranges(plan.lost)}")
+
+
+def _print_done(settings: Settings, plan: RebuildPlan, done: Rebuilt) -> None:
+    if done.written:
+        rate = done.written / max(done.seconds, 0.001)
+        print(
+            f"wrote    {done.written} records in {done.seconds:.1f} s, {rate:.0f} a second, and compared them"
+        )
+    if done.checkpoint is not None:
+        print(f"moved    Spark's checkpoint, which plans lost records, to {done.checkpoint}")
+    print("The log has all that the ledger has. Start the rest: ./trunkline down; ./trunkline up")
+
+
+def _ranges(ranges: Mapping[int, tuple[int, int]]) -> str:
+    return "; ".join(
+        f"partition {number} offset {first}" + (f" to {end - 1}" if end - first > 1 else "")
+        for number, (first, end) in sorted(ranges.items())
+    )
+
+
+def _beyond(plan: RebuildPlan) -> str:
+    return "; ".join(
+        f"partition {number} from offset {plan.ledger[number]} on" for number in sorted(plan.missing)
+    )
+
+
+def _fields(plan: RebuildPlan, done: Rebuilt | None) -> dict[str, Any]:
+    """Everything as one JSON object; ranges are from their first offset to before their end."""
+    return {
+        "ledger_version": plan.version,
+        "records": plan.records,
+        "bytes": plan.bytes,
+        "ledger": plan.ledger,
+        "log": plan.log,
+        "replaces_topology": plan.replaces_topology,
+        "missing": plan.missing,
+        "to_write": plan.to_write,
+        "planned": plan.planned,
+        "lost": plan.lost,
+        "written": None if done is None else done.written,
+        "seconds": None if done is None else round(done.seconds, 3),
+        "checkpoint": None if done is None or done.checkpoint is None else str(done.checkpoint),
+    }

@@ -1,0 +1,68 @@
+"""Show the logs of the local stack's parts, each line after the part's name; `-f` follows them.
+
+The second XML pump and those after it have their number in their names: xml_pump_2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from connectors.local_stack.log_files import last_lines
+from connectors.local_stack.part_plan import ALL_PARTS, XML_PUMP
+from schemas.errors import NotFound, UsageError
+from schemas.settings.settings import Settings
+
+_SUPERVISOR = "supervisor"
+_POLL_S = 0.3
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    names = ", ".join((*ALL_PARTS, _SUPERVISOR))
+    parser.add_argument("part", nargs="?", help=f"one of {names} (default: all)")
+    parser.add_argument("-n", type=int, default=20, metavar="LINES", help="lines from the end (default: 20)")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until Ctrl-C")
+
+
+def _print(name: str, lines: list[str], prefixed: bool) -> None:
+    for line in lines:
+        print(f"{name:<10} | {line}" if prefixed else line, flush=True)
+
+
+def _follow(logs: dict[str, Path], prefixed: bool) -> None:
+    offsets = {name: path.stat().st_size if path.exists() else 0 for name, path in logs.items()}
+    while True:
+        for name, path in logs.items():
+            size = path.stat().st_size if path.exists() else 0
+            if size < offsets[name]:
+                # It was cut because it had grown too large.
+                offsets[name] = 0
+            if size == offsets[name]:
+                continue
+            with path.open("rb") as log:
+                log.seek(offsets[name])
+                data = log.read()
+            complete = data[: data.rfind(b"\n") + 1]
+            offsets[name] += len(complete)
+            _print(name, complete.decode("utf-8", errors="replace").splitlines(), prefixed)
+        time.sleep(_POLL_S)
+
+
+def run(args: argparse.Namespace, settings: Settings) -> int:
+    """Print the ends of the logs, and what comes after if asked to."""
+    folder = settings.data_path / "logs"
+    more = sorted((path.stem for path in folder.glob(f"{XML_PUMP}_*.log")), key=lambda name: (len(name), name))
+    names = (*ALL_PARTS, *more, _SUPERVISOR)
+    if args.part is not None and args.part not in names:
+        raise UsageError(f"no such part: {args.part}; there are {', '.join(names)}")
+    logs = {name: folder / f"{name}.log" for name in ([args.part] if args.part else names)}
+    if not args.follow and not any(path.exists() for path in logs.values()):
+        raise NotFound(f"no logs in {folder}: nothing was started with these settings (trunkline up)")
+    prefixed = args.part is None
+    for name, path in logs.items():
+        _print(name, last_lines(path, args.n), prefixed)
+    if args.follow:
+        _follow(logs, prefixed)
+    return 0

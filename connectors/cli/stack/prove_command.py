@@ -1,0 +1,62 @@
+"""Try to break the backbone: run seeds of faults, and say which promise did not hold.
+
+A seed is a backbone of its own (real processes) under load at all doors, some faults drawn from the seed
+(kills, also at named points of the code, stops, full disks, cut and slow connections, two of everything, wrong
+clocks), and a comparison of all that was acknowledged with ledger, views and live view. The same seed is the
+same schedule.
+
+  ./trunkline prove --seeds 3                   a few minutes; a seed takes at most 100 s
+  ./trunkline prove --seeds 100                 goes on where an earlier run has ended
+  ./trunkline prove --seeds 1 --first-seed 42   one seed
+
+Results are appended to a file, a line a seed; what stands there is not run again (--results names another
+file). A seed with a finding keeps its data and says where. Needs the tests of the checkout, and what
+`./trunkline test` needs. It touches no stack that runs. Exit codes: 0, nothing was found; 1, something was,
+or a hundred seeds did not meet each fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from schemas.errors import NotFound, UsageError
+from schemas.settings.settings import PROJECT_ROOT, Settings
+
+_MODULE = "tests.faults.prove.prove_faults"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="how many seeds (default: 1)")
+    parser.add_argument("--first-seed", type=int, default=0, metavar="K", help="the first of them (default: 0)")
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="where results are kept (default: var/prove.jsonl)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the sum of the results as one JSON object")
+
+
+def run(args: argparse.Namespace, settings: Settings) -> int:
+    """Run it as a program of its own."""
+    if args.seeds < 1 or args.first_seed < 0:
+        raise UsageError("--seeds is 1 or more, --first-seed 0 or more")
+    if not (PROJECT_ROOT / _MODULE.replace(".", "/")).with_suffix(".py").exists():
+        raise NotFound("the tests are not part of this checkout, and the faults are among them")
+    del settings  # Each seed has its own.
+    command = [sys.executable, "-P", "-m", _MODULE]
+    command += ["--seeds", str(args.seeds), "--first-seed", str(args.first_seed)]
+    if args.results is not None:
+        command += ["--results", str(args.results.absolute())]
+    if args.json:
+        command.append("--json")
+    child = subprocess.Popen(  # noqa: S603 ours
+        command, cwd=PROJECT_ROOT, env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)}
+    )
+    while True:
+        try:
+            return child.wait()
+        except KeyboardInterrupt:
+            continue  # Ctrl-C goes to it as well; it ends in order.

@@ -1,0 +1,56 @@
+"""Makes the topic of the log in a Kafka of your own, or checks the one that is there.
+
+  trunkline topic create                        what the settings kafka.* say; harmless a second time
+  trunkline topic create --json
+
+The topic gets kafka.partitions partitions, kafka.replication_factor copies and min.insync.replicas from
+kafka.min_in_sync_replicas, and holds its partition count and epoch as its first record. All programs check it
+before they start. The stack's own Kafka needs no such step: 'up' makes its topic.
+
+Exit codes: 0; 1 the topic does not fit the settings, with both values; 2 wrong settings; 5 Kafka does not
+answer or refuses the login.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from schemas.settings.settings import Settings
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the sub-command and its argument."""
+    commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    text = "make the topic if it is missing, then check it"
+    create = commands.add_parser(
+        "create",
+        help=text,
+        description=text,
+        epilog="example: TRUNKLINE__KAFKA__REPLICATION_FACTOR=3 trunkline topic create",
+        allow_abbrev=False,
+    )
+    create.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace, settings: Settings) -> int:
+    """Make and check the topic, print what it is, and return the exit code. Raises TrunklineError."""
+    # Imported here, because Kafka's clients are slow to import and help must be quick.
+    from connectors.log.kafka_topic import ensure_topic, replication
+
+    kafka = settings.kafka
+    was_made = ensure_topic(settings)
+    found = replication(kafka)
+    if args.json:
+        told = {"topic": kafka.topic, "made": was_made, "partitions": kafka.partitions, "epoch": kafka.epoch}
+        print(json.dumps(told | asdict(found)))
+        return 0
+    print(
+        f"{'Made' if was_made else 'There already'}: topic {kafka.topic} at {kafka.bootstrap_servers}, "
+        f"{kafka.partitions} partitions, epoch {kafka.epoch}, copies of each: {found.replicas}, of which "
+        f"{found.min_in_sync} must have a record before it counts"
+    )
+    return 0

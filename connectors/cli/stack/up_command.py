@@ -1,0 +1,141 @@
+"""Start the local stack in the background, and wait until it is ready.
+
+Kafka, Mosquitto, the bridges of MQTT and of the file queue, the gateway (HTTP), the XML pump and the streaming
+jobs run on loopback, supervised: a part that dies is started again. Everything they keep is below `data_dir`.
+Running it twice is harmless; with `--only` it adds parts to a stack that runs.
+
+A start may take as long as it makes progress. Exit code 1 when a part is not ready: the others go on running,
+and so do the attempts to start it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from connectors.cli.shared.text_table import duration_s
+from connectors.local_stack import control
+from connectors.local_stack.log_files import last_lines
+from connectors.local_stack.part_plan import ALL_PARTS, GATEWAY
+from connectors.local_stack.private_data import describe_repair, find_open
+from connectors.terminal.terminal_text import escaped
+from schemas.errors import TrunklineError
+from schemas.settings.settings import Settings
+
+_TELL_EVERY_S = 10.0
+_LINE_CHARACTERS = 100
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument(
+        "--only",
+        metavar="PARTS",
+        default=",".join(ALL_PARTS),
+        help=f"some of: {','.join(ALL_PARTS)} (default: all)",
+    )
+    parser.add_argument(
+        "--timeout",
+        metavar="TIME",
+        type=duration_s,
+        default=control.UP_LIMIT_S,
+        help="how long to wait at most for parts that still make progress, e.g. 90s or 10m (default: 30m)",
+    )
+
+
+class Progress:
+    """Prints a line when a part becomes ready or fails, and in between what the other parts are doing."""
+
+    def __init__(self) -> None:
+        self._started = self._told_at = time.monotonic()
+        self._shown: set[str] = set()
+        self._failures: dict[str, int] = {}
+        self._live = sys.stderr.isatty()
+
+    def __call__(self, state: dict[str, Any]) -> None:
+        """Show what is new in the state."""
+        waiting: dict[str, dict[str, Any]] = {}
+        for name, part in state["parts"].items():
+            if part["state"] != "ready":
+                waiting[name] = part
+                self._tell_failure(name, part)
+            elif name not in self._shown:
+                self._shown.add(name)
+                self._clear()
+                seconds = part["ready_after_s"] or 0.0
+                print(f"  {part['summary']:<34} ready after {seconds:4.1f} s", file=sys.stderr)
+        if waiting and self._live:
+            text = f"  waiting for {', '.join(waiting)} ({time.monotonic() - self._started:.0f} s)"
+            print(f"\r{text:<78}", end="", file=sys.stderr, flush=True)
+        elif waiting and time.monotonic() - self._told_at >= _TELL_EVERY_S:
+            self._tell_waiting(waiting)
+
+    def _tell_failure(self, name: str, part: dict[str, Any]) -> None:
+        if part["failures"] > self._failures.get(name, 0):
+            self._clear()
+            print(f"  {name} {part['failure']}; it is tried again", file=sys.stderr)
+        self._failures[name] = part["failures"]
+
+    def _tell_waiting(self, waiting: dict[str, dict[str, Any]]) -> None:
+        self._told_at = time.monotonic()
+        print(f"  after {self._told_at - self._started:.0f} s not ready yet:", file=sys.stderr)
+        for name, part in waiting.items():
+            said = [] if part["waits_for"] else last_lines(Path(part["log"]), 1)
+            doing = escaped(said[0])[:_LINE_CHARACTERS] if said else control.part_reason(part)
+            print(f"    {name}: {doing}", file=sys.stderr)
+
+    def _clear(self) -> None:
+        if self._live:
+            print("\r" + " " * 78 + "\r", end="", file=sys.stderr)
+
+
+def _ignore(_state: dict[str, Any]) -> None:
+    return None
+
+
+def _warn_of_organism(settings: Settings) -> None:
+    from connectors.organism.organism_check import check_organism_names
+    from connectors.organism.organism_file import OrganismError
+
+    try:
+        check_organism_names(settings)
+    except OrganismError as error:
+        print(f"The XML pump's listeners are not loaded: {escaped(str(error))}", file=sys.stderr)
+
+
+def _close_to_others(settings: Settings) -> None:
+    """Make what earlier versions left open to other users private, and say so."""
+    try:
+        closed = find_open(settings.data_path, close=True)
+    except OSError as error:
+        raise TrunklineError(
+            f"{error.filename or settings.data_path} cannot be made private: {error.strerror}; "
+            "the data directory and all in it must belong to the user who starts the stack"
+        ) from error
+    for line in describe_repair(settings.data_path, closed):
+        print(line, file=sys.stderr)
+
+
+def run(args: argparse.Namespace, settings: Settings) -> int:
+    """Start it, add what is missing, or say that it runs."""
+    parts = [name.strip() for name in args.only.split(",") if name.strip()]
+    before = control.running_state(settings)
+    started = time.monotonic()
+    _close_to_others(settings)
+    if before is None:
+        print(f"Starting; data and logs are in {settings.data_path}", file=sys.stderr)
+    if GATEWAY in parts:
+        _warn_of_organism(settings)
+    runs = before is not None and before["phase"] == "running" and set(parts) <= set(before["names"])
+    state = control.start_detached(settings, parts, _ignore if runs else Progress(), args.timeout)
+    if runs:
+        print(f"It runs already (data in {settings.data_path}). See: trunkline status")
+        if differing := control.differing_settings(state, settings):
+            changed = f"with other values of {', '.join(differing)}"
+            print(f"It runs {changed}; for yours: trunkline down, then trunkline up", file=sys.stderr)
+    else:
+        print(f"Ready after {time.monotonic() - started:.1f} s. Stop it with: trunkline down")
+    return 0

@@ -1,0 +1,1 @@
+"""The demo: a scripted scene on a stack of its own."""

@@ -1,0 +1,1 @@
+"""HTTP routes for agent definitions, participants and MQTT agents."""

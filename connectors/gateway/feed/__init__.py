@@ -1,0 +1,1 @@
+"""HTTP routes that stream settled events."""

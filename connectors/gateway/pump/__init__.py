@@ -1,0 +1,1 @@
+"""HTTP routes for pumps and XML messages."""

@@ -1,0 +1,158 @@
+"""What a pump says of a message as the record that acknowledges it: its answers, addressed (XP-05 to XP-07).
+
+A pump knows payloads; who gets them, in which thread and in whose name is found out here. All of it goes into
+the one record `message.acked`, so an answer is sent if and only if its acknowledgement counts.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any, Final
+
+from connectors.gateway.pump.pump_models import Done, GivenAnswer
+from connectors.gateway.rules.xml_recipients import recipients_of
+from connectors.gateway.services.conversations import Place, child_thread, thread_of
+from connectors.gateway.services.hub import Hub
+from connectors.reactor.xml_follow_ups import XML_CONTENT, XML_DOOR
+from connectors.xml_payloads.huh import HUH_TAG, huh
+from connectors.xml_wire.xml_faults import Faulty
+from schemas.fold.view_rows import REGISTRY_THREADS, MessageRow
+from schemas.streams.mailboxes.mailbox_requests import ANSWERS_MOST, ack_record, nack_record
+from schemas.streams.principal.principals import SYSTEM
+from schemas.wire.message import DEFAULT_REALM, Message
+from schemas.wire.record import OutgoingRecord
+
+_NAMESPACE: Final = uuid.UUID("8e0f5f6d-4f0a-5a3b-8a4c-3d1c5f7b9e21")
+
+
+def settling_record(hub: Hub, row: MessageRow, done: Done, principal: str) -> OutgoingRecord:
+    """The record that ends a lease. `row` is the message's."""
+    where = (DEFAULT_REALM, row.recipient, row.message_id, done.request_id)
+    if done.outcome == "nack":
+        return nack_record(*where, done.reason, is_no_attempt=True, door=XML_DOOR, principal=principal)
+    answers = list(_answers(hub, row, done))
+    size = sum(len(answer.body.encode("utf-8")) for answer in answers)
+    limit = hub.settings.limits.payload_bytes
+    if size > limit or len(answers) > ANSWERS_MOST:
+        what = f"{len(answers)} messages of {size} bytes; at most {ANSWERS_MOST} and {limit} bytes"
+        answers = [_to_asker(hub, row, 0, HUH_TAG, _huh(row, f"the answer is too large: {what}"))]
+    return ack_record(*where, answers, door=XML_DOOR, principal=principal)
+
+
+def _answers(hub: Hub, row: MessageRow, done: Done) -> Iterator[Message]:
+    if done.outcome == "huh":
+        # A <huh> never leads to a <huh>: two that do not understand each other would go on for ever.
+        if row.kind != HUH_TAG and done.answers:
+            yield _back_to_sender(row, done.answers[0].body)
+        return
+    number = 0
+    for answer in done.answers:
+        for message in _addressed(hub, row, number, answer):
+            yield message
+            number += 1
+
+
+def _addressed(hub: Hub, row: MessageRow, number: int, answer: GivenAnswer) -> list[Message]:
+    """One payload of an answer as messages: to whom it names, to all who listen for it, or to who asked."""
+    thread, listener = thread_of(hub.keyring, row), row.recipient
+    place = place_of(hub, thread) or _place_of_itself(hub, row)
+    if answer.to is None or answer.to == place.asker:
+        try:
+            if answer.to is not None:
+                raise Faulty("routing", "to who asked")
+            names = recipients_of(hub, listener, None, answer.kind, answer.namespace)
+        except Faulty:
+            return [_to_asker(hub, row, number, answer.kind, answer.body)]
+    else:
+        try:
+            names = recipients_of(hub, listener, answer.to, answer.kind, answer.namespace)
+        except Faulty as fault:
+            told = huh(fault, about_tag=answer.kind, step=fault.step).decode("utf-8")
+            where = {"thread": thread, "root_thread": place.root_thread}
+            return [_message(row, number, listener, HUH_TAG, told, sender=SYSTEM, **where)]
+    most = hub.settings.xml_pump.chain_most
+    if _depth(hub, thread, most) >= most:
+        why = f"the chain of messages from listener to listener ended after {most} messages"
+        expected = "a shorter chain, or a higher xml_pump.chain_most"
+        told = huh(Faulty("routing", why, expected=expected), about_tag=answer.kind).decode("utf-8")
+        return [_to_asker(hub, row, number, HUH_TAG, told)]
+    return [
+        _message(
+            row,
+            number + place_in_list,
+            name,
+            answer.kind,
+            answer.body,
+            sender=listener,
+            thread=child_thread(hub.keyring, thread, listener, name),
+            parent_thread=thread,
+            root_thread=place.root_thread,
+            on_behalf_of=place.on_behalf_of,
+        )
+        for place_in_list, name in enumerate(names)
+    ]
+
+
+def _depth(hub: Hub, thread: str, most: int) -> int:
+    """Return how many messages of the chain led to this thread, the first one included; at most `most`."""
+    depth, place = 0, place_of(hub, thread)
+    while place is not None and depth < most:
+        depth += 1
+        place = None if place.parent_thread is None else place_of(hub, place.parent_thread)
+    return depth
+
+
+def _to_asker(hub: Hub, row: MessageRow, number: int, kind: str, body: str) -> Message:
+    place = place_of(hub, thread_of(hub.keyring, row)) or _place_of_itself(hub, row)
+    return _message(
+        row,
+        number,
+        place.asker,
+        kind,
+        body,
+        sender=row.recipient,
+        thread=place.parent_thread,
+        root_thread=place.root_thread,
+        on_behalf_of=place.on_behalf_of,
+    )
+
+
+def _back_to_sender(row: MessageRow, body: str) -> Message:
+    """What was wrong with a message, to who sent it: on its own thread, if it came on one."""
+    thread = row.parent_thread
+    root = row.root_thread if thread is not None else None
+    return _message(row, 0, row.sender, HUH_TAG, body, sender=row.recipient, thread=thread, root_thread=root)
+
+
+def _message(row: MessageRow, number: int, to: str, kind: str, body: str, **fields: Any) -> Message:
+    sender = fields.pop("sender")
+    return Message.model_validate(
+        {
+            "message_id": str(uuid.uuid5(_NAMESPACE, f"{row.recipient}/{row.message_id}/{number}")),
+            "from": sender,
+            "from_verified": True,
+            "to": to,
+            "kind": kind,
+            "priority": row.priority,
+            "body": body,
+            "content_type": XML_CONTENT,
+            "in_reply_to": row.message_id,
+            **fields,
+        }
+    )
+
+
+def place_of(hub: Hub, thread: str) -> Place | None:
+    """Where a thread belongs."""
+    return hub.conversations.place(thread, hub.live_view.row(REGISTRY_THREADS, thread))
+
+
+def _place_of_itself(hub: Hub, row: MessageRow) -> Place:
+    """For a message whose thread is not known any more: its sender is who asks."""
+    root = row.root_thread or thread_of(hub.keyring, row)
+    return Place(row.sender, row.recipient, row.parent_thread, root, row.on_behalf_of or row.sender)
+
+
+def _huh(row: MessageRow, why: str) -> str:
+    return huh(why, about_tag=row.kind, step="answer").decode("utf-8")

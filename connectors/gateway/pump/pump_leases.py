@@ -1,0 +1,197 @@
+"""Hands the messages of listeners to pumps: fairly between senders, never more than a listener may have.
+
+Which messages a pump gets is chosen here; whether it gets them is decided by the log, where several gateways
+and doors meet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from connectors.gateway.pump.pump_models import LeaseRequest
+from connectors.gateway.services.conversations import thread_of
+from connectors.gateway.services.hub import Hub
+from connectors.reactor.xml_follow_ups import XML_DOOR
+from schemas.fold.view_rows import MAILBOX_VIEW, MESSAGE_BODIES, ListenerRow, MessageBodyRow, MessageRow
+from schemas.streams.mailboxes.mailbox_requests import lease_record, nack_record
+from schemas.streams.principal.principals import ACTIVE
+from schemas.wire.message import DEFAULT_REALM, LEASED, MESSAGE_PENDING, UNREAD
+from schemas.wire.verdicts import ACCEPTED, REJECTED
+
+HUMAN: Final = "human"
+# Where the rate or another gateway was in the way, so long nothing is asked of the log again.
+_REST_S: Final = 0.25
+_BOUNCE_MS: Final = 30_000
+
+
+class PumpLeases:
+    """Leases for pumps, of one gateway."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._resting: dict[str, float] = {}
+
+    async def wait_leased(
+        self, asked: LeaseRequest, principal: str, is_gone: Callable[[], Awaitable[bool]]
+    ) -> list[dict[str, Any]]:
+        """What the pump gets, as soon as there is something; nothing when the time is over, when the organism
+        is another than the pump knows, or when nobody waits for the answer any more.
+        """
+        listeners, deadline = self._hub.listeners, time.monotonic() + asked.wait_ms / 1000
+        while True:
+            seen = listeners.changes
+            # What a killed pump has asked for would be handed out to nobody.
+            if await is_gone():
+                return []
+            found = await self._leased(asked, principal)
+            left = deadline - time.monotonic()
+            if found or left <= 0 or listeners.version != asked.version or self._hub.stopping.is_set():
+                return found
+            if not asked.alone and listeners.suspects(asked.wants):
+                return []  # the pump is to ask for one of them
+            # What rests is looked at again without a change.
+            await listeners.wait_change(seen, min(left, _REST_S if self._resting else left))
+
+    async def _leased(self, asked: LeaseRequest, principal: str) -> list[dict[str, Any]]:
+        taken = self._taken(asked)
+        parts = await asyncio.gather(
+            *(self._lease(row, ids, asked.pump, principal) for row, ids in taken), return_exceptions=True
+        )
+        failures = [part for part in parts if isinstance(part, BaseException)]
+        found = [message for part in parts if not isinstance(part, BaseException) for message in part]
+        if failures and not found:
+            raise failures[0]
+        return found
+
+    def _taken(self, asked: LeaseRequest) -> list[tuple[ListenerRow, list[str]]]:
+        """Which messages of which listener, out of their queues."""
+        listeners, free = self._hub.listeners, asked.free
+        found = []
+        for name, places in self._in_turn(asked.wants):
+            row = listeners.row(name)
+            if row is None or free <= 0 or places <= 0 or self._rests(name):
+                continue
+            if row.status != ACTIVE:
+                ids = listeners.take_all(name, free)
+            elif asked.alone:
+                one = listeners.take_suspect(row)
+                ids = [] if one is None else [one]
+            else:
+                ids = listeners.take(row, min(places, free))
+            if ids:
+                found.append((row, ids))
+                free -= len(ids)
+                if asked.alone and row.status == ACTIVE:
+                    break
+        return found
+
+    def _in_turn(self, wants: Mapping[str, int]) -> list[tuple[str, int]]:
+        """What is wanted, and what was removed and has something left, in an order that changes: where places
+        are few, no listener is always the last.
+        """
+        gone = [
+            row.listener for row in self._hub.listeners.removed() if self._hub.listeners.waiting(row.listener)
+        ]
+        names = [*wants.items(), *((name, len(wants) + 1) for name in gone)]
+        start = self._hub.listeners.changes % max(1, len(names))
+        return names[start:] + names[:start]
+
+    async def _lease(self, row: ListenerRow, ids: list[str], pump: str, principal: str) -> list[dict[str, Any]]:
+        is_gone = row.status != ACTIVE
+        request_id = f"{pump}.{uuid.uuid4().hex}"
+        margin_ms = round(self._hub.settings.xml_pump.lease_margin_s * 1000)
+
+        def rows() -> list[MessageRow]:
+            return [found for one in ids if (found := self.message(row.listener, one)) is not None]
+
+        try:
+            record = lease_record(
+                DEFAULT_REALM,
+                row.listener,
+                request_id,
+                len(ids),
+                _BOUNCE_MS if is_gone else row.timeout_ms + margin_ms,
+                message_ids=ids,
+                held_most=None if is_gone else row.concurrency,
+                per_minute=None if is_gone else row.per_minute,
+                from_closed=True if is_gone else None,
+                door=XML_DOOR,
+                principal=principal,
+            )
+            settled = await self._hub.appender.settle(record)
+        finally:
+            # Not leased by this request: it waits on, if nobody else has it.
+            self._hub.listeners.give_back(row.listener, lambda: [one for one in rows() if one.status == UNREAD])
+        mine = [one for one in rows() if one.status == LEASED and one.request_id == request_id]
+        # What has expired on the way is in nobody's way.
+        others = [one for one in rows() if one.status in MESSAGE_PENDING and one.request_id != request_id]
+        if settled.verdict == REJECTED or others:
+            self._resting[row.listener] = time.monotonic() + _REST_S
+        return [self._shown(row, one, is_gone=is_gone) for one in mine]
+
+    def _rests(self, name: str) -> bool:
+        until = self._resting.get(name)
+        if until is None:
+            return False
+        if time.monotonic() < until:
+            return True
+        del self._resting[name]
+        return False
+
+    def message(self, listener: str, message_id: str) -> MessageRow | None:
+        """The row of a message in a listener's mailbox."""
+        row = self._hub.live_view.row(MAILBOX_VIEW, f"{DEFAULT_REALM}/{listener}/{message_id}")
+        return row if isinstance(row, MessageRow) else None
+
+    def _shown(self, row: ListenerRow, message: MessageRow, *, is_gone: bool) -> dict[str, Any]:
+        key = f"{DEFAULT_REALM}/{row.listener}/{message.message_id}"
+        said = self._hub.live_view.row(MESSAGE_BODIES, key)
+        found = {
+            "listener": row.listener,
+            "message_id": message.message_id,
+            "request_id": message.request_id,
+            "attempts": message.attempts,
+            "sender": message.sender,
+            "from_verified": message.from_verified,
+            "kind": message.kind,
+            "content_type": said.content_type if isinstance(said, MessageBodyRow) else "",
+            "body": said.body if isinstance(said, MessageBodyRow) else "",
+            "thread": thread_of(self._hub.keyring, message),
+            "priority": message.priority,
+            "in_reply_to": message.in_reply_to,
+            "is_reply": message.root_thread is not None and message.parent_thread is None,
+            "timeout_ms": row.timeout_ms,
+        }
+        return {**found, "listener_gone": True} if is_gone else found
+
+    async def release(self, pump: str, principal: str) -> int:
+        """Give back what an earlier pump of this name holds. Returns how many messages."""
+        hub = self._hub
+        held = [
+            message
+            for row in (*hub.listeners.active(), *hub.listeners.removed())
+            for message_id in hub.listeners.held_ids(row.listener)
+            if (message := self.message(row.listener, message_id)) is not None
+            and (message.request_id or "").startswith(f"{pump}.")
+        ]
+        settled = await asyncio.gather(
+            *(
+                hub.appender.settle(
+                    nack_record(
+                        DEFAULT_REALM,
+                        message.recipient,
+                        message.message_id,
+                        str(message.request_id),
+                        "its pump has started again",
+                        door=XML_DOOR,
+                        principal=principal,
+                    )
+                )
+                for message in held
+            )
+        )
+        return sum(one.verdict == ACCEPTED for one in settled)

@@ -1,0 +1,213 @@
+"""The routes of pumps (XP-08): begin, lease messages, tell what came of them, look up a conversation; and those
+that show listeners and threads. A pump has the operator's rights, because it speaks in all listeners' names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+from fastapi import FastAPI, Query, Request, Response
+
+from connectors.gateway.agents.agent_routes import AgentPath
+from connectors.gateway.pump.pump_answers import settling_record
+from connectors.gateway.pump.pump_leases import PumpLeases
+from connectors.gateway.pump.pump_models import (
+    Done,
+    HistoryAnswer,
+    HistoryRequest,
+    LeaseAnswer,
+    LeaseRequest,
+    ListenerFilter,
+    ListenersAnswer,
+    PumpStart,
+    PumpStarted,
+    SettleAnswer,
+    SettleRequest,
+    ThreadFilter,
+    ThreadsAnswer,
+)
+from connectors.gateway.services.conversations import child_thread
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.web.admission import asks_for
+from connectors.gateway.web.answers import iso_moment, json_answer, not_found, row_as_json
+from connectors.gateway.web.models import ERRORS
+from connectors.gateway.web.policy import Action
+from connectors.reactor.xml_follow_ups import XML_CONTENT, XML_DOOR, answers_of
+from schemas.fold.view_rows import (
+    MAILBOX_VIEW,
+    MESSAGE_BODIES,
+    REGISTRY_THREADS,
+    MessageBodyRow,
+    MessageRow,
+    ThreadRow,
+)
+from schemas.streams.principal.principals import SYSTEM
+from schemas.wire.message import DEFAULT_REALM, Message, posting_record
+from schemas.wire.strict_json import decode
+from schemas.wire.verdicts import ACCEPTED, REJECTED, UNKNOWN_STREAM
+
+PUMP: Final = "/api/hub/pump"
+LISTENERS: Final = "/api/hub/listeners"
+THREADS: Final = "/api/hub/threads"
+BOOT_TAG: Final = "boot"
+_NAMESPACE: Final = uuid.UUID("4a0f1f0e-6d2b-5f19-9a53-5d1f0f0c9d88")
+# Where the system's own conversations begin.
+ROOT_THREAD: Final = str(uuid.uuid5(_NAMESPACE, "root"))
+
+
+def add_pump_routes(app: FastAPI, hub: Hub) -> None:
+    """Add the routes under `/api/hub/pump`, `/api/hub/listeners` and `/api/hub/threads`."""
+    leases = PumpLeases(hub)
+    _add_work(app, hub, leases)
+    _add_start(app, hub, leases)
+    _add_reads(app, hub)
+
+
+def _add_start(app: FastAPI, hub: Hub, leases: PumpLeases) -> None:
+    @app.post(f"{PUMP}/started", response_model=PumpStarted, responses=ERRORS)
+    @asks_for(Action.PUMP_RUN)
+    async def pump_started(request: Request, body: PumpStart) -> Response:
+        """Begin: what an earlier pump of this name held is given back; who listens for it gets `<boot/>`."""
+        hub.appender.check()
+        released = await leases.release(body.pump, request.state.caller.principal)
+        start = uuid.uuid4()
+        boots = [
+            Message.model_validate(
+                {
+                    "message_id": str(uuid.uuid5(start, row.listener)),
+                    "from": SYSTEM,
+                    "from_verified": True,
+                    "to": row.listener,
+                    "kind": BOOT_TAG,
+                    "body": f'<boot xmlns="{row.namespace}"></boot>' if row.namespace else "<boot></boot>",
+                    "content_type": XML_CONTENT,
+                    "thread": child_thread(hub.keyring, ROOT_THREAD, SYSTEM, row.listener),
+                    "parent_thread": ROOT_THREAD,
+                    "root_thread": ROOT_THREAD,
+                    "on_behalf_of": SYSTEM,
+                }
+            )
+            for row in hub.listeners.of_tag(BOOT_TAG)
+        ]
+        records = (posting_record(boot, door=XML_DOOR, principal=SYSTEM) for boot in boots)
+        await asyncio.gather(*(hub.appender.settle(record) for record in records))
+        return json_answer({"released": released, "version": hub.listeners.version})
+
+
+def _add_work(app: FastAPI, hub: Hub, leases: PumpLeases) -> None:
+    @app.post(f"{PUMP}/lease", response_model=LeaseAnswer, responses=ERRORS)
+    @asks_for(Action.PUMP_RUN)
+    async def lease_messages(request: Request, body: LeaseRequest) -> Response:
+        """Lease what waits for listeners, as much as the pump can handle; wait for it, if the pump says so."""
+        hub.appender.check()
+        messages = await leases.wait_leased(body, request.state.caller.principal, request.is_disconnected)
+        suspects = hub.listeners.suspects(body.wants)
+        return json_answer({"version": hub.listeners.version, "suspects": suspects, "messages": messages})
+
+    @app.post(f"{PUMP}/settle", response_model=SettleAnswer, responses=ERRORS)
+    @asks_for(Action.PUMP_RUN)
+    async def settle_messages(request: Request, body: SettleRequest) -> Response:
+        """Tell what came of leased messages: answers are sent if, and only if, the lease is still good."""
+        hub.appender.check()
+        principal = request.state.caller.principal
+        return json_answer({"results": await _settled(hub, leases, body.done, principal)})
+
+    @app.post(f"{PUMP}/history", response_model=HistoryAnswer, responses=ERRORS)
+    @asks_for(Action.THREAD_READ)
+    async def conversation(body: HistoryRequest) -> Response:
+        """Show what was said in a conversation to and by a listener, of the newest messages."""
+        keys = hub.conversations.said(body.thread)[-body.limit :]
+        shown = [one for key in keys if (one := _said(hub, key, body.listener)) is not None]
+        return json_answer({"messages": shown})
+
+
+def _add_reads(app: FastAPI, hub: Hub) -> None:
+    # Not for everybody: who may know of whom is what the organism says (XP-09, XP-14).
+    @app.get(LISTENERS, response_model=ListenersAnswer, responses=ERRORS)
+    @asks_for(Action.LISTENER_READ)
+    async def list_listeners(wanted: Annotated[ListenerFilter, Query()]) -> Response:
+        """List the listeners there are, or were."""
+        rows = hub.listeners.active() if wanted.status == "active" else hub.listeners.removed()
+        waiting = [{**row_as_json(row), "waiting": hub.listeners.waiting(row.listener)} for row in rows]
+        said = {"version": hub.listeners.version, "fault": hub.organism.fault, "listeners": waiting}
+        return json_answer(said)
+
+    @app.get(THREADS, response_model=ThreadsAnswer, responses=ERRORS)
+    @asks_for(Action.THREAD_READ)
+    async def list_threads(wanted: Annotated[ThreadFilter, Query()]) -> Response:
+        """List threads, the newest first; with `root`, those of one tree."""
+        rows = [
+            row
+            for row in hub.live_view.rows(REGISTRY_THREADS)
+            if isinstance(row, ThreadRow) and wanted.root in (None, row.root_thread)
+        ]
+        rows.sort(key=lambda row: (row.opened_at, row.thread), reverse=True)
+        return json_answer({"threads": [row_as_json(row) for row in rows[: wanted.limit]]})
+
+    @app.get(f"{THREADS}/{{name}}", responses=ERRORS)
+    @asks_for(Action.THREAD_READ)
+    async def show_thread(name: AgentPath) -> Response:
+        """Show one thread: who opened it, who knows it, where it comes from. A root has no parent."""
+        row = hub.live_view.row(REGISTRY_THREADS, name)
+        if isinstance(row, ThreadRow):
+            return json_answer(row_as_json(row))
+        root = _root_thread(hub, name)
+        if root is None:
+            raise not_found("no thread of this id; a thread is known a moment after its first message")
+        return json_answer(root)
+
+
+def _root_thread(hub: Hub, name: str) -> dict[str, Any] | None:
+    """Return a root, which has no row of its own, as the first thread below it tells; None if there is none."""
+    rows = [row for row in hub.live_view.rows(REGISTRY_THREADS) if isinstance(row, ThreadRow)]
+    below = [row for row in rows if row.root_thread == name]
+    if not below:
+        return None
+    first = min(below, key=lambda row: (row.opened_at, row.thread))
+    opener = first.on_behalf_of
+    root = {"thread": name, "parent_thread": None, "opened_by": opener, "seen_by": opener}
+    return {**row_as_json(first), **root}
+
+
+async def _settled(hub: Hub, leases: PumpLeases, done: Sequence[Done], principal: str) -> list[dict[str, Any]]:
+    async def one(item: Done) -> dict[str, Any]:
+        row = leases.message(item.listener, item.message_id)
+        if row is None:
+            return {"message_id": item.message_id, "verdict": REJECTED, "reason": UNKNOWN_STREAM}
+        record = settling_record(hub, row, item, principal)
+        settled = await hub.appender.settle(record)
+        if settled.verdict == ACCEPTED and item.answers:
+            # The reactor would post them, too, a moment later.
+            for answer in answers_of(decode(record.value)[0]):
+                posting = posting_record(answer, door=XML_DOOR, principal=item.listener)
+                hub.appender.append_unattended(posting)
+        return {"message_id": item.message_id, "verdict": settled.verdict, "reason": settled.reason}
+
+    found = await asyncio.gather(*(one(item) for item in done), return_exceptions=True)
+    results: list[dict[str, Any]] = []
+    for result in found:
+        if isinstance(result, BaseException):
+            raise result
+        results.append(result)
+    return results
+
+
+def _said(hub: Hub, key: str, listener: str) -> dict[str, Any] | None:
+    row, said = hub.live_view.row(MAILBOX_VIEW, key), hub.live_view.row(MESSAGE_BODIES, key)
+    if not isinstance(row, MessageRow) or not isinstance(said, MessageBodyRow):
+        return None
+    if row.realm != DEFAULT_REALM or listener not in (row.sender, row.recipient):
+        return None
+    return {
+        "message_id": row.message_id,
+        "sender": row.sender,
+        "to": row.recipient,
+        "in_reply_to": row.in_reply_to,
+        "kind": row.kind,
+        "body": said.body,
+        "is_own": row.sender == listener,
+        "posted_at": iso_moment(row.posted_at),
+    }

@@ -1,0 +1,210 @@
+"""`POST /messages` (XP-15): one XML document into the mailboxes of the listeners that it is for.
+
+What XP-03 refuses is an error; what is wrong from the envelope check on is answered by a `<huh>` that says what
+would be right. Both are in the ledger under `refused/http`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import uuid
+from typing import Annotated, Any, Final
+from xml.sax.saxutils import quoteattr
+
+from fastapi import FastAPI, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from connectors.gateway.pump.pump_answers import place_of
+from connectors.gateway.pump.pump_leases import HUMAN
+from connectors.gateway.pump.sender_rates import SenderRates
+from connectors.gateway.rules.queue_room import check_room, too_many
+from connectors.gateway.rules.xml_recipients import ROUTING, recipients_of
+from connectors.gateway.services.conversations import child_thread
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.web.admission import asks_for
+from connectors.gateway.web.answers import (
+    VERDICT_HEADER,
+    ApiError,
+    refuse_rejected,
+)
+from connectors.gateway.web.idempotency import IdempotencyKey, request_uuid
+from connectors.gateway.web.models import ERRORS, NamedThing
+from connectors.gateway.web.policy import Action, Caller, decide
+from connectors.reactor.xml_follow_ups import XML_CONTENT, XML_DOOR
+from connectors.xml_payloads.huh import huh
+from connectors.xml_wire.envelope import OpenedMessage, open_document
+from connectors.xml_wire.xml_faults import Faulty, XmlRefused
+from connectors.xml_wire.xml_limits import XmlLimits
+from schemas.streams.mailboxes.mailbox_fold import CLOSED
+from schemas.streams.principal.principals import ACTIVE
+from schemas.wire.message import REPAIRS_MOST, Message, posting_record
+from schemas.wire.verdicts import ACCEPTED, DUPLICATE, MALFORMED, POLICY, TOO_LARGE
+
+XML_MESSAGES: Final = "/messages"
+ACCEPTED_NAMESPACE: Final = "urn:trunkline:pump:1"
+# What takes longer than this is parsed on a thread, so that nobody else waits for it.
+_AT_ONCE_BYTES: Final = 16 * 1024
+_TYPES: Final = ("application/xml", "text/xml", "")
+_DOCUMENTED: Final[dict[str, Any]] = {
+    "requestBody": {"required": True, "content": {XML_CONTENT: {"schema": {"type": "string"}}}}
+}
+_ACCEPTED: Final = (
+    "In the mailboxes: <accepted> with the thread and a message id for each listener. The listener's pipeline "
+    "checks the payload later; a fault in it comes as a <huh> into the sender's mailbox."
+)
+_FAULTY: Final = "A <huh>: what is wrong with the envelope, the recipient or the thread."
+_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
+    202: {"description": _ACCEPTED, "content": {XML_CONTENT: {"schema": {"type": "string"}}}},
+    422: {"description": _FAULTY, "content": {XML_CONTENT: {"schema": {"type": "string"}}}},
+    **ERRORS,
+}
+
+
+class XmlSending(BaseModel):
+    """In whose name: that of a human listener, by the operator alone."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    sender: Annotated[NamedThing | None, Field(alias="as")] = None
+
+
+def add_xml_routes(app: FastAPI, hub: Hub) -> None:
+    """Add `/messages`."""
+    rates = SenderRates(hub.settings.xml_pump.sender_per_minute)
+
+    @app.post(
+        XML_MESSAGES,
+        status_code=202,
+        response_class=Response,
+        responses=_ANSWERS,
+        openapi_extra=_DOCUMENTED,
+    )
+    @asks_for(Action.MESSAGE_SEND)
+    async def send_xml(
+        request: Request, asked: Annotated[XmlSending, Query()], key: IdempotencyKey = None
+    ) -> Response:
+        """Send an XML message to the listener that its <to> names, or to all of its payload's root tag."""
+        caller: Caller = request.state.caller
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() not in _TYPES:
+            raise ApiError(415, "unsupported_media_type", "the body is to be application/xml")
+        sender = _sender(hub, caller, asked.sender)
+        wait_s = rates.take(sender)
+        if wait_s is not None:
+            raise too_many("the sender has posted too many messages in a minute", wait_s)
+        body = await request.body()
+        opened: OpenedMessage | None = None
+        try:
+            opened = await _opened(hub, body)
+            messages = _addressed(hub, sender, opened, body, str(request_uuid(caller.requester, key)))
+            if not (key is not None and _are_known(hub, messages)):
+                for message in messages:
+                    check_room(hub, sender, message.recipient)
+            messages, verdict = await _posted(hub, messages, caller.principal)
+        except XmlRefused as refused:
+            raise ApiError(413 if refused.reason == TOO_LARGE else 400, refused.reason, str(refused)) from None
+        except Faulty as fault:
+            hub.refusals.record(
+                MALFORMED, f"<huh>: the {fault.step} check", caller.principal, f"POST {XML_MESSAGES}"
+            )
+            about = "" if opened is None else opened.root_tag
+            told = huh(fault, about_tag=about, step=fault.step)
+            return Response(told, 422, media_type=XML_CONTENT)
+        return Response(_accepted(messages), 202, {VERDICT_HEADER: verdict}, XML_CONTENT)
+
+
+def _sender(hub: Hub, caller: Caller, named: str | None) -> str:
+    """Who sends. Raises ApiError (403) for a name that is not the caller's to use."""
+    if named is None:
+        return caller.principal
+    row = hub.listeners.row(named)
+    is_human = row is not None and row.type == HUMAN and row.status == ACTIVE
+    if not decide(caller, Action.PUMP_RUN).allowed or not is_human:
+        why = "only the operator sends in a listener's name, and only in a human one's"
+        hub.refusals.record(POLICY, why, caller.principal, f"POST {XML_MESSAGES}")
+        raise ApiError(403, POLICY, why)
+    return named
+
+
+async def _opened(hub: Hub, body: bytes) -> OpenedMessage:
+    limits = XmlLimits(document_bytes=hub.settings.limits.payload_bytes)
+    if len(body) <= _AT_ONCE_BYTES:
+        return open_document(body, limits)
+    return await asyncio.to_thread(open_document, body, limits)
+
+
+def _addressed(hub: Hub, sender: str, opened: OpenedMessage, body: bytes, request_id: str) -> list[Message]:
+    """One message for each recipient. Raises Faulty."""
+    thread = opened.thread or str(uuid.uuid5(uuid.UUID(request_id), "thread"))
+    known = place_of(hub, thread)
+    also = () if known is None else (known.asker,)
+    names = recipients_of(hub, sender, opened.to, opened.root_tag, opened.namespace, also)
+    if known is not None and known.seen_by != sender:
+        raise Faulty(
+            ROUTING, "the thread is not known", expected="a thread that you were given, or no <thread>"
+        )
+    repaired: dict[str, Any] = {}
+    # A sender that says its own name is no repair.
+    if len(opened.notes) > (opened.claimed_sender is not None):
+        original = base64.b64encode(body).decode("ascii")
+        repaired = {"repairs": [note[:500] for note in opened.notes[:REPAIRS_MOST]], "original": original}
+    common = {
+        "from": sender,
+        "from_verified": True,
+        "kind": opened.root_tag,
+        "body": opened.payload.decode("utf-8"),
+        "content_type": XML_CONTENT,
+        "broadcast_id": request_id if opened.to is None else None,
+        **repaired,
+    }
+    found = []
+    for name in names:
+        place: dict[str, Any] = {
+            "thread": child_thread(hub.keyring, thread, sender, name),
+            "parent_thread": thread,
+            "root_thread": thread,
+            "on_behalf_of": sender,
+        }
+        if known is not None:
+            place |= {"root_thread": known.root_thread, "on_behalf_of": known.on_behalf_of}
+            if known.parent_thread is not None and name == known.asker:
+                # An answer to who asked on this thread, and knows it by another.
+                place |= {"thread": known.parent_thread, "parent_thread": None}
+        message_id = str(uuid.uuid5(uuid.UUID(request_id), name))
+        found.append(Message.model_validate({"message_id": message_id, "to": name, **common, **place}))
+    return found
+
+
+def _are_known(hub: Hub, messages: list[Message]) -> bool:
+    """Whether it is a request that is sent again: what it made is there, and takes no more room."""
+    return all(hub.mailboxes.mailbox_of(message.message_id) is not None for message in messages)
+
+
+async def _posted(hub: Hub, messages: list[Message], principal: str) -> tuple[list[Message], str]:
+    """Post all of them. Returns those that are posted, and the verdict on the whole: who was removed at this
+    very moment is not among them. Raises ApiError; Faulty when nobody is left.
+    """
+    records = [posting_record(message, door=XML_DOOR, principal=principal) for message in messages]
+    found = await asyncio.gather(*(hub.appender.settle(record) for record in records), return_exceptions=True)
+    verdicts, posted = set(), []
+    for message, settled in zip(messages, found, strict=True):
+        # Only now, when none is under way any more.
+        if isinstance(settled, BaseException):
+            raise settled
+        if settled.why == CLOSED:
+            continue
+        verdicts.add(refuse_rejected(settled).verdict)
+        posted.append(message)
+    if not posted:
+        raise Faulty(ROUTING, "the listener was removed a moment ago", expected="another listener")
+    return posted, DUPLICATE if verdicts == {DUPLICATE} else ACCEPTED
+
+
+def _accepted(messages: list[Message]) -> bytes:
+    thread = messages[0].parent_thread or messages[0].thread or ""
+    rows = "".join(
+        f"<message id={quoteattr(message.message_id)} to={quoteattr(message.recipient)}/>"
+        for message in messages
+    )
+    shown = f'<accepted xmlns="{ACCEPTED_NAMESPACE}" thread={quoteattr(thread)}>{rows}</accepted>'
+    return shown.encode("utf-8")

@@ -1,0 +1,75 @@
+"""Marking messages as read, as the HTTP door and the agent MCP door do it.
+
+A mark is one record for each message. Its id names the principal and the message, so a repeated mark has no
+further effect.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.services.mailboxes import Mailbox
+from schemas.fold.view_rows import MAILBOX_VIEW, MessageRow
+from schemas.streams.mailboxes.mailbox_requests import read_record
+from schemas.wire.message import CLAIMED, MESSAGE_PENDING, READ, has_come
+from schemas.wire.verdicts import ACCEPTED, REJECTED
+
+# What a recipient has seen or may see; an expired, cleared or dead message is not shown.
+_SHOWN: Final = MESSAGE_PENDING | {READ, CLAIMED}
+
+
+@dataclass(frozen=True)
+class ReadMarks:
+    """The ids of a request to mark messages, in the order of the request and without repetitions.
+
+    `marked`: read since this request. `read_before`: read already. `not_marked`: leased by another door, or
+    final meanwhile. `unknown`: not in the mailboxes, or expired.
+    """
+
+    marked: list[str]
+    read_before: list[str]
+    not_marked: list[str]
+    unknown: list[str]
+
+
+def is_shown(row: MessageRow, now_us: float) -> bool:
+    """Return whether the recipient may see the message. `now_us`: microseconds since 1970 UTC."""
+    if row.status not in _SHOWN:
+        return False
+    return not (row.status in MESSAGE_PENDING and row.expires_at and has_come(row.expires_at, int(now_us)))
+
+
+def is_read(row: MessageRow) -> bool:
+    """Return whether the recipient has dealt with a message that it may see."""
+    return row.status not in MESSAGE_PENDING
+
+
+async def mark_read(
+    hub: Hub, mailboxes: Iterable[Mailbox], message_ids: Iterable[str], *, door: str, principal: str
+) -> ReadMarks:
+    """Mark messages of the principal's own mailboxes as read, and wait until all marks are settled.
+
+    Raises BackboneUnreachable while Kafka is away, unless there is nothing to mark.
+    """
+    boxes, wanted, now_us = list(mailboxes), dict.fromkeys(message_ids), time.time() * 1e6
+    rows: dict[str, MessageRow] = {}
+    for message_id in wanted:
+        for realm, recipient in boxes:
+            row = hub.live_view.row(MAILBOX_VIEW, f"{realm}/{recipient}/{message_id}")
+            if isinstance(row, MessageRow) and is_shown(row, now_us):
+                rows.setdefault(message_id, row)
+    unread = [message_id for message_id, row in rows.items() if not is_read(row)]
+    settled = await hub.appender.settle_all(
+        read_record(rows[one].realm, rows[one].recipient, one, door=door, principal=principal) for one in unread
+    )
+    verdicts = {one: found.verdict for one, found in zip(unread, settled, strict=True)}
+    return ReadMarks(
+        marked=[one for one in unread if verdicts[one] == ACCEPTED],
+        read_before=[one for one in rows if verdicts.get(one) not in (ACCEPTED, REJECTED)],
+        not_marked=[one for one in unread if verdicts[one] == REJECTED],
+        unknown=[one for one in wanted if one not in rows],
+    )

@@ -1,0 +1,107 @@
+"""The audit log of messages (HH-08): what was delivered and what was refused, newest from memory, the rest from
+the ledger.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+
+from connectors.gateway.services.refused_messages import read_refused
+from connectors.gateway.web.answers import iso_moment
+from connectors.live.settled_feed import SettledRecord
+from connectors.live.verdict_reader import newest_settled
+from connectors.log.publisher import Position
+from schemas.settings.settings import Settings
+from schemas.wire.record import MESSAGE_POSTED, REQUEST_REFUSED
+from schemas.wire.verdicts import ACCEPTED, REJECTED
+
+_ROUTE: Final = "POST /api/hub/messages"
+_Held = tuple[int, Position, dict[str, Any]]
+
+
+class AuditLog:
+    """The newest entries: settled records, so every gateway shows the same. Thread-safe."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        # By time: at a start the log comes partition by partition.
+        self._entries: list[_Held] = []
+
+    def settled(self, records: Sequence[SettledRecord]) -> None:
+        """Keep what belongs to the audit log."""
+        for record in records:
+            if record.type in (MESSAGE_POSTED, REQUEST_REFUSED):
+                entry = entry_of(record)
+                if entry is not None:
+                    self._add((record.logged_at_us, record.position, entry))
+
+    def load(self, settings: Settings) -> None:
+        """Add the newest of what was settled before this gateway started. Raises TrunklineError."""
+        for record_type in (MESSAGE_POSTED, REQUEST_REFUSED):
+            self.settled(newest_settled(settings, record_type, self._most))
+
+    def _add(self, held: _Held) -> None:
+        with self._lock:
+            place = bisect_left(self._entries, _when(held), key=_when)
+            # It may come from the ledger and from the log.
+            if place < len(self._entries) and _when(self._entries[place]) == _when(held):
+                return
+            self._entries.insert(place, held)
+            del self._entries[: -self._most]
+
+    def newest(self, limit: int | None) -> list[dict[str, Any]]:
+        """At most `limit` entries (None: all that are kept), oldest first."""
+        with self._lock:
+            entries = [entry for _, _, entry in self._entries]
+        return entries if limit is None else entries[-limit:]
+
+
+def _when(held: _Held) -> tuple[int, Position]:
+    return held[0], held[1]
+
+
+def entry_of(record: SettledRecord) -> dict[str, Any] | None:
+    """A settled record as an entry of the audit log; None for what is none."""
+    if record.type == MESSAGE_POSTED and record.verdict in (ACCEPTED, REJECTED):
+        body = _body(record)
+        return _entry(
+            record,
+            verdict="delivered" if record.verdict == ACCEPTED else "rejected",
+            sender=str(body.get("from", "")),
+            recipient=body.get("to"),
+            type=body.get("kind"),
+            message_id=body.get("message_id"),
+        )
+    if record.type == REQUEST_REFUSED:
+        body = _body(record)
+        if body.get("route") == _ROUTE:
+            refused = read_refused(record.why or "")
+            return _entry(
+                record,
+                verdict="rejected",
+                sender=str(body.get("principal", "")),
+                recipient=refused.recipient,
+                type=refused.kind,
+                why=refused.why,
+            )
+    return None
+
+
+def _entry(record: SettledRecord, **said: Any) -> dict[str, Any]:
+    nothing = {"recipient": None, "type": None, "message_id": None}
+    told = {"at": iso_moment(record.logged_at_us), "reason": record.reason, "why": record.why}
+    return {**nothing, **told, **said}
+
+
+def _body(record: SettledRecord) -> dict[str, Any]:
+    try:
+        body = orjson.loads(record.value or b"")
+    except orjson.JSONDecodeError:
+        return {}
+    return body if isinstance(body, dict) else {}

@@ -1,0 +1,129 @@
+"""Follows the presence of the MQTT bridge for `/metrics`: whether one is active and shows itself.
+
+A companion of the gateway with one connection, as operator, to the broker of the settings. A broker that is
+away or refuses is tried again after growing pauses. Then `trunkline_mqtt_up` is 0 and the bridge has no figure.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any, Final
+
+from paho.mqtt.client import Client, ConnectFlags, MQTTMessage
+from paho.mqtt.reasoncodes import ReasonCode
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from connectors.mqtt_bridge.bridge_standby import Presence, presence_topic, read_presence, silence_s
+from connectors.mqtt_link.mqtt_connection import connect_properties, cut_connection, dial, new_client
+from connectors.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
+from schemas.errors import BackboneUnreachable
+from schemas.fold.settled import AppliedChange
+from schemas.settings.settings import Settings, SettingsError
+
+_PAUSE_S: Final = 1.0
+_PAUSE_MOST_S: Final = 60.0
+_STOP_S: Final = 5.0
+
+
+class BridgeWatch(Collector):
+    """`open` starts a thread, `close` ends it and its connection. Thread-safe."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._closed = threading.Event()
+        self._lost = threading.Event()
+        self._is_connected = False
+        self._seen: tuple[Presence, float] | None = None
+        self._thread = threading.Thread(target=self._run, name="bridge-watch", daemon=True)
+
+    def open(self) -> None:
+        """Follow the bridges from now on."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End."""
+        self._closed.set()
+        self._lost.set()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_S)
+
+    def on_change(self, change: AppliedChange) -> None:
+        """Do nothing: bridges are no rows of a view."""
+
+    def registered(self, job_id: str) -> None:
+        """Do nothing: jobs are of no interest here."""
+
+    def collect(self) -> Iterable[Metric]:
+        """Return whether the broker answers, and the state of the bridges that use the settings' client id."""
+        yield GaugeMetricFamily(
+            "trunkline_mqtt_up",
+            "Whether this gateway is connected to the MQTT broker.",
+            value=self._is_connected,
+        )
+        if not self._is_connected:
+            return
+        mqtt, seen = self._settings.mqtt, self._seen
+        is_active = seen is not None and seen[0].active and time.monotonic() - seen[1] <= silence_s(mqtt)
+        state = GaugeMetricFamily(
+            "trunkline_bridge_state",
+            "1 while a bridge with this client id is active and shows itself, else 0.",
+            labels=["bridge"],
+        )
+        state.add_metric([mqtt.bridge_client_id], float(is_active))
+        yield state
+
+    def _run(self) -> None:
+        pause_s = _PAUSE_S
+        while not self._closed.is_set():
+            if self._follow():
+                pause_s = _PAUSE_S
+            self._closed.wait(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_MOST_S)
+
+    def _follow(self) -> bool:
+        """Follow over one connection until it is lost; return whether the broker had accepted it."""
+        self._lost.clear()
+        accepted = False
+        try:
+            mqtt = role_mqtt(self._settings, OPERATOR)
+            client = new_client(mqtt)
+            client.on_connect = self._on_connect
+            client.on_message = self._on_message
+            client.on_disconnect = self._on_disconnect
+            dial(client, mqtt, connect_properties())
+        except (BackboneUnreachable, SettingsError):
+            return False
+        try:
+            while not self._closed.is_set() and not self._lost.wait(mqtt.connect_timeout_s):
+                if not self._is_connected:
+                    break
+                accepted = True
+            return accepted or self._is_connected
+        finally:
+            self._is_connected, self._seen = False, None
+            cut_connection(client)
+
+    def _on_connect(
+        self, client: Client, userdata: Any, flags: ConnectFlags, reason: ReasonCode, properties: Any
+    ) -> None:
+        if reason.is_failure:
+            self._lost.set()
+            return
+        client.subscribe(presence_topic(self._settings.mqtt))
+        self._is_connected = True
+
+    def _on_message(self, client: Client, userdata: Any, message: MQTTMessage) -> None:
+        found = read_presence(bytes(message.payload))
+        seen = None if self._seen is None else self._seen[0]
+        # The late Last Will of a bridge that was replaced says nothing about the one that replaced it.
+        if found is not None and (found.active or seen is None or found.bridge == seen.bridge):
+            self._seen = (found, time.monotonic())
+
+    def _on_disconnect(
+        self, client: Client, userdata: Any, flags: Any, reason: ReasonCode, properties: Any
+    ) -> None:
+        self._is_connected = False
+        self._lost.set()

@@ -1,0 +1,179 @@
+"""What the gateway's handlers share: live view, appender, picker, indexes. One object for one process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import structlog
+
+from connectors.gateway.services.agent_registrar import AgentRegistrar
+from connectors.gateway.services.audit_log import AuditLog
+from connectors.gateway.services.bridge_watch import BridgeWatch
+from connectors.gateway.services.conversations import Conversations
+from connectors.gateway.services.listeners import Listeners
+from connectors.gateway.services.log_appender import LogAppender
+from connectors.gateway.services.mailboxes import MailboxIndex
+from connectors.gateway.services.organism_keeper import OrganismKeeper
+from connectors.gateway.services.pending_jobs import PendingJobs
+from connectors.gateway.services.picking import FreshView, Picker
+from connectors.gateway.services.state_metrics import StateMetrics
+from connectors.gateway.services.switch_keeper import say_switch
+from connectors.gateway.services.table_metrics import MachineMetrics, TableMetrics
+from connectors.gateway.services.task_keeper import TaskKeeper
+from connectors.gateway.web.access_log import StrangersRequests
+from connectors.gateway.web.identities import Identities
+from connectors.gateway.web.metrics import Metrics
+from connectors.gateway.web.refusals import DOOR, RefusalRecorder
+from connectors.launcher.launcher_file import read_launchers
+from connectors.launcher.local_processes import LocalProcessLauncher
+from connectors.live.live_view import LiveView
+from connectors.reactor.lease_keeper import LeaseKeeper
+from schemas.errors import TrunklineError
+from schemas.fold.settled import AppliedChange
+from schemas.fold.view_rows import (
+    MAILBOX_VIEW,
+    REGISTRY_JOBS,
+    REGISTRY_LISTENERS,
+    REGISTRY_PRINCIPALS,
+    REGISTRY_TOKENS,
+    JobRow,
+    MessageRow,
+    TokenRow,
+)
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import PROJECT_ROOT, Settings
+from schemas.streams.principal.principals import HUB
+from schemas.streams.task.task_registry import TokenRevocation, task_record
+from schemas.wire.message import DEFAULT_REALM
+
+log = structlog.stdlib.get_logger(__name__)
+
+_PRUNED: Final = 10_000
+
+
+class Companion(Protocol):
+    """A component that lives with the gateway and wants to know of its jobs, such as the broker's accounts."""
+
+    def open(self) -> None:
+        """Called once, when the live view has caught up."""
+
+    def on_change(self, change: AppliedChange) -> None:
+        """A row has changed; called on the live view's thread, must be quick."""
+
+    def registered(self, job_id: str) -> None:
+        """Called on a thread of its own before the registration of a job is answered."""
+
+    def close(self) -> None:
+        """The end."""
+
+
+class Hub:
+    """Opens and closes what the handlers need, in order."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        keyring: Keyring,
+        operator_token: str,
+        live_view: LiveView,
+        companions: Sequence[Companion] = (),
+    ) -> None:
+        self.settings = settings
+        self.keyring = keyring
+        self.live_view = live_view
+        self.boot_id = uuid.uuid4().hex[:12]
+        self.identities = Identities(operator_token)
+        self.pending = PendingJobs(self.job_row)
+        self.mailboxes = MailboxIndex()
+        self.listeners = Listeners(live_view.entries, self._waiting_rows)
+        self.conversations = Conversations(keyring)
+        self.audit = AuditLog(settings.gateway.audit_messages)
+        bridges = BridgeWatch(settings)
+        state = StateMetrics(live_view, self.mailboxes)
+        collectors = (state, TableMetrics(settings, live_view), MachineMetrics(settings), bridges)
+        self.metrics = Metrics(collectors)
+        self.strangers = StrangersRequests()
+        self.appender = LogAppender(settings, live_view)
+        self.refusals = RefusalRecorder(self.appender.append_unattended)
+        self.fresh = FreshView(live_view, settings.gateway.settle_timeout_s)
+        self.picker = Picker(
+            live_view, self.pending, self.appender, self.fresh, settings.gateway.settle_timeout_s
+        )
+        rules = read_launchers(PROJECT_ROOT / settings.gateway.launchers_file)
+        launcher = LocalProcessLauncher(settings, rules)
+        self.agents = AgentRegistrar(settings, live_view, self.appender)
+        self.tasks = TaskKeeper(settings, keyring, live_view, self.appender, launcher)
+        self.organism = OrganismKeeper(settings, live_view, self.appender)
+        leases = LeaseKeeper(live_view, self.appender.append_unattended)
+        self.companions = (*companions, bridges, self.agents, self.tasks, self.organism, leases)
+        self._pruned: dict[str, None] = {}
+        self.stopping = asyncio.Event()
+
+    def open(self) -> None:
+        """Load the view, make the publisher, tell the companions. Raises TrunklineError."""
+        indexes = (self.identities, self.pending, self.mailboxes, self.listeners, self.conversations)
+        watchers = [*(index.changed for index in indexes), *(c.on_change for c in self.companions)]
+        for watcher in watchers:
+            self.live_view.on_change(watcher)
+        self.live_view.on_settled(self.audit.settled)
+        self.live_view.on_settled(self.metrics.settled)
+        self.live_view.on_settled(self.listeners.settled)
+        self.live_view.open()
+        self.identities.load([*self.live_view.rows(REGISTRY_PRINCIPALS), *self.live_view.rows(REGISTRY_TOKENS)])
+        self.mailboxes.load(self.live_view.rows(MAILBOX_VIEW))
+        self.conversations.load(self.live_view.rows(MAILBOX_VIEW))
+        self.listeners.load(self.live_view.rows(REGISTRY_LISTENERS))
+        self.pending.load(self.live_view.rows(REGISTRY_JOBS))
+        self.appender.open()
+        say_switch(self.settings, self.live_view, self.appender)
+        # A long ledger takes its time, and nobody has to wait for it.
+        threading.Thread(target=self._load_audit, name="audit-log", daemon=True).start()
+        for companion in self.companions:
+            companion.open()
+
+    def _load_audit(self) -> None:
+        try:
+            self.audit.load(self.settings)
+        except TrunklineError as error:
+            log.warning("audit_log_not_loaded", why=str(error))
+        except Exception:
+            log.exception("audit_log_not_loaded")
+
+    def close(self) -> None:
+        """End all of it; what was appended is waited for."""
+        for companion in self.companions:
+            companion.close()
+        self.appender.close()
+        self.live_view.close()
+
+    def prune_token(self, row: TokenRow) -> None:
+        """Revoke the token of a task whose time is over; the same again is the same, and is not said again."""
+        if row.token_id in self._pruned:
+            return
+        self._pruned[row.token_id] = None
+        if len(self._pruned) > _PRUNED:
+            del self._pruned[next(iter(self._pruned))]
+        body = TokenRevocation(
+            task_id=row.task_id, token_id=row.token_id, request_id=f"expired-{row.token_id}", reason="expired"
+        )
+        self.appender.append_unattended(task_record(body, door=DOOR, principal=HUB))
+
+    def _waiting_rows(self, name: str) -> list[MessageRow]:
+        """What waits in a mailbox or is leased from it."""
+        keys = [f"{DEFAULT_REALM}/{name}/{one}" for one in self.mailboxes.waiting((DEFAULT_REALM, name))]
+        found = (self.live_view.row(MAILBOX_VIEW, key) for key in keys)
+        return [row for row in found if isinstance(row, MessageRow)]
+
+    def job_row(self, job_id: str) -> JobRow | None:
+        """The row of a job, None for an unknown one."""
+        row = self.live_view.row(REGISTRY_JOBS, job_id)
+        return row if isinstance(row, JobRow) else None
+
+    async def tell_registered(self, job_id: str) -> None:
+        """Let the companions do what must be done before a job's registration is answered."""
+        for companion in self.companions:
+            await asyncio.to_thread(companion.registered, job_id)

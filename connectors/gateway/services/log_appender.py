@@ -1,0 +1,219 @@
+"""How the gateway's handlers append to the log: one Publisher, made anew after it has failed.
+
+**Delivers** each record at most once per call: a call that ends in an error may or may not have delivered.
+**Acknowledges when** Kafka has the record, and `settle` when the live view has settled it, too.
+**Loses when** never silently: while Kafka is away every call fails at once with BackboneUnreachable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Final
+
+import structlog
+
+from connectors.gateway.web.answers import ApiError
+from connectors.live.live_view import LiveView
+from connectors.live.settled_feed import SettledRecord
+from connectors.log.publisher import Append, Publisher, RecordRefused
+from schemas.errors import BackboneUnreachable, TrunklineError
+from schemas.log_access.event_topic import TopicMissingError, check_topic, reach_kafka
+from schemas.settings.settings import Settings
+from schemas.wire.record import OutgoingRecord
+from schemas.wire.verdicts import TOO_LARGE
+
+log = structlog.stdlib.get_logger(__name__)
+
+_PROBE_S: Final = 1.0
+_TOPIC_S: Final = 3.0
+_CLOSE_S: Final = 5.0
+_UNATTENDED_LIMIT: Final = 1000
+# The client makes a request for each partition; so long a record waits for others of its own (decision 0014).
+_LINGER_MS: Final = 2
+
+
+class LogAppender:
+    """Appends for asyncio tasks and watches over Kafka. `open` it first, `close` it at the end."""
+
+    def __init__(self, settings: Settings, live_view: LiveView) -> None:
+        self._settings = settings
+        self._live_view = live_view
+        self._timeout_s = settings.gateway.settle_timeout_s
+        self._publisher: Publisher | None = None
+        self._away: str | None = "not opened yet"
+        self._topic_asked_at = 0.0
+        self.is_topic_gone = False
+        """True after Kafka answered that the topic does not exist; asked every few seconds."""
+        # Append blocks when too much waits to be sent; the event loop must not.
+        self._hands = ThreadPoolExecutor(1, thread_name_prefix="gateway-append")
+        self._under_way: dict[int, float] = {}  # number of the call to when it began
+        self._calls = 0
+        self._unattended = threading.BoundedSemaphore(_UNATTENDED_LIMIT)
+        self._wake = threading.Event()
+        self._closing = False
+        self._watch = threading.Thread(target=self._watch_over, name="gateway-kafka-watch", daemon=True)
+
+    def open(self) -> None:
+        """Make the first publisher. Raises BackboneUnreachable, and what `check_topic` raises."""
+        check_topic(self._settings)
+        self._publisher = self._new_publisher()
+        self._away = None
+        self._watch.start()
+
+    def close(self) -> None:
+        """Wait a little for what was appended, and end."""
+        self._closing = True
+        self._wake.set()
+        if self._watch.is_alive():
+            self._watch.join(_CLOSE_S)
+        self._hands.shutdown(wait=True, cancel_futures=True)
+        if self._publisher is not None:
+            self._publisher.close(_CLOSE_S)
+
+    @property
+    def away(self) -> str | None:
+        """Why nothing can be appended now; None when it can."""
+        if self._away is None and self._under_way:
+            # Copied at once: the publisher's thread takes out of it while this looks.
+            oldest = next(iter(list(self._under_way.values())), None)
+            if oldest is not None and time.monotonic() - oldest > self._timeout_s:
+                return "Kafka does not answer"
+        return self._away
+
+    def check(self) -> None:
+        """Raise BackboneUnreachable when `settle` would fail at once."""
+        self._usable()
+
+    def _usable(self) -> Publisher:
+        publisher, away = self._publisher, self.away
+        if away is not None or publisher is None:
+            raise BackboneUnreachable(f"nothing can be appended now: {away or 'the publisher has failed'}")
+        return publisher
+
+    async def settle(self, record: OutgoingRecord) -> SettledRecord:
+        """Append, wait for Kafka, wait until the live view has settled it. Raises BackboneUnreachable: at once
+        while Kafka is away, else after `gateway.settle_timeout_s`; ApiError (413) for a record that Kafka does
+        not take.
+        """
+        with self._kafka_watched():
+            return await self._live_view.settled_after(await self._begin(record), self._timeout_s)
+
+    async def settle_all(self, records: Iterable[OutgoingRecord]) -> list[SettledRecord]:
+        """`settle` for several records at once. The first error is raised when all have ended."""
+        settled = await asyncio.gather(*(self.settle(record) for record in records), return_exceptions=True)
+        for one in settled:
+            if isinstance(one, BaseException):
+                raise one
+        return [one for one in settled if isinstance(one, SettledRecord)]
+
+    def settle_in_thread(self, record: OutgoingRecord) -> SettledRecord:
+        """`settle` for a thread that may block. Raises BackboneUnreachable, RecordRefused."""
+        publisher = self._usable()
+        try:
+            append = self._hands.submit(publisher.append, record).result(self._timeout_s)
+        except TimeoutError:
+            raise BackboneUnreachable(f"Kafka took no record within {self._timeout_s:g} s") from None
+        return self._live_view.wait_settled(append.result(self._timeout_s), self._timeout_s)
+
+    def append_unattended(self, record: OutgoingRecord) -> None:
+        """Append without waiting; while Kafka is away, or when too many wait, the record is dropped."""
+        publisher = self._publisher
+        if self.away is not None or publisher is None or not self._unattended.acquire(blocking=False):
+            log.warning("record_dropped", type=record.type, stream=record.stream)
+            return
+
+        def append() -> None:
+            try:
+                publisher.append(record).add_done_callback(lambda _: self._unattended.release())
+            except BaseException:
+                self._unattended.release()
+                raise
+
+        self._hands.submit(append)
+
+    async def _begin(self, record: OutgoingRecord) -> Append:
+        """Hand a record to the publisher: at once, or by a thread where that would block."""
+        publisher = self._usable()
+        self._calls += 1
+        call, self._under_way[self._calls] = self._calls, time.monotonic()
+        try:
+            if publisher.has_room(record):
+                append = publisher.append(record)
+            else:
+                handing = asyncio.wrap_future(self._hands.submit(publisher.append, record))
+                append = await asyncio.wait_for(handing, self._timeout_s)
+        except BaseException:
+            self._under_way.pop(call, None)
+            raise
+        append.add_done_callback(lambda _: self._under_way.pop(call, None))
+        return append
+
+    @contextmanager
+    def _kafka_watched(self) -> Iterator[None]:
+        """What a handler may see of a failed append, and the watch is told."""
+        try:
+            yield
+        except TimeoutError:
+            raise BackboneUnreachable(f"Kafka did not acknowledge within {self._timeout_s:g} s") from None
+        except RecordRefused as error:
+            raise ApiError(413, TOO_LARGE, "Kafka takes no record of this size") from error
+        except BackboneUnreachable:
+            self._wake.set()
+            raise
+
+    def _watch_over(self) -> None:
+        while not self._closing:
+            self._wake.wait(_PROBE_S)
+            self._wake.clear()
+            if self._closing:
+                return
+            try:
+                reach_kafka(self._settings.kafka, _PROBE_S)
+                self._look_for_topic()
+                self._renew()
+            except (TrunklineError, OSError) as error:
+                self._say(str(error))
+            except Exception as error:
+                log.exception("kafka_watch_failed")
+                self._say(type(error).__name__)
+            else:
+                self._say(None)
+
+    def _look_for_topic(self) -> None:
+        """Raise TopicMissingError while the topic is gone: without a write nothing else would notice."""
+        publisher, now = self._publisher, time.monotonic()
+        if publisher is not None and now - self._topic_asked_at >= _TOPIC_S:
+            self._topic_asked_at = now
+            self.is_topic_gone = not publisher.has_topic(_PROBE_S)
+        if self.is_topic_gone:
+            raise TopicMissingError(f"Kafka has no topic {self._settings.kafka.topic!r}; it was deleted")
+
+    def _renew(self) -> None:
+        publisher = self._publisher
+        if publisher is not None and not publisher.failed:
+            return
+        if publisher is not None:
+            self._say("the publisher has failed")
+            self._publisher = None
+            publisher.close(_PROBE_S)
+        self._publisher = self._new_publisher()
+
+    def _new_publisher(self) -> Publisher:
+        # The gate has bounded the request; the record around it may be longer, and nothing of it is cut.
+        # One request at a time: under load the records share it, and it costs more than they do.
+        return Publisher(
+            self._settings,
+            linger_ms=_LINGER_MS,
+            cut_beyond=self._settings.kafka.record_limit_bytes,
+            in_flight=1,
+        )
+
+    def _say(self, why: str | None) -> None:
+        if (why is None) != (self._away is None):
+            log.warning("kafka_away", why=why) if why is not None else log.info("kafka_back")
+        self._away = why

@@ -1,0 +1,128 @@
+"""Loads `conf/organism.yaml` into the log at the gateway's start, if it is not the one loaded last (XP-09).
+
+What signed commands have changed since stands, as long as the file is the same. While the file cannot be read
+or described, the listeners of the log stand. Any number of gateways may say the same: the fold takes the first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterable
+from typing import Final
+
+import structlog
+
+from connectors.gateway.services.log_appender import LogAppender
+from connectors.live.live_view import LiveView
+from connectors.organism.organism_file import Organism, OrganismError, load_organism
+from connectors.reactor.known_recipients import has_mailbox
+from schemas.errors import TrunklineError
+from schemas.fold.settled import AppliedChange
+from schemas.fold.view_rows import REGISTRY_LISTENERS, ViewRow
+from schemas.settings.settings import PROJECT_ROOT, Settings
+from schemas.streams.control.organism import ORGANISM_STREAM, OrganismLoaded, organism_record
+from schemas.streams.control.organism_fold import loaded_digest, organism_version
+from schemas.streams.principal.principals import RESERVED_PRINCIPALS
+from schemas.wire.verdicts import REJECTED
+
+log = structlog.stdlib.get_logger(__name__)
+
+DOOR: Final = "hub"
+PRINCIPAL: Final = "hub"
+_RETRY_S: Final = 1.0
+_CLOSE_S: Final = 10.0
+
+
+class OrganismKeeper:
+    """A companion of the gateway. `fault`: why the file was not loaded; None when it was, or there is none."""
+
+    def __init__(self, settings: Settings, live_view: LiveView, appender: LogAppender) -> None:
+        file = settings.xml_pump.organism_file
+        self._file = None if file is None else PROJECT_ROOT / file
+        self._live_view = live_view
+        self._appender = appender
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._load, name="organism-keeper", daemon=True)
+        self.fault: str | None = None
+
+    def open(self) -> None:
+        """Load the file, on a thread of its own: its handlers take a second to describe."""
+        if self._file is not None and self._file.exists():
+            self._thread.start()
+
+    def on_change(self, change: AppliedChange) -> None:
+        """Nothing: only the file matters here."""
+
+    def registered(self, job_id: str) -> None:
+        """Nothing: jobs are others' affair."""
+
+    def close(self) -> None:
+        """The end."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join(_CLOSE_S)
+
+    def _load(self) -> None:
+        assert self._file is not None  # noqa: S101  open has looked
+        try:
+            organism = load_organism(self._file)
+        except OrganismError as error:
+            self._note(str(error))
+            return
+        except Exception:
+            log.exception("organism_not_loaded")
+            self.fault = "the gateway failed; its log says where"
+            return
+        try:
+            check_names(self._live_view, [listener.name for listener in organism.listeners])
+        except OrganismError as error:
+            self._note(f"{self._file}: {error}")
+            return
+        while not self._closing.is_set():
+            try:
+                self._say(organism)
+                return
+            except TrunklineError as error:
+                log.warning("organism_waits", why=str(error))
+            except Exception:
+                log.exception("organism_not_loaded")
+                return
+            self._closing.wait(_RETRY_S)
+
+    def _say(self, organism: Organism) -> None:
+        entries = self._live_view.entries(ORGANISM_STREAM)
+        previous = loaded_digest(entries)
+        if previous == organism.digest:
+            log.info("organism_unchanged")
+            return
+        # The version tells a file that comes back from a gateway that says the same as another one.
+        cause = f"{organism_version(entries)}/{previous}/{organism.digest}"
+        body = OrganismLoaded(
+            request_id=f"file-{hashlib.sha256(cause.encode()).hexdigest()[:32]}",
+            digest=organism.digest,
+            listeners=organism.listeners,
+        )
+        settled = self._appender.settle_in_thread(organism_record(body, door=DOOR, principal=PRINCIPAL))
+        if settled.verdict == REJECTED:
+            self._note(f"the log refuses {self._file}: {settled.why}")
+            return
+        log.info("organism_loaded", listeners=len(organism.listeners), verdict=settled.verdict)
+
+    def _note(self, why: str) -> None:
+        self.fault = why
+        log.error("organism_not_loaded", why=why, listeners="those of the log stand")
+
+
+def check_names(live_view: LiveView, names: Iterable[str]) -> None:
+    """Raise OrganismError for a listener's name that somebody else has: its mailbox would be another's."""
+
+    def others(view: str, key: str) -> ViewRow | None:
+        return None if view == REGISTRY_LISTENERS else live_view.row(view, key)
+
+    for name in names:
+        if name in RESERVED_PRINCIPALS or has_mailbox(others, name):
+            raise OrganismError(
+                f"listener {name}: a principal or an agent has this name; choose another, or let that one "
+                "go first"
+            )

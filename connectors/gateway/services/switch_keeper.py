@@ -1,0 +1,38 @@
+"""Says in the log that the fold's version was switched on, where `fold switch` was killed before it could.
+
+The switch is a note in the ledger first, and then a record (`control.fold_switched`), where an auditor finds
+it, and at which a gateway of the version before that still runs ends.
+"""
+
+from __future__ import annotations
+
+import structlog
+from pydantic import ValidationError
+
+from connectors.gateway.services.log_appender import LogAppender
+from connectors.live.live_view import LiveView
+from schemas.settings.settings import Settings
+from schemas.streams.control.control_fold import FOLD_STREAM, FoldSwitched, is_recorded, switched_record
+from schemas.tables.fold_version import noted_switch
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+def say_switch(settings: Settings, live_view: LiveView, appender: LogAppender) -> None:
+    """Append the record of the switch that the ledger notes, unless the log has it.
+
+    Any number of gateways may say it: it has one id, and the fold takes the first. What cannot be appended now
+    is said by the next start.
+    """
+    noted = noted_switch(settings)
+    if noted is None:
+        return
+    try:
+        body = FoldSwitched.model_validate_json(noted)
+    except ValidationError:
+        log.warning("fold_switch_not_said", why="the note in the ledger is not one of ours")
+        return
+    record = switched_record(body)
+    if not is_recorded(record, live_view.entries(FOLD_STREAM)):
+        log.info("fold_switch_said", from_version=body.from_version, to_version=body.to_version)
+        appender.append_unattended(record)

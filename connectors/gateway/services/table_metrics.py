@@ -1,0 +1,159 @@
+"""Figures of the ledger, the view tables, the disk and the local stack's parts, for `/metrics`.
+
+What is read of the tables are the newest commits of their logs, on a thread of its own and at most every
+`_KEEP_S` seconds: a store that hangs costs a scrape `_WAIT_S`, and then the tables are down, not wrong.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from connectors.live.live_view import LiveView
+from connectors.live.table_lag import Lag, TableLag
+from connectors.live.table_progress_reader import LedgerProgress, LedgerProgressReader, ViewProgressReader
+from connectors.local_stack import state_file
+from connectors.local_stack.part import READY, STARTING, STOPPED, UNRESPONSIVE, WAITING
+from schemas.errors import TrunklineError
+from schemas.settings.settings import Settings
+
+_KEEP_S: Final = 2.0
+_WAIT_S: Final = 2.0
+# A reading that no newer one has replaced for so long says nothing about now.
+_OLD_S: Final = 30.0
+_PART_STATES: Final = (STARTING, READY, UNRESPONSIVE, WAITING, STOPPED)
+
+
+class _Reading(NamedTuple):
+    """One look at the logs of the tables; None for what is not there or could not be read."""
+
+    at: float
+    ledger: LedgerProgress | None
+    ledger_lag: Lag
+    view_lag: Lag | None
+
+
+class TableMetrics(Collector):
+    """How far ledger and views are behind the log. Thread-safe."""
+
+    def __init__(self, settings: Settings, live_view: LiveView) -> None:
+        self._live_view = live_view
+        self._lag = TableLag(live_view)
+        self._ledger = LedgerProgressReader(settings)
+        self._views = ViewProgressReader(settings)
+        self._reading: _Reading | None = None
+        self._lock = threading.Lock()
+        self._busy: threading.Thread | None = None
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the figures as they are now, or none but `..._up 0` for a table that cannot be read."""
+        found = self._newest()
+        ledger = None if found is None else found.ledger
+        yield _gauge("ledger_up", "Whether the ledger's log can be read.", ledger is not None)
+        if found is not None and ledger is not None:
+            yield from _lag_figures("ledger", "the ledger", found.ledger_lag)
+            yield CounterMetricFamily(
+                "trunkline_ledger_records", "Records in the ledger, by its audit chain.", value=ledger.rows
+            )
+            if ledger.committed_at_s is not None:
+                text = "When the newest micro-batch was committed."
+                yield _gauge("ledger_commit_timestamp_seconds", text, ledger.committed_at_s)
+            if ledger.batch_s is not None:
+                text = "How long the newest micro-batch took, to its commit."
+                yield _gauge("settle_batch_seconds", text, ledger.batch_s)
+            if ledger.batch_rows is not None:
+                yield _gauge("settle_batch_records", "Records of the newest micro-batch.", ledger.batch_rows)
+        view_lag = None if found is None else found.view_lag
+        yield _gauge("view_up", "Whether the log of the view tables can be read.", view_lag is not None)
+        if view_lag is not None:
+            yield from _lag_figures("view", "the view tables", view_lag)
+
+    def _newest(self) -> _Reading | None:
+        with self._lock:
+            found, busy = self._reading, self._busy
+            if found is not None and time.monotonic() - found.at < _KEEP_S:
+                return found
+            if busy is None or not busy.is_alive():
+                busy = self._busy = threading.Thread(target=self._read, name="table-metrics", daemon=True)
+                busy.start()
+        busy.join(_WAIT_S)
+        found = self._reading
+        return found if found is not None and time.monotonic() - found.at < _OLD_S else None
+
+    def _read(self) -> None:
+        at, more = time.monotonic(), self._live_view.lag()
+        self._lag.look({p: end + more.get(p, 0) for p, end in self._live_view.next_offsets().items()})
+        try:
+            ledger = self._ledger.read()
+        except TrunklineError:
+            ledger = None
+        try:
+            views = self._views.read()
+        except TrunklineError:
+            views = None
+        self._reading = _Reading(
+            at,
+            ledger,
+            self._lag.behind({} if ledger is None else ledger.ends),
+            None if views is None else self._lag.behind(views.offsets),
+        )
+
+
+class MachineMetrics(Collector):
+    """The disk below the data directory, and the parts of the local stack that runs there."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the figures as they are now. A gateway that no local stack runs has none of parts."""
+        try:
+            disk = shutil.disk_usage(self._settings.data_path)
+        except OSError:
+            disk = None
+        if disk is not None:
+            yield _gauge("data_dir_free_bytes", "Free space of the data directory's disk.", disk.free)
+            yield _gauge("data_dir_size_bytes", "Size of the data directory's disk.", disk.total)
+        state = state_file.read_state(self._settings)
+        if state is None:
+            return
+        is_alive = state_file.is_alive(state.get("supervisor"))
+        yield _gauge("supervisor_up", "Whether the local stack's supervisor runs.", is_alive)
+        if is_alive:
+            yield from _part_figures(state.get("parts", {}))
+
+
+def _part_figures(parts: Mapping[str, Mapping[str, Any]]) -> Iterable[Metric]:
+    restarts = CounterMetricFamily(
+        "trunkline_part_restarts", "How often the supervisor has started a part again.", labels=["part"]
+    )
+    states = GaugeMetricFamily(
+        "trunkline_part_state", "1 for the state that a part is in, 0 for the others.", labels=["part", "state"]
+    )
+    for name, part in parts.items():
+        restarts.add_metric([name], part["restarts"])
+        for state in _PART_STATES:
+            states.add_metric([name, state], float(part["state"] == state))
+    yield restarts
+    yield states
+
+
+def _lag_figures(name: str, what: str, lag: Lag) -> Iterable[Metric]:
+    records = GaugeMetricFamily(
+        f"trunkline_{name}_lag_records", f"Records of the log that {what} lack.", labels=["partition"]
+    )
+    for partition, count in sorted(lag.records.items()):
+        records.add_metric([str(partition)], count)
+    yield records
+    text = f"How long ago the oldest record came into the log that {what} lack; 0 when none is missing."
+    yield _gauge(f"{name}_lag_seconds", text, lag.seconds)
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"trunkline_{name}", text, value=float(value))

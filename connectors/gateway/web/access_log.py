@@ -1,0 +1,90 @@
+"""The access log: one line for each request (method, route template, status, time, principal), and metrics.
+
+A line never has the path as it was sent, its query, a header or a body: any of them may contain a secret.
+Health checks and successful polls of the stack's own parts are logged at the level debug, because they would
+push the requests of clients out of the rotated log. For the same reason the requests without a principal are
+logged at a bounded rate. The metrics count all requests.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from connectors.gateway.web.metrics import Metrics
+from connectors.terminal.log_limit import LogLimit
+
+log = structlog.stdlib.get_logger(__name__)
+
+# A client may send any other method name; it is logged as "?".
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_HEALTH: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+# Pumps and bridges ask for these over and over. A lease that hands out messages is a record of the log itself.
+_POLLED: Final = frozenset({"/api/hub/pump/lease", "/api/hub/mqtt-agents", "/api/hub/brokers"})
+# How many routes and statuses of strangers' requests are told apart within the time of one line.
+_STRANGERS_KINDS: Final = 32
+
+
+class StrangersRequests:
+    """Bounds the lines of requests without a principal: one for each route and status every few seconds."""
+
+    def __init__(self) -> None:
+        self._limit: LogLimit[tuple[str, int]] = LogLimit(most=_STRANGERS_KINDS)
+
+    def omitted(self, route: str, status: int) -> int | None:
+        """Return how many lines were left out before this one, None to leave out this one."""
+        return self._limit.omitted((route, status))
+
+    def log_omitted(self) -> None:
+        """Log how many lines were left out, for each route and status whose time is over."""
+        for kind, omitted in self._limit.due():
+            route, status = kind or ("other", 0)
+            log.info("requests_omitted", route=route, status=status, omitted=omitted)
+
+
+class AccessLog:
+    """ASGI middleware that logs and counts each HTTP request."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, strangers: StrangersRequests) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._strangers = strangers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request and log how it ended."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun, status = time.monotonic(), 0
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            route = scope.get("trunkline_route", "no route")
+            method, seconds = scope["method"] if scope["method"] in _METHODS else "?", time.monotonic() - begun
+            self._metrics.answered(method, route, status, seconds)
+            self._log(method, route, status, seconds, scope.get("trunkline_principal"))
+
+    def _log(self, method: str, route: str, status: int, seconds: float, principal: str | None) -> None:
+        is_routine = route in _HEALTH or (route in _POLLED and 200 <= status < 300)
+        omitted = 0 if principal or is_routine else self._strangers.omitted(route, status)
+        if omitted is None:
+            return
+        (log.debug if is_routine else log.info)(
+            "request",
+            method=method,
+            route=route,
+            status=status,
+            ms=round(seconds * 1000, 1),
+            principal=principal,
+            **({"omitted": omitted} if omitted else {}),
+        )

@@ -1,0 +1,1 @@
+"""HTTP routes for jobs, sessions and tasks."""

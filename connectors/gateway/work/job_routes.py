@@ -1,0 +1,194 @@
+"""The jobs API (JE-10 to JE-12): register, pick, cancel, give a new secret, show, list, and the brokers of live
+jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from typing import Annotated, Any, Final
+
+import orjson
+from fastapi import FastAPI, Path, Query, Request, Response
+
+from connectors.gateway.rules.owners import owner_of_job
+from connectors.gateway.services.broker_overlays import BrokerOverlays
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.web.admission import asks_for
+from connectors.gateway.web.answers import json_answer, not_found, refuse_rejected, row_as_json
+from connectors.gateway.web.idempotency import IdempotencyKey, request_uuid
+from connectors.gateway.web.models import (
+    ERRORS,
+    JOB_ID_PATTERN,
+    BrokersAnswer,
+    CancelRequest,
+    GrantAnswer,
+    JobChangedAnswer,
+    JobFilter,
+    JobRequest,
+    JobsAnswer,
+    JobShownAnswer,
+    PickRequest,
+    RegisteredAnswer,
+    RotatedAnswer,
+    RotationRequest,
+)
+from connectors.gateway.web.policy import Action, Caller, decide
+from connectors.gateway.web.refusals import DOOR
+from connectors.gateway.work.registration import grant_of, opened_overlay, register
+from connectors.gateway.work.secret_rotation import rotate_secret
+from connectors.live.live_view import LiveView
+from schemas.errors import TrunklineError
+from schemas.fold.view_rows import REGISTRY_JOBS, JobRow
+from schemas.streams.job.job_registry import cancellation_record
+from schemas.wire.verdicts import DUPLICATE
+
+JOBS: Final = "/api/hub/jobs"
+JobPath = Annotated[str, Path(pattern=JOB_ID_PATTERN)]
+
+
+def add_job_routes(app: FastAPI, hub: Hub) -> None:
+    """Add the routes under `/api/hub/jobs`, and `/api/hub/brokers`."""
+    _add_changes(app, hub)
+    _add_changes_by_registrars(app, hub)
+    _add_reads(app, hub)
+
+
+def _add_changes(app: FastAPI, hub: Hub) -> None:
+    @app.post(JOBS, status_code=201, response_model=RegisteredAnswer, responses=ERRORS)
+    @asks_for(Action.JOB_REGISTER)
+    async def register_job(request: Request, body: JobRequest, key: IdempotencyKey = None) -> Response:
+        """Register a job. Its secret is told here."""
+        job_id, secret, settled = await register(hub, body, request.state.caller.principal, key)
+        await hub.tell_registered(job_id)
+        answer = {"job_id": job_id, "secret": secret, "position": list(settled.position)}
+        return json_answer(answer, 201, settled.verdict)
+
+    @app.post(f"{JOBS}/pick", response_model=GrantAnswer, responses=ERRORS)
+    @asks_for(Action.JOB_PICK, _session_of_body)
+    async def pick_job(request: Request, body: PickRequest, key: IdempotencyKey = None) -> Response:
+        """Give the session its job: the one that it holds, else the oldest pending one that fits.
+
+        A pick needs no key: as long as its job has not ended, a session that asks again gets the same answer.
+        """
+        job_id, settled = await hub.picker.pick(body.session, request.state.caller.principal)
+        grant = grant_of(hub, job_id)
+        row = hub.job_row(job_id)
+        answer = {
+            "job_id": job_id,
+            "description": grant.description if row is None else row.description,
+            "broker": opened_overlay(grant.broker, hub.keyring),
+            "secret": grant.secret,
+        }
+        return json_answer(answer, verdict=DUPLICATE if settled is None else settled.verdict)
+
+    @app.post(f"{JOBS}/{{job_id}}/cancel", response_model=JobChangedAnswer, responses=ERRORS)
+    @asks_for(Action.JOB_CANCEL, owner_of_job(hub))
+    async def cancel_job(
+        request: Request, job_id: JobPath, body: CancelRequest | None = None, key: IdempotencyKey = None
+    ) -> Response:
+        """Cancel a job that has not ended."""
+        principal = request.state.caller.principal
+        record = cancellation_record(
+            job_id,
+            reason="" if body is None else body.reason,
+            request_id=str(request_uuid(principal, key)),
+            door=DOOR,
+            principal=principal,
+        )
+        settled = refuse_rejected(await hub.appender.settle(record))
+        answer = {"job_id": job_id, "status": settled.status_after, "verdict": settled.verdict}
+        return json_answer(answer, verdict=settled.verdict)
+
+
+def _add_changes_by_registrars(app: FastAPI, hub: Hub) -> None:
+    registrar = owner_of_job(hub)
+
+    @app.post(f"{JOBS}/{{job_id}}/assign", response_model=JobChangedAnswer, responses=ERRORS)
+    @asks_for(Action.JOB_ASSIGN, registrar)
+    async def assign_job(
+        request: Request, job_id: JobPath, body: PickRequest, key: IdempotencyKey = None
+    ) -> Response:
+        """Give this very job to a session: a pick on its behalf, without the secret. The same again is the
+        same; it needs no key.
+        """
+        settled = await hub.picker.assign(job_id, body.session, request.state.caller.principal)
+        answer = {"job_id": job_id, "status": settled.status_after, "verdict": settled.verdict}
+        return json_answer(answer, verdict=settled.verdict)
+
+    @app.post(f"{JOBS}/{{job_id}}/secret", status_code=201, response_model=RotatedAnswer, responses=ERRORS)
+    @asks_for(Action.JOB_ROTATE, registrar)
+    async def rotate_job_secret(
+        request: Request, job_id: JobPath, body: RotationRequest | None = None, key: IdempotencyKey = None
+    ) -> Response:
+        """Give a job that has not ended a new secret, which is told here. The one before it is good for a while
+        yet, the one before that no more.
+        """
+        overlap_s = (body or RotationRequest()).overlap_s
+        answer, settled = await rotate_secret(hub, job_id, overlap_s, request.state.caller.principal, key)
+        return json_answer(answer, 201, settled.verdict)
+
+
+def _add_reads(app: FastAPI, hub: Hub) -> None:
+    overlays = BrokerOverlays(hub.live_view, hub.keyring)
+
+    async def session_of_job(request: Request) -> str | None:
+        row = hub.job_row(str(request.path_params.get("job_id")))
+        return None if row is None else row.session
+
+    @app.get(JOBS, response_model=JobsAnswer, responses=ERRORS)
+    @asks_for(Action.JOB_LIST)
+    async def list_jobs(wanted: Annotated[JobFilter, Query()]) -> Response:
+        """List jobs by state, session and age, newest first."""
+        return json_answer(await asyncio.to_thread(_listed, hub.live_view, wanted, time.time()))
+
+    @app.get(f"{JOBS}/{{job_id}}", response_model=JobShownAnswer, responses=ERRORS)
+    @asks_for(Action.JOB_READ, session_of_job)
+    async def show_job(request: Request, job_id: JobPath) -> Response:
+        """Show one job, with its broker overlay; the password, sealed, for who may read all brokers."""
+        row = hub.job_row(job_id)
+        if row is None:
+            raise not_found("no job with this id")
+        return json_answer({**row_as_json(row), "broker": _overlay_for(request.state.caller, hub, job_id)})
+
+    @app.get("/api/hub/brokers", response_model=BrokersAnswer, responses=ERRORS)
+    @asks_for(Action.BROKERS_READ)
+    async def list_brokers() -> Response:
+        """List the distinct broker overlays of live jobs, their passwords sealed."""
+        return json_answer({"brokers": await asyncio.to_thread(overlays.distinct)})
+
+
+def _overlay_for(caller: Caller, hub: Hub, job_id: str) -> dict[str, Any] | None:
+    try:
+        overlay = grant_of(hub, job_id).broker
+    except TrunklineError:  # its secret lies under another master key; the row can be shown all the same
+        return None
+    if overlay is None:
+        return None
+    fields: dict[str, Any] = orjson.loads(overlay)
+    if not decide(caller, Action.BROKERS_READ).allowed:
+        fields["sealed_password"] = None
+    return fields
+
+
+async def _session_of_body(request: Request) -> str | None:
+    body = await request.json()
+    session = body.get("session") if isinstance(body, dict) else None
+    return session if isinstance(session, str) else None
+
+
+def _listed(live_view: LiveView, wanted: JobFilter, now_s: float) -> dict[str, Any]:
+    def fits(row: JobRow) -> bool:
+        age_s = now_s - row.registered_at / 1e6
+        return (
+            wanted.state in (None, row.status)
+            # A pending job belongs to the session that it waits for.
+            and wanted.session in (None, row.session or row.session_wanted)
+            and (wanted.older_than_s is None or age_s > wanted.older_than_s)
+            and (wanted.newer_than_s is None or age_s < wanted.newer_than_s)
+        )
+
+    rows = [row for row in live_view.rows(REGISTRY_JOBS) if isinstance(row, JobRow) and fits(row)]
+    newest = heapq.nlargest(wanted.limit, rows, key=lambda row: (row.registered_at, row.job_id))
+    return {"jobs": [row_as_json(row) for row in newest], "total": len(rows)}

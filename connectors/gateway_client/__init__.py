@@ -1,0 +1,1 @@
+"""A client of the HTTP hub: requests, TLS, the event stream and registry following."""

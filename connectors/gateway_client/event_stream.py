@@ -1,0 +1,202 @@
+"""Follows the gateway's settled stream: server-sent events, read on a thread of their own.
+
+A connection that is lost is made again with `Last-Event-ID`, with back-off, so that nothing is missed as
+long as the gateway still has it in memory; what it has not is told by an event `gap`.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self, cast
+
+import httpx
+import orjson
+
+from connectors.gateway_client.gateway_client import GatewayClient
+from schemas.errors import BackboneUnreachable, TrunklineError
+
+SNAPSHOT: Final = "snapshot"
+SETTLED: Final = "settled"
+GAP: Final = "gap"
+# The gateway sends a comment at least this often; a connection that is silent for longer is dead.
+_SILENCE_S: Final = 45.0
+_BACKOFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_WAITING: Final = 1000
+_TICK_S: Final = 0.25
+_STOP_S: Final = 5.0
+
+
+class ServerEvent(NamedTuple):
+    """One event: its name, its decoded JSON, and the id that a reader resumes from."""
+
+    name: str
+    data: Any
+    id: str | None
+
+
+class EventStream:
+    """One stream of the gateway. Opened by `with`; `next` hands out events in order.
+
+    `lost` is told why, once for each connection that ended, and None when there is one again. After
+    `give_up_s` seconds without a connection `next` raises BackboneUnreachable.
+    """
+
+    def __init__(
+        self,
+        client: GatewayClient,
+        path: str,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        give_up_s: float = 60.0,
+        lost: Callable[[str | None], object] = lambda _why: None,
+    ) -> None:
+        self._client = client
+        self._path = path
+        self._parameters = {k: v for k, v in (parameters or {}).items() if v is not None}
+        self._give_up_s = give_up_s
+        self._tell = lost
+        self._found: queue.Queue[ServerEvent | Exception] = queue.Queue(_WAITING)
+        self._closed = threading.Event()
+        self._socket: socket.socket | None = None
+        self._last_id: str | None = None
+        self._thread = threading.Thread(target=self._run, name="event-stream", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def next(self, timeout_s: float) -> ServerEvent | None:
+        """The next event, None when none came in time. Raises what ended the stream: TrunklineError."""
+        try:
+            found = self._found.get(timeout=max(0.0, timeout_s))
+        except queue.Empty:
+            return None
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def first(self, timeout_s: float) -> ServerEvent:
+        """The first event, the snapshot. Raises as `next`, and BackboneUnreachable when it does not come."""
+        found = self.next(timeout_s)
+        if found is None:
+            raise self._client.unreachable("it sends no snapshot")
+        return found
+
+    def close(self) -> None:
+        """End the connection and the thread."""
+        self._closed.set()
+        if self._socket is not None:
+            # Closing a socket does not wake up the thread that reads from it; shutting it down does.
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join(_STOP_S)
+
+    def _run(self) -> None:
+        try:
+            self._follow()
+        except Exception as error:  # noqa: BLE001  handed to the reader
+            self._put(error)
+
+    def _follow(self) -> None:
+        since, failures, told = time.monotonic(), 0, False
+        while not self._closed.is_set():
+            try:
+                for event in self._connection():
+                    if told:
+                        self._tell(None)
+                    since, failures, told = time.monotonic(), 0, False
+                    if event is not None:
+                        self._last_id = event.id or self._last_id
+                        self._put(event)
+                why = "it ended the stream"
+            except BackboneUnreachable as error:
+                why = str(error)
+            except httpx.TransportError as error:
+                why = str(error) or type(error).__name__
+            if self._closed.is_set():
+                return
+            if not told:
+                self._tell(why)
+                told = True
+            if time.monotonic() - since > self._give_up_s:
+                raise self._client.unreachable(why)
+            self._closed.wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
+            failures += 1
+
+    def _connection(self) -> Iterator[ServerEvent | None]:
+        """The events of one connection; first None, when it stands."""
+        headers = {"Accept": "text/event-stream", "Cache-Control": "no-cache"}
+        if self._last_id is not None:
+            headers["Last-Event-ID"] = self._last_id
+        with (
+            # A client of its own: its connection is cut from another thread.
+            self._client.connection(_SILENCE_S) as http,
+            http.stream("GET", self._path, params=self._parameters, headers=headers) as answer,
+        ):
+            if not answer.is_success:
+                answer.read()
+                raise self._client.error_of(answer)
+            stream = answer.extensions.get("network_stream")
+            self._socket = None if stream is None else cast(Any, stream).get_extra_info("socket")
+            try:
+                yield None
+                yield from parse_events(answer.iter_bytes())
+            finally:
+                self._socket = None
+
+    def _put(self, found: ServerEvent | Exception) -> None:
+        while not self._closed.is_set():
+            with suppress(queue.Full):
+                self._found.put(found, timeout=_TICK_S)
+                return
+
+
+def parse_events(chunks: Iterable[bytes]) -> Iterator[ServerEvent]:
+    """The events in the bytes of a stream (WHATWG, server-sent events). An event that the stream ends in
+    the middle of is dropped. Raises TrunklineError for data that is not JSON.
+    """
+    data: list[str] = []
+    name, found_id = "", None
+    for line in _lines(chunks):
+        if not line:
+            if data:
+                yield ServerEvent(name or "message", _decoded("\n".join(data)), found_id)
+            name, data = "", []
+            continue
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "event":
+            name = value
+        elif field == "data":
+            data.append(value)
+        elif field == "id" and "\0" not in value:
+            found_id = value
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
+    """Lines end with LF or CR LF, as the gateway writes them; not with what Unicode counts as a line's end
+    (httpx would): that may stand in a JSON text.
+    """
+    rest = b""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            yield line.removesuffix(b"\r").decode("utf-8", "replace")
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        raise TrunklineError("the gateway's stream holds what is not JSON") from None

@@ -1,0 +1,92 @@
+"""HTTPS to and from the gateway: whom its clients trust, what it shows, and what an error of TLS means."""
+
+from __future__ import annotations
+
+import ssl
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from schemas.keys.private_files import check_key_file
+from schemas.settings.http_address import is_loopback
+from schemas.settings.settings import GatewaySettings, Settings, SettingsError
+
+# In an agent's environment: the authority that signed the gateway's certificate.
+CA_VARIABLE: Final = "TRUNKLINE_CA_CERTS"
+
+
+def trust(url: str, ca_certs: Path | str | None) -> ssl.SSLContext | None:
+    """What a client of the gateway at `url` verifies it with: this authority, else those of the machine. None
+    for plain HTTP, which has no use for the 25 ms that reading them takes. Raises SettingsError.
+    """
+    if not url.startswith("https:"):
+        return None
+    return _trusting(None if ca_certs is None else str(ca_certs))
+
+
+def listener_context(gateway: GatewaySettings) -> ssl.SSLContext | None:
+    """What the gateway's listeners show, TLS 1.2 or later; None for plain HTTP.
+
+    Raises SettingsError for what cannot be read, and for a key that others can read.
+    """
+    if gateway.certfile is None:
+        if gateway.keyfile is not None:
+            raise SettingsError("gateway.keyfile is set, and gateway.certfile is not")
+        return None
+    check_key_file("gateway.", gateway.certfile, gateway.keyfile)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(gateway.certfile, gateway.keyfile)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(f"gateway.certfile or gateway.keyfile: {error}") from None
+    return context
+
+
+def open_plain_listeners(settings: Settings) -> dict[str, str]:
+    """Return the gateway's listeners that other machines reach without TLS: setting → address."""
+    if settings.gateway.certfile is not None:
+        return {}
+    listeners = {"gateway.host": settings.gateway.host}
+    if settings.agent_mcp.port:
+        listeners["agent_mcp.host"] = settings.agent_mcp.host
+    if settings.dashboard.port:
+        listeners["dashboard.host"] = settings.dashboard.host
+    return {setting: host for setting, host in listeners.items() if not is_loopback(host)}
+
+
+def check_listeners(settings: Settings) -> None:
+    """Raise SettingsError when a listener would take tokens in clear from other machines, unless
+    `gateway.allow_plaintext` allows it.
+    """
+    if settings.gateway.allow_plaintext:
+        return
+    for setting, host in open_plain_listeners(settings).items():
+        raise SettingsError(
+            f"{setting} is {host!r}: other machines would reach this listener without TLS, and send tokens "
+            "in clear. Set gateway.certfile and gateway.keyfile (./trunkline tls create makes them); or, if a "
+            "proxy in front does TLS and nobody else reaches this address, set gateway.allow_plaintext: true"
+        )
+
+
+def explained(error: BaseException | str) -> str:
+    """An error of a request, with the setting to look at where TLS is what went wrong."""
+    said = str(error) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in said:
+        return (
+            f"its certificate is not trusted: {said}; gateway.ca_certs (for an agent {CA_VARIABLE}) must be "
+            "the authority that signed it, and the address a name in it"
+        )
+    if "WRONG_VERSION_NUMBER" in said or "RECORD_LAYER_FAILURE" in said:
+        return f"it speaks no HTTPS: {said}; look at gateway.url and gateway.certfile"
+    if "disconnected without sending" in said or "Empty reply" in said:
+        return f"{said}; perhaps it speaks HTTPS alone: look at gateway.url and gateway.certfile"
+    return said
+
+
+@lru_cache(maxsize=8)
+def _trusting(ca_certs: str | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_certs)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(f"gateway.ca_certs: {error}") from None

@@ -1,0 +1,112 @@
+"""Keeps copies of the registries of jobs and sessions up to date, by the gateway's settled stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+from connectors.gateway_client.event_stream import GAP, SETTLED, SNAPSHOT, EventStream, ServerEvent
+from connectors.gateway_client.gateway_client import GatewayClient, path_of
+from schemas.errors import BackboneUnreachable, NotFound
+from schemas.fold.view_rows import REGISTRY_JOBS, REGISTRY_SESSIONS
+from schemas.wire.ids import JOB, SESSION
+from schemas.wire.verdicts import ACCEPTED
+
+Row = dict[str, Any]
+_PATHS: Final = {JOB: "jobs", SESSION: "sessions"}
+# More changes than this at once: read the rows as they are asked for, not one by one.
+_LOOK_UP_MOST: Final = 200
+
+
+class RowChange(NamedTuple):
+    """A row of `kind` (job or session) that has changed; `by`: the principal whose record did it."""
+
+    kind: str
+    name: str
+    before: Row | None
+    row: Row
+    by: str | None
+
+
+class RegistryFollower:
+    """The rows by name, in `jobs` and `sessions`. Feed it with `take`; `refresh` looks up what has changed.
+
+    A gateway that does not answer ends nothing here: `failure` is set until the next `refresh`, and what has
+    changed is looked up later. Its stream is what gives up, after a longer time.
+    """
+
+    def __init__(self, gateway: GatewayClient) -> None:
+        self._gateway = gateway
+        self.jobs: dict[str, Row] = {}
+        self.sessions: dict[str, Row] = {}
+        self._rows = {JOB: self.jobs, SESSION: self.sessions}
+        self._changed: dict[tuple[str, str], str | None] = {}
+        self._unknown: set[str] = set()
+        self.has_snapshot = False
+        self.missed = False
+        self.failure: BackboneUnreachable | None = None
+
+    def take(self, event: ServerEvent) -> None:
+        """Note an event of the stream."""
+        if event.name == SNAPSHOT:
+            # After a gap the rows are all there is to know; what has changed shows when they are compared.
+            for kind, view in ((JOB, REGISTRY_JOBS), (SESSION, REGISTRY_SESSIONS)):
+                for row in event.data["rows"].get(view, ()):
+                    name = row["job_id"] if kind == JOB else row["session"]
+                    if not self.has_snapshot:
+                        self._rows[kind][name] = row
+                    elif self._rows[kind].get(name) != row:
+                        self._changed.setdefault((kind, name), None)
+            self.has_snapshot = True
+        elif event.name == GAP:
+            self.missed = True
+        elif event.name == SETTLED and event.data["verdict"] == ACCEPTED:
+            kind, _, name = event.data["stream"].partition("/")
+            if kind in _PATHS:
+                self._changed[kind, name] = event.data["principal"]
+
+    def touch(self, sessions: Iterable[str], jobs: Iterable[str]) -> None:
+        """Have these looked up with the next `refresh`."""
+        for name in sessions:
+            self._changed.setdefault((SESSION, name), None)
+        for name in jobs:
+            self._changed.setdefault((JOB, name), None)
+
+    def refresh(self) -> list[RowChange]:
+        """Look up what has changed since the last call. Raises TrunklineError, but not BackboneUnreachable."""
+        found: list[RowChange] = []
+        self.failure = None
+        for kind, name in list(self._changed)[:_LOOK_UP_MOST]:
+            by = self._changed.pop((kind, name))
+            try:
+                row = self._gateway.get(path_of(_PATHS[kind], name))
+            except NotFound:
+                continue
+            except BackboneUnreachable as error:
+                self._changed[kind, name] = by
+                self.failure = error
+                return found
+            before = self._rows[kind].get(name)
+            if row != before:
+                self._rows[kind][name] = row
+                found.append(RowChange(kind, name, before, row, by))
+        return found
+
+    def job_status(self, job_id: str) -> str | None:
+        """A job's state, asked for when it is not among the rows; None for an unknown job, and while it cannot
+        be asked for.
+        """
+        if job_id not in self.jobs and job_id not in self._unknown and self.failure is None:
+            try:
+                self.jobs[job_id] = self._gateway.get(path_of("jobs", job_id))
+            except NotFound:
+                self._unknown.add(job_id)
+            except BackboneUnreachable as error:
+                self.failure = error
+        row = self.jobs.get(job_id)
+        return None if row is None else str(row["status"])
+
+
+def follow_registries(gateway: GatewayClient, **options: Any) -> EventStream:
+    """The stream to feed a RegistryFollower with: everything that this caller may see."""
+    return EventStream(gateway, path_of("events"), **options)

@@ -1,0 +1,135 @@
+"""The gateway's web application: its routes, its gate, and one form for every error."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import PlainTextResponse
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.routing import Match
+
+from connectors.gateway.agents.agent_routes import add_agent_routes
+from connectors.gateway.agents.mqtt_agent_routes import add_mqtt_agent_routes
+from connectors.gateway.agents.participant_routes import add_participant_routes
+from connectors.gateway.feed.stream_routes import add_stream_routes
+from connectors.gateway.messages.message_routes import add_message_routes
+from connectors.gateway.messages.principal_routes import add_mailbox_routes, add_principal_routes
+from connectors.gateway.pump.pump_routes import add_pump_routes
+from connectors.gateway.pump.xml_routes import add_xml_routes
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.web.access_log import AccessLog
+from connectors.gateway.web.admission import AdmittedRoute, Gate, documented, open_to_all
+from connectors.gateway.web.answers import (
+    INTERNAL,
+    NOT_READY,
+    ApiError,
+    error_response,
+    first_fault,
+    http_error_response,
+    json_answer,
+    unavailable,
+)
+from connectors.gateway.web.metrics import CONTENT_TYPE
+from connectors.gateway.web.models import ERRORS, HealthAnswer, ReadyAnswer
+from connectors.gateway.work.job_routes import add_job_routes
+from connectors.gateway.work.session_routes import add_session_routes
+from connectors.gateway.work.task_routes import add_task_routes
+from schemas.errors import BackboneUnreachable, TrunklineError
+from schemas.wire.verdicts import MALFORMED
+
+TITLE: Final = "Trunkline hub"
+VERSION: Final = "1"
+
+
+def build_application(hub: Hub) -> FastAPI:
+    """The application over an open hub."""
+    # No pages that load scripts from elsewhere, and no redirects: a path is right or unknown.
+    app = FastAPI(title=TITLE, version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.router.route_class = AdmittedRoute
+    gate = Gate(hub.identities, hub.refusals, hub.settings.limits.payload_bytes, hub.prune_token)
+    app.state.gate = gate
+    _add_error_handlers(app)
+    _add_health_routes(app, hub)
+    _add_metrics_route(app, hub)
+    # The first in line is found first, and these are asked for most.
+    add_message_routes(app, hub)
+    add_job_routes(app, hub)
+    add_stream_routes(app, hub, gate)
+    add_session_routes(app, hub)
+    add_principal_routes(app, hub)
+    add_mailbox_routes(app, hub)
+    add_agent_routes(app, hub)
+    add_task_routes(app, hub)
+    add_participant_routes(app, hub)
+    add_mqtt_agent_routes(app, hub)
+    add_xml_routes(app, hub)
+    add_pump_routes(app, hub)
+    app.openapi = lambda: documented(app)  # type: ignore[method-assign]
+    app.add_middleware(AccessLog, metrics=hub.metrics, strangers=hub.strangers)
+    return app
+
+
+def _add_health_routes(app: FastAPI, hub: Hub) -> None:
+    @app.get("/healthz", response_model=HealthAnswer)
+    @open_to_all
+    async def healthz() -> Response:
+        """Whether the gateway answers."""
+        return json_answer({"status": "ok"})
+
+    @app.get("/readyz", response_model=ReadyAnswer, responses=ERRORS)
+    @open_to_all
+    async def readyz() -> Response:
+        """Whether the gateway can do its work: the live view follows the log, and Kafka takes records."""
+        if hub.stopping.is_set():
+            raise unavailable("the gateway is stopping", NOT_READY)
+        if hub.live_view.failure is not None:
+            raise unavailable("the live view has stopped", NOT_READY)
+        if hub.appender.is_topic_gone:
+            raise unavailable("the topic of the log is gone from Kafka", NOT_READY)
+        if hub.appender.away is not None:
+            raise unavailable("Kafka is away", NOT_READY)
+        lag = {str(number): records for number, records in hub.live_view.lag().items()}
+        return json_answer({"status": "ready", "lag": lag})
+
+
+def _add_metrics_route(app: FastAPI, hub: Hub) -> None:
+    @app.get("/metrics", response_class=PlainTextResponse)
+    @open_to_all
+    async def metrics() -> Response:
+        """What Prometheus asks for: requests, verdicts by reason, live-view lag, mailbox depth."""
+        return Response(await asyncio.to_thread(hub.metrics.text), media_type=CONTENT_TYPE)
+
+
+def _methods_of(app: FastAPI, request: Request) -> list[str]:
+    """All methods of a path. Each has a route of its own, and the first that fits knows no other."""
+    routes = [route for route in app.router.routes if isinstance(route, APIRoute)]
+    exact = [route for route in routes if route.path == request.url.path]
+    fitting = exact or [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in fitting for method in route.methods or ()})
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(StarletteHTTPException)
+    async def refused(request: Request, error: StarletteHTTPException) -> Response:
+        headers: Any = error.headers
+        if isinstance(error, ApiError):
+            return error_response(error.status_code, error.reason, str(error.detail), headers)
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers = {"Allow": ", ".join(_methods_of(app, request))}
+        return http_error_response(error.status_code, headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed_request(request: Request, error: RequestValidationError) -> Response:
+        return error_response(400, MALFORMED, first_fault(error))
+
+    @app.exception_handler(TrunklineError)
+    async def failed(request: Request, error: TrunklineError) -> Response:
+        if isinstance(error, BackboneUnreachable):
+            away = unavailable(str(error))
+            return error_response(away.status_code, away.reason, str(away.detail), dict(away.headers or {}))
+        return error_response(500, INTERNAL, str(error))

@@ -1,0 +1,135 @@
+"""uvicorn for one door of the gateway: its settings, its place in a budget of connections, its TLS."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final, cast
+
+import structlog
+import uvicorn
+
+from connectors.gateway.web.bounded_http import BoundedHttp, TlsEntry
+from connectors.gateway.web.connection_budget import BudgetLimits, ConnectionBudget, Place
+from connectors.gateway.web.descriptors import accepted_at_once, fit_to_descriptors
+from connectors.gateway_program.doors import Door
+from connectors.terminal.log_limit import LogLimit
+from schemas.errors import TrunklineError
+from schemas.settings.settings import GatewaySettings
+
+log = structlog.stdlib.get_logger(__name__)
+
+_FINISH_S: Final = 5
+# How many connections the kernel keeps for a listener until they are accepted.
+_BACKLOG: Final = 1024
+# The Unix socket is open to the gateway's own user alone, who needs few connections.
+_LOCAL: Final = 32
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn for one door. Signals are the program's to handle. Without `tls` it serves in clear."""
+
+    def __init__(self, door: Door, tls: ssl.SSLContext | None, budgets: Budgets, idle_timeout_s: int) -> None:
+        self._budget = budgets.of(door)
+        self._door = door
+        self._tls = tls
+        super().__init__(
+            uvicorn.Config(
+                door.app,
+                loop="asyncio",
+                http=cast(Any, self._protocol),  # called as a class would be
+                ws="none",
+                lifespan=door.lifespan,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,  # nobody looks at the client's address
+                timeout_keep_alive=idle_timeout_s,
+                timeout_graceful_shutdown=_FINISH_S,
+                backlog=budgets.accepted_at_once,
+            )
+        )
+
+    def _protocol(self, **options: Any) -> BoundedHttp | TlsEntry:
+        """The protocol of a new connection."""
+        http = partial(BoundedHttp, budget=self._budget, listener=self._door.name, **options)
+        if self._tls is None:
+            return http()
+
+        def secure(place: Place) -> BoundedHttp:
+            return http(place=place)
+
+        return TlsEntry(self._budget, self._door.name, self._tls, secure)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen. More may wait in the kernel than are accepted at once."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """None: there are several of these in one process, and each would take the signals from the others."""
+        yield
+
+
+class Budgets:
+    """The budgets of one gateway's listeners: one for all on TCP, one for the Unix socket.
+
+    Raises TrunklineError when this process may not have enough descriptors.
+    """
+
+    def __init__(self, settings: GatewaySettings, listeners: int, clock: Callable[[], float]) -> None:
+        wanted = BudgetLimits(
+            settings.anonymous_connections,
+            settings.connections,
+            settings.head_timeout_s,
+            settings.body_timeout_s,
+        )
+        local = BudgetLimits(_LOCAL, _LOCAL, wanted.head_s, wanted.body_s)
+        limits = fit_to_descriptors(wanted, listeners, local.anonymous + local.authenticated)
+        self.accepted_at_once = accepted_at_once(limits, listeners)
+        self._log_limit: LogLimit[tuple[str, str]] = LogLimit()
+        self.tcp = ConnectionBudget(limits, clock, self._log_cut)
+        self.local = ConnectionBudget(local, clock, self._log_cut)
+        self.all = (self.tcp, self.local)
+
+    def of(self, door: Door) -> ConnectionBudget:
+        """The budget that the door's connections belong to."""
+        return self.tcp if door.socket_path is None else self.local
+
+    def sweep(self) -> None:
+        """End what has taken too long, and log how many `connection_cut` lines were left out."""
+        for budget in self.all:
+            budget.sweep()
+        for kind, omitted in self._log_limit.due():
+            listener, reason = kind or ("other", "other")
+            log.info("connection_cuts_omitted", listener=listener, reason=reason, omitted=omitted)
+
+    def _log_cut(self, listener: str, reason: str) -> None:
+        omitted = self._log_limit.omitted((listener, reason))
+        if omitted is not None:
+            log.info("connection_cut", listener=listener, reason=reason, omitted=omitted)
+
+
+def bound_socket(door: Door) -> socket.socket:
+    """The door's address, taken, but not listened on yet: who comes before all is ready is refused."""
+    family = socket.AF_INET6 if ":" in door.host else socket.AF_INET
+    # The protocol is said aloud: asyncio sets TCP_NODELAY only where it sees it, and without that each answer
+    # waits 40 ms for the client's delayed acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if door.send_buffer_bytes is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, door.send_buffer_bytes)
+    try:
+        listener.bind((door.host, door.port))
+    except OSError as error:
+        listener.close()
+        where = f"{door.host}:{door.port}"
+        raise TrunklineError(
+            f"cannot listen on {where}: {error.strerror}; choose another {door.setting}"
+        ) from None
+    return listener

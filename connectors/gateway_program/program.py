@@ -1,0 +1,251 @@
+"""The gateway program: live view, reactor and the doors of doors.py (HTTP hub, dashboard) in one process.
+
+**Delivers** each change that a request asks for as one record, and answers with its verdict.
+**Acknowledges when** Kafka has the record and the live view has settled it.
+**Loses when** never silently: a request that ended in an error may or may not have had its effect; sent
+again with the same Idempotency-Key it has it once.
+
+Any number of gateways may run on one log, each on ports of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import structlog
+
+from connectors.gateway.services.hub import Companion, Hub
+from connectors.gateway.web.connection_budget import SWEEP_S
+from connectors.gateway.web.connection_metrics import ConnectionFigures
+from connectors.gateway_client.gateway_tls import check_listeners, listener_context
+from connectors.gateway_client.operator_token import ensure_operator_token
+from connectors.gateway_program.doors import Door, doors_of
+from connectors.gateway_program.http_server import Budgets, HttpServer, bound_socket
+from connectors.ledger_files.message_export import MessageExporter
+from connectors.live.live_view import LiveView
+from connectors.mqtt_accounts.mqtt_accounts import MqttAccounts
+from connectors.out_of_band.command_keys import ensure_operator_key
+from connectors.processes.session_keeper import SessionKeeper
+from connectors.reactor.reactor import Reactor
+from connectors.terminal.json_log import configure_json_log
+from connectors.unix_socket.claimed_socket import ClaimedSocket
+from schemas.errors import TrunklineError
+from schemas.fold.view_rows import REGISTRY_SESSIONS
+from schemas.keys.sealing import Keyring, load_keyring
+from schemas.settings.settings import Settings, SettingsError, load_settings
+
+log = structlog.stdlib.get_logger(__name__)
+
+_THREADS: Final = 32
+_WATCH_S: Final = 0.5
+# A request makes some hundred objects and next to no cycles: the collector's defaults look at them with each.
+_GC_THRESHOLDS: Final = (20_000, 20, 20)
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+def companions_of(settings: Settings, keyring: Keyring, live_view: LiveView) -> list[Companion]:
+    """What lives with the gateway under these settings."""
+    found: list[Companion] = [SessionKeeper(settings, lambda: live_view.rows(REGISTRY_SESSIONS))]
+    if settings.mqtt.accounts_dir is not None:
+        found.append(MqttAccounts(settings, keyring, live_view))
+    if settings.agent_mcp.export_interval_ms:
+        found.append(MessageExporter(settings))
+    return found
+
+
+class GatewayProgram:
+    """Runs until SIGTERM or SIGINT."""
+
+    def __init__(self, settings: Settings, keyring: Keyring, ready_file: Path | None = None) -> None:
+        self._settings = settings
+        self._ready_file = ready_file
+        check_listeners(settings)
+        operator_token = ensure_operator_token(settings)
+        ensure_operator_key(settings)
+        secrets = [operator_token]
+        if settings.master_key is not None:
+            secrets.append(settings.master_key.get_secret_value())
+        if settings.mqtt.password is not None:
+            secrets.append(settings.mqtt.password.get_secret_value())
+        configure_json_log("gateway", secrets)
+        self._live_view = LiveView(settings, keyring)
+        self._hub = Hub(
+            settings,
+            keyring,
+            operator_token,
+            self._live_view,
+            companions_of(settings, keyring, self._live_view),
+        )
+        self._reactor = Reactor(settings, self._live_view)
+        self._doors = doors_of(self._hub)
+        self._tls = listener_context(settings.gateway)
+        self._not_served: dict[str, str] = {}
+
+    def run(self) -> None:
+        """Serve until stopped. Raises TrunklineError when it cannot start, or when the live view fails."""
+        started = False
+        with ExitStack() as bound:
+            listeners = [self._bound(door, bound) for door in self._doors]
+            try:
+                self._hub.open()
+                for door in self._doors:
+                    door.opened()
+                self._reactor.start()
+                started = True
+                asyncio.run(self._serve(listeners))
+            except OSError as error:
+                # Another program can take a bound address until it is listened on.
+                where = ", ".join(f"{d.setting} {d.port}" for d in self._doors if d.socket_path is None)
+                raise TrunklineError(f"cannot serve at {where}: {error.strerror}") from error
+            finally:
+                if started:
+                    self._reactor.stop()
+                self._hub.close()
+        if self._live_view.failure is not None:
+            raise TrunklineError(f"the live view has stopped: {self._live_view.failure}")
+
+    def _bound(self, door: Door, bound: ExitStack) -> socket.socket | ClaimedSocket:
+        """The door's address. A Unix socket may be another gateway's now, and become ours."""
+        if door.socket_path is None:
+            return bound.enter_context(bound_socket(door))
+        claimed = ClaimedSocket(door.socket_path, self._settings.data_path)
+        bound.callback(claimed.release)
+        claimed.claim()
+        return claimed
+
+    async def _serve(self, listeners: Sequence[socket.socket | ClaimedSocket]) -> None:
+        gc.set_threshold(*_GC_THRESHOLDS)
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="gateway"))
+        gateway = self._settings.gateway
+        budgets = Budgets(gateway, len(self._doors), loop.time)
+        self._hub.metrics.add(ConnectionFigures(budgets.all))
+        servers = [
+            HttpServer(
+                door,
+                # The Unix socket is for this machine's user alone, and stays in clear.
+                self._tls if door.socket_path is None else None,
+                budgets,
+                gateway.idle_timeout_s,
+            )
+            for door in self._doors
+        ]
+
+        def sweep() -> None:
+            loop.call_later(SWEEP_S, sweep)
+            budgets.sweep()
+            self._hub.strangers.log_omitted()
+
+        sweep()
+
+        def end(number: int, frame: FrameType | None) -> None:
+            """A signal came; runs in the main thread, between two of its instructions."""
+            with suppress(RuntimeError):  # the loop has ended already
+                loop.call_soon_threadsafe(self._hub.stopping.set)
+            for server in servers:
+                server.handle_exit(number, frame)
+
+        for number in _SIGNALS:
+            signal.signal(number, end)
+        mine = [
+            (door, server)
+            for door, server, listener in zip(self._doors, servers, listeners, strict=True)
+            if isinstance(listener, socket.socket) or listener.claim() is not None
+        ]
+        watch = asyncio.create_task(self._watch(mine, servers))
+        try:
+            serving = [
+                asyncio.create_task(self._serve_door(door, server, listener))
+                for door, server, listener in zip(self._doors, servers, listeners, strict=True)
+            ]
+            # One that ends takes the others with it, in order: each finishes what it has begun.
+            await asyncio.wait(serving, return_when=asyncio.FIRST_COMPLETED)
+            self._end(servers)
+            await asyncio.gather(*serving)
+        finally:
+            watch.cancel()
+
+    async def _serve_door(
+        self, door: Door, server: HttpServer, listener: socket.socket | ClaimedSocket
+    ) -> None:
+        if isinstance(listener, socket.socket):
+            await server.serve(sockets=[listener])
+            return
+        while (found := self._claimed(door, listener)) is None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._hub.stopping.wait(), _WATCH_S)
+            if self._hub.stopping.is_set():
+                return
+        log.info("serving", door=door.name, socket=str(listener.path))
+        await server.serve(sockets=[found])
+
+    def _claimed(self, door: Door, listener: ClaimedSocket) -> socket.socket | None:
+        """The socket when it is ours; why it is not is logged when that changes."""
+        try:
+            found, why = listener.claim(), "another gateway serves it"
+        except TrunklineError as error:
+            found, why = None, str(error)
+        if found is None and self._not_served.get(door.name) != why:
+            self._not_served[door.name] = why
+            log.warning("not_served_here", door=door.name, socket=str(listener.path), why=why)
+        return found
+
+    def _end(self, servers: Sequence[HttpServer]) -> None:
+        self._hub.stopping.set()
+        for server in servers:
+            server.should_exit = True
+
+    async def _watch(self, mine: Sequence[tuple[Door, HttpServer]], servers: Sequence[HttpServer]) -> None:
+        while not all(server.started for _, server in mine):
+            await asyncio.sleep(0.01)
+        for door, _ in mine:
+            if door.socket_path is None:
+                log.info("serving", door=door.name, host=door.host, port=door.port)
+        if self._ready_file is not None:
+            self._ready_file.touch()
+        while self._live_view.failure is None:
+            await asyncio.sleep(_WATCH_S)
+        log.error("live_view_failed", error=type(self._live_view.failure).__name__)
+        self._end(servers)
+
+
+def main() -> int:
+    """Run the gateway until SIGTERM or SIGINT. Returns the exit code."""
+    for number in _SIGNALS:
+        signal.signal(number, _end_the_start)
+    ready = os.environ.get("TRUNKLINE_READY_FILE")
+    try:
+        settings = load_settings()
+        program = GatewayProgram(settings, load_keyring(settings), Path(ready) if ready else None)
+    except SettingsError as error:
+        print(f"gateway: {error}", file=sys.stderr)
+        return 2
+    try:
+        program.run()
+    except (TrunklineError, SettingsError) as error:
+        log.error("refused_to_start", error=str(error))
+        return error.exit_code if isinstance(error, TrunklineError) else 2
+    except _Stopped:
+        log.info("stopped_while_starting")
+        return 0
+    log.info("stopped")
+    return 0
+
+
+class _Stopped(BaseException):
+    pass
+
+
+def _end_the_start(number: int, frame: FrameType | None) -> None:
+    raise _Stopped

@@ -1,0 +1,1 @@
+"""Registering and starting a job from its owner's side: secrets, brokers and submission."""

@@ -1,0 +1,130 @@
+"""The secrets of jobs that were registered or picked on this machine: one 0600 file a job below `data_dir`.
+
+`watch` verifies with them, `publish` signs with them. They never go anywhere else. A job's own broker is
+stored beside its secret (`connectors.job_tools.job_brokers`). After a rotation, `<id>.former` holds the former
+secret and the time at which it expires.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import time
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from schemas.errors import TrunklineError, UsageError
+from schemas.settings.settings import Settings
+from schemas.wire.ids import is_job_id
+
+_FOLDER: Final = "job-secrets"
+_PRIVATE: Final = 0o077
+_WHAT: Final = "the job's secret"
+
+
+class KeptSecrets(NamedTuple):
+    """A job's secret, and the one before it while that is good: until `former_ends_at` (seconds since 1970)."""
+
+    secret: str
+    former: str | None = None
+    former_ends_at: float = 0.0
+
+
+def secret_path(settings: Settings, job_id: str) -> Path:
+    """Where a job's secret is kept on this machine. Raises UsageError for what is no job id."""
+    if not is_job_id(job_id):
+        raise UsageError(f"not a job id (8 lower-case hex digits): {job_id!r}")
+    return settings.data_path / _FOLDER / job_id
+
+
+def find_secret(settings: Settings, job_id: str) -> str | None:
+    """The stored secret of a job, None when this machine has none.
+
+    Raises UsageError for a file that others can read, TrunklineError for one that cannot be read.
+    """
+    found = read_private(secret_path(settings, job_id), _WHAT)
+    return None if found is None else found.strip() or None
+
+
+def stored_jobs(settings: Settings) -> list[str]:
+    """The jobs whose secrets this machine has, sorted."""
+    try:
+        return sorted(p.name for p in (settings.data_path / _FOLDER).iterdir() if is_job_id(p.name))
+    except FileNotFoundError:
+        return []
+
+
+def store_secret(settings: Settings, job_id: str, secret: str) -> Path:
+    """Keep a job's secret; on disk when this returns. Returns the file. Raises TrunklineError."""
+    path = secret_path(settings, job_id)
+    replace_private(path, secret + "\n", _WHAT)
+    return path
+
+
+def store_rotated(settings: Settings, job_id: str, secret: str, former_ends_at: float) -> Path:
+    """Keep a job's new secret, and the one that is kept now beside it, which ends then (seconds since 1970).
+    Returns the file. Raises as `find_secret` and `store_secret`.
+    """
+    former = find_secret(settings, job_id)
+    # The same rotation once more has nothing to say of the former one.
+    if former not in (None, secret):
+        replace_private(_former_path(settings, job_id), f"{former_ends_at} {former}\n", _WHAT)
+    return store_secret(settings, job_id, secret)
+
+
+def kept_secrets(settings: Settings, job_id: str) -> KeptSecrets | None:
+    """The stored secrets of a job that are good now, None when this machine has none. Raises as `find_secret`,
+    and TrunklineError for a file that holds something else.
+    """
+    secret, path = find_secret(settings, job_id), _former_path(settings, job_id)
+    if secret is None:
+        return None
+    ends_at, _, former = (read_private(path, _WHAT) or "0 ").strip().partition(" ")
+    try:
+        is_good = former not in ("", secret) and float(ends_at) > time.time()
+    except ValueError:
+        raise TrunklineError(f"{path} does not hold {_WHAT}; remove it") from None
+    return KeptSecrets(secret, former, float(ends_at)) if is_good else KeptSecrets(secret)
+
+
+def _former_path(settings: Settings, job_id: str) -> Path:
+    path = secret_path(settings, job_id)
+    return path.with_name(f"{path.name}.former")
+
+
+def read_private(path: Path, what: str) -> str | None:
+    """The text of a private file, None where there is none. Raises UsageError for a file that others can
+    read, TrunklineError that names `what` for one that cannot be read.
+    """
+    try:
+        if stat.S_IMODE(path.stat().st_mode) & _PRIVATE:
+            raise UsageError(f"{path} is readable by others; run: chmod 600 {path}")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise TrunklineError(f"cannot read {what} in {path}: {type(error).__name__}") from None
+
+
+def replace_private(path: Path, text: str, what: str) -> None:
+    """Put a private file in its place, whole and on disk when this returns. Raises TrunklineError that names
+    `what`.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(draft, text)
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise TrunklineError(f"cannot keep {what} in {path}: {error.strerror}") from None
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a new file that only its owner can read, and fsync it. Raises OSError, FileExistsError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

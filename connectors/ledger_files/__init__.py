@@ -1,0 +1,1 @@
+"""Reading and exporting the ledger without Spark."""

@@ -1,0 +1,141 @@
+"""Writes one job's history from the ledger into a folder (JE-12): meta.json, status.json, events.ndjson.
+
+Needs neither gateway nor brokers. The folder appears whole or not at all, and is never overwritten. Sealed
+secrets stay out: an export is made to be handed on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from connectors.ledger_files.ledger_lines import JSON_COLUMNS, iso_time, json_line
+from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
+from schemas.errors import NotFound, TrunklineError, UsageError
+from schemas.fold.view_rows import REGISTRY_JOBS
+from schemas.settings.settings import Settings
+from schemas.wire.ids import JOB
+from schemas.wire.record import JOB_REGISTERED
+from schemas.wire.strict_json import MalformedJsonError, canonical, decode
+from schemas.wire.verdicts import ACCEPTED
+
+META: Final = "meta.json"
+STATUS: Final = "status.json"
+EVENTS: Final = "events.ndjson"
+_SEALED: Final = frozenset({"sealed_secret", "sealed_password"})
+_MOMENTS: Final = ("registered_at", "picked_at", "started_at", "ended_at")
+
+
+class Export(NamedTuple):
+    """What was written: the folder, the job's state by the ledger, how many records."""
+
+    folder: Path
+    status: str | None
+    events: int
+
+
+def export_job(settings: Settings, job_id: str, to: Path) -> Export:
+    """Write the job's export. Raises NotFound when the ledger has nothing of it, UsageError if `to` exists."""
+    if to.exists() or to.is_symlink():
+        raise UsageError(f"--to: {to} is there already; it is not overwritten")
+    where = LedgerFilter(stream_kind=JOB, stream_id=job_id)
+    # Once more than what a line shows: the table is read at one version.
+    part = LedgerReader(settings).rows(where, (*JSON_COLUMNS,))
+    rows = part.rows.to_pylist()
+    if not rows:
+        raise NotFound(
+            f"the ledger has no record of job {job_id} (yet: 'trunkline fold status' says how far it is)"
+        )
+    status = _status(job_id, rows)
+    documents = {
+        META: json.dumps(_meta(job_id, rows) | {"ledger_version": part.version}, indent=2) + "\n",
+        STATUS: json.dumps(status, indent=2) + "\n",
+        EVENTS: "".join(json_line(_without_sealed(row)) + "\n" for row in rows),
+    }
+    _write(to, documents)
+    return Export(to, status["status"], len(rows))
+
+
+def ledger_status(settings: Settings, job_id: str) -> str | None:
+    """The job's state by the ledger, None when it has no record of it or there is no ledger yet."""
+    reader = LedgerReader(settings)
+    if not reader.exists():
+        return None
+    columns = ("verdict", "status_after")
+    rows = reader.rows(LedgerFilter(stream_kind=JOB, stream_id=job_id, verdict=ACCEPTED), columns).rows
+    found = rows.column("status_after").to_pylist()
+    return None if not found else found[-1]
+
+
+def _meta(job_id: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the registration said, and by whom it came."""
+    found: dict[str, Any] = {"job_id": job_id}
+    for row in rows:
+        if row["type"] == JOB_REGISTERED and row["verdict"] == ACCEPTED:
+            body = _body(_without_sealed(row)["value"])
+            found |= {name: body.get(name) for name in ("description", "session", "broker")}
+            found["registered_by"] = f"{row['door']}/{row['principal']}"
+            found["registered_at"] = iso_time(row["logged_at"], "microseconds")
+            found["topic"] = row["topic"]
+            break
+    return found
+
+
+def _status(job_id: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The job's row as the last change of the ledger made it, and how many records got which verdict."""
+    verdicts: dict[str, int] = {}
+    found: dict[str, Any] = {"job_id": job_id, "status": None}
+    for row in rows:
+        verdicts[row["verdict"]] = verdicts.get(row["verdict"], 0) + 1
+        for change in json.loads(row["changes"] or "[]"):
+            if change["view"] == REGISTRY_JOBS and change["key"] == job_id and change["row"] is not None:
+                found = change["row"]
+    for name in _MOMENTS:
+        if isinstance(found.get(name), int):
+            found[name] = _iso(found[name])
+    newest = max(rows, key=lambda row: row["offset"])
+    return found | {"verdicts": verdicts, "last_position": [newest["partition"], newest["offset"]]}
+
+
+def _without_sealed(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with a registration's sealed texts left out."""
+    if row["type"] != JOB_REGISTERED or row["value"] is None:
+        return row
+    body = _body(row["value"])
+    if isinstance(body.get("broker"), dict):
+        body["broker"] = {name: value for name, value in body["broker"].items() if name not in _SEALED}
+    return {**row, "value": canonical({name: value for name, value in body.items() if name not in _SEALED})}
+
+
+def _body(value: bytes | None) -> dict[str, Any]:
+    try:
+        found, _ = decode(value or b"")
+    except MalformedJsonError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _iso(moment_us: int) -> str:
+    return iso_time(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=moment_us), "microseconds")
+
+
+def _write(to: Path, documents: dict[str, str]) -> None:
+    draft = to.with_name(f".{to.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        draft.mkdir(mode=0o700)
+        for name, text in documents.items():
+            with (draft / name).open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        # Onto a folder that holds something, and onto a file, this fails.
+        draft.rename(to)
+    except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise TrunklineError(f"cannot write the export to {to}: {error.strerror}") from error

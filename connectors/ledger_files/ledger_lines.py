@@ -1,0 +1,121 @@
+"""One line for one row of the ledger: aligned text for people, JSON for programs."""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from connectors.terminal.terminal_text import escaped
+from schemas.wire.record import JOB_EVENT
+from schemas.wire.strict_json import MalformedJsonError, decode
+from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED
+
+LINE_COLUMNS: Final = (
+    "logged_at",
+    "stream_kind",
+    "stream_id",
+    "seq",
+    "type",
+    "verdict",
+    "reason",
+    "why",
+    "late",
+    "masked",
+    "value",
+)
+# All but what only refold and replay open.
+JSON_COLUMNS: Final = (
+    "topic",
+    "partition",
+    "offset",
+    "stream_kind",
+    "stream_id",
+    "door",
+    "principal",
+    "ce_id",
+    "type",
+    "seq",
+    "sent_at",
+    "logged_at",
+    "verdict",
+    "reason",
+    "why",
+    "late",
+    "masked",
+    "status_after",
+    "fold_version",
+    "value",
+    "changes",
+    "accepted_offset",
+    "wire",
+)
+_TIME_WIDTH, _STREAM_WIDTH, _SEQ_WIDTH, _EVENT_WIDTH, _VERDICT_WIDTH = 24, 16, 4, 19, 9
+LINE_HEADING: Final = (
+    f"{'TIME (UTC)':<{_TIME_WIDTH}}  {'STREAM':<{_STREAM_WIDTH}}  {'SEQ':>{_SEQ_WIDTH}}  "
+    f"{'EVENT':<{_EVENT_WIDTH}}  {'VERDICT':<{_VERDICT_WIDTH}}  DETAIL OR REASON"
+)
+_COLOURS: Final = {ACCEPTED: "\033[32m", DUPLICATE: "\033[33m", REJECTED: "\033[31m"}
+_TEXT_LIMIT: Final = 120
+
+
+def text_line(row: dict[str, Any], *, coloured: bool = False) -> str:
+    """One aligned line of a row with `LINE_COLUMNS`; whatever an agent wrote stands there escaped."""
+    event, detail = _event_and_detail(row)
+    verdict = f"{row['verdict']:<{_VERDICT_WIDTH}}"
+    if coloured:
+        verdict = f"{_COLOURS.get(row['verdict'], '')}{verdict}\033[0m"
+    stream = escaped(f"{row['stream_kind']}/{row['stream_id']}")
+    seq = "" if row["seq"] is None else str(row["seq"])
+    text = detail if row["reason"] is None else f"{row['reason']}: {row['why']}"
+    marks = ["late"] if row["late"] else []
+    if row["masked"]:
+        marks.append(f"masked {row['masked']}")
+    told = "  ".join([escaped(text)[:_TEXT_LIMIT], *(f"[{escaped(mark)}]" for mark in marks)])
+    moment = iso_time(row["logged_at"], "milliseconds")
+    line = (
+        f"{moment:<{_TIME_WIDTH}}  {stream:<{_STREAM_WIDTH}}  {seq:>{_SEQ_WIDTH}}  "
+        f"{escaped(event)[:_EVENT_WIDTH]:<{_EVENT_WIDTH}}  {verdict}  {told}"
+    )
+    return line.rstrip()
+
+
+def json_line(row: dict[str, Any]) -> str:
+    """A row as one JSON object: times in ISO 8601 with Z, `value` as text or, where it is not UTF-8, as
+    `value_base64`, `changes` as JSON. Control characters are escaped as JSON does.
+    """
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, datetime):
+            found[name] = iso_time(value, "microseconds")
+        elif isinstance(value, bytes):
+            try:
+                found[name] = value.decode("utf-8")
+            except UnicodeDecodeError:
+                found[f"{name}_base64"] = base64.b64encode(value).decode("ascii")
+        elif name == "changes" and value is not None:
+            found[name] = json.loads(value)
+        else:
+            found[name] = value
+    # ASCII only: bidirectional marks and the like are no more obeyed than control characters.
+    return json.dumps(found, separators=(",", ":"))
+
+
+def iso_time(moment: datetime, precision: str) -> str:
+    """A moment in UTC as ISO 8601 with Z."""
+    return moment.astimezone(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
+
+
+def _event_and_detail(row: dict[str, Any]) -> tuple[str, str]:
+    kind = row["type"] or "-"
+    if kind != JOB_EVENT or row["value"] is None:
+        return kind, ""
+    try:
+        body, _ = decode(row["value"])
+    except MalformedJsonError:
+        return kind, ""
+    if not isinstance(body, dict):
+        return kind, ""
+    event, detail = body.get("event"), body.get("detail")
+    return event if isinstance(event, str) else kind, detail if isinstance(detail, str) else ""

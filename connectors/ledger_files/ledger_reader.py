@@ -1,0 +1,236 @@
+"""Reads the Delta table `ledger` without Spark: whole, its newest rows, or commit by commit as they land.
+
+A whole read takes one version of the table. Following reads the `add` actions (dataChange) of each next
+commit in `_delta_log`; on an object store through deltalake's own storage layer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import reduce
+from math import inf
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from pyarrow.fs import FileSystem, FileType
+
+from schemas.errors import NotFound, TrunklineError
+from schemas.settings.settings import Settings
+from schemas.tables.delta_files import dataset_of, dataset_of_files, table_storage
+from schemas.tables.ledger import LEDGER
+from schemas.tables.ledger_arrow import LEDGER_ARROW
+
+POLL_S: Final = 0.05
+_NO_TABLE_POLL_S: Final = 0.25
+_GAP_CHECK_POLLS: Final = 100
+_FILES_AT_ONCE: Final = 4
+_ORDER: Final = [("logged_at", "ascending"), ("partition", "ascending"), ("offset", "ascending")]
+# The statistics of a file. Spark cuts times in them to milliseconds.
+_NEWEST_ROW: Final = "max.logged_at"
+_STATISTICS_STEP_US: Final = 1000
+_MOMENT: Final = LEDGER_ARROW.field("logged_at").type
+_ORDER_COLUMNS: Final = tuple(name for name, _ in _ORDER)
+
+
+class LedgerPart(NamedTuple):
+    """Rows of the ledger and the version of the table that they were read from or added in."""
+
+    version: int
+    rows: pa.Table
+
+
+@dataclass(frozen=True)
+class LedgerFilter:
+    """Which rows are wanted; None is any. `since`: Kafka's append time at or after it (with a time zone)."""
+
+    stream_kind: str | None = None
+    stream_id: str | None = None
+    verdict: str | None = None
+    reason: str | None = None
+    door: str | None = None
+    type: str | None = None
+    since: datetime | None = None
+
+    def expression(self) -> pc.Expression | None:
+        """The filter as an Arrow expression; None lets every row through."""
+        terms = [
+            pc.field(name) == pa.scalar(wanted)
+            for name in ("stream_kind", "stream_id", "verdict", "reason", "door", "type")
+            if (wanted := getattr(self, name)) is not None
+        ]
+        if self.since is not None:
+            terms.append(pc.field("logged_at") >= pa.scalar(self.since, _MOMENT))
+        return reduce(lambda left, right: left & right, terms) if terms else None
+
+
+ALL_ROWS: Final = LedgerFilter()
+
+
+class LedgerReader:
+    """Reads the ledger that the settings name. Keeps no file open between calls."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.path = settings.table_path(LEDGER)
+
+    def exists(self) -> bool:
+        """Whether the table is there: it appears with the first settled record."""
+        return bool(DeltaTable.is_deltatable(self.path))
+
+    def version(self) -> int | None:
+        """The table's newest version, None while there is no table."""
+        return self._open().version() if self.exists() else None
+
+    def rows(self, where: LedgerFilter = ALL_ROWS, columns: Sequence[str] | None = None) -> LedgerPart:
+        """All rows that `where` wants, in the order of Kafka's append time, partition and offset.
+
+        Only `columns`, all when None. Raises NotFound when there is no table.
+        """
+        table = self._open()
+        found = dataset_of(table).to_table(filter=where.expression(), columns=_with_order(columns))
+        return LedgerPart(table.version(), _selected(found.sort_by(_ORDER), columns))
+
+    def newest_rows(
+        self, count: int, where: LedgerFilter = ALL_ROWS, columns: Sequence[str] | None = None
+    ) -> LedgerPart:
+        """The newest `count` rows that `where` wants, oldest first. Reads the files with the newest rows first,
+        by their statistics, until no other file can have a newer one than those found.
+
+        Raises NotFound when there is no table.
+        """
+        table = self._open()
+        files, at_once = _newest_first(table), _FILES_AT_ONCE
+        storage, newest = table_storage(self.path), _empty(columns)
+        while files and count > 0 and (newest.num_rows < count or _oldest_us(newest) < files[0].before_us):
+            paths = [file.path for file in files[:at_once]]
+            found = pa.concat_tables([newest, _read(storage, paths, where, columns)]).sort_by(_ORDER)
+            newest = found.slice(max(0, found.num_rows - count))
+            files, at_once = files[at_once:], at_once * 2
+        return LedgerPart(table.version(), _selected(newest, columns))
+
+    def follow(
+        self,
+        after_version: int | None = None,
+        where: LedgerFilter = ALL_ROWS,
+        columns: Sequence[str] | None = None,
+        *,
+        stop: Callable[[], bool] = lambda: False,
+        poll_s: float = POLL_S,
+    ) -> Iterator[LedgerPart]:
+        """The rows that each commit after `after_version` adds, as soon as it lands, without end.
+
+        None: what lands from now on; -1: from the first commit. Waits for a table that does not exist yet.
+        `stop` is asked at least every `poll_s` seconds. A commit without wanted rows is passed over.
+        Raises TrunklineError when commits, or their files, are gone that should come next.
+        """
+        version = (self.version() if self.exists() else -1) if after_version is None else after_version
+        assert version is not None  # noqa: S101  for the type checker: the table exists
+        while not self.exists():
+            if stop():
+                return
+            time.sleep(max(poll_s, _NO_TABLE_POLL_S))
+        storage, empty_polls = table_storage(self.path), 0
+        while not stop():
+            paths = _added_files(storage, version + 1)
+            if paths is None:
+                empty_polls += 1
+                if empty_polls % _GAP_CHECK_POLLS == 1:
+                    self._check_gap(storage, version + 1)
+                time.sleep(poll_s)
+                continue
+            version, empty_polls = version + 1, 0
+            rows = _read(storage, paths, where, columns)
+            if rows.num_rows:
+                yield LedgerPart(version, _selected(rows.sort_by(_ORDER), columns))
+
+    def _open(self) -> DeltaTable:
+        try:
+            return DeltaTable(self.path)
+        except TableNotFoundError:
+            raise NotFound(
+                f"there is no ledger at {self.path} yet: it appears with the first settled event. "
+                "Start the stack with 'trunkline up'; or set data_dir or storage.tables to where it is"
+            ) from None
+        except DeltaError as error:
+            raise TrunklineError(f"the ledger at {self.path} cannot be read: {error}") from error
+
+    def _check_gap(self, storage: FileSystem, version: int) -> None:
+        newest = self._open().version()
+        # Looked at again: it may have landed between the poll and this.
+        if newest >= version and _added_files(storage, version) is None:
+            raise TrunklineError(
+                f"commit {version} of the ledger is not in its log any more (the newest is {newest}): "
+                "read the table whole and follow from there"
+            )
+
+
+class _File(NamedTuple):
+    """A data file: all its rows were logged before this moment."""
+
+    path: str
+    before_us: float
+
+
+def _newest_first(table: DeltaTable) -> list[_File]:
+    """The table's files by their newest row. Not by their age: a compaction writes old rows into new files."""
+    actions = pa.table(table.get_add_actions(flatten=True))
+    paths = [unquote(path) for path in actions.column("path").to_pylist()]
+    newest: list[int | None] = [None] * len(paths)
+    if _NEWEST_ROW in actions.column_names:
+        newest = actions.column(_NEWEST_ROW).cast(_MOMENT).cast(pa.int64()).to_pylist()
+    # A file without statistics may hold anything.
+    bounds = [inf if moment is None else moment + _STATISTICS_STEP_US for moment in newest]
+    return sorted(map(_File, paths, bounds), key=lambda file: file.before_us, reverse=True)
+
+
+def _oldest_us(rows: pa.Table) -> int:
+    """When the first of rows in order was logged."""
+    found: int = rows.column("logged_at")[0].cast(pa.int64()).as_py()
+    return found
+
+
+def _added_files(storage: FileSystem, version: int) -> list[str] | None:
+    """The files that commit `version` adds for new rows, None while there is no such commit."""
+    path = f"_delta_log/{version:020d}.json"
+    if storage.get_file_info([path])[0].type != FileType.File:
+        return None
+    with storage.open_input_stream(path) as stream:
+        actions: list[dict[str, Any]] = [orjson.loads(line) for line in stream.read().splitlines() if line]
+    adds = [action["add"] for action in actions if "add" in action]
+    return [unquote(add["path"]) for add in adds if add["dataChange"]]
+
+
+def _read(
+    storage: FileSystem, paths: list[str], where: LedgerFilter, columns: Sequence[str] | None
+) -> pa.Table:
+    if not paths:
+        return _empty(columns)
+    try:
+        files = dataset_of_files(storage, paths, LEDGER_ARROW)
+        return files.to_table(filter=where.expression(), columns=_with_order(columns))
+    except FileNotFoundError as error:
+        raise TrunklineError(
+            f"a file of the ledger is gone since its commit, by compaction and cleaning: {error}; "
+            "read the table whole and follow from there"
+        ) from error
+
+
+def _empty(columns: Sequence[str] | None) -> pa.Table:
+    table = LEDGER_ARROW.empty_table()
+    wanted = _with_order(columns)
+    return table if wanted is None else table.select(wanted)
+
+
+def _with_order(columns: Sequence[str] | None) -> list[str] | None:
+    return None if columns is None else list(dict.fromkeys((*columns, *_ORDER_COLUMNS)))
+
+
+def _selected(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
+    return table if columns is None else table.select(list(columns))

@@ -1,0 +1,178 @@
+"""Writes all messages into one Parquet file (AM-07), by command and every hour: for DuckDB and its like.
+
+**Reads** the Delta tables `mailbox` and `message_bodies`. **Owns** `agent_mcp.export_file`.
+**Guarantees** that the file is whole: it is written under another name and put in its place. Each gateway looks
+whether the file is older than `agent_mcp.export_interval_ms` and writes it then; of two that do so at once the
+later one's stays. **On restart** the age of the file counts on.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import structlog
+
+from connectors.ledger_files.message_export_reader import EXPORT_SCHEMA, TablesUnread, exported_messages
+from schemas.errors import NotFound, TrunklineError, UsageError
+from schemas.fold.settled import AppliedChange
+from schemas.settings.settings import PROJECT_ROOT, Settings
+
+log = structlog.stdlib.get_logger(__name__)
+
+FILE_NAME: Final = "messages.parquet"
+_PARQUET: Final = b"PAR1"
+_ROW_GROUP_ROWS: Final = 65_536
+_ROW_GROUP_BYTES: Final = 64 * 1024 * 1024
+_ATTEMPTS: Final = 3
+_AGAIN_S: Final = 0.5
+# What a killed export has left is older; one that is under way is younger.
+_OLD_DRAFT_S: Final = 6 * 3600.0
+_LOOK_S: Final = 30.0
+_STOP_S: Final = 10.0
+
+
+class Export(NamedTuple):
+    """What was written: where, how many messages, how many bytes."""
+
+    file: Path
+    messages: int
+    size_bytes: int
+
+
+class ExportStopped(Exception):
+    """Whoever wanted the export wants it no more; nothing of it is left."""
+
+
+def export_file(settings: Settings) -> Path:
+    """Where the hourly export lies."""
+    chosen = settings.agent_mcp.export_file
+    return settings.data_path / "export" / FILE_NAME if chosen is None else PROJECT_ROOT / chosen
+
+
+def export_messages(settings: Settings, file: Path, is_stopping: Callable[[], bool] = lambda: False) -> Export:
+    """Write all messages into `file`, in the place of an older export. Raises UsageError when something else is
+    there or it cannot be written, NotFound while there are no messages, ExportStopped, TrunklineError.
+    """
+    _check_place(file)
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            return _written(exported_messages(settings), file, is_stopping)
+        except TablesUnread:
+            if attempt == _ATTEMPTS or is_stopping():
+                raise
+        except OSError as error:
+            raise TrunklineError(f"the messages could not be written to {file}: {error.strerror}") from error
+        time.sleep(_AGAIN_S)
+    raise AssertionError
+
+
+def _check_place(file: Path) -> None:
+    """Make the folder. Raises UsageError for a place that is not ours to write to."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.is_symlink() or file.exists():
+            with file.open("rb") as there:
+                if there.read(len(_PARQUET)) != _PARQUET:
+                    raise UsageError(f"{file} is there and no Parquet file; it is not overwritten")
+        for draft in file.parent.glob(f".{file.name}.*.draft"):
+            with suppress(OSError):
+                if time.time() - draft.stat().st_mtime > _OLD_DRAFT_S:
+                    draft.unlink()
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror}") from None
+
+
+def _written(parts: Iterable[pa.Table], file: Path, is_stopping: Callable[[], bool]) -> Export:
+    draft = file.with_name(f".{file.name}.{os.urandom(4).hex()}.draft")
+    try:
+        with draft.open("wb") as sink:
+            messages = 0
+            with pq.ParquetWriter(sink, EXPORT_SCHEMA, compression="zstd") as writer:
+                for group in _row_groups(parts):
+                    if is_stopping():
+                        raise ExportStopped
+                    writer.write_table(group)
+                    messages += group.num_rows
+            sink.flush()
+            os.fsync(sink.fileno())
+        size_bytes = draft.stat().st_size
+        draft.replace(file)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    return Export(file, messages, size_bytes)
+
+
+def _row_groups(parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """`parts`, small ones put together: a row group has a price of its own, for whoever reads the file."""
+    held: list[pa.Table] = []
+    rows = size = 0
+    for part in parts:
+        held.append(part)
+        rows, size = rows + part.num_rows, size + part.nbytes
+        if rows >= _ROW_GROUP_ROWS or size >= _ROW_GROUP_BYTES:
+            yield pa.concat_tables(held)
+            held, rows, size = [], 0, 0
+    if held:
+        yield pa.concat_tables(held)
+
+
+class MessageExporter:
+    """A companion of the gateway that keeps the export young enough. `clock`: seconds since 1970 UTC."""
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+        self._settings = settings
+        self._interval_s = settings.agent_mcp.export_interval_ms / 1000
+        self._file = export_file(settings)
+        self._clock = clock
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="message-export", daemon=True)
+
+    def open(self) -> None:
+        """From now on look at the file's age."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End; an export that is under way is given up."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_S)
+
+    def on_change(self, change: AppliedChange) -> None:
+        """Nothing: the tables are read, not the live view."""
+
+    def registered(self, job_id: str) -> None:
+        """Nothing: jobs are others' affair."""
+
+    def is_due(self) -> bool:
+        """Whether the file is not there, or too old; one from the future is too old, too."""
+        try:
+            age_s = self._clock() - self._file.stat().st_mtime
+        except OSError:
+            return True
+        return not 0 <= age_s < self._interval_s
+
+    def _run(self) -> None:
+        while not self._closed.wait(min(_LOOK_S, self._interval_s)):
+            if not self.is_due():
+                continue
+            try:
+                made = export_messages(self._settings, self._file, self._closed.is_set)
+            except NotFound:
+                continue  # no message yet
+            except ExportStopped:
+                return
+            except TrunklineError as error:
+                log.warning("messages_not_exported", why=str(error))
+            except Exception:
+                log.exception("messages_not_exported")
+            else:
+                log.info("messages_exported", file=str(made.file), messages=made.messages)

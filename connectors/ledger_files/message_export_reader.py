@@ -1,0 +1,138 @@
+"""Reads all messages from the Delta tables `mailbox` and `message_bodies`, as rows of an export (AM-07).
+
+The tables are read at one version each, `mailbox` first: a body is written before its row in `mailbox`, so that
+no message is without one. Memory is bounded by `_MESSAGES_AT_ONCE` rows without their bodies, for each of which
+groups the bodies are read through, and by a few batches of bodies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from schemas.errors import NotFound, TrunklineError
+from schemas.fold.view_rows import MAILBOX_VIEW, MESSAGE_BODIES
+from schemas.settings.settings import Settings
+from schemas.tables.delta_files import small_batches
+from schemas.wire.field_checks import is_utc_timestamp
+from schemas.wire.message import CLAIMED, READ
+
+_KEY: Final = ["realm", "recipient", "message_id"]
+_HEAD: Final = [*_KEY, "sender", "priority", "status", "posted_at", "sent_at"]
+_MESSAGES_AT_ONCE: Final = 250_000
+# A body has up to a mebibyte, so few are decoded at once; small ones are put together again.
+_ROWS_DECODED: Final = 32
+_HEADS_DECODED: Final = 16_384
+_ROWS_JOINED: Final = 65_536
+_BYTES_JOINED: Final = 32 * 1024 * 1024
+_MOMENT: Final = pa.timestamp("us", tz="UTC")
+
+# Required columns are so in the file, too: a reader may count on them.
+EXPORT_SCHEMA: Final = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("from_agent", pa.string(), nullable=False),
+        pa.field("to_agent", pa.string(), nullable=False),
+        pa.field("content", pa.string(), nullable=False),
+        pa.field("timestamp", pa.int64(), nullable=False),
+        pa.field("read", pa.bool_(), nullable=False),
+        pa.field("priority", pa.string(), nullable=False),
+        pa.field("created_at", _MOMENT),
+    ]
+)
+
+
+class TablesUnread(TrunklineError):
+    """The tables could not be read just now: files go away under a reader when tables are tidied up, or swapped
+    for rebuilt ones.
+    """
+
+
+def exported_messages(settings: Settings) -> Iterator[pa.Table]:
+    """All messages, in parts of `EXPORT_SCHEMA` and in no order. Raises NotFound while there are no tables,
+    TablesUnread, TrunklineError when a message has no body.
+    """
+    try:
+        yield from _read(settings)
+    except (DeltaError, pa.ArrowException, OSError) as error:
+        raise TablesUnread(f"the messages below {settings.tables_root} cannot be read: {error}") from error
+
+
+def _read(settings: Settings) -> Iterator[pa.Table]:
+    paths = [settings.table_path(name) for name in (MAILBOX_VIEW, MESSAGE_BODIES)]
+    if not all(DeltaTable.is_deltatable(path) for path in paths):
+        raise NotFound(
+            f"there are no messages in the tables below {settings.tables_root} yet: they appear with the first "
+            "message that 'streams' has settled"
+        )
+    mailbox, bodies = (DeltaTable(path) for path in paths)
+    for heads in _grouped(mailbox, _HEAD, _HEADS_DECODED, _MESSAGES_AT_ONCE, None):
+        keys, found = _keys(heads), 0
+        for part in _grouped(bodies, [*_KEY, "body"], _ROWS_DECODED, _ROWS_JOINED, _BYTES_JOINED):
+            # Where in `heads` the message of a body is, null if it is not among them.
+            places = pc.index_in(_keys(part), value_set=keys)
+            wanted = places.is_valid()
+            places = places.filter(wanted)
+            if len(places):
+                found += len(places)
+                yield _rows(heads.take(places), part["body"].filter(wanted))
+        if found != heads.num_rows:
+            raise TrunklineError(
+                f"{heads.num_rows - found} messages have no body below {settings.tables_root}; "
+                "rebuild_views makes the tables anew from the ledger"
+            )
+
+
+def _grouped(
+    table: DeltaTable, columns: list[str], decoded: int, rows_most: int, bytes_most: int | None
+) -> Iterator[pa.Table]:
+    """The rows of a table in parts of about `rows_most` rows or `bytes_most` bytes."""
+    batches: list[pa.RecordBatch] = []
+    rows = held = 0
+    for batch in small_batches(table, columns, decoded):
+        batches.append(batch)
+        rows, held = rows + batch.num_rows, held + batch.nbytes
+        if rows >= rows_most or (bytes_most is not None and held >= bytes_most):
+            yield pa.Table.from_batches(batches)
+            batches, rows, held = [], 0, 0
+    if rows:
+        yield pa.Table.from_batches(batches)
+
+
+def _keys(table: pa.Table) -> pa.Array:
+    """One text for each row; no part of a key holds a slash."""
+    keys = pc.binary_join_element_wise(*(table[name].cast(pa.string()) for name in _KEY), "/")
+    return keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
+
+
+def _rows(heads: pa.Table, bodies: pa.ChunkedArray) -> pa.Table:
+    posted_us = heads["posted_at"].cast(_MOMENT).cast(pa.int64())
+    columns = [
+        heads["message_id"],
+        heads["sender"],
+        heads["recipient"],
+        bodies,
+        pc.divide(posted_us, 1000),
+        pc.is_in(heads["status"], value_set=pa.array([READ, CLAIMED], heads["status"].type)),
+        heads["priority"],
+        pa.array(map(_moment, heads["sent_at"].to_pylist()), _MOMENT),
+    ]
+    typed = [
+        column.cast(field.type) if column.type != field.type else column
+        for column, field in zip(columns, EXPORT_SCHEMA, strict=True)
+    ]
+    return pa.Table.from_arrays(typed, schema=EXPORT_SCHEMA)
+
+
+def _moment(said: str | None) -> datetime | None:
+    """What the sender says of when it was written, where that is a time in UTC."""
+    if said is None or not is_utc_timestamp(said):
+        return None
+    whole, _, fraction = said[:-1].partition(".")
+    return datetime.fromisoformat(f"{whole}.{fraction[:6]:0<6}+00:00")

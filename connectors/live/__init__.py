@@ -1,0 +1,1 @@
+"""The live view: the fold in memory over the log, with rows, feeds and waits."""

@@ -1,0 +1,152 @@
+"""What the live view knows: every stream's entries and every view's rows, and the fold applied to them.
+
+No thread and no Kafka here: records go in one after another, in the order of each partition.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from connectors.live.settled_feed import SettledRecord
+from connectors.log.publisher import Position
+from schemas.fold.entries import Entries
+from schemas.fold.settled import AppliedChange, Settled
+from schemas.fold.view_rows import MAILBOX_VIEW, MESSAGE_BODIES, MessageBodyRow, MessageRow, ViewRow
+from schemas.keys.sealing import Keyring
+from schemas.streams.fold import settle
+from schemas.streams.views import VIEWS
+from schemas.wire.ids import parse_stream_key
+from schemas.wire.record import Record
+
+_NEVER: Final = -1
+# Messages that are claimed, read, expired or dropped stay in the tables for ever; here only the newest of them.
+FINAL_MESSAGES: Final = 50_000
+FINAL_BODIES_CHARACTERS: Final = 64 * 1024 * 1024
+
+
+class LiveState:
+    """Entries by stream and rows by view and key, kept by the same fold as Spark's.
+
+    One thread calls `apply`; any thread reads. `applied_beyond`: for a stream whose loaded entries are ahead
+    of where the log is read from, the offset up to which they have it.
+    """
+
+    def __init__(self, keyring: Keyring) -> None:
+        self._keyring = keyring
+        # Held while a record changes a stream, so that nobody copies half of a change.
+        self._lock = threading.Lock()
+        self.entries_by_stream: dict[str, Entries] = {}
+        self.applied_beyond: dict[str, int] = {}
+        self.rows_by_view: dict[str, dict[str, ViewRow]] = {name: {} for name in VIEWS}
+        self.offsets_by_view: dict[str, dict[str, int]] = {name: {} for name in VIEWS}
+        # Keys, and the lengths of the bodies.
+        self._final: deque[str] = deque()
+        self._final_lengths: deque[int] = deque()
+        self._final_characters = 0
+
+    def clear(self) -> None:
+        """Forget everything: before loading anew."""
+        self.entries_by_stream.clear()
+        self.applied_beyond.clear()
+        self._final.clear()
+        self._final_lengths.clear()
+        self._final_characters = 0
+        for name in VIEWS:
+            self.rows_by_view[name].clear()
+            self.offsets_by_view[name].clear()
+
+    def note_final(self, keys: Iterable[str]) -> None:
+        """Count loaded messages that are final, the oldest first, among those of which the newest are kept."""
+        for key in keys:
+            self._add_final(key)
+
+    def apply(self, record: Record, on_change: Callable[[AppliedChange], None]) -> SettledRecord | None:
+        """Settle `record`. None: its stream has it already, from the tables, and nothing is done."""
+        stream = _stream_of(record)
+        if stream is not None and record.offset <= self.applied_beyond.get(stream, _NEVER):
+            return None
+        known = None if stream is None else self.entries_by_stream.get(stream)
+        entries = Entries() if known is None else known
+        with self._lock:
+            settled = settle(record, entries, self._keyring)
+            if entries.take_writes() and stream is not None:
+                self.entries_by_stream[stream] = entries
+        for change in settled.changes:
+            applied = AppliedChange(change.view, change.key, record.offset, change.row)
+            if self._change(applied):
+                on_change(applied)
+        return _shown(record, settled)
+
+    def _change(self, change: AppliedChange) -> bool:
+        offsets, rows = self.offsets_by_view[change.view], self.rows_by_view[change.view]
+        # A table of rows may be ahead of that of the entries: what it has is newer then.
+        if change.offset < offsets.get(change.key, _NEVER):
+            return False
+        offsets[change.key] = change.offset
+        if change.row is None:
+            rows.pop(change.key, None)
+        else:
+            rows[change.key] = change.row
+            if isinstance(change.row, MessageRow) and change.row.ended_at is not None:
+                self._keep_newest(change.key)
+        return True
+
+    def _keep_newest(self, final: str) -> None:
+        """Forget the messages that have been final for longest when there are too many."""
+        self._add_final(final)
+        while len(self._final) > 1 and (
+            len(self._final) > FINAL_MESSAGES or self._final_characters > FINAL_BODIES_CHARACTERS
+        ):
+            oldest = self._final.popleft()
+            self._final_characters -= self._final_lengths.popleft()
+            row = self.rows_by_view[MAILBOX_VIEW].get(oldest)
+            # Its id may have been used again since.
+            if isinstance(row, MessageRow) and row.ended_at is not None and oldest != final:
+                for view in (MAILBOX_VIEW, MESSAGE_BODIES):
+                    self.rows_by_view[view].pop(oldest, None)
+                    self.offsets_by_view[view].pop(oldest, None)
+
+    def _add_final(self, key: str) -> None:
+        body = self.rows_by_view[MESSAGE_BODIES].get(key)
+        length = len(body.body) if isinstance(body, MessageBodyRow) else 0
+        self._final.append(key)
+        self._final_lengths.append(length)
+        self._final_characters += length
+
+    def entries(self, stream: str) -> Entries:
+        """A copy of a stream's entries; none for a stream that nobody knows."""
+        with self._lock:
+            known = self.entries_by_stream.get(stream)
+            return Entries() if known is None else known.copy()
+
+    def streams(self) -> list[str]:
+        """The streams that have entries."""
+        return list(self.entries_by_stream)
+
+
+def _stream_of(record: Record) -> str | None:
+    if record.key is None or parse_stream_key(record.key) is None:
+        return None
+    return record.key.decode("ascii")
+
+
+def _shown(record: Record, settled: Settled) -> SettledRecord:
+    envelope = settled.envelope
+    return SettledRecord(
+        Position(record.partition, record.offset),
+        f"{settled.stream_kind}/{settled.stream_id}",
+        None if envelope is None else envelope.type,
+        None if envelope is None else envelope.ce_id,
+        None if envelope is None else f"{envelope.door}/{envelope.principal}",
+        settled.verdict,
+        settled.reason,
+        settled.why,
+        settled.late,
+        settled.status_after,
+        settled.seq,
+        record.logged_at_us,
+        record.value if settled.shown is None else settled.shown,
+    )

@@ -1,0 +1,375 @@
+"""The live view: the fold on the Kafka tail, in memory, answering in milliseconds what Delta keeps for ever.
+
+Delivers: rows, entries and verdicts as of a position in the log that only rises; started from the Delta
+views where there are any, then the tail of the topic. Reconnects for ever while Kafka is away.
+Acknowledges when: `wait_settled` returns the verdict of a position, once its record went through the fold.
+Loses when: never; what it knows it reads again at the next start.
+
+A record that was settled before this view started has its verdict in the ledger, and `wait_settled` looks
+there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Final
+
+import structlog
+
+from connectors.live.live_state import LiveState
+from connectors.live.settled_feed import SettledFeed, SettledRecord
+from connectors.live.settled_waits import SettledWaits
+from connectors.live.verdict_reader import verdict_in_ledger
+from connectors.live.view_reader import load_views
+from connectors.log.live_tail import LogTail, OffsetsGoneError
+from connectors.log.log_end import LogEnd
+from connectors.log.publisher import Append, Position
+from schemas.errors import BackboneUnreachable, TrunklineError
+from schemas.fold.entries import Entries
+from schemas.fold.settled import AppliedChange
+from schemas.fold.view_rows import ViewRow
+from schemas.keys.sealing import Keyring
+from schemas.log_access.event_topic import check_topic
+from schemas.settings.settings import Settings
+from schemas.tables.fold_version import check_fold_version, check_switch
+
+log = structlog.stdlib.get_logger(__name__)
+
+_POLL_S: Final = 0.2
+# Each poll that finds something wakes the threads that wait for it. While records come this fast they are taken
+# together, twice as long when many came at once, for the processor is full then. Else each is taken at once.
+_TOGETHER_PER_S: Final = 800
+_TOGETHER_S: Final = 0.005
+_MANY: Final = 8
+_LATELY_S: Final = 0.1
+_BACKOFF_S: Final = (0.1, 0.2, 0.5, 1.0)
+_TELL_AGAIN_S: Final = 60.0
+_REACH_S: Final = 10.0
+_STALLED_S: Final = 60.0
+_LOOK_UP_S: Final = (0.05, 0.1, 0.2, 0.5)
+_CLOSE_S: Final = 10.0
+
+
+class LiveView:
+    """Rows, entries and verdicts of the settled log. Thread-safe; `open` it first, `close` it at the end.
+
+    `failure` is set when the tail gave up; every wait raises BackboneUnreachable then.
+    """
+
+    def __init__(self, settings: Settings, keyring: Keyring) -> None:
+        self._settings = settings
+        self._state = LiveState(keyring)
+        self._waits = SettledWaits()
+        self._end = LogEnd(settings.kafka)
+        self._progress = threading.Condition()
+        self._next: dict[int, int] = dict.fromkeys(range(settings.kafka.partitions), 0)
+        self._seen_ends: dict[int, int] = {}
+        self._callbacks: list[Callable[[AppliedChange], None]] = []
+        self._watchers: list[Callable[[Sequence[SettledRecord]], None]] = []
+        self._closing = threading.Event()
+        self._settled_at, self._last_count, self._pace = 0.0, 0, _Pace()
+        self._thread = threading.Thread(target=self._follow, name="live-view", daemon=True)
+        self.feed = SettledFeed()
+        self.failure: Exception | None = None
+
+    def open(self) -> None:
+        """Load the tables, follow the log, and return when what is in it now is settled.
+
+        Raises what `check_topic`, `check_fold_version` and `load_views` raise, TrunklineError when the tables
+        are of another log, and BackboneUnreachable when nothing is settled for a minute.
+        """
+        check_topic(self._settings)
+        check_fold_version(self._settings)
+        self.load()
+        ends = self._end.offsets(_REACH_S)
+        beyond = [number for number, end in ends.items() if self._next[number] > end]
+        if beyond:
+            raise TrunklineError(
+                f"the view tables below {self._settings.tables_root} have offsets {self._next}, but topic "
+                f"{self._settings.kafka.topic!r} ends at {ends}: the log has lost "
+                "records, or they are of another log; './trunkline log rebuild' makes the log again from the "
+                "ledger, or set data_dir or storage.tables to where this log's own tables are"
+            )
+        self._thread.start()
+        before, deadline = -1, 0.0
+        while not self._are_settled(ends):
+            settled = sum(self._next.values())
+            if settled > before:
+                before, deadline = settled, time.monotonic() + _STALLED_S
+            self._wait_progress(deadline, f"the log up to {ends}")
+
+    def load(self) -> None:
+        """Load the tables; `open` does it. Raises what `load_views` raises."""
+        # Nothing that is loaded is garbage, and all of it stays: the collector need not look at it, now or
+        # later.
+        gc.disable()
+        try:
+            self._next.update(load_views(self._settings, self._state))
+        finally:
+            gc.enable()
+        gc.freeze()
+
+    def close(self) -> None:
+        """Stop following. Waits that are under way end with BackboneUnreachable."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join(_CLOSE_S)
+        self._end.close()
+        self._break_waits(BackboneUnreachable("the live view was closed"))
+        # What `load` has kept from the collector, and all that was garbage then, is its own again.
+        gc.unfreeze()
+
+    def row(self, view: str, key: str) -> ViewRow | None:
+        """The row of `view` under `key`, None where there is none. Raises KeyError for an unknown view."""
+        return self._state.rows_by_view[view].get(key)
+
+    def rows(self, view: str) -> list[ViewRow]:
+        """All rows of `view`, in no order."""
+        return list(self._state.rows_by_view[view].values())
+
+    def row_offset(self, view: str, key: str) -> int | None:
+        """The offset of the record that made the row what it is, None for a key that never had one."""
+        return self._state.offsets_by_view[view].get(key)
+
+    def entries(self, stream: str) -> Entries:
+        """A copy of the entries of a stream such as `job/0a1b2c3d`."""
+        return self._state.entries(stream)
+
+    def streams(self) -> list[str]:
+        """The streams that have entries."""
+        return self._state.streams()
+
+    def next_offsets(self) -> dict[int, int]:
+        """By partition, the offset up to which (exclusive) the log is settled here."""
+        return dict(self._next)
+
+    def lag(self) -> dict[int, int]:
+        """By partition, how many records the log is ahead, as Kafka last said."""
+        return {number: max(0, self._seen_ends.get(number, 0) - done) for number, done in self._next.items()}
+
+    def on_change(self, callback: Callable[[AppliedChange], None]) -> None:
+        """Call `callback` on the tail's thread for each change of a row, also those of the replay at the
+        start. Register before `open`; it must be quick, and what it raises is logged.
+        """
+        self._callbacks.append(callback)
+
+    def on_settled(self, callback: Callable[[Sequence[SettledRecord]], None]) -> None:
+        """Call `callback` on the tail's thread with what was settled, some records at a time, in order. As with
+        `on_change`.
+        """
+        self._watchers.append(callback)
+
+    def wait_settled(self, position: Position, timeout_s: float) -> SettledRecord:
+        """The verdict on the record at `position`, out of the ledger for what is not in memory.
+
+        Raises BackboneUnreachable after `timeout_s`, TrunklineError when the ledger cannot be read.
+        """
+        deadline = time.monotonic() + timeout_s
+        promise: Future[SettledRecord | None] = Future()
+        self._waits.add(position, promise)
+        try:
+            found, is_to_come = self._known(position)
+            if is_to_come:
+                found = promise.result(timeout_s)
+        except TimeoutError:
+            raise _too_slow(position, timeout_s) from None
+        finally:
+            self._waits.remove(position, promise)
+        return found if found is not None else self._look_up(position, deadline)
+
+    async def settled_after(self, append: Append, timeout_s: float) -> SettledRecord:
+        """`wait_settled` for an asyncio task and what is being appended: no event loop is woken for Kafka's
+        acknowledgement. Raises what the append raises, too.
+        """
+        deadline = time.monotonic() + timeout_s
+        promise: asyncio.Future[SettledRecord | None] = asyncio.get_running_loop().create_future()
+        append.add_done_callback(lambda done: self._promise_settled(done, promise))
+        try:
+            async with asyncio.timeout(timeout_s):
+                found = await promise
+        except TimeoutError:
+            if not append.done():
+                raise BackboneUnreachable(f"Kafka did not acknowledge within {timeout_s:g} s") from None
+            raise _too_slow(append.result(), timeout_s) from None
+        finally:
+            if append.done() and append.exception() is None:
+                self._waits.remove(append.result(), promise)
+        if found is not None:
+            return found
+        return await asyncio.to_thread(self._look_up, append.result(), deadline)
+
+    def _promise_settled(self, append: Future[Position], promise: asyncio.Future[SettledRecord | None]) -> None:
+        """Kafka has answered; on the publisher's thread."""
+        error = append.exception()
+        if isinstance(error, Exception):
+            self._waits.resolve([(promise, error)])
+            return
+        position = append.result()
+        self._waits.add(position, promise)
+        if promise.done():  # nobody waits any more
+            self._waits.remove(position, promise)
+            return
+        try:
+            found, is_to_come = self._known(position)
+        except BackboneUnreachable as why:
+            self._waits.resolve([(promise, why)])
+            return
+        if not is_to_come:
+            self._waits.resolve([(promise, found)])
+
+    def wait_offset(self, position: Position, timeout_s: float) -> None:
+        """Return when everything up to and including `position` is settled. Raises BackboneUnreachable."""
+        deadline = time.monotonic() + timeout_s
+        while not self._is_settled(position):
+            self._wait_progress(deadline, f"offset {position.offset} of partition {position.partition}")
+
+    def catch_up(self, timeout_s: float) -> None:
+        """Ask Kafka where the log ends now, and return when that is settled. Raises BackboneUnreachable."""
+        deadline = time.monotonic() + timeout_s
+        ends = self._end.offsets(timeout_s)
+        while not self._are_settled(ends):
+            self._wait_progress(deadline, "the end of the log")
+
+    def _known(self, position: Position) -> tuple[SettledRecord | None, bool]:
+        """What is in memory, and whether the verdict is to come to a promise that was made before. Raises
+        BackboneUnreachable when it will not come.
+        """
+        # In this order: what is settled after the first look is found by the second, or is promised.
+        settled_before = self._is_settled(position)
+        found = self.feed.find(position)
+        is_to_come = found is None and not settled_before
+        if is_to_come:
+            self._check_failure()
+        return found, is_to_come
+
+    def _is_settled(self, position: Position) -> bool:
+        return position.offset < self._next.get(position.partition, 0)
+
+    def _are_settled(self, ends: dict[int, int]) -> bool:
+        return all(self._next[number] >= end for number, end in ends.items())
+
+    def _look_up(self, position: Position, deadline: float) -> SettledRecord:
+        """The verdict of what was settled before this view started, or so long ago that it is forgotten."""
+        for attempt in itertools.count():
+            found = verdict_in_ledger(self._settings, position)
+            if found is not None:
+                return found
+            left = deadline - time.monotonic()
+            if left <= 0 or self._closing.wait(min(left, _LOOK_UP_S[min(attempt, len(_LOOK_UP_S) - 1)])):
+                break
+        raise BackboneUnreachable(
+            f"offset {position.offset} of partition {position.partition} was settled a while ago and is not "
+            f"in memory; the ledger below {self._settings.tables_root} does not have its verdict yet"
+        )
+
+    def _wait_progress(self, deadline: float, what: str) -> None:
+        """Wait until something was settled. Raises BackboneUnreachable at the deadline or a failure."""
+        with self._progress:
+            self._check_failure()
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise BackboneUnreachable(f"not settled in time: {what}; the live view lags by {self.lag()}")
+            self._progress.wait(min(left, 0.5))
+
+    def _check_failure(self) -> None:
+        if self.failure is not None:
+            raise BackboneUnreachable(f"the live view has stopped: {self.failure}") from self.failure
+        if self._closing.is_set():
+            raise BackboneUnreachable("the live view was closed")
+
+    # From here on the tail's thread.
+
+    def _follow(self) -> None:
+        attempt, told, told_at = 0, "", 0.0
+        while not self._closing.is_set():
+            try:
+                with LogTail(self._settings.kafka, self._next) as tail:
+                    while not self._closing.is_set():
+                        if self._settle_poll(tail):
+                            attempt = 0
+            except OffsetsGoneError as error:
+                self._give_up(TrunklineError(f"the log does not have the offsets {self._next}: {error}"))
+            except BackboneUnreachable as error:
+                delay_s = _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
+                attempt += 1
+                if str(error) != told or time.monotonic() - told_at > _TELL_AGAIN_S:
+                    told, told_at = str(error), time.monotonic()
+                    log.warning("kafka_away", why=told, again_in_s=delay_s)
+                self._closing.wait(delay_s)
+            except Exception as error:
+                log.exception("live_view_failed")
+                self._give_up(error)
+
+    def _settle_poll(self, tail: LogTail) -> bool:
+        """Whether something came."""
+        if self._pace.is_fast and time.monotonic() - self._settled_at < _TOGETHER_S:
+            time.sleep(_TOGETHER_S if self._last_count < _MANY else 2 * _TOGETHER_S)
+        settled: list[SettledRecord] = []
+        passed_over: list[Position] = []
+        for record in tail.poll(_POLL_S):
+            found = self._state.apply(record, self._changed)
+            if found is None:
+                passed_over.append(Position(record.partition, record.offset))
+            else:
+                check_switch(found.type, found.verdict, found.value)
+                settled.append(found)
+        self._seen_ends.update(tail.ends())
+        reached = {number: offset for number, offset in tail.reached.items() if offset > self._next[number]}
+        if not reached:
+            return False
+        self.feed.extend(settled)
+        for watcher in self._watchers:
+            try:
+                watcher(settled)
+            except Exception:
+                log.exception("on_settled_failed")
+        with self._progress:
+            self._next.update(reached)
+            self._progress.notify_all()
+        self._waits.keep(settled, passed_over)
+        self._settled_at, self._last_count = time.monotonic(), len(settled)
+        self._pace.count(len(settled), self._settled_at)
+        return True
+
+    def _changed(self, change: AppliedChange) -> None:
+        for callback in self._callbacks:
+            try:
+                callback(change)
+            except Exception:
+                log.exception("on_change_failed", view=change.view)
+
+    def _give_up(self, error: Exception) -> None:
+        self.failure = error
+        self._closing.set()
+        self._break_waits(BackboneUnreachable(f"the live view has stopped: {error}"))
+
+    def _break_waits(self, error: Exception) -> None:
+        with self._progress:
+            self._progress.notify_all()
+        self._waits.fail(error)
+
+
+class _Pace:
+    """Whether records came fast in the last tenth of a second."""
+
+    def __init__(self) -> None:
+        self.is_fast = False
+        self._began, self._counted = 0.0, 0
+
+    def count(self, records: int, now: float) -> None:
+        """So many have come, `now` seconds on some clock."""
+        self._counted += records
+        if now - self._began >= _LATELY_S:
+            self.is_fast = self._counted > _TOGETHER_PER_S * (now - self._began)
+            self._began, self._counted = now, 0
+
+
+def _too_slow(position: Position, timeout_s: float) -> BackboneUnreachable:
+    where = f"offset {position.offset} of partition {position.partition}"
+    return BackboneUnreachable(f"{where} was not settled within {timeout_s:g} s")

@@ -1,0 +1,146 @@
+"""The newest settled records in memory, for those who follow along: a ring with a rising cursor.
+
+The live view's tail thread adds; any thread reads; asyncio tasks wait. Nobody has a queue of their own: a
+reader that is too slow learns that what it missed is gone (`FellBehind`), and costs nothing meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from connectors.log.publisher import Position
+
+FEED_RECORDS: Final = 20_000
+FEED_BYTES: Final = 32 * 1024 * 1024
+# What a record takes beside its value: the struct, its strings, its places in ring and index.
+_RECORD_OVERHEAD_BYTES: Final = 700
+
+
+class SettledRecord(msgspec.Struct, frozen=True, gc=False):
+    """One record and what the fold says of it. `principal` is `<door>/<principal>`; `value` is the body as it
+    may be shown, masked where it must be; `logged_at_us` is Kafka's append time, microseconds since 1970 UTC.
+    """
+
+    position: Position
+    stream: str
+    type: str | None
+    ce_id: str | None
+    principal: str | None
+    verdict: str
+    reason: str | None
+    why: str | None
+    late: bool
+    status_after: str | None
+    seq: int | None
+    logged_at_us: int
+    value: bytes | None
+
+
+class FellBehind(Exception):
+    """What comes after a cursor is not in memory any more. `oldest`: the smallest cursor that still works."""
+
+    def __init__(self, cursor: int, oldest: int) -> None:
+        super().__init__(f"cursor {cursor} is gone, the oldest is {oldest}")
+        self.oldest = oldest
+
+
+class SettledFeed:
+    """A ring of settled records, bounded by number and bytes. Cursors count from 1 in this process.
+
+    `newest` is the cursor of the newest record, 0 while there is none. Thread-safe.
+    """
+
+    def __init__(self, limit_records: int = FEED_RECORDS, limit_bytes: int = FEED_BYTES) -> None:
+        self._limit_records = limit_records
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._ring: dict[int, SettledRecord] = {}  # by cursor, without a gap: any place is found at once
+        self._cursors: dict[Position, int] = {}
+        self._bytes = 0
+        self._waiting: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+        self.newest = 0
+
+    def extend(self, records: Sequence[SettledRecord]) -> None:
+        """Add records and wake who waits, each event loop once. For the tail thread alone."""
+        if not records:
+            return
+        with self._lock:
+            for record in records:
+                self.newest += 1
+                self._ring[self.newest] = record
+                self._cursors[record.position] = self.newest
+                self._bytes += _size(record)
+            while len(self._ring) > 1 and self._is_too_large():
+                cursor = self._oldest() + 1
+                gone = self._ring.pop(cursor)
+                self._bytes -= _size(gone)
+                # Another cursor stands there if the position came again: the log was made anew.
+                if self._cursors.get(gone.position) == cursor:
+                    del self._cursors[gone.position]
+            waiting, self._waiting = self._waiting, {}
+        for loop, futures in waiting.items():
+            with suppress(RuntimeError):  # a loop that has ended waits no more
+                loop.call_soon_threadsafe(_wake, futures)
+
+    def since(self, cursor: int, limit: int) -> tuple[list[SettledRecord], int]:
+        """At most `limit` records after `cursor`, and the cursor to go on from.
+
+        Raises FellBehind when some of them are gone.
+        """
+        with self._lock:
+            if cursor < self._oldest():
+                raise FellBehind(cursor, self._oldest())
+            last = min(cursor + limit, self.newest)
+            return [self._ring[number] for number in range(cursor + 1, last + 1)], max(cursor, last)
+
+    def find(self, position: Position) -> SettledRecord | None:
+        """The record at `position`, None when it is not (or no longer) in memory."""
+        with self._lock:
+            cursor = self._cursors.get(position)
+            return None if cursor is None else self._ring[cursor]
+
+    async def wait_beyond(self, cursor: int) -> None:
+        """Return when there is a record after `cursor`. Wrap it in a time-out to send pings."""
+        loop = asyncio.get_running_loop()
+        while True:
+            with self._lock:
+                if self.newest > cursor:
+                    return
+                future: asyncio.Future[None] = loop.create_future()
+                self._waiting.setdefault(loop, []).append(future)
+            try:
+                await future
+            except asyncio.CancelledError:
+                self._forget(loop, future)
+                raise
+
+    def _oldest(self) -> int:
+        """The smallest cursor that works."""
+        return self.newest - len(self._ring)
+
+    def _is_too_large(self) -> bool:
+        return len(self._ring) > self._limit_records or self._bytes > self._limit_bytes
+
+    def _forget(self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+        with self._lock:
+            futures = self._waiting.get(loop, [])
+            if future in futures:
+                futures.remove(future)
+            if not futures:
+                self._waiting.pop(loop, None)
+
+
+def _size(record: SettledRecord) -> int:
+    return _RECORD_OVERHEAD_BYTES + len(record.value or b"")
+
+
+def _wake(futures: list[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)

@@ -1,0 +1,165 @@
+"""How far the ledger and the view tables are, read from the newest commits of their logs and not from data.
+
+The ledger's commits carry an entry of the audit chain, which names the next offset of each partition (decision
+0020), and how long the micro-batch took. Commits of `stream_entries` carry the views' progress. Both readers
+follow the log of their table from where they were, so that a look costs one or two small files.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import orjson
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from pyarrow.fs import FileSystem
+
+from schemas.errors import TrunklineError
+from schemas.integrity.audit_chain import ChainEntry, last_in_file, line_in_metadata
+from schemas.integrity.audit_files import chain_file
+from schemas.settings.settings import Settings
+from schemas.streams.views import STREAM_ENTRIES
+from schemas.tables.delta_files import table_storage
+from schemas.tables.ledger import LEDGER
+from schemas.tables.view_progress import ViewProgress, read_progress
+
+# Maintenance commits a few times between two micro-batches. What lies further back is in the chain file.
+_LOOK_BACK: Final = 50
+
+
+class LedgerProgress(msgspec.Struct, frozen=True):
+    """How far the ledger is. `ends`: per partition the first offset that is not in it, none for an empty one.
+    `rows`: how many rows the audit chain covers. Of the newest micro-batch: `committed_at_s` (seconds since
+    1970 UTC), `batch_s` (how many seconds it took) and `batch_rows`; None where its commit does not say it.
+    """
+
+    ends: dict[int, int]
+    rows: int = 0
+    committed_at_s: float | None = None
+    batch_s: float | None = None
+    batch_rows: int | None = None
+
+
+class _Batch(msgspec.Struct):
+    # A part of the commit's metadata that jobs/settling/once_sink.py writes, and that older commits lack.
+    batch_ms: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class _Followed:
+    """A table that is opened once and then follows its log."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._table: DeltaTable | None = None
+
+    def newest(self) -> DeltaTable | None:
+        """Return the table at its newest version, None while there is none. Raises TrunklineError."""
+        try:
+            # An open table that has been removed has no newer version, and would stay as it was.
+            if "://" not in self._path and not Path(self._path, "_delta_log").is_dir():
+                self._table = None
+            # Not by `is_deltatable`, which keeps Python's lock: a store that hangs would stop the program.
+            elif self._table is None:
+                self._table = DeltaTable(self._path)
+            else:
+                self._table.update_incremental()
+            return self._table
+        except TableNotFoundError:
+            return None
+        except (DeltaError, OSError, pa.ArrowException) as error:
+            # The tables are being swapped for rebuilt ones, or cleaned up: opened anew the next time.
+            self._table = None
+            raise TrunklineError(f"the table at {self._path} cannot be read: {error}") from error
+
+
+class LedgerProgressReader:
+    """Reads how far the ledger of these settings is. For one thread at a time."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._path = settings.table_path(LEDGER)
+        self._followed = _Followed(self._path)
+        self._known: tuple[int, LedgerProgress] | None = None
+
+    def read(self) -> LedgerProgress | None:
+        """Return the progress, None while there is no ledger. Raises TrunklineError when it cannot be read."""
+        table = self._followed.newest()
+        if table is None:
+            self._known = None
+            return None
+        version = table.version()
+        try:
+            found = self._newest_batch(table_storage(self._path), version)
+        except OSError as error:
+            raise TrunklineError(f"the log of {self._path} cannot be read: {error}") from error
+        progress = self._without_a_commit(table) if found is None else found
+        self._known = (version, progress)
+        return progress
+
+    def _newest_batch(self, storage: FileSystem, version: int) -> LedgerProgress | None:
+        seen, known = (-1, None) if self._known is None else self._known
+        if seen > version:
+            # The ledger was made anew.
+            seen, known = -1, None
+        for number in range(version, max(seen, version - _LOOK_BACK), -1):
+            found = _batch_in_commit(storage, number)
+            if found is not None:
+                return found
+        return known
+
+    def _without_a_commit(self, table: DeltaTable) -> LedgerProgress:
+        """Return the progress by the chain file: the log has only commits of maintenance."""
+        line = last_in_file(chain_file(self._settings, str(table.metadata().id)))
+        if line is not None:
+            return LedgerProgress(dict(line.entry.ends), line.entry.rows)
+        if pa.table(table.get_add_actions()).num_rows:
+            raise TrunklineError(
+                f"no commit of {self._path} says how far it is: it is older than its audit chain"
+            )
+        return LedgerProgress({})
+
+
+class ViewProgressReader:
+    """Reads how far the view tables of these settings are. For one thread at a time."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._followed = _Followed(settings.table_path(STREAM_ENTRIES))
+
+    def read(self) -> ViewProgress | None:
+        """Return the progress, None while there are no views. Raises TrunklineError when it cannot be read."""
+        table = self._followed.newest()
+        return None if table is None else read_progress(table)
+
+
+def _batch_in_commit(storage: FileSystem, version: int) -> LedgerProgress | None:
+    """The progress by one commit, None for a commit of maintenance and for one that the log was cleaned of."""
+    try:
+        with storage.open_input_stream(f"_delta_log/{version:020d}.json") as stream:
+            actions = [orjson.loads(text) for text in stream.read().splitlines() if text]
+    except (FileNotFoundError, orjson.JSONDecodeError):
+        return None
+    for action in actions:
+        info: Any = action.get("commitInfo") if isinstance(action, dict) else None
+        text: Any = info.get("userMetadata") if isinstance(info, dict) else None
+        line = line_in_metadata(text, version) if isinstance(text, str) else None
+        if line is not None:
+            return _progress(line.entry, info, text)
+    return None
+
+
+def _progress(entry: ChainEntry, info: dict[str, Any], text: str) -> LedgerProgress:
+    try:
+        batch_ms = msgspec.json.decode(text, type=_Batch).batch_ms
+    except msgspec.MsgspecError:
+        batch_ms = None
+    at_ms = info.get("timestamp")
+    return LedgerProgress(
+        dict(entry.ends),
+        entry.rows,
+        at_ms / 1000 if isinstance(at_ms, int) else None,
+        None if batch_ms is None else batch_ms / 1000,
+        sum(partition.rows for partition in entry.partitions),
+    )

@@ -1,0 +1,227 @@
+"""Reads the view tables into the live view's memory, without Spark: entries first, then the rows.
+
+The version of `stream_entries` is pinned, and its commit says up to which offsets it has the log. The
+tables of rows are opened after it and written before it, so they are at those offsets or beyond.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from connectors.live.live_state import FINAL_MESSAGES, LiveState
+from schemas.errors import TrunklineError
+from schemas.fold.entries import Entries
+from schemas.fold.settled import FOLD_VERSION
+from schemas.fold.view_rows import (
+    MAILBOX_VIEW,
+    MESSAGE_BODIES,
+    REGISTRY_AGENTS,
+    REGISTRY_CONTAINERS,
+    REGISTRY_JOBS,
+    REGISTRY_MQTT_AGENTS,
+    REGISTRY_PARTICIPANTS,
+    REGISTRY_PRINCIPALS,
+    REGISTRY_SESSIONS,
+    REGISTRY_TASKS,
+    MessageRow,
+    ViewRow,
+)
+from schemas.settings.settings import Settings
+from schemas.streams.mailboxes.mailbox_entries import LAST
+from schemas.streams.views import STREAM_ENTRIES, VIEWS, View
+from schemas.tables.delta_files import dataset_of
+from schemas.tables.view_arrow import VIEW_ARROW
+from schemas.tables.view_progress import read_progress
+from schemas.wire.ids import AGENT, CONTAINER, JOB, MAILBOX, PRINCIPAL, SESSION, TASK
+
+BATCH_ROWS: Final = 16_384
+_ATTEMPTS: Final = 4
+_AGAIN_S: Final = 0.5
+# Where a stream of this kind that has entries has its row: in one of these.
+_VIEWS_OF_KIND: Final = {
+    JOB: (REGISTRY_JOBS,),
+    SESSION: (REGISTRY_SESSIONS,),
+    PRINCIPAL: (REGISTRY_PRINCIPALS,),
+    MAILBOX: (MAILBOX_VIEW,),
+    TASK: (REGISTRY_TASKS,),
+    AGENT: (REGISTRY_AGENTS, REGISTRY_PARTICIPANTS, REGISTRY_MQTT_AGENTS),
+    CONTAINER: (REGISTRY_CONTAINERS,),
+}
+_ENTRY_COLUMNS: Final = [
+    "stream_kind",
+    "stream_id",
+    "entry",
+    "value",
+    "fold_version",
+    "partition",
+    "last_offset",
+]
+
+
+def load_views(settings: Settings, state: LiveState) -> dict[int, int]:
+    """Fill `state` from the tables; returns the offsets to read the log from, none where there are no tables.
+
+    Raises TrunklineError when there are tables that cannot be read, are incomplete, or of a newer fold.
+    """
+    if not DeltaTable.is_deltatable(settings.table_path(STREAM_ENTRIES)):
+        return {}
+    for attempt in range(1, _ATTEMPTS + 1):
+        state.clear()
+        try:
+            return _load(settings, state)
+        # Files go away under a reader when the tables are being swapped for rebuilt ones.
+        except (DeltaError, OSError, pa.ArrowException, KeyError) as error:
+            if attempt == _ATTEMPTS:
+                raise TrunklineError(
+                    f"the view tables below {settings.tables_root} cannot be read: {error}; "
+                    "rebuild_views makes them anew from the ledger"
+                ) from error
+        time.sleep(_AGAIN_S)
+    raise AssertionError
+
+
+def _load(settings: Settings, state: LiveState) -> dict[int, int]:
+    path = settings.table_path(STREAM_ENTRIES)
+    table = DeltaTable(path)
+    offsets = dict(read_progress(table).offsets)
+    kinds = _load_entries(_batches(table, _ENTRY_COLUMNS), offsets, state)
+    # `mailbox` before `message_bodies`: the other way round than they are written, so that no body is missing.
+    for view in reversed(VIEWS.values()):
+        path = settings.table_path(view.name)
+        if DeltaTable.is_deltatable(path):
+            columns = [*view.row_type.__struct_fields__, "last_offset"]
+            table = DeltaTable(path)
+            _load_rows(_batches(table, columns, _wanted(view.name, table, state)), view, state)
+    _note_final(state)
+    for kind in sorted(kinds & _VIEWS_OF_KIND.keys()):
+        views = _VIEWS_OF_KIND[kind]
+        if not any(state.rows_by_view[view] for view in views):
+            raise TrunklineError(
+                f"there are entries of {kind} streams, but no rows in {' or '.join(views)} below "
+                f"{settings.tables_root}; rebuild_views makes the tables anew from the ledger"
+            )
+    pa.default_memory_pool().release_unused()
+    return offsets
+
+
+def _wanted(view: str, table: DeltaTable, state: LiveState) -> pc.Expression | None:
+    """Which rows are kept in memory: all, but of messages that are final only the newest, and their bodies.
+    `mailbox` is loaded before `message_bodies`.
+    """
+    if view == MAILBOX_VIEW:
+        ended = dataset_of(table).to_table(columns=["ended_at"], filter=pc.field("ended_at").is_valid())
+        if ended.num_rows <= FINAL_MESSAGES:
+            return None
+        newest = pc.select_k_unstable(ended, k=FINAL_MESSAGES, sort_keys=[("ended_at", "descending")])
+        oldest_kept = ended["ended_at"][newest[-1].as_py()]
+        return pc.field("ended_at").is_null() | (pc.field("ended_at") >= oldest_kept)
+    if view == MESSAGE_BODIES:
+        rows = state.rows_by_view[MAILBOX_VIEW].values()
+        kept = [row.message_id for row in rows if isinstance(row, MessageRow)]
+        return pc.field("message_id").isin(pa.array(kept, pa.string()))
+    return None
+
+
+def _note_final(state: LiveState) -> None:
+    final = [
+        (row.ended_at, key)
+        for key, row in state.rows_by_view[MAILBOX_VIEW].items()
+        if isinstance(row, MessageRow) and row.ended_at is not None
+    ]
+    state.note_final(key for _, key in sorted(final))
+
+
+def _batches(
+    table: DeltaTable, columns: list[str], wanted: pc.Expression | None = None
+) -> Iterator[pa.RecordBatch]:
+    # Little is read ahead: Arrow's copy of a whole table would stand beside ours.
+    yield from dataset_of(table).to_batches(
+        columns=columns, filter=wanted, batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1
+    )
+
+
+def _load_entries(batches: Iterator[pa.RecordBatch], offsets: Mapping[int, int], state: LiveState) -> set[str]:
+    """Fill in the entries; returns the kinds of stream that have some, and so must have rows."""
+    entries_by_stream, kinds, names = state.entries_by_stream, set(), _Shared()
+    for batch in batches:
+        newest = pc.max(batch.column("fold_version")).as_py()
+        if newest is not None and newest > FOLD_VERSION:
+            raise TrunklineError(
+                f"the view tables were made by fold version {newest}, this program has {FOLD_VERSION}: "
+                "start the newer program"
+            )
+        # Requests and gates alone leave entries of a mailbox that no message was ever posted into.
+        is_row = pc.or_(
+            pc.not_equal(batch.column("stream_kind"), MAILBOX), pc.equal(batch.column("entry"), LAST)
+        )
+        kinds.update(pc.unique(batch.column("stream_kind").filter(is_row)).to_pylist())
+        streams = pc.binary_join_element_wise(batch.column("stream_kind"), batch.column("stream_id"), "/")
+        keys = names.of(batch.column("entry"))
+        for stream, key, value in zip(
+            streams.to_pylist(), keys, batch.column("value").to_pylist(), strict=True
+        ):
+            entries = entries_by_stream.get(stream)
+            if entries is None:
+                entries = entries_by_stream[stream] = Entries()
+            entries.load(key, value)
+        _note_what_is_ahead(batch.append_column("stream", streams), offsets, state)
+    return kinds
+
+
+def _note_what_is_ahead(batch: pa.RecordBatch, offsets: Mapping[int, int], state: LiveState) -> None:
+    """Keep the offsets of streams that have more than `offsets` promise, so that nothing is applied twice."""
+    partitions = batch.column("partition")
+    for number in pc.unique(partitions).to_pylist():
+        ahead = pc.and_(
+            pc.equal(partitions, number),
+            pc.greater_equal(batch.column("last_offset"), offsets.get(number, 0)),
+        )
+        found = batch.filter(ahead)
+        for stream, offset in zip(
+            found.column("stream").to_pylist(), found.column("last_offset").to_pylist(), strict=True
+        ):
+            state.applied_beyond[stream] = max(offset, state.applied_beyond.get(stream, -1))
+
+
+def _load_rows(batches: Iterator[pa.RecordBatch], view: View, state: LiveState) -> None:
+    rows_by_key, offset_by_key = state.rows_by_view[view.name], state.offsets_by_view[view.name]
+    schema, shared = VIEW_ARROW[view.name], {name: _Shared() for name in view.row_type.__struct_fields__}
+    for batch in batches:
+        columns = {}
+        for name, values in shared.items():
+            column = batch.column(name)
+            if pa.types.is_timestamp(schema.field(name).type):
+                columns[name] = column.cast(schema.field(name).type).cast(pa.int64()).to_pylist()
+            elif pa.types.is_string(column.type):
+                columns[name] = values.of(column)
+            else:
+                columns[name] = column.to_pylist()
+        rows: list[ViewRow] = list(map(view.row_type, *columns.values()))
+        if len(view.key_columns) == 1:
+            keys = columns[view.key_columns[0]]
+        else:
+            keys = [view.key_of(row) for row in rows]
+        rows_by_key.update(zip(keys, rows, strict=True))
+        offset_by_key.update(zip(keys, batch.column("last_offset").to_pylist(), strict=True))
+
+
+class _Shared:
+    """The texts of one column as Python values, equal ones as one object where they repeat a lot."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Any] = {}
+
+    def of(self, column: pa.Array) -> list[Any]:
+        """The values of `column`."""
+        values: list[Any] = column.to_pylist()
+        if pc.count_distinct(column).as_py() * 8 > len(values):
+            return values
+        share = self._known.setdefault
+        return [share(value, value) for value in values]

@@ -1,0 +1,100 @@
+"""Making the one topic, with its topology as the first record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from operator import itemgetter
+
+from kafka.admin import (  # type: ignore[import-untyped]
+    ConfigResource,
+    ConfigResourceType,
+    NewTopic,
+)
+from kafka.errors import TopicAlreadyExistsError  # type: ignore[import-untyped]
+
+from connectors.log.publisher import Publisher
+from schemas.log_access.event_topic import (
+    REACH_TIMEOUT_S,
+    TopicMissingError,
+    admin_client,
+    check_log_is_not_lost,
+    check_topic,
+    partition_count,
+    topic_config,
+    topic_reader,
+)
+from schemas.settings.settings import KafkaSettings, Settings
+from schemas.streams.control.control_fold import topology_record
+
+
+@dataclass(frozen=True)
+class Replication:
+    """How often Kafka holds the topic, and where it holds it less often than it should.
+
+    `replicas`: the smallest number of copies of a partition. `missing`: for each partition with copies that are
+    not in sync, how many are. `min_in_sync`: how many must be, or Kafka refuses records.
+    """
+
+    replicas: int
+    min_in_sync: int
+    missing: Mapping[int, int]
+
+    @property
+    def refusing(self) -> list[int]:
+        """The partitions that take no record now."""
+        return [number for number, in_sync in self.missing.items() if in_sync < self.min_in_sync]
+
+
+def replication(kafka: KafkaSettings) -> Replication:
+    """Ask Kafka for the replicas of the topic. Raises BackboneUnreachable, TopicMissingError."""
+    with admin_client(kafka) as admin:
+        if partition_count(admin, kafka.topic) is None:
+            raise TopicMissingError(f"Kafka has no topic {kafka.topic!r}; run ./trunkline topic create")
+        (described,) = admin.describe_topics([kafka.topic])
+        resource = ConfigResource(ConfigResourceType.TOPIC, kafka.topic)
+        stored = admin.describe_configs([resource], config_filter="all")["topic"][kafka.topic]
+    partitions = sorted(described["partitions"], key=itemgetter("partition_index"))
+    return Replication(
+        replicas=min(len(one["replica_nodes"]) for one in partitions),
+        min_in_sync=int(stored["min.insync.replicas"]["value"]),
+        missing={
+            one["partition_index"]: len(one["isr_nodes"])
+            for one in partitions
+            if len(one["isr_nodes"]) < len(one["replica_nodes"])
+        },
+    )
+
+
+def ensure_topic(settings: Settings) -> bool:
+    """Make the topic where it is missing and store its topology as the first record; then check it.
+
+    Returns whether the topic was made by this call. Several callers at once do no harm: one creates, and a
+    topology stored twice is a duplicate. Raises what `check_topic` raises; LogLostError instead of making a
+    topic whose records the ledger has.
+    """
+    was_made = False
+    kafka = settings.kafka
+    with admin_client(kafka) as admin:
+        if partition_count(admin, kafka.topic) is None:
+            check_log_is_not_lost(settings)
+        topic = NewTopic(
+            kafka.topic, kafka.partitions, kafka.replication_factor, topic_configs=topic_config(kafka)
+        )
+        with suppress(TopicAlreadyExistsError):
+            admin.create_topics([topic])
+            was_made = True
+        admin.wait_for_topics([kafka.topic], timeout_ms=int(REACH_TIMEOUT_S * 1000))
+        count = partition_count(admin, kafka.topic)
+    if count == kafka.partitions and _is_empty(kafka):
+        with Publisher(settings) as publisher:
+            publisher.append(topology_record(kafka.partitions, kafka.epoch)).result(kafka.delivery_timeout_s)
+    check_topic(settings)
+    return was_made
+
+
+def _is_empty(kafka: KafkaSettings) -> bool:
+    with topic_reader(kafka) as consumer:
+        ends = consumer.end_offsets(sorted(consumer.assignment()))
+    return all(offset == 0 for offset in ends.values())

@@ -1,0 +1,1 @@
+"""`trunkline log rebuild`: makes the Kafka topic again from the ledger."""

@@ -1,0 +1,211 @@
+"""The ledger as the log that it was made of: each row turned back into its Kafka record, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from schemas.errors import NotFound, Refused, TrunklineError
+from schemas.keys.sealing import Keyring, UnsealError, sealed_by
+from schemas.settings.settings import Settings
+from schemas.tables.delta_files import dataset_of
+from schemas.tables.ledger import LEDGER, LedgerRow, record_of_row
+from schemas.tables.ledger_rows import RECORD_COLUMNS, rows_between
+from schemas.wire.record import JSON_CONTENT, NOT_UTF8, STANDARD_HEADERS, Record
+
+# The bytes of one window: the sum of its values, and so much for each row beside its value.
+_WINDOW_BYTES: Final = 64 * 1024 * 1024
+_ROW_BYTES: Final = 1024
+_SCAN_ROWS: Final = 8_192
+_GAPS_NAMED: Final = 5
+_TIME, _CONTENT_TYPE = STANDARD_HEADERS.index("ce_time"), STANDARD_HEADERS.index("content-type")
+_KEPT: Final = tuple(at for at in range(len(STANDARD_HEADERS)) if at not in (_TIME, _CONTENT_TYPE))
+
+
+class LedgerRecord(NamedTuple):
+    """A record as the ledger gives it back. `is_whole`: all headers are the original ones. Otherwise `ce_time`
+    and `content-type` are not in the row: the former is the log's time, the latter what our doors write.
+    """
+
+    record: Record
+    is_whole: bool
+
+    def is_same(self, found: Record) -> bool:
+        """Return whether `found`, read from the log, is this record, in all that the ledger has of it."""
+        mine = self.record
+        if (mine.offset, mine.logged_at_us) != (found.offset, found.logged_at_us):
+            return False
+        return self.is_same_content(found)
+
+    def is_same_content(self, found: Record) -> bool:
+        """Return whether key, value and headers are the same; the log's time is not compared."""
+        mine = self.record
+        return (mine.key, mine.value) == (found.key, found.value) and _headers(mine, self.is_whole) == _headers(
+            found, self.is_whole
+        )
+
+
+def _headers(record: Record, is_whole: bool) -> object:
+    names, values = record.header_names, record.header_values
+    if names == STANDARD_HEADERS:
+        return values if is_whole else tuple([values[at] for at in _KEPT])
+    # As `read_envelope` reads names: they end at the first NUL, and bytes that are not UTF-8 are unknown.
+    names = tuple([name.partition("\0")[0] for name in names])
+    return NOT_UTF8 if any(NOT_UTF8 in name for name in names) else (names, values)
+
+
+class LedgerLog:
+    """All records of the ledger at its newest version. `ends`: the first offset of each partition that it does
+    not hold; `bytes`: of all values together.
+
+    Reading it looks at every row once: 5 bytes of memory a row. Raises NotFound when there is no ledger or no
+    row in it, and Refused when a log cannot be made of it: rows of another topic, a gap, an offset twice, or
+    a value that is sealed under a master key that `keyring` does not have.
+    """
+
+    def __init__(self, settings: Settings, keyring: Keyring) -> None:
+        self._keyring = keyring
+        self._topic = settings.kafka.topic
+        self.path = settings.table_path(LEDGER)
+        try:
+            table = DeltaTable(self.path)
+        except TableNotFoundError:
+            raise NotFound(f"there is no ledger at {self.path}: set data_dir to where it is") from None
+        except DeltaError as error:
+            raise TrunklineError(f"the ledger at {self.path} cannot be read: {error}") from error
+        self.version = int(table.version())
+        self._dataset = dataset_of(table)
+        self.bytes = 0
+        self._sizes: dict[int, _Sizes] = {}
+        self._scan()
+        self.ends = {number: sizes.end for number, sizes in sorted(self._sizes.items())}
+        if not self.ends:
+            raise NotFound(f"the ledger at {self.path} has no rows: there is nothing to make a log of")
+        gaps = [gap for number, sizes in sorted(self._sizes.items()) for gap in sizes.gaps(number)]
+        if gaps:
+            more = f" and {len(gaps) - _GAPS_NAMED} more" if len(gaps) > _GAPS_NAMED else ""
+            raise Refused(
+                f"the ledger at {self.path} does not have every record once: {'; '.join(gaps[:_GAPS_NAMED])}"
+                f"{more}. A log with the same offsets cannot be made of it: put the ledger back from a copy, "
+                "then run this again. Nothing was changed"
+            )
+
+    @property
+    def count(self) -> int:
+        """How many records there are."""
+        return sum(self.ends.values())
+
+    def windows(self, partition: int, first: int = 0, end: int | None = None) -> Iterator[list[LedgerRecord]]:
+        """Yield the records of `partition` from offset `first` to before `end` (None: the ledger's end), in
+        order, some at a time: values of 64 MiB at most, or a single record. Raises TrunklineError when a row
+        cannot be turned back.
+        """
+        if partition not in self._sizes:
+            return
+        for begin, stop in self._sizes[partition].windows(first, self.ends[partition] if end is None else end):
+            rows = rows_between(self._dataset, partition, begin, stop, RECORD_COLUMNS)
+            yield [self._record(row) for row in rows]
+
+    def _record(self, row: LedgerRow) -> LedgerRecord:
+        try:
+            record = record_of_row(row, self._keyring)
+        except (UnsealError, ValueError) as error:
+            raise TrunklineError(
+                f"the record at {row.partition}/{row.offset} cannot be made of its ledger row: {error}; "
+                "'./trunkline audit verify' says whether the row was changed"
+            ) from error
+        if row.wire is not None:
+            return LedgerRecord(record, True)
+        moment = datetime.fromtimestamp(row.logged_at / 1e6, UTC).isoformat(timespec="milliseconds")
+        values = list(record.header_values)
+        values[_TIME] = moment.replace("+00:00", "Z").encode()
+        values[_CONTENT_TYPE] = JSON_CONTENT.encode()
+        return LedgerRecord(msgspec.structs.replace(record, header_values=tuple(values)), False)
+
+    def _scan(self) -> None:
+        columns = ["topic", "partition", "offset", "value", "value_sealed"]
+        foreign: set[str] = set()
+        locked: dict[str, int] = {}
+        batches = self._dataset.to_batches(
+            columns=columns, batch_size=_SCAN_ROWS, batch_readahead=2, fragment_readahead=1
+        )
+        for batch in batches:
+            foreign |= set(pc.unique(batch.column("topic")).to_pylist()) - {self._topic}
+            for sealed in batch.column("value_sealed").drop_null().to_pylist():
+                if (key := sealed_by(sealed)) not in self._keyring.ids:
+                    locked[key] = locked.get(key, 0) + 1
+            self._take(batch)
+        if foreign:
+            raise Refused(
+                f"the ledger at {self.path} holds records of topic {sorted(foreign)[0]!r}, kafka.topic is "
+                f"{self._topic!r}: set kafka.topic to the ledger's. Nothing was changed"
+            )
+        if locked:
+            told = ", ".join(f"{key[:32]!r} ({count} records)" for key, count in sorted(locked.items()))
+            raise Refused(
+                f"master keys are missing, without which masked values cannot be opened: {told}. Put the key "
+                "file back from your copy (master_key_file), then run this again. Nothing was changed"
+            )
+
+    def _take(self, batch: pa.RecordBatch) -> None:
+        values = _lengths(batch.column("value"))
+        self.bytes += int(values.sum())
+        sizes = values + _lengths(batch.column("value_sealed"))
+        partitions = batch.column("partition").to_numpy(zero_copy_only=False)
+        offsets = batch.column("offset").to_numpy(zero_copy_only=False)
+        for number in np.unique(partitions).tolist():
+            mine = partitions == number
+            self._sizes.setdefault(number, _Sizes()).add(offsets[mine], sizes[mine])
+
+
+def _lengths(column: pa.Array) -> npt.NDArray[np.int64]:
+    found: npt.NDArray[np.int64] = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
+    return found.astype(np.int64)
+
+
+class _Sizes:
+    """How long the row of each offset of a partition is, and how often there is one."""
+
+    def __init__(self) -> None:
+        self._sizes = np.zeros(1024, dtype=np.uint32)
+        self._times = np.zeros(1024, dtype=np.uint8)
+        self.end = 0
+
+    def add(self, offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> None:
+        last = int(offsets.max())
+        if last >= len(self._sizes):
+            room = max(last + 1, 2 * len(self._sizes)) - len(self._sizes)
+            self._sizes = np.pad(self._sizes, (0, room))
+            self._times = np.pad(self._times, (0, room))
+        self.end = max(self.end, last + 1)
+        self._sizes[offsets] = sizes
+        there, counts = np.unique(offsets, return_counts=True)
+        # More than twice is as bad as twice.
+        self._times[there] = np.minimum(self._times[there] + counts, 2)
+
+    def gaps(self, partition: int) -> Iterator[str]:
+        """Say which runs of offsets are missing, and which are there more than once."""
+        times = self._times[: self.end]
+        for wrong, text in ((0, "missing"), (2, "there twice")):
+            edges = np.flatnonzero(np.diff(np.concatenate(([0], times == wrong, [0]))))
+            for first, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+                named = f"offset {first} is" if end == first + 1 else f"offsets {first} to {end - 1} are"
+                yield f"{named} {text} in partition {partition}"
+
+    def windows(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """Cut the offsets from `first` to before `end` into windows."""
+        while first < end:
+            most = min(end, first + _WINDOW_BYTES // _ROW_BYTES)
+            sizes = np.cumsum(self._sizes[first:most].astype(np.int64) + _ROW_BYTES)
+            stop = first + max(1, int(np.searchsorted(sizes, _WINDOW_BYTES)))
+            yield first, min(stop, end)
+            first = stop

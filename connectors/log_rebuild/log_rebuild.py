@@ -1,0 +1,229 @@
+"""Makes the log again from the ledger, when Kafka's data is lost or has lost its end.
+
+Every record gets the partition, offset, time, key, headers and value that it had, as far as the ledger has
+them, so it folds to the row that is there. The records that the topic still holds are compared first, and
+nothing is changed when one differs; what is written is read back and compared. When a run was interrupted, the
+next one goes on from the topic's end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from connectors.log_rebuild.ledger_log_reader import LedgerLog, LedgerRecord
+from connectors.log_rebuild.rebuilt_topic import (
+    TopicState,
+    TopicWriter,
+    begin_rebuilding,
+    delete_topic,
+    end_rebuilding,
+    make_topic,
+    reading,
+    topic_state,
+)
+from connectors.log_rebuild.spark_checkpoint import planned_ends, set_aside
+from schemas.errors import Refused
+from schemas.keys.sealing import Keyring
+from schemas.log_access.event_topic import check_topic, partition_for
+from schemas.settings.settings import Settings
+from schemas.streams.control.control_fold import TOPOLOGY_STREAM
+from schemas.wire.record import CONTROL_TOPOLOGY, Record
+
+COMPARED, WRITTEN = "compared", "written"
+Progress = Callable[[str, int, int], None]
+_KEPT: Final = (
+    "Nothing was changed. A log that holds other records is not replaced: save what it holds, delete the topic "
+    "by Kafka's own tools (kafka-topics --delete), then run this again"
+)
+_READ_BACK: Final = (
+    "It was written by this run, so another program has written to the topic meanwhile, or Kafka changes "
+    "records. Stop the program, delete the topic (kafka-topics --delete), then run this again"
+)
+
+
+@dataclass
+class RebuildPlan:
+    """The findings and steps of a rebuild. By partition, `ledger`: the ledger's ends; `log`: the topic's ends,
+    empty where there is no topic; `planned`: what Spark had planned to settle, None where that is not known.
+    `replaces_topology`: the topic holds nothing but a new topology record, and is deleted first.
+    """
+
+    version: int
+    records: int
+    bytes: int
+    ledger: dict[int, int]
+    log: dict[int, int]
+    planned: dict[int, int] | None
+    replaces_topology: bool
+    is_rebuilding: bool
+    missing: dict[int, tuple[int, int]] = field(init=False)
+    lost: dict[int, tuple[int, int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Work out the ranges, each from its first offset to before its end."""
+        found = {} if self.replaces_topology else self.log
+        self.missing = {n: (found.get(n, 0), end) for n, end in self.ledger.items() if found.get(n, 0) < end}
+        known = {n: max(end, found.get(n, 0)) for n, end in self.ledger.items()}
+        self.lost = {
+            n: (known.get(n, found.get(n, 0)), end)
+            for n, end in sorted((self.planned or {}).items())
+            if end > known.get(n, found.get(n, 0))
+        }
+
+    @property
+    def to_write(self) -> int:
+        """How many records are missing in the topic."""
+        return sum(end - first for first, end in self.missing.values())
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """The outcome of a rebuild. `checkpoint`: where Spark's checkpoint was moved, None if it is good."""
+
+    written: int
+    seconds: float
+    checkpoint: Path | None
+
+
+class LogRebuild:
+    """One rebuild: `plan` looks and compares, `run` writes. The caller makes sure that no other program writes
+    to the topic.
+    """
+
+    def __init__(self, settings: Settings, keyring: Keyring, progress: Progress) -> None:
+        self._settings = settings
+        self._kafka = settings.kafka
+        self._keyring = keyring
+        self._progress = progress
+
+    def plan(self) -> RebuildPlan:
+        """Look at ledger and topic, change nothing.
+
+        Raises what `LedgerLog` raises, BackboneUnreachable, and Refused: the ledger is of another topology, or
+        the topic holds records that the ledger does not, or no longer begins at its first record.
+        """
+        ledger = self._ledger = LedgerLog(self._settings, self._keyring)
+        self._check_topology(ledger)
+        state = topic_state(self._kafka)
+        replaces = state is not None and self._is_topology_alone(ledger, state)
+        if state is not None and not replaces:
+            self._compare(ledger, state)
+        return RebuildPlan(
+            ledger.version,
+            ledger.count,
+            ledger.bytes,
+            ledger.ends,
+            {} if state is None else state.ends,
+            planned_ends(self._settings),
+            replaces,
+            state is not None and state.is_rebuilding,
+        )
+
+    def run(self, plan: RebuildPlan) -> Rebuilt:
+        """Do what `plan` says. Raises BackboneUnreachable, Refused, TrunklineError; then, and when it is
+        interrupted, the topic stays as one that no program starts on, and another run goes on.
+        """
+        began = time.monotonic()
+        if plan.replaces_topology:
+            delete_topic(self._kafka)
+        if plan.replaces_topology or not plan.log:
+            make_topic(self._kafka)
+        elif plan.missing and not plan.is_rebuilding:
+            begin_rebuilding(self._kafka)
+        written = 0
+        if plan.missing:
+            with TopicWriter(self._kafka) as writer:
+                for partition, (first, end) in plan.missing.items():
+                    for window in self._ledger.windows(partition, first, end):
+                        writer.append([one.record for one in window])
+                        self._compare_window(partition, window, _READ_BACK)
+                        written += len(window)
+                        self._progress(WRITTEN, written, plan.to_write)
+        if plan.missing or plan.is_rebuilding:
+            end_rebuilding(self._kafka)
+        check_topic(self._settings)
+        aside = set_aside(self._settings) if plan.lost else None
+        return Rebuilt(written, time.monotonic() - began, aside)
+
+    def _check_topology(self, ledger: LedgerLog) -> None:
+        """Check that the ledger has the partitions and the epoch of the settings. Raises Refused."""
+        where = partition_for(TOPOLOGY_STREAM.encode(), self._kafka.partitions)
+        beyond = [number for number in ledger.ends if number >= self._kafka.partitions]
+        first = next((window[0].record for window in ledger.windows(where, 0, 1)), None)
+        said = None if first is None or beyond else _topology(first)
+        wanted = (self._kafka.partitions, self._kafka.epoch)
+        if said != wanted:
+            told = "does not begin with its topology" if said is None else f"has partitions and epoch {said}"
+            raise Refused(
+                f"the ledger at {ledger.path} {told}, the settings say partitions={wanted[0]} and "
+                f"epoch={wanted[1]}: set both to what they were. Nothing was changed"
+            )
+
+    def _is_topology_alone(self, ledger: LedgerLog, state: TopicState) -> bool:
+        """Return whether the topic is as a first start makes it: the topology is its only record, with the
+        ledger's content and another time.
+        """
+        where = partition_for(TOPOLOGY_STREAM.encode(), self._kafka.partitions)
+        if any(end > (number == where) for number, end in state.ends.items()):
+            return False
+        if not state.ends[where]:
+            return False
+        mine = next(ledger.windows(where, 0, 1))[0]
+        with reading(self._kafka, where, 0, 1) as found:
+            record = next(found, None)
+        return record is not None and mine.is_same_content(record) and not mine.is_same(record)
+
+    def _compare(self, ledger: LedgerLog, state: TopicState) -> None:
+        """Compare what is in the topic with the ledger. Raises Refused where it differs."""
+        cut = [f"{n} (at {first})" for n, first in state.begins.items() if first]
+        if cut:
+            raise Refused(
+                f"topic {self._kafka.topic!r} no longer has its first records, in partition {', '.join(cut)}. "
+                f"{_KEPT}"
+            )
+        ends = {n: min(end, ledger.ends.get(n, 0)) for n, end in state.ends.items()}
+        compared, total = 0, sum(ends.values())
+        for partition, end in ends.items():
+            for window in ledger.windows(partition, 0, end):
+                self._compare_window(partition, window, _KEPT)
+                compared += len(window)
+                self._progress(COMPARED, compared, total)
+
+    def _compare_window(self, partition: int, window: list[LedgerRecord], advice: str) -> None:
+        first, end = window[0].record.offset, window[-1].record.offset + 1
+        with reading(self._kafka, partition, first, end) as found:
+            for mine in window:
+                theirs = next(found, None)
+                if theirs is None or not mine.is_same(theirs):
+                    raise Refused(
+                        f"the record at offset {mine.record.offset} of partition {partition} of topic "
+                        f"{self._kafka.topic!r} is not the one that the ledger has there: "
+                        f"{_difference(mine.record, theirs)}. {advice}"
+                    )
+
+
+def _topology(record: Record) -> tuple[int, int] | None:
+    """Partitions and epoch, as the log's first record says; None for another record."""
+    headers: Mapping[str, Any] = dict(zip(record.header_names, record.header_values, strict=True))
+    try:
+        body = orjson.loads(record.value or b"")
+        found = int(body["partitions"]), int(body["epoch"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    is_topology = record.key == TOPOLOGY_STREAM.encode() and headers.get("ce_type") == CONTROL_TOPOLOGY.encode()
+    return found if is_topology else None
+
+
+def _difference(mine: Record, theirs: Record | None) -> str:
+    if theirs is None:
+        return "there is no record"
+    if theirs.offset != mine.offset:
+        return f"there is no record, the next is at {theirs.offset}"
+    names = ("key", "value", "logged_at_us", "header_names", "header_values")
+    return f"another {', '.join(name for name in names if getattr(mine, name) != getattr(theirs, name))}"

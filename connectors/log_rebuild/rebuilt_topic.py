@@ -1,0 +1,272 @@
+"""The topic while a log is rebuilt in it: made, told whose times to keep, and given records at given offsets.
+
+While it is rebuilt, its `message.timestamp.type` is CreateTime: so records get the times that they had, and
+every program refuses the topic (`check_topic`) until it is whole and has been compared.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+from confluent_kafka import KafkaError as ClientError
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka import TopicPartition as Partition
+from kafka.admin import ConfigResource, ConfigResourceType, NewTopic  # type: ignore[import-untyped]
+
+from connectors.log.kafka_records import message_record
+from connectors.log.missing_headers import with_all_headers
+from connectors.log.publisher import producer_options
+from connectors.log.topic_consumer import TopicConsumer
+from schemas.errors import BackboneUnreachable, Refused, TrunklineError
+from schemas.log_access.event_topic import (
+    REACH_TIMEOUT_S,
+    REBUILDING_TIMESTAMPS,
+    admin_client,
+    partition_count,
+    reach_kafka,
+    topic_config,
+    topic_reader,
+)
+from schemas.log_access.kafka_clients import librdkafka_unreachable
+from schemas.settings.settings import KafkaSettings
+from schemas.wire.record import Record
+
+_TIMESTAMP_TYPE: Final = "message.timestamp.type"
+_ANY_TIME: Final = str(2**63 - 1)
+# Times of any age, and from a clock that was ahead.
+_REBUILDING: Final = {
+    _TIMESTAMP_TYPE: REBUILDING_TIMESTAMPS,
+    "message.timestamp.before.max.ms": _ANY_TIME,
+    "message.timestamp.after.max.ms": _ANY_TIME,
+}
+_GONE_WITHIN_S: Final = 30.0
+_APPLIED_S: Final = 1.0
+_POLL_S: Final = 0.1
+_SILENT_S: Final = 30.0
+_POLL_RECORDS: Final = 2000
+_WAITING_KBYTES: Final = 32 * 1024
+_BATCH_BYTES: Final = 512 * 1024
+
+
+class TopicState(NamedTuple):
+    """The extent of the topic: by partition its first offset and its end."""
+
+    begins: dict[int, int]
+    ends: dict[int, int]
+    is_rebuilding: bool
+
+
+def topic_state(kafka: KafkaSettings) -> TopicState | None:
+    """Look at the topic; None when there is none. Raises BackboneUnreachable, and Refused for another partition
+    count than that of the settings.
+    """
+    with admin_client(kafka) as admin:
+        count = partition_count(admin, kafka.topic)
+        if count is None:
+            return None
+        if count != kafka.partitions:
+            raise Refused(
+                f"topic {kafka.topic!r} has {count} partitions, kafka.partitions is {kafka.partitions}. "
+                "Nothing was changed"
+            )
+        stamped = _timestamp_type(admin, kafka.topic)
+    with topic_reader(kafka) as consumer:
+        assigned = sorted(consumer.assignment())
+        begins, ends = consumer.beginning_offsets(assigned), consumer.end_offsets(assigned)
+    return TopicState(
+        {where.partition: offset for where, offset in begins.items()},
+        {where.partition: offset for where, offset in ends.items()},
+        stamped == REBUILDING_TIMESTAMPS,
+    )
+
+
+def make_topic(kafka: KafkaSettings) -> None:
+    """Make the empty topic, to be rebuilt. Raises BackboneUnreachable."""
+    config = topic_config(kafka) | _REBUILDING
+    with admin_client(kafka) as admin:
+        admin.create_topics(
+            [NewTopic(kafka.topic, kafka.partitions, kafka.replication_factor, topic_configs=config)]
+        )
+        admin.wait_for_topics([kafka.topic], timeout_ms=int(REACH_TIMEOUT_S * 1000))
+
+
+def delete_topic(kafka: KafkaSettings) -> None:
+    """Delete the topic and return when it is gone. Raises BackboneUnreachable, also when that takes 30 s."""
+    deadline = time.monotonic() + _GONE_WITHIN_S
+    with admin_client(kafka) as admin:
+        admin.delete_topics([kafka.topic])
+        while partition_count(admin, kafka.topic) is not None:
+            if time.monotonic() > deadline:
+                raise BackboneUnreachable(
+                    f"Kafka has not deleted topic {kafka.topic!r} within {_GONE_WITHIN_S:g} s; run this again"
+                )
+            time.sleep(_POLL_S)
+
+
+def begin_rebuilding(kafka: KafkaSettings) -> None:
+    """Let the topic keep the times that records come with. Raises BackboneUnreachable."""
+    _alter(kafka, _REBUILDING)
+    # A broker answers with the new configuration a moment before it applies it, and a record that is stamped in
+    # between has another time than its own for good.
+    time.sleep(_APPLIED_S)
+
+
+def end_rebuilding(kafka: KafkaSettings) -> None:
+    """Let Kafka stamp the times again, as `check_topic` demands. Raises BackboneUnreachable."""
+    wanted = topic_config(kafka)
+    _alter(kafka, {name: wanted.get(name) for name in _REBUILDING})
+
+
+def _alter(kafka: KafkaSettings, configs: dict[str, Any]) -> None:
+    changes = {name: ("DELETE", None) if value is None else ("SET", value) for name, value in configs.items()}
+    deadline = time.monotonic() + REACH_TIMEOUT_S
+    with admin_client(kafka) as admin:
+        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, kafka.topic, changes)])
+        while _timestamp_type(admin, kafka.topic) != configs[_TIMESTAMP_TYPE]:
+            if time.monotonic() > deadline:
+                raise BackboneUnreachable(f"Kafka does not apply {_TIMESTAMP_TYPE} to topic {kafka.topic!r}")
+            time.sleep(_POLL_S)
+
+
+def _timestamp_type(admin: Any, topic: str) -> str:
+    resource = ConfigResource(ConfigResourceType.TOPIC, topic)
+    stored = admin.describe_configs([resource], config_filter="all")["topic"][topic]
+    return str(stored[_TIMESTAMP_TYPE]["value"])
+
+
+class TopicWriter:
+    """Appends records to the topic, each at the offset that it names. A context manager, for one thread.
+
+    Raises BackboneUnreachable, also for what Kafka did not take, and Refused when a record got another offset
+    than its own: then somebody else has written to the topic meanwhile.
+    """
+
+    def __init__(self, kafka: KafkaSettings) -> None:
+        reach_kafka(kafka)
+        self._kafka = kafka
+        self._wrong: TrunklineError | None = None
+        self._answered_at = 0.0
+        options = producer_options(kafka, linger_ms=20, in_flight=5) | {
+            "client.id": "trunkline-log-rebuild",
+            "batch.size": min(_BATCH_BYTES, kafka.record_limit_bytes // 2),
+            "queue.buffering.max.kbytes": _WAITING_KBYTES,
+            # Records that other clients have written may be as long as the topic allows.
+            "message.max.bytes": kafka.record_limit_bytes,
+        }
+        self._producer: Any = Producer(options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._producer.purge()
+        self._producer.close()
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Append records of one partition, in their order; return when Kafka has acknowledged all of them."""
+        expected = iter([record.offset for record in records])
+        self._answered_at = time.monotonic()
+
+        def answered(error: Any, message: Any) -> None:
+            wanted = next(expected)
+            self._answered_at = time.monotonic()
+            if self._wrong is not None:
+                return
+            if error is not None:
+                where = f", offset {wanted} of partition {message.partition()}"
+                self._wrong = librdkafka_unreachable(self._kafka, error, where)
+            elif message.offset() != wanted:
+                self._wrong = Refused(
+                    f"the record for offset {wanted} of partition {message.partition()} got offset "
+                    f"{message.offset()}: another program has written to topic {self._kafka.topic!r} "
+                    "meanwhile. Stop it, delete the topic (kafka-topics --delete), then run this again"
+                )
+
+        for record in records:
+            self._produce(record, answered)
+        while len(self._producer) and self._wrong is None:
+            self._wait()
+        if self._wrong is not None:
+            raise self._wrong
+
+    def _produce(self, record: Record, answered: Any) -> None:
+        headers = list(zip(record.header_names, record.header_values, strict=True))
+        while self._wrong is None:
+            try:
+                self._producer.produce(
+                    record.topic,
+                    key=record.key,
+                    value=record.value,
+                    headers=headers,
+                    partition=record.partition,
+                    timestamp=record.logged_at_us // 1000,
+                    on_delivery=answered,
+                )
+            except BufferError:
+                self._wait()
+            except KafkaException as error:
+                where = f", offset {record.offset} of partition {record.partition}"
+                raise librdkafka_unreachable(self._kafka, error.args[0], where) from error
+            else:
+                self._producer.poll(0)
+                return
+
+    def _wait(self) -> None:
+        self._producer.poll(_POLL_S)
+        limit_s = self._kafka.delivery_timeout_s
+        if time.monotonic() - self._answered_at > limit_s:
+            raise BackboneUnreachable(
+                f"Kafka at {self._kafka.bootstrap_servers} did not acknowledge a record within {limit_s:g} s; "
+                "run this again: it goes on where it stopped"
+            )
+
+
+@contextmanager
+def reading(kafka: KafkaSettings, partition: int, first: int, end: int) -> Iterator[Iterator[Record]]:
+    """Give the records of a partition from offset `first` to before `end`, as they are asked for. The iterator
+    raises BackboneUnreachable, also when nothing comes for 30 s.
+    """
+    options = {
+        "client.id": "trunkline-log-rebuild",
+        "group.id": "trunkline-log-rebuild",  # it wants a name, and joins no group
+        "auto.offset.reset": "error",
+        "enable.partition.eof": True,
+        "queued.min.messages": 10 * _POLL_RECORDS,
+        "fetch.wait.max.ms": 20,
+    }
+    consumer = TopicConsumer(kafka, options)
+    try:
+        consumer.client.assign([Partition(kafka.topic, partition, first)])
+        yield _records(kafka, consumer, first, end)
+    finally:
+        consumer.close()
+
+
+def _records(kafka: KafkaSettings, consumer: TopicConsumer, first: int, end: int) -> Iterator[Record]:
+    position, deadline = first, time.monotonic() + _SILENT_S
+    while position < end:
+        found = []
+        for message in consumer.messages(_POLL_S, _POLL_RECORDS):
+            error = message.error()
+            if error is None:
+                found.append(message_record(message))
+                position = message.offset() + 1
+            elif error.code() == ClientError._PARTITION_EOF:
+                # What is no record, as the end of a transaction, takes an offset, too.
+                position = max(position, message.offset())
+            else:
+                raise consumer.trouble(error)
+        if found:
+            deadline = time.monotonic() + _SILENT_S
+            yield from (record for record in with_all_headers(kafka, found) if record.offset < end)
+        elif time.monotonic() > deadline:
+            raise BackboneUnreachable(
+                f"Kafka at {kafka.bootstrap_servers} hands out no records of {kafka.topic!r}"
+            )

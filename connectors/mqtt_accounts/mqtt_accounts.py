@@ -1,0 +1,355 @@
+"""Keeps an MQTT account for each live job and each agent over MQTT at the local stack's Mosquitto: a companion
+of the gateway.
+
+**Reads** jobs and agents of the live view; their passwords follow from their secrets
+(`schemas.keys.mqtt_password`).
+**Owns** the password file in `mqtt.accounts_dir`: a line for each role, each registered agent, each pending or
+running job, and for `mqtt.account_grace_s` after its end each finished one, so that a resend still gets in; and
+the ACL file beside it, which names each agent. A job whose secret was rotated has a line for the new one, and
+until the end of the overlap, by this machine's clock, one for the old one, which ends its connections, too.
+**Guarantees** that `wait_effective` says yes only after the broker itself has let the account in. Changes that
+come together are one new file and one SIGHUP.
+**On restart** it compares the file with the live view; accounts that are right stay as they are.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+import structlog
+
+from connectors.mqtt_accounts.mqtt_acl import agents_with_accounts, rotated_users, write_acl
+from connectors.mqtt_accounts.mqtt_password_file import (
+    PASSWORDS,
+    line_fits,
+    password_line,
+    read_lines,
+    reload_broker,
+    with_roles,
+    write_lines,
+)
+from connectors.mqtt_link.mqtt_credentials import ensure_role_passwords
+from connectors.mqtt_link.mqtt_login import LoginAnswer, try_login
+from connectors.mqtt_link.mqtt_socket import socket_dir
+from schemas.fold.entries import Entries
+from schemas.fold.life_cycles import JOB_TERMINAL
+from schemas.fold.settled import AppliedChange
+from schemas.fold.view_rows import REGISTRY_JOBS, REGISTRY_MQTT_AGENTS, JobRow, MqttAgentRow, ViewRow
+from schemas.keys.mqtt_password import job_of_rotated_user, job_user, mqtt_password
+from schemas.keys.sealing import Keyring, UnsealError
+from schemas.settings.settings import Settings
+from schemas.streams.agents.mqtt_agent_fold import mqtt_agent_secret
+from schemas.streams.agents.mqtt_agents import REGISTERED, agent_of_user, mqtt_user
+from schemas.streams.job.job_fold import job_grant
+from schemas.wire.ids import AGENT, JOB, is_job_id, stream_key
+
+log = structlog.stdlib.get_logger(__name__)
+
+REGISTER_WAIT_S: Final = 1.0
+_PROOF_S: Final = 1.0
+_PROOF_TICK_S: Final = 0.005
+_RETRY_S: Final = 1.0
+# A reload costs the broker time that grows with the accounts: it is left alone for so many times that long.
+_REST_FACTOR: Final = 2
+_TIDY_MOST_S: Final = 30.0
+_TIDY_LEAST_S: Final = 0.2
+_CLOSE_S: Final = 5.0
+# Rotations of a job that has no lines yet.
+_NONE: Final = -1
+
+
+class JobsView(Protocol):
+    """What of the live view is needed here."""
+
+    def row(self, view: str, key: str) -> ViewRow | None:
+        """One row, None where there is none."""
+
+    def rows(self, view: str) -> list[ViewRow]:
+        """All rows of a view."""
+
+    def entries(self, stream: str) -> Entries:
+        """A copy of a stream's entries."""
+
+
+class MqttAccounts:
+    """Thread-safe. Give `on_change` to the live view, `open` it when that has caught up, `close` it at the end.
+
+    Raises SettingsError for a role file that others can read.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        keyring: Keyring,
+        view: JobsView,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if settings.mqtt.accounts_dir is None:
+            raise ValueError("mqtt.accounts_dir is not set: the broker is not ours")
+        self._settings = settings
+        self._private = settings.mqtt.model_copy(update={"socket_dir": socket_dir(settings)})
+        self._keyring = keyring
+        self._view = view
+        self._clock = clock
+        self._folder: Path = settings.mqtt.accounts_dir
+        self._lines: dict[str, str] = {}  # user to its line; the worker's own
+        self._ends: dict[str, float] = {}  # finished job to the time at which its accounts go
+        self._overlaps: dict[str, float] = {}  # job to the time at which its old secret's account goes
+        # Live jobs that have their lines, with the number of rotations; and the users of each.
+        self._taken: dict[str, int | None] = {}
+        self._users: dict[str, list[str]] = {}
+        self._role_lines: dict[str, str] = {}
+        self._changed = threading.Condition()
+        self._to_look_at: set[str] = set()
+        self._effective: set[str] = set()
+        # Agents by user: what on_change saw last. What one says changes its row, too, and no account.
+        self._agents: dict[str, tuple[str, int]] = {}
+        self._closing = False
+        self._next_tidy = 0.0
+        self._thread = threading.Thread(target=self._run, name="mqtt-accounts", daemon=True)
+
+    def open(self) -> None:
+        """Put the files right for the jobs and agents of the live view, and keep it so from now on."""
+        passwords = ensure_role_passwords(self._settings)
+        roles = {role: password.get_secret_value() for role, password in passwords.items()}
+        known = read_lines(self._folder / PASSWORDS)
+        self._role_lines = with_roles({user: line for user, line in known.items() if user in roles}, roles)
+        self._lines = {
+            user: line
+            for user, line in known.items()
+            if _job_of(user) is not None or agent_of_user(user) is not None
+        }
+        for user in self._lines:
+            if (job_id := _job_of(user)) is not None:
+                self._users.setdefault(job_id, []).append(user)
+        with self._changed:
+            self._to_look_at |= {_job_of(user) or user for user in self._lines}
+            self._to_look_at |= {
+                row.job_id for row in self._view.rows(REGISTRY_JOBS) if isinstance(row, JobRow)
+            }
+            agents = (row for row in self._view.rows(REGISTRY_MQTT_AGENTS) if isinstance(row, MqttAgentRow))
+            self._to_look_at |= {mqtt_user(row.agent_name) for row in agents}
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread. The accounts stay."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(_CLOSE_S)
+
+    def on_change(self, change: AppliedChange) -> None:
+        """A row has changed. Quick, for the live view's thread."""
+        if change.view == REGISTRY_JOBS:
+            row = change.row
+            if (
+                isinstance(row, JobRow)
+                and row.status not in JOB_TERMINAL
+                and self._taken.get(change.key, _NONE) == row.secret_rotations
+            ):
+                return  # One of the many events of a job that has its account.
+            with self._changed:
+                self._to_look_at.add(change.key)
+                self._changed.notify_all()
+        elif isinstance(change.row, MqttAgentRow):
+            user, now = mqtt_user(change.key), (change.row.status, change.row.registered_at)
+            if self._agents.get(user) == now:
+                return
+            with self._changed:
+                self._agents[user] = now
+                self._effective.discard(user)
+                self._to_look_at.add(user)
+                self._changed.notify_all()
+
+    def registered(self, user: str) -> None:
+        """Called before a registration or a rotation is answered, with the user's name: gives the account up to
+        a second to become effective.
+        """
+        if not self.wait_effective(user, REGISTER_WAIT_S):
+            log.warning("account_late", user=user)
+
+    def wait_effective(self, user: str, timeout_s: float) -> bool:
+        """Wait until the broker lets this user in; False after `timeout_s` seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: user in self._effective, timeout_s)
+
+    def _run(self) -> None:
+        apply_by: float | None = 0.0
+        while True:
+            users = self._wait_for_work(apply_by)
+            if users is None:
+                return
+            # An exception here would end the thread and leave new jobs without accounts.
+            try:
+                begun = time.monotonic()
+                newest, is_changed = self._take(users)
+                if self._tidy() or is_changed or newest is not None or apply_by is not None:
+                    proven = self._apply(newest)
+                    rest_s = _REST_FACTOR * (time.monotonic() - begun)
+                    apply_by = None if proven else time.monotonic() + _RETRY_S
+                    self._rest(min(rest_s, _RETRY_S))
+            except Exception:
+                log.exception("accounts_failed")
+                with self._changed:
+                    self._to_look_at |= users
+                self._rest(_RETRY_S)
+                apply_by = time.monotonic() + _RETRY_S
+
+    def _wait_for_work(self, apply_by: float | None) -> set[str] | None:
+        """Jobs and agents to look at; none when only time has passed. None: the end."""
+        wake_at = self._next_tidy if apply_by is None else min(apply_by, self._next_tidy)
+        left_s = min(self._overlaps.values(), default=math.inf) - self._clock()
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._to_look_at or self._closing, max(0.0, min(wake_at - time.monotonic(), left_s))
+            )
+            if self._closing:
+                return None
+            users, self._to_look_at = self._to_look_at, set()
+        over = {job_id for job_id, end in self._overlaps.items() if end <= self._clock()}
+        for job_id in over:
+            del self._overlaps[job_id]
+            self._taken.pop(job_id, None)
+        return users | over
+
+    def _rest(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing, seconds)
+
+    def _take(self, users: set[str]) -> tuple[str | None, bool]:
+        """Note what has become of these. Returns one that got a line, None when no line is new, and whether a
+        line has gone.
+        """
+        agents = {user for user in users if agent_of_user(user) is not None}
+        taken = [self._take_agent(user) for user in sorted(agents)]
+        newest = next((user for user, is_new in taken if is_new), None)
+        newest_of_jobs, has_gone = self._take_jobs(users - agents)
+        return newest_of_jobs or newest, has_gone or any(not is_new for _, is_new in taken)
+
+    def _take_agent(self, user: str) -> tuple[str, bool]:
+        """The user, and whether it has an account now; one that has it already is proven once more."""
+        row = self._view.row(REGISTRY_MQTT_AGENTS, str(agent_of_user(user)))
+        is_there = isinstance(row, MqttAgentRow) and row.status == REGISTERED
+        password = self._password(user) if is_there else None
+        if password is None:
+            self._lines.pop(user, None)
+            return user, False
+        if not line_fits(self._lines.get(user, ""), user, password):
+            self._lines[user] = password_line(user, password)
+        return user, True
+
+    def _take_jobs(self, job_ids: set[str]) -> tuple[str | None, bool]:
+        newest, has_gone = None, False
+        for job_id in job_ids:
+            row = self._view.row(REGISTRY_JOBS, job_id)
+            if not isinstance(row, JobRow):
+                self._ends[job_id] = 0.0
+                continue
+            if row.status in JOB_TERMINAL:
+                self._ends[job_id] = (row.ended_at or 0) / 1e6 + self._settings.mqtt.account_grace_s
+                if self._ends[job_id] <= self._clock():
+                    continue
+            if self._taken.get(job_id, _NONE) == row.secret_rotations:
+                continue
+            passwords = self._job_passwords(job_id)
+            if not passwords:
+                continue
+            has_gone = self._drop(set(self._users.get(job_id, ())) - passwords.keys()) or has_gone
+            self._users[job_id] = list(passwords)
+            self._taken[job_id] = row.secret_rotations
+            for user, password in passwords.items():
+                if not line_fits(self._lines.get(user, ""), user, password):
+                    self._lines[user] = password_line(user, password)
+                    newest = user
+        return newest, has_gone
+
+    def _drop(self, users: set[str]) -> bool:
+        """Drop the accounts of these users. Returns whether there were any."""
+        gone = {user for user in users if self._lines.pop(user, None) is not None}
+        with self._changed:
+            self._effective -= gone
+        return bool(gone)
+
+    def _password(self, user: str) -> str | None:
+        agent, job_id = agent_of_user(user), _job_of(user)
+        if job_id is not None:
+            return self._job_passwords(job_id).get(user)
+        if agent is None:
+            return None
+        try:
+            secret = mqtt_agent_secret(agent, self._view.entries(stream_key(AGENT, agent)), self._keyring)
+        except UnsealError as error:
+            log.warning("secret_sealed_under_another_key", user=user, error=str(error))
+            return None
+        return None if secret is None else mqtt_password(secret, user)
+
+    def _job_passwords(self, job_id: str) -> dict[str, str]:
+        """The passwords of a job's users: of its secret, after that of the old one while it is good. Notes when
+        that ends.
+        """
+        try:
+            grant = job_grant(job_id, self._view.entries(stream_key(JOB, job_id)), self._keyring)
+        except UnsealError as error:
+            log.warning("secret_sealed_under_another_key", user=job_id, error=str(error))
+            return {}
+        if grant is None:
+            return {}
+        found = [grant.secret]
+        if grant.old_secret is not None and (grant.old_until or 0) / 1e6 > self._clock():
+            found.insert(0, grant.old_secret)
+            self._overlaps[job_id] = (grant.old_until or 0) / 1e6
+        return {user: mqtt_password(one, user) for one in found for user in [job_user(job_id, one)]}
+
+    def _tidy(self) -> bool:
+        """Drop the accounts whose time is over. Returns whether there were any."""
+        now = time.monotonic()
+        if now < self._next_tidy:
+            return False
+        grace_s = self._settings.mqtt.account_grace_s
+        self._next_tidy = now + min(_TIDY_MOST_S, max(_TIDY_LEAST_S, grace_s / 10))
+        over = [job_id for job_id, end in self._ends.items() if end <= self._clock()]
+        for job_id in over:
+            del self._ends[job_id]
+            self._taken.pop(job_id, None)
+            self._overlaps.pop(job_id, None)
+        return self._drop({user for job_id in over for user in self._users.pop(job_id, ())})
+
+    def _apply(self, newest: str | None) -> bool:
+        """Write the file, tell the broker, and see that it lets a new account in. Returns whether it does."""
+        # Before an agent gets in, what it may do is written.
+        agents, rotated = agents_with_accounts(self._lines), rotated_users(self._lines)
+        write_acl(self._folder, self._settings.mqtt, agents, rotated)
+        write_lines(self._folder / PASSWORDS, (*self._role_lines.values(), *self._lines.values()))
+        told = reload_broker(self._folder)
+        proven = self._prove(newest or next(reversed(self._lines), None)) if told else False
+        if proven:
+            with self._changed:
+                self._effective |= self._lines.keys()
+                self._changed.notify_all()
+        else:
+            log.warning("accounts_not_effective_yet", accounts=len(self._lines), broker_told=told)
+        return proven
+
+    def _prove(self, user: str | None) -> bool:
+        """Whether the broker has read the file: it lets in the user that came last, or there is none."""
+        password = None if user is None else self._password(user)
+        if user is None or password is None:
+            return True
+        deadline = time.monotonic() + _PROOF_S
+        while time.monotonic() < deadline and not self._closing:
+            if try_login(self._private, user, password) is LoginAnswer.LET_IN:
+                return True
+            time.sleep(_PROOF_TICK_S)
+        return False
+
+
+def _job_of(user: str) -> str | None:
+    """The job that this is a user of, None for any other."""
+    return user if is_job_id(user) else job_of_rotated_user(user)

@@ -1,0 +1,195 @@
+"""The gateway's verdicts, for the receipts of the bridge (JE-17): one HTTP stream that is kept open.
+
+**Reads** `GET /api/hub/verdicts` (NDJSON, operator's token), reconnects with back-off for ever.
+**Guarantees** that each question is answered once: with the verdict when it comes within the wait, with None
+after it, and with None at once while the stream is down, so that a gateway that is away slows nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+import structlog
+
+from connectors.gateway_client.gateway_client import CONNECT_TIMEOUT_S, read_token
+from connectors.gateway_client.gateway_tls import explained, trust
+from connectors.log.publisher import Position
+from schemas.errors import BackboneUnreachable, Refused, TrunklineError
+from schemas.settings.settings import Settings
+
+log = structlog.stdlib.get_logger(__name__)
+
+Answer = Callable[[str | None, str | None], None]
+
+VERDICTS_PATH: Final = "/api/hub/verdicts"
+# The gateway says something at least every second; one that is silent for longer hangs.
+_SILENCE_S: Final = 3.0
+_BACKOFF_BASE_S: Final = 0.1
+_BACKOFF_MAX_S: Final = 2.0
+_KEPT: Final = 10_000
+_STOP_S: Final = 1.0
+_TICK_S: Final = 0.02
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+
+
+class _Line(msgspec.Struct):
+    settled: list[tuple[int, int, str, str | None]] = []
+
+
+class VerdictStream:
+    """Answers by position. Thread-safe; `start` it, `close` it.
+
+    Answers run on the asker's thread, on the reader's or on that of the time-outs, and must not block.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._wait_s = settings.mqtt.receipt_verdict_wait_s
+        self._lock = threading.Condition()
+        self._up = False
+        self._early: OrderedDict[tuple[int, int], tuple[str, str | None]] = OrderedDict()
+        self._waiting: dict[tuple[int, int], Answer] = {}
+        self._deadlines: deque[tuple[float, tuple[int, int]]] = deque()  # rising: the wait is the same for all
+        self._stop = threading.Event()
+        self._complained = False
+        self._threads = [
+            threading.Thread(target=self._keep_open, name="verdicts", daemon=True),
+            threading.Thread(target=self._time_out, name="verdict-timeouts", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Begin to read."""
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """End it; who still waits is answered with None."""
+        self._stop.set()
+        self._set_down()
+        for thread in self._threads:
+            thread.join(_STOP_S)
+
+    @property
+    def up(self) -> bool:
+        """Whether the stream is open."""
+        return self._up
+
+    def ask(self, position: Position, answer: Answer) -> None:
+        """Call `answer(verdict, reason)` once, with the verdict of the record at `position` or with None."""
+        key = (position.partition, position.offset)
+        with self._lock:
+            found = self._early.pop(key, None)
+            if found is None and self._up and self._wait_s > 0:
+                self._waiting[key] = answer
+                self._deadlines.append((time.monotonic() + self._wait_s, key))
+                if len(self._deadlines) == 1:
+                    self._lock.notify_all()
+                return
+        answer(*(found or (None, None)))
+
+    def _keep_open(self) -> None:
+        pause_s = _BACKOFF_BASE_S
+        while not self._stop.is_set():
+            began = time.monotonic()
+            try:
+                self._read()
+                why = "the gateway ended the stream"
+            except (TrunklineError, httpx.HTTPError, httpx.InvalidURL, msgspec.MsgspecError, OSError) as error:
+                why = explained(error)
+            except Exception as error:  # anything else must not end the receipts' verdicts for good
+                log.exception("verdicts_failed")
+                why = type(error).__name__
+            was_up = self._set_down()
+            if self._stop.is_set():
+                return
+            if was_up or not self._complained:
+                self._complained = True
+                log.warning("verdicts_away", error=why, gateway=self._settings.gateway_url)
+            if time.monotonic() - began > _BACKOFF_MAX_S:
+                pause_s = _BACKOFF_BASE_S
+            self._stop.wait(pause_s)
+            pause_s = min(2 * pause_s, _BACKOFF_MAX_S)
+
+    def _read(self) -> None:
+        token = read_token(self._settings)
+        if token is None:
+            raise Refused("there is no operator's token yet")
+        url = self._settings.gateway_url + VERDICTS_PATH
+        decoder = msgspec.json.Decoder(_Line)
+        timeout = httpx.Timeout(_SILENCE_S, connect=CONNECT_TIMEOUT_S)
+        verify = trust(url, self._settings.gateway.ca_certs) or False
+        # A proxy of the environment has no business between us and our own machine.
+        trust_env = urlsplit(url).hostname not in _LOOPBACK
+        with (
+            httpx.Client(timeout=timeout, trust_env=trust_env, verify=verify) as http,
+            http.stream("GET", url, headers={"Authorization": f"Bearer {token}"}) as answer,
+        ):
+            if answer.status_code != 200:
+                kind = BackboneUnreachable if answer.status_code >= 500 else Refused
+                raise kind(f"{VERDICTS_PATH}: HTTP status {answer.status_code}")
+            with self._lock:
+                self._up = not self._stop.is_set()
+            log.info("verdicts_open", gateway=self._settings.gateway_url)
+            for line in answer.iter_lines():
+                if self._stop.is_set():
+                    return
+                if line:
+                    self._take(decoder.decode(line))
+
+    def _take(self, line: _Line) -> None:
+        told: list[tuple[Answer, str, str | None]] = []
+        with self._lock:
+            for partition, offset, verdict, reason in line.settled:
+                key = (partition, offset)
+                answer = self._waiting.pop(key, None)
+                if answer is not None:
+                    told.append((answer, verdict, reason))
+                    continue
+                self._early[key] = (verdict, reason)
+                if len(self._early) > _KEPT:
+                    self._early.popitem(last=False)
+        for answer, verdict, reason in told:
+            _tell(answer, verdict, reason)
+
+    def _set_down(self) -> bool:
+        """Answer all who wait. Returns whether the stream was up."""
+        with self._lock:
+            was_up, self._up = self._up, False
+            left = list(self._waiting.values())
+            self._waiting.clear()
+            self._deadlines.clear()
+            self._lock.notify_all()
+        for answer in left:
+            _tell(answer, None, None)
+        return was_up
+
+    def _time_out(self) -> None:
+        while not self._stop.is_set():
+            late: list[Answer] = []
+            with self._lock:
+                while not self._deadlines and not self._stop.is_set():
+                    self._lock.wait()
+                now = time.monotonic()
+                while self._deadlines and self._deadlines[0][0] <= now:
+                    answer = self._waiting.pop(self._deadlines.popleft()[1], None)
+                    if answer is not None:
+                        late.append(answer)
+                # The others are not due before the first; those that are due together are taken together.
+                pause_s = max(self._deadlines[0][0] - now, _TICK_S) if self._deadlines else 0.0
+            for answer in late:
+                _tell(answer, None, None)
+            self._stop.wait(pause_s)
+
+
+def _tell(answer: Answer, verdict: str | None, reason: str | None) -> None:
+    try:
+        answer(verdict, reason)
+    except Exception:  # one receipt must not end the thread that all others wait for
+        log.exception("receipt_failed")

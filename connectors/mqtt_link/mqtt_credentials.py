@@ -1,0 +1,96 @@
+"""Which MQTT user name and password a program of ours uses, decided in one place (JE-13).
+
+The first that there is: `mqtt.username` and `mqtt.password` of the settings; a job's own account (user name =
+job id, password derived from its secret) for its publisher; the account of a role, from the 0600 file
+`data_dir/keys/mqtt.json` that the local stack makes; nobody. The roles' passwords open the local stack's broker
+and nothing else, so they are sent to loopback only, under TLS only where `mqtt.ca_certs` says whom to trust.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+from typing import Final
+
+from pydantic import SecretStr
+
+from connectors.mqtt_link.mqtt_socket import LOOPBACK_NAMES, socket_dir
+from schemas.keys.first_file import make_first
+from schemas.keys.mqtt_password import job_user, mqtt_password
+from schemas.settings.settings import MqttSettings, Settings, SettingsError
+
+OPERATOR: Final = "operator"
+BRIDGE: Final = "bridge"
+DELEGATOR: Final = "delegator"
+ROLES: Final = (OPERATOR, BRIDGE, DELEGATOR)
+
+_PASSWORD_BYTES: Final = 32
+
+
+def job_mqtt(mqtt: MqttSettings, job_id: str, secret: str) -> MqttSettings:
+    """The broker's settings as the publisher of this job uses them."""
+    if mqtt.username is not None:
+        return mqtt
+    user = job_user(job_id, secret)
+    return _as_user(mqtt, user, mqtt_password(secret, user))
+
+
+def role_mqtt(settings: Settings, role: str) -> MqttSettings:
+    """The broker's settings as a program in this role (`ROLES`) uses them. Raises SettingsError for a key file
+    that others can read or that is none. With a role's account it goes by the broker's private socket.
+    """
+    mqtt = settings.mqtt
+    if mqtt.username is not None or mqtt.host not in LOOPBACK_NAMES:
+        return mqtt
+    # With TLS the broker on loopback may be a tunnel to one elsewhere, unless our own authority knows it.
+    if mqtt.tls and mqtt.ca_certs is None:
+        return mqtt
+    passwords = load_role_passwords(settings)
+    if passwords is None:
+        return mqtt
+    private = mqtt.model_copy(update={"socket_dir": socket_dir(settings)})
+    return _as_user(private, role, passwords[role].get_secret_value())
+
+
+def role_file(settings: Settings) -> Path:
+    """The 0600 file with the roles' passwords."""
+    return settings.data_path / "keys" / "mqtt.json"
+
+
+def load_role_passwords(settings: Settings) -> dict[str, SecretStr] | None:
+    """The passwords by role, None where there is no file. Raises SettingsError as `role_mqtt` does."""
+    path = role_file(settings)
+    try:
+        mode = path.stat().st_mode
+        if mode & 0o077:
+            raise SettingsError(f"{path} is readable by others; run: chmod 600 {path}")
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {role: SecretStr(_text(found[role])) for role in ROLES}
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise SettingsError(
+            f"{path} does not hold the MQTT passwords: remove it, trunkline up makes it anew"
+        ) from None
+
+
+def ensure_role_passwords(settings: Settings) -> dict[str, SecretStr]:
+    """`load_role_passwords`, with random ones in a new 0600 file where there is none."""
+    path = role_file(settings)
+    if not path.exists():
+        make_first(path, json.dumps({role: secrets.token_hex(_PASSWORD_BYTES) for role in ROLES}))
+    found = load_role_passwords(settings)
+    if found is None:
+        raise SettingsError(f"{path} has gone while it was made")
+    return found
+
+
+def _as_user(mqtt: MqttSettings, username: str, password: str) -> MqttSettings:
+    return mqtt.model_copy(update={"username": username, "password": SecretStr(password)})
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError("a password is text")
+    return value

@@ -1,0 +1,80 @@
+"""TLS towards an MQTT broker: the context from the settings, and what an error of it means."""
+
+from __future__ import annotations
+
+import ssl
+from functools import lru_cache
+from pathlib import Path
+
+from schemas.keys.private_files import check_key_file
+from schemas.settings.settings import MqttSettings, SettingsError
+
+
+class _Connection(ssl.SSLSocket):
+    """A connection that is closed when its handshake fails; paho would leave that to the collector."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        try:
+            super().do_handshake(block)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except OSError:
+            self.close()
+            raise
+
+
+def mqtt_context(mqtt: MqttSettings) -> ssl.SSLContext | None:
+    """The context of a connection to this broker, None without TLS. Raises SettingsError for certificates that
+    cannot be read, and for a key that others can read.
+    """
+    if not mqtt.tls:
+        return None
+    # Looked at each time: a mode may change and nothing else.
+    if mqtt.certfile is not None:
+        check_key_file("mqtt.", mqtt.certfile, mqtt.keyfile)
+    # Files may be replaced while we run: what was read counts until they change.
+    files = (mqtt.ca_certs, mqtt.certfile, mqtt.keyfile)
+    return _context(*files, tuple(_changed_at(file) for file in files))
+
+
+def explained(error: Exception, mqtt: MqttSettings) -> str:
+    """An error of a connection in words that name the setting to look at."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"its certificate is not trusted ({error.verify_message}): mqtt.ca_certs must be the authority "
+            "that signed it, and mqtt.host a name in it"
+        )
+    if isinstance(error, ssl.SSLError):
+        if "alert" in (error.reason or "").lower():
+            return f"it ended TLS ({error.reason}): perhaps it wants mqtt.certfile and mqtt.keyfile"
+        return f"no TLS ({error.reason or error}): perhaps it speaks none on this port, then unset mqtt.tls"
+    return str(error)
+
+
+def why_no_answer(mqtt: MqttSettings) -> str:
+    """What may be wrong when a broker hangs up before it has said anything, as words to put behind that."""
+    if not mqtt.tls:
+        return "; perhaps it wants TLS, then set mqtt.tls and mqtt.ca_certs"
+    return "; perhaps it wants mqtt.certfile and mqtt.keyfile" if mqtt.certfile is None else ""
+
+
+@lru_cache(maxsize=32)
+def _context(
+    ca_certs: Path | None, certfile: Path | None, keyfile: Path | None, _changed: tuple[int, ...]
+) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=str(ca_certs) if ca_certs else None)
+        context.sslsocket_class = _Connection
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if certfile is not None:
+            context.load_cert_chain(certfile, keyfile)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(f"mqtt.ca_certs, mqtt.certfile or mqtt.keyfile: {error}") from error
+    return context
+
+
+def _changed_at(path: Path | None) -> int:
+    try:
+        return 0 if path is None else path.stat().st_mtime_ns
+    except OSError:
+        return 0

@@ -1,0 +1,1 @@
+"""Files that declare agents and listeners: the organism file, handlers and agent definitions."""

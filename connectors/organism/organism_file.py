@@ -1,0 +1,320 @@
+"""`conf/organism.yaml` (XP-09): which listeners there are, checked and described, before the log hears of them.
+
+    organism = load_organism(path)      # .listeners, .digest
+
+What stands in the file is checked by a model; what its handlers take is asked of a child process, because the
+handlers are the users' code, and no gateway imports that. Whatever is wrong is an OrganismError that names the
+place in the file and says what to do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from connectors.organism.handler_descriptions import Described, describe_handlers
+from connectors.organism.unique_yaml import UniqueKeyLoader
+from connectors.terminal.terminal_text import escaped
+from schemas.errors import TrunklineError
+from schemas.streams.control.organism import (
+    CONCURRENCY,
+    CONCURRENCY_MOST,
+    LISTENERS_MOST,
+    PER_MINUTE_MOST,
+    TIMEOUT_MS,
+    TIMEOUT_MS_MOST,
+    Listener,
+    RootTag,
+)
+from schemas.streams.principal.principals import RESERVED_PRINCIPALS
+from schemas.wire.strict_json import canonical
+from schemas.wire.wire_body import Name, Note, words_of
+
+FILE_BYTES: Final = 1024 * 1024
+META: Final = "meta"
+META_NAMESPACE: Final = "urn:trunkline:meta:1"
+# A person is written to by name. Not the tag of texts: what others answer in plain text would all go there.
+HUMAN_NAMESPACE: Final = "urn:trunkline:human:1"
+_PROMPT_LIMIT: Final = 32 * 1024
+Describe = Callable[[Sequence[str]], Mapping[str, Described]]
+
+
+class OrganismError(TrunklineError):
+    """The file or a listener in it cannot be taken. The message says where, and what to do."""
+
+
+def _free(name: str) -> str:
+    if name in RESERVED_PRINCIPALS:
+        raise ValueError(f"{name} is a name that the programs use themselves; choose another")
+    return name
+
+
+_FreeName = Annotated[Name, AfterValidator(_free)]
+_Namespace = Annotated[str, Field(max_length=200, pattern=r"^[!-~]*\z")]
+_Attribute = Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*\z")]
+_Tools = Annotated[list[Name], Field(max_length=LISTENERS_MOST)]
+_TimeoutS = Annotated[float, Field(gt=0, le=TIMEOUT_MS_MOST / 1000)]
+_Concurrency = Annotated[int, Field(ge=1, le=CONCURRENCY_MOST)]
+_PerMinute = Annotated[int, Field(ge=1, le=PER_MINUTE_MOST)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class _Entry(_Section):
+    name: _FreeName
+
+
+class ListenerEntry(_Entry):
+    """One of `listeners`. `description`: its text as a tool of language models; left out: the docstring of the
+    class that the handler takes. `tools`: whom it sees and may write to; left out: everybody. Root tag and
+    namespace may be left out, and are those of the handler's class then; of a human, its name.
+    """
+
+    type: Literal["handler", "human"] = "handler"
+    capability: Note = ""
+    description: Note = ""
+    root_tag: RootTag | None = None
+    namespace: _Namespace | None = None
+    handler: _Attribute | None = None
+    tools: _Tools | None = None
+    concurrency: _Concurrency = CONCURRENCY
+    per_minute: _PerMinute | None = None
+    timeout_s: _TimeoutS = TIMEOUT_MS / 1000
+
+    @model_validator(mode="after")
+    def _has_what_its_type_needs(self) -> ListenerEntry:
+        if self.type == "handler" and self.handler is None:
+            raise ValueError("handler: a listener needs one, as my_module:my_handler; or type: human")
+        if self.type == "human" and self.handler is not None:
+            raise ValueError("handler: a human has none; leave it out")
+        return self
+
+
+class AgentEntry(_Entry):
+    """One of `agents`: a listener that is a language model. `client`, `module:attribute`, speaks to it."""
+
+    type: Literal["llm"] = "llm"
+    capability: Note = ""
+    root_tag: RootTag
+    namespace: _Namespace
+    model: Annotated[str, Field(min_length=1, max_length=200)]
+    system_prompt: Annotated[str, Field(max_length=_PROMPT_LIMIT)] = ""
+    client: _Attribute
+    visible_tools: _Tools | None = None
+    concurrency: _Concurrency = CONCURRENCY
+    per_minute: _PerMinute | None = None
+    tokens_per_minute: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    timeout_s: _TimeoutS = TIMEOUT_MS / 1000
+
+
+class MetaEntry(_Section):
+    """Who may ask which listeners there are, and what their schemas are (XP-14)."""
+
+    allow_list_capabilities: Literal["admin", "all", "none"] = "none"
+    allow_schema_requests: Literal["admin", "all", "none"] = "none"
+
+
+class OrganismPlan(_Section):
+    """What the file says."""
+
+    listeners: Annotated[list[ListenerEntry], Field(max_length=LISTENERS_MOST)] = []
+    agents: Annotated[list[AgentEntry], Field(max_length=LISTENERS_MOST)] = []
+    meta: MetaEntry | None = None
+
+    @model_validator(mode="after")
+    def _has_each_name_once(self) -> OrganismPlan:
+        entries: list[_Entry] = [*self.listeners, *self.agents]
+        names = [entry.name for entry in entries] + ([META] if self.meta else [])
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"the name {twice[0]} stands there twice; each listener needs one of its own")
+        return self
+
+
+@dataclass(frozen=True)
+class Organism:
+    """The listeners of a file as the log takes them. `digest`: SHA-256 over the file and what its handlers
+    take, so that a changed class is noticed, too.
+    """
+
+    listeners: list[Listener]
+    digest: str
+
+
+def load_organism(path: Path, describe: Describe = describe_handlers) -> Organism:
+    """Read a file and have its handlers described, which takes a second or two. Raises OrganismError."""
+    content = read_file(path)
+    plan = parsed(content, path)
+    listeners = listeners_of(plan, describe, str(path))
+    said = [listener.model_dump(mode="json") for listener in listeners]
+    return Organism(listeners, hashlib.sha256(content + b"\0" + canonical({"listeners": said})).hexdigest())
+
+
+def read_file(path: Path) -> bytes:
+    """What the file holds. Raises OrganismError."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES + 1)
+    except OSError as error:
+        raise OrganismError(f"{path} cannot be read: {error.strerror}") from None
+    if len(content) > FILE_BYTES:
+        raise OrganismError(f"{path} is larger than {FILE_BYTES} bytes")
+    return content
+
+
+def parsed(content: bytes, path: Path) -> OrganismPlan:
+    """What the file says, before anybody has looked at its handlers. Raises OrganismError."""
+    try:
+        loaded = yaml.load(content.decode("utf-8"), _PlainLoader)  # noqa: S506  a safe one
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise OrganismError(f"{path} is no YAML: {escaped(' '.join(str(error).split()))[:300]}") from None
+    except (RecursionError, ValueError, LookupError, TypeError, AttributeError) as error:
+        # The library's own, of values with a tag that they do not fit.
+        raise OrganismError(f"{path} is no YAML that we take: {type(error).__name__}") from None
+    if loaded is None:
+        return OrganismPlan()
+    try:
+        return OrganismPlan.model_validate(loaded)
+    except ValidationError as error:
+        raise OrganismError(f"{path}: " + "; ".join(_faults(error, loaded))) from None
+
+
+def listeners_of(plan: OrganismPlan, describe: Describe, where: str) -> list[Listener]:
+    """The listeners as the log takes them, each with what its handler says. Raises OrganismError."""
+    handlers = sorted({entry.handler for entry in plan.listeners if entry.handler is not None})
+    known = describe(handlers) if handlers else {}
+    found = [listener_of(entry, known, where) for entry in plan.listeners]
+    found += [agent_of(entry) for entry in plan.agents]
+    if plan.meta is not None:
+        found.append(_meta_of(plan.meta))
+    return found
+
+
+def listener_of(entry: ListenerEntry, known: Mapping[str, Described], where: str) -> Listener:
+    """One listener. Raises OrganismError when its handler cannot be described, or is for something else."""
+    root_tag, namespace, xsd, example = entry.root_tag, entry.namespace, None, None
+    if entry.handler is None:
+        root_tag, namespace = root_tag or entry.name, HUMAN_NAMESPACE if namespace is None else namespace
+    else:
+        place = f"{where}: listener {entry.name}"
+        described = known[entry.handler]
+        if described.fault is not None:
+            raise OrganismError(f"{place}: handler {entry.handler}: {described.fault}")
+        for what, said, is_so in (
+            ("root_tag", root_tag, described.root_tag),
+            ("namespace", namespace, described.namespace),
+        ):
+            if said is not None and said != is_so:
+                raise OrganismError(
+                    f"{place}: {what} is {said!r}, but the class that {entry.handler} takes has {is_so!r}; "
+                    "change one of the two, or leave it out"
+                )
+        root_tag, namespace = described.root_tag, described.namespace
+        xsd, example = described.xsd, described.example
+    return _listener(
+        f"{where}: listener {entry.name}",
+        name=entry.name,
+        type=entry.type,
+        capability=entry.capability,
+        root_tag=root_tag,
+        namespace=namespace,
+        handler=entry.handler,
+        xsd=xsd,
+        example=example,
+        visible_tools=entry.tools,
+        concurrency=entry.concurrency,
+        per_minute=entry.per_minute,
+        timeout_ms=round(entry.timeout_s * 1000),
+        options=canonical({"description": entry.description}).decode("utf-8") if entry.description else None,
+    )
+
+
+def entry_from(fields: Mapping[str, Any], where: str) -> ListenerEntry | AgentEntry:
+    """An entry of either kind, by its type. Raises OrganismError."""
+    model = AgentEntry if fields.get("type") == "llm" else ListenerEntry
+    given = dict(fields)
+    if model is AgentEntry and "tools" in given:
+        given["visible_tools"] = given.pop("tools")
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise OrganismError(f"{where}: " + "; ".join(_faults(error, given))) from None
+
+
+def agent_of(entry: AgentEntry) -> Listener:
+    """A language model as a listener."""
+    options = {"client": entry.client, "model": entry.model, "system_prompt": entry.system_prompt}
+    return _listener(
+        f"agent {entry.name}",
+        name=entry.name,
+        type=entry.type,
+        capability=entry.capability,
+        root_tag=entry.root_tag,
+        namespace=entry.namespace,
+        visible_tools=entry.visible_tools,
+        concurrency=entry.concurrency,
+        per_minute=entry.per_minute,
+        tokens_per_minute=entry.tokens_per_minute,
+        timeout_ms=round(entry.timeout_s * 1000),
+        options=canonical(options).decode("utf-8"),
+    )
+
+
+def _meta_of(entry: MetaEntry) -> Listener:
+    return _listener(
+        META,
+        name=META,
+        type=META,
+        capability="tells which listeners there are, and their schemas",
+        root_tag=META,
+        namespace=META_NAMESPACE,
+        options=canonical(entry.model_dump()).decode("utf-8"),
+    )
+
+
+def _listener(place: str, **fields: Any) -> Listener:
+    try:
+        return Listener.model_validate(fields)
+    except ValidationError as error:
+        raise OrganismError(f"{place}: " + "; ".join(_faults(error, None))) from None
+
+
+def _faults(error: ValidationError, loaded: Any) -> list[str]:
+    """What is wrong, each with its place in words: `listeners, calculator, timeout_s: …`."""
+    found = []
+    for fault in error.errors(include_input=False, include_url=False):
+        place, node = [], loaded
+        for part in fault["loc"]:
+            node = _below(node, part)
+            name = node.get("name") if isinstance(part, int) and isinstance(node, dict) else None
+            place.append(
+                escaped(name) if isinstance(name, str) else str(part + 1 if isinstance(part, int) else part)
+            )
+        said = words_of(fault).removeprefix("Value error, ")
+        found.append(f"{escaped(', '.join(place))[:200]}: {said}" if place else said)
+    return found[:10]
+
+
+def _below(node: Any, part: object) -> Any:
+    try:
+        return node[part]
+    except (KeyError, IndexError, TypeError):
+        return None
+
+
+class _PlainLoader(UniqueKeyLoader):
+    """Refuses aliases, too, with which a short file can say a lot."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.constructor.ConstructorError(None, None, "an alias; write it out", event.start_mark)
+        return super().compose_node(parent, index)

@@ -1,0 +1,127 @@
+"""Keeps the registry of sessions and what runs on this machine in step: create, stop, resume (JE-14).
+
+The order is always the same. What begins is started held back, told to the registry, and only then released;
+what ends is told to the registry first. So the registry never lacks what runs, and a refusal stops nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from connectors.gateway_client.gateway_client import GatewayClient, path_of
+from connectors.processes.session_host import GRACE_S, SessionHost, clean_environment
+from schemas.errors import NotFound, Refused, UsageError
+from schemas.fold.life_cycles import TERMINATED
+from schemas.streams.session.session_registry import HARD, SOFT
+from schemas.wire.ids import is_name
+
+Row = dict[str, Any]
+
+
+def find_session(gateway: GatewayClient, name: str) -> Row | None:
+    """The row of a session, None for an unknown one. Raises UsageError for what is no name."""
+    if not is_name(name):
+        raise UsageError(f"not a name (letters, digits, '.', '_', '-'; first a letter or digit): {name!r}")
+    try:
+        found: Row = gateway.get(path_of("sessions", name))
+    except NotFound:
+        return None
+    return found
+
+
+def refuse_taken(gateway: GatewayClient, name: str) -> None:
+    """Raise Refused when there is a session with this name already: a name is used once."""
+    row = find_session(gateway, name)
+    if row is not None:
+        raise Refused(f"there is a session {name} already, it is {row['status']}; choose another name")
+
+
+def create_session(
+    gateway: GatewayClient,
+    host: SessionHost,
+    name: str,
+    command: list[str],
+    *,
+    for_job: str | None = None,
+    description: str | None = None,
+    environment: dict[str, str] | None = None,
+    instructions: str | None = None,
+) -> Row:
+    """Register a session and start its command, held back until `host.release`; its row. Without a command
+    only the name is registered. Raises Refused for a name that is taken; nothing is left running then.
+    """
+    refuse_taken(gateway, name)
+    body = {"session": name, "description": description, "for_job": for_job, "host": host.name}
+    if not command:
+        row: Row = gateway.post(path_of("sessions"), body | {"host": None})
+        return row
+    given = clean_environment() if environment is None else environment
+    spec = host.prepare(name, command, folder=Path.cwd(), environment=given, instructions=instructions)
+    handle: str | None = None
+    try:
+        handle = host.start(name, spec)
+        row = gateway.post(path_of("sessions"), body | {"handle": handle})
+        # Only now: another command may have taken the name meanwhile, and what is kept is of the one who did.
+        host.keep(name, spec)
+    except BaseException:
+        spec.unlink(missing_ok=True)
+        if handle is not None:
+            host.stop(handle)
+        raise
+    return row
+
+
+def stop_session(
+    gateway: GatewayClient,
+    host: SessionHost,
+    name: str,
+    *,
+    mode: str,
+    reason: str | None = None,
+    capture_id: str | None = None,
+    graceful: bool = False,
+) -> tuple[Row, Path | None]:
+    """Tell the registry, then end what runs here. The row after it, and the file with the screen if one was
+    asked for. Raises Refused, NotFound.
+    """
+    before = find_session(gateway, name)
+    here = before is not None and before["host"] == host.name and before["handle"] is not None
+    captured = None
+    if capture_id is not None:
+        if before is None or not here:
+            raise Refused(f"session {name} does not run on this machine, so its screen cannot be kept here")
+        if not is_name(capture_id):
+            raise UsageError(f"--capture-id: not a name: {capture_id!r}")
+        captured = host.keep_capture(name, before["handle"], capture_id)
+    body = {"mode": mode, "reason": reason, "capture_id": capture_id, "graceful": graceful}
+    row: Row = gateway.post(path_of("sessions", name, "stop"), body)
+    if here and mode != SOFT:
+        host.stop(row["handle"], grace_s=GRACE_S if graceful else 0.0)
+        if mode == HARD:
+            host.forget(name)
+    return row, captured
+
+
+def resume_session(gateway: GatewayClient, host: SessionHost, name: str) -> Row:
+    """Run a stopped session again, or take an archived one back. Raises Refused, NotFound."""
+    row = find_session(gateway, name)
+    if row is None:
+        raise NotFound(f"there is no session {name}")
+    path = path_of("sessions", name, "resume")
+    handle = row["handle"]
+    if handle is None or row["status"] == TERMINATED:
+        # Of a terminated one the gateway says why not.
+        return dict(gateway.post(path))
+    if row["host"] != host.name:
+        raise Refused(f"session {name} lives on host {row['host']}; resume it there")
+    if host.alive(handle):
+        return dict(gateway.post(path))
+    again = host.start(name)
+    try:
+        found = gateway.post(path, {"host": host.name, "handle": again})
+    except BaseException:
+        host.stop(again)
+        raise
+    host.release(name, again)
+    return dict(found)

@@ -1,0 +1,1 @@
+"""Small agents for experiments, the demo and the tests."""

@@ -1,0 +1,194 @@
+"""A small MCP agent, for experiments and for spawning: `python -m connectors.samples.mcp_agent`.
+
+It has no arguments: AGENT_ID, AGENT_KEY_PATH and MCP_SERVER_URL are in its environment. It reports that it
+is idle, reads its messages and answers each with `<id> was told: <content>`; while it does so it is working. At
+the message `finish` of the operator it ends.
+
+**Delivers** an answer once, however often it is sent: its key is made from the message that it answers.
+**Loses** nothing when it is killed: a message is marked as read after it was answered.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import anyio
+from mcp import Client, MCPError
+from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
+
+from connectors.agent_client import KEY_UNUSABLE, REFUSED, UNREACHABLE, KeyFileError, agent_client
+from connectors.launcher.protocol import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE
+from connectors.terminal.terminal_text import escaped
+from schemas.errors import BackboneUnreachable, Refused, TrunklineError, UsageError
+
+OPERATOR: Final = "operator"
+FINISH: Final = "finish"
+TOLD: Final = "was told:"
+# How long the gateway may be away, and how long an agent that nobody tells to finish goes on.
+GIVE_UP_S: Final = 60.0
+LIFE_S: Final = 3600.0
+# Between two looks at the mailbox: short after a message, longer while there are none.
+_POLL_S: Final = (0.2, 2.0)
+_BACKOFF_S: Final = (0.2, 5.0)
+_TEXT_LIMIT: Final = 4000
+# The gateway is there, and what stands behind it is not.
+_AWAY: Final = "unreachable"
+# Two of these agents would otherwise answer each other for ever.
+_ANSWER: Final = re.compile(rf"\S+ {TOLD}")
+
+
+class _NotTaken(TrunklineError):
+    """The server was there and wanted none of it: sending it again would change nothing."""
+
+
+class McpAgent:
+    """One agent at its mailbox. `client` is connected and signs for it."""
+
+    def __init__(self, client: Client, agent_id: str) -> None:
+        self._client = client
+        self._agent_id = agent_id
+        self._answered = 0
+        self._handled: set[str] = set()
+
+    async def run(self) -> None:
+        """Work until it is told to finish. Raises Refused when its key is worth nothing any more,
+        BackboneUnreachable when the gateway is away for too long, TrunklineError for anything else.
+        """
+        deadline = time.monotonic() + LIFE_S
+        pause_s = _POLL_S[0]
+        await self._report("idle")
+        while time.monotonic() < deadline:
+            # One that could not be marked comes again, and was dealt with.
+            messages = [one for one in await self._unread() if one["id"] not in self._handled]
+            if messages:
+                await self._report("working")
+                # All that is there is answered, also what stands behind the end.
+                finished = [await self._handle(message) for message in messages]
+                await self._report("idle")
+                if any(finished):
+                    print(f"answered {self._answered}", flush=True)
+                    return
+            pause_s = _POLL_S[0] if messages else min(pause_s * 1.5, _POLL_S[1])
+            await anyio.sleep(pause_s)
+        raise TrunklineError(f"nobody said {FINISH} within {LIFE_S:.0f} s")
+
+    async def _unread(self) -> list[dict[str, Any]]:
+        given = await self._call("get_my_messages", {"unreadOnly": True})
+        messages = given.get("messages")
+        if isinstance(messages, list) and all(
+            isinstance(message, dict) and {"id", "from", "content"} <= message.keys() for message in messages
+        ):
+            return messages
+        raise TrunklineError("what answers is no agent MCP server of Trunkline's")
+
+    async def _handle(self, message: Mapping[str, Any]) -> bool:
+        """Answer a message and mark it as read; whether it was the end."""
+        identity, sender, content = str(message["id"]), str(message["from"]), str(message["content"])
+        finishes = sender == OPERATOR and _says_finish(content)
+        if not finishes and not _ANSWER.match(content):
+            await self._answer(identity, sender, content)
+        self._handled.add(identity)
+        await self._call("mark_read", {"messageIds": [identity], "idempotencyKey": self._key("read", identity)})
+        return finishes
+
+    async def _answer(self, identity: str, sender: str, content: str) -> None:
+        answer = {
+            "targetAgentId": sender,
+            "message": f"{self._agent_id} {TOLD} {content}"[:_TEXT_LIMIT],
+            "idempotencyKey": self._key("answer", identity),
+        }
+        try:
+            await self._call("send_to_agent", answer)
+        except _NotTaken as error:
+            print(f"an answer was not taken: {error}", file=sys.stderr, flush=True)
+            return
+        self._answered += 1
+
+    async def _report(self, status: Literal["idle", "working", "blocked"]) -> None:
+        await self._call("update_my_status", {"status": status})
+
+    def _key(self, what: str, identity: str) -> str:
+        return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{self._agent_id}/{what}/{identity}"))
+
+    async def _call(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """One call, made again while the gateway is away, for at most `GIVE_UP_S` seconds."""
+        give_up_at = time.monotonic() + GIVE_UP_S
+        pause_s = _BACKOFF_S[0]
+        while True:
+            try:
+                result = await self._client.call_tool(tool, arguments)
+            except MCPError as error:
+                if error.code == REFUSED:
+                    raise Refused(escaped(error.message)) from None
+                if error.code == KEY_UNUSABLE:
+                    raise KeyFileError(error.message) from None
+                if error.code not in (UNREACHABLE, REQUEST_TIMEOUT, CONNECTION_CLOSED):
+                    raise TrunklineError(f"{tool}: {escaped(error.message)[:300]}") from None
+                problem = escaped(error.message)
+            else:
+                said = result.structured_content or {}
+                if not result.is_error:
+                    return said
+                if said.get("reason") != _AWAY:
+                    text = " ".join(getattr(part, "text", "") for part in result.content)
+                    raise _NotTaken(f"{tool}: {escaped(text)[:300]}")
+                problem = f"{tool}: {escaped(str(said.get('message')))[:300]}"
+            if time.monotonic() + pause_s > give_up_at:
+                raise BackboneUnreachable(f"{problem}, given up after {GIVE_UP_S:g} s")
+            await anyio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _BACKOFF_S[1])
+
+
+def _says_finish(content: str) -> bool:
+    """As text, or as the hub's senders write text: an object with it."""
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        return content.strip() == FINISH
+    return isinstance(document, dict) and document.get("text") == FINISH
+
+
+async def work(url: str, agent_id: str, key_path: str) -> None:
+    """Connect, while the gateway is not there yet again and again, and work to the end."""
+    give_up_at = time.monotonic() + GIVE_UP_S
+    pause_s = _BACKOFF_S[0]
+    while True:
+        connected = False
+        try:
+            async with agent_client(url, agent_id, key_path) as client:
+                connected = True
+                return await McpAgent(client, agent_id).run()
+        except BackboneUnreachable as error:
+            if connected:
+                raise
+            if time.monotonic() + pause_s > give_up_at:
+                raise BackboneUnreachable(f"{error}, given up after {GIVE_UP_S:g} s") from None
+        await anyio.sleep(pause_s)
+        pause_s = min(pause_s * 2, _BACKOFF_S[1])
+
+
+def main() -> int:
+    """Be the agent of the environment and return the exit code."""
+    try:
+        needed = (AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE)
+        if missing := [name for name in needed if not os.environ.get(name)]:
+            raise UsageError(f"set {', '.join(missing)}")
+        if len(sys.argv) > 1:
+            raise UsageError("it takes no arguments: all it needs is in its environment")
+        agent_id, key_path, url = (os.environ[name] for name in needed)
+        anyio.run(work, url, agent_id, key_path)
+    except TrunklineError as error:
+        print(f"mcp agent: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""A small agent, for trying things out and for the tests: `python -m connectors.samples.sample_agent`.
+
+It reads its instructions from standard input, one a line, and publishes the events of its job over MQTT. Job
+and secret come from TRUNKLINE_JOB_ID and TRUNKLINE_JOB_SECRET, as `trunkline jobs submit` sets them; a broker
+of the job's own is where that command keeps it.
+
+    progress reading the sources
+    permission publish the report
+    wait 0.5
+    fail the last check is red
+
+`wait` takes seconds; `fail` ends the job in error, `quit` ends the agent without ending the job; without
+either the job completes. A line that begins with `#` is a comment. Any other line counts as progress.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable
+
+from connectors.agent_sdk.mqtt_publisher import JobPublisher
+from connectors.job_tools.job_brokers import with_job_broker
+from schemas.errors import TrunklineError, UsageError
+from schemas.keys.umask import keep_files_private
+from schemas.settings.settings import load_settings
+from schemas.streams.job.job_event import COMPLETED, ERROR, PERMISSION_REQUIRED, PROGRESS, STARTED
+
+JOB_VARIABLE = "TRUNKLINE_JOB_ID"
+SECRET_VARIABLE = "TRUNKLINE_JOB_SECRET"  # noqa: S105  a variable's name
+
+
+def work(publisher: JobPublisher, instructions: Iterable[str]) -> None:
+    """Publish what the instructions say, from `started` to the end. Raises TrunklineError."""
+    publisher.publish(STARTED, "the sample agent begins")
+    done = 0
+    for line in instructions:
+        word, _, rest = line.strip().partition(" ")
+        if not word or word.startswith("#"):
+            continue
+        print(f"> {line.strip()}", flush=True)
+        if word == "wait":
+            time.sleep(float(rest))
+        elif word == "quit":
+            return
+        elif word == "fail":
+            publisher.publish(ERROR, rest or "told to fail")
+            return
+        elif word == "permission":
+            publisher.publish(PERMISSION_REQUIRED, rest or "go on")
+        else:
+            done += 1
+            publisher.publish(PROGRESS, rest if word == "progress" else line.strip(), {"done": done})
+    publisher.publish(COMPLETED, f"{done} steps done")
+
+
+def main() -> int:
+    """Do the job of the environment and return the exit code."""
+    try:
+        job, secret = os.environ.get(JOB_VARIABLE, ""), os.environ.get(SECRET_VARIABLE, "")
+        if not job or not secret:
+            raise UsageError(f"set {JOB_VARIABLE} and {SECRET_VARIABLE}")
+        settings = load_settings()
+        own = with_job_broker(settings, job)
+        work(JobPublisher(own, job, secret, settings.data_path / "publisher"), sys.stdin)
+    except TrunklineError as error:
+        print(f"sample agent: {error}", file=sys.stderr)
+        return error.exit_code
+    print("done", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    keep_files_private()
+    sys.exit(main())

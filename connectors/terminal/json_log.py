@@ -1,0 +1,178 @@
+"""Logs of a program: one JSON object a line on stderr, secrets blanked out by key and by value.
+
+**Loses when** stderr takes nothing (its disk is full): what is logged then is gone, and nothing else fails.
+Before the first line that is taken again stands how many were not.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterable, MutableMapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final
+
+import structlog
+
+from connectors.terminal.log_limit import RepeatedLines
+
+BLANK: Final = "[secret]"
+_STDERR: Final = 2
+_SECRET_KEYS: Final = ("secret", "password", "token", "authorization", "private_key", "master_key")
+
+
+class _Redactor:
+    def __init__(self, secrets: Iterable[str]) -> None:
+        self._secrets = tuple(s for s in secrets if s)
+
+    def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        for key, value in event.items():
+            if any(word in key.lower() for word in _SECRET_KEYS):
+                event[key] = BLANK
+            elif isinstance(value, str):
+                for secret in self._secrets:
+                    value = value.replace(secret, BLANK)
+                event[key] = value
+        return event
+
+
+def _is_of_use(record: logging.LogRecord) -> bool:
+    # A client that is closed while it still looks for Kafka ends what its own thread may be at: that goes wrong
+    # now and then, with a traceback, and changes nothing.
+    return record.msg != "Error closing coroutine for cancelled task"
+
+
+class _StderrLines:
+    """Writes lines to stderr, for all threads, without a buffer: what a full disk refuses must not come later,
+    behind newer lines.
+    """
+
+    def __init__(self, program: str) -> None:
+        self._program = program
+        # While a line is written, a signal's handler or what is thrown away may log, too, on the same thread.
+        self._lock = threading.RLock()
+        self._waiting: deque[str] = deque()
+        self._is_writing = False
+        self._lost = 0
+        self._is_cut = False
+
+    def write(self, line: str) -> None:
+        """Write a line, or count it as lost. Never raises OSError."""
+        with self._lock:
+            self._waiting.append(line)
+            if self._is_writing:
+                return  # written behind the one that this thread is at
+            self._is_writing = True
+            try:
+                while self._waiting:
+                    self._write(self._waiting.popleft())
+            finally:
+                self._is_writing = False
+
+    def _write(self, line: str) -> None:
+        if self._lost and self._takes(self._notice()):
+            self._lost = 0
+        if self._lost or not self._takes(line):
+            self._lost += 1
+
+    def _takes(self, line: str) -> bool:
+        if sys.stderr is None:
+            return True  # started without one: its number may be that of another file by now
+        given = f"\n{line}\n".encode() if self._is_cut else f"{line}\n".encode()
+        taken = 0
+        try:
+            # A signal may end a write to a pipe early.
+            while taken < len(given):
+                taken += os.write(_STDERR, given[taken:])
+        except OSError:
+            pass
+        if taken:
+            self._is_cut = taken < len(given)
+        return taken == len(given)
+
+    def _notice(self) -> str:
+        return json.dumps(
+            {
+                "event": "log_lines_lost",
+                "lines": self._lost,
+                "level": "warning",
+                "logger": __name__,
+                "program": self._program,
+                "timestamp": f"{datetime.now(UTC).replace(tzinfo=None).isoformat()}Z",
+            }
+        )
+
+
+class _StderrLogger:
+    """What structlog calls with a finished line."""
+
+    def __init__(self, lines: _StderrLines, name: str | None = None) -> None:
+        self.name = name
+        self.msg = self.debug = self.info = self.warning = self.error = self.critical = lines.write
+
+
+class _StderrHandler(logging.Handler):
+    """The libraries' lines go the same way as ours."""
+
+    def __init__(self, lines: _StderrLines) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.write(self.format(record))
+        except Exception:  # noqa: BLE001  what logs must not fail for it
+            self.handleError(record)
+
+
+def _add_logger_name(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    record = event.get("_record")  # of a library that logs by `logging`
+    event["logger"] = logger.name if record is None else record.name
+    return event
+
+
+def configure_json_log(program: str, secrets: Iterable[str] = (), level: int = logging.INFO) -> None:
+    """Send structlog's and the libraries' log lines as JSON to stderr; libraries from WARNING on.
+
+    `secrets` are values that are blanked out wherever they stand. Call it once, in a program's `main`.
+    """
+    chain: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        _add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        _Redactor(secrets),
+    ]
+    lines = _StderrLines(program)
+    # Our own lines go straight to stderr: the way through `logging` takes nearly twice as long.
+    structlog.configure(
+        processors=[*chain, structlog.processors.JSONRenderer()],
+        logger_factory=partial(_StderrLogger, lines),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        cache_logger_on_first_use=True,
+    )
+    handler = _StderrHandler(lines)
+    handler.addFilter(RepeatedLines())
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.ExtraAdder(), *chain],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.JSONRenderer(),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    # Says as a warning only that callbacks of ours took their time.
+    selector = logging.getLogger("kafka.net.selector")
+    selector.setLevel(logging.ERROR)
+    selector.addFilter(_is_of_use)
+    structlog.contextvars.bind_contextvars(program=program)

@@ -1,0 +1,1 @@
+"""The local certificate authority, TLS files and master keys."""

@@ -1,0 +1,1 @@
+"""A Unix socket that one process has at a time."""

@@ -1,0 +1,115 @@
+"""What is derived from a payload's shape: its XSD, an example, and how a language model calls it (XP-01)."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+from xml.sax.saxutils import escape, quoteattr
+
+from connectors.xml_payloads.payload_leaves import Leaf
+from connectors.xml_payloads.payload_shapes import Record, Slot
+
+_INDENT = "  "
+
+
+def derived_xsd(root_tag: str, namespace: str, record: Record) -> str:
+    """The schema of a payload. Elements stand in the order of the fields; no attributes, no other content."""
+    lines = [
+        '<?xml version="1.0" encoding="UTF-8"?>',
+        '<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema"',
+        f'           targetNamespace={quoteattr(namespace)} elementFormDefault="qualified">',
+        f'{_INDENT}<xs:element name="{root_tag}">',
+        *_complex_type(record, 2),
+        f"{_INDENT}</xs:element>",
+        "</xs:schema>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _complex_type(record: Record, level: int) -> list[str]:
+    indent = _INDENT * level
+    lines = [f"{indent}<xs:complexType>", f"{indent}{_INDENT}<xs:sequence>"]
+    for slot in record.slots:
+        lines += _element(slot, level + 2)
+    return [*lines, f"{indent}{_INDENT}</xs:sequence>", f"{indent}</xs:complexType>"]
+
+
+def _element(slot: Slot, level: int) -> list[str]:
+    indent = _INDENT * level
+    occurs = "" if slot.is_required else ' minOccurs="0"'
+    if slot.is_list:
+        occurs += ' maxOccurs="unbounded"'
+    head = f'{indent}<xs:element name="{slot.name}"{occurs}'
+    if isinstance(slot.shape, Record):
+        return [f"{head}>", *_complex_type(slot.shape, level + 1), f"{indent}</xs:element>"]
+    leaf = slot.shape
+    facets = [f'<xs:pattern value="{escape(pattern)}"/>' for pattern in leaf.patterns]
+    facets += [f"<xs:enumeration value={quoteattr(choice)}/>" for choice in leaf.choices]
+    if not facets:
+        return [f'{head} type="{leaf.xsd_type}"/>']
+    return [
+        f"{head}>",
+        f"{indent}{_INDENT}<xs:simpleType>",
+        f'{indent}{_INDENT * 2}<xs:restriction base="{leaf.xsd_type}">',
+        *(f"{indent}{_INDENT * 3}{facet}" for facet in facets),
+        f"{indent}{_INDENT * 2}</xs:restriction>",
+        f"{indent}{_INDENT}</xs:simpleType>",
+        f"{indent}</xs:element>",
+    ]
+
+
+def derived_example(root_tag: str, namespace: str, record: Record) -> bytes:
+    """A payload that the schema takes, with each field once."""
+    declared = f" xmlns={quoteattr(namespace)}"
+    return f"<{root_tag}{declared}>{_example_content(record)}</{root_tag}>".encode()
+
+
+def _example_content(record: Record) -> str:
+    return "".join(f"<{slot.name}>{_example_value(slot)}</{slot.name}>" for slot in record.slots)
+
+
+def _example_value(slot: Slot) -> str:
+    if isinstance(slot.shape, Record):
+        return _example_content(slot.shape)
+    if not slot.is_list and slot.default not in (dataclasses.MISSING, None):
+        try:
+            return slot.shape.write(slot.default)
+        except ValueError:
+            pass  # a default that cannot be written shows no example
+    return slot.shape.write(slot.shape.sample)
+
+
+def derived_tool_description(root_tag: str, record: Record) -> dict[str, Any]:
+    """Name, description and JSON schema of the fields, as a language model takes a tool."""
+    return {
+        "name": root_tag,
+        "description": description_of(record.cls),
+        "input_schema": _object_schema(record),
+    }
+
+
+def description_of(cls: type) -> str:
+    """A class's own docstring; a dataclass without one has its signature there, which says nothing."""
+    text = inspect.cleandoc(cls.__doc__ or "")
+    return "" if text.startswith(f"{cls.__name__}(") else text
+
+
+def _object_schema(record: Record) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {slot.name: _slot_schema(slot) for slot in record.slots},
+        "required": [slot.name for slot in record.slots if slot.is_required],
+        "additionalProperties": False,
+    }
+
+
+def _slot_schema(slot: Slot) -> dict[str, Any]:
+    item = dict(slot.shape.json_schema) if isinstance(slot.shape, Leaf) else _object_schema(slot.shape)
+    found: dict[str, Any] = {"type": "array", "items": item} if slot.is_list else item
+    if slot.description:
+        found["description"] = slot.description
+    # What JSON writes as it is: no Enum, no NaN.
+    if type(slot.default) in (str, int, bool):
+        found["default"] = slot.default
+    return found

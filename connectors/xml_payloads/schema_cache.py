@@ -1,0 +1,56 @@
+"""Derived schemas on the disk (XP-01): `<folder>/<listener>/<root tag>/v1.xsd`, a new version for each change.
+
+The files are for people and other programs. What is compiled is what the class says: a file that was changed
+by hand is no schema of a listener, it only makes the next version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import Any
+
+from connectors.xml_payloads.payload_types import PayloadType
+from schemas.wire.ids import is_name
+
+
+def cached_schema(folder: Path, listener: str, kind: PayloadType) -> Any:
+    """The compiled schema of a payload, its text being the newest version on the disk. Any number of
+    processes may ask at once. Raises ValueError for a listener's name that CM-01 forbids, and OSError.
+    """
+    if not is_name(listener):
+        raise ValueError(f"not a name of a listener: {listener!r}")
+    versions = folder / listener / kind.root_tag
+    versions.mkdir(parents=True, exist_ok=True)
+    written = kind.xsd.encode()
+    while True:
+        newest = max(map(_version, versions.iterdir()), default=0)
+        if newest and (versions / f"v{newest}.xsd").read_bytes() == written:
+            return kind.compiled()
+        if _write_once(versions / f"v{newest + 1}.xsd", written):
+            return kind.compiled()
+
+
+def _version(path: Path) -> int:
+    found = re.fullmatch(r"v([1-9][0-9]{0,8})\.xsd", path.name)
+    return int(found[1]) if found else 0
+
+
+def _write_once(path: Path, content: bytes) -> bool:
+    """Whether this call has made the file: whole, or not at all."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with draft.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        # A link, not a rename: it fails where another process was first.
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+            return True
+        return False
+    finally:
+        draft.unlink(missing_ok=True)

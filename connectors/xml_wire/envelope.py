@@ -1,0 +1,166 @@
+"""The envelope `<message>` (XP-04): opened, checked by `envelope.xsd`, written anew for who receives it.
+
+    opened = open_document(body)
+    opened.to, opened.root_tag, opened.payload
+
+`<from>` is read as a claim and believed by nobody: `wrapped` writes the sender that the pump knows.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from xml.sax.saxutils import escape
+
+from lxml import etree  # type: ignore[import-untyped]
+
+from connectors.xml_wire.envelope_faults import EXAMPLE, envelope_fault
+from connectors.xml_wire.safe_xml import canonical_bytes, repair, repair_answer
+from connectors.xml_wire.xml_faults import Faulty, XmlRefused, quoted
+from connectors.xml_wire.xml_limits import DEFAULT_LIMITS, XmlLimits
+from connectors.xml_wire.xml_mending import NOT_XML, REPLACEMENT
+from schemas.wire.ids import is_name
+
+ENVELOPE_NAMESPACE: Final = "urn:trunkline:envelope:1"
+TEXT_NAMESPACE: Final = "urn:trunkline:text:1"
+_SPACE: Final = f"{{{ENVELOPE_NAMESPACE}}}"
+_MESSAGE, _FROM, _TO, _THREAD = (f"{_SPACE}{name}" for name in ("message", "from", "to", "thread"))
+_SCHEMA: Final = etree.XMLSchema(file=str(Path(__file__).with_name("envelope.xsd")))
+_DEFAULT_NAMESPACE: Final = re.compile(rb"<[^\s:>]+ xmlns=\"[^\"]")
+_CLAIMED: Final = "not believed: <from> is written by the pump, whatever stands there"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedMessage:
+    """What stood in an envelope. `payload` is the canonical form of the payload element alone."""
+
+    to: str | None
+    thread: str | None
+    claimed_sender: str | None
+    root_tag: str
+    namespace: str
+    payload: bytes
+    notes: tuple[str, ...] = ()
+
+
+def open_document(data: bytes, limits: XmlLimits = DEFAULT_LIMITS) -> OpenedMessage:
+    """Repair a document, check that it is one envelope with one payload, and take the payload out.
+
+    Raises XmlRefused for what is dropped and Faulty("envelope") for what its sender is told about.
+    """
+    repaired = repair(data, limits)
+    canonical = canonical_payload(repaired.root, repaired.notes, limits)
+    check_envelope(repaired.root, repaired.notes)
+    return taken_out(repaired.root, canonical, repaired.notes)
+
+
+def open_answer(data: bytes, limits: XmlLimits = DEFAULT_LIMITS) -> list[OpenedMessage]:
+    """The payloads that a handler has answered, in their order: bare, or each in an envelope with its `<to>`.
+
+    Text around them is left out, with a note. No payload and no text is no answer: an empty list. Raises
+    XmlRefused, Faulty.
+    """
+    repaired = repair_answer(data, limits)
+    root, notes = repaired.root, repaired.notes
+    around = len((root.text or "").strip()) + sum(len((child.tail or "").strip()) for child in root)
+    if not len(root):
+        if around:
+            raise Faulty("envelope", "the answer is text without any payload element", EXAMPLE, notes)
+        return []
+    if len(root) > limits.payloads:
+        raise XmlRefused("too_large", f"{len(root)} payloads: an answer has {limits.payloads} at most")
+    if around:
+        notes += (f"left out: {around} characters around the payloads",)
+    return [_answered(child, notes, limits) for child in root]
+
+
+def wrapped(payload: bytes, *, sender: str, to: str | None, thread: str | None) -> bytes:
+    """The document as its recipient sees it. `payload` is canonical, as `OpenedMessage` holds it."""
+    # A payload that declares no default namespace must not fall into the envelope's.
+    prefix = "" if _DEFAULT_NAMESPACE.match(payload) else "m:"
+    lines = [f'<{prefix}message xmlns{":m" if prefix else ""}="{ENVELOPE_NAMESPACE}">']
+    for name, value in (("from", sender), ("to", to), ("thread", thread)):
+        if value is not None:
+            lines.append(f"<{prefix}{name}>{escape(value)}</{prefix}{name}>")
+    return "".join(lines).encode() + payload + f"</{prefix}message>".encode()
+
+
+def text_payload(kind: str, body: str) -> bytes:
+    """The payload for a message of another door: `<text kind="…">`, canonical.
+
+    A character that XML cannot hold is U+FFFD in it.
+    """
+    kind = escape(NOT_XML.sub(REPLACEMENT, kind), {'"': "&quot;", "\t": "&#x9;", "\n": "&#xA;", "\r": "&#xD;"})
+    kind = kind.replace("&gt;", ">")
+    body = escape(NOT_XML.sub(REPLACEMENT, body), {"\r": "&#xD;"})
+    return f'<text xmlns="{TEXT_NAMESPACE}" kind="{kind}">{body}</text>'.encode()
+
+
+def check_envelope(root: Any, notes: tuple[str, ...] = ()) -> None:
+    """Raise Faulty("envelope") unless `root` is an envelope by `envelope.xsd`."""
+    if root.tag != _MESSAGE or not _SCHEMA.validate(root):
+        raise Faulty("envelope", envelope_fault(root, ENVELOPE_NAMESPACE), EXAMPLE, notes)
+
+
+def canonical_payload(root: Any, notes: tuple[str, ...], limits: XmlLimits) -> bytes:
+    """The canonical bytes of what must be the payload: the last element of the envelope. Raises XmlRefused,
+    Faulty. The rest of the envelope is kept nowhere, so it has no bytes.
+    """
+    return _canonical(root[-1], notes, limits) if len(root) else b""
+
+
+def taken_out(root: Any, canonical: bytes, notes: tuple[str, ...]) -> OpenedMessage:
+    """What stands in an envelope that was checked. Raises Faulty."""
+    to = thread = claimed = None
+    *heads, payload = root
+    for head in heads:
+        text = (head.text or "").strip()
+        tag = head.tag
+        if tag == _TO:
+            to = text
+        elif tag == _THREAD:
+            thread = text.lower()
+        else:
+            claimed = text
+            notes = (*notes, _CLAIMED)
+    namespace, tag = _root_name(payload, notes)
+    return OpenedMessage(to, thread, claimed, tag, namespace, canonical, notes)
+
+
+def _answered(child: Any, notes: tuple[str, ...], limits: XmlLimits) -> OpenedMessage:
+    if child.tag not in (_MESSAGE, "message"):
+        canonical = _canonical(child, notes, limits)
+        namespace, tag = _root_name(child, notes)
+        return OpenedMessage(None, None, None, tag, namespace, canonical, notes)
+    canonical = canonical_payload(child, notes, limits)
+    check_envelope(child, notes)
+    return taken_out(child, canonical, notes)
+
+
+def _canonical(element: Any, notes: tuple[str, ...], limits: XmlLimits) -> bytes:
+    try:
+        canonical = canonical_bytes(element)
+    except ValueError as error:
+        raise Faulty("envelope", str(error), EXAMPLE, notes) from None
+    if len(canonical) > limits.document_bytes:
+        why = f"{len(canonical)} bytes in canonical form: {limits.document_bytes} at most"
+        raise XmlRefused("too_large", why)
+    return canonical
+
+
+def _root_name(payload: Any, notes: tuple[str, ...]) -> tuple[str, str]:
+    """Namespace and root tag of a payload."""
+    name = payload.tag
+    namespace, _, tag = name[1:].rpartition("}") if name[0] == "{" else ("", "", name)
+    if not is_name(tag):
+        why = f"the root tag <{quoted(tag)}> is no name: ASCII letters, digits, '.', '_', '-', 128 at most"
+        raise Faulty("payload", why, EXAMPLE, notes)
+    if not namespace and tag == "message":
+        # In an answer it would be taken for an envelope whose namespace was forgotten.
+        raise Faulty("envelope", "the payload is a <message> without a namespace of its own", EXAMPLE, notes)
+    if namespace == ENVELOPE_NAMESPACE:
+        why = f"<{quoted(tag)}> is in the envelope's namespace; give the payload its own xmlns"
+        raise Faulty("envelope", why, EXAMPLE, notes)
+    return namespace, tag

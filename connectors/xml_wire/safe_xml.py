@@ -1,0 +1,255 @@
+"""Bytes of strangers become a tree, safely (XP-02, XP-03): nothing is expanded, fetched or lost in silence.
+
+    repaired = repair(data)
+    canonical_bytes(repaired.root)
+
+A well-formed document is parsed once, strictly. Only one that is not is repaired (`xml_mending`), and each
+thing that was mended is a note. Any DOCTYPE is refused before a parser sees it. A document in which the word
+stands in a comment or a CDATA section is no such document: it is taken if it is well-formed, and refused
+otherwise, because in broken XML nobody can say where a comment ends.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import threading
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lxml import etree  # type: ignore[import-untyped]
+
+from connectors.xml_wire.xml_faults import XmlRefused, quoted
+from connectors.xml_wire.xml_limits import DEFAULT_LIMITS, XmlLimits
+from connectors.xml_wire.xml_mending import Mended, mended, proven_notes
+from connectors.xml_wire.xml_tokens import Kind, tokens
+
+_DECLARATION: Final = re.compile(rb"<!\s*(?:DOCTYPE|ENTITY|ELEMENT|ATTLIST|NOTATION)", re.IGNORECASE)
+_XML_DECLARATION: Final = re.compile(rb"\s*<\?xml\s[^>]*?\bencoding\s*=\s*[\"']?([^\"'?>\s]*)", re.IGNORECASE)
+_ENCODINGS: Final = {b"utf-8", b"utf8", b"us-ascii", b"ascii"}
+_REFERENCE_IN_NAMESPACE: Final = re.compile(rb"xmlns[^\s=<>]*+\s*+=\s*+(?:\"[^\"&]*+&|'[^'&]*+&)")
+_INSTANCE: Final = "{http://www.w3.org/2001/XMLSchema-instance}"
+_LOCAL: Final = threading.local()
+# Below that, a namespace cannot be long and often used enough to hurt.
+_SMALL_BYTES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """A document's tree, and what was mended to get it. No note: it was well-formed."""
+
+    root: Any
+    notes: tuple[str, ...] = ()
+
+
+def repair(data: bytes, limits: XmlLimits = DEFAULT_LIMITS, *, root_tag: str = "message") -> Repaired:
+    """The tree of a document. `root_tag` is the element looked for when prose stands around the XML.
+
+    Comments and processing instructions are out of the tree, with a note, and so are hints where to fetch a
+    schema. Raises XmlRefused.
+    """
+    data, is_strict = guarded(data, limits)
+    try:
+        root = etree.fromstring(data, _parser())
+    except etree.XMLSyntaxError as error:
+        if is_strict or _is_beyond(error):
+            raise _refused(error, is_strict) from None
+        return _repaired(mended(data.decode(), root_tag), limits)
+    return Repaired(root, tidied(root, data, limits))
+
+
+def repair_answer(data: bytes, limits: XmlLimits = DEFAULT_LIMITS) -> Repaired:
+    """The same for a text with any number of elements: they are the children of the root, `<answer>`."""
+    data, is_strict = guarded(data, limits)
+    if data.startswith(b"<?xml") and (end := data.find(b"?>")) > 0:
+        data = data[end + 2 :]
+    wrapped = b"<answer>" + data + b"</answer>"
+    try:
+        root = etree.fromstring(wrapped, _parser())
+    except etree.XMLSyntaxError as error:
+        if is_strict or _is_beyond(error):
+            raise _refused(error, is_strict) from None
+        return _repaired(mended(data.decode(), None), limits)
+    return Repaired(root, tidied(root, wrapped, limits))
+
+
+def canonical_bytes(element: Any) -> bytes:
+    """Exclusive C14N of an element, without comments and without what follows it.
+
+    Raises ValueError for a namespace that is no absolute URI: such a name means something else elsewhere.
+    """
+    try:
+        return bytes(etree.tostring(element, method="c14n", exclusive=True, with_comments=False))
+    except etree.C14NError:
+        raise ValueError("a namespace is no absolute URI, as urn:example:calculator:1 is") from None
+
+
+def guarded(data: bytes, limits: XmlLimits) -> tuple[bytes, bool]:
+    """The document without its byte order mark, and whether it may only be parsed strictly, never repaired.
+
+    Raises XmlRefused for what no parser must see.
+    """
+    if len(data) > limits.document_bytes:
+        raise XmlRefused("too_large", f"{len(data)} bytes: a document has {limits.document_bytes} at most")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise XmlRefused("malformed", f"not UTF-8: byte {error.start} cannot be read") from None
+    # UTF-16 of plain text is UTF-8, too, with a NUL for every other character.
+    if b"\0" in data:
+        raise XmlRefused("malformed", "not UTF-8 text: it holds NUL bytes")
+    if data.startswith(b"\xef\xbb\xbf"):
+        data, text = data[3:], text[1:]
+    declared = _XML_DECLARATION.match(data)
+    if declared and declared[1].lower() not in _ENCODINGS:
+        raise XmlRefused("malformed", f"declared as {quoted(declared[1].decode())}: only UTF-8 is taken")
+    if b"<!" not in data or not _DECLARATION.search(data):
+        return data, False
+    _check_declarations(text)
+    return data, True
+
+
+def tidied(root: Any, data: bytes, limits: XmlLimits) -> tuple[str, ...]:
+    """Bring the tree of well-formed `data` near its canonical form; what was left out. Raises XmlRefused."""
+    if data.count(b"<") > limits.depth:
+        _check_depth(root, limits)
+    if data.count(b"=") > limits.attributes:
+        _check_attributes(data, limits)
+    if len(data) > _SMALL_BYTES:
+        _check_namespaces(data, limits)
+    if b"&" in data and _REFERENCE_IN_NAMESPACE.search(data):
+        _check_references(data)
+    notes = []
+    if b"<!--" in data or data.find(b"<?", 1) > 0:
+        for kind, name in ((etree.Comment, "comments"), (etree.PI, "processing instructions")):
+            if count := sum(1 for _ in root.iter(kind)):
+                etree.strip_tags(root, kind)
+                notes.append(f"left out: {name} ({count})")
+    # A validator follows the hints; a type named in the document is not for the sender to choose.
+    if b"chemaLocation" in data or b":type" in data:
+        notes += _without_hints(root)
+    return tuple(notes)
+
+
+def _check_declarations(text: str) -> None:
+    """Raise XmlRefused for a declaration that stands outside of comments, CDATA and processing instructions."""
+    pieces = tokens(text)
+    for piece in pieces:
+        # No `<` of a well-formed document is stray; that of a declaration is, to these tokens.
+        if piece.kind is Kind.STRAY:
+            behind = next(pieces, piece)
+            raise _doctype() if _DECLARATION.match(f"<{behind.text[:80]}".encode()) else _unrepaired()
+
+
+def _parser(*, recover: bool = False) -> Any:
+    """The thread's own parser: one that threads share makes them wait for one another."""
+    name = "recovering" if recover else "strict"
+    parser = getattr(_LOCAL, name, None)
+    if parser is None:
+        parser = etree.XMLParser(
+            encoding="utf-8",  # whatever the document says, and before it can say anything
+            recover=recover,
+            resolve_entities=False,
+            load_dtd=False,
+            dtd_validation=False,
+            attribute_defaults=False,
+            no_network=True,
+            huge_tree=False,
+            collect_ids=False,
+        )
+        setattr(_LOCAL, name, parser)
+    return parser
+
+
+def _repaired(document: Mended, limits: XmlLimits) -> Repaired:
+    """Parse what was mended; let libxml2 recover what is still wrong, and prove that it has lost nothing."""
+    data = document.text.encode()
+    # Mending must not make what was refused before.
+    if _DECLARATION.search(data):
+        raise _doctype()
+    if len(data) > 2 * limits.document_bytes:
+        raise XmlRefused("too_large", "the document is beyond the limit once it is mended")
+    notes = document.notes
+    try:
+        root = etree.fromstring(data, _parser())
+    except etree.XMLSyntaxError as error:
+        if _is_beyond(error):
+            raise _refused(error, False) from None
+        parser = _parser(recover=True)
+        root = etree.fromstring(data, parser)
+        notes += proven_notes(document, root, parser.error_log)
+    return Repaired(root, notes + tidied(root, data, limits))
+
+
+def _is_beyond(error: Any) -> bool:
+    return bool(error.code == etree.ErrorTypes.ERR_RESOURCE_LIMIT)
+
+
+def _refused(error: Any, is_strict: bool) -> XmlRefused:
+    if _is_beyond(error):
+        return XmlRefused("too_large", "nested deeper than any document of ours")
+    if is_strict:
+        return _unrepaired()
+    return XmlRefused("malformed", quoted(error.msg or "no XML"))
+
+
+def _unrepaired() -> XmlRefused:
+    return XmlRefused("malformed", "a DOCTYPE is named in it and it is not well-formed: it is not repaired")
+
+
+def _doctype() -> XmlRefused:
+    return XmlRefused("malformed", "a DOCTYPE or another declaration: no document may have one; leave it out")
+
+
+def _check_depth(root: Any, limits: XmlLimits) -> None:
+    if _deeper_than(limits.depth)(root):
+        raise XmlRefused("too_large", f"nested deeper than {limits.depth} elements")
+
+
+def _deeper_than(depth: int) -> Any:
+    """A compiled question, per thread: an XPath object lets one thread in at a time."""
+    known = _LOCAL.__dict__.setdefault("depths", {})
+    if depth not in known:
+        known[depth] = etree.XPath(f"boolean({'/*' * (depth + 1)})")
+    return known[depth]
+
+
+def _check_attributes(data: bytes, limits: XmlLimits) -> None:
+    # The first look is cheap and may be wrong: a text may be full of equal signs.
+    if all(piece.count(b"=") <= limits.attributes for piece in data.split(b"<")):
+        return
+    for token in tokens(data.decode()):
+        if token.kind in (Kind.START, Kind.EMPTY) and _attribute_count(token.text) > limits.attributes:
+            raise XmlRefused(
+                "too_large", f"<{quoted(token.name)}> has more than {limits.attributes} attributes"
+            )
+
+
+def _attribute_count(tag: str) -> int:
+    return len(re.findall(r"""=\s*+(?:"[^"]*+"|'[^']*+')""", tag))
+
+
+def _check_namespaces(data: bytes, limits: XmlLimits) -> None:
+    pattern = rb"xmlns[^\s=<>]*+\s*+=\s*+(?:\"[^\"]{%d}|'[^']{%d})" % ((limits.namespace_bytes + 1,) * 2)
+    if re.search(pattern, data):
+        raise XmlRefused("too_large", f"a namespace is longer than {limits.namespace_bytes} bytes")
+
+
+def _check_references(data: bytes) -> None:
+    """libxml2 writes a namespace as it is: with an ampersand, the canonical form would mean something else."""
+    for token in tokens(data.decode()):
+        if token.kind in (Kind.START, Kind.EMPTY):
+            for value in re.findall(r"""xmlns[^\s=]*+\s*+=\s*+("[^"]*+"|'[^']*+')""", token.text):
+                if "&" in html.unescape(value):
+                    raise XmlRefused("malformed", "a namespace with an ampersand has no canonical form")
+
+
+def _without_hints(root: Any) -> list[str]:
+    names = set()
+    for element in root.iter(etree.Element):
+        for name in element.keys():  # noqa: SIM118  its own iterator gives children
+            # xsi:nil stays, for the schema to refuse: without it an absent value would read as an empty one.
+            if name.startswith(_INSTANCE) and name != f"{_INSTANCE}nil":
+                del element.attrib[name]
+                names.add(name.removeprefix(_INSTANCE))
+    return [f"left out: the attribute xsi:{quoted(name)}" for name in sorted(names)]

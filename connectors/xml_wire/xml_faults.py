@@ -1,0 +1,42 @@
+"""The two ways in which a document can be wrong: it is refused, or its sender is told what would be right."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from connectors.terminal.terminal_text import escaped
+
+QUOTED_CHARACTERS = 60
+Step = Literal["envelope", "payload", "value", "routing"]
+
+
+def quoted(text: str) -> str:
+    """A piece of the input for a message: printable, and never more than 60 characters of it."""
+    shown = escaped(text)
+    return shown if len(shown) <= QUOTED_CHARACTERS else shown[: QUOTED_CHARACTERS - 1] + "…"
+
+
+class XmlRefused(ValueError):
+    """The document is dropped (XP-03): a DOCTYPE, too large, too deep, not UTF-8, or no XML even after repair.
+
+    `reason` is `too_large` for everything beyond a limit and `malformed` for the rest; `str()` says why.
+    """
+
+    def __init__(self, reason: Literal["malformed", "too_large"], why: str) -> None:
+        super().__init__(why)
+        self.reason = reason
+
+
+class Faulty(ValueError):
+    """The document is XML but not what was asked for. It becomes a `<huh>` to its sender (XP-02).
+
+    `step` failed; `why` says what was wrong without any value of the input; `expected` shows what would have
+    been right; `notes` are those of the repair, which may explain the fault.
+    """
+
+    def __init__(self, step: Step, why: str, expected: str = "", notes: tuple[str, ...] = ()) -> None:
+        super().__init__(why)
+        self.step = step
+        self.why = why
+        self.expected = expected
+        self.notes = notes

@@ -1,0 +1,99 @@
+"""Where markup begins and ends in a text, without a parser: what must be known before one may see it.
+
+In a well-formed document a `<` stands nowhere but at the start of markup, so reading from left to right is
+exact. In others it is a guess, and what is made of it is proven afterwards (`xml_mending`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from enum import Enum
+from typing import Final, NamedTuple
+
+from connectors.xml_wire.xml_faults import XmlRefused
+
+STRAY_LIMIT: Final = 1000
+PIECES_LIMIT: Final = 50_000
+
+
+class Kind(Enum):
+    """What a piece of a document is."""
+
+    TEXT = "text"
+    START = "start tag"
+    EMPTY = "empty tag"
+    END = "end tag"
+    CDATA = "CDATA section"
+    COMMENT = "comment"
+    INSTRUCTION = "processing instruction"
+    STRAY = "a < that begins nothing"
+    UNCLOSED = "markup that is not closed"
+
+
+class Token(NamedTuple):
+    """A piece of a document. For a CDATA section `text` is what is in it, for others all of it."""
+
+    kind: Kind
+    text: str
+    name: str = ""
+
+
+# Possessive: each character is looked at once, whatever comes.
+_TAG: Final = re.compile(r"""</?+([^\W\d][\w.:-]*+)(?:[^<>"']++|"[^"<]*+"|'[^'<]*+')*+>""")
+_SECTIONS: Final = (
+    ("<![CDATA[", "]]>", Kind.CDATA),
+    ("<!--", "-->", Kind.COMMENT),
+    ("<?", "?>", Kind.INSTRUCTION),
+)
+
+
+def broken_pieces(text: str) -> list[Token]:
+    """The pieces of a text that is no well-formed document. Raises XmlRefused for more than are worth it."""
+    pieces: list[Token] = []
+    strays = 0
+    for token in tokens(text):
+        pieces.append(token)
+        strays += token.kind is Kind.STRAY
+        if strays > STRAY_LIMIT:
+            raise XmlRefused("malformed", f"more than {STRAY_LIMIT} characters < that begin no tag")
+        if len(pieces) > PIECES_LIMIT:
+            raise XmlRefused(
+                "malformed", f"not well-formed, and of more than {PIECES_LIMIT} pieces: not repaired"
+            )
+    return pieces
+
+
+def tokens(text: str) -> Iterator[Token]:
+    """The pieces of `text`, in order, in linear time. After an unclosed section there is nothing more."""
+    here = 0
+    while here < len(text):
+        mark = text.find("<", here)
+        if mark < 0:
+            yield Token(Kind.TEXT, text[here:])
+            return
+        if mark > here:
+            yield Token(Kind.TEXT, text[here:mark])
+        for opening, closing, kind in _SECTIONS:
+            if text.startswith(opening, mark):
+                end = text.find(closing, mark + len(opening))
+                if end < 0:
+                    yield Token(Kind.UNCLOSED, text[mark:])
+                    return
+                inner = text[mark + len(opening) : end]
+                here = end + len(closing)
+                yield Token(kind, inner if kind is Kind.CDATA else text[mark:here])
+                break
+        else:
+            token = _tag(text, mark)
+            here = mark + len(token.text)
+            yield token
+
+
+def _tag(text: str, mark: int) -> Token:
+    found = _TAG.match(text, mark)
+    if found is None:
+        return Token(Kind.STRAY, "<")
+    tag = found[0]
+    kind = Kind.END if tag[1] == "/" else Kind.EMPTY if tag[-2] == "/" else Kind.START
+    return Token(kind, tag, found[1])

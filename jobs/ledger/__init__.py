@@ -1,0 +1,1 @@
+"""Writing the ledger table, its files, its audit chain and its checkpoints."""

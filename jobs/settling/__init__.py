@@ -1,0 +1,1 @@
+"""Settling records in Spark: the stateful query, its state and its sink."""

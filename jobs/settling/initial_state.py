@@ -1,0 +1,87 @@
+"""The settling job's state as it is loaded into a new checkpoint: packed cells, made of `stream_entries`.
+
+A cell is msgpack and holds some streams of one bucket with all their entries, and the bucket's last offset.
+Thousands of streams in a cell for the reason that packs records too: Spark walks rows one by one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, GroupedData
+from pyspark.sql import functions as F
+
+from jobs.views.buckets import bucket_column, bucket_key
+
+_CELL_BYTES: Final = 4 * 1024 * 1024
+_PACKED: Final = "bucket int not null, state binary not null"
+
+
+class BucketShare(msgspec.Struct, frozen=True, array_like=True):
+    """One cell: entries by stream. Every cell of a bucket carries the bucket's last offset."""
+
+    last_offset: int
+    streams: dict[str, dict[str, bytes]]
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+unpack_share: Final = msgspec.msgpack.Decoder(BucketShare).decode
+
+
+def initial_state(entries: DataFrame, next_offsets: Mapping[int, int], partitions: int) -> GroupedData:
+    """The state of all buckets by `bucket`, for `transformWithState`.
+
+    `entries`: the table `stream_entries`. `next_offsets`: per Kafka partition, the first offset that is not
+    settled; a partition that is not named has settled nothing.
+    """
+    last = {bucket_key(partition): offset - 1 for partition, offset in next_offsets.items() if offset > 0}
+    # A bucket may have settled records and remember no stream: all were rejected.
+    bare = entries.sparkSession.createDataFrame(
+        [(bucket, bytearray(_encode(BucketShare(offset, {})))) for bucket, offset in last.items()], _PACKED
+    )
+    packed = (
+        entries.select(
+            bucket_column(partitions).alias("bucket"),
+            F.concat_ws("/", "stream_kind", "stream_id").alias("stream"),
+            "entry",
+            "value",
+        )
+        .repartition("bucket")
+        .sortWithinPartitions("bucket", "stream")
+        .mapInArrow(functools.partial(pack_streams, last), _PACKED)
+    )
+    return bare.unionAll(packed).groupBy("bucket")
+
+
+def pack_streams(
+    last_offsets: Mapping[int, int], batches: Iterable[pa.RecordBatch], cell_bytes: int = _CELL_BYTES
+) -> Iterator[pa.RecordBatch]:
+    """For `mapInArrow`: columns `bucket`, `stream`, `entry`, `value`, sorted by the first two, in; `bucket`
+    and `state` out. A cell ends at the end of a stream, at about `cell_bytes`.
+    """
+    streams: dict[str, dict[str, bytes]] = {}
+    bucket, size = -1, 0
+    for of_bucket, stream, entry, value in _rows(batches):
+        if streams and (of_bucket != bucket or (size >= cell_bytes and stream not in streams)):
+            yield _cell(bucket, BucketShare(last_offsets[bucket], streams))
+            streams, size = {}, 0
+        bucket = of_bucket
+        streams.setdefault(stream, {})[entry] = value
+        size += len(stream) + len(entry) + len(value)
+    if streams:
+        yield _cell(bucket, BucketShare(last_offsets[bucket], streams))
+
+
+def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, str, str, bytes]]:
+    for batch in batches:
+        columns = (batch.column(name).to_pylist() for name in ("bucket", "stream", "entry", "value"))
+        yield from zip(*columns, strict=True)
+
+
+def _cell(bucket: int, share: BucketShare) -> pa.RecordBatch:
+    arrays = [pa.array([bucket], pa.int32()), pa.array([_encode(share)], pa.binary())]
+    return pa.RecordBatch.from_arrays(arrays, names=["bucket", "state"])

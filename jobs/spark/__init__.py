@@ -1,0 +1,1 @@
+"""Memory and packing of records in Spark's Python workers."""

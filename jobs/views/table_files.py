@@ -1,0 +1,47 @@
+"""A table at one version, for Spark without its Delta extension: deltalake reads the log, Spark the files.
+
+With the extension each micro-batch takes a tenth longer, and only a recovery reads tables (decision 0011).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaProtocolError
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from schemas.errors import TrunklineError
+from schemas.tables.delta_files import dataset_of
+
+# Spark takes a path for a pattern.
+_SPECIAL: Final = re.compile(r"([{}*?])")
+
+
+def read_table(spark: SparkSession, path: str, version: int, columns: pa.Schema) -> DataFrame:
+    """The rows of the table at `path` as of `version`, with these columns: none that it is partitioned by. A
+    column that a file lacks is null in its rows.
+
+    Raises TrunklineError for a table with features of Delta of which a list of files does not tell, and when
+    files are gone.
+    """
+    table = DeltaTable(path, version=version)
+    try:
+        dataset_of(table)
+    except DeltaProtocolError as error:
+        raise TrunklineError(f"the table at {path} cannot be read: {error}") from error
+    if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+        raise TrunklineError(f"the table at {path} has mapped columns, which no program of ours makes")
+    names = pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()
+    schema = from_arrow_schema(columns, prefer_timestamp_ntz=False)
+    if not names:
+        return spark.createDataFrame([], schema)
+    files = [_SPECIAL.sub(r"\\\1", f"{path}/{unquote(name)}") for name in names]
+    frame = spark.read.schema(schema).parquet(*files)
+    if (found := len(frame.inputFiles())) != len(files):  # Spark passes over those that it does not find
+        raise TrunklineError(f"{len(files) - found} files of version {version} of the table at {path} are gone")
+    return frame

@@ -1,0 +1,101 @@
+"""What a run of ledger rows does to the view tables: the last change of each row and of each entry."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from schemas.streams.views import STREAM_ENTRIES, VIEW_TABLES, VIEWS
+
+# The columns of the ledger that are read.
+CHANGE_COLUMNS: Final = (
+    "partition",
+    "offset",
+    "stream_kind",
+    "stream_id",
+    "fold_version",
+    "changes",
+    "entries",
+    "accepted_offset",
+)
+ENTRY_KEY: Final = ("stream_kind", "stream_id", "entry")
+
+Key = tuple[str, ...]
+"""The values of a table's key columns."""
+
+
+def key_columns(table: str) -> tuple[str, ...]:
+    """The key columns of a view table."""
+    return ENTRY_KEY if table == STREAM_ENTRIES else VIEWS[table].key_columns
+
+
+class RowChange(NamedTuple):
+    """A row as it is since the record at `offset`, without its position; None: there is none any more."""
+
+    partition: int
+    offset: int
+    row: dict[str, Any] | None
+
+
+class Changes(NamedTuple):
+    """The last change for each table and key, and per partition the offset after the last row seen."""
+
+    tables: dict[str, dict[Key, RowChange]]
+    next_offsets: dict[int, int]
+
+
+class _JsonChange(msgspec.Struct):
+    view: str
+    key: str
+    offset: int
+    row: dict[str, Any] | None
+
+
+_decode_changes: Final = msgspec.json.Decoder(list[_JsonChange]).decode
+
+
+def changes_of(ledger: pa.Table) -> Changes:
+    """Reduce ledger rows (CHANGE_COLUMNS, in any order) to the last change of each key, by offset."""
+    tables: dict[str, dict[Key, RowChange]] = {table: {} for table in VIEW_TABLES}
+    changed = ledger.filter(pc.or_(pc.is_valid(ledger["changes"]), pc.is_valid(ledger["entries"])))
+    for row in changed.to_pylist():
+        partition = row["partition"]
+        for view, key, change in row_changes(partition, row["changes"]):
+            _keep(tables[view], key, change)
+        kind, stream, version = sys.intern(row["stream_kind"]), row["stream_id"], row["fold_version"]
+        for entry, value in row["entries"] or ():
+            key = (kind, stream, sys.intern(entry))
+            cells = (*key, value, version)
+            document = (
+                None if value is None else dict(zip((*ENTRY_KEY, "value", "fold_version"), cells, strict=True))
+            )
+            _keep(tables[STREAM_ENTRIES], key, RowChange(partition, row["accepted_offset"], document))
+    return Changes(tables, next_offsets(ledger))
+
+
+def row_changes(partition: int, changes: bytes | str | None) -> Iterator[tuple[str, Key, RowChange]]:
+    """The table, key and change of each of a ledger row's `changes`."""
+    for change in _decode_changes(changes or b"[]"):
+        yield change.view, row_key(change.view, change.key), RowChange(partition, change.offset, change.row)
+
+
+def row_key(view: str, key: str) -> Key:
+    """The key columns of a row. The last of them may hold a slash, the others are names."""
+    return tuple(key.split("/", len(key_columns(view)) - 1))
+
+
+def next_offsets(ledger: pa.Table) -> dict[int, int]:
+    """Per partition the offset after the highest one among the rows."""
+    highest = ledger.select(["partition", "offset"]).group_by("partition").aggregate([("offset", "max")])
+    return {row["partition"]: row["offset_max"] + 1 for row in highest.to_pylist()}
+
+
+def _keep(changes: dict[Key, RowChange], key: Key, change: RowChange) -> None:
+    known = changes.get(key)
+    if known is None or known.offset < change.offset:
+        changes[key] = change

@@ -1,0 +1,37 @@
+"""One writer of the view tables at a time on this machine: a lock that the kernel frees with its holder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from schemas.errors import Refused
+from schemas.settings.settings import Settings
+
+
+def lock_path(settings: Settings) -> Path:
+    """The lock file; what stands in it is the pid of its last holder."""
+    return settings.data_path / "run" / "views.lock"
+
+
+@contextmanager
+def views_lock(settings: Settings) -> Iterator[None]:
+    """Hold the lock, or raise Refused, naming the process that holds it."""
+    path = lock_path(settings)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            raise Refused(
+                f"process {holder} is writing the view tables; stop it first (./trunkline down)"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield

@@ -1,0 +1,304 @@
+"""A view table and its one writer: MERGE by delta-rs in this process, at a cost that does not grow with it.
+
+A table is partitioned by `shelf`. New and changed rows go to the current shelf, which is closed when it holds
+SHELF_ROWS rows; a row that changes leaves its shelf for the current one. The writer knows which shelf each
+key is on, so a MERGE reads and rewrites only the shelves of the rows that change, and rows that have come to
+rest are left alone (decision 0009). Spark never writes these tables.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake.exceptions import TableNotFoundError
+
+from jobs.views.view_changes import Key, RowChange, key_columns
+from schemas.errors import TrunklineError
+from schemas.settings.settings import Settings
+from schemas.streams.views import STREAM_ENTRIES, VIEW_TABLES
+from schemas.tables.delta_files import dataset_of
+from schemas.tables.view_arrow import VIEW_ARROW
+from schemas.tables.view_progress import NO_PROGRESS, ViewProgress, read_progress
+
+SHELF: Final = "shelf"
+# A shelf of entries is then below 1 MB: what a micro-batch rewrites at most of each shelf it touches.
+SHELF_ROWS: Final = 2048
+# Shelves that rest are put together until they hold so many.
+_RESTING_ROWS: Final = 16_384
+# Appends to the current shelf that make a file each before they are put together.
+_LOOSE_FILES: Final = 32
+
+
+class Held(NamedTuple):
+    """Where a row is, and the offset that made it."""
+
+    shelf: int
+    offset: int
+
+
+class WrongViewTable(TrunklineError):
+    """A table has other columns than this version writes. Build the views anew."""
+
+
+def table_schema(table: str) -> pa.Schema:
+    """The columns of a view table as it is stored."""
+    return VIEW_ARROW[table].append(pa.field(SHELF, pa.int32(), nullable=False))
+
+
+def create_table(path: str, table: str, keep_h: float) -> DeltaTable:
+    """Make an empty view table. `keep_h`: hours for which files that were replaced are kept."""
+    return DeltaTable.create(
+        path,
+        table_schema(table),
+        mode="error",
+        name=table,
+        partition_by=[SHELF],
+        configuration={
+            "delta.checkpointInterval": "100",
+            # A log of tens of thousands of files makes each commit slow.
+            "delta.logRetentionDuration": "interval 1 hours",
+            "delta.deletedFileRetentionDuration": f"interval {max(1, round(keep_h))} hours",
+            "delta.dataSkippingStatsColumns": ",".join((*key_columns(table), "last_offset")),
+        },
+    )
+
+
+def open_table(path: str, table: str, keep_h: float) -> DeltaTable:
+    """The table, made if it is not there. Raises WrongViewTable."""
+    try:
+        found = DeltaTable(path)
+    except TableNotFoundError:
+        return create_table(path, table, keep_h)
+    names = [field.name for field in found.schema().fields]
+    if sorted(names) != sorted(table_schema(table).names):
+        raise WrongViewTable(f"{path} has other columns than this version writes: run jobs/rebuild_views.py")
+    return found
+
+
+class ViewTable:
+    """One view table, opened by its one writer. Not safe for several threads."""
+
+    def __init__(self, path: str, table: str, keep_h: float = 24.0) -> None:
+        self.name = table
+        self.delta = open_table(path, table, keep_h)
+        self._path = path
+        self._keys = key_columns(table)
+        self._schema = table_schema(table)
+        self._index: dict[Key, Held] = {}
+        self._sizes: Counter[int] = Counter()
+        self._loose: Counter[int] = Counter()
+        self._touched: set[int] = set()
+        self.progress = read_progress(self.delta) if table == STREAM_ENTRIES else NO_PROGRESS
+        self._load()
+
+    def _load(self) -> None:
+        columns = [*self._keys, SHELF, "last_offset"]
+        rows = dataset_of(self.delta).to_table(columns=columns).to_pydict()
+        keys = zip(*(rows[name] for name in self._keys), strict=True)
+        held = map(Held, rows[SHELF], rows["last_offset"])
+        self._index = dict(zip(keys, held, strict=True))
+        self._sizes = Counter(rows[SHELF])
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def apply(self, changes: Mapping[Key, RowChange], progress: ViewProgress | None = None) -> bool:
+        """Make the changes that the table does not have yet, in one commit, which carries `progress`.
+
+        Returns whether anything was committed. Applied again, the same changes change nothing.
+        """
+        fresh = {key: change for key, change in changes.items() if self._is_news(key, change)}
+        if not fresh:
+            if progress is not None:
+                self.note(progress)
+            return progress is not None
+        placed = self._place(key for key, change in fresh.items() if change.row is not None)
+        known = {self._index[key].shelf for key in fresh if key in self._index}
+        source = self._source(fresh, placed)
+        commit = self._commit(progress)
+        if known:
+            self._merge(source, known, commit)
+        else:
+            self._append(source, commit)
+        self._set_progress(progress)
+        self._remember(fresh, placed)
+        self._gather(placed.values())
+        return True
+
+    def note(self, progress: ViewProgress) -> None:
+        """Commit `progress` alone."""
+        self.delta.create_write_transaction(
+            [],
+            mode="append",
+            schema=self.delta.schema(),
+            partition_by=[SHELF],
+            commit_properties=self._commit(progress),
+        )
+        self._set_progress(progress)
+        self.delta.update_incremental()
+
+    def _commit(self, progress: ViewProgress | None = None) -> CommitProperties:
+        """What a commit carries. Every one says how far the table is, so that the newest one always does."""
+        if self.name != STREAM_ENTRIES:
+            return CommitProperties()
+        return (self.progress if progress is None else progress).commit_properties()
+
+    def _set_progress(self, progress: ViewProgress | None) -> None:
+        # Only now that it is in the table: what maintenance commits after a failed write must not claim it.
+        if progress is not None:
+            self.progress = progress
+
+    def _is_news(self, key: Key, change: RowChange) -> bool:
+        held = self._index.get(key)
+        if held is None:
+            return change.row is not None
+        return held.offset < change.offset
+
+    def _place(self, keys: Iterable[Key]) -> dict[Key, int]:
+        """The shelf for each row to be written."""
+        current = max(self._sizes, default=0)
+        size = self._sizes[current]
+        placed = {}
+        for key in keys:
+            held = self._index.get(key)
+            if held is None or held.shelf != current:
+                if size >= SHELF_ROWS:
+                    current, size = current + 1, 0
+                size += 1
+            placed[key] = current
+        return placed
+
+    def _source(self, fresh: Mapping[Key, RowChange], placed: Mapping[Key, int]) -> pa.Table:
+        rows: list[dict[str, Any]] = []
+        for key, change in fresh.items():
+            position = {"partition": change.partition, "last_offset": change.offset, SHELF: placed.get(key)}
+            named = dict(zip(self._keys, key, strict=True)) if change.row is None else change.row
+            rows.append({**named, **position, "removed": change.row is None})
+        # What is removed has no more than its key.
+        fields = [field.with_nullable(True) for field in self._schema]
+        return pa.Table.from_pylist(rows, pa.schema([*fields, pa.field("removed", pa.bool_())]))
+
+    def _append(self, source: pa.Table, commit: CommitProperties) -> None:
+        rows = source.drop_columns(["removed"]).cast(self._schema)
+        write_deltalake(self.delta, rows, mode="append", commit_properties=commit)
+        self.delta.update_incremental()
+
+    def _merge(self, source: pa.Table, shelves: set[int], commit: CommitProperties) -> None:
+        same = " AND ".join(f"t.{name} = s.{name}" for name in self._keys)
+        where = f"t.{SHELF} IN ({', '.join(map(str, sorted(shelves)))})"
+        columns = {name: f"s.{name}" for name in self._schema.names}
+        merger = self.delta.merge(
+            source,
+            predicate=f"{where} AND {same}",
+            source_alias="s",
+            target_alias="t",
+            commit_properties=commit,
+        )
+        if any(source["removed"].to_pylist()):
+            merger = merger.when_matched_delete("s.removed AND s.last_offset > t.last_offset")
+        merger = merger.when_matched_update(columns, "NOT s.removed AND s.last_offset > t.last_offset")
+        merger.when_not_matched_insert(columns, "NOT s.removed").execute()
+
+    def _remember(self, fresh: Mapping[Key, RowChange], placed: Mapping[Key, int]) -> None:
+        for key, change in fresh.items():
+            held = self._index.pop(key, None)
+            if held is not None:
+                self._sizes[held.shelf] -= 1
+                self._touched.add(held.shelf)
+            if key in placed:
+                self._index[key] = Held(placed[key], change.offset)
+                self._sizes[placed[key]] += 1
+
+    def _gather(self, touched: Iterable[int]) -> None:
+        """Put the files of a shelf together when it has many: each append leaves one."""
+        for shelf in set(touched):
+            self._touched.add(shelf)
+            self._loose[shelf] += 1
+            if self._loose[shelf] >= _LOOSE_FILES:
+                self.compact_shelf(shelf)
+
+    def compact_shelf(self, shelf: int) -> None:
+        """Put the files of a shelf together."""
+        self._loose[shelf] = 0
+        self.delta.optimize.compact(
+            partition_filters=[(SHELF, "=", str(shelf))], commit_properties=self._commit()
+        )
+
+    def tidy(self, keep_h: float) -> None:
+        """Put together the shelves that nothing changed since the last time, delete files that were replaced
+        more than `keep_h` hours ago, and shorten the log. Changes no row."""
+        current = max(self._sizes, default=0)
+        resting = [
+            shelf
+            for shelf, size in sorted(self._sizes.items())
+            if shelf not in self._touched and shelf < current and 0 < size < _RESTING_ROWS // 2
+        ]
+        self._touched.clear()
+        for group in _groups(resting, self._sizes):
+            self._put_together(group)
+        for shelf in [shelf for shelf, count in self._loose.items() if count > 1]:
+            self.compact_shelf(shelf)
+        self.delta.vacuum(
+            retention_hours=round(keep_h),
+            dry_run=False,
+            enforce_retention_duration=False,
+            full=True,
+            commit_properties=self._commit(),
+        )
+        self.delta.update_incremental()
+        self.delta.create_checkpoint()
+        self.delta.cleanup_metadata()
+
+    def _put_together(self, shelves: list[int]) -> None:
+        """Move the rows of some shelves to the first of them, in one commit."""
+        target = shelves[0]
+        wanted = ", ".join(map(str, shelves))
+        rows = dataset_of(self.delta).to_table(filter=pc.field(SHELF).isin(shelves))
+        at = rows.schema.get_field_index(SHELF)
+        rows = rows.set_column(at, SHELF, pa.array([target] * rows.num_rows, pa.int32()))
+        write_deltalake(
+            self.delta,
+            rows.cast(self._schema),
+            mode="overwrite",
+            predicate=f"{SHELF} IN ({wanted})",
+            commit_properties=self._commit(),
+        )
+        self.delta.update_incremental()
+        moved = set(shelves[1:])
+        for key, held in self._index.items():
+            if held.shelf in moved:
+                self._index[key] = Held(target, held.offset)
+        for shelf in moved:
+            self._sizes[target] += self._sizes.pop(shelf)
+
+
+def _groups(shelves: Iterable[int], sizes: Mapping[int, int]) -> list[list[int]]:
+    """Neighbouring shelves that together hold no more than a resting shelf may; two at least."""
+    groups: list[list[int]] = []
+    filled = _RESTING_ROWS
+    for shelf in shelves:
+        if filled + sizes[shelf] > _RESTING_ROWS:
+            groups.append([])
+            filled = 0
+        groups[-1].append(shelf)
+        filled += sizes[shelf]
+    return [group for group in groups if len(group) > 1]
+
+
+def are_complete(settings: Settings) -> bool:
+    """Whether all view tables are there and say how far they are."""
+    paths = [settings.table_path(name) for name in VIEW_TABLES]
+    if not all(DeltaTable.is_deltatable(path) for path in paths):
+        return False
+    return read_progress(DeltaTable(settings.table_path(STREAM_ENTRIES))) != NO_PROGRESS
+
+
+def open_tables(settings: Settings) -> dict[str, ViewTable]:
+    """All view tables, in the order in which a micro-batch writes them. Raises WrongViewTable."""
+    keep_h = settings.views.keep_old_files_h
+    return {name: ViewTable(settings.table_path(name), name, keep_h) for name in VIEW_TABLES}

@@ -1,0 +1,1 @@
+"""The audit chain: Merkle roots over the ledger, and signed anchors."""

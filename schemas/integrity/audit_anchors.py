@@ -1,0 +1,146 @@
+"""Anchors of the audit chain: signed statements of how far it was, kept in another place than the ledger.
+
+Who cuts rows and chain off together, or writes both anew, cannot make the chain end where an older anchor says
+that it was. Ed25519; the public key is what an auditor keeps.
+"""
+
+from __future__ import annotations
+
+import base64
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from schemas.errors import UsageError
+from schemas.integrity.audit_chain import ChainEntry, Number, Partition
+from schemas.keys.first_file import make_first
+from schemas.wire.strict_json import canonical_plain
+
+_PURPOSE: Final = b"trunkline audit anchor\n"
+_END: Final = b"-----END PUBLIC KEY-----"
+
+
+class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is signed: of which table, how many entries its chain had, the last one's value, where the ledger
+    ended, how many rows the chain covered, and when that was (microseconds since 1970 UTC, by the signer's
+    clock).
+    """
+
+    table: str
+    length: Number
+    value: str
+    ends: dict[Partition, Number]
+    rows: Number
+    time_us: Number
+
+
+class Anchor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A statement, the id of the key that signed it, and the signature in base64."""
+
+    statement: Statement
+    key: str
+    signature: str
+
+    def text(self) -> bytes:
+        """Its line in the anchors' file."""
+        return canonical_plain(msgspec.to_builtins(self, str_keys=True)) + b"\n"
+
+
+_parse: Final = msgspec.json.Decoder(Anchor).decode
+
+
+def statement_of(entry: ChainEntry, time_us: int) -> Statement:
+    """What is to be said of a chain that ends with `entry`."""
+    return Statement(entry.table, entry.number + 1, entry.value(), entry.ends, entry.rows, time_us)
+
+
+def sign_statement(statement: Statement, key: Ed25519PrivateKey) -> Anchor:
+    """The anchor that says so."""
+    signature = base64.b64encode(key.sign(_signed_bytes(statement))).decode("ascii")
+    return Anchor(statement, key_id(key.public_key()), signature)
+
+
+def is_signed_by(anchor: Anchor, keys: dict[str, Ed25519PublicKey]) -> bool:
+    """Whether one of these keys, by their ids, has signed it."""
+    key = keys.get(anchor.key)
+    if key is None:
+        return False
+    try:
+        key.verify(base64.b64decode(anchor.signature, validate=True), _signed_bytes(anchor.statement))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _signed_bytes(statement: Statement) -> bytes:
+    return _PURPOSE + canonical_plain(msgspec.to_builtins(statement, str_keys=True))
+
+
+def read_anchors(path: Path) -> list[Anchor | None]:
+    """The lines of an anchors' file, None for one that cannot be read, as a crash may leave."""
+    found: list[Anchor | None] = []
+    for text in path.read_bytes().splitlines():
+        try:
+            found.append(_parse(text))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            found.append(None)
+    return found
+
+
+def key_id(key: Ed25519PublicKey) -> str:
+    """A short name of a public key: the first 16 hex digits of its SHA-256."""
+    raw = key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+    return sha256(raw).hexdigest()[:16]
+
+
+def public_pem(key: Ed25519PublicKey) -> str:
+    """The public key as PEM."""
+    encoding, form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    return key.public_bytes(encoding, form).decode("ascii")
+
+
+def ensure_anchor_key(path: Path) -> Ed25519PrivateKey:
+    """The key in the 0600 file `path`, made when there is none. Raises UsageError, OSError."""
+    if not path.exists():
+        private = Ed25519PrivateKey.generate()
+        form, nothing = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        make_first(path, private.private_bytes(serialization.Encoding.PEM, form, nothing).decode("ascii"))
+    return load_anchor_key(path)
+
+
+def load_anchor_key(path: Path) -> Ed25519PrivateKey:
+    """The key in the file `path`. Raises UsageError: readable by others, no such key; FileNotFoundError."""
+    if path.stat().st_mode & 0o077:
+        raise UsageError(f"audit.key_file: {path} is readable by others; run: chmod 600 {path}")
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except (ValueError, TypeError):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise UsageError(f"audit.key_file: {path} holds no Ed25519 private key")
+    return key
+
+
+def public_keys_in(path: Path) -> dict[str, Ed25519PublicKey]:
+    """The public keys in a PEM file, by their ids; several after one another when the key was changed.
+
+    Raises UsageError when there is none, or another kind.
+    """
+    found = {}
+    try:
+        blocks = path.read_bytes().split(_END)[:-1]
+        keys = [serialization.load_pem_public_key(block.lstrip() + _END + b"\n") for block in blocks]
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--public-key: cannot read a key from {path}: {error}") from None
+    for key in keys:
+        if not isinstance(key, Ed25519PublicKey):
+            raise UsageError(f"--public-key: {path} holds a key that is not Ed25519")
+        found[key_id(key)] = key
+    if not found:
+        raise UsageError(f"--public-key: {path} holds no public key")
+    return found

@@ -1,0 +1,1 @@
+"""Keyrings, sealed secrets, and files that only their owner may read."""

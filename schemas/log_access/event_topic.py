@@ -1,0 +1,262 @@
+"""The one topic: which partition a stream lives in, and the check before every program's start.
+
+The partition of a stream hangs on the partition count, so the count and the epoch are stored as the log's
+first record. Every program calls `check_topic` before it starts and refuses to run on a mismatch.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from typing import Any, Final
+
+import orjson
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition  # type: ignore[import-untyped]
+from kafka.admin import ConfigResource, ConfigResourceType  # type: ignore[import-untyped]
+from kafka.errors import KafkaError, UnknownTopicOrPartitionError  # type: ignore[import-untyped]
+from kafka.partitioner.default import murmur2  # type: ignore[import-untyped]
+
+from schemas.errors import BackboneUnreachable, TrunklineError
+from schemas.log_access.kafka_clients import client_options, kafka_context, tls_trouble, unreachable
+from schemas.settings.settings import KafkaSettings, Settings
+from schemas.streams.control.control_fold import TOPOLOGY_STREAM
+from schemas.tables.ledger import LEDGER
+from schemas.wire.record import CONTROL_TOPOLOGY
+
+REACH_TIMEOUT_S: Final = 10.0
+_HASH_CACHE: Final = 65_536
+REBUILDING_TIMESTAMPS: Final = "CreateTime"
+"""The topic's message.timestamp.type while the log is made again from the ledger."""
+_GROWING: Final = "neither can change in a topic: to grow, raise kafka.epoch and choose a new kafka.topic"
+
+
+class TopicMismatchError(TrunklineError):
+    """The topic in Kafka and the settings disagree. The message names both values and says what to do."""
+
+
+class TopicMissingError(TrunklineError):
+    """The topic does not exist, or its first record is missing."""
+
+
+class LogLostError(TopicMissingError):
+    """The topic does not exist, and the ledger has records of it: Kafka's data was lost."""
+
+
+class LogUnfinishedError(TopicMismatchError):
+    """The topic is being made again from the ledger, and is not whole yet."""
+
+
+@lru_cache(maxsize=_HASH_CACHE)
+def _positive_hash(key: bytes) -> int:
+    return int(murmur2(key)) & 0x7FFFFFFF
+
+
+def partition_for(key: bytes, partitions: int) -> int:
+    """The partition of `key`, as Java's default partitioner chooses it. Cached: murmur2 in Python is slow."""
+    return _positive_hash(key) % partitions
+
+
+def bootstrap_addresses(kafka: KafkaSettings) -> list[tuple[str, int]]:
+    """Host and port of each bootstrap server. Raises TrunklineError for one that has no port."""
+    found = []
+    for server in kafka.bootstrap_servers.split(","):
+        host, _, port = server.strip().rpartition(":")
+        if not host or not port.isdigit():
+            raise TrunklineError(f"kafka.bootstrap_servers: expected host:port, found {server.strip()!r}")
+        found.append((host.strip("[]"), int(port)))
+    return found
+
+
+def reach_kafka(kafka: KafkaSettings, timeout_s: float = REACH_TIMEOUT_S) -> None:
+    """Return when a bootstrap server takes a connection, with TLS where that is set; else raise
+    BackboneUnreachable.
+
+    Asked before a client is made: a kafka-python client that cannot bootstrap leaves its thread behind.
+    """
+    last: OSError | None = None
+    context = kafka_context(kafka)
+    for address in bootstrap_addresses(kafka):
+        try:
+            with socket.create_connection(address, timeout=timeout_s) as plain:
+                if context is not None:
+                    context.wrap_socket(plain, server_hostname=address[0]).close()
+        except OSError as error:
+            last = error
+        else:
+            return
+    why = tls_trouble(kafka, last) if isinstance(last, ssl.SSLError) else last
+    raise BackboneUnreachable(f"Kafka does not answer at {kafka.bootstrap_servers}: {why}") from last
+
+
+@contextmanager
+def admin_client(kafka: KafkaSettings) -> Iterator[Any]:
+    """A kafka-python admin client. Raises BackboneUnreachable, also for what fails inside the block."""
+    reach_kafka(kafka)
+    timeout_ms = int(REACH_TIMEOUT_S * 1000)
+    try:
+        client = KafkaAdminClient(
+            client_id="trunkline-topic",
+            **client_options(kafka),
+            bootstrap_timeout_ms=timeout_ms,
+            request_timeout_ms=timeout_ms,
+        )
+        try:
+            yield client
+        finally:
+            client.close()
+    except KafkaError as error:
+        raise unreachable(kafka, error) from error
+
+
+def topic_config(kafka: KafkaSettings) -> dict[str, str]:
+    """Return the topic's configuration: Kafka stamps the time, deletes nothing, and bounds a record's size."""
+    return {
+        "message.timestamp.type": "LogAppendTime",
+        "retention.ms": "-1",
+        "retention.bytes": "-1",
+        "cleanup.policy": "delete",
+        "max.message.bytes": str(kafka.record_limit_bytes),
+        "min.insync.replicas": str(kafka.wanted_in_sync_replicas),
+    }
+
+
+def check_topic(settings: Settings) -> None:
+    """Compare the topic with the settings. Every program calls this before it starts.
+
+    Raises BackboneUnreachable (within about 10 s), TopicMissingError (LogLostError when the ledger has its
+    records), or TopicMismatchError that names both values (LogUnfinishedError while the log is being rebuilt).
+    """
+    kafka = settings.kafka
+    with admin_client(kafka) as admin:
+        count = partition_count(admin, kafka.topic)
+        if count is None:
+            with suppress(OSError):  # who has no access to the tables is refused with less to say
+                check_log_is_not_lost(settings)
+            raise TopicMissingError(
+                f"Kafka has no topic {kafka.topic!r}; './trunkline topic create' makes it, and in the stack's "
+                "own Kafka './trunkline up'"
+            )
+        if count != kafka.partitions:
+            raise TopicMismatchError(
+                f"kafka.partitions is {kafka.partitions}, but topic {kafka.topic!r} has {count} partitions; "
+                + _GROWING
+            )
+        resource = ConfigResource(ConfigResourceType.TOPIC, kafka.topic)
+        stored = admin.describe_configs([resource], config_filter="all")["topic"][kafka.topic]
+    if stored["message.timestamp.type"]["value"] == REBUILDING_TIMESTAMPS:
+        raise LogUnfinishedError(
+            f"topic {kafka.topic!r} has message.timestamp.type={REBUILDING_TIMESTAMPS}: './trunkline log "
+            "rebuild' has not finished with it; run that again. If it never ran, set LogAppendTime by Kafka's "
+            "own tools (kafka-configs --alter)"
+        )
+    for name in ("message.timestamp.type", "max.message.bytes"):
+        wanted, found = topic_config(kafka)[name], str(stored[name]["value"])
+        if wanted != found:
+            raise TopicMismatchError(
+                f"topic {kafka.topic!r} has {name}={found}, the settings want {wanted}; set it with Kafka's "
+                "own tools (kafka-configs --alter) or change the settings"
+            )
+    _check_topology(kafka)
+
+
+def check_log_is_not_lost(settings: Settings) -> None:
+    """Raise LogLostError when the ledger has records. For a topic that does not exist: in one that begins anew,
+    new records would get the offsets of those in the ledger.
+    """
+    from schemas.tables.delta_files import (
+        has_rows,  # not above: most programs that check the topic need no tables
+    )
+
+    path = settings.table_path(LEDGER)
+    if has_rows(path):
+        raise LogLostError(
+            f"Kafka has no topic {settings.kafka.topic!r}, and the ledger at {path} has records of it: "
+            "Kafka's data was lost, or data_dir is that of another log. './trunkline log rebuild' makes the "
+            "log again from the ledger, with Kafka alone running (./trunkline up --only kafka)"
+        )
+
+
+def _check_topology(kafka: KafkaSettings) -> None:
+    found = _first_record(kafka, partition_for(TOPOLOGY_STREAM.encode(), kafka.partitions))
+    if found is None:
+        raise TopicMissingError(
+            f"topic {kafka.topic!r} does not say its partition count and epoch: "
+            "its first record is missing; './trunkline topic create' stores it in an empty topic"
+        )
+    headers = dict(found.headers)
+    if found.key != TOPOLOGY_STREAM.encode() or headers.get("ce_type") != CONTROL_TOPOLOGY.encode():
+        raise TopicMismatchError(
+            f"topic {kafka.topic!r} does not begin with a {CONTROL_TOPOLOGY} record: it is not a topic of "
+            "Trunkline's; choose another kafka.topic"
+        )
+    try:
+        body = orjson.loads(found.value)
+        stored = (body["partitions"], body["epoch"])
+    except (ValueError, KeyError, TypeError):
+        raise TopicMismatchError(f"the first record of topic {kafka.topic!r} cannot be read") from None
+    if stored != (kafka.partitions, kafka.epoch):
+        raise TopicMismatchError(
+            f"topic {kafka.topic!r} was made with partitions={stored[0]} and epoch={stored[1]}, the settings "
+            f"say partitions={kafka.partitions} and epoch={kafka.epoch}; {_GROWING}"
+        )
+
+
+def partition_count(admin: Any, topic: str) -> int | None:
+    """How many partitions a topic has; None when there is no such topic. Raises BackboneUnreachable when Kafka
+    cannot tell, as while it starts.
+    """
+    (described,) = admin.describe_topics([topic])
+    error_code = described["error_code"]
+    if error_code == UnknownTopicOrPartitionError.errno:
+        return None
+    if error_code:
+        raise BackboneUnreachable(f"Kafka does not say whether there is a topic {topic!r}: error {error_code}")
+    return len(described["partitions"])
+
+
+@contextmanager
+def topic_reader(kafka: KafkaSettings, partitions: list[int] | None = None) -> Iterator[Any]:
+    """A kafka-python consumer assigned to `partitions` (None: all) from their beginning, without a group.
+
+    Raises BackboneUnreachable.
+    """
+    reach_kafka(kafka)
+    timeout_ms = int(REACH_TIMEOUT_S * 1000)
+    try:
+        consumer = KafkaConsumer(
+            client_id="trunkline-reader",
+            **client_options(kafka),
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            bootstrap_timeout_ms=timeout_ms,
+            fetch_max_wait_ms=100,
+            max_partition_fetch_bytes=max(1024 * 1024, kafka.record_limit_bytes),
+        )
+        try:
+            wanted = range(kafka.partitions) if partitions is None else partitions
+            assigned = [TopicPartition(kafka.topic, number) for number in wanted]
+            consumer.assign(assigned)
+            consumer.seek_to_beginning(*assigned)
+            yield consumer
+        finally:
+            consumer.close(autocommit=False)
+    except KafkaError as error:
+        raise unreachable(kafka, error) from error
+
+
+def _first_record(kafka: KafkaSettings, partition: int) -> Any | None:
+    """The first record of a partition, None when it is empty. Raises BackboneUnreachable."""
+    with topic_reader(kafka, [partition]) as consumer:
+        (assigned,) = consumer.assignment()
+        if consumer.end_offsets([assigned])[assigned] == 0:
+            return None
+        deadline = time.monotonic() + REACH_TIMEOUT_S
+        while time.monotonic() < deadline:
+            for batch in consumer.poll(timeout_ms=500, max_records=1).values():
+                return batch[0]
+    raise BackboneUnreachable(f"Kafka at {kafka.bootstrap_servers} hands out no records of {kafka.topic!r}")

@@ -1,0 +1,230 @@
+"""How a client of ours reaches Kafka: TLS and login for both Python clients and for Spark, from one place.
+
+No password is among Spark's options: they hold the name of a variable, which Kafka's own client looks up in the
+process that opens the connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import ssl
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from confluent_kafka import KafkaError
+from kafka.errors import (  # type: ignore[import-untyped]
+    IllegalSaslStateError,
+    KafkaConnectionError,
+    KafkaTimeoutError,
+    SaslAuthenticationFailedError,
+    UnsupportedSaslMechanismError,
+)
+
+from schemas.errors import BackboneUnreachable
+from schemas.keys.private_files import check_key_file
+from schemas.settings.kafka_settings import read_password
+from schemas.settings.settings import ENV_PREFIX, KafkaSettings, SettingsError
+
+PASSWORD_VARIABLE: Final = f"{ENV_PREFIX}KAFKA__SASL_PASSWORD"
+_MODULES: Final = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+SILENT: Final = logging.Logger("librdkafka", logging.CRITICAL + 1)
+"""For librdkafka, which says what it has to say by callbacks, too, and else would write it to stderr."""
+# It warns of credentials in clear where there is no TLS. SCRAM sends none, and the broker's own listener, which
+# has PLAIN, is on loopback with a password for one start.
+logging.getLogger("kafka.net.sasl").setLevel(logging.ERROR)
+_UNSAID: Final = (None, KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT)
+_LOGIN_ERRORS: Final = (SaslAuthenticationFailedError, UnsupportedSaslMechanismError, IllegalSaslStateError)
+
+
+def kafka_context(kafka: KafkaSettings) -> ssl.SSLContext | None:
+    """The context of a connection, None where it is in clear. Raises SettingsError for certificates that cannot
+    be read, and for a key that others can read.
+    """
+    if not kafka.security_protocol.endswith("SSL"):
+        return None
+    _check_key(kafka)
+    return _context(kafka.ssl_ca_certs, kafka.ssl_certfile, kafka.ssl_keyfile)
+
+
+def kafka_password(kafka: KafkaSettings) -> str:
+    """Return the password of the login: `sasl_password`, else what is in `password_file`.
+
+    Raises SettingsError if there is neither, or if the file is missing, readable by others or no password.
+    """
+    if kafka.sasl_password is not None:
+        return kafka.sasl_password.get_secret_value()
+    if kafka.password_file is None:
+        raise SettingsError(
+            f"kafka.sasl_password and kafka.sasl_password_file are missing, and kafka.security_protocol "
+            f"{kafka.security_protocol} needs one of them"
+        )
+    try:
+        return read_password(kafka.password_file)
+    except ValueError as error:
+        raise SettingsError(f"kafka.sasl_password_file: {error}") from None
+
+
+def client_options(kafka: KafkaSettings) -> dict[str, Any]:
+    """Return the options of kafka-python's clients for address, TLS and login.
+
+    Raises SettingsError as `kafka_context` and `kafka_password` do.
+    """
+    found: dict[str, Any] = {
+        "bootstrap_servers": kafka.bootstrap_servers,
+        "security_protocol": kafka.security_protocol,
+    }
+    context = kafka_context(kafka)
+    if context is not None:
+        found["ssl_context"] = context
+    if kafka.security_protocol.startswith("SASL"):
+        found |= {
+            "sasl_mechanism": kafka.sasl_mechanism,
+            "sasl_plain_username": kafka.sasl_username,
+            "sasl_plain_password": kafka_password(kafka),
+        }
+    return found
+
+
+def librdkafka_options(kafka: KafkaSettings) -> dict[str, str]:
+    """Return the same as options of librdkafka. Raises SettingsError as `client_options` does."""
+    kafka_context(kafka)  # librdkafka would not say what is wrong with the certificates
+    found: dict[str, object] = {
+        "bootstrap.servers": kafka.bootstrap_servers,
+        "security.protocol": kafka.security_protocol,
+        "ssl.ca.location": kafka.ssl_ca_certs,
+        "ssl.certificate.location": kafka.ssl_certfile,
+        "ssl.key.location": kafka.ssl_keyfile or kafka.ssl_certfile,
+    }
+    if kafka.security_protocol.startswith("SASL"):
+        found |= {
+            "sasl.mechanism": kafka.sasl_mechanism,
+            "sasl.username": kafka.sasl_username,
+            "sasl.password": kafka_password(kafka),
+        }
+    return {name: str(value) for name, value in found.items() if value is not None}
+
+
+def spark_security(kafka: KafkaSettings) -> dict[str, str]:
+    """The same as options of Spark's Kafka source, without the password.
+
+    Raises SettingsError when that is not in the environment, where Spark's JVM looks for it.
+    """
+    if kafka.security_protocol == "PLAINTEXT":
+        return {}
+    found: dict[str, str] = {"kafka.security.protocol": kafka.security_protocol}
+    if kafka.security_protocol.endswith("SSL"):
+        found |= _java_certificates(kafka)
+    if kafka.security_protocol.startswith("SASL"):
+        if os.environ.get(PASSWORD_VARIABLE) != kafka_password(kafka):
+            raise SettingsError(
+                f"kafka.sasl_password: Spark takes it from the environment alone; set {PASSWORD_VARIABLE} for "
+                "the driver and for every executor"
+            )
+        found |= {
+            "kafka.sasl.mechanism": kafka.sasl_mechanism,
+            "kafka.config.providers": "env",
+            "kafka.config.providers.env.class": "org.apache.kafka.common.config.provider.EnvVarConfigProvider",
+            "kafka.config.providers.env.param.allowlist.pattern": PASSWORD_VARIABLE,
+            "kafka.sasl.jaas.config": (
+                f'{_MODULES[kafka.sasl_mechanism]} required username="{kafka.sasl_username}" '
+                f'password="${{env:{PASSWORD_VARIABLE}}}";'
+            ),
+        }
+    return found
+
+
+def tls_trouble(kafka: KafkaSettings, error: ssl.SSLError) -> str:
+    """What a failed handshake means, with the setting to look at."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"its certificate is not trusted ({error.verify_message}): kafka.ssl_ca_certs must be the "
+            "authority that signed it, and kafka.bootstrap_servers a name in it"
+        )
+    if "alert" in (error.reason or "").lower():
+        return f"it ended TLS ({error.reason}): perhaps it wants kafka.ssl_certfile and kafka.ssl_keyfile"
+    return f"no TLS ({error.reason or error}): is kafka.security_protocol {kafka.security_protocol} right?"
+
+
+def unreachable(kafka: KafkaSettings, error: BaseException, where: str = "") -> BackboneUnreachable:
+    """The error for a Kafka that a client could not work with; it names the setting where that is known."""
+    said = f"Kafka at {kafka.bootstrap_servers}{where}: {error}"
+    # kafka-python does not tell why it could not begin; somebody was there, or we would not have come so far.
+    is_unsaid = isinstance(error, KafkaTimeoutError | KafkaConnectionError)
+    if isinstance(error, _LOGIN_ERRORS) or (is_unsaid and kafka.security_protocol.startswith("SASL")):
+        said += "; does it refuse the login? Look at kafka.sasl_username, sasl_password and sasl_mechanism"
+    elif is_unsaid and not kafka.security_protocol.endswith("SSL") and _speaks_tls(kafka):
+        said += f"; it speaks TLS, and kafka.security_protocol is {kafka.security_protocol}"
+    elif is_unsaid and kafka.security_protocol == "PLAINTEXT":
+        said += "; does it ask for a login? kafka.security_protocol is PLAINTEXT"
+    elif is_unsaid:
+        said += f"; is kafka.security_protocol {kafka.security_protocol} what it wants?"
+    return BackboneUnreachable(said)
+
+
+def librdkafka_unreachable(kafka: KafkaSettings, error: KafkaError | None, where: str) -> BackboneUnreachable:
+    """The same for what librdkafka says."""
+    code, said = (None, "no answer") if error is None else (error.code(), error.str())
+    if code == KafkaError._AUTHENTICATION:
+        return unreachable(kafka, SaslAuthenticationFailedError(said), where)
+    # It says when a login was refused; so with one, nothing is to be guessed.
+    is_unsaid = code in _UNSAID and not kafka.security_protocol.startswith("SASL")
+    return unreachable(kafka, KafkaTimeoutError(said) if is_unsaid else RuntimeError(said), where)
+
+
+def _speaks_tls(kafka: KafkaSettings) -> bool:
+    """Whether the first server answers a handshake, whatever it then thinks of us."""
+    host, _, port = kafka.bootstrap_servers.split(",")[0].strip().rpartition(":")
+    context = ssl.create_default_context()
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=2.0) as plain:
+            context.wrap_socket(plain, server_hostname=host.strip("[]")).close()
+    except ssl.SSLCertVerificationError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _check_key(kafka: KafkaSettings) -> None:
+    if kafka.ssl_certfile is not None:
+        check_key_file("kafka.ssl_", kafka.ssl_certfile, kafka.ssl_keyfile)
+
+
+def _java_certificates(kafka: KafkaSettings) -> dict[str, str]:
+    _check_key(kafka)
+    found = {}
+    if kafka.ssl_ca_certs is not None:
+        found = {
+            "kafka.ssl.truststore.type": "PEM",
+            "kafka.ssl.truststore.location": str(kafka.ssl_ca_certs.absolute()),
+        }
+    if kafka.ssl_certfile is not None:
+        # Java wants key and certificate in one file; certfile may hold both, as `tls create` writes kafka.pem.
+        if kafka.ssl_keyfile not in (None, kafka.ssl_certfile):
+            raise SettingsError(
+                "kafka.ssl_keyfile: for Spark kafka.ssl_certfile must hold the key (PKCS#8), too; unset this"
+            )
+        found |= {
+            "kafka.ssl.keystore.type": "PEM",
+            "kafka.ssl.keystore.location": str(kafka.ssl_certfile.absolute()),
+        }
+    return found
+
+
+@lru_cache(maxsize=32)
+def _context(ca_certs: Path | None, certfile: Path | None, keyfile: Path | None) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=None if ca_certs is None else str(ca_certs))
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if certfile is not None:
+            context.load_cert_chain(certfile, keyfile)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(f"kafka.ssl_ca_certs, kafka.ssl_certfile or kafka.ssl_keyfile: {error}") from error
+    return context

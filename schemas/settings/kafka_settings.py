@@ -1,0 +1,119 @@
+"""The settings of Kafka: the topic, how it is reached, the login and its password file, and the lack of one."""
+
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+from typing import Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, model_validator
+
+from schemas.settings.setting_types import Servers
+
+USERNAME: Final = "trunkline"
+# Spark's consumers get both between quotes: no quote, no backslash, nothing that cannot be printed.
+_TEXT: Final = re.compile(r"[ !#-\[\]-~]+").fullmatch
+
+
+def default_password_file(data_path: Path) -> Path:
+    """Return the file that `up` makes for the stack's own Kafka and that holds nothing but the password."""
+    return data_path / "keys" / "kafka.password"
+
+
+def text_fault(name: str, value: str) -> str | None:
+    """Return why `value` cannot be used as the user name or password `name`, or None if it can."""
+    if _TEXT(value) is None:
+        return f"{name}: only printable ASCII without quotes and backslashes is allowed"
+    return None
+
+
+def read_password(path: Path) -> str:
+    """Return the password that the file holds, without white space at its ends.
+
+    Raises ValueError that names the file and says how to fix it, and never quotes what the file holds.
+    """
+    try:
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise ValueError(f"{path} is readable by others; run: chmod 600 {path}")
+        found = path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        raise ValueError(
+            f"{path} is missing. For the stack's own Kafka ./trunkline up makes it; for another Kafka set its "
+            "login (docs/operate.md, Kafka of your own), or kafka.security_protocol to PLAINTEXT if it has none"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {path}: {type(error).__name__}") from None
+    if (fault := text_fault(str(path), found)) is not None:
+        raise ValueError(fault)
+    return found
+
+
+def missing_login(protocol: str, certfile: Path | None) -> str | None:
+    """Return why a Kafka that is reached this way is unsafe, or None if its clients log in.
+
+    The fold believes the log, so anyone who can append to it can act as operator.
+    """
+    if protocol.startswith("SASL") or (protocol == "SSL" and certfile is not None):
+        return None
+    return (
+        f"kafka.security_protocol is {protocol}: Kafka asks for no login, so whoever reaches it can read, "
+        "append and delete records, and become operator"
+    )
+
+
+class KafkaSettings(BaseModel):
+    """The log. `partitions` and `epoch` are stored in the log itself and checked by every program.
+
+    A program reads the password from `password_file` when it connects, unless `sasl_password` is set.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bootstrap_servers: Servers = "127.0.0.1:19092"
+    topic: str = "trunk.events"
+    partitions: int = Field(default=4, ge=1, le=1024)
+    epoch: int = Field(default=1, ge=1)
+    replication_factor: int = Field(default=1, ge=1)
+    min_in_sync_replicas: int | None = Field(default=None, ge=1)  # None: one fewer than replicas, at least 1
+    record_limit_bytes: int = Field(default=4 * 1024 * 1024, ge=64 * 1024)
+    delivery_timeout_s: float = Field(default=30.0, gt=0)
+    heap_mb: int = Field(default=384, ge=128, description="heap of the local stack's broker")
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "SASL_PLAINTEXT"
+    sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"] = "SCRAM-SHA-512"
+    sasl_username: str = USERNAME
+    sasl_password: SecretStr | None = None
+    sasl_password_file: Path | None = None
+    ssl_ca_certs: Path | None = None
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+    # Set by the `Settings` around this section: only they know the data directory.
+    _own_password_file: Path | None = PrivateAttr(default=None)
+
+    @property
+    def password_file(self) -> Path | None:
+        """The file with the password; `keys/kafka.password` of the data directory unless another is named."""
+        return self.sasl_password_file or self._own_password_file
+
+    @property
+    def wanted_in_sync_replicas(self) -> int:
+        """How many replicas must have a record before Kafka acknowledges it (`min.insync.replicas`)."""
+        return self.min_in_sync_replicas or max(1, self.replication_factor - 1)
+
+    @model_validator(mode="after")
+    def _replicas_suffice(self) -> Self:
+        if self.wanted_in_sync_replicas > self.replication_factor:
+            raise ValueError(
+                f"min_in_sync_replicas is {self.min_in_sync_replicas}, above replication_factor "
+                f"{self.replication_factor}: Kafka would refuse every record"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _login_is_text(self) -> Self:
+        fault = text_fault("sasl_username", self.sasl_username)
+        if fault is None and self.sasl_password is not None:
+            fault = text_fault("sasl_password", self.sasl_password.get_secret_value())
+        if fault is not None:
+            raise ValueError(fault)
+        return self

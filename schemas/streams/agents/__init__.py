@@ -1,0 +1,1 @@
+"""The agent stream: definitions, participants with keys, and agents that are reached over MQTT."""

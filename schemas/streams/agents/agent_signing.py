@@ -1,0 +1,142 @@
+"""Signatures of agents' requests (AM-02): RSA over timestamp and body, test vectors in docs/agent_signing.md.
+
+What comes from outside is never believed to be a key, a signature or a timestamp: `verify` answers False for
+all that is none, and never raises.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from typing import Final
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+
+from schemas.streams.agents.participants import key_id_of
+
+AGENT_HEADER: Final = "X-Agent-ID"
+TIMESTAMP_HEADER: Final = "X-Timestamp"
+SIGNATURE_HEADER: Final = "X-Signature"
+# How far a request's timestamp may be from the clock of who checks it.
+WINDOW_S: Final = 300
+# A smaller modulus is weak; a larger one, like a large exponent, makes each check slow.
+KEY_BITS: Final = (2048, 8192)
+_EXPONENTS: Final = (65537, 2**64)
+_PEM_LIMIT: Final = 16384
+_SIGNATURE_LIMIT: Final = 4 * -(-KEY_BITS[1] // 8 // 3) + 4
+# A fraction is allowed: some clients' clocks give one. ASCII digits alone: Python knows many others.
+_TIMESTAMP: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
+
+
+def new_key_pair() -> tuple[bytes, str]:
+    """A new pair of 2048 bits: the private key as PEM (PKCS#8, not encrypted), the public one as PEM (SPKI)."""
+    private_key = rsa.generate_private_key(public_exponent=_EXPONENTS[0], key_size=KEY_BITS[0])
+    pem = private_key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return pem, public_pem(private_key)
+
+
+def load_private_key(pem: bytes) -> rsa.RSAPrivateKey:
+    """The private key in a PEM. Raises ValueError, without showing what it holds, for any other content."""
+    try:
+        key = serialization.load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise ValueError("no private key in PEM, or one with a password") from None
+    if not isinstance(key, rsa.RSAPrivateKey):
+        raise ValueError("not an RSA key")
+    _check_numbers(key.public_key())
+    return key
+
+
+def public_pem(private_key: rsa.RSAPrivateKey) -> str:
+    """The public half of a private key, as it is registered."""
+    return _pem(private_key.public_key())
+
+
+def checked_public_key(pem: str) -> str:
+    """A public key as PEM (SPKI), always the same text for the same key. Raises ValueError for what is no RSA
+    key of 2048 to 8192 bits with an odd exponent of at least 65537 and at most 64 bits.
+    """
+    return _pem(_public_key(pem))
+
+
+def key_id(public_key_pem: str) -> str:
+    """The name of a key: the first 16 hex digits of the SHA-256 of its DER (SPKI). Raises ValueError."""
+    return key_id_of(checked_public_key(public_key_pem))
+
+
+def sign(private_key: rsa.RSAPrivateKey, timestamp: str, body: bytes) -> str:
+    """The signature over timestamp and body, in base64. Raises ValueError for what is no timestamp."""
+    if timestamp_seconds(timestamp) is None:
+        raise ValueError("a timestamp is seconds since 1970 in decimal")
+    signature = private_key.sign(timestamp.encode("ascii") + body, padding.PKCS1v15(), hashes.SHA256())
+    return base64.b64encode(signature).decode("ascii")
+
+
+def verify(public_key_pem: str, timestamp: str, body: bytes, signature: str) -> bool:
+    """Whether the signature is that key's over timestamp and body. Whether the time is near, and whether the
+    signature was seen before, is for the caller. Never raises.
+    """
+    given = signature_bytes(signature)
+    if given is None or timestamp_seconds(timestamp) is None or not isinstance(body, bytes):
+        return False
+    try:
+        key = _public_key(public_key_pem)
+        key.verify(given, timestamp.encode("ascii") + body, padding.PKCS1v15(), hashes.SHA256())
+    except (ValueError, InvalidSignature):
+        return False
+    return True
+
+
+def signature_bytes(signature: str) -> bytes | None:
+    """What a signature's base64 says; None for what is not exactly the base64 of a signature's length.
+
+    One notation alone: with two texts for the same bytes a replay could look like another request.
+    """
+    if not isinstance(signature, str) or len(signature) > _SIGNATURE_LIMIT or not signature.isascii():
+        return None
+    try:
+        given = base64.b64decode(signature, validate=True)
+    except binascii.Error:
+        return None
+    if not KEY_BITS[0] // 8 <= len(given) <= KEY_BITS[1] // 8:
+        return None
+    return given if base64.b64encode(given).decode("ascii") == signature else None
+
+
+def timestamp_seconds(timestamp: str) -> float | None:
+    """The seconds since 1970 that a timestamp says; None for what is none."""
+    if not isinstance(timestamp, str) or _TIMESTAMP.fullmatch(timestamp) is None:
+        return None
+    return float(timestamp)
+
+
+def _public_key(pem: str) -> rsa.RSAPublicKey:
+    if not isinstance(pem, str) or len(pem) > _PEM_LIMIT:
+        raise ValueError("a public key is text in PEM")
+    try:
+        key = serialization.load_pem_public_key(pem.encode("utf-8"))
+    except (ValueError, UnsupportedAlgorithm):
+        # A lone surrogate is a ValueError, too.
+        raise ValueError("no public key in PEM") from None
+    if not isinstance(key, rsa.RSAPublicKey):
+        raise ValueError("not an RSA key")
+    _check_numbers(key)
+    return key
+
+
+def _check_numbers(key: rsa.RSAPublicKey) -> None:
+    if not KEY_BITS[0] <= key.key_size <= KEY_BITS[1]:
+        raise ValueError(f"an RSA key has {KEY_BITS[0]} to {KEY_BITS[1]} bits, not {key.key_size}")
+    exponent = key.public_numbers().e
+    if not _EXPONENTS[0] <= exponent < _EXPONENTS[1] or exponent % 2 == 0:
+        raise ValueError("an RSA key's exponent is odd, at least 65537 and of at most 64 bits")
+
+
+def _pem(key: rsa.RSAPublicKey) -> str:
+    pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return pem.decode("ascii")

@@ -1,0 +1,168 @@
+"""The fold of agents over MQTT (JE-26), in the stream `agent/<name>` beside the agent's definition and its
+keys.
+
+One entry, `mqtt`. Who was removed keeps it as a tombstone, and may be registered again: with another secret,
+and with seqs that begin anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from schemas.fold.entries import Entries
+from schemas.fold.request_memory import RequestMemory
+from schemas.fold.seq_memory import SeqMemory
+from schemas.fold.settled import Change, Outcome, accepted, duplicate, rejected
+from schemas.fold.view_rows import REGISTRY_MQTT_AGENTS, MqttAgentRow
+from schemas.keys.sealing import Keyring, mqtt_agent_secret_purpose
+from schemas.streams.agents.mqtt_agents import REGISTERED, REMOVED, said_bytes
+from schemas.wire.masking import carries_token
+from schemas.wire.record import AGENT_MQTT_REGISTERED, AGENT_SAID, Envelope, Record
+from schemas.wire.signing import SIGNATURE_FIELD
+from schemas.wire.verdicts import (
+    AFTER_TERMINAL,
+    BAD_SIGNATURE,
+    ILLEGAL_TRANSITION,
+    SECRET_IN_EVENT,
+    SEQ_CONFLICT,
+    TOO_LATE,
+    UNKNOWN_STREAM,
+)
+
+ENTRY_VERSION: Final = 1
+_ENTRY: Final = "mqtt"
+
+
+class MqttAgentEntry(msgspec.Struct, array_like=True, gc=False):
+    """All that is known of an agent over MQTT: the fields of its row, its secret, and what was settled."""
+
+    version: int
+    sealed_secret: str
+    request_id: str
+    registered_by: str
+    registered_at: int
+    requests: RequestMemory
+    seqs: SeqMemory
+    removed_at: int | None = None
+    messages: int = 0
+    last_said_at: int | None = None
+
+    @property
+    def status(self) -> str:
+        """What the row says of it."""
+        return REGISTERED if self.removed_at is None else REMOVED
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(MqttAgentEntry).decode
+
+
+def settle_mqtt_agent(
+    record: Record, envelope: Envelope, name: str, body: dict[str, Any], entries: Entries, keyring: Keyring
+) -> Outcome:
+    """Settle one record about an agent over MQTT whose body passed the checks of its wire model."""
+    raw = entries.get(_ENTRY)
+    known = None if raw is None else _decode(raw)
+    if envelope.type == AGENT_SAID:
+        return _said(record, name, body, known, entries, keyring)
+    status, requests = (None, RequestMemory()) if known is None else (known.status, known.requests)
+    seen = requests.seen(envelope.ce_id, body)
+    if seen == "same":
+        return duplicate(status)
+    if seen == "other":
+        return rejected(SEQ_CONFLICT, "this request id was used with other content", status)
+    if envelope.type == AGENT_MQTT_REGISTERED:
+        if status == REGISTERED:
+            return rejected(ILLEGAL_TRANSITION, "the agent is registered for MQTT already", status)
+        known = MqttAgentEntry(
+            version=ENTRY_VERSION,
+            sealed_secret=body["sealed_secret"],
+            request_id=body["request_id"],
+            registered_by=f"{envelope.door}/{envelope.principal}",
+            registered_at=record.logged_at_us,
+            requests=requests,
+            seqs=SeqMemory(),
+        )
+    elif known is None:
+        return rejected(UNKNOWN_STREAM, "no agent of this name is registered for MQTT")
+    elif status == REMOVED:
+        return rejected(AFTER_TERMINAL, "the agent is not registered for MQTT any more", status)
+    else:
+        known.removed_at = record.logged_at_us
+    known.requests.add(envelope.ce_id, body)
+    return _keep(name, known, entries, late=False)
+
+
+def _said(
+    record: Record,
+    name: str,
+    said: dict[str, Any],
+    known: MqttAgentEntry | None,
+    entries: Entries,
+    keyring: Keyring,
+) -> Outcome:
+    if known is None:
+        return rejected(UNKNOWN_STREAM, "no agent of this name is registered for MQTT")
+    status, signature = known.status, said.get(SIGNATURE_FIELD)
+    signer = keyring.signer(known.sealed_secret, mqtt_agent_secret_purpose(name))
+    if not signer.verifies(said_bytes(said), signature):
+        return rejected(BAD_SIGNATURE, "hmac_sig is missing or does not fit the agent's secret", status)
+    if carries_token(said):
+        return rejected(SECRET_IN_EVENT, "data.auth_token must never be sent", status)
+    seq = said["seq"]
+    # The signature is a keyed hash of the canonical content, so it tells contents apart.
+    digest = bytes.fromhex(str(signature)[:32])
+    seen = known.seqs.seen(seq, digest)
+    if seen == "same":
+        return duplicate(status)
+    if seen == "other":
+        return rejected(SEQ_CONFLICT, "this seq was settled with other content", status)
+    if seen == "too_old":
+        return rejected(TOO_LATE, "too far behind the newest seqs to tell whether it was settled", status)
+    if status == REMOVED:
+        return rejected(AFTER_TERMINAL, "the agent is not registered for MQTT any more", status)
+    late = seq < known.seqs.last
+    known.seqs.add(seq, digest)
+    known.messages += 1
+    known.last_said_at = record.logged_at_us
+    return _keep(name, known, entries, late=late)
+
+
+def _keep(name: str, agent: MqttAgentEntry, entries: Entries, *, late: bool) -> Outcome:
+    entries.put(_ENTRY, _encode(agent))
+    row = MqttAgentRow(
+        agent_name=name,
+        status=agent.status,
+        registered_by=agent.registered_by,
+        registered_at=agent.registered_at,
+        removed_at=agent.removed_at,
+        last_seq=agent.seqs.last,
+        messages=agent.messages,
+        last_said_at=agent.last_said_at,
+    )
+    return accepted(agent.status, (Change(REGISTRY_MQTT_AGENTS, name, row),), late=late)
+
+
+def mqtt_agent_secret(name: str, entries: Entries, keyring: Keyring) -> str | None:
+    """The secret of an agent that is registered, from its entries; None for any other. Raises UnsealError."""
+    raw = entries.get(_ENTRY)
+    agent = None if raw is None else _decode(raw)
+    if agent is None or agent.status != REGISTERED:
+        return None
+    return keyring.open(agent.sealed_secret, mqtt_agent_secret_purpose(name)).decode("utf-8")
+
+
+def sealed_secret_of(entries: Entries, request_id: str) -> str | None:
+    """The sealed secret that this request has brought, if it was the last to register the agent."""
+    raw = entries.get(_ENTRY)
+    agent = None if raw is None else _decode(raw)
+    return agent.sealed_secret if agent is not None and agent.request_id == request_id else None
+
+
+def registered_by_request(entries: Entries) -> str | None:
+    """The request that registered the agent as it stands; None for one that is not registered."""
+    raw = entries.get(_ENTRY)
+    agent = None if raw is None else _decode(raw)
+    return agent.request_id if agent is not None and agent.status == REGISTERED else None

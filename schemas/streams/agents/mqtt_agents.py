@@ -1,0 +1,141 @@
+"""The records about agents that take part over MQTT (JE-26): wire models and how a door makes the records.
+
+They share the stream `agent/<name>` with the agent's definition and with its keys. `agent.said` is what an
+agent has published on its outbox, byte for byte; the others are made by our own doors.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from schemas.keys.sealing import Keyring, mqtt_agent_secret_purpose
+from schemas.streams.principal.principals import RESERVED_PRINCIPALS
+from schemas.wire.ids import AGENT, is_name, stream_key
+from schemas.wire.record import (
+    AGENT_MQTT_REGISTERED,
+    AGENT_MQTT_REMOVED,
+    AGENT_SAID,
+    JSON_CONTENT,
+    OutgoingRecord,
+    content_id,
+)
+from schemas.wire.signing import SIGNATURE_FIELD, Signer
+from schemas.wire.strict_json import INT_MAX, canonical
+from schemas.wire.wire_body import Name, WireBody
+
+# What an agent's row says of it.
+REGISTERED: Final = "registered"
+REMOVED: Final = "removed"
+TEXT: Final = "text/plain"
+_KIND_LIMIT: Final = 128
+_USER: Final = "agent."
+
+
+def _free(name: str) -> str:
+    if name in RESERVED_PRINCIPALS:
+        raise ValueError("a name that the programs use themselves")
+    return name
+
+
+class _RequestBody(WireBody):
+    agent_name: Name
+    request_id: Name
+
+
+class AgentMqttRegistered(_RequestBody):
+    """Body of `agent.mqtt_registered`: the agent is reached over MQTT from now on. `sealed_secret` opens for
+    `mqtt-agent-secret/<agent_name>` only.
+    """
+
+    agent_name: Annotated[Name, AfterValidator(_free)]
+    sealed_secret: str
+
+
+class AgentMqttRemoved(_RequestBody):
+    """Body of `agent.mqtt_removed`: its secret is worth nothing any more."""
+
+
+class AgentSaid(BaseModel):
+    """Payload of an outbox: a message to somebody. Unknown keys are kept, and are part of what is signed.
+
+    `schema_version` may be left out; the fold has looked at it before. `body` may be any JSON. A signature that
+    is missing is no fault of form.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    schema_version: Literal[1] = 1
+    message_id: Name
+    to: Name
+    kind: Annotated[str, Field(min_length=1, max_length=_KIND_LIMIT)]
+    body: Any
+    priority: Literal["low", "normal", "high"] = "normal"
+    in_reply_to: Name | None = None
+    thread: Name | None = None
+    seq: Annotated[int, Field(ge=1, le=INT_MAX)]
+
+
+MQTT_AGENT_MODELS: Final[dict[str, type[BaseModel]]] = {
+    AGENT_MQTT_REGISTERED: AgentMqttRegistered,
+    AGENT_MQTT_REMOVED: AgentMqttRemoved,
+    AGENT_SAID: AgentSaid,
+}
+
+
+def mqtt_user(agent_name: str) -> str:
+    """The MQTT user name of an agent, which is no job's: those are hex digits."""
+    return f"{_USER}{agent_name}"
+
+
+def agent_of_user(user: str) -> str | None:
+    """The agent whose MQTT user name this is, None for another's."""
+    name = user.removeprefix(_USER)
+    return name if user.startswith(_USER) and is_name(name) else None
+
+
+def registration_record(
+    agent_name: str, secret: str, keyring: Keyring, *, request_id: str, door: str, principal: str
+) -> OutgoingRecord:
+    """The record that registers an agent for MQTT. As below, raises pydantic.ValidationError for a bad name."""
+    body = AgentMqttRegistered(
+        agent_name=agent_name,
+        request_id=request_id,
+        sealed_secret=keyring.seal(secret.encode("utf-8"), mqtt_agent_secret_purpose(agent_name)),
+    )
+    return _record(AGENT_MQTT_REGISTERED, body, door, principal)
+
+
+def removal_record(agent_name: str, *, request_id: str, door: str, principal: str) -> OutgoingRecord:
+    """The record that ends an agent's taking part over MQTT."""
+    body = AgentMqttRemoved(agent_name=agent_name, request_id=request_id)
+    return _record(AGENT_MQTT_REMOVED, body, door, principal)
+
+
+def said_bytes(said: dict[str, Any]) -> bytes:
+    """What is signed: the canonical JSON of a payload without `hmac_sig`."""
+    return canonical({key: value for key, value in said.items() if key != SIGNATURE_FIELD})
+
+
+def sign_said(said: dict[str, Any], secret: str) -> dict[str, Any]:
+    """A copy of a payload with `hmac_sig`; one that is in it is replaced."""
+    return {**said, SIGNATURE_FIELD: Signer(secret).hexdigest(said_bytes(said))}
+
+
+def body_text(body: Any) -> tuple[str, str]:
+    """A body as a mailbox keeps it, and its content type: text as it is, anything else as canonical JSON."""
+    return (body, TEXT) if isinstance(body, str) else (canonical(body).decode("utf-8"), JSON_CONTENT)
+
+
+def _record(record_type: str, body: _RequestBody, door: str, principal: str) -> OutgoingRecord:
+    # Not its content: the fold tells the same request with other content.
+    identity = (record_type, f"{door}/{principal}", body.agent_name, body.request_id)
+    return OutgoingRecord(
+        stream=stream_key(AGENT, body.agent_name),
+        ce_id=content_id(*(part.encode() for part in identity)),
+        door=door,
+        principal=principal,
+        type=record_type,
+        value=canonical(body.model_dump(mode="json")),
+    )

@@ -1,0 +1,218 @@
+"""The fold of participants (AM-02 to AM-06), in the stream `agent/<name>` beside the agent's definition.
+
+Entries: `participant`, and `id/<two digits>`, the signatures of calls of the last ten minutes. Who has stopped
+keeps the first as a tombstone, and may join again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from schemas.fold import life_cycles as states
+from schemas.fold.entries import APART, Entries
+from schemas.fold.request_memory import RequestMemory
+from schemas.fold.settled import Change, Outcome, accepted, duplicate, rejected
+from schemas.fold.view_rows import REGISTRY_KEYS, REGISTRY_PARTICIPANTS, AgentKeyRow, ParticipantRow
+from schemas.streams.agents.participants import CALLS_KEPT_S, key_id_of
+from schemas.streams.principal.principals import ACTIVE
+from schemas.wire.record import (
+    AGENT_CALLED,
+    AGENT_JOINED,
+    AGENT_KEY_REGISTERED,
+    AGENT_STOPPED,
+    AGENT_UPDATED,
+    Envelope,
+    Record,
+)
+from schemas.wire.verdicts import ACCEPTED, AFTER_TERMINAL, ILLEGAL_TRANSITION, SEQ_CONFLICT, UNKNOWN_STREAM
+
+ENTRY_VERSION: Final = 1
+KEYS_KEPT: Final = 8
+REMOVED: Final = "removed"
+_PARTICIPANT: Final = "participant"
+_SIGNATURE_BYTES: Final = 16
+
+
+class KeyEntry(msgspec.Struct, array_like=True, gc=False):
+    """A key that is good. `valid_until` (microseconds since 1970 UTC): since there is a newer one."""
+
+    key_id: str
+    public_key: str
+    registered_at: int
+    valid_until: int | None = None
+
+
+class ParticipantEntry(msgspec.Struct, array_like=True, gc=False):
+    """What is known of a participant: the fields of its row, its keys, and the requests that were settled."""
+
+    version: int
+    status: str
+    task: str
+    capabilities: list[str]
+    task_id: str | None
+    started_at: int
+    updated_at: int
+    requests: RequestMemory
+    keys: list[KeyEntry]
+
+
+class _Calls(msgspec.Struct, array_like=True, gc=False):
+    """Signatures by their first bytes, with the log's time (microseconds since 1970 UTC), oldest first."""
+
+    version: int
+    signatures: dict[bytes, int]
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(ParticipantEntry).decode
+_decode_calls: Final = msgspec.msgpack.Decoder(_Calls).decode
+
+
+def settle_participant(
+    record: Record, envelope: Envelope, name: str, body: dict[str, Any], entries: Entries
+) -> Outcome:
+    """Settle one record about a participant whose body passed the checks of its wire model."""
+    raw = entries.get(_PARTICIPANT)
+    known = None if raw is None else _decode(raw)
+    if envelope.type == AGENT_CALLED:
+        return _called(record, body, known, entries)
+    status, requests = (None, RequestMemory()) if known is None else (known.status, known.requests)
+    seen = requests.seen(envelope.ce_id, body)
+    if seen == "same":
+        return duplicate(status)
+    if seen == "other":
+        return rejected(SEQ_CONFLICT, "this request id was used with other content", status)
+    if envelope.type == AGENT_JOINED:
+        if known is not None and known.status != states.STOPPED:
+            return rejected(ILLEGAL_TRANSITION, "an agent of this name takes part already", known.status)
+        agent, changes = _joined(record, name, body, requests)
+    elif known is None:
+        return rejected(UNKNOWN_STREAM, "no agent of this name takes part")
+    elif known.status == states.STOPPED:
+        return rejected(AFTER_TERMINAL, "the agent has stopped", known.status)
+    else:
+        agent = known
+        outcome = _apply(record, envelope, name, body, agent)
+        if outcome.verdict != ACCEPTED:
+            return outcome
+        changes = outcome.changes
+    agent.requests.add(envelope.ce_id, body)
+    entries.put(_PARTICIPANT, _encode(agent))
+    return accepted(agent.status, changes)
+
+
+def _joined(
+    record: Record, name: str, body: dict[str, Any], requests: RequestMemory
+) -> tuple[ParticipantEntry, tuple[Change, ...]]:
+    now = record.logged_at_us
+    key = KeyEntry(key_id_of(body["public_key"]), body["public_key"], now)
+    agent = ParticipantEntry(
+        version=ENTRY_VERSION,
+        status=states.INITIALIZING,
+        task=body["task"],
+        capabilities=body["capabilities"],
+        task_id=body.get("task_id"),
+        started_at=now,
+        updated_at=now,
+        requests=requests,
+        keys=[key],
+    )
+    return agent, (_change(name, agent), _key_change(name, key))
+
+
+def _apply(
+    record: Record, envelope: Envelope, name: str, body: dict[str, Any], agent: ParticipantEntry
+) -> Outcome:
+    """Change `agent`, or say why not."""
+    now = record.logged_at_us
+    if envelope.type == AGENT_UPDATED:
+        status = body.get("status") or agent.status
+        capabilities = agent.capabilities if body.get("capabilities") is None else body["capabilities"]
+        if (status, capabilities) == (agent.status, agent.capabilities):
+            return duplicate(agent.status)
+        agent.status, agent.capabilities, agent.updated_at = status, capabilities, now
+        return accepted(status, (_change(name, agent),))
+    if envelope.type == AGENT_STOPPED:
+        agent.status, agent.updated_at = states.STOPPED, now
+        gone, agent.keys = agent.keys, []
+        stopped = _change(name, agent, stopped_at=now, why=body.get("reason") or None)
+        return accepted(agent.status, (stopped, *(_key_change(name, key, now) for key in gone)))
+    if envelope.type == AGENT_KEY_REGISTERED:
+        return _key_registered(record, name, body, agent)
+    gone = [key for key in agent.keys if key.key_id == body["key_id"]]
+    if not gone:
+        return rejected(UNKNOWN_STREAM, "the agent has no such key", agent.status)
+    agent.keys = [key for key in agent.keys if key.key_id != body["key_id"]]
+    return accepted(agent.status, tuple(_key_change(name, key, now) for key in gone))
+
+
+def _key_registered(record: Record, name: str, body: dict[str, Any], agent: ParticipantEntry) -> Outcome:
+    now, key_id = record.logged_at_us, key_id_of(body["public_key"])
+    until = now + body["overlap_ms"] * 1000
+    changes = []
+    keys = []
+    for key in agent.keys:
+        if key.key_id == key_id:
+            return rejected(ILLEGAL_TRANSITION, "the agent has this key already", agent.status)
+        if key.valid_until is None or key.valid_until > until:
+            key.valid_until = until
+        # What is over, and the oldest of too many, makes room.
+        is_over = key.valid_until <= now
+        changes.append(_key_change(name, key, now if is_over else None))
+        if not is_over:
+            keys.append(key)
+    while len(keys) >= KEYS_KEPT:
+        changes.append(_key_change(name, keys.pop(0), now))
+    key = KeyEntry(key_id, body["public_key"], now)
+    agent.keys = [*keys, key]
+    return accepted(agent.status, (*changes, _key_change(name, key)))
+
+
+def _called(record: Record, body: dict[str, Any], known: ParticipantEntry | None, entries: Entries) -> Outcome:
+    if known is None:
+        return rejected(UNKNOWN_STREAM, "no agent of this name takes part")
+    if known.status == states.STOPPED:
+        return rejected(AFTER_TERMINAL, "the agent has stopped", known.status)
+    signature = bytes.fromhex(body["signature"])[:_SIGNATURE_BYTES]
+    shard = f"{APART}{body['signature'][:2]}"
+    raw = entries.get(shard)
+    calls = _Calls(ENTRY_VERSION, {}) if raw is None else _decode_calls(raw)
+    oldest = record.logged_at_us - CALLS_KEPT_S * 1_000_000
+    if calls.signatures.get(signature, oldest) > oldest:
+        return duplicate(known.status)
+    calls.signatures = {one: at for one, at in calls.signatures.items() if at > oldest}
+    calls.signatures[signature] = record.logged_at_us
+    entries.put(shard, _encode(calls))
+    return accepted(known.status)
+
+
+def _change(
+    name: str, agent: ParticipantEntry, stopped_at: int | None = None, why: str | None = None
+) -> Change:
+    row = ParticipantRow(
+        agent_name=name,
+        status=agent.status,
+        task=agent.task,
+        capabilities=agent.capabilities,
+        task_id=agent.task_id,
+        started_at=agent.started_at,
+        updated_at=agent.updated_at,
+        stopped_at=stopped_at,
+        stopped_why=why,
+    )
+    return Change(REGISTRY_PARTICIPANTS, name, row)
+
+
+def _key_change(name: str, key: KeyEntry, removed_at: int | None = None) -> Change:
+    row = AgentKeyRow(
+        agent_name=name,
+        key_id=key.key_id,
+        public_key=key.public_key,
+        status=ACTIVE if removed_at is None else REMOVED,
+        registered_at=key.registered_at,
+        valid_until=key.valid_until,
+        removed_at=removed_at,
+    )
+    return Change(REGISTRY_KEYS, f"{name}/{key.key_id}", row)

@@ -1,0 +1,1 @@
+"""The container stream: the processes that a launcher started for tasks."""

@@ -1,0 +1,1 @@
+"""The control streams: topology, fold switches, and the listeners of the organism."""

@@ -1,0 +1,114 @@
+"""The records about the organism (XP-09, XP-11): which listeners there are. Wire models of the stream
+`control/organism`, and how a door makes the records.
+
+`request_id` is the nonce of the signed command; the first load, out of `conf/organism.yaml`, has one that
+follows from the file.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from schemas.wire.ids import CONTROL, stream_key
+from schemas.wire.record import LISTENER_ADDED, LISTENER_REMOVED, ORGANISM_LOADED, OutgoingRecord, content_id
+from schemas.wire.strict_json import canonical
+from schemas.wire.wire_body import Name, Note, WireBody
+
+ORGANISM: Final = "organism"
+ORGANISM_STREAM: Final = stream_key(CONTROL, ORGANISM)
+# So long a command's nonce is remembered, by the log's clock (XP-11): longer than a command can be valid.
+NONCES_KEPT_S: Final = 900
+LISTENERS_MOST: Final = 1000
+CONCURRENCY: Final = 8
+CONCURRENCY_MOST: Final = 1000
+PER_MINUTE_MOST: Final = 6000
+TIMEOUT_MS: Final = 30_000
+TIMEOUT_MS_MOST: Final = 3_600_000
+_SCHEMA_LIMIT: Final = 64 * 1024
+_DIGEST: Final = r"^[0-9a-f]{64}\z"
+# A function in the pump, a language model, a person at a terminal, and what tells of the others.
+ListenerType = Literal["handler", "llm", "human", "meta"]
+# An XML name without a colon that is a name by CM-01, too.
+_PATTERN: Final = r"^[A-Za-z][A-Za-z0-9._-]{0,127}$"
+_ROOT_TAG: Final = re.compile(_PATTERN.strip("^$")).fullmatch
+
+
+def _root_tag(text: str) -> str:
+    if _ROOT_TAG(text) is None:
+        raise ValueError("not a root tag: letters, digits, '.', '_', '-', at most 128, first a letter")
+    return text
+
+
+RootTag = Annotated[str, AfterValidator(_root_tag), Field(json_schema_extra={"pattern": _PATTERN})]
+"""The local name of a payload's element."""
+
+
+class Listener(BaseModel):
+    """A listener as the log knows it. `handler` is `module:attribute` in the pump; `xsd` and `example` are
+    those of the payload that it takes. `visible_tools`: whom it sees and may write to, None: everybody.
+    `concurrency`: how many of its messages are handled at once, by all pumps together. `options`: canonical
+    JSON of what its type needs.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    name: Name
+    type: ListenerType = "handler"
+    capability: Note = ""
+    root_tag: RootTag
+    namespace: Annotated[str, Field(max_length=200, pattern=r"^[!-~]*\z")] = ""
+    handler: Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*\z")] | None = None
+    xsd: Annotated[str, Field(max_length=_SCHEMA_LIMIT)] | None = None
+    example: Annotated[str, Field(max_length=_SCHEMA_LIMIT)] | None = None
+    visible_tools: Annotated[list[Name], Field(max_length=LISTENERS_MOST)] | None = None
+    concurrency: Annotated[int, Field(ge=1, le=CONCURRENCY_MOST)] = CONCURRENCY
+    per_minute: Annotated[int, Field(ge=1, le=PER_MINUTE_MOST)] | None = None
+    tokens_per_minute: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    timeout_ms: Annotated[int, Field(ge=1, le=TIMEOUT_MS_MOST)] = TIMEOUT_MS
+    options: Annotated[str, Field(max_length=_SCHEMA_LIMIT)] | None = None
+
+
+class _OrganismBody(WireBody):
+    request_id: Name
+
+
+class OrganismLoaded(_OrganismBody):
+    """Body of `organism.loaded`: these listeners, and no others. `digest`: SHA-256 of the file, in hex."""
+
+    digest: Annotated[str, Field(pattern=_DIGEST)]
+    listeners: Annotated[list[Listener], Field(max_length=LISTENERS_MOST)]
+
+
+class ListenerAdded(_OrganismBody):
+    """Body of `listener.added`."""
+
+    listener: Listener
+
+
+class ListenerRemoved(_OrganismBody):
+    """Body of `listener.removed`."""
+
+    name: Name
+
+
+ORGANISM_MODELS: Final[dict[str, type[_OrganismBody]]] = {
+    ORGANISM_LOADED: OrganismLoaded,
+    LISTENER_ADDED: ListenerAdded,
+    LISTENER_REMOVED: ListenerRemoved,
+}
+_TYPES: Final = {model: name for name, model in ORGANISM_MODELS.items()}
+
+
+def organism_record(body: _OrganismBody, *, door: str, principal: str) -> OutgoingRecord:
+    """The record of one of the bodies above; `request_id` alone is its identity."""
+    return OutgoingRecord(
+        stream=ORGANISM_STREAM,
+        ce_id=content_id(ORGANISM.encode(), body.request_id.encode()),
+        door=door,
+        principal=principal,
+        type=_TYPES[type(body)],
+        value=canonical(body.model_dump(mode="json", exclude_none=True)),
+    )

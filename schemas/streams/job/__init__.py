@@ -1,0 +1,1 @@
+"""The job stream: registration, events, picks, secret rotation and cancellation."""

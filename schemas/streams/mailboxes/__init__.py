@@ -1,0 +1,1 @@
+"""The mailbox and thread streams: messages, leases, and conversations between listeners."""

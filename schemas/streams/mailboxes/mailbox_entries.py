@@ -1,0 +1,316 @@
+"""The entries of `mailbox/<realm>/<agent>`: what is pending in its order, the ids of a week, the requests.
+
+`m/<priority>/<posted_at>/<message_id>`: one pending message without its body. Sorted keys are the order of
+handing out: the priority is a digit, the time 16 hex digits.
+`id/<3 hex digits>`: the ids whose SHA-256 begins so, posted in the last week or pending still.
+`last`: when the newest message was posted, 8 bytes.
+`leases`: when the leases of the consuming door end.
+`handed`: when messages were handed out in the last minute, where leases ask for a rate. `closed`: it is.
+`requests`, `requests/message`: the newest requests about the mailbox, and about single messages.
+
+A finished message has no entry of its own. Nothing iterates over `id/`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from schemas.fold.entries import APART, Entries
+from schemas.fold.request_memory import RequestMemory
+from schemas.fold.settled import Change
+from schemas.fold.view_rows import MAILBOX_VIEW, MessageRow
+from schemas.wire.ids import MAILBOX
+from schemas.wire.message import LEASED, PRIORITIES, has_come
+from schemas.wire.record import MESSAGE_POSTED, STANDARD_HEADERS, Record
+
+ENTRY_VERSION: Final = 1
+ID_KEPT_US: Final = 7 * 24 * 3600 * 1_000_000
+# Requests of the whole mailbox (claim, lease, clear) and of single messages (ack, read, ...) are remembered
+# apart: else a few hundred acks would make a drain forgotten that may yet be repeated.
+OF_MAILBOX: Final = "requests"
+OF_MESSAGE: Final = "requests/message"
+_LEASES: Final = "leases"
+_PENDING: Final = "m/"
+LAST: Final = "last"
+_HANDED: Final = "handed"
+_CLOSED: Final = "closed"
+_MINUTE_US: Final = 60_000_000
+_MAILBOXES: Final = f"{MAILBOX}/".encode()
+_POSTED: Final = MESSAGE_POSTED.encode()
+_DIGITS: Final = {priority: digit for digit, priority in enumerate(PRIORITIES)}
+
+
+class PendingMessage(msgspec.Struct, array_like=True, gc=False):
+    """A message that is unread or leased; the fields of its row that the mailbox's name does not say.
+
+    An unread message with a `request_id` was reclaimed from that lease, and its holder may yet be done with it.
+    """
+
+    version: int
+    message_id: str
+    priority: str
+    posted_at: int
+    status: str
+    sender: str
+    from_verified: bool
+    kind: str
+    from_task: str | None = None
+    in_reply_to: str | None = None
+    thread: str | None = None
+    broadcast_id: str | None = None
+    sent_at: str | None = None
+    expires_at: str | None = None
+    attempts: int = 0
+    handed_to: str | None = None
+    handed_at: int | None = None
+    request_id: str | None = None
+    lease_until: int | None = None
+    parent_thread: str | None = None
+    root_thread: str | None = None
+    on_behalf_of: str | None = None
+
+    def is_held(self, now_us: int) -> bool:
+        """Whether it is leased and the lease has not run out."""
+        return self.status == LEASED and self.lease_until is not None and self.lease_until > now_us
+
+    def is_over(self, now_us: int) -> bool:
+        """Whether its `expires_at` has come."""
+        return self.expires_at is not None and has_come(self.expires_at, now_us)
+
+
+class KnownId(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """When a message was posted, as what priority, and the digest of its content."""
+
+    digest: bytes
+    posted_at: int
+    priority: int
+
+
+class Leases(msgspec.Struct, array_like=True, gc=False):
+    """How many messages are leased until when, all through one door: there is one consuming door at a time."""
+
+    version: int = ENTRY_VERSION
+    door: str = ""
+    ends: dict[int, int] = {}
+
+    def begin(self, door: str, until_us: int) -> None:
+        """One more message is leased."""
+        self.door = door
+        self.ends[until_us] = self.ends.get(until_us, 0) + 1
+
+    def end(self, message: PendingMessage) -> None:
+        """The message is leased no more, if it was."""
+        until_us = message.lease_until
+        if until_us is None:
+            return
+        left = self.ends.get(until_us, 0) - 1
+        if left > 0:
+            self.ends[until_us] = left
+        else:
+            self.ends.pop(until_us, None)
+
+    @property
+    def held(self) -> int:
+        """How many messages are leased."""
+        return sum(self.ends.values())
+
+
+class _Shard(msgspec.Struct, array_like=True, gc=False):
+    version: int
+    ids: dict[str, KnownId]
+
+
+class _Handed(msgspec.Struct, array_like=True, gc=False):
+    version: int
+    moments: list[int]
+
+
+class _Requests(msgspec.Struct, array_like=True, gc=False):
+    version: int
+    memory: RequestMemory
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode_message: Final = msgspec.msgpack.Decoder(PendingMessage).decode
+_decode_shard: Final = msgspec.msgpack.Decoder(_Shard).decode
+_decode_leases: Final = msgspec.msgpack.Decoder(Leases).decode
+_decode_handed: Final = msgspec.msgpack.Decoder(_Handed).decode
+_decode_requests: Final = msgspec.msgpack.Decoder(_Requests).decode
+
+
+class MailboxEntries:
+    """A mailbox's entries by what they mean, at the time `now_us` of the record being settled."""
+
+    def __init__(self, mailbox: str, entries: Entries, now_us: int) -> None:
+        self.realm, _, self.recipient = mailbox.partition("/")
+        self.now_us = now_us
+        self._entries = entries
+
+    def next_moment(self) -> int:
+        """When the message that is posted now was posted: the record's time, but after every message before it.
+
+        Kafka gives all records of a batch one time, and messages are handed out in the order of their posting.
+        """
+        raw = self._entries.get(LAST)
+        moment = self.now_us if raw is None else max(self.now_us, int.from_bytes(raw, "big") + 1)
+        self._entries.put(LAST, moment.to_bytes(8, "big"))
+        return moment
+
+    def known(self, message_id: str) -> KnownId | None:
+        """The id, if its message was posted in the last week or is pending still."""
+        found = self._shard(message_id).ids.get(message_id)
+        return found if found is not None and self._is_kept(message_id, found) else None
+
+    def pending(self, message_id: str) -> PendingMessage | None:
+        """The message, if it is pending."""
+        known = self._shard(message_id).ids.get(message_id)
+        raw = None if known is None else self._entries.get(_message_key(message_id, known))
+        return None if raw is None else _decode_message(raw)
+
+    def in_order(self) -> Iterator[PendingMessage]:
+        """All pending messages in the order of handing out, as they stood when it began."""
+        for key in self._entries.with_prefix(_PENDING):
+            raw = self._entries.get(key)
+            if raw is not None:
+                yield _decode_message(raw)
+
+    def of_these(self, message_ids: Sequence[str]) -> list[PendingMessage]:
+        """Those of these messages that are pending, in the order of handing out."""
+        found = [
+            message for message_id in set(message_ids) if (message := self.pending(message_id)) is not None
+        ]
+        return sorted(found, key=_key_of)
+
+    def add(self, message: PendingMessage, digest: bytes) -> None:
+        """Put a new message, and know its id from now on. Ids that need not be known any more are dropped."""
+        shard, message_id = self._shard(message.message_id), message.message_id
+        shard.ids[message_id] = KnownId(digest, message.posted_at, _DIGITS[message.priority])
+        self.put(message)
+        shard.ids = {known_id: known for known_id, known in shard.ids.items() if self._is_kept(known_id, known)}
+        self._entries.put(_shard_key(message_id), _encode(shard))
+
+    def put(self, message: PendingMessage) -> None:
+        """Write a pending message."""
+        self._entries.put(_key_of(message), _encode(message))
+
+    def remove(self, message: PendingMessage) -> None:
+        """Remove a message that has reached a final status."""
+        self._entries.delete(_key_of(message))
+
+    def leases(self) -> Leases:
+        """The leases that have not run out."""
+        raw = self._entries.get(_LEASES)
+        leases = Leases() if raw is None else _decode_leases(raw)
+        leases.ends = {until: count for until, count in leases.ends.items() if until > self.now_us}
+        return leases
+
+    def put_leases(self, leases: Leases) -> None:
+        """Write the leases if they have changed."""
+        before, after = self._entries.get(_LEASES), _encode(leases) if leases.ends else None
+        if after is not None and after != before:
+            self._entries.put(_LEASES, after)
+        elif after is None and before is not None:
+            self._entries.delete(_LEASES)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing may be posted or leased."""
+        return is_closed_mailbox(self._entries)
+
+    def put_closed(self, *, is_closed: bool) -> None:
+        """Close it or open it again."""
+        if is_closed:
+            self._entries.put(_CLOSED, bytes([ENTRY_VERSION]))
+        elif self.is_closed:
+            self._entries.delete(_CLOSED)
+
+    def handed_lately(self) -> list[int]:
+        """When messages were handed out in the last minute by leases with a rate, in microseconds."""
+        raw = self._entries.get(_HANDED)
+        moments = [] if raw is None else _decode_handed(raw).moments
+        return [moment for moment in moments if moment > self.now_us - _MINUTE_US]
+
+    def put_handed(self, moments: list[int]) -> None:
+        """Write them."""
+        self._entries.put(_HANDED, _encode(_Handed(ENTRY_VERSION, moments)))
+
+    def requests(self, of: str) -> RequestMemory:
+        """The requests that were settled, `OF_MAILBOX` or `OF_MESSAGE`."""
+        raw = self._entries.get(of)
+        return RequestMemory() if raw is None else _decode_requests(raw).memory
+
+    def put_requests(self, of: str, memory: RequestMemory) -> None:
+        """Write the requests."""
+        self._entries.put(of, _encode(_Requests(ENTRY_VERSION, memory)))
+
+    def change(self, message: PendingMessage, status: str | None = None) -> Change:
+        """The row of a pending message, or of one that has just reached the final status `status`."""
+        row = MessageRow(
+            realm=self.realm,
+            recipient=self.recipient,
+            message_id=message.message_id,
+            status=status or message.status,
+            sender=message.sender,
+            from_verified=message.from_verified,
+            from_task=message.from_task,
+            kind=message.kind,
+            priority=message.priority,
+            in_reply_to=message.in_reply_to,
+            thread=message.thread,
+            broadcast_id=message.broadcast_id,
+            sent_at=message.sent_at,
+            expires_at=message.expires_at,
+            posted_at=message.posted_at,
+            attempts=message.attempts,
+            handed_to=message.handed_to,
+            handed_at=message.handed_at,
+            request_id=message.request_id,
+            lease_until=message.lease_until if status is None else None,
+            ended_at=None if status is None else self.now_us,
+            parent_thread=message.parent_thread,
+            root_thread=message.root_thread,
+            on_behalf_of=message.on_behalf_of,
+        )
+        return Change(MAILBOX_VIEW, f"{self.realm}/{self.recipient}/{message.message_id}", row)
+
+    def _shard(self, message_id: str) -> _Shard:
+        raw = self._entries.get(_shard_key(message_id))
+        return _Shard(ENTRY_VERSION, {}) if raw is None else _decode_shard(raw)
+
+    def _is_kept(self, message_id: str, known: KnownId) -> bool:
+        # Two messages with one id would share a row: as long as the first is pending, its id is known.
+        is_young = self.now_us - known.posted_at <= ID_KEPT_US
+        return is_young or self._entries.get(_message_key(message_id, known)) is not None
+
+
+def is_closed_mailbox(entries: Entries) -> bool:
+    """Whether the mailbox with these entries is closed."""
+    return entries.get(_CLOSED) is not None
+
+
+def expected_apart(record: Record) -> tuple[str, ...]:
+    """The entries kept apart that the fold will ask for to settle `record`, as far as its headers tell: a guess
+    that spares a runner the waiting, and decides nothing.
+    """
+    if record.key is None or not record.key.startswith(_MAILBOXES) or record.header_names != STANDARD_HEADERS:
+        return ()
+    ce_id, kind = record.header_values[1], record.header_values[3]
+    if kind != _POSTED or ce_id is None or not ce_id.isascii():
+        return ()
+    return (_shard_key(ce_id.decode("ascii")),)
+
+
+def _shard_key(message_id: str) -> str:
+    return f"{APART}{hashlib.sha256(message_id.encode('ascii')).hexdigest()[:3]}"
+
+
+def _message_key(message_id: str, known: KnownId) -> str:
+    return f"{_PENDING}{known.priority}/{known.posted_at:016x}/{message_id}"
+
+
+def _key_of(message: PendingMessage) -> str:
+    return f"{_PENDING}{_DIGITS[message.priority]}/{message.posted_at:016x}/{message.message_id}"

@@ -1,0 +1,1 @@
+"""The principal stream: users of the HTTP hub, their roles and tokens."""

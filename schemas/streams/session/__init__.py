@@ -1,0 +1,1 @@
+"""The session stream: agent sessions that host jobs."""

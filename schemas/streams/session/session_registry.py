@@ -1,0 +1,103 @@
+"""The records about agent sessions (JE-14): wire models and how a door makes the records."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from schemas.wire.ids import SESSION, stream_key
+from schemas.wire.record import (
+    SESSION_CREATED,
+    SESSION_JOB_ASSIGNED,
+    SESSION_JOB_ENDED,
+    SESSION_RESUMED,
+    SESSION_STOPPED,
+    OutgoingRecord,
+    content_id,
+)
+from schemas.wire.strict_json import canonical
+from schemas.wire.wire_body import JobId, Name, Note, WireBody
+
+# Modes of stopping, and the state that each leads to (JE-14).
+STOP: Final = "stop"
+HARD: Final = "hard"
+SOFT: Final = "soft"
+STOP_MODES: Final = (STOP, HARD, SOFT)
+
+Handle = Annotated[str, Field(max_length=256, pattern=r"^(tmux|process)/[A-Za-z0-9._/-]+\z")]
+
+
+class _SessionBody(WireBody):
+    session: Name
+
+
+class SessionCreation(_SessionBody):
+    """Body of `session.created`. `handle`: what runs on `host` (schemas.fold.view_rows.SessionRow)."""
+
+    request_id: Name
+    description: Note = ""
+    host: Name | None = None
+    handle: Handle | None = None
+    for_job: JobId | None = None
+
+
+class SessionStop(_SessionBody):
+    """Body of `session.stopped`. `capture_id` names what was kept of the session's screen."""
+
+    request_id: Name
+    mode: Literal["stop", "hard", "soft"] = STOP
+    reason: Note = ""
+    capture_id: Name | None = None
+    graceful: bool = False
+
+
+class SessionResumption(_SessionBody):
+    """Body of `session.resumed`: it runs again, perhaps under another handle."""
+
+    request_id: Name
+    host: Name | None = None
+    handle: Handle | None = None
+
+
+class SessionJobAssigned(_SessionBody):
+    """Body of `session.job_assigned`: the session has picked the job."""
+
+    job_id: JobId
+
+
+class SessionJobEnded(_SessionBody):
+    """Body of `session.job_ended`: the session's job is in the terminal state `outcome`."""
+
+    job_id: JobId
+    outcome: Literal["completed", "error", "cancelled"]
+
+
+SESSION_MODELS: Final[dict[str, type[_SessionBody]]] = {
+    SESSION_CREATED: SessionCreation,
+    SESSION_STOPPED: SessionStop,
+    SESSION_RESUMED: SessionResumption,
+    SESSION_JOB_ASSIGNED: SessionJobAssigned,
+    SESSION_JOB_ENDED: SessionJobEnded,
+}
+_TYPES: Final = {model: name for name, model in SESSION_MODELS.items()}
+
+
+def session_record(
+    body: _SessionBody, *, door: str, principal: str, ce_id: str | None = None
+) -> OutgoingRecord:
+    """The record of one of the bodies above. The same body by the same principal has the same `ce_id`, and so
+    has the same request with other content, so that the fold can tell that it is a conflict.
+    """
+    value = canonical(body.model_dump(mode="json"))
+    record_type = _TYPES[type(body)]
+    request_id = getattr(body, "request_id", None)
+    identity = (value,) if request_id is None else (body.session.encode(), request_id.encode())
+    return OutgoingRecord(
+        stream=stream_key(SESSION, body.session),
+        ce_id=ce_id or content_id(record_type.encode(), f"{door}/{principal}".encode(), *identity),
+        door=door,
+        principal=principal,
+        type=record_type,
+        value=value,
+    )

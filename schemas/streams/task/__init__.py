@@ -1,0 +1,1 @@
+"""The task stream: a task and the token that it has while it runs."""

@@ -1,0 +1,150 @@
+"""The records about tasks and their tokens (HH-02 to HH-04): wire models and how a door makes the records."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, Field
+
+from schemas.wire.ids import TASK, stream_key
+from schemas.wire.record import (
+    TASK_CANCELLED,
+    TASK_COMPLETED,
+    TASK_CREATED,
+    TASK_FAILED,
+    TASK_STARTED,
+    TOKEN_REVOKED,
+    OutgoingRecord,
+    content_id,
+)
+from schemas.wire.strict_json import MalformedJsonError, canonical, decode
+from schemas.wire.wire_body import TASK_TEXT_LIMIT, Capabilities, Image, Name, Note, Printable, WireBody
+
+ERROR_LIMIT: Final = 2000
+RESULT_LIMIT_BYTES: Final = 64 * 1024
+LIFETIME_LIMIT_MS: Final = 7 * 24 * 3600 * 1000
+TOKEN_ID_DIGITS: Final = 12
+
+
+def _text_within_limit(text: str) -> str:
+    try:
+        size = len(text.encode("utf-8"))
+    except UnicodeEncodeError:
+        raise ValueError("holds a lone surrogate") from None
+    if size > RESULT_LIMIT_BYTES:
+        raise ValueError(f"longer than {RESULT_LIMIT_BYTES} bytes")
+    return text
+
+
+Description = Annotated[Printable, Field(min_length=1, max_length=TASK_TEXT_LIMIT)]
+"""The text of a task."""
+TokenSha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
+"""All that a record says of a token's value: its SHA-256, in hex."""
+TokenId = Annotated[str, Field(pattern=r"^[0-9a-f]{12}\z")]
+"""What a token is shown by: the first digits of its hash."""
+
+
+class _TaskBody(WireBody):
+    task_id: Name
+    request_id: Name
+
+
+class TaskCreation(_TaskBody):
+    """Body of `task.created`: the task waits for its start, without a token."""
+
+    description: Description
+    agent_name: Name
+
+
+class TaskStart(_TaskBody):
+    """Body of `task.started`: the task runs, with a token that lives `expiry_ms` milliseconds from the record's
+    time. Its content is part of what the request is: a door derives the same token for the same request. With
+    an `image` it is a spawned agent, which needs no definition.
+    """
+
+    description: Description
+    agent_name: Name
+    capabilities: Capabilities
+    token_sha256: TokenSha256
+    expiry_ms: Annotated[int, Field(ge=1, le=LIFETIME_LIMIT_MS)]
+    session_name: Name | None = None
+    image: Image | None = None
+
+
+class TaskCompletion(_TaskBody):
+    """Body of `task.completed`. `result` carries any JSON as text (`result_text`)."""
+
+    result: Annotated[str, AfterValidator(_text_within_limit)]
+
+
+class TaskFailure(_TaskBody):
+    """Body of `task.failed`."""
+
+    error: Annotated[Printable, Field(max_length=ERROR_LIMIT)]
+
+
+class TaskCancellation(_TaskBody):
+    """Body of `task.cancelled`."""
+
+    reason: Note = ""
+
+
+class TokenRevocation(_TaskBody):
+    """Body of `token.revoked`: the token is worth nothing any more, while the task goes on."""
+
+    token_id: TokenId
+    reason: Note = ""
+
+
+TASK_MODELS: Final[dict[str, type[_TaskBody]]] = {
+    TASK_CREATED: TaskCreation,
+    TASK_STARTED: TaskStart,
+    TASK_COMPLETED: TaskCompletion,
+    TASK_FAILED: TaskFailure,
+    TASK_CANCELLED: TaskCancellation,
+    TOKEN_REVOKED: TokenRevocation,
+}
+_TYPES: Final = {model: name for name, model in TASK_MODELS.items()}
+
+
+def result_text(value: Any) -> str:
+    """Return the text that carries a result, which is any JSON: a string as it is, everything else as canonical
+    JSON. A string that is itself JSON is quoted, so that `result_value` gives it back as a string.
+    """
+    if isinstance(value, str) and not _is_json(value):
+        return value
+    return canonical(value).decode("utf-8")
+
+
+def result_value(text: str) -> Any:
+    """Return the result that a text carries: the inverse of `result_text`."""
+    return decode(text.encode("utf-8"))[0] if _is_json(text) else text
+
+
+def _is_json(text: str) -> bool:
+    try:
+        decode(text.encode("utf-8"))
+    except MalformedJsonError:
+        return False
+    return True
+
+
+def token_id_of(token_sha256: str) -> str:
+    """What a token with this hash is shown by."""
+    return token_sha256[:TOKEN_ID_DIGITS]
+
+
+def task_record(body: _TaskBody, *, door: str, principal: str, ce_id: str | None = None) -> OutgoingRecord:
+    """The record of one of the bodies above. The same request by the same principal has the same `ce_id`, also
+    with other content, so that the fold can tell that it is a conflict.
+    """
+    record_type = _TYPES[type(body)]
+    identity = (record_type, f"{door}/{principal}", body.task_id, body.request_id)
+    return OutgoingRecord(
+        stream=stream_key(TASK, body.task_id),
+        ce_id=ce_id or content_id(*(part.encode() for part in identity)),
+        door=door,
+        principal=principal,
+        type=record_type,
+        value=canonical(body.model_dump(mode="json")),
+    )

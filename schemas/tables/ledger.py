@@ -1,0 +1,167 @@
+"""The ledger: one row per Kafka record, settled. Its columns, and how a row is made of record and verdict."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Collection
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import orjson
+
+from schemas.fold.entries import Writes
+from schemas.fold.settled import FOLD_VERSION, AppliedChange, Settled
+from schemas.keys.sealing import Keyring, value_purpose
+from schemas.wire.ids import parse_stream_key
+from schemas.wire.record import STANDARD_HEADERS, Record
+
+LEDGER: Final = "ledger"
+_encode_changes: Final = msgspec.json.Encoder().encode
+
+
+class LedgerRow(NamedTuple):
+    """One row of `ledger`, in the order of its columns.
+
+    `logged_at` is in microseconds since 1970 UTC. `sent_at` is what the sender claims, as it claims it: it
+    decides nothing, and becomes a time in the table if it is one.
+    `value`: the bytes as they came, masked where `masked` names something; `value_sealed` then holds them
+    as they came, sealed for `value/<topic>/<partition>/<offset>`. `changes`, `entries` and
+    `accepted_offset` stand on the stream's last row of a micro-batch and are what the batch did to the
+    stream: JSON, a list of `{view, key, offset, row}`, the last for each view and key; the entries written,
+    None for a deleted one; and the offset of the last record that was accepted.
+    `wire`: key and headers as JSON (base64) where the other columns do not give them back; else null.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    stream_kind: str
+    stream_id: str
+    door: str | None
+    principal: str | None
+    ce_id: str | None
+    type: str | None
+    seq: int | None
+    sent_at: str | None
+    logged_at: int
+    verdict: str
+    reason: str | None
+    why: str | None
+    late: bool
+    masked: str | None
+    status_after: str | None
+    fold_version: int
+    value: bytes | None
+    value_sealed: str | None
+    changes: str | None
+    entries: list[tuple[str, bytes | None]] | None
+    accepted_offset: int | None
+    wire: str | None
+
+
+COLUMNS: Final = LedgerRow._fields
+
+
+def ledger_row(
+    record: Record,
+    settled: Settled,
+    keyring: Keyring,
+    changes: Collection[AppliedChange] = (),
+    writes: Writes | None = None,
+    accepted_offset: int | None = None,
+) -> LedgerRow:
+    """The row of one settled record. `changes`, `writes` and `accepted_offset`: what the micro-batch changed
+    in views, what it wrote of the stream's entries and by which record at last, on the stream's last row.
+    """
+    envelope = settled.envelope
+    sealed = None
+    if settled.masked is not None and record.value is not None:
+        purpose = value_purpose(record.topic, record.partition, record.offset)
+        sealed = keyring.seal(record.value, purpose)
+    return LedgerRow(
+        record.topic,
+        record.partition,
+        record.offset,
+        settled.stream_kind,
+        settled.stream_id,
+        None if envelope is None else envelope.door,
+        None if envelope is None else envelope.principal,
+        None if envelope is None else envelope.ce_id,
+        None if envelope is None else envelope.type,
+        settled.seq,
+        settled.sent_at,
+        record.logged_at_us,
+        settled.verdict,
+        settled.reason,
+        settled.why,
+        settled.late,
+        settled.masked,
+        settled.status_after,
+        FOLD_VERSION,
+        record.value if settled.shown is None else settled.shown,
+        sealed,
+        _encode_changes(list(changes)).decode("utf-8") if changes else None,
+        sorted(writes.items()) if writes else None,
+        accepted_offset,
+        None if _is_given_back_by_columns(record, settled) else _wire(record),
+    )
+
+
+def _is_given_back_by_columns(record: Record, settled: Settled) -> bool:
+    standard = settled.envelope is not None and record.header_names == STANDARD_HEADERS
+    return standard and parse_stream_key(record.key) is not None
+
+
+def _text(raw: bytes | None) -> str | None:
+    return None if raw is None else base64.b64encode(raw).decode("ascii")
+
+
+def _wire(record: Record) -> str:
+    document: dict[str, Any] = {
+        "key": _text(record.key),
+        "headers": [
+            [name, _text(raw)] for name, raw in zip(record.header_names, record.header_values, strict=True)
+        ],
+    }
+    return orjson.dumps(document).decode("utf-8")
+
+
+def record_of_row(row: LedgerRow, keyring: Keyring) -> Record:
+    """The Kafka record that `row` was made of, for a refold. Raises UnsealError, ValueError.
+
+    Equal to the original in everything that the fold reads; `ce_time` and `content-type`, which it does not
+    read, are empty.
+    """
+    value = row.value
+    if row.value_sealed is not None:
+        value = keyring.open(row.value_sealed, value_purpose(row.topic, row.partition, row.offset))
+    if row.wire is not None:
+        wire = _parsed_wire(row.wire)
+        key, headers = _raw(wire.key), [(name, _raw(text)) for name, text in wire.headers]
+    else:
+        key = f"{row.stream_kind}/{row.stream_id}".encode("ascii")
+        source = f"{row.door}/{row.principal}"
+        texts = ("1.0", row.ce_id, source, row.type, "", None, "")
+        pairs = zip(STANDARD_HEADERS, texts, strict=True)
+        headers = [(name, key if text is None else text.encode("utf-8")) for name, text in pairs]
+    names, values = tuple(name for name, _ in headers), tuple(raw for _, raw in headers)
+    return Record(row.topic, row.partition, row.offset, row.logged_at, key, value, names, values)
+
+
+class _Wire(msgspec.Struct, frozen=True):
+    key: str | None
+    headers: list[tuple[str, str | None]]
+
+
+_decode_wire: Final = msgspec.json.Decoder(_Wire).decode
+
+
+def _parsed_wire(text: str) -> _Wire:
+    try:
+        return _decode_wire(text)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(f"wire: not key and headers: {error}") from None
+
+
+def _raw(text: str | None) -> bytes | None:
+    return None if text is None else base64.b64decode(text)

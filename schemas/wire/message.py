@@ -1,0 +1,100 @@
+"""The message (design: one model, every door): wire model, its life cycle, and the record that posts it.
+
+unread <--> leased --> claimed | expired | cleared | dead
+   `-----------------> claimed | read | expired | cleared
+
+A lease that has run out counts as none: what may happen to an unread message may then happen to this one.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, Field
+
+from schemas.wire.field_checks import is_utc_timestamp
+from schemas.wire.ids import MAILBOX, stream_key
+from schemas.wire.record import MESSAGE_POSTED, OutgoingRecord
+from schemas.wire.strict_json import canonical_plain
+from schemas.wire.wire_body import Name, Note, WireBody
+
+DEFAULT_REALM: Final = "default"
+# In the order in which messages are handed out.
+PRIORITIES: Final = ("high", "normal", "low")
+
+REPAIRS_MOST: Final = 20
+
+UNREAD: Final = "unread"
+LEASED: Final = "leased"
+CLAIMED: Final = "claimed"  # handed out and acknowledged, at once or by ack
+READ: Final = "read"
+EXPIRED: Final = "expired"
+CLEARED: Final = "cleared"
+DEAD: Final = "dead"
+MESSAGE_PENDING: Final = frozenset({UNREAD, LEASED})
+MESSAGE_FINAL: Final = frozenset({CLAIMED, READ, EXPIRED, CLEARED, DEAD})
+
+_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001  all times here are UTC
+
+
+def _utc_time(text: str) -> str:
+    if not is_utc_timestamp(text):
+        raise ValueError("not an ISO 8601 time in UTC such as 2026-11-21T10:00:00Z")
+    return text
+
+
+_Moment = Annotated[str, Field(max_length=40)]
+_UtcTime = Annotated[str, AfterValidator(_utc_time)]
+
+
+class Message(WireBody):
+    """Body of `message.posted`: one message for one recipient. Deduplicated by `message_id` alone.
+
+    `from_task`: the task whose token the sender had. `expires_at` decides, so it must be a time in UTC;
+    `sent_at` is what the sender says. `thread` is what the recipient calls the conversation;
+    `parent_thread`, `root_thread` and `on_behalf_of` are its place in the tree, which no recipient is shown.
+    `repairs` says what of it was repaired, `original` (base64) what it was before: only the ledger has both.
+    """
+
+    message_id: Name
+    realm: Name = DEFAULT_REALM
+    sender: Annotated[Name, Field(alias="from")]
+    from_verified: bool = False
+    from_task: Name | None = None
+    recipient: Annotated[Name, Field(alias="to")]
+    kind: Annotated[str, Field(min_length=1, max_length=128)]
+    priority: Literal["low", "normal", "high"] = "normal"
+    body: str
+    content_type: Annotated[str, Field(max_length=128)] = "application/json"
+    in_reply_to: Name | None = None
+    thread: Name | None = None
+    sent_at: _Moment | None = None
+    expires_at: _UtcTime | None = None
+    broadcast_id: Name | None = None
+    parent_thread: Name | None = None
+    root_thread: Name | None = None
+    on_behalf_of: Name | None = None
+    repairs: Annotated[list[Note], Field(max_length=REPAIRS_MOST)] | None = None
+    original: str | None = None
+
+
+def posting_record(message: Message, *, door: str, principal: str) -> OutgoingRecord:
+    """The record that posts a message into its recipient's mailbox."""
+    return OutgoingRecord(
+        stream=stream_key(MAILBOX, f"{message.realm}/{message.recipient}"),
+        ce_id=message.message_id,
+        door=door,
+        principal=principal,
+        type=MESSAGE_POSTED,
+        # Without what is null: a field that comes later must not make a repeated message another one.
+        value=canonical_plain(message.model_dump(mode="json", by_alias=True, exclude_none=True)),
+    )
+
+
+def has_come(time: str, now_us: int) -> bool:
+    """Whether `time`, of the form of `expires_at`, is at or before `now_us` (microseconds since 1970 UTC)."""
+    whole = datetime.fromisoformat(time[:19]) - _EPOCH
+    # Up to nine digits after the point, so nanoseconds.
+    fraction_ns = int(time[20:-1].ljust(9, "0"))
+    return (whole.days * 86_400 + whole.seconds) * 10**9 + fraction_ns <= now_us * 1000

@@ -1,0 +1,297 @@
+"""The record in Kafka: CloudEvents 1.0, Kafka binary binding (cloudevents.io, kafka-protocol-binding 1.0).
+
+`OutgoingRecord` is what a door hands to the publisher, `Record` what both runners read back. A door that
+meets a body over the limit sends `oversized(...)`: size, SHA-256 and the first 1 KiB travel, the rest not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from schemas.wire.ids import REFUSED, is_name, stream_key
+
+JOB_EVENT: Final = "job.event"
+JOB_REGISTERED: Final = "job.registered"
+JOB_PICKED: Final = "job.picked"
+JOB_CANCELLED: Final = "job.cancelled"
+JOB_SECRET_ROTATED: Final = "job.secret_rotated"  # noqa: S105  a type's name
+SESSION_CREATED: Final = "session.created"
+SESSION_STOPPED: Final = "session.stopped"
+SESSION_RESUMED: Final = "session.resumed"
+SESSION_JOB_ASSIGNED: Final = "session.job_assigned"
+SESSION_JOB_ENDED: Final = "session.job_ended"
+MESSAGE_POSTED: Final = "message.posted"
+MESSAGE_CLAIMED: Final = "message.claimed"
+MESSAGE_LEASED: Final = "message.leased"
+MESSAGE_ACKED: Final = "message.acked"
+MESSAGE_NACKED: Final = "message.nacked"
+MESSAGE_RECLAIMED: Final = "message.reclaimed"
+MESSAGE_READ: Final = "message.read"
+MESSAGE_EXPIRED: Final = "message.expired"
+MAILBOX_CLEARED: Final = "mailbox.cleared"
+MAILBOX_CLOSED: Final = "mailbox.closed"
+MAILBOX_OPENED: Final = "mailbox.opened"
+TASK_CREATED: Final = "task.created"
+TASK_STARTED: Final = "task.started"
+TASK_COMPLETED: Final = "task.completed"
+TASK_FAILED: Final = "task.failed"
+TASK_CANCELLED: Final = "task.cancelled"
+TOKEN_REVOKED: Final = "token.revoked"  # noqa: S105  a type's name
+AGENT_DEFINED: Final = "agent.defined"
+AGENT_REMOVED: Final = "agent.removed"
+AGENT_JOINED: Final = "agent.joined"
+AGENT_KEY_REGISTERED: Final = "agent.key_registered"
+AGENT_KEY_REMOVED: Final = "agent.key_removed"
+AGENT_UPDATED: Final = "agent.updated"
+AGENT_STOPPED: Final = "agent.stopped"
+AGENT_CALLED: Final = "agent.called"
+AGENT_MQTT_REGISTERED: Final = "agent.mqtt_registered"
+AGENT_MQTT_REMOVED: Final = "agent.mqtt_removed"
+AGENT_SAID: Final = "agent.said"
+CONTAINER_CHANGED: Final = "container.changed"
+PRINCIPAL_ADDED: Final = "principal.added"
+PRINCIPAL_REVOKED: Final = "principal.revoked"
+REQUEST_REFUSED: Final = "request.refused"
+CONTROL_TOPOLOGY: Final = "control.topology"
+CONTROL_FOLD_SWITCHED: Final = "control.fold_switched"
+ORGANISM_LOADED: Final = "organism.loaded"
+LISTENER_ADDED: Final = "listener.added"
+LISTENER_REMOVED: Final = "listener.removed"
+THREAD_OPENED: Final = "thread.opened"
+RECORD_TYPES: Final = (
+    JOB_EVENT,
+    JOB_REGISTERED,
+    JOB_PICKED,
+    JOB_CANCELLED,
+    JOB_SECRET_ROTATED,
+    SESSION_CREATED,
+    SESSION_STOPPED,
+    SESSION_RESUMED,
+    SESSION_JOB_ASSIGNED,
+    SESSION_JOB_ENDED,
+    MESSAGE_POSTED,
+    MESSAGE_CLAIMED,
+    MESSAGE_LEASED,
+    MESSAGE_ACKED,
+    MESSAGE_NACKED,
+    MESSAGE_RECLAIMED,
+    MESSAGE_READ,
+    MESSAGE_EXPIRED,
+    MAILBOX_CLEARED,
+    MAILBOX_CLOSED,
+    MAILBOX_OPENED,
+    TASK_CREATED,
+    TASK_STARTED,
+    TASK_COMPLETED,
+    TASK_FAILED,
+    TASK_CANCELLED,
+    TOKEN_REVOKED,
+    AGENT_DEFINED,
+    AGENT_REMOVED,
+    AGENT_JOINED,
+    AGENT_KEY_REGISTERED,
+    AGENT_KEY_REMOVED,
+    AGENT_UPDATED,
+    AGENT_STOPPED,
+    AGENT_CALLED,
+    AGENT_MQTT_REGISTERED,
+    AGENT_MQTT_REMOVED,
+    AGENT_SAID,
+    CONTAINER_CHANGED,
+    PRINCIPAL_ADDED,
+    PRINCIPAL_REVOKED,
+    REQUEST_REFUSED,
+    CONTROL_TOPOLOGY,
+    CONTROL_FOLD_SWITCHED,
+    ORGANISM_LOADED,
+    LISTENER_ADDED,
+    LISTENER_REMOVED,
+    THREAD_OPENED,
+)
+
+JSON_CONTENT: Final = "application/json"
+OVERSIZE_PREFIX_BYTES: Final = 1024
+# A record's value has no business to be longer than this, whatever a door let in; the doors' own limit is
+# a setting and lower. A constant, so that both runners and a refold years later decide alike.
+VALUE_LIMIT_BYTES: Final = 16 * 1024 * 1024
+
+# The headers of nearly every record, in this order. `Record` keeps names and values apart so that the
+# usual case is one comparison of a shared tuple.
+STANDARD_HEADERS: Final = (
+    "ce_specversion",
+    "ce_id",
+    "ce_source",
+    "ce_type",
+    "ce_time",
+    "ce_subject",
+    "content-type",
+)
+NOT_UTF8: Final = "\ufffd"
+"""In a header's name: there were bytes that are not UTF-8."""
+_REQUIRED: Final = ("ce_specversion", "ce_id", "ce_source", "ce_type", "ce_subject")
+_ID_LIMIT: Final = 512
+_SENDER_LIMIT: Final = 1024
+_EXTENSION_SIZE: Final = "ce_bodysize"
+_EXTENSION_SHA256: Final = "ce_bodysha256"
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """One Kafka record as it was read. `logged_at_us`: Kafka's append time, microseconds since 1970 UTC.
+    `header_names[i]` belongs to `header_values[i]`.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    logged_at_us: int
+    key: bytes | None
+    value: bytes | None
+    header_names: tuple[str, ...]
+    header_values: tuple[bytes | None, ...]
+
+
+class Envelope(msgspec.Struct, frozen=True, gc=False):
+    """What the headers say. `body_bytes` is the size of the body that a door cut off, else None."""
+
+    ce_id: str
+    door: str
+    principal: str
+    type: str
+    body_bytes: int | None = None
+
+
+class BadEnvelopeError(ValueError):
+    """The headers are not those of a record of ours. The message says why."""
+
+
+class OutgoingRecord(msgspec.Struct, frozen=True):
+    """A record that a door wants in the log. `stream` is its key and its CloudEvents subject."""
+
+    stream: str
+    ce_id: str
+    door: str
+    principal: str
+    type: str
+    value: bytes
+    content_type: str = JSON_CONTENT
+    body_bytes: int | None = None
+    body_sha256: str | None = None
+    traceparent: str | None = None
+
+    @property
+    def key(self) -> bytes:
+        """The Kafka key: the stream, which decides the partition."""
+        return self.stream.encode("ascii")
+
+    def headers(self, now: datetime | None = None) -> list[tuple[str, bytes]]:
+        """The headers in their fixed order. `now` (UTC) becomes `ce_time`, which nothing decides on."""
+        moment = (now or datetime.now(UTC)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        found = [
+            ("ce_specversion", "1.0"),
+            ("ce_id", self.ce_id),
+            ("ce_source", f"{self.door}/{self.principal}"),
+            ("ce_type", self.type),
+            ("ce_time", moment),
+            ("ce_subject", self.stream),
+            ("content-type", self.content_type),
+        ]
+        if self.body_bytes is not None:
+            found.append((_EXTENSION_SIZE, str(self.body_bytes)))
+            found.append((_EXTENSION_SHA256, self.body_sha256 or ""))
+        if self.traceparent is not None:
+            found.append(("traceparent", self.traceparent))
+        return [(name, value.encode("utf-8")) for name, value in found]
+
+
+def content_id(*parts: bytes) -> str:
+    """An id made of content alone: SHA-256 over the parts, each with its length before it, as hex."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def oversized(record: OutgoingRecord, limit_bytes: int) -> OutgoingRecord:
+    """`record` itself, or what travels of it when its body is longer than `limit_bytes`."""
+    size = len(record.value)
+    if size <= limit_bytes:
+        return record
+    return msgspec.structs.replace(
+        record,
+        value=record.value[:OVERSIZE_PREFIX_BYTES],
+        content_type="application/octet-stream",
+        body_bytes=size,
+        body_sha256=hashlib.sha256(record.value).hexdigest(),
+    )
+
+
+def refused_stream(door: str) -> str:
+    """The stream for what `door` cannot key."""
+    return stream_key(REFUSED, door)
+
+
+def _sender(source: bytes, kind: bytes) -> tuple[str, str, str]:
+    """Door, principal and type. Raises BadEnvelopeError."""
+    if len(source) + len(kind) > _SENDER_LIMIT:
+        raise BadEnvelopeError("ce_source or ce_type is too long")
+    return _known_sender(source, kind)
+
+
+# Few of them, in every record.
+@lru_cache(maxsize=4096)
+def _known_sender(source: bytes, kind: bytes) -> tuple[str, str, str]:
+    try:
+        door, _, principal = source.decode("ascii").partition("/")
+        record_type = kind.decode("ascii")
+    except UnicodeDecodeError:
+        raise BadEnvelopeError("ce_source or ce_type is not ASCII") from None
+    if not is_name(door) or not is_name(principal):
+        raise BadEnvelopeError("ce_source is not a door and a principal")
+    return door, principal, record_type
+
+
+def read_envelope(record: Record) -> Envelope:
+    """The envelope of `record`. Raises BadEnvelopeError: header missing, twice, not text, not of our form."""
+    names, values = record.header_names, record.header_values
+    size = None
+    if names != STANDARD_HEADERS:
+        # Clients in C end a name at its first NUL, Java does not: so that all read the same, nobody does.
+        names = tuple([name.partition("\0")[0] for name in names])
+    if names == STANDARD_HEADERS:
+        version, ce_id, source, kind, _, subject, _ = values
+    else:
+        found = dict(zip(names, values, strict=True))
+        # Which bytes stood there, and whether two such names are one, each runtime says in its own way.
+        if any(NOT_UTF8 in name for name in names):
+            raise BadEnvelopeError("a header's name is not UTF-8")
+        if len(found) != len(values):
+            raise BadEnvelopeError("a header twice")
+        for name in _REQUIRED:
+            if name not in found:
+                raise BadEnvelopeError(f"no header {name}")
+        version, ce_id, source, kind, subject = (found[name] for name in _REQUIRED)
+        if _EXTENSION_SIZE in found:
+            size = _size(found[_EXTENSION_SIZE])
+    if version != b"1.0":
+        raise BadEnvelopeError("ce_specversion is not 1.0")
+    if subject != record.key:
+        raise BadEnvelopeError("ce_subject is not the key")
+    if not ce_id or source is None or kind is None or len(ce_id) > _ID_LIMIT:
+        raise BadEnvelopeError("a header that is empty or too long")
+    door, principal, record_type = _sender(source, kind)
+    try:
+        return Envelope(ce_id.decode("utf-8"), door, principal, record_type, size)
+    except UnicodeDecodeError:
+        raise BadEnvelopeError("ce_id is not UTF-8") from None
+
+
+def _size(text: bytes | None) -> int:
+    if text is None or not text.isdigit() or len(text) > 18:
+        raise BadEnvelopeError(f"{_EXTENSION_SIZE} is not a size")
+    return int(text)

@@ -1,0 +1,43 @@
+"""What a door refused on its own decision, recorded under `refused/<door>`: who asked for what, and why not."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from schemas.wire.record import REQUEST_REFUSED, OutgoingRecord, content_id, refused_stream
+from schemas.wire.strict_json import canonical
+from schemas.wire.wire_body import Name, Note, WireBody
+
+# Raised whenever the rules of schemas/policy change, so that an auditor knows by which rules it was decided.
+POLICY_VERSION: Final = 6
+ANONYMOUS: Final = "anonymous"
+RefusalReason = Literal["unauthorized", "policy", "unknown_recipient", "malformed", "too_large"]
+
+
+class Refusal(WireBody):
+    """Body of `request.refused`. `route` is the route's template, never the path that a stranger sent.
+    `suppressed`: how many more refusals of the same kind were not recorded since the last one.
+    """
+
+    request_id: Name
+    reason: RefusalReason
+    why: Note
+    principal: Name = ANONYMOUS
+    route: Annotated[str, Field(max_length=200)]
+    policy_version: Annotated[int, Field(ge=1)] = POLICY_VERSION
+    suppressed: Annotated[int, Field(ge=0)] = 0
+
+
+def refusal_record(refusal: Refusal, door: str) -> OutgoingRecord:
+    """The record of a refusal."""
+    value = canonical(refusal.model_dump(mode="json"))
+    return OutgoingRecord(
+        stream=refused_stream(door),
+        ce_id=content_id(REQUEST_REFUSED.encode(), value),
+        door=door,
+        principal=refusal.principal,
+        type=REQUEST_REFUSED,
+        value=value,
+    )

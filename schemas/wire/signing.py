@@ -1,0 +1,66 @@
+"""Signatures of job events (JE-05): HMAC-SHA256 over canonical JSON, test vectors in docs/signing.md."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from typing import Any, Final
+
+from schemas.wire.strict_json import canonical
+
+SIGNATURE_FIELD: Final = "hmac_sig"
+_DIGITS: Final = 64
+_INNER = bytes(byte ^ 0x36 for byte in range(256))
+_OUTER = bytes(byte ^ 0x5C for byte in range(256))
+_BLOCK = 64
+
+
+def new_secret() -> str:
+    """A job's secret: 32 random bytes as URL-safe text."""
+    return secrets.token_urlsafe(32)
+
+
+class Signer:
+    """HMAC-SHA256 (RFC 2104) under one secret, with the two key pads hashed once.
+
+    Equal to `hmac.new(secret, data, "sha256")` at less than half of its cost, which shows in the fold.
+    """
+
+    __slots__ = ("_inner", "_outer")
+
+    def __init__(self, secret: str) -> None:
+        key = secret.encode("utf-8")
+        if len(key) > _BLOCK:
+            key = hashlib.sha256(key).digest()
+        key = key.ljust(_BLOCK, b"\0")
+        self._inner = hashlib.sha256(key.translate(_INNER))
+        self._outer = hashlib.sha256(key.translate(_OUTER))
+
+    def hexdigest(self, data: bytes) -> str:
+        """The MAC of `data`: 64 lower-case hex digits."""
+        inner = self._inner.copy()
+        inner.update(data)
+        outer = self._outer.copy()
+        outer.update(inner.digest())
+        return outer.hexdigest()
+
+    def verifies(self, data: bytes, signature: object) -> bool:
+        """Whether `signature` is the MAC of `data`; compared in constant time."""
+        if type(signature) is not str or len(signature) != _DIGITS or not signature.isascii():
+            return False
+        return hmac.compare_digest(self.hexdigest(data), signature)
+
+
+def signed_bytes(event: dict[str, Any]) -> bytes:
+    """What is signed: the canonical JSON of `event` without `data.hmac_sig`. `event` is left as it was."""
+    data = event.get("data")
+    if isinstance(data, dict) and SIGNATURE_FIELD in data:
+        event = {**event, "data": {k: v for k, v in data.items() if k != SIGNATURE_FIELD}}
+    return canonical(event)
+
+
+def sign_event(event: dict[str, Any], secret: str) -> dict[str, Any]:
+    """A copy of `event` with `data.hmac_sig`. `event["data"]` is an object; a signature in it is replaced."""
+    signature = Signer(secret).hexdigest(signed_bytes(event))
+    return {**event, "data": {**event["data"], SIGNATURE_FIELD: signature}}

@@ -1,0 +1,102 @@
+"""The common base of our own records' bodies: strict, versioned, with names by CM-01, and words for a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from schemas.wire.field_checks import has_control_characters
+from schemas.wire.ids import is_name
+
+# What the two checks below say, for those who read a JSON schema.
+NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+_LENGTHS: Final = frozenset({"too_long", "too_short"})
+# Pydantic's name for a text whose characters another check has looked at.
+_TEXT: Final = "Value"
+_PRINTABLE: Final = r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*$"
+
+
+IMAGE_LIMIT: Final = 255
+CAPABILITIES_LIMIT: Final = 64
+# In characters. The agent gets the text as one environment variable, which Linux limits to 128 KiB.
+TASK_TEXT_LIMIT: Final = 32_000
+OVERLAP_LIMIT_MS: Final = 30 * 24 * 3600 * 1000
+
+
+def _name(text: str) -> str:
+    if not is_name(text):
+        raise ValueError("not a name: letters, digits, '.', '_', '-', at most 128, first a letter or digit")
+    return text
+
+
+def _printable(text: str) -> str:
+    if has_control_characters(text.replace("\n", "").replace("\t", "")):
+        raise ValueError("holds a control character")
+    return text
+
+
+Name = Annotated[str, AfterValidator(_name), Field(json_schema_extra={"pattern": NAME_PATTERN})]
+"""A name by CM-01."""
+JobId = Annotated[str, Field(pattern=r"^[0-9a-f]{8}\z")]
+"""8 lower-case hex digits."""
+Printable = Annotated[str, AfterValidator(_printable), Field(json_schema_extra={"pattern": _PRINTABLE})]
+"""Text without control characters other than newline and tab."""
+NOTE_LIMIT: Final = 500
+Note = Annotated[Printable, Field(max_length=NOTE_LIMIT)]
+"""A short remark of a person or a program."""
+
+
+def _unique(names: list[str]) -> list[str]:
+    if len(set(names)) != len(names):
+        raise ValueError("holds a name twice")
+    return names
+
+
+Capabilities = Annotated[
+    list[Name],
+    Field(max_length=CAPABILITIES_LIMIT, json_schema_extra={"uniqueItems": True}),
+    AfterValidator(_unique),
+]
+"""Names of what an agent can do, each at most once."""
+
+
+Image = Annotated[Printable, Field(min_length=1, max_length=IMAGE_LIMIT)]
+"""The image that a launcher runs."""
+
+
+class WireBody(BaseModel):
+    """Body of a record that only our own doors make. Unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    # Not Literal[1] alone: that takes `true` for 1, and the fold has looked at the version before.
+    schema_version: Literal[1] = 1
+
+
+def body_fault(model: type[BaseModel], body: dict[str, Any]) -> str | None:
+    """Return the first thing that is wrong with a body, by its model, or None; the words repeat no input."""
+    try:
+        model.model_validate(body)
+    except ValidationError as error:
+        return first_fault(error)
+    return None
+
+
+def first_fault(error: ValidationError) -> str:
+    """Return the first thing that a model refused, `field: reason`, without the input, which may be secret."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    # The last part of an unknown key's place is the key, and that is input.
+    place = first["loc"][:-1] if first["type"] == "extra_forbidden" else first["loc"]
+    return f"{'.'.join(str(part) for part in place) or 'body'}: {words_of(first)}"
+
+
+def words_of(fault: Mapping[str, Any]) -> str:
+    """Return pydantic's message for one fault; the length of a text is given in characters, not in items."""
+    words = str(fault["msg"])
+    if fault["type"] not in _LENGTHS:
+        return words
+    is_text = fault.get("ctx", {}).get("field_type") == _TEXT
+    words = words.replace(" after validation", "")
+    return words.replace(" items", " characters").replace(" item,", " character,") if is_text else words

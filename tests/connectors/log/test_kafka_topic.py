@@ -1,0 +1,142 @@
+"""The topic: partitions as Java chooses them, made once, and the check that every program makes."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from kafka import KafkaAdminClient
+from kafka.admin import ConfigResource, ConfigResourceType
+
+from connectors.local_stack import free_port
+from connectors.log.kafka_topic import ensure_topic
+from connectors.log.publisher import Publisher
+from schemas.errors import BackboneUnreachable
+from schemas.log_access.event_topic import (
+    TopicMismatchError,
+    TopicMissingError,
+    check_topic,
+    partition_for,
+    topic_reader,
+)
+from schemas.log_access.kafka_clients import client_options
+from schemas.streams.control.control_fold import topology_record
+from tests.broker_processes import with_kafka
+
+
+@pytest.mark.parametrize(
+    ("key", "java_hash"),
+    [
+        (b"21", -973932308),
+        (b"foobar", -790332482),
+        (b"a-little-bit-long-string", -985981536),
+        (b"a-little-bit-longer-string", -1486304829),
+        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
+        (b"abc", 479470107),
+    ],
+)
+def test_a_key_lies_in_the_partition_that_java_chooses(key, java_hash):
+    for partitions in (1, 4, 7, 1024):
+        assert partition_for(key, partitions) == (java_hash & 0x7FFFFFFF) % partitions
+
+
+def _all_records(settings):
+    found = []
+    with topic_reader(settings.kafka) as consumer:
+        ends = consumer.end_offsets(sorted(consumer.assignment()))
+        while any(consumer.position(p) < end for p, end in ends.items()):
+            for batch in consumer.poll(timeout_ms=500).values():
+                found += batch
+    return found
+
+
+def test_two_callers_at_once_make_one_topic_that_begins_with_its_topology(backbone_settings):
+    settings = with_kafka(backbone_settings, topic=backbone_settings.kafka.topic + ".raced")
+    errors = []
+
+    def make():
+        try:
+            ensure_topic(settings)
+        except Exception as error:
+            errors.append(error)
+
+    callers = [threading.Thread(target=make) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(60)
+    assert not errors
+    records = _all_records(settings)
+    assert 1 <= len(records) <= 3
+    assert {r.value for r in records} == {topology_record(4, 1).value}
+    assert {dict(r.headers)["ce_id"] for r in records} == {topology_record(4, 1).ce_id.encode()}
+    ensure_topic(settings)
+    assert len(_all_records(settings)) == len(records)
+
+
+def test_kafka_stamps_the_time_and_keeps_everything(backbone_settings):
+    kafka = backbone_settings.kafka
+    admin = KafkaAdminClient(**client_options(kafka))
+    try:
+        resource = ConfigResource(ConfigResourceType.TOPIC, kafka.topic)
+        stored = admin.describe_configs([resource], config_filter="all")["topic"][kafka.topic]
+    finally:
+        admin.close()
+    values = {name: stored[name]["value"] for name in stored}
+    assert values["message.timestamp.type"] == "LogAppendTime"
+    assert (values["retention.ms"], values["retention.bytes"]) == ("-1", "-1")
+    assert values["max.message.bytes"] == str(kafka.record_limit_bytes)
+
+
+def test_a_wrong_partition_count_is_refused_with_both_numbers_and_what_to_do(backbone_settings):
+    wrong = with_kafka(backbone_settings, partitions=7)
+    for refuse in (check_topic, ensure_topic):
+        with pytest.raises(TopicMismatchError, match=r"7.*4.*kafka\.epoch") as caught:
+            refuse(wrong)
+        assert caught.value.exit_code == 1
+
+
+def test_another_epoch_is_refused_with_both_numbers(backbone_settings):
+    with pytest.raises(TopicMismatchError, match=r"epoch=1.*epoch=2.*new kafka\.topic"):
+        check_topic(with_kafka(backbone_settings, epoch=2))
+
+
+def test_another_record_limit_is_refused_with_both_numbers(backbone_settings):
+    with pytest.raises(TopicMismatchError, match=r"max\.message\.bytes=1048576.*2097152"):
+        check_topic(with_kafka(backbone_settings, record_limit_bytes=2 * 1024 * 1024))
+
+
+def test_a_missing_topic_is_named(backbone_settings):
+    with pytest.raises(TopicMissingError, match=r"no topic 'never\.made'"):
+        check_topic(with_kafka(backbone_settings, topic="never.made"))
+
+
+def test_a_topic_of_somebody_else_is_refused(backbone_settings):
+    settings = with_kafka(backbone_settings, topic=backbone_settings.kafka.topic + ".foreign")
+    kafka = settings.kafka
+    admin = KafkaAdminClient(**client_options(kafka))
+    try:
+        config = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": str(kafka.record_limit_bytes)}
+        made = {"num_partitions": 4, "replication_factor": 1, "configs": config}
+        admin.create_topics({kafka.topic: made}, wait_for_metadata=True)
+    finally:
+        admin.close()
+    with pytest.raises(TopicMissingError, match="first record is missing"):
+        check_topic(settings)
+    with Publisher(settings) as publisher:
+        record = topology_record(4, 1)
+        foreign = type(record)(record.stream, "x", "cli", "operator", "job.event", b"{}")
+        publisher.append(foreign).result(10)
+    with pytest.raises(TopicMismatchError, match="does not begin with"):
+        check_topic(settings)
+
+
+def test_an_unreachable_kafka_is_an_error_within_a_bounded_time(backbone_settings):
+    settings = with_kafka(backbone_settings, bootstrap_servers=f"127.0.0.1:{free_port()}")
+    for call in (check_topic, ensure_topic, Publisher):
+        begun = time.monotonic()
+        with pytest.raises(BackboneUnreachable) as caught:
+            call(settings)
+        assert time.monotonic() - begun < 12
+        assert caught.value.exit_code == 5

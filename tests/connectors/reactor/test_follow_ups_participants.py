@@ -1,0 +1,111 @@
+"""What follows for a spawned agent when its task ends (AM-06), without Kafka."""
+
+from __future__ import annotations
+
+import pytest
+
+from connectors.reactor.follow_ups import follow_ups, stopped_with_task
+from schemas.fold.settled import Settled
+from schemas.fold.view_rows import REGISTRY_PARTICIPANTS, ParticipantRow
+from schemas.streams.agents.participants import AgentJoined, participant_record
+from schemas.streams.task.task_registry import (
+    TaskCancellation,
+    TaskCompletion,
+    TaskFailure,
+    TaskStart,
+    task_record,
+)
+from schemas.wire.record import AGENT_STOPPED, OutgoingRecord, Record
+from tests.connectors.reactor.test_follow_ups_hub import Folded
+from tests.schemas.hub_records import public_key
+from tests.schemas.job_records import said
+
+pytestmark = pytest.mark.requirement("AM-06")
+
+BY = {"door": "http", "principal": "operator"}
+ENDS = {
+    "completed": TaskCompletion(task_id="t1", request_id="e", result="7"),
+    "failed": TaskFailure(task_id="t1", request_id="e", error="x" * 1000),
+    "cancelled": TaskCancellation(task_id="t1", request_id="e", reason="enough"),
+}
+
+
+def started(task_id: str = "t1", image: str | None = "trunkline/mcp-agent") -> OutgoingRecord:
+    body = TaskStart(
+        task_id=task_id,
+        request_id=task_id,
+        description="count",
+        agent_name="ann",
+        capabilities=["count"],
+        token_sha256="ab" * 32,
+        expiry_ms=1000,
+        image=image,
+    )
+    return task_record(body, **BY)
+
+
+def joined(task_id: str | None = "t1", request_id: str = "j") -> OutgoingRecord:
+    body = AgentJoined(
+        agent_name="ann",
+        request_id=request_id,
+        task="count",
+        capabilities=[],
+        public_key=public_key(),
+        task_id=task_id,
+    )
+    return participant_record(body, **BY)
+
+
+def follow(log: Folded, record: Record) -> list[OutgoingRecord]:
+    return follow_ups(record, log.row, lambda job_id: ())
+
+
+def participant(log: Folded) -> ParticipantRow:
+    row = log.row(REGISTRY_PARTICIPANTS, "ann")
+    assert isinstance(row, ParticipantRow)
+    return row
+
+
+def ended(log: Folded, how: str) -> tuple[Settled, Record]:
+    return log.add(task_record(ENDS[how], **BY))
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_spawned_agent_stops_with_its_task_once(how: str) -> None:
+    log = Folded()
+    for made in (started(), joined()):
+        assert said(log.add(made)[0]) == ("accepted", None)
+    _, end = ended(log, how)
+    (stop,) = follow(log, end)
+    assert (stop.type, stop.door, stop.principal) == (AGENT_STOPPED, "reactor", "reactor")
+    # The task keeper says the same in the same words: whoever is second is a duplicate.
+    assert stopped_with_task(log.task("t1"), participant(log)) == stop
+    assert said(log.add(stop)[0]) == ("accepted", None)
+    assert said(log.add(stop)[0]) == ("duplicate", None)
+    assert participant(log).status == "stopped"
+    assert (participant(log).stopped_why or "").startswith(f"its task is {how}")
+    assert follow(log, end) == []
+
+
+def test_nothing_stops_that_has_another_task_or_none_or_joined_again() -> None:
+    for other in ("t2", None):
+        log = Folded()
+        log.add(started())
+        log.add(joined(other))
+        assert follow(log, ended(log, "failed")[1]) == []
+    log = Folded()
+    log.add(started())
+    _, end = ended(log, "failed")
+    assert follow(log, end) == []
+    log.add(joined("t9", "again"))
+    assert follow(log, end) == []
+
+
+def test_only_the_record_that_ended_the_task_has_a_follow_up() -> None:
+    log = Folded()
+    log.add(started())
+    log.add(joined())
+    ended(log, "completed")
+    settled, late = ended(log, "failed")
+    assert settled.verdict == "rejected"
+    assert follow(log, late) == []

@@ -1,0 +1,362 @@
+"""The reactor on a real Kafka: what follows from what, once, also when it is killed at any of its steps."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from kafka.admin import KafkaAdminClient
+
+import connectors.reactor.reactor as reactor_module
+from connectors.live.live_view import LiveView
+from connectors.log.kafka_topic import ensure_topic
+from connectors.reactor.follow_ups import DOOR, follow_up_id, follow_ups
+from connectors.reactor.reactor import Reactor
+from schemas.fold.view_rows import MAILBOX_VIEW, MESSAGE_BODIES, REGISTRY_JOBS, REGISTRY_SESSIONS
+from schemas.keys.sealing import Keyring
+from schemas.log_access.kafka_clients import client_options
+from schemas.settings.settings import PROJECT_ROOT, Settings
+from schemas.streams.job.job_registry import cancellation_record, pick_record
+from schemas.streams.session.session_registry import SessionCreation, session_record
+from schemas.tables.ledger import LEDGER
+from schemas.wire.record import MESSAGE_POSTED, OutgoingRecord
+from tests.broker_processes import program_environment, wait_until, with_kafka
+from tests.connectors.folded_log import FoldedLog
+from tests.connectors.live.test_live_view import opened
+from tests.jobs.topic_load import append_all, event, registration
+from tests.schemas.job_records import make_record
+
+STEPS = ("seen", "before_append", "appended", "acknowledged", "committed")
+JOBS = [f"{n:08x}" for n in range(0xE0, 0xE6)]
+
+
+def lives(job: str, keyring, times: int = 2) -> list[OutgoingRecord]:
+    """A job's life: picked by a session, worked on, ended; pick and end come `times` times."""
+    session = f"s{job[-1]}"
+    return [
+        registration(job, keyring),
+        *[pick_record(job, session, principal=session)] * times,
+        event(job, 1, "started"),
+        event(job, 2),
+        *[event(job, 3, "completed", "all done")] * times,
+        cancellation_record(job, request_id="r1"),
+    ]
+
+
+def follow_ups_of(view: LiveView) -> list[tuple[str, str, str]]:
+    """Stream, type and verdict of all that the reactor's door appended."""
+    found, _ = view.feed.since(0, 100_000)
+    return [
+        (one.stream, str(one.type), one.verdict)
+        for one in found
+        if one.principal is not None and one.principal.startswith(f"{DOOR}/")
+    ]
+
+
+def expected_follow_ups(jobs) -> Counter:
+    """What must be accepted once for each of `jobs`."""
+    assigned = [(f"session/s{job[-1]}", "session.job_assigned") for job in jobs]
+    ended = [(f"session/s{job[-1]}", "session.job_ended") for job in jobs]
+    return Counter([*assigned, *ended, *[("mailbox/default/operator", MESSAGE_POSTED) for _ in jobs]])
+
+
+def accepted(view: LiveView) -> Counter:
+    """The reactor's accepted records."""
+    return Counter((stream, kind) for stream, kind, verdict in follow_ups_of(view) if verdict == "accepted")
+
+
+def duplicates(view: LiveView) -> int:
+    """How many of the reactor's records were duplicates."""
+    return sum(verdict == "duplicate" for *_, verdict in follow_ups_of(view))
+
+
+def assert_each_happened_once(view: LiveView, jobs, timeout_s: float = 40) -> None:
+    """Wait for all follow-ups of `jobs`; none is rejected or accepted twice, the rows are right."""
+    wait_until(lambda: accepted(view).total() >= 3 * len(jobs), timeout_s, "all follow-ups")
+    view.catch_up(10)
+    assert accepted(view) == expected_follow_ups(jobs)
+    assert {verdict for _, _, verdict in follow_ups_of(view)} <= {"accepted", "duplicate"}
+    for job in jobs:
+        session = view.row(REGISTRY_SESSIONS, f"s{job[-1]}")
+        assert (session.job_id, session.jobs_ended, session.created_by) == (None, 1, "reactor/reactor")
+    assert len(view.rows(MAILBOX_VIEW)) == len(jobs)
+
+
+@contextmanager
+def reacting(settings, view, **options):
+    """A reactor that runs inside the block."""
+    reactor = Reactor(settings, view, **options)
+    reactor.start()
+    try:
+        yield reactor
+    finally:
+        reactor.stop()
+
+
+def committed(settings) -> dict[int, int]:
+    """By partition, the group's committed offset."""
+    admin = KafkaAdminClient(**client_options(settings.kafka))
+    try:
+        (found,) = admin.list_group_offsets([settings.gateway.reactor_group]).values()
+        return {where.partition: told.offset for where, told in found.items()}
+    finally:
+        admin.close()
+
+
+@pytest.fixture
+def settings(backbone_settings):
+    """Settings with a consumer group of this test's own."""
+    group = f"reactor-{backbone_settings.kafka.topic}"
+    gateway = backbone_settings.gateway.model_copy(update={"reactor_group": group})
+    return backbone_settings.model_copy(update={"gateway": gateway})
+
+
+def test_a_picked_and_ended_job_is_told_to_its_session_and_to_who_registered_it(settings, keyring):
+    steps = []
+    with opened(settings, keyring) as view, reacting(settings, view, step=steps.append):
+        append_all(settings, [record for job in JOBS for record in lives(job, keyring)])
+        assert_each_happened_once(view, JOBS)
+        (said,) = [row for row in view.rows(MESSAGE_BODIES) if JOBS[0] in row.body]
+        told = view.row(MAILBOX_VIEW, f"{said.realm}/{said.recipient}/{said.message_id}")
+        assert said.body == f'{{"detail":"all done","job_id":"{JOBS[0]}","status":"completed"}}'
+        assert (told.sender, told.kind, told.from_verified) == ("trunkline", "job.completed", True)
+        ended_by = view.row(REGISTRY_JOBS, JOBS[0]).ended_by
+        assert told.message_id == follow_up_id(ended_by, MESSAGE_POSTED)
+        ends = view.next_offsets()
+        wait_until(lambda: {n: e for n, e in ends.items() if e} == committed(settings), 20, "commits")
+    assert set(steps) == set(STEPS)
+
+
+def test_one_request_that_cancels_two_jobs_tells_of_both(settings, keyring):
+    with opened(settings, keyring) as view, reacting(settings, view):
+        records = [record for job in JOBS[:2] for record in (registration(job, keyring),)]
+        append_all(settings, [*records, *(cancellation_record(job, request_id="same") for job in JOBS[:2])])
+        wait_until(lambda: len(view.rows(MAILBOX_VIEW)) == 2, 20, "two messages")
+        assert {row.kind for row in view.rows(MAILBOX_VIEW)} == {"job.cancelled"}
+        assert view.rows(REGISTRY_SESSIONS) == []
+
+
+def session_for(job: str, name: str) -> OutgoingRecord:
+    """The record of a session that is made for a job."""
+    creation = SessionCreation(session=name, request_id=name, for_job=job)
+    return session_record(creation, door="http", principal="operator")
+
+
+@pytest.mark.requirement("HB-01")
+def test_a_session_made_for_a_job_ends_with_it_also_when_it_never_picked_it(settings, keyring):
+    not_picked, picked_by_another, ended = JOBS[:3]
+
+    def ends(job: str) -> list[OutgoingRecord]:
+        return [event(job, 1, "started"), event(job, 2, "completed", "done")]
+
+    with opened(settings, keyring) as view, reacting(settings, view):
+        append_all(settings, [registration(job, keyring) for job in JOBS[:3]])
+        append_all(settings, [session_for(job, f"for-{job}") for job in JOBS[:2]])
+        append_all(settings, [pick_record(picked_by_another, "picker", principal="picker")])
+        append_all(settings, [one for job in JOBS[:3] for one in ends(job)])
+        append_all(settings, [session_for(ended, "late")])
+
+        def statuses() -> dict[str, str]:
+            return {row.session: row.status for row in view.rows(REGISTRY_SESSIONS)}
+
+        over = dict.fromkeys((f"for-{not_picked}", f"for-{picked_by_another}", "late"), "terminated")
+        wait_until(lambda: statuses() == {**over, "picker": "running"}, 20, "the ends of the sessions")
+        assert view.row(REGISTRY_SESSIONS, f"for-{not_picked}").reason == "job completed"
+        assert view.row(REGISTRY_SESSIONS, "picker").jobs_ended == 1
+
+
+class DyingReactor:
+    """A log of its own with jobs in it, and a process that reacts to it until it kills itself at `step`."""
+
+    def __init__(self, settings: Settings, keyring: Keyring, step: str, folder: Path) -> None:
+        topic = f"{settings.kafka.topic}.{step}"
+        gateway = settings.gateway.model_copy(update={"reactor_group": topic})
+        self.settings = with_kafka(settings, topic=topic).model_copy(update={"gateway": gateway})
+        ensure_topic(self.settings)
+        append_all(self.settings, [record for job in JOBS for record in lives(job, keyring, times=1)])
+        environment = program_environment(self.settings) | {
+            "TRUNKLINE_READY_FILE": str(folder / f"{step}.ready")
+        }
+        number = "4" if step in ("before_append", "appended") else "1"
+        command = [sys.executable, "-m", "tests.connectors.reactor.reacting_process", step, number]
+        self.log = folder / f"{step}.log"
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, cwd=PROJECT_ROOT, env=environment, stdout=log, stderr=log)
+
+    def wait(self) -> None:
+        """Wait until it has killed itself."""
+        try:
+            assert self.process.wait(40) == -signal.SIGKILL, self.log.read_text()
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait(10)
+
+
+@pytest.mark.requirement("CM-04")
+def test_killed_at_any_step_every_follow_up_still_happens_once(settings, keyring, tmp_path):
+    dying = {step: DyingReactor(settings, keyring, step, tmp_path) for step in STEPS}
+    for one in dying.values():
+        one.wait()
+    with ExitStack() as stack:
+        views = {step: stack.enter_context(opened(one.settings, keyring)) for step, one in dying.items()}
+        before = {step: Counter(follow_ups_of(view)) for step, view in views.items()}
+        # All at once: each has to wait until the session of the killed one times out.
+        for step, view in views.items():
+            stack.enter_context(reacting(dying[step].settings, view))
+        for view in views.values():
+            assert_each_happened_once(view, JOBS)
+        assert before["seen"].total() == 0
+        for step in ("acknowledged", "committed"):
+            assert before[step].total() > 0
+        again = before["acknowledged"].total()
+        wait_until(lambda: duplicates(views["acknowledged"]) == again, 30, "the uncommitted once more")
+        assert duplicates(views["seen"]) == 0
+        for view in views.values():
+            assert_each_happened_once(view, JOBS)
+
+
+def test_two_reactors_of_one_group_share_the_work_and_each_follow_up_happens_once(settings, keyring):
+    with (
+        opened(settings, keyring) as view,
+        opened(settings, keyring) as other,
+        reacting(settings, view),
+    ):
+        append_all(settings, [record for job in JOBS[:3] for record in lives(job, keyring)])
+        with reacting(settings, other):
+            append_all(settings, [record for job in JOBS[3:] for record in lives(job, keyring)])
+            assert_each_happened_once(view, JOBS)
+
+
+def test_a_new_group_on_an_old_log_makes_duplicates_only(settings, keyring):
+    with opened(settings, keyring) as view:
+        append_all(settings, [record for job in JOBS for record in lives(job, keyring)])
+        with reacting(settings, view):
+            assert_each_happened_once(view, JOBS)
+        gateway = settings.gateway.model_copy(update={"reactor_group": f"new-{settings.kafka.topic}"})
+        anew = settings.model_copy(update={"gateway": gateway})
+        with reacting(anew, view):
+            wait_until(lambda: duplicates(view) >= 18, 20)
+        assert_each_happened_once(view, JOBS)
+
+
+def test_what_the_ledger_has_of_the_reactor_is_not_appended_again_from_an_old_log(
+    settings, keyring, monkeypatch
+):
+    monkeypatch.setattr(reactor_module, "_OLD_S", -1.0)
+    with opened(settings, keyring) as view:
+        append_all(settings, [record for job in JOBS for record in lives(job, keyring)])
+        with reacting(settings, view):
+            assert_each_happened_once(view, JOBS)
+        write_ledger(settings, view)
+        before = len(follow_ups_of(view))
+        gateway = settings.gateway.model_copy(update={"reactor_group": f"new-{settings.kafka.topic}"})
+        anew = settings.model_copy(update={"gateway": gateway})
+        with reacting(anew, view):
+            # The reactor's own records lie in the log, too, so the ends of both are the same.
+            ends = {n: end for n, end in view.next_offsets().items() if end}
+            wait_until(lambda: committed(anew) == ends, 20, "the log's end")
+        view.catch_up(10)
+        assert len(follow_ups_of(view)) == before
+
+
+def write_ledger(settings, view) -> None:
+    """A ledger with what the live view has settled, of its columns those that the reactor asks for."""
+    found, _ = view.feed.since(0, 100_000)
+    doors = [one.principal.partition("/")[0] for one in found]
+    logged_at = pa.array([one.logged_at_us for one in found], pa.timestamp("us", "UTC"))
+    streams = [one.stream.partition("/") for one in found]
+    columns = {
+        "door": doors,
+        "type": [one.type for one in found],
+        "stream_kind": [kind for kind, _, _ in streams],
+        "stream_id": [name for _, _, name in streams],
+        "ce_id": [one.ce_id for one in found],
+        "logged_at": logged_at,
+    }
+    write_deltalake(settings.table_path(LEDGER), pa.table(columns))
+
+
+def test_a_follow_up_that_kafka_refuses_is_skipped_and_the_others_happen(settings, keyring, monkeypatch):
+    original = reactor_module.follow_ups
+    monkeypatch.setattr(reactor_module, "follow_ups", lambda *asked: _swollen(original(*asked)))
+    # The limits are raised so that the broker, not the publisher, has to refuse.
+    limits = settings.limits.model_copy(update={"payload_bytes": 64 * 1024 * 1024})
+    wide = with_kafka(settings.model_copy(update={"limits": limits}), record_limit_bytes=4 * 1024 * 1024)
+    with opened(settings, keyring) as view, reacting(wide, view):
+        append_all(settings, [record for job in JOBS[:5] for record in lives(job, keyring)])
+        wait_until(lambda: accepted(view).total() >= 10, 40, "the sessions' follow-ups")
+        view.catch_up(10)
+        assert {kind for _, kind in accepted(view)} == {"session.job_assigned", "session.job_ended"}
+        append_all(settings, lives(JOBS[5], keyring))
+        wait_until(lambda: accepted(view).total() == 12, 40, "what comes after")
+
+
+def _swollen(found: list[OutgoingRecord]) -> list[OutgoingRecord]:
+    def swell(record):
+        value = b"x" * (2 * 1024 * 1024)
+        return msgspec.structs.replace(record, value=value) if record.type == MESSAGE_POSTED else record
+
+    return [swell(record) for record in found]
+
+
+def test_a_record_that_cannot_be_reacted_to_stops_nobody(settings, keyring, monkeypatch):
+    def fail_for_the_first(record, row, made_for):
+        if record.key == f"job/{JOBS[0]}".encode():
+            raise RuntimeError("a bug")
+        return follow_ups(record, row, made_for)
+
+    monkeypatch.setattr(reactor_module, "follow_ups", fail_for_the_first)
+    with opened(settings, keyring) as view, reacting(settings, view):
+        append_all(settings, [record for job in JOBS[:2] for record in lives(job, keyring)])
+        wait_until(lambda: accepted(view) == expected_follow_ups(JOBS[1:2]), 30, "the second job's")
+
+
+def test_kafka_away_for_a_while_only_delays_the_follow_ups(settings, keyring, kafka_broker):
+    with opened(settings, keyring) as view, reacting(settings, view):
+        append_all(settings, lives(JOBS[0], keyring))
+        assert_each_happened_once(view, JOBS[:1])
+        kafka_broker.kill()
+        kafka_broker.start()
+
+        def appended():
+            try:
+                return append_all(settings, lives(JOBS[1], keyring))
+            except Exception:
+                return 0
+
+        wait_until(appended, 60, "Kafka takes records again")
+        assert_each_happened_once(view, JOBS[:2])
+
+
+def test_a_pick_that_came_again_later_under_another_id_has_no_effect(keyring):
+    folded = FoldedLog(keyring)
+
+    def settled(record: OutgoingRecord, offset: int):
+        made = make_record(
+            record.value, record.type, key=record.key, ce_id=record.ce_id, sender="http/s1", offset=offset
+        )
+        folded.add(made)
+        return follow_ups(
+            made,
+            lambda view, key: folded.rows[view][key][2] if key in folded.rows[view] else None,
+            lambda job_id: (),
+        )
+
+    job = JOBS[0]
+    assert settled(registration(job, keyring), 1) == []
+    assert len(settled(pick_record(job, "s1", principal="s1"), 2)) == 1
+    again = msgspec.structs.replace(pick_record(job, "s1", principal="s1"), ce_id="another")
+    assert settled(again, 3) == []
+    assert settled(pick_record(job, "s2", principal="s2"), 4) == []
+    assert settled(event(job, 1, "started"), 5) == []
+    assert [one.type for one in settled(event(job, 2, "error"), 6)] == ["session.job_ended", MESSAGE_POSTED]
+    assert settled(cancellation_record(job, request_id="r"), 7) == []

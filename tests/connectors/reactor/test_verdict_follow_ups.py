@@ -1,0 +1,173 @@
+"""What follows from a record by its verdict: the same whoever derives it, nothing from what does not count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from connectors.mqtt_bridge.bridge_records import agent_said_record
+from connectors.reactor.verdict_follow_ups import follow_ups_of_verdict, hangs_on_verdict
+from schemas.fold.settled import Settled
+from schemas.streams.agents.mqtt_agents import registration_record, removal_record, sign_said
+from schemas.streams.agents.participants import AgentStopped, participant_record
+from schemas.streams.job.job_registry import registration_record as job_registration
+from schemas.wire.message import Message
+from schemas.wire.record import OutgoingRecord, Record, oversized
+from schemas.wire.signing import sign_event
+from schemas.wire.strict_json import canonical, decode
+from tests.connectors.folded_log import FoldedLog
+from tests.schemas.job_records import KEYRING, SECRET, event, make_record
+
+pytestmark = pytest.mark.requirement("JE-26")
+JOB = "ab12cd34"
+BY = {"request_id": "r", "door": "http", "principal": "operator"}
+
+
+class Log(FoldedLog):
+    """A log with two agents, ann and bob."""
+
+    def __init__(self) -> None:
+        super().__init__(KEYRING)
+        self.offset = 0
+        for name in ("ann", "bob"):
+            self.append(registration_record(name, f"secret of {name}", KEYRING, **BY))
+
+    def row(self, view: str, key: str) -> Any:
+        """As the live view's."""
+        found = self.rows[view].get(key)
+        return None if found is None else found[2]
+
+    def append(self, made: OutgoingRecord) -> tuple[Record, Settled]:
+        """Settle a record."""
+        self.offset += 1
+        names = dict(made.headers())
+        more = [(name, value) for name, value in names.items() if name.startswith("ce_body")]
+        record = make_record(
+            made.value,
+            made.type,
+            key=made.key,
+            ce_id=made.ce_id,
+            sender=f"{made.door}/{made.principal}",
+            offset=self.offset,
+            more_headers=more,
+        )
+        return record, self.add(record)
+
+    def says(self, seq: int = 1, secret: str = "secret of ann", **changed: Any) -> list[OutgoingRecord]:  # noqa: S107
+        """What follows from a word of ann's."""
+        said = {"message_id": f"m{seq}", "to": "bob", "kind": "ask", "body": "?", "seq": seq, **changed}
+        value = canonical(sign_said(said, secret))
+        return self.after(*self.append(agent_said_record("p", "p/ann/outbox", value, None)))
+
+    def after(self, record: Record, settled: Settled) -> list[OutgoingRecord]:
+        """What follows from it now."""
+        assert hangs_on_verdict(record, self.row)
+        return follow_ups_of_verdict(record, settled.verdict, settled.reason, self.row)
+
+
+def body_of(record: OutgoingRecord) -> Any:
+    return decode(Message.model_validate(decode(record.value)[0]).body.encode())[0]
+
+
+def test_a_word_becomes_a_message_of_its_agent_and_again_the_same_one() -> None:
+    log = Log()
+    value = canonical(
+        sign_said(
+            {"message_id": "m", "to": "bob", "kind": "k", "body": {"b": 1, "a": 2}, "seq": 1}, "secret of ann"
+        )
+    )
+    record, settled = log.append(agent_said_record("p", "p/ann/outbox", value, None))
+    (posting,) = log.after(record, settled)
+    assert (posting.stream, posting.door, posting.principal) == ("mailbox/default/bob", "mqtt", "ann")
+    assert (posting.ce_id, Message.model_validate(decode(posting.value)[0]).body) == ("m", '{"a":2,"b":1}')
+    assert log.append(posting)[1].verdict == "accepted"
+    # Whatever has become of the recipient since.
+    log.append(removal_record("bob", **{**BY, "request_id": "r2"}))
+    assert log.after(record, settled) == [posting]
+
+
+def test_who_was_not_known_stays_so_for_this_message() -> None:
+    log = Log()
+    value = canonical(
+        sign_said({"message_id": "m", "to": "eve", "kind": "k", "body": "b", "seq": 1}, "secret of ann")
+    )
+    record, settled = log.append(agent_said_record("p", "p/ann/outbox", value, None))
+    (told,) = log.after(record, settled)
+    assert (told.stream, told.door) == ("mailbox/default/ann", "reactor")
+    assert body_of(told) == {"message_id": "m", "to": "eve", "reason": "unknown_recipient"}
+    log.append(told)
+    log.append(registration_record("eve", "s", KEYRING, **BY))
+    assert log.after(record, settled) == [told]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"secret": "another"}, {"to": "../x"}, {"data": {"auth_token": "t"}}, {"schema_version": 2}]
+)
+def test_nothing_follows_from_what_does_not_count(changed: dict[str, Any]) -> None:
+    assert Log().says(**changed) == []
+
+
+def test_nothing_follows_from_a_duplicate_or_a_conflict() -> None:
+    log = Log()
+    assert len(log.says()) == 1
+    assert log.says() == []
+    assert log.says(body="other") == []
+
+
+def test_a_posting_that_is_rejected_is_told_and_any_other_is_not() -> None:
+    log = Log()
+    (first,), (second,) = log.says(1, message_id="same"), log.says(2, message_id="same", body="other")
+    assert log.after(*log.append(first)) == []
+    (told,) = log.after(*log.append(second))
+    assert (told.stream, body_of(told)["reason"]) == ("mailbox/default/ann", "seq_conflict")
+    (long,) = log.says(3, body="x" * 5000)
+    (too_long,) = log.after(*log.append(oversized(long, 1000)))
+    assert body_of(too_long) == {"message_id": "m3", "to": "bob", "reason": "too_large"}
+
+
+@pytest.mark.parametrize(("notify", "count"), [(None, 0), (["end"], 0), (["permission"], 1)])
+def test_only_a_believed_question_for_permission_is_told_and_only_to_who_wants_it(
+    notify: list[Any] | None, count: int
+) -> None:
+    log = Log()
+    log.append(
+        job_registration(
+            JOB, SECRET, "x", KEYRING, notify=notify, request_id="q", door="http", principal="dora"
+        )
+    )
+    asked = sign_event(event(1, "permission_required", detail="may I?"), SECRET)
+    for document, follows in (
+        ({**asked, "detail": "forged"}, 0),
+        (asked, count),
+        (asked, 0),
+        (sign_event(event(2, "progress", detail="no permission_required"), SECRET), 0),
+    ):
+        made = OutgoingRecord(
+            f"job/{JOB}", f"id {log.offset}", "mqtt", "unverified", "job.event", canonical(document)
+        )
+        record, settled = log.append(made)
+        found = follow_ups_of_verdict(record, settled.verdict, settled.reason, log.row)
+        assert len(found) == follows
+        if found:
+            assert body_of(found[0]) == {"job_id": JOB, "seq": 1, "detail": "may I?"}
+            assert found[0].stream == "mailbox/default/dora"
+
+
+def test_an_unsafe_question_is_masked() -> None:
+    log = Log()
+    log.append(
+        job_registration(JOB, SECRET, "x", KEYRING, notify=["permission"], door="http", principal="dora")
+    )
+    asked = sign_event(event(1, "permission_required", detail="read /home/me/.ssh/id_rsa"), SECRET)
+    made = OutgoingRecord(f"job/{JOB}", "id", "mqtt", "unverified", "job.event", canonical(asked))
+    (told,) = log.after(*log.append(made))
+    assert body_of(told)["detail"] == "[masked]"
+
+
+def test_other_records_of_agents_hang_on_no_verdict() -> None:
+    log = Log()
+    stop = participant_record(AgentStopped(agent_name="ann", request_id="r9"), door="mqtt", principal="ann")
+    record, _ = log.append(stop)
+    assert not hangs_on_verdict(record, log.row)
+    assert not hangs_on_verdict(make_record(b"?", key=b"\xff"), log.row)

@@ -1,0 +1,160 @@
+"""What programs write to their logs, of what libraries say, and what happens when they cannot."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from schemas.settings.settings import PROJECT_ROOT
+
+_SAYS = """
+import logging
+from connectors.terminal.json_log import configure_json_log
+configure_json_log("tests", [])
+selector = logging.getLogger("kafka.net.selector")
+selector.warning("Slow callback")
+selector.error("Error closing coroutine for cancelled task")
+selector.error("IO loop crashed (client_id=%s)", "a")
+"""
+
+
+def test_of_the_kafka_client_errors_are_logged_and_not_that_it_was_closed_while_it_was_busy() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _SAYS], cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert [json.loads(line)["event"] for line in done.stderr.splitlines()] == ["IO loop crashed (client_id=a)"]
+
+
+_ON_A_FULL_DISK = """
+import logging, os, resource, signal
+import structlog
+from connectors.terminal.json_log import configure_json_log
+configure_json_log("tests", [])
+log = structlog.stdlib.get_logger("here")
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+def limit(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+log.info("before")
+limit(os.fstat(2).st_size + 20)
+log.info("cut off")
+log.warning("refused")
+logging.getLogger("library").warning("refused, too")
+limit(resource.RLIM_INFINITY)
+log.info("after")
+limit(os.fstat(2).st_size)
+logging.getLogger("library").warning("gone")
+limit(resource.RLIM_INFINITY)
+log.info("later")
+"""
+
+
+def test_a_log_on_a_full_disk_loses_lines_and_says_how_many_and_nothing_else_fails(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    with file.open("wb") as stderr:
+        subprocess.run(
+            [sys.executable, "-c", _ON_A_FULL_DISK], cwd=PROJECT_ROOT, stderr=stderr, timeout=60, check=True
+        )
+    first, cut, *rest = file.read_text().splitlines()
+    told = [json.loads(line) for line in (first, *rest)]
+    events = ["before", "log_lines_lost", "after", "log_lines_lost", "later"]
+    assert [line["event"] for line in told] == events
+    assert len(cut) == 20
+    assert [told[1]["lines"], told[3]["lines"]] == [3, 1]
+    assert {frozenset(line) for line in told if "lines" not in line} == {
+        frozenset({"event", "level", "logger", "program", "timestamp"})
+    }
+    assert {line["program"] for line in told} == {"tests"}
+
+
+_WITHOUT_STDERR = """
+import os, sys
+import structlog
+from connectors.terminal.json_log import configure_json_log
+other = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+assert other == 2, other
+configure_json_log("tests", [])
+structlog.stdlib.get_logger("here").warning("nobody hears this")
+"""
+
+
+def test_a_program_without_stderr_writes_its_lines_into_no_other_file(tmp_path: Path) -> None:
+    file = tmp_path / "data"
+    script = 'exec "$0" -c "$1" "$2" 2>&-'
+    done = subprocess.run(
+        ["/bin/sh", "-c", script, sys.executable, _WITHOUT_STDERR, str(file)],
+        cwd=PROJECT_ROOT,
+        timeout=60,
+        check=True,
+    )
+    assert (done.returncode, file.read_bytes()) == (0, b"")
+
+
+_WITH_A_SIGNAL = """
+import os, signal
+import structlog
+from connectors.terminal.json_log import configure_json_log
+configure_json_log("tests", [])
+log = structlog.stdlib.get_logger("here")
+def handler(*_):
+    log.info("in the middle", text="")
+    print("signal", flush=True)
+signal.signal(signal.SIGALRM, handler)
+write = os.write
+def arming(number, given):
+    os.write = write
+    taken = write(number, given[:1000])
+    # What follows is more than a pipe takes: the signal comes while it waits.
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    return taken
+os.write = arming
+log.info("long", text="x" * 1_000_000)
+"""
+
+
+def test_a_signal_in_the_middle_of_a_long_line_cuts_nothing_off_and_its_handler_may_log() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _WITH_A_SIGNAL],
+        cwd=PROJECT_ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as program:
+        assert program.stdout is not None and program.stderr is not None
+        # Read only once the signal has come: the pipe is full until then.
+        assert program.stdout.readline() == "signal\n"
+        told = [json.loads(line) for line in program.stderr.read().splitlines()]
+    said = [(line["event"], len(line["text"])) for line in told]
+    assert said == [("long", 1_000_000), ("in the middle", 0)]
+
+
+_BROKEN_OFF = """
+import os
+import structlog
+from connectors.terminal.json_log import configure_json_log
+configure_json_log("tests", [])
+log = structlog.stdlib.get_logger("here")
+write = os.write
+def broken(number, given):
+    os.write = write
+    raise KeyboardInterrupt
+os.write = broken
+try:
+    log.info("broken off")
+except KeyboardInterrupt:
+    log.info("the next")
+    log.info("the last")
+"""
+
+
+def test_a_line_that_is_broken_off_keeps_no_other_back() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _BROKEN_OFF],
+        cwd=PROJECT_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert [json.loads(line)["event"] for line in done.stderr.splitlines()] == ["the next", "the last"]

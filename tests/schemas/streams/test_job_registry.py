@@ -1,0 +1,113 @@
+"""Registering and cancelling a job: the records that doors make and what the fold makes of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from schemas.fold.entries import Entries
+from schemas.fold.settled import Settled
+from schemas.fold.view_rows import JobRow
+from schemas.streams.fold import settle
+from schemas.streams.job.job_registry import BrokerOverlay, cancellation_record, registration_record
+from schemas.tables.ledger import ledger_row
+from schemas.wire.signing import new_secret, sign_event
+from tests.schemas.job_records import JOB_ID, KEYRING, START_US, document_record, event, said
+from tests.schemas.stream_records import as_read
+
+SECRET = new_secret()
+
+
+def row(settled: Settled) -> JobRow:
+    """The registry's row after the record."""
+    (change,) = settled.changes
+    assert (change.view, change.key) == ("registry_jobs", JOB_ID)
+    assert change.row is not None
+    return change.row
+
+
+@pytest.mark.requirement("JE-10")
+def test_a_registered_job_is_pending_and_believes_the_secret_it_was_given() -> None:
+    entries = Entries()
+    overlay = BrokerOverlay(host="mq", port=8883, tls=True)
+    made = registration_record(JOB_ID, SECRET, "count\nthe stars", KEYRING, session="s1", broker=overlay)
+    first = settle(as_read(made), entries, KEYRING)
+    assert said(first) == ("accepted", None)
+    found = row(first)
+    assert (found.status, found.description, found.session_wanted) == ("pending", "count\nthe stars", "s1")
+    assert (found.registered_by, found.registered_at, found.last_seq) == ("cli/operator", START_US, 0)
+    assert (found.session, found.picked_at) == (None, None)
+    body = sign_event(event(1, "started"), SECRET)
+    assert row(settle(document_record(body), entries, KEYRING)).status == "running"
+
+
+@pytest.mark.requirement("JE-10")
+@pytest.mark.requirement("CM-05")
+def test_the_secret_of_a_registration_travels_sealed() -> None:
+    made = registration_record(JOB_ID, SECRET, "x", KEYRING)
+    settled = settle(as_read(made), Entries(), KEYRING)
+    assert SECRET.encode() not in made.value
+    assert SECRET not in repr(ledger_row(as_read(made), settled, KEYRING))
+
+
+@pytest.mark.requirement("CM-04")
+def test_a_registration_sent_again_by_another_connection_has_one_effect() -> None:
+    entries = Entries()
+    made = registration_record(JOB_ID, SECRET, "x", KEYRING)
+    again = registration_record(JOB_ID, SECRET, "x", KEYRING)
+    assert (made.ce_id, made.value) == (again.ce_id, again.value)
+    assert said(settle(as_read(made), entries, KEYRING)) == ("accepted", None)
+    assert said(settle(as_read(again, 1), entries, KEYRING)) == ("duplicate", None)
+    other = registration_record(JOB_ID, new_secret(), "x", KEYRING)
+    assert said(settle(as_read(other, 2), entries, KEYRING)) == ("rejected", "seq_conflict")
+
+
+@pytest.mark.requirement("JE-08")
+def test_a_job_is_cancelled_once_and_a_retry_with_the_same_request_is_a_duplicate() -> None:
+    entries = Entries()
+    settle(as_read(registration_record(JOB_ID, SECRET, "x", KEYRING)), entries, KEYRING)
+    cancel = cancellation_record(JOB_ID, reason="no stars", request_id="r1")
+    found = row(settle(as_read(cancel, 5), entries, KEYRING))
+    assert (found.status, found.ended_at, found.started_at) == ("cancelled", START_US + 5000, None)
+    assert said(settle(as_read(cancel, 6), entries, KEYRING)) == ("duplicate", None)
+    other = settle(as_read(cancellation_record(JOB_ID), 7), entries, KEYRING)
+    assert (other.reason, other.status_after) == ("after_terminal", "cancelled")
+    late = settle(document_record(sign_event(event(1, "started"), SECRET)), entries, KEYRING)
+    assert (late.reason, late.status_after) == ("after_terminal", "cancelled")
+
+
+def test_a_cancellation_is_told_apart_by_sender_and_job_and_request_and_not_by_its_reason() -> None:
+    """What follows from the end of a job has its id from this one: two jobs must not share it."""
+    one = cancellation_record(JOB_ID, request_id="r1", principal="ann")
+    others = [
+        cancellation_record(JOB_ID, request_id="r1", principal="bo"),
+        cancellation_record("00000000", request_id="r1", principal="ann"),
+        cancellation_record(JOB_ID, request_id="r2", principal="ann"),
+    ]
+    assert one.ce_id not in {other.ce_id for other in others}
+    assert one.ce_id == cancellation_record(JOB_ID, request_id="r1", principal="ann", reason="why").ce_id
+
+
+@pytest.mark.parametrize("description", ["x" * 4001, "bell \u0007", "\u009b31m", "\u007f"])
+def test_a_description_with_control_characters_or_too_long_is_not_sent(description: str) -> None:
+    with pytest.raises(ValidationError):
+        registration_record(JOB_ID, SECRET, description, KEYRING)
+
+
+@pytest.mark.requirement("CM-01")
+@pytest.mark.parametrize("name", ["../x", "a/b", "#", "", "x" * 129, "a b"])
+def test_session_and_request_are_names(name: str) -> None:
+    with pytest.raises(ValidationError):
+        registration_record(JOB_ID, SECRET, "x", KEYRING, session=name)
+    if name:
+        with pytest.raises(ValidationError):
+            cancellation_record(JOB_ID, request_id=name)
+
+
+def test_a_broker_overlay_has_no_field_for_a_plain_password() -> None:
+    with pytest.raises(ValidationError):
+        BrokerOverlay.model_validate({"password": "x"})
+    assert "x" not in json.dumps(BrokerOverlay().model_dump())
+    assert SecretStr("x") not in BrokerOverlay().model_dump().values()

@@ -1,0 +1,393 @@
+"""What happens to a message after it was posted (HH-06): claims, leases, acks, and the end of its time.
+
+The model in `mailbox_model.py` says what the fold does in every case; here are the cases that matter, in words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+import pytest
+
+from schemas.fold.entries import Entries
+from schemas.streams.mailboxes.mailbox_fold import ATTEMPTS_MOST
+from schemas.streams.mailboxes.mailbox_requests import (
+    ack_record,
+    claim_of_record,
+    claim_record,
+    clearing_record,
+    expiry_record,
+    lease_record,
+    nack_record,
+    read_record,
+    reclaim_record,
+)
+from schemas.wire.message import MESSAGE_FINAL, MESSAGE_PENDING
+from schemas.wire.record import OutgoingRecord
+from tests.schemas.job_records import START_US, said
+from tests.schemas.mailbox_records import (
+    AT,
+    HUB,
+    PUMP,
+    at,
+    mailbox_of,
+    post_at,
+    refused,
+    row_of,
+    rows_of,
+    statuses,
+)
+
+pytestmark = pytest.mark.requirement("HH-06")
+
+S_US = 1_000_000
+WEEK_US = 7 * 24 * 3600 * S_US
+LEASE_US = 30 * S_US
+LATER = "2027-01-15T08:01:00Z"  # a minute after the start
+
+
+def leased(limit: int = 1, *message_ids: str) -> Entries:
+    """A mailbox of m1 (or of these), of which the pump has leased `limit` at the start by the request l1."""
+    entries = mailbox_of(*(message_ids or ("m1",)))
+    assert len(rows_of(at(0, lease_record(*AT, "l1", limit, **PUMP), entries))) == limit
+    return entries
+
+
+def worn_out() -> Entries:
+    """A mailbox whose m1 was leased as often as may be, each lease of a millisecond; last at 2 s, by l2."""
+    entries = mailbox_of("m1")
+    for number in range(ATTEMPTS_MOST):
+        found = row_of(at(number * S_US, lease_record(*AT, f"l{number}", 1, 1, **PUMP), entries))
+        assert (found.status, found.attempts) == ("leased", number + 1)
+    return entries
+
+
+def end_by(status: str) -> tuple[Entries, OutgoingRecord]:
+    """A mailbox whose m1 got this final status about a minute after the start, and the record that did it."""
+    entries = Entries()
+    post_at(0, entries, expires_at=LATER)
+    made = {
+        "claimed": claim_record(*AT, "c1", **PUMP),
+        "read": read_record(*AT, "m1", **PUMP),
+        "expired": expiry_record(*AT, "m1", **PUMP),
+        "cleared": clearing_record(*AT, "x1", **PUMP),
+        "dead": nack_record(*AT, "m1", "l2", **PUMP),
+    }[status]
+    if status == "dead":
+        entries = worn_out()
+    found = row_of(at(59 * S_US if status == "claimed" else 60 * S_US, made, entries))
+    assert (found.status, found.lease_until) == (status, None)
+    assert found.ended_at is not None
+    return entries, made
+
+
+def test_a_claim_hands_out_high_before_normal_before_low_and_each_oldest_first() -> None:
+    entries = Entries()
+    posted = {"m4": "low", "m2": "normal", "m9": "high", "m1": "normal", "m3": "high", "m8": "normal"}
+    for n, (message_id, priority) in enumerate(posted.items()):
+        # The last two have one moment: then the log decides.
+        post_at(min(n, 4) * 1000, entries, message_id, priority=priority)
+    post_at(4000, entries, "m7")
+    first = at(S_US, claim_record(*AT, "c1", 3, **HUB), entries)
+    assert statuses(first) == {"m9": "claimed", "m3": "claimed", "m2": "claimed"}
+    assert list(statuses(first)) == ["m9", "m3", "m2"]
+    rest = at(S_US, claim_record(*AT, "c2", **HUB), entries)
+    assert list(statuses(rest)) == ["m1", "m8", "m7", "m4"]
+    assert (said(first), first.status_after) == (("accepted", None), None)
+
+
+def test_a_claim_of_named_messages_hands_out_these_alone_and_touches_no_other() -> None:
+    entries = mailbox_of("m1", "m2", expires_at=LATER)
+    for message_id in ("m3", "m4", "m5"):
+        post_at(0, entries, message_id)
+    found = at(60 * S_US, claim_of_record(*AT, "c1", ["m5", "m2", "m3", "m9"], **HUB), entries)
+    # m2's time is over by the log's clock, but it was in time by the poll's; m1's is over, too.
+    assert statuses(found) == {"m2": "claimed", "m3": "claimed", "m5": "claimed"}
+    assert said(at(S_US, claim_of_record(*AT, "c1", ["m5", "m2", "m3", "m9"], **HUB), entries)) == (
+        "duplicate",
+        None,
+    )
+    assert refused(at(S_US, claim_of_record(*AT, "c1", ["m4"], **HUB), entries)) == ("seq_conflict", None)
+    assert statuses(at(S_US, claim_record(*AT, "c2", **HUB), entries)) == {"m1": "claimed", "m4": "claimed"}
+
+
+def test_a_claimed_message_says_who_got_it_when_and_by_which_request() -> None:
+    found = row_of(at(S_US, claim_record(*AT, "c1", **HUB), mailbox_of("m1")))
+    assert (found.handed_to, found.request_id, found.attempts) == ("http/bo", "c1", 1)
+    assert (found.handed_at, found.ended_at, found.lease_until) == (START_US + S_US, START_US + S_US, None)
+
+
+def test_a_drain_of_an_empty_mailbox_is_accepted_and_again_a_duplicate() -> None:
+    entries = Entries()
+    for made in (
+        claim_record(*AT, "c1", **HUB),
+        lease_record(*AT, "l1", **HUB),
+        clearing_record(*AT, "x", **HUB),
+    ):
+        first, again = at(0, made, entries), at(1, made, entries)
+        assert (said(first), first.changes) == (("accepted", None), ())
+        assert (said(again), again.changes) == (("duplicate", None), ())
+
+
+def test_the_same_drain_again_hands_out_nothing_and_with_other_content_it_is_a_conflict() -> None:
+    entries = mailbox_of("m1", "m2")
+    assert len(rows_of(at(0, claim_record(*AT, "c1", 1, **HUB), entries))) == 1
+    assert said(at(0, claim_record(*AT, "c1", 1, **HUB), entries)) == ("duplicate", None)
+    assert refused(at(0, claim_record(*AT, "c1", 2, **HUB), entries)) == ("seq_conflict", None)
+    assert len(rows_of(at(0, claim_record(*AT, "c2", 2, **HUB), entries))) == 1
+
+
+def test_a_claim_ends_the_messages_on_its_way_whose_time_is_over_and_does_not_count_them() -> None:
+    entries = mailbox_of("m1", "m3", expires_at=LATER)
+    for message_id in ("m2", "m4", "m5"):
+        post_at(0, entries, message_id)
+    settled = at(60 * S_US, claim_record(*AT, "c1", 1, **HUB), entries)
+    assert statuses(settled) == {"m1": "expired", "m3": "expired", "m2": "claimed"}
+    assert (rows_of(settled)[0].attempts, rows_of(settled)[0].handed_to) == (0, None)
+    leasing = at(60 * S_US, lease_record(*AT, "l1", 1, **HUB), entries)
+    assert statuses(leasing) == {"m4": "leased"}
+    early = mailbox_of("m1", expires_at=LATER)
+    assert statuses(at(60 * S_US - 1, claim_record(*AT, "c1", **HUB), early)) == {"m1": "claimed"}
+
+
+def test_a_leased_message_is_nobody_elses_until_the_very_end_of_its_lease() -> None:
+    entries = leased()
+    assert rows_of(at(LEASE_US - 1, claim_record(*AT, "c1", **PUMP), entries)) == []
+    found = row_of(at(LEASE_US, lease_record(*AT, "l2", 1, 60_000, **PUMP), entries))
+    assert (found.attempts, found.request_id) == (2, "l2")
+    assert found.lease_until == START_US + LEASE_US + 60 * S_US
+    assert statuses(at(LEASE_US + 60 * S_US, claim_record(*AT, "c2", **PUMP), entries)) == {"m1": "claimed"}
+
+
+@pytest.mark.parametrize("offset_us", [0, LEASE_US - 1, LEASE_US, 9 * LEASE_US])
+def test_its_holder_acknowledges_a_message_even_after_the_lease_has_run_out(offset_us: int) -> None:
+    entries = leased()
+    settled = at(offset_us, ack_record(*AT, "m1", "l1", **PUMP), entries)
+    assert (row_of(settled).status, row_of(settled).request_id, settled.status_after) == (
+        "claimed",
+        "l1",
+        "claimed",
+    )
+    again = at(offset_us, ack_record(*AT, "m1", "l1", **PUMP), entries)
+    assert (said(again), again.status_after) == (("duplicate", None), "claimed")
+
+
+def test_a_late_ack_counts_after_a_reclaim_until_somebody_else_gets_the_message() -> None:
+    for taken in (False, True):
+        entries = leased()
+        assert row_of(at(LEASE_US, reclaim_record(*AT, "m1", "l1", **HUB), entries)).status == "unread"
+        if taken:
+            at(LEASE_US, lease_record(*AT, "l2", **PUMP), entries)
+        settled = at(LEASE_US, ack_record(*AT, "m1", "l1", **PUMP), entries)
+        assert said(settled) == (("rejected", "illegal_transition") if taken else ("accepted", None))
+
+
+def test_only_the_holder_acknowledges_or_gives_back_and_only_by_its_lease() -> None:
+    entries = leased()
+    for make in (ack_record, nack_record):
+        for request, by in (("l2", PUMP), ("l1", HUB), ("l1", {**PUMP, "principal": "cy"})):
+            assert refused(at(0, make(*AT, "m1", request, **by), entries)) == ("illegal_transition", "leased")
+
+
+def test_a_message_given_back_is_unread_and_its_lease_is_no_more() -> None:
+    entries = leased()
+    nack = nack_record(*AT, "m1", "l1", "busy", **PUMP)
+    found = row_of(at(S_US, nack, entries))
+    assert (found.status, found.attempts, found.lease_until) == ("unread", 1, None)
+    assert (found.handed_to, found.request_id) == ("xml/bo", None)
+    assert (said(at(S_US, nack, entries)), entries.get("leases")) == (("duplicate", None), None)
+    assert refused(at(S_US, ack_record(*AT, "m1", "l1", **PUMP), entries)) == ("illegal_transition", "unread")
+    other = nack_record(*AT, "m1", "l1", "ill", **PUMP)
+    assert refused(at(S_US, other, entries)) == ("seq_conflict", "unread")
+    at(S_US, lease_record(*AT, "l2", **PUMP), entries)
+    again = at(S_US, nack, entries)
+    assert (said(again), again.status_after) == (("duplicate", None), "leased"), "and the new lease stays"
+
+
+def test_a_lease_is_reclaimed_by_anybody_once_it_has_run_out_and_not_before() -> None:
+    entries, reclaim = leased(), reclaim_record(*AT, "m1", "l1", ce_id="follows", **HUB)
+    assert refused(at(LEASE_US - 1, reclaim, entries)) == ("illegal_transition", "leased")
+    wrong = reclaim_record(*AT, "m1", "l7", **HUB)
+    assert refused(at(LEASE_US, wrong, entries)) == ("illegal_transition", "leased")
+    found = row_of(at(LEASE_US, reclaim, entries))
+    assert (found.status, found.handed_to, found.lease_until) == ("unread", "xml/bo", None)
+    assert said(at(LEASE_US, reclaim, entries)) == ("duplicate", None)
+    second = reclaim_record(*AT, "m1", "l1", ce_id="another", **HUB)
+    assert refused(at(LEASE_US, second, entries)) == ("illegal_transition", "unread")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        nack_record(*AT, "m1", "l2", **PUMP),
+        reclaim_record(*AT, "m1", "l2", **HUB),
+        claim_record(*AT, "c1", **HUB),
+        lease_record(*AT, "l3", **PUMP),
+    ],
+    ids=lambda made: made.type,
+)
+def test_after_three_attempts_a_message_is_dead_instead_of_handed_out(made: OutgoingRecord) -> None:
+    entries = worn_out()
+    found = row_of(at(60 * S_US, made, entries))
+    assert (found.status, found.attempts, found.handed_to, found.request_id) == ("dead", 3, "xml/bo", "l2")
+    assert list(entries.with_prefix("m/")) == []
+    assert said(at(60 * S_US, made, entries)) == ("duplicate", None)
+
+
+def test_the_third_attempt_may_succeed() -> None:
+    assert row_of(at(60 * S_US, ack_record(*AT, "m1", "l2", **PUMP), worn_out())).status == "claimed"
+
+
+def test_while_a_door_holds_leases_no_other_door_consumes_but_anybody_may_read() -> None:
+    entries = leased(2, "m1", "m2", "m3")
+    for made in (claim_record(*AT, "c1", **HUB), lease_record(*AT, "l2", **HUB)):
+        settled = at(S_US, made, entries)
+        assert (refused(settled), settled.why) == (
+            ("illegal_transition", None),
+            "another door holds leases on this mailbox",
+        )
+    assert row_of(at(S_US, read_record(*AT, "m3", **HUB), entries)).status == "read"
+    assert refused(at(S_US, read_record(*AT, "m1", **HUB), entries)) == ("illegal_transition", "leased")
+    at(S_US, ack_record(*AT, "m1", "l1", **PUMP), entries)
+    assert refused(at(S_US, claim_record(*AT, "c1", **HUB), entries)) == ("illegal_transition", None)
+    at(S_US, nack_record(*AT, "m2", "l1", **PUMP), entries)
+    assert statuses(at(S_US, claim_record(*AT, "c1", **HUB), entries)) == {"m2": "claimed"}
+
+
+def test_a_lease_that_has_run_out_keeps_no_other_door_away() -> None:
+    entries = leased()
+    assert said(at(LEASE_US - 1, claim_record(*AT, "c1", **HUB), entries)) == ("rejected", "illegal_transition")
+    assert statuses(at(LEASE_US, claim_record(*AT, "c1", **HUB), entries)) == {"m1": "claimed"}
+    entries = leased()
+    assert row_of(at(LEASE_US, read_record(*AT, "m1", **HUB), entries)).status == "read"
+
+
+def test_a_message_expires_when_its_time_is_over_and_nobody_holds_it() -> None:
+    entries = mailbox_of("m1", expires_at=LATER)
+    expiry = expiry_record(*AT, "m1", **HUB)
+    assert refused(at(60 * S_US - 1, expiry, entries)) == ("illegal_transition", "unread")
+    at(50 * S_US, lease_record(*AT, "l1", **PUMP), entries)
+    assert refused(at(60 * S_US, expiry, entries)) == ("illegal_transition", "leased")
+    assert row_of(at(80 * S_US, expiry, entries)).status == "expired"
+    assert refused(at(0, expiry_record(*AT, "m1", **HUB), mailbox_of("m1"))) == ("illegal_transition", "unread")
+
+
+def test_clearing_ends_all_that_is_pending_leased_or_not() -> None:
+    entries = leased(1, "m1", "m2")
+    assert statuses(at(S_US, clearing_record(*AT, "x1", **HUB), entries)) == {"m1": "cleared", "m2": "cleared"}
+    assert (list(entries.with_prefix("m/")), entries.get("leases")) == ([], None)
+    assert refused(at(S_US, ack_record(*AT, "m1", "l1", **PUMP), entries)) == ("after_terminal", None)
+
+
+@pytest.mark.parametrize("status", sorted(MESSAGE_FINAL))
+def test_what_is_final_stays_so(status: str) -> None:
+    entries, made = end_by(status)
+    later = [
+        ack_record(*AT, "m1", "l9", **PUMP),
+        nack_record(*AT, "m1", "l9", **PUMP),
+        reclaim_record(*AT, "m1", "l9", **PUMP),
+        read_record(*AT, "m1", **HUB),
+        expiry_record(*AT, "m1", **HUB),
+    ]
+    for one in later:
+        assert refused(at(90 * S_US, one, entries)) == ("after_terminal", None)
+    assert rows_of(at(90 * S_US, claim_record(*AT, "c9", **PUMP), entries)) == []
+    assert said(at(90 * S_US, made, entries)) == ("duplicate", None)
+    assert status not in MESSAGE_PENDING
+
+
+def test_of_a_message_that_nobody_posted_there_is_nothing_to_say() -> None:
+    for make in (read_record, expiry_record):
+        assert refused(at(0, make(*AT, "m2", **PUMP), leased())) == ("unknown_stream", None)
+    for make in (ack_record, nack_record, reclaim_record):
+        assert refused(at(0, make(*AT, "m2", "l1", **PUMP), leased())) == ("unknown_stream", None)  # type: ignore[operator]
+
+
+@pytest.mark.requirement("CM-04")
+def test_a_finished_messages_id_is_known_for_a_week_and_new_after_that() -> None:
+    entries = mailbox_of("m1")
+    at(S_US, claim_record(*AT, "c1", **HUB), entries)
+    assert said(post_at(WEEK_US, entries)) == ("duplicate", None)
+    assert refused(post_at(WEEK_US, entries, body="other")) == ("seq_conflict", None)
+    assert refused(at(WEEK_US, read_record(*AT, "m1", **HUB), entries)) == ("after_terminal", None)
+    assert refused(at(WEEK_US + 1, read_record(*AT, "m1", **HUB), entries)) == ("unknown_stream", None)
+    assert row_of(post_at(WEEK_US + 1, entries, body="other")).posted_at == START_US + WEEK_US + 1
+    assert row_of(at(WEEK_US + 2, read_record(*AT, "m1", **HUB), entries)).status == "read"
+
+
+def test_the_same_door_reads_the_message_that_has_its_id_after_a_week() -> None:
+    """The record has the id of the one that read the first: that one is not it."""
+    entries, read = mailbox_of("m1"), read_record(*AT, "m1", **HUB)
+    assert said(at(0, read, entries)) == ("accepted", None)
+    post_at(WEEK_US + 1, entries)
+    assert row_of(at(WEEK_US + 1, read, entries)).status == "read"
+    assert said(at(WEEK_US + 1, read, entries)) == ("duplicate", None)
+
+
+def test_the_id_of_a_message_that_lies_there_longer_than_a_week_is_not_used_again() -> None:
+    entries, shard = mailbox_of("m1"), shard_of("m1")
+    mates = [f"x{n}" for n in range(20_000) if shard_of(f"x{n}") == shard]
+    assert len(mates) > 1
+    for mate in mates:
+        assert said(post_at(2 * WEEK_US, entries, mate)) == ("accepted", None)
+    assert said(post_at(2 * WEEK_US, entries)) == ("duplicate", None)
+    assert refused(post_at(2 * WEEK_US, entries, body="other")) == ("seq_conflict", "unread")
+    assert row_of(at(2 * WEEK_US, read_record(*AT, "m1", **HUB), entries)).status == "read"
+    assert refused(at(2 * WEEK_US, read_record(*AT, "m1", **PUMP), entries)) == ("unknown_stream", None)
+
+
+def shard_of(message_id: str) -> str:
+    """The entry that holds an id."""
+    return f"id/{hashlib.sha256(message_id.encode()).hexdigest()[:3]}"
+
+
+def test_the_ids_of_an_older_week_are_dropped_when_another_is_written() -> None:
+    entries, shard = mailbox_of("m1"), shard_of("m1")
+    at(0, claim_record(*AT, "c1", **HUB), entries)
+    mate = next(f"x{n}" for n in range(100_000) if shard_of(f"x{n}") == shard)
+    for offset_us, wanted in ((WEEK_US, {"m1", mate}), (2 * WEEK_US + 1, {mate})):
+        post_at(offset_us, entries, mate)
+        at(offset_us, claim_record(*AT, f"c{offset_us}", **HUB), entries)
+        assert set(msgspec.msgpack.decode(entries.stored()[shard])[1]) == wanted
+
+
+def test_no_entry_is_left_of_a_finished_message_but_its_id() -> None:
+    entries = Entries()
+    for n in range(600):
+        post_at(n, entries, f"m{n}")
+    at(S_US, claim_record(*AT, "c1", 1000, **HUB), entries)
+    kinds = {key.partition("/")[0] for key in entries.stored()}
+    assert kinds == {"id", "last", "requests"}
+
+
+def test_acks_do_not_make_a_drain_forgotten_that_may_yet_be_repeated() -> None:
+    entries = mailbox_of(*(f"m{n}" for n in range(300)))
+    lease = lease_record(*AT, "l1", 300, **PUMP)
+    assert len(rows_of(at(0, lease, entries))) == 300
+    for n in range(300):
+        assert said(at(0, ack_record(*AT, f"m{n}", "l1", **PUMP), entries)) == ("accepted", None)
+    assert said(at(0, lease, entries)) == ("duplicate", None)
+
+
+class CountedEntries(Entries):
+    """Entries that count the messages that were looked at."""
+
+    looked_at = 0
+
+    def get(self, key: str) -> bytes | None:
+        self.looked_at += key.startswith("m/")
+        return super().get(key)
+
+
+def test_a_claim_looks_at_no_more_messages_than_it_hands_out() -> None:
+    entries = CountedEntries(mailbox_of(*(f"m{n}" for n in range(200))).stored())
+    assert len(rows_of(at(0, claim_record(*AT, "c1", 10, **HUB), entries))) == 10
+    assert entries.looked_at <= 11
+
+
+def test_two_senders_may_use_one_request_id_and_make_two_requests() -> None:
+    entries = mailbox_of("m1", "m2")
+    for principal in ("bo", "cy"):
+        made = lease_record(*AT, "l1", door="xml", principal=principal)
+        assert row_of(at(0, made, entries)).handed_to == f"xml/{principal}"

@@ -1,0 +1,326 @@
+"""The fold of a mailbox and the model of it agree on every sequence of records (HH-06)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import msgspec
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.fold import request_memory
+from schemas.fold.entries import Entries
+from schemas.fold.settled import Settled
+from schemas.fold.view_rows import MessageRow
+from schemas.streams.fold import settle
+from schemas.streams.mailboxes.mailbox_requests import (
+    ack_record,
+    claim_of_record,
+    claim_record,
+    clearing_record,
+    expiry_record,
+    gate_record,
+    lease_record,
+    nack_record,
+    read_record,
+    reclaim_record,
+)
+from schemas.wire.message import Message, posting_record
+from schemas.wire.record import OutgoingRecord
+from tests.schemas.job_records import KEYRING, START_US
+from tests.schemas.stream_records import as_read
+from tests.schemas.streams.mailbox_model import LEADS_TO, ORDER, WEEK_US, MailboxModel, Said
+
+pytestmark = pytest.mark.requirement("HH-06")
+
+IDS = ("m1", "m2", "m3", "m4", "m5")
+# Mostly one consumer, so that its leases go through their whole life.
+SENDERS = st.sampled_from((("xml", "bo"),) * 5 + (("xml", "cy"), ("http", "bo")))
+# To the very microsecond at which a lease ends, a message expires or an id is forgotten, and beyond.
+SHORT_US = (0, 1, 1000, 999_999, 29_000_000, 30_000_000)
+LONG_US = (3_600_000_000, WEEK_US - 1, WEEK_US, WEEK_US + 1)
+STEPS_US = st.sampled_from(SHORT_US[:3] * 8 + SHORT_US * 2 + LONG_US)
+LEASES_MS = st.sampled_from((1, 1000, 30_000, 30_000, 86_400_000))
+KINDS = ("posted",) * 6 + ("leased",) * 6 + ("nacked", "reclaimed") * 4 + ("acked",) * 3
+KINDS += ("claimed", "read", "expired") * 2 + ("cleared", "named") + ("again",) * 4
+KINDS += ("closed",) + ("opened",) * 5
+
+
+class Wish(NamedTuple):
+    """What to send next, and how long after the record before it.
+
+    `is_right`: about a message that it is possible for, by its lease and holder; `about` says which.
+    """
+
+    step_us: int
+    kind: str
+    message_id: str
+    about: int
+    is_right: bool
+    sender: tuple[str, str]
+    request: str
+    content: int
+    limit: int
+    lease_ms: int
+
+
+def time_at(moment_us: int, more: str = "") -> str:
+    """A time as a message has it; `more`: digits after the microseconds."""
+    moment = datetime.fromtimestamp(moment_us // 1_000_000, UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment_us % 1_000_000:06d}{more}Z"
+
+
+def contents(now: int) -> tuple[dict[str, Any], ...]:
+    """What messages say, those that expire beginning with the fifth."""
+    return (
+        {},
+        {"priority": "high"},
+        {"priority": "low", "from_task": "t1", "from_verified": True},
+        {"body": "other", "thread": "t", "in_reply_to": "m0", "broadcast_id": "b", "sent_at": "at noon"},
+        {"expires_at": time_at(now + 1000)},
+        {"expires_at": time_at(now + 30_000_000, "001")},
+        {"expires_at": time_at(now + 3_600_000_000)},
+        {"expires_at": time_at(now + WEEK_US), "priority": "high"},
+        {"expires_at": "2026-11-21T10:00:00Z"},
+    )
+
+
+CONTENTS = len(contents(START_US))
+
+
+def posting(message_id: str, content: dict[str, Any], sender: tuple[str, str]) -> OutgoingRecord:
+    """The record that posts a message."""
+    body = {"message_id": message_id, "from": "ann", "to": "bo", "kind": "ask", "body": "?", **content}
+    return posting_record(Message.model_validate(body), door=sender[0], principal=sender[1])
+
+
+WISHES = st.builds(
+    Wish,
+    STEPS_US,
+    st.sampled_from(KINDS),
+    st.sampled_from(IDS),
+    st.integers(0, 9),
+    st.integers(0, 5).map(bool),
+    SENDERS,
+    st.integers(1, 60).map("q{}".format),
+    st.integers(0, 2 * CONTENTS - 1).map(lambda n: n if n < CONTENTS else n % 4),
+    st.sampled_from((1, 1, 2, 100)),
+    LEASES_MS,
+)
+
+
+def lease_conditions(wish: Wish) -> dict[str, Any]:
+    """What a lease says beside how many and how long; often nothing."""
+    conditions: tuple[dict[str, Any], ...] = (
+        {},
+        {"held_most": 1 + wish.about % 3},
+        {"per_minute": 1 + wish.about % 3},
+        {"message_ids": IDS[wish.about % 5 :]},
+        {"from_closed": True},
+        {"held_most": 2, "per_minute": 2, "message_ids": IDS, "from_closed": True},
+    )
+    return conditions[wish.content % len(conditions)]
+
+
+def made_of(wish: Wish, model: MailboxModel, past: list[OutgoingRecord], now: int) -> OutgoingRecord:
+    """The record that a door makes of a wish, knowing what the model knows."""
+    at, by = ("default", "bo"), {"door": wish.sender[0], "principal": wish.sender[1]}
+    if wish.kind == "again" and past:
+        made = past[-1 - wish.about % len(past)]
+        if made.type == "message.nacked" and not wish.is_right:
+            body = orjson.loads(made.value)
+            by = {"door": made.door, "principal": made.principal}
+            return nack_record(*at, body["message_id"], body["request_id"], "for another reason", **by)
+        return made
+    if wish.kind in ("posted", "again"):
+        return posting(wish.message_id, contents(now)[wish.content], wish.sender)
+    makers: dict[str, Callable[[], OutgoingRecord]] = {
+        "claimed": lambda: claim_record(*at, wish.request, wish.limit, **by),
+        "named": lambda: claim_of_record(*at, wish.request, IDS[wish.about % 5 :], **by),
+        "leased": lambda: lease_record(
+            *at, wish.request, wish.limit, wish.lease_ms, **lease_conditions(wish), **by
+        ),
+        "closed": lambda: gate_record(*at, wish.request, is_open=False, ce_id=f"c{wish.request}", **by),
+        "opened": lambda: gate_record(*at, wish.request, is_open=True, ce_id=f"o{wish.request}", **by),
+        "cleared": lambda: clearing_record(*at, wish.request, **by),
+    }
+    if wish.kind in makers:
+        return makers[wish.kind]()
+    message_id, request = wish.message_id, wish.request
+    asked = "expires_at" if wish.kind == "expired" else "lease_until"
+    special = [m for m in model.pending() if m[asked] is not None]
+    fitting = special or model.pending() or model.messages
+    if fitting and wish.is_right:
+        message = fitting[wish.about % len(fitting)]
+        message_id, request = message["message_id"], message["request_id"] or request
+        if message["handed_to"] is not None:
+            door, _, principal = message["handed_to"].partition("/")
+            by = {"door": door, "principal": principal}
+    makers = {
+        "acked": lambda: ack_record(*at, message_id, request, **by),
+        "nacked": lambda: nack_record(
+            *at, message_id, request, is_no_attempt=True if wish.content == 3 else None, **by
+        ),
+        "reclaimed": lambda: reclaim_record(*at, message_id, request, **by),
+        "read": lambda: read_record(*at, message_id, **by),
+        "expired": lambda: expiry_record(*at, message_id, **by),
+    }
+    return makers[wish.kind]()
+
+
+class WatchedEntries(Entries):
+    """Entries that tell when the fold iterates over more than it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_posting = False
+
+    def with_prefix(self, prefix: str) -> Iterator[str]:
+        assert prefix.startswith("m/"), "only the pending messages are iterated over"
+        assert not self.is_posting, "a posting looks at its own id and at nothing else"
+        return super().with_prefix(prefix)
+
+
+def seen(settled: Settled) -> Said:
+    """The fold's answer in the model's words."""
+    rows = []
+    for change in settled.changes:
+        assert change.row is not None
+        row = msgspec.structs.asdict(change.row)
+        assert change.key == f"default/bo/{row['message_id']}"
+        if change.view == "mailbox":
+            assert isinstance(change.row, MessageRow)
+            rows.append(row)
+        else:
+            assert (change.view, settled.status_after) == ("message_bodies", "unread")
+    return Said(settled.verdict, settled.reason, settled.status_after, tuple(rows))
+
+
+def assert_holds_the_pending_alone(entries: Entries, model: MailboxModel, now: int) -> None:
+    """What is remembered is what the model says is pending, and what is bounded."""
+    stored = entries.stored()
+    wanted = [
+        f"m/{ORDER.index(m['priority'])}/{m['posted_at']:016x}/{m['message_id']}" for m in model.pending()
+    ]
+    assert list(entries.with_prefix("m/")) == wanted
+    others = {key for key in stored if not key.startswith(("m/", "id/"))}
+    assert others <= {"last", "requests", "requests/message", "leases", "handed", "closed"}
+    for key in stored:
+        if key.startswith("id/"):
+            _, ids = msgspec.msgpack.decode(stored[key])
+            assert len(key) == 6
+            assert set(ids) <= {m["message_id"] for m in model.messages}
+
+
+def assert_agree(wishes: list[Wish], kept: int) -> set[tuple[str, str | None, str | None]]:
+    """Settle what is wished by both and compare after every record; returns what was said of which type."""
+    model, entries, now = MailboxModel("default", "bo", kept), WatchedEntries(), START_US
+    past: list[OutgoingRecord] = []
+    ended: set[tuple[str, int]] = set()
+    reached = set()
+    for offset, wish in enumerate(wishes):
+        now += wish.step_us
+        made = made_of(wish, model, past, now)
+        past.append(made)
+        record = msgspec.structs.replace(as_read(made, offset), logged_at_us=now)
+        before = dict(entries.stored())
+        entries.is_posting = made.type == "message.posted"
+        settled = settle(record, entries, KEYRING)
+        entries.is_posting = False
+        kind, body = made.type.partition(".")[2], orjson.loads(made.value)
+        said, wanted = seen(settled), model.settle(kind, made.ce_id, f"{made.door}/{made.principal}", body, now)
+        assert said == wanted, (offset, made.type)
+        reached |= {(kind, said.reason or said.verdict, row["status"]) for row in said.rows}
+        reached.add((kind, said.reason or said.verdict, said.status))
+        if settled.verdict != "accepted":
+            assert (dict(entries.stored()), settled.changes) == (before, ())
+        for row in said.rows:
+            incarnation = (row["message_id"], row["posted_at"])
+            assert incarnation not in ended, "what is final stays so, and is handed out no more"
+            if row["status"] not in ("unread", "leased"):
+                ended.add(incarnation)
+        assert len(ended) + len(model.pending()) == len(model.messages), "nothing pending is lost"
+        assert_holds_the_pending_alone(entries, model, now)
+    return reached
+
+
+FIRST = Wish(0, "posted", "m1", 0, True, ("http", "ann"), "q0", 0, 1, 1)
+SEQUENCES = st.builds(
+    lambda first, rest: (
+        [FIRST._replace(message_id=f"m{n}", content=content) for n, content in enumerate(first, 1)] + rest
+    ),
+    st.lists(st.integers(0, CONTENTS - 1), max_size=4),
+    st.lists(WISHES, min_size=20, max_size=60) | st.lists(WISHES, max_size=8),
+)
+
+
+@given(SEQUENCES)
+@settings(max_examples=300, deadline=None)
+def test_the_fold_says_of_every_record_of_a_mailbox_what_the_model_says(wishes: list[Wish]) -> None:
+    assert_agree(wishes, kept=256)
+
+
+@given(SEQUENCES)
+@settings(max_examples=150, deadline=None)
+def test_the_fold_forgets_the_requests_that_the_model_forgets(wishes: list[Wish]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(request_memory, "REQUESTS_KEPT", 2)
+        assert_agree(wishes, kept=2)
+
+
+def a_walk(draw: random.Random, length: int) -> list[Wish]:
+    """Wishes by chance, longer than hypothesis makes them."""
+    steps = [0] * 20 + [*SHORT_US] * 3 + [3_600_000_000]
+    return [
+        Wish(
+            draw.choice(steps) if draw.random() < 0.995 else draw.choice(LONG_US),
+            draw.choice(KINDS + ("again",) * 8 + ("expired",) * 3),
+            f"m{number // 4 + draw.randrange(5)}",
+            draw.randrange(12),
+            draw.random() < 0.8,
+            draw.choice((("xml", "bo"),) * 9 + (("xml", "cy"), ("http", "bo"))),
+            f"q{number + draw.randrange(5)}",
+            draw.choice((0, 1, 2, draw.randrange(CONTENTS))),
+            draw.choice((1, 1, 2, 100)),
+            draw.choice((1, 1000, 30_000, 86_400_000)),
+        )
+        for number in range(length)
+    ]
+
+
+# Type, verdict or reason, and the status that a row or the record has.
+REACHED = {
+    *(
+        ("posted", said, status)
+        for said in ("duplicate", "seq_conflict")
+        for status in ("unread", "leased", None)
+    ),
+    *(("claimed", "accepted", status) for status in ("claimed", "expired", "dead", None)),
+    *(("leased", "accepted", status) for status in ("leased", "expired", "dead", None)),
+    *((kind, "illegal_transition", None) for kind in ("claimed", "leased")),
+    *((kind, said, None) for kind in ("claimed", "leased") for said in ("duplicate", "seq_conflict")),
+    *((kind, said, None) for kind in ("cleared", "closed", "opened") for said in ("accepted", "duplicate")),
+    ("posted", "illegal_transition", None),
+    *((kind, "accepted", status) for kind in ("nacked", "reclaimed") for status in ("unread", "dead")),
+    *((kind, "duplicate", status) for kind in ("nacked", "reclaimed") for status in ("unread", "leased", None)),
+    *(("nacked", "seq_conflict", status) for status in ("unread", None)),
+    *((kind, said, word) for kind, word in LEADS_TO.items() for said in ("accepted", "duplicate")),
+    *(
+        (kind, said, None)
+        for kind in (*LEADS_TO, "nacked", "reclaimed")
+        for said in ("unknown_stream", "after_terminal")
+    ),
+    *((kind, "illegal_transition", "leased") for kind in (*LEADS_TO, "nacked", "reclaimed")),
+}
+
+
+def test_long_walks_agree_too_and_come_through_every_state() -> None:
+    reached = set()
+    for seed in range(12):
+        reached |= assert_agree(a_walk(random.Random(seed), 1000), kept=256)
+    assert REACHED - reached == set()

@@ -1,0 +1,226 @@
+"""The records about messages in a mailbox: they say what they mean, name what they are, or are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import orjson
+import pytest
+from pydantic import ValidationError
+
+from schemas.fold.entries import Entries
+from schemas.streams.fold import settle
+from schemas.streams.mailboxes.mailbox_requests import (
+    MAILBOX_MODELS,
+    ack_record,
+    claim_of_record,
+    claim_record,
+    clearing_record,
+    expiry_record,
+    gate_record,
+    lease_record,
+    nack_record,
+    read_record,
+    reclaim_record,
+)
+from schemas.tables.ledger import ledger_row, record_of_row
+from schemas.wire.message import Message, posting_record
+from schemas.wire.record import RECORD_TYPES, OutgoingRecord
+from tests.schemas.job_records import KEYRING, START_US, document_record, said
+from tests.schemas.mailbox_records import AT, HUB, PUMP, at, mailbox_of, rows_of
+from tests.schemas.stream_records import MAILBOX_KEY, as_read, message
+
+S_US = 1_000_000
+
+pytestmark = pytest.mark.requirement("HH-06")
+
+Make = Callable[..., OutgoingRecord]
+# What is about a message and a lease, about a message, and about the mailbox.
+BY_LEASE: tuple[Make, ...] = (ack_record, nack_record, reclaim_record)
+BY_MESSAGE: tuple[Make, ...] = (read_record, expiry_record)
+BY_MAILBOX: tuple[Make, ...] = (claim_record, lease_record, clearing_record)
+MADE = (
+    *(make(*AT, "m1", "l1", **HUB) for make in BY_LEASE),
+    *(make(*AT, "m1", **HUB) for make in BY_MESSAGE),
+    *(make(*AT, "c1", **HUB) for make in BY_MAILBOX),
+    gate_record(*AT, "g1", is_open=False, ce_id="g1", **HUB),
+    gate_record(*AT, "g2", is_open=True, ce_id="g2", **HUB),
+)
+
+
+def body_of(made: OutgoingRecord) -> dict[str, Any]:
+    """What a record says."""
+    body: dict[str, Any] = orjson.loads(made.value)
+    return body
+
+
+def test_there_is_a_model_and_a_record_for_every_type_of_a_mailbox() -> None:
+    types = {name for name in RECORD_TYPES if name.startswith(("message.", "mailbox."))}
+    assert set(MAILBOX_MODELS) == types
+    assert {made.type for made in MADE} == types - {"message.posted"}
+
+
+@pytest.mark.parametrize("made", MADE, ids=lambda made: made.type)
+def test_a_record_names_its_mailbox_in_key_and_body(made: OutgoingRecord) -> None:
+    body = body_of(made)
+    assert (made.stream, body["realm"], body["to"]) == ("mailbox/default/bo", "default", "bo")
+    assert (made.door, made.principal, body["schema_version"]) == ("http", "bo", 1)
+    assert "recipient" not in body
+
+
+def test_every_record_that_a_door_makes_is_accepted_and_refolded() -> None:
+    # A minute after the start.
+    posted = [Message.model_validate(message(f"m{n}", expires_at="2027-01-15T08:01:00Z")) for n in range(5)]
+    sent = [(0, posting_record(one, door="http", principal="ann")) for one in posted]
+    sent += [
+        (0, lease_record(*AT, "l1", 3, **PUMP)),
+        (1, ack_record(*AT, "m0", "l1", **PUMP)),
+        (1, nack_record(*AT, "m1", "l1", **PUMP)),
+        (30 * S_US, reclaim_record(*AT, "m2", "l1", **PUMP)),
+        (30 * S_US, read_record(*AT, "m1", **PUMP)),
+        (30 * S_US, claim_record(*AT, "c1", 1, **PUMP)),
+        (60 * S_US, expiry_record(*AT, "m3", **PUMP)),
+        (60 * S_US, clearing_record(*AT, "x1", **PUMP)),
+    ]
+    entries, refolded = Entries(), Entries()
+    for offset, (offset_us, made) in enumerate(sent):
+        record = msgspec.structs.replace(as_read(made, offset), logged_at_us=START_US + offset_us)
+        settled = settle(record, entries, KEYRING)
+        assert said(settled) == ("accepted", None), made.type
+        row = ledger_row(record, settled, KEYRING)
+        assert (row.stream_kind, row.stream_id, row.wire) == ("mailbox", "default/bo", None)
+        assert settle(record_of_row(row, KEYRING), refolded, KEYRING).changes == settled.changes
+    assert refolded.stored() == entries.stored()
+
+
+def test_what_a_request_does_not_say_has_its_default() -> None:
+    claim, lease = body_of(claim_record(*AT, "c1", **HUB)), body_of(lease_record(*AT, "l1", **HUB))
+    assert (claim["limit"], lease["limit"], lease["lease_ms"]) == (100, 1, 30_000)
+    short = {"schema_version": 1, "to": "bo", "request_id": "c1"}
+    ids = [f"m{n}" for n in range(120)]
+    for kind, wanted, lease_us in (("message.claimed", 100, None), ("message.leased", 1, 30_000_000)):
+        settled = settle(document_record(short, kind, key=MAILBOX_KEY), mailbox_of(*ids), KEYRING)
+        until = None if lease_us is None else START_US + lease_us
+        assert [row.lease_until for row in rows_of(settled)] == [until] * wanted
+
+
+def test_the_id_of_a_request_names_it_and_not_its_content() -> None:
+    """Else the same request with other content would be another request, and be carried out."""
+    assert claim_record(*AT, "c1", 1, **HUB).ce_id == claim_record(*AT, "c1", 2, **HUB).ce_id
+    assert lease_record(*AT, "l1", 1, 5, **HUB).ce_id == lease_record(*AT, "l1", 1, 6, **HUB).ce_id
+    assert nack_record(*AT, "m1", "l1", "a", **HUB).ce_id == nack_record(*AT, "m1", "l1", "b", **HUB).ce_id
+
+
+def test_the_ids_of_two_requests_differ() -> None:
+    others = [
+        *MADE,
+        *(make(*AT, "m2", "l1", **HUB) for make in BY_LEASE),
+        *(make(*AT, "m1", "l2", **HUB) for make in BY_LEASE),
+        *(make(*AT, "m2", **HUB) for make in BY_MESSAGE),
+        *(make(*AT, "c2", **HUB) for make in BY_MAILBOX),
+    ]
+    for make in (*BY_MESSAGE, *BY_MAILBOX):
+        others += [make(*AT, "x1", **PUMP), make(*AT, "x1", door="http", principal="cy")]
+        others += [make("lab", "bo", "x1", **HUB), make("default", "cy", "x1", **HUB)]
+    assert len({made.ce_id for made in others}) == len(others)
+
+
+def test_what_the_reactor_makes_has_the_id_that_it_was_given() -> None:
+    assert reclaim_record(*AT, "m1", "l1", ce_id="follows", **HUB).ce_id == "follows"
+    assert expiry_record(*AT, "m1", ce_id="follows", **HUB).ce_id == "follows"
+
+
+@pytest.mark.requirement("CM-01")
+@pytest.mark.parametrize("name", ["", "../x", "a/b", "#", "x" * 129])
+def test_no_record_is_made_about_what_is_no_name(name: str) -> None:
+    for make in (*BY_MESSAGE, *BY_MAILBOX):
+        for arguments in ((name, "bo", "x"), ("default", name, "x"), ("default", "bo", name)):
+            with pytest.raises(ValidationError):
+                make(*arguments, **HUB)
+    for make in BY_LEASE:
+        with pytest.raises(ValidationError):
+            make(*AT, "m1", name, **HUB)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1001])
+def test_no_record_is_made_for_none_or_for_too_many(limit: int) -> None:
+    for make in (claim_record, lease_record):
+        with pytest.raises(ValidationError):
+            make(*AT, "c1", limit, **HUB)
+    with pytest.raises(ValidationError):
+        lease_record(*AT, "l1", 1, 0, **HUB)
+    with pytest.raises(ValidationError):
+        lease_record(*AT, "l1", 1, 86_400_001, **HUB)
+    assert body_of(lease_record(*AT, "l1", 1000, 86_400_000, **HUB))["limit"] == 1000
+
+
+WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("message.claimed", {"limit": 0}),
+    ("message.claimed", {"limit": 1001}),
+    ("message.claimed", {"limit": True}),
+    ("message.claimed", {"limit": "5"}),
+    ("message.claimed", {"limit": None}),
+    ("message.claimed", {"lease_ms": 5}),
+    ("message.claimed", {"request_id": "a/b"}),
+    ("message.claimed", {"request_id": None}),
+    ("message.claimed", {"message_id": "m1"}),
+    ("message.leased", {"lease_ms": 0}),
+    ("message.leased", {"lease_ms": 1.5}),
+    ("message.leased", {"lease_ms": 86_400_001}),
+    ("mailbox.cleared", {"limit": 1}),
+    ("mailbox.closed", {"limit": 1}),
+    ("message.leased", {"held_most": 0}),
+    ("message.leased", {"per_minute": 6001}),
+    ("message.leased", {"message_ids": []}),
+    ("message.acked", {"answers": [{"message_id": "m9"}]}),
+    ("message.acked", {"answers": "m9"}),
+    ("message.acked", {"message_id": None}),
+    ("message.acked", {"reason": "x"}),
+    ("message.nacked", {"reason": "x" * 501}),
+    ("message.nacked", {"reason": "bell \u0007"}),
+    ("message.nacked", {"request_id": 7}),
+    ("message.reclaimed", {"message_id": "../m1"}),
+    ("message.read", {"request_id": "c1"}),
+    ("message.expired", {"expires_at": "2027-01-15T08:01:00Z"}),
+    ("message.read", {"to": "cy"}),
+    ("message.read", {"realm": "lab"}),
+    ("message.read", {"recipient": "bo"}),
+    ("message.painted", {}),
+)
+
+
+@pytest.mark.parametrize(("kind", "changed"), WRONG)
+def test_a_body_that_its_model_refuses_is_malformed(kind: str, changed: dict[str, Any]) -> None:
+    good = {made.type: body_of(made) for made in MADE}
+    body = good.get(kind, good["message.read"]) | changed
+    for entries in (Entries(), mailbox_of("m1")):
+        before = dict(entries.stored())
+        settled = settle(document_record(body, kind, key=MAILBOX_KEY), entries, KEYRING)
+        assert said(settled) == ("rejected", "malformed")
+        assert entries.stored() == before
+
+
+def test_what_is_said_of_a_refusal_quotes_nothing_of_the_record() -> None:
+    entries = mailbox_of("m1")
+    for made in MADE:
+        for again in (made, made):
+            settled = at(0, again, entries)
+            assert not any(name in (settled.why or "") for name in ("m1", "l1", "c1"))
+
+
+@pytest.mark.requirement("FQ-16")
+def test_a_poll_that_has_happened_claims_what_another_door_has_leased() -> None:
+    entries = mailbox_of("m1", "m2", "m3")
+    assert len(rows_of(at(0, lease_record(*AT, "l1", 2, **PUMP), entries))) == 2
+    assert said(at(S_US, claim_record(*AT, "c1", **HUB), entries)) == ("rejected", "illegal_transition")
+    found = at(S_US, claim_of_record(*AT, "c2", ["m1", "m3"], door="file", principal="bo"), entries)
+    assert {(row.message_id, row.status) for row in rows_of(found)} == {("m1", "claimed"), ("m3", "claimed")}
+    # The holder hears that it is too late, nobody gets it a second time, and its other lease goes on.
+    late = at(2 * S_US, ack_record(*AT, "m1", "l1", **PUMP), entries)
+    assert said(late) == ("rejected", "after_terminal")
+    assert said(at(2 * S_US, claim_record(*AT, "c3", **HUB), entries)) == ("rejected", "illegal_transition")
+    (acked,) = rows_of(at(3 * S_US, ack_record(*AT, "m2", "l1", **PUMP), entries))
+    assert acked.status == "claimed"
+    assert rows_of(at(3 * S_US, claim_record(*AT, "c4", **HUB), entries)) == []

@@ -1,0 +1,47 @@
+"""Faults of requests in words: a text is measured in characters."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import pytest
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field, ValidationError
+
+from connectors.gateway.web import answers
+from connectors.job_tools.job_registry import register_job
+from schemas.errors import UsageError
+from schemas.streams.job.job_registry import DESCRIPTION_LIMIT
+from schemas.wire.wire_body import Note, Printable, first_fault
+from tests.schemas.job_records import KEYRING
+
+
+class Request(BaseModel):
+    """A request with texts and a list."""
+
+    note: Note = ""
+    title: Annotated[Printable, Field(min_length=2)] = "ok"
+    names: Annotated[list[str], Field(max_length=2)] = []
+
+
+@pytest.mark.requirement("OP-42")
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"note": "x" * 501}, "note: Value should have at most 500 characters, not 501"),
+        ({"title": "x"}, "title: Value should have at least 2 characters, not 1"),
+        ({"names": ["x"] * 3}, "names: List should have at most 2 items, not 3"),
+    ],
+    ids=["long", "short", "list"],
+)
+def test_the_length_of_a_text_is_told_in_characters(fields: dict[str, object], said: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Request.model_validate(fields)
+    assert first_fault(caught.value) == said
+    assert answers.first_fault(RequestValidationError(caught.value.errors())) == said
+
+
+@pytest.mark.requirement("OP-42")
+def test_a_description_that_is_too_long_is_told_in_characters() -> None:
+    with pytest.raises(UsageError, match=f"at most {DESCRIPTION_LIMIT} characters, not 4001"):
+        register_job(None, KEYRING, "x" * 4001)  # type: ignore[arg-type]
