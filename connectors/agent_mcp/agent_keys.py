@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
 
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import REGISTRY_KEYS, AgentKeyRow, ViewRow
+from schemas.fold.view_rows import REGISTRY_KEYS, AgentKeyRow, Row
 from schemas.streams.agents.agent_signing import WINDOW_S, signature_bytes, timestamp_seconds
 from schemas.streams.principal.principals import ACTIVE
 
@@ -40,7 +40,7 @@ class AgentKeys:
         # Until the rows are loaded: what has changed meanwhile, and may come as it was before.
         self._changed: set[tuple[str, str]] | None = set()
 
-    def load(self, rows: Iterable[ViewRow]) -> None:
+    def load(self, rows: Iterable[Row]) -> None:
         """Take in what the live view held when it was opened; what came by `changed` meanwhile is there."""
         for row in rows:
             if isinstance(row, AgentKeyRow):

@@ -14,7 +14,7 @@ from connectors.live.settled_feed import SettledRecord
 from connectors.log.publisher import Position
 from schemas.fold.entries import Entries
 from schemas.fold.settled import AppliedChange, Settled
-from schemas.fold.view_rows import MAILBOX_VIEW, MESSAGE_BODIES, MessageBodyRow, MessageRow, ViewRow
+from schemas.fold.view_rows import MAILBOX_VIEW, MESSAGE_BODIES, MessageBodyRow, MessageRow, Row
 from schemas.keys.sealing import Keyring
 from schemas.streams.fold import settle
 from schemas.streams.views import VIEWS
@@ -40,7 +40,7 @@ class LiveState:
         self._lock = threading.Lock()
         self.entries_by_stream: dict[str, Entries] = {}
         self.applied_beyond: dict[str, int] = {}
-        self.rows_by_view: dict[str, dict[str, ViewRow]] = {name: {} for name in VIEWS}
+        self.rows_by_view: dict[str, dict[str, Row]] = {name: {} for name in VIEWS}
         self.offsets_by_view: dict[str, dict[str, int]] = {name: {} for name in VIEWS}
         # Keys, and the lengths of the bodies.
         self._final: deque[str] = deque()

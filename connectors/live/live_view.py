@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Final
+from typing import Final, TypeVar, cast
 
 import structlog
 
@@ -33,13 +33,14 @@ from connectors.log.publisher import Append, Position
 from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.fold.entries import Entries
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import ViewRow
+from schemas.fold.view_rows import Row
 from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import check_topic
 from schemas.settings.settings import Settings
 from schemas.tables.fold_version import check_fold_version, check_switch
 
 log = structlog.stdlib.get_logger(__name__)
+R = TypeVar("R", bound=Row)
 
 _POLL_S: Final = 0.2
 # Each poll that finds something wakes the threads that wait for it. While records come this fast they are taken
@@ -125,11 +126,19 @@ class LiveView:
         # What `load` has kept from the collector, and all that was garbage then, is its own again.
         gc.unfreeze()
 
-    def row(self, view: str, key: str) -> ViewRow | None:
+    def get(self, row_type: type[R], key: str) -> R | None:
+        """Return the row of type `row_type` under `key`, or None where there is none."""
+        return cast("R | None", self._state.rows_by_view[row_type.VIEW].get(key))
+
+    def all(self, row_type: type[R]) -> list[R]:
+        """Return all rows of type `row_type`, in no order."""
+        return cast("list[R]", list(self._state.rows_by_view[row_type.VIEW].values()))
+
+    def row(self, view: str, key: str) -> Row | None:
         """The row of `view` under `key`, None where there is none. Raises KeyError for an unknown view."""
         return self._state.rows_by_view[view].get(key)
 
-    def rows(self, view: str) -> list[ViewRow]:
+    def rows(self, view: str) -> list[Row]:
         """All rows of `view`, in no order."""
         return list(self._state.rows_by_view[view].values())
 

@@ -31,11 +31,11 @@ from schemas.fold.view_rows import (
     REGISTRY_SESSIONS,
     REGISTRY_TASKS,
     MessageRow,
-    ViewRow,
+    Row,
 )
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.mailbox_entries import LAST
-from schemas.streams.views import STREAM_ENTRIES, VIEWS, View
+from schemas.streams.views import STREAM_ENTRIES, VIEWS
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import read_progress
@@ -94,11 +94,11 @@ def _load(settings: Settings, state: LiveState) -> dict[int, int]:
     kinds = _load_entries(_batches(table, _ENTRY_COLUMNS), offsets, state)
     # `mailbox` before `message_bodies`: the other way round than they are written, so that no body is missing.
     for view in reversed(VIEWS.values()):
-        path = settings.table_path(view.name)
+        path = settings.table_path(view.VIEW)
         if DeltaTable.is_deltatable(path):
-            columns = [*view.row_type.__struct_fields__, "last_offset"]
+            columns = [*view.__struct_fields__, "last_offset"]
             table = DeltaTable(path)
-            _load_rows(_batches(table, columns, _wanted(view.name, table, state)), view, state)
+            _load_rows(_batches(table, columns, _wanted(view.VIEW, table, state)), view, state)
     _note_final(state)
     for kind in sorted(kinds & _VIEWS_OF_KIND.keys()):
         views = _VIEWS_OF_KIND[kind]
@@ -190,9 +190,9 @@ def _note_what_is_ahead(batch: pa.RecordBatch, offsets: Mapping[int, int], state
             state.applied_beyond[stream] = max(offset, state.applied_beyond.get(stream, -1))
 
 
-def _load_rows(batches: Iterator[pa.RecordBatch], view: View, state: LiveState) -> None:
-    rows_by_key, offset_by_key = state.rows_by_view[view.name], state.offsets_by_view[view.name]
-    schema, shared = VIEW_ARROW[view.name], {name: _Shared() for name in view.row_type.__struct_fields__}
+def _load_rows(batches: Iterator[pa.RecordBatch], view: type[Row], state: LiveState) -> None:
+    rows_by_key, offset_by_key = state.rows_by_view[view.VIEW], state.offsets_by_view[view.VIEW]
+    schema, shared = VIEW_ARROW[view.VIEW], {name: _Shared() for name in view.__struct_fields__}
     for batch in batches:
         columns = {}
         for name, values in shared.items():
@@ -203,11 +203,8 @@ def _load_rows(batches: Iterator[pa.RecordBatch], view: View, state: LiveState) 
                 columns[name] = values.of(column)
             else:
                 columns[name] = column.to_pylist()
-        rows: list[ViewRow] = list(map(view.row_type, *columns.values()))
-        if len(view.key_columns) == 1:
-            keys = columns[view.key_columns[0]]
-        else:
-            keys = [view.key_of(row) for row in rows]
+        rows: list[Row] = list(map(view, *columns.values()))
+        keys = columns[view.KEY[0]] if len(view.KEY) == 1 else [row.key for row in rows]
         rows_by_key.update(zip(keys, rows, strict=True))
         offset_by_key.update(zip(keys, batch.column("last_offset").to_pylist(), strict=True))
 

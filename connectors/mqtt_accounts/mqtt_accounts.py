@@ -39,7 +39,7 @@ from connectors.mqtt_link.mqtt_socket import socket_dir
 from schemas.fold.entries import Entries
 from schemas.fold.life_cycles import JOB_TERMINAL
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import REGISTRY_JOBS, REGISTRY_MQTT_AGENTS, JobRow, MqttAgentRow, ViewRow
+from schemas.fold.view_rows import REGISTRY_JOBS, REGISTRY_MQTT_AGENTS, JobRow, MqttAgentRow, Row
 from schemas.keys.mqtt_password import job_of_rotated_user, job_user, mqtt_password
 from schemas.keys.sealing import Keyring, UnsealError
 from schemas.settings.settings import Settings
@@ -66,10 +66,10 @@ _NONE: Final = -1
 class JobsView(Protocol):
     """What of the live view is needed here."""
 
-    def row(self, view: str, key: str) -> ViewRow | None:
+    def row(self, view: str, key: str) -> Row | None:
         """One row, None where there is none."""
 
-    def rows(self, view: str) -> list[ViewRow]:
+    def rows(self, view: str) -> list[Row]:
         """All rows of a view."""
 
     def entries(self, stream: str) -> Entries:

@@ -23,7 +23,7 @@ from connectors.processes.session_host import GRACE_S, KILL_S, OWN_END_S, Sessio
 from schemas.errors import TrunklineError
 from schemas.fold.life_cycles import STOPPED, TERMINATED
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import SessionRow, ViewRow
+from schemas.fold.view_rows import Row, SessionRow
 from schemas.settings.settings import Settings
 
 log = structlog.stdlib.get_logger(__name__)
@@ -51,7 +51,7 @@ class SessionKeeper:
     def __init__(
         self,
         settings: Settings,
-        rows: Callable[[], Iterable[ViewRow]],
+        rows: Callable[[], Iterable[Row]],
         host: SessionHost | None = None,
         *,
         own_end_s: float = OWN_END_S,

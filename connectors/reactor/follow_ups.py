@@ -24,9 +24,9 @@ from schemas.fold.view_rows import (
     MessageBodyRow,
     MessageRow,
     ParticipantRow,
+    Row,
     SessionRow,
     TaskRow,
-    ViewRow,
 )
 from schemas.streams.agents.participants import AgentStopped, participant_record
 from schemas.streams.job.job_registry import END, pick_id
@@ -58,7 +58,7 @@ DOOR: Final = "reactor"
 _NAMESPACE: Final = uuid.UUID("5f0c86f1-6c6f-4bb0-9f5e-0d6f3a1c7d52")
 _CAUSES: Final = frozenset({JOB_PICKED, JOB_EVENT, JOB_CANCELLED})
 
-Rows = Callable[[str, str], ViewRow | None]
+Rows = Callable[[str, str], Row | None]
 """`row(view, key)`, as of the record or of any time after it."""
 
 MadeFor = Callable[[str], Iterable[str]]
@@ -114,11 +114,11 @@ def _ended_before(name: str, row: Rows) -> list[OutgoingRecord]:
     return [_ended(job, name, job.ended_by)]
 
 
-def _is_alive(session: ViewRow | None) -> bool:
+def _is_alive(session: Row | None) -> bool:
     return isinstance(session, SessionRow) and session.status != TERMINATED
 
 
-def stopped_with_task(task: TaskRow, participant: ViewRow | None) -> OutgoingRecord | None:
+def stopped_with_task(task: TaskRow, participant: Row | None) -> OutgoingRecord | None:
     """The end of the participant that was spawned for a task that has ended; None when there is none."""
     if task.ended_by is None or not isinstance(participant, ParticipantRow):
         return None

@@ -16,13 +16,13 @@ from schemas.fold.view_rows import (
     MqttAgentRow,
     ParticipantRow,
     PrincipalRow,
-    ViewRow,
+    Row,
 )
 from schemas.streams.agents.agent_registry import DEFINED
 from schemas.streams.agents.mqtt_agents import REGISTERED
 from schemas.streams.principal.principals import ACTIVE, HUB, OPERATOR
 
-Rows = Callable[[str, str], ViewRow | None]
+Rows = Callable[[str, str], Row | None]
 """`row(view, key)`."""
 
 

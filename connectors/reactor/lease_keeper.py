@@ -20,7 +20,7 @@ import structlog
 from connectors.live.live_view import LiveView
 from connectors.reactor.follow_ups import DOOR, follow_up_id
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import MAILBOX_VIEW, MessageRow, ViewRow
+from schemas.fold.view_rows import MAILBOX_VIEW, MessageRow, Row
 from schemas.streams.mailboxes.mailbox_requests import reclaim_record
 from schemas.streams.principal.principals import REACTOR
 from schemas.wire.message import LEASED
@@ -87,7 +87,7 @@ class LeaseKeeper:
                 heapq.heappush(self._due, (now_us + _AGAIN_US, key))
         return appended
 
-    def _note(self, row: ViewRow | None) -> None:
+    def _note(self, row: Row | None) -> None:
         if isinstance(row, MessageRow) and row.status == LEASED and row.lease_until is not None:
             with self._lock:
                 heapq.heappush(self._due, (row.lease_until, f"{row.realm}/{row.recipient}/{row.message_id}"))

@@ -33,7 +33,7 @@ from connectors.reactor.verdict_follow_ups import follow_ups_of_verdict, hangs_o
 from connectors.reactor.xml_follow_ups import XML_DOOR, may_lead_to_more, xml_follow_ups
 from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import REGISTRY_SESSIONS, SessionRow, ViewRow
+from schemas.fold.view_rows import REGISTRY_SESSIONS, Row, SessionRow
 from schemas.settings.settings import Settings
 from schemas.wire.record import OutgoingRecord, Record
 
@@ -216,7 +216,7 @@ class _SessionsByJob:
         self._lock = threading.Lock()
         self._names: dict[str, set[str]] = {}
 
-    def load(self, rows: Iterable[ViewRow]) -> None:
+    def load(self, rows: Iterable[Row]) -> None:
         """Add the sessions that were there before the first change was seen."""
         for row in rows:
             self._add(row)
@@ -231,7 +231,7 @@ class _SessionsByJob:
         with self._lock:
             return list(self._names.get(job_id, ()))
 
-    def _add(self, row: ViewRow | None) -> None:
+    def _add(self, row: Row | None) -> None:
         if isinstance(row, SessionRow) and row.for_job is not None:
             with self._lock:
                 self._names.setdefault(row.for_job, set()).add(row.session)

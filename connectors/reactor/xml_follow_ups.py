@@ -20,7 +20,7 @@ from schemas.fold.view_rows import (
     REGISTRY_THREADS,
     ListenerRow,
     MessageRow,
-    ViewRow,
+    Row,
 )
 from schemas.streams.control.organism import ORGANISM, ORGANISM_MODELS
 from schemas.streams.mailboxes.mailbox_fold import CLOSED
@@ -51,11 +51,13 @@ _NAMESPACE: Final = uuid.UUID("0d4b6c52-5d3e-5b1e-8f36-1f5a9e2c7a40")
 _ENDED: Final = frozenset({MESSAGE_RECLAIMED, MESSAGE_NACKED})
 _MAILBOX_TYPES: Final = frozenset({MESSAGE_ACKED, MESSAGE_POSTED, *_ENDED})
 
-Row = Callable[[str, str], ViewRow | None]
-Rows = Callable[[str], list[ViewRow]]
+RowOf = Callable[[str, str], Row | None]
+Rows = Callable[[str], list[Row]]
 
 
-def xml_follow_ups(record: Record, verdict: str, why: str | None, row: Row, rows: Rows) -> list[OutgoingRecord]:
+def xml_follow_ups(
+    record: Record, verdict: str, why: str | None, row: RowOf, rows: Rows
+) -> list[OutgoingRecord]:
     """What follows from `record`, which was settled so; most often nothing."""
     is_closed = verdict == REJECTED and why == CLOSED
     if not (verdict == ACCEPTED or is_closed) or not may_lead_to_more(record):
@@ -104,7 +106,7 @@ def answers_of(body: dict[str, Any]) -> list[Message]:
         return []
 
 
-def opened_threads(body: dict[str, Any], row: Row) -> list[OutgoingRecord]:
+def opened_threads(body: dict[str, Any], row: RowOf) -> list[OutgoingRecord]:
     """The thread that a message is the first of, as far as the rows tell; the fold knows better. A root has no
     row of its own: its threads name it, and in whose name they are.
     """
@@ -152,7 +154,7 @@ def follow_up_uuid(cause: str, effect: str) -> str:
     return str(uuid.uuid5(_NAMESPACE, f"{cause}/{effect}"))
 
 
-def _system_reads(envelope: Envelope, mailbox: str, row: Row) -> list[OutgoingRecord]:
+def _system_reads(envelope: Envelope, mailbox: str, row: RowOf) -> list[OutgoingRecord]:
     """What is bound for nobody is in the ledger, and that is all: the system reads it."""
     if mailbox != f"{DEFAULT_REALM}/{SYSTEM}":
         return []
@@ -188,7 +190,7 @@ def _came_too_late(envelope: Envelope, body: dict[str, Any]) -> list[OutgoingRec
     return [posting_record(message, door=XML_DOOR, principal=SYSTEM)]
 
 
-def _told_of_death(body: dict[str, Any], mailbox: str, row: Row) -> list[OutgoingRecord]:
+def _told_of_death(body: dict[str, Any], mailbox: str, row: RowOf) -> list[OutgoingRecord]:
     """Who sent a message that its listener could not handle is told when it is given up."""
     realm, _, listener = mailbox.partition("/")
     dead = row(MAILBOX_VIEW, f"{mailbox}/{body.get('message_id')}")

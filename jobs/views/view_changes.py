@@ -31,7 +31,7 @@ Key = tuple[str, ...]
 
 def key_columns(table: str) -> tuple[str, ...]:
     """The key columns of a view table."""
-    return ENTRY_KEY if table == STREAM_ENTRIES else VIEWS[table].key_columns
+    return ENTRY_KEY if table == STREAM_ENTRIES else VIEWS[table].KEY
 
 
 class RowChange(NamedTuple):

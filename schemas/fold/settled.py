@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from schemas.fold.view_rows import ViewRow
+from schemas.fold.view_rows import Row
 from schemas.wire.record import Envelope
 from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED, Verdict
 
@@ -19,7 +19,7 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
     view: str
     key: str
-    row: ViewRow | None
+    row: Row | None
 
 
 class AppliedChange(msgspec.Struct, frozen=True, gc=False):
@@ -28,7 +28,7 @@ class AppliedChange(msgspec.Struct, frozen=True, gc=False):
     view: str
     key: str
     offset: int
-    row: ViewRow | None
+    row: Row | None
 
 
 class Settled(msgspec.Struct, frozen=True, gc=False):

@@ -5,7 +5,7 @@ A `Moment` is Kafka's append time in microseconds since 1970 UTC.
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 
@@ -27,12 +27,27 @@ REGISTRY_LISTENERS: Final = "registry_listeners"
 REGISTRY_THREADS: Final = "registry_threads"
 
 
-class JobRow(msgspec.Struct, frozen=True, gc=False):
+class Row(msgspec.Struct, frozen=True, gc=False):
+    """A row of a view. `VIEW` names the view; `KEY` are the columns whose values identify the row."""
+
+    VIEW: ClassVar[str]
+    KEY: ClassVar[tuple[str, ...]]
+
+    @property
+    def key(self) -> str:
+        """The values of the key columns, joined by a slash."""
+        return "/".join(getattr(self, column) for column in self.KEY)
+
+
+class JobRow(Row, frozen=True, gc=False):
     """A row of `registry_jobs`. `session_wanted` may alone pick it; `session` has it.
     `ended_by`: CloudEvents id of the record that ended the job, the cause of what follows from it. `notify`:
     what who registered it wants to be told of; None: of its end. `secret_rotations`: how often it was given a
     new secret, None: never; until `old_secret_ends_at` the one before it signs, too.
     """
+
+    VIEW: ClassVar = REGISTRY_JOBS
+    KEY: ClassVar = ("job_id",)
 
     job_id: str
     status: str
@@ -54,11 +69,14 @@ class JobRow(msgspec.Struct, frozen=True, gc=False):
     old_secret_ends_at: Moment | None = None
 
 
-class SessionRow(msgspec.Struct, frozen=True, gc=False):
+class SessionRow(Row, frozen=True, gc=False):
     """A row of `registry_sessions`. `handle` says what runs on `host`: `tmux/<socket>/<name>` or
     `process/<pid>/<start time>`, None for a session that only its name is known of. `for_job`: the session
     was made for this job and ends with it; `job_id`: the job that it hosts now.
     """
+
+    VIEW: ClassVar = REGISTRY_SESSIONS
+    KEY: ClassVar = ("session",)
 
     session: str
     status: str
@@ -75,8 +93,11 @@ class SessionRow(msgspec.Struct, frozen=True, gc=False):
     capture_id: str | None
 
 
-class PrincipalRow(msgspec.Struct, frozen=True, gc=False):
+class PrincipalRow(Row, frozen=True, gc=False):
     """A row of `registry_principals`; of the token only its SHA-256 (hex) is known."""
+
+    VIEW: ClassVar = REGISTRY_PRINCIPALS
+    KEY: ClassVar = ("principal",)
 
     principal: str
     role: str
@@ -87,7 +108,7 @@ class PrincipalRow(msgspec.Struct, frozen=True, gc=False):
     revoked_at: Moment | None
 
 
-class MessageRow(msgspec.Struct, frozen=True, gc=False):
+class MessageRow(Row, frozen=True, gc=False):
     """A row of `mailbox`: where one message for one recipient stands; what it says is in `message_bodies`.
 
     `sent_at` and `expires_at` as the sender says. `from_task`: the task whose token the sender had.
@@ -95,6 +116,9 @@ class MessageRow(msgspec.Struct, frozen=True, gc=False):
     while it is leased. `ended_at`: when it reached a final status. `thread` is the recipient's name of the
     conversation; `parent_thread`, `root_thread`, `on_behalf_of` are its place in the tree (XP-07).
     """
+
+    VIEW: ClassVar = MAILBOX_VIEW
+    KEY: ClassVar = ("realm", "recipient", "message_id")
 
     realm: str
     recipient: str
@@ -122,10 +146,13 @@ class MessageRow(msgspec.Struct, frozen=True, gc=False):
     on_behalf_of: str | None = None
 
 
-class MessageBodyRow(msgspec.Struct, frozen=True, gc=False):
+class MessageBodyRow(Row, frozen=True, gc=False):
     """A row of `message_bodies`: what a message says. Written once: what happens to a message rewrites only its
     small row in `mailbox`.
     """
+
+    VIEW: ClassVar = MESSAGE_BODIES
+    KEY: ClassVar = ("realm", "recipient", "message_id")
 
     realm: str
     recipient: str
@@ -134,10 +161,13 @@ class MessageBodyRow(msgspec.Struct, frozen=True, gc=False):
     content_type: str
 
 
-class TaskRow(msgspec.Struct, frozen=True, gc=False):
+class TaskRow(Row, frozen=True, gc=False):
     """A row of `registry_tasks`. `ended_by`: CloudEvents id of the record that ended it. `image`: of an agent
     that was spawned for this task and has no definition.
     """
+
+    VIEW: ClassVar = REGISTRY_TASKS
+    KEY: ClassVar = ("task_id",)
 
     task_id: str
     status: str
@@ -155,10 +185,13 @@ class TaskRow(msgspec.Struct, frozen=True, gc=False):
     image: str | None = None
 
 
-class TokenRow(msgspec.Struct, frozen=True, gc=False):
+class TokenRow(Row, frozen=True, gc=False):
     """A row of `registry_tokens`. `token_id`: the first 12 digits of `token_sha256` (hex), which is all that is
     known of the token. `issued`, `expiry`: milliseconds since 1970 UTC.
     """
+
+    VIEW: ClassVar = REGISTRY_TOKENS
+    KEY: ClassVar = ("token_id",)
 
     token_id: str
     token_sha256: str
@@ -172,8 +205,11 @@ class TokenRow(msgspec.Struct, frozen=True, gc=False):
     revoked_why: str | None
 
 
-class AgentRow(msgspec.Struct, frozen=True, gc=False):
+class AgentRow(Row, frozen=True, gc=False):
     """A row of `registry_agents`: a definition out of `conf/agents/`, or that there is none any more."""
+
+    VIEW: ClassVar = REGISTRY_AGENTS
+    KEY: ClassVar = ("agent_name",)
 
     agent_name: str
     status: str
@@ -185,10 +221,13 @@ class AgentRow(msgspec.Struct, frozen=True, gc=False):
     removed_at: Moment | None
 
 
-class ContainerRow(msgspec.Struct, frozen=True, gc=False):
+class ContainerRow(Row, frozen=True, gc=False):
     """A row of `registry_containers`: what a launcher has made for a task. `handle` says what runs on `host`,
     as in SessionRow; `backend` names the launcher.
     """
+
+    VIEW: ClassVar = REGISTRY_CONTAINERS
+    KEY: ClassVar = ("container",)
 
     container: str
     state: str
@@ -203,10 +242,13 @@ class ContainerRow(msgspec.Struct, frozen=True, gc=False):
     changed_at: Moment
 
 
-class ParticipantRow(msgspec.Struct, frozen=True, gc=False):
+class ParticipantRow(Row, frozen=True, gc=False):
     """A row of `registry_participants` (AM-06): an agent that takes part with a key of its own. `task_id`: the
     hub's task that it was spawned for, and ends with.
     """
+
+    VIEW: ClassVar = REGISTRY_PARTICIPANTS
+    KEY: ClassVar = ("agent_name",)
 
     agent_name: str
     status: str
@@ -219,8 +261,11 @@ class ParticipantRow(msgspec.Struct, frozen=True, gc=False):
     stopped_why: str | None
 
 
-class AgentKeyRow(msgspec.Struct, frozen=True, gc=False):
+class AgentKeyRow(Row, frozen=True, gc=False):
     """A row of `registry_keys`: a participant's public key (PEM). `valid_until`: set when a newer one came."""
+
+    VIEW: ClassVar = REGISTRY_KEYS
+    KEY: ClassVar = ("agent_name", "key_id")
 
     agent_name: str
     key_id: str
@@ -231,10 +276,13 @@ class AgentKeyRow(msgspec.Struct, frozen=True, gc=False):
     removed_at: Moment | None
 
 
-class MqttAgentRow(msgspec.Struct, frozen=True, gc=False):
+class MqttAgentRow(Row, frozen=True, gc=False):
     """A row of `registry_mqtt_agents` (JE-26): an agent that is reached over MQTT. `messages` of it were
     accepted since `registered_at`, the newest by seq is `last_seq`.
     """
+
+    VIEW: ClassVar = REGISTRY_MQTT_AGENTS
+    KEY: ClassVar = ("agent_name",)
 
     agent_name: str
     status: str
@@ -246,10 +294,13 @@ class MqttAgentRow(msgspec.Struct, frozen=True, gc=False):
     last_said_at: Moment | None
 
 
-class ListenerRow(msgspec.Struct, frozen=True, gc=False):
+class ListenerRow(Row, frozen=True, gc=False):
     """A row of `registry_listeners` (XP-01, XP-09): what takes messages of one root tag. The fields are those
     of `schemas.streams.control.organism.Listener`.
     """
+
+    VIEW: ClassVar = REGISTRY_LISTENERS
+    KEY: ClassVar = ("listener",)
 
     listener: str
     status: str
@@ -270,10 +321,13 @@ class ListenerRow(msgspec.Struct, frozen=True, gc=False):
     removed_at: Moment | None
 
 
-class ThreadRow(msgspec.Struct, frozen=True, gc=False):
+class ThreadRow(Row, frozen=True, gc=False):
     """A row of `registry_threads` (XP-07): who called whom, in whose name. `seen_by` knows the conversation as
     `thread`, `opened_by` as `parent_thread`; a root has no row. `message_id` is the message that opened it.
     """
+
+    VIEW: ClassVar = REGISTRY_THREADS
+    KEY: ClassVar = ("thread",)
 
     thread: str
     parent_thread: str
@@ -284,21 +338,3 @@ class ThreadRow(msgspec.Struct, frozen=True, gc=False):
     kind: str
     message_id: str
     opened_at: Moment
-
-
-ViewRow = (
-    JobRow
-    | SessionRow
-    | PrincipalRow
-    | MessageRow
-    | MessageBodyRow
-    | TaskRow
-    | TokenRow
-    | AgentRow
-    | ContainerRow
-    | ParticipantRow
-    | AgentKeyRow
-    | MqttAgentRow
-    | ListenerRow
-    | ThreadRow
-)

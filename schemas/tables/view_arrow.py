@@ -6,7 +6,7 @@ from typing import Final, get_args, get_type_hints
 
 import pyarrow as pa
 
-from schemas.fold.view_rows import Moment, ViewRow
+from schemas.fold.view_rows import Moment, Row
 from schemas.streams.views import STREAM_ENTRIES, VIEWS
 
 _MOMENT: Final = pa.timestamp("us", tz="UTC")
@@ -31,7 +31,7 @@ def _field(name: str, hint: object) -> pa.Field:
     return pa.field(name, _TYPES[wanted], nullable=optional)  # type: ignore[index]
 
 
-def _columns(row_type: type[ViewRow]) -> pa.Schema:
+def _columns(row_type: type[Row]) -> pa.Schema:
     hints = get_type_hints(row_type, include_extras=True)
     return pa.schema([*(_field(name, hint) for name, hint in hints.items()), *_POSITION])
 
@@ -48,6 +48,6 @@ STREAM_ENTRIES_ARROW: Final = pa.schema(
 )
 
 VIEW_ARROW: Final[dict[str, pa.Schema]] = {
-    **{name: _columns(view.row_type) for name, view in VIEWS.items()},
+    **{name: _columns(view) for name, view in VIEWS.items()},
     STREAM_ENTRIES: STREAM_ENTRIES_ARROW,
 }

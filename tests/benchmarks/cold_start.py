@@ -47,7 +47,7 @@ from schemas.fold.view_rows import (
     REGISTRY_JOBS,
     REGISTRY_TASKS,
     REGISTRY_TOKENS,
-    ViewRow,
+    Row,
 )
 from schemas.keys.sealing import Keyring, ensure_keyring
 from schemas.log_access.event_topic import partition_for
@@ -244,9 +244,9 @@ def append_all(settings: Settings, records: Iterator[OutgoingRecord]) -> int:
     return len(waiting)
 
 
-def _stream_of(view: str, row: ViewRow) -> str:
+def _stream_of(view: str, row: Row) -> str:
     if view in (MAILBOX_VIEW, MESSAGE_BODIES):
-        return stream_key(MAILBOX, f"{row.realm}/{row.recipient}")  # type: ignore[union-attr]
+        return stream_key(MAILBOX, f"{row.realm}/{row.recipient}")  # type: ignore[attr-defined]
     kind, field = _STREAM_OF[view]
     return stream_key(kind, getattr(row, field))
 
@@ -261,8 +261,8 @@ def write_views(settings: Settings, keyring: Keyring) -> dict[str, int]:
             rows = []
             for row in live_view.rows(name):
                 partition = partition_for(_stream_of(name, row).encode(), partitions)
-                fields = (getattr(row, column) for column in view.row_type.__struct_fields__)
-                rows.append((*fields, partition, live_view.row_offset(name, view.key_of(row))))
+                fields = (getattr(row, column) for column in view.__struct_fields__)
+                rows.append((*fields, partition, live_view.row_offset(name, row.key)))
             if rows:
                 _write(settings, name, rows, offsets)
                 counts[name] = len(rows)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from secrets import token_hex
+from typing import Any
 
 from schemas.fold.entries import Entries
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import ViewRow
+from schemas.fold.view_rows import Row
 from schemas.keys.sealing import Keyring
 from schemas.streams.fold import settle
 from schemas.streams.job.job_registry import cancellation_record, registration_record, rotation_record
@@ -27,14 +28,20 @@ class FoldedJobs:
         self.secrets: dict[str, str] = {}
         self.listeners: list[Callable[[AppliedChange], None]] = []
         self._entries: dict[str, Entries] = {}
-        self._rows: dict[tuple[str, str], ViewRow] = {}
+        self._rows: dict[tuple[str, str], Row] = {}
         self._offset = 0
 
-    def row(self, view: str, key: str) -> ViewRow | None:
+    def row(self, view: str, key: str) -> Row | None:
         return self._rows.get((view, key))
 
-    def rows(self, view: str) -> list[ViewRow]:
+    def rows(self, view: str) -> list[Row]:
         return [row for (name, _), row in self._rows.items() if name == view]
+
+    def get(self, row_type: type[Row], key: str) -> Any:
+        return self.row(row_type.VIEW, key)
+
+    def all(self, row_type: type[Row]) -> list[Any]:
+        return self.rows(row_type.VIEW)
 
     def entries(self, stream: str) -> Entries:
         return Entries(dict(self._entries[stream].stored()))

@@ -39,16 +39,16 @@ def state_of_tables(settings: Settings) -> State:
     """The view tables as they stand now."""
     rows: dict[str, dict[str, Any]] = {}
     for view in VIEWS.values():
-        rows[view.name] = {}
-        table = DeltaTable(settings.table_path(view.name)).to_pyarrow_dataset()
+        rows[view.VIEW] = {}
+        table = DeltaTable(settings.table_path(view.VIEW)).to_pyarrow_dataset()
         # A table may have columns beside ours that only lay it out.
-        for found in table.to_table(columns=VIEW_ARROW[view.name].names).to_pylist():
+        for found in table.to_table(columns=VIEW_ARROW[view.VIEW].names).to_pylist():
             row = {name: _micros(value) for name, value in found.items()}
             offset = row.pop("last_offset")
             row.pop("partition")
-            key = "/".join(row[column] for column in view.key_columns)
-            assert key not in rows[view.name], f"{view.name}: two rows for {key}"
-            rows[view.name][key] = (offset, row)
+            key = "/".join(row[column] for column in view.KEY)
+            assert key not in rows[view.VIEW], f"{view.VIEW}: two rows for {key}"
+            rows[view.VIEW][key] = (offset, row)
     entries: dict[str, dict[str, bytes]] = {}
     for found in DeltaTable(settings.table_path(STREAM_ENTRIES)).to_pyarrow_table().to_pylist():
         stream = entries.setdefault(f"{found['stream_kind']}/{found['stream_id']}", {})
@@ -60,9 +60,9 @@ def state_of_tables(settings: Settings) -> State:
 def state_of_live_view(view: LiveView, streams: Iterable[str]) -> State:
     """A live view as it stands now; `streams` are those whose entries are wanted."""
     rows = {
-        of.name: {
-            of.key_of(row): (view.row_offset(of.name, of.key_of(row)), msgspec.structs.asdict(row))
-            for row in view.rows(of.name)
+        of.VIEW: {
+            row.key: (view.row_offset(of.VIEW, row.key), msgspec.structs.asdict(row))
+            for row in view.rows(of.VIEW)
         }
         for of in VIEWS.values()
     }

@@ -72,11 +72,11 @@ def stored(settings: Settings, view: str) -> dict[str, dict[str, Any]]:
     table = dataset_of(DeltaTable(settings.table_path(view))).to_table()
     found = {}
     columns = {}
-    for name in VIEWS[view].row_type.__struct_fields__:
+    for name in VIEWS[view].__struct_fields__:
         column = table[name]
         columns[name] = column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
     for cells in pa.table(columns).to_pylist():
-        found["/".join(cells[name] for name in VIEWS[view].key_columns)] = cells
+        found["/".join(cells[name] for name in VIEWS[view].KEY)] = cells
     return found
 
 

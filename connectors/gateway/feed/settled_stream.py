@@ -21,7 +21,7 @@ from connectors.gateway.web.answers import iso_moment, row_as_json
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import FellBehind, SettledFeed, SettledRecord
 from schemas.fold.life_cycles import JOB_TERMINAL, TERMINATED
-from schemas.fold.view_rows import REGISTRY_JOBS, REGISTRY_SESSIONS, JobRow, SessionRow, ViewRow
+from schemas.fold.view_rows import REGISTRY_JOBS, REGISTRY_SESSIONS, JobRow, Row, SessionRow
 from schemas.wire.ids import JOB, PRINCIPAL, SESSION
 from schemas.wire.record import (
     AGENT_JOINED,
@@ -245,14 +245,14 @@ def snapshot_rows(live_view: LiveView, wanted: Wanted) -> dict[str, Any]:
     return {"rows": rows, "total": total}
 
 
-def _of_stream(live_view: LiveView, kind: str, view: str, stream: str | None) -> list[ViewRow]:
+def _of_stream(live_view: LiveView, kind: str, view: str, stream: str | None) -> list[Row]:
     if stream is None:
         return live_view.rows(view)
     row = live_view.row(view, stream.removeprefix(f"{kind}/"))
     return [] if row is None or not stream.startswith(f"{kind}/") else [row]
 
 
-def _importance(row: ViewRow) -> tuple[bool, int]:
+def _importance(row: Row) -> tuple[bool, int]:
     if isinstance(row, JobRow):
         return row.status not in JOB_TERMINAL, row.registered_at
     if isinstance(row, SessionRow):

@@ -37,7 +37,7 @@ from schemas.fold.view_rows import (
     MessageBodyRow,
     MessageRow,
     PrincipalRow,
-    ViewRow,
+    Row,
 )
 from schemas.streams.mailboxes.mailbox_requests import clearing_record
 from schemas.streams.principal.principals import (
@@ -136,7 +136,7 @@ def add_mailbox_routes(app: FastAPI, hub: Hub) -> None:
         return json_answer({"cleared": cleared}, verdict=settled.verdict)
 
 
-def _is_cleared(row: ViewRow, moment_us: int) -> bool:
+def _is_cleared(row: Row, moment_us: int) -> bool:
     return isinstance(row, MessageRow) and row.status == CLEARED and row.ended_at == moment_us
 
 

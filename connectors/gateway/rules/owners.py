@@ -13,10 +13,10 @@ from schemas.fold.view_rows import (
     REGISTRY_TASKS,
     REGISTRY_TOKENS,
     JobRow,
+    Row,
     SessionRow,
     TaskRow,
     TokenRow,
-    ViewRow,
 )
 
 
@@ -69,7 +69,7 @@ async def _submitter(hub: Hub, task_id: str) -> str | None:
     return row.submitted_by if isinstance(row, TaskRow) else None
 
 
-async def _found(hub: Hub, table: str, key: str) -> ViewRow | None:
+async def _found(hub: Hub, table: str, key: str) -> Row | None:
     """Return a row. Where there is none yet, another gateway may just have answered its creation: look again
     after everything in the log is settled here. Raises BackboneUnreachable.
     """

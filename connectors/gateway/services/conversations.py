@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import MAILBOX_VIEW, MessageRow, ThreadRow, ViewRow
+from schemas.fold.view_rows import MAILBOX_VIEW, MessageRow, Row, ThreadRow
 from schemas.keys.sealing import Keyring
 from schemas.wire.message import DEFAULT_REALM
 
@@ -68,7 +68,7 @@ class Conversations:
         # By `<recipient>/<message id>`: where the answer belongs of a message that was handed to its recipient.
         self._thread_of: OrderedDict[str, str] = OrderedDict()
 
-    def load(self, rows: Iterable[ViewRow]) -> None:
+    def load(self, rows: Iterable[Row]) -> None:
         """Take in what the live view held when it was opened."""
         for row in sorted((row for row in rows if isinstance(row, MessageRow)), key=lambda row: row.posted_at):
             self._take_in(row)
@@ -78,7 +78,7 @@ class Conversations:
         if change.view == MAILBOX_VIEW and isinstance(change.row, MessageRow):
             self._take_in(change.row)
 
-    def place(self, thread: str, row: ViewRow | None) -> Place | None:
+    def place(self, thread: str, row: Row | None) -> Place | None:
         """Where a thread belongs; `row` is its row of `registry_threads`, for what is not in memory."""
         with self._lock:
             found = self._places.get(thread)

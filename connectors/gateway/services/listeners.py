@@ -18,7 +18,7 @@ from typing import Final
 from connectors.live.settled_feed import SettledRecord
 from schemas.fold.entries import Entries
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import MAILBOX_VIEW, REGISTRY_LISTENERS, ListenerRow, MessageRow, ViewRow
+from schemas.fold.view_rows import MAILBOX_VIEW, REGISTRY_LISTENERS, ListenerRow, MessageRow, Row
 from schemas.streams.control.organism import ORGANISM_STREAM
 from schemas.streams.control.organism_fold import organism_version
 from schemas.streams.principal.principals import ACTIVE
@@ -135,7 +135,7 @@ class Listeners:
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._changes = 0
 
-    def load(self, listeners: Iterable[ViewRow]) -> None:
+    def load(self, listeners: Iterable[Row]) -> None:
         """Take in what the live view held when it was opened."""
         for row in listeners:
             if isinstance(row, ListenerRow):

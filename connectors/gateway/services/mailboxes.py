@@ -9,7 +9,7 @@ from typing import Final
 from connectors.gateway.web.policy import Caller
 from connectors.live.live_state import FINAL_MESSAGES
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import MAILBOX_VIEW, MessageRow, ViewRow
+from schemas.fold.view_rows import MAILBOX_VIEW, MessageRow, Row
 from schemas.wire.ids import NAME_LIMIT
 from schemas.wire.message import DEFAULT_REALM, MESSAGE_PENDING
 
@@ -53,7 +53,7 @@ class MailboxIndex:
         # Until the rows are loaded: what has changed meanwhile, and may come as it was before.
         self._changed: set[str] | None = set()
 
-    def load(self, rows: Iterable[ViewRow]) -> None:
+    def load(self, rows: Iterable[Row]) -> None:
         """Take in what the live view held when it was opened; what came by `changed` meanwhile is there.
 
         What became final first comes first: the newest are kept, as in the live view.

@@ -19,7 +19,7 @@ from connectors.organism.organism_file import Organism, OrganismError, load_orga
 from connectors.reactor.known_recipients import has_mailbox
 from schemas.errors import TrunklineError
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import REGISTRY_LISTENERS, ViewRow
+from schemas.fold.view_rows import REGISTRY_LISTENERS, Row
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.control.organism import ORGANISM_STREAM, OrganismLoaded, organism_record
 from schemas.streams.control.organism_fold import loaded_digest, organism_version
@@ -117,7 +117,7 @@ class OrganismKeeper:
 def check_names(live_view: LiveView, names: Iterable[str]) -> None:
     """Raise OrganismError for a listener's name that somebody else has: its mailbox would be another's."""
 
-    def others(view: str, key: str) -> ViewRow | None:
+    def others(view: str, key: str) -> Row | None:
         return None if view == REGISTRY_LISTENERS else live_view.row(view, key)
 
     for name in names:

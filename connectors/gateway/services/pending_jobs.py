@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from schemas.fold.life_cycles import PENDING, RUNNING
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import REGISTRY_JOBS, JobRow, ViewRow
+from schemas.fold.view_rows import REGISTRY_JOBS, JobRow, Row
 
 _STALE_MOST = 1000
 _Place = tuple[int, str]  # registered_at and job id: the order in which jobs are picked
@@ -38,7 +38,7 @@ class PendingJobs:
         self._reserved: dict[str, _Place] = {}
         self._held: dict[str, set[str]] = {}
 
-    def load(self, rows: Iterable[ViewRow]) -> None:
+    def load(self, rows: Iterable[Row]) -> None:
         """Take in what the live view held when it was opened."""
         with self._lock:
             for row in rows:

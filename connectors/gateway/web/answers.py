@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 
 from connectors.live.settled_feed import SettledRecord
-from schemas.fold.view_rows import PrincipalRow, ViewRow
+from schemas.fold.view_rows import PrincipalRow, Row
 from schemas.wire.verdicts import (
     AFTER_TERMINAL,
     FOLD_FAILED,
@@ -138,7 +138,7 @@ def iso_moment(moment_us: int) -> str:
     return found.isoformat(timespec="milliseconds" if micros % 1000 == 0 else "microseconds")[:-6] + "Z"
 
 
-def row_as_json(row: ViewRow) -> dict[str, Any]:
+def row_as_json(row: Row) -> dict[str, Any]:
     """A row's fields, moments as ISO 8601 with Z. A principal's token hash stays out."""
     found = {
         name: iso_moment(value) if name.endswith("_at") and isinstance(value, int) else value

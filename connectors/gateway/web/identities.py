@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from connectors.gateway.web.policy import Caller
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import REGISTRY_PRINCIPALS, REGISTRY_TOKENS, PrincipalRow, TokenRow, ViewRow
+from schemas.fold.view_rows import REGISTRY_PRINCIPALS, REGISTRY_TOKENS, PrincipalRow, Row, TokenRow
 from schemas.streams.principal.principals import ACTIVE, AGENT, OPERATOR, token_hash
 
 
@@ -41,7 +41,7 @@ class Identities:
         # Until the rows are loaded: what was revoked meanwhile, and may come as active among them.
         self._revoked: set[str] | None = set()
 
-    def load(self, rows: Iterable[ViewRow]) -> None:
+    def load(self, rows: Iterable[Row]) -> None:
         """Take in what the live view held when it was opened; what came by `changed` meanwhile is newer."""
         for row in rows:
             if isinstance(row, PrincipalRow):

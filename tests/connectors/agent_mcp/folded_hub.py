@@ -11,7 +11,7 @@ from connectors.gateway.services.log_appender import LogAppender
 from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.live.live_state import LiveState
 from connectors.live.settled_feed import SettledRecord
-from schemas.fold.view_rows import ViewRow
+from schemas.fold.view_rows import Row
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.agents.participants import AgentJoined, participant_record
@@ -39,13 +39,21 @@ class FoldedHub:
         hub: Any = self
         return AgentTools(hub)
 
-    def row(self, view: str, key: str) -> ViewRow | None:
+    def row(self, view: str, key: str) -> Row | None:
         """As of the live view."""
         return self._state.rows_by_view[view].get(key)
 
-    def rows(self, view: str) -> list[ViewRow]:
+    def rows(self, view: str) -> list[Row]:
         """As of the live view."""
         return list(self._state.rows_by_view[view].values())
+
+    def get(self, row_type: type[Row], key: str) -> Any:
+        """As of the live view."""
+        return self.row(row_type.VIEW, key)
+
+    def all(self, row_type: type[Row]) -> list[Any]:
+        """As of the live view."""
+        return self.rows(row_type.VIEW)
 
     async def settle(self, outgoing: OutgoingRecord) -> SettledRecord:
         """As of the appender."""

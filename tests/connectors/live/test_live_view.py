@@ -64,7 +64,7 @@ def assert_agrees(view: LiveView, folded: FoldedLog, timeout_s: float = 30) -> N
         expected = {
             key: (row, offset) for key, (_, offset, row) in folded.rows[name].items() if row is not None
         }
-        found = {VIEWS[name].key_of(row): row for row in view.rows(name)}
+        found = {row.key: row for row in view.rows(name)}
         assert {key: (row, view.row_offset(name, key)) for key, row in found.items()} == expected
     assert sorted(view.streams()) == sorted(folded.entries)
     for stream, entries in folded.entries.items():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from connectors.reactor.follow_ups import follow_ups
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
-from schemas.fold.view_rows import MAILBOX_VIEW, REGISTRY_TASKS, MessageRow, TaskRow, ViewRow
+from schemas.fold.view_rows import MAILBOX_VIEW, REGISTRY_TASKS, MessageRow, Row, TaskRow
 from schemas.streams.fold import settle
 from schemas.streams.task.task_registry import (
     TaskCancellation,
@@ -44,7 +44,7 @@ class Folded:
 
     def __init__(self) -> None:
         self._entries: dict[str, Entries] = {}
-        self._rows: dict[tuple[str, str], ViewRow] = {}
+        self._rows: dict[tuple[str, str], Row] = {}
         self._offset = 0
 
     def add(self, made: OutgoingRecord) -> tuple[Settled, Record]:
@@ -57,7 +57,7 @@ class Folded:
                 self._rows[change.view, change.key] = change.row
         return settled, record
 
-    def row(self, view: str, key: str) -> ViewRow | None:
+    def row(self, view: str, key: str) -> Row | None:
         """The row of `view` under `key`."""
         return self._rows.get((view, key))
 

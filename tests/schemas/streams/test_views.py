@@ -121,13 +121,13 @@ def test_a_table_has_these_columns_and_the_place_in_the_log_at_the_end(table: st
 def test_the_tables_are_the_views_and_the_entries_come_last() -> None:
     assert tuple(COLUMNS) == VIEW_TABLES
     assert VIEW_TABLES[-1] == STREAM_ENTRIES
-    assert {name: view.key_columns for name, view in VIEWS.items()} == KEYS
-    assert all(name == view.name for name, view in VIEWS.items())
+    assert {name: view.KEY for name, view in VIEWS.items()} == KEYS
+    assert all(name == view.VIEW for name, view in VIEWS.items())
 
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_key_is_made_of_columns_that_are_text_and_never_null(name: str) -> None:
-    for column in VIEWS[name].key_columns:
+    for column in VIEWS[name].KEY:
         assert VIEW_ARROW[name].field(column).type == pa.string()
         assert not VIEW_ARROW[name].field(column).nullable
 
@@ -151,21 +151,21 @@ def test_the_good_records_change_every_view() -> None:
 def test_a_change_is_for_the_view_of_its_row_under_the_key_of_its_row(change: AppliedChange) -> None:
     view = VIEWS[change.view]
     assert change.row is not None
-    assert type(change.row) is view.row_type
-    assert view.key_of(change.row) == change.key
+    assert type(change.row) is view
+    assert change.row.key == change.key
 
 
 @pytest.mark.parametrize("change", changes(), ids=lambda c: f"{c.view} {c.offset}")
 def test_a_row_survives_the_ledgers_json_and_fits_into_its_table(change: AppliedChange) -> None:
     view = VIEWS[change.view]
     document = msgspec.json.decode(msgspec.json.encode([change]))[0]
-    assert msgspec.convert(document["row"], view.row_type) == change.row
+    assert msgspec.convert(document["row"], view) == change.row
     assert (document["view"], document["key"], document["offset"]) == (change.view, change.key, change.offset)
     row = {**document["row"], "partition": 1, "last_offset": change.offset}
     assert list(row) == VIEW_ARROW[change.view].names
     batch = pa.RecordBatch.from_pylist([row], schema=VIEW_ARROW[change.view])
     batch.validate(full=True)
-    assert as_numbers(batch.to_pylist()[0], view.row_type) == document["row"]
+    assert as_numbers(batch.to_pylist()[0], view) == document["row"]
 
 
 def as_numbers(row: dict[str, Any], row_type: type) -> dict[str, Any]:
