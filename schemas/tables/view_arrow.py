@@ -33,7 +33,7 @@ def _field(name: str, hint: object) -> pa.Field:
 
 def _columns(row_type: type[Row]) -> pa.Schema:
     hints = get_type_hints(row_type, include_extras=True)
-    return pa.schema([*(_field(name, hint) for name, hint in hints.items()), *_POSITION])
+    return pa.schema([*(_field(name, hints[name]) for name in row_type.__struct_fields__), *_POSITION])
 
 
 STREAM_ENTRIES_ARROW: Final = pa.schema(
