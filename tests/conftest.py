@@ -39,6 +39,24 @@ hypothesis.settings.load_profile("unhurried")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Fixtures that start something beside Python, and the marker of the tests that use them.
+NEEDS = {
+    "kafka_broker": "kafka",
+    "mosquitto_broker": "mosquitto",
+    "spark": "spark",
+    "chromium": "browser",
+    "node": "node",
+    "stack_settings": "stack",
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark a test for what its fixtures start; a test that starts it by itself has the marker in its file."""
+    for fixture in NEEDS.keys() & set(getattr(item, "fixturenames", ())):
+        item.add_marker(NEEDS[fixture])
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files with the longest tests first, by the time limits that these tests name: at the end of a run
     no worker should have a long one left while the others have nothing to do.

@@ -59,6 +59,7 @@ COMMANDS: dict[str, Command] = {
     "dashboard": Command(
         "connectors.cli.stack.dashboard_command", "print the address of the page to watch", STACK
     ),
+    "settings": Command("connectors.cli.stack.settings_command", "show every setting and its source", STACK),
     "tls": Command("connectors.cli.keys.tls_command", "make certificates for brokers and gateway", STACK),
     "publish": Command("connectors.cli.jobs.publish_command", "publish a job's events", EVENTS),
     "jobs": Command("connectors.cli.jobs.jobs_command", "register, submit, list and show jobs", EVENTS),

@@ -7,8 +7,9 @@ import stat
 from pathlib import Path
 from typing import Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, model_validator
+from pydantic import Field, PrivateAttr, SecretStr, model_validator
 
+from schemas.settings.sections import Section
 from schemas.settings.setting_types import Servers
 
 USERNAME: Final = "trunkline"
@@ -62,31 +63,46 @@ def missing_login(protocol: str, certfile: Path | None) -> str | None:
     )
 
 
-class KafkaSettings(BaseModel):
+class KafkaSettings(Section):
     """The log. `partitions` and `epoch` are stored in the log itself and checked by every program.
 
     A program reads the password from `password_file` when it connects, unless `sasl_password` is set.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     bootstrap_servers: Servers = "127.0.0.1:19092"
+    """Addresses of the brokers, HOST:PORT, several by commas."""
     topic: str = "trunk.events"
+    """Topic of the log."""
     partitions: int = Field(default=4, ge=1, le=1024)
+    """Partitions of the topic. The log stores the number, and a mismatch stops every program."""
     epoch: int = Field(default=1, ge=1)
+    """Epoch of the log. The log stores it, and a mismatch stops every program."""
     replication_factor: int = Field(default=1, ge=1)
-    min_in_sync_replicas: int | None = Field(default=None, ge=1)  # None: one fewer than replicas, at least 1
+    """Copies of each partition when the topic is made."""
+    min_in_sync_replicas: int | None = Field(default=None, ge=1)
+    """Copies that must have a record before Kafka acknowledges it. Unset: one fewer than copies, at least 1."""
     record_limit_bytes: int = Field(default=4 * 1024 * 1024, ge=64 * 1024)
+    """Kafka's limit for one record. Must be above `limits.payload_bytes`."""
     delivery_timeout_s: float = Field(default=30.0, gt=0)
-    heap_mb: int = Field(default=384, ge=128, description="heap of the local stack's broker")
+    """How long a publisher tries before it reports that Kafka is unreachable."""
+    heap_mb: int = Field(default=384, ge=128)
+    """Heap of the local stack's broker."""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "SASL_PLAINTEXT"
+    """How clients reach Kafka. `PLAINTEXT` has no login and is unsafe."""
     sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"] = "SCRAM-SHA-512"
+    """How clients log in."""
     sasl_username: str = USERNAME
+    """User name of the login."""
     sasl_password: SecretStr | None = None
+    """Password of the login. Only from the environment."""
     sasl_password_file: Path | None = None
+    """File with the password, mode 0600. Unset: `<data_dir>/keys/kafka.password`."""
     ssl_ca_certs: Path | None = None
+    """PEM file of the authority that signed Kafka's certificate."""
     ssl_certfile: Path | None = None
+    """PEM file with the client's certificate."""
     ssl_keyfile: Path | None = None
+    """PEM file with the key of `ssl_certfile`."""
     # Set by the `Settings` around this section: only they know the data directory.
     _own_password_file: Path | None = PrivateAttr(default=None)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -40,6 +39,7 @@ from tests.broker_processes import ProgramProcess, wait_until, with_mqtt
 from tests.connectors.local_stack.conftest import settings_in
 from tests.connectors.verdict_server import VerdictServer
 from tests.mqtt_wire import listening
+from tests.programs import required_program
 
 PAGE = (PROJECT_ROOT / "docs" / "signing.md").read_text(encoding="utf-8")
 FILES = {
@@ -47,8 +47,7 @@ FILES = {
     for text, name in re.findall(r"```(?:python|javascript)\n((?:#|//) (\S+): .*?)\n```", PAGE, re.DOTALL)
 }
 VECTORS: list[dict[str, str]] = json.loads(re.findall(r"```json\n(\[.*?\n\])\n```", PAGE, re.DOTALL)[0])
-NODE = shutil.which("node") or "node"
-COMMANDS = {"python": (sys.executable, "publish.py"), "javascript": (NODE, "publish.mjs")}
+COMMANDS = {"python": (sys.executable, "publish.py"), "javascript": ("node", "publish.mjs")}
 # Longer than a verdict takes on a busy machine; the publishers of the page wait 15 s.
 VERDICT_S = 10
 TAG = "5e0c41aa"
@@ -61,8 +60,14 @@ class Door(NamedTuple):
     jobs: dict[tuple[str, bool], tuple[str, str]]
 
 
+@pytest.fixture(scope="session")
+def node() -> str:
+    """Node.js, for the publisher in JavaScript."""
+    return required_program("nodejs", "node")
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, node: str) -> Path:
     """A folder with the files of the page."""
     for name, text in FILES.items():
         (tmp_path / name).write_text(text + "\n", encoding="utf-8")
@@ -176,7 +181,7 @@ def test_the_signer_in_javascript_gives_the_published_signatures_or_refuses(fold
           catch (error) { found = error.name; }
           console.log(JSON.stringify([vector.name, found]));
         }"""
-    command = [NODE, "--input-type=module", "--eval", check]
+    command = ["node", "--input-type=module", "--eval", check]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=True)
     found = dict(json.loads(line) for line in done.stdout.splitlines())
     refused = {name for name, signature in found.items() if signature == "RangeError"}

@@ -16,9 +16,9 @@ _CELL_LIMIT: Final = 60
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)").fullmatch
 
 
-def aligned(heading: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A heading and rows in columns; None is shown as `-`, a long cell is cut."""
-    lines = [list(heading), *([_cell(value) for value in row] for row in rows)]
+def aligned(heading: Sequence[str], rows: Sequence[Sequence[object]], cell_limit: int = _CELL_LIMIT) -> str:
+    """Return a heading and rows in columns. None is shown as `-`; a longer cell than `cell_limit` is cut."""
+    lines = [list(heading), *([_cell(value, cell_limit) for value in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heading))]
     texts = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
     return "\n".join(text.rstrip() for text in texts)
@@ -53,9 +53,9 @@ def age_of(moment: object, now: datetime | None = None) -> str:
     return f"{seconds}s"
 
 
-def _cell(value: object) -> str:
+def _cell(value: object, limit: int) -> str:
     text = _whole(value)
-    return text if len(text) <= _CELL_LIMIT else text[: _CELL_LIMIT - 1] + "…"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _whole(value: object) -> str:

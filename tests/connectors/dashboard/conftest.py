@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,11 @@ from connectors.log.publisher import Publisher
 from schemas.settings.settings import Settings
 from tests.connectors.dashboard.dashboard_process import DashboardProcess
 from tests.connectors.gateway.hub_access import starting
+from tests.programs import required_program
 
 # The page asks again every two seconds, and what it asks for may take its time on a busy machine.
 EXPECT_MS = 20_000
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-NO_CHROMIUM = (
-    "there is no Chromium, which the tests of the dashboard run in: "
-    "apt-get install -y --no-install-recommends chromium"
-)
 
 
 @pytest.fixture
@@ -63,9 +59,7 @@ def publisher(backbone_settings: Settings) -> Iterator[Publisher]:
 def chromium() -> Iterator[Browser]:
     """A real browser."""
     expect.set_options(timeout=EXPECT_MS)
-    program = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    if program is None:
-        pytest.fail(NO_CHROMIUM)
+    program = required_program("chromium", *CHROMIUM)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=program,

@@ -1,0 +1,96 @@
+"""Print each setting with its value in force and where the value comes from; secrets are masked.
+
+A value comes from the defaults, from conf/trunkline.yaml (or the file that TRUNKLINE_CONF names), or from a
+variable TRUNKLINE__SECTION__NAME. Later sources win, in this order. `--sample` prints a settings file in which
+every setting is explained and commented out.
+
+examples:
+  trunkline settings                 all of them
+  trunkline settings gateway kafka.topic
+  trunkline settings --sample > conf/trunkline.yaml
+"""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Iterator
+from functools import reduce
+from itertools import groupby
+from typing import Any
+
+import yaml
+
+from connectors.cli.shared.text_table import aligned, print_json
+from schemas.errors import UsageError
+from schemas.settings.reference import Setting, all_settings
+from schemas.settings.settings import Settings, setting_origins
+
+_DEFAULT = "default"
+_WIDTH = 100
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("name", nargs="*", help="a setting or a section (default: all)")
+    parser.add_argument("--sample", action="store_true", help="print a commented settings file")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object, with types, bounds and descriptions"
+    )
+
+
+def run(args: argparse.Namespace, settings: Settings) -> int:
+    """Print the settings that were asked for. Raises UsageError for a name that does not exist."""
+    found = list(_chosen(args.name))
+    if args.sample:
+        print(sample_file(found), end="")
+        return 0
+    origins = setting_origins()
+    rows = [(one.name, _shown(one, settings), origins.get(one.name, _DEFAULT)) for one in found]
+    if args.json:
+        facts = [one._asdict() | {"default": _plain(one.default), "variable": one.variable} for one in found]
+        values = [{"value": value, "source": source} for _, value, source in rows]
+        print_json({"settings": [fact | value for fact, value in zip(facts, values, strict=True)]})
+    else:
+        cells = [(name, _text(value), source) for name, value, source in rows]
+        print(aligned(("setting", "value", "source"), cells, cell_limit=1000))
+    return 0
+
+
+def sample_file(settings: list[Setting]) -> str:
+    """Return a settings file with every setting commented out at its default; secrets are left out."""
+    lines = ["# Settings of Trunkline. Remove the # before a setting, and before its section, to change it."]
+    for section, members in groupby(settings, lambda one: one.name.rpartition(".")[0]):
+        lines += ["", f"# {section}:"] if section else [""]
+        indent = "  " if section else ""
+        for one in members:
+            if not one.is_secret:
+                bounds = f" ({one.bounds})" if one.bounds else ""
+                lines += [f"# {indent}# {line}" for line in textwrap.wrap(one.description + bounds, _WIDTH)]
+                value = "null" if one.default is None else yaml.safe_dump(_plain(one.default)).split("\n")[0]
+                lines.append(f"# {indent}{one.name.rpartition('.')[2]}: {value}")
+    return "\n".join(lines) + "\n"
+
+
+def _chosen(names: list[str]) -> Iterator[Setting]:
+    known = list(all_settings())
+    if not names:
+        yield from known
+    for name in names:
+        members = [one for one in known if one.name == name or one.name.startswith(f"{name}.")]
+        if not members:
+            raise UsageError(f"no such setting or section: {name}; trunkline settings lists them all")
+        yield from members
+
+
+def _shown(one: Setting, settings: Settings) -> Any:
+    value = reduce(getattr, one.name.split("."), settings)
+    return "********" if one.is_secret and value is not None else _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, bool | int | float) else str(value)
+
+
+def _text(value: Any) -> Any:
+    return str(value).lower() if isinstance(value, bool) else value

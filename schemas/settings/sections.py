@@ -1,0 +1,269 @@
+"""The sections of the settings. The text below a field is its description in the settings reference.
+
+A name that ends in `_s`, `_ms`, `_h`, `_mb` or `_bytes` gives the unit. Paths are relative to the checkout
+unless they are absolute.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+from schemas.settings.http_address import HttpAddress
+from schemas.settings.setting_types import Heap, Host, SparkMaster
+
+_PORT_MOST = 65535
+_TOPIC_PREFIX = r"^[^+#\x00]*[^+#/\x00]$"
+
+
+class Section(BaseModel):
+    """A frozen group of settings. An unknown name is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class MqttSettings(Section):
+    """The MQTT broker of job events (JE-01, JE-13), the publisher's timing (JE-15) and the bridge."""
+
+    host: Host = "127.0.0.1"
+    """Host of the broker."""
+    port: int = Field(default=1883, ge=1, le=_PORT_MOST)
+    """TCP port of the broker."""
+    tls: bool = False
+    """Whether clients speak TLS to the broker."""
+    ca_certs: Path | None = None
+    """PEM file of the authority that signed the broker's certificate. Unset: the system's authorities."""
+    certfile: Path | None = None
+    """PEM file with the client's certificate, if the broker asks for one."""
+    keyfile: Path | None = None
+    """PEM file with the key of `certfile`."""
+    listen_host: Host = "127.0.0.1"
+    """Address on which the stack's own Mosquitto listens under TLS."""
+    require_client_cert: bool = False
+    """Whether the stack's own Mosquitto asks each client for a certificate as well as a password."""
+    username: str | None = None
+    """User name at the broker."""
+    password: SecretStr | None = None
+    """Password at the broker. Only from the environment."""
+    topic_prefix: str = Field(default="python/mqtt/jobs", pattern=_TOPIC_PREFIX)
+    """Topic below which job events are published."""
+    agents_prefix: str = Field(default="python/mqtt/agents", pattern=_TOPIC_PREFIX)
+    """Topic below which agents have their inbox and outbox."""
+    inbox_retry_s: float = Field(default=5.0, gt=0)
+    """Longest pause before the bridge offers a message again to an agent that did not acknowledge it."""
+    connect_timeout_s: float = Field(default=10.0, gt=0)
+    """How long a publisher waits for a connection."""
+    puback_timeout_s: float = Field(default=5.0, gt=0)
+    """How long a publisher waits for the broker's acknowledgement."""
+    receipt_timeout_s: float = Field(default=10.0, gt=0)
+    """How long a publisher waits for the backbone's receipt."""
+    publish_attempts: int = Field(default=3, ge=1)
+    """How often a publisher sends one event before it reports a failure."""
+    backoff_base_s: float = Field(default=0.5, ge=0)
+    """Pause after the first failed attempt. It doubles with each further one."""
+    backoff_max_s: float = Field(default=8.0, ge=0)
+    """Longest pause between two attempts."""
+    bridge_client_id: str = Field(default="trunkline-bridge", pattern=r"^[^+#/\x00]+$")
+    """Client id of the bridge. The broker keeps a session under it."""
+    bridge_keepalive_s: int = Field(default=4, ge=1, le=60)
+    """Keep-alive of the bridge. A standby bridge takes over after 1.5 times this without a sign of life."""
+    session_expiry_s: int = Field(default=7 * 24 * 3600, ge=1)
+    """How long the broker keeps the session of a bridge that is away."""
+    bridge_inflight: int = Field(default=1000, ge=1, le=65535)
+    """How many unacknowledged messages the broker sends to the bridge at once."""
+    receipt_verdict_wait_s: float = Field(default=1.0, ge=0)
+    """How long a receipt waits for the gateway's verdict after Kafka acknowledged the record."""
+    overlay_poll_s: float = Field(default=2.0, gt=0)
+    """How often the bridge asks the gateway for the brokers of live jobs."""
+    overlay_linger_s: float = Field(default=60.0, ge=0)
+    """How long the bridge stays connected to a job's own broker after its last job ended."""
+    accounts_dir: Path | None = None
+    """Folder of Mosquitto's password and ACL files. The stack sets it. Unset: the broker is not ours."""
+    account_grace_s: float = Field(default=3600.0, ge=0)
+    """How long a job's account at Mosquitto outlives the job."""
+    socket_dir: Path | None = None
+    """Folder of Mosquitto's private socket. The stack sets it. Unset: the broker is reached at its port."""
+
+
+class LimitSettings(Section):
+    """Limits of every door (CM-02)."""
+
+    payload_bytes: int = Field(default=1024 * 1024, ge=1024)
+    """Largest body. A larger one is rejected as `too_large`."""
+    # No more than the wire form allows (TASK_TEXT_LIMIT).
+    task_characters: int = Field(default=32_000, ge=1, le=32_000)
+    """Longest text of a task. The agent gets it as an environment variable."""
+
+
+class ConnectionSettings(Section):
+    """Bounds of the gateway's listeners, part of its section. Counts are for all its TCP listeners together."""
+
+    anonymous_connections: int = Field(default=256, ge=8, le=100_000)
+    """Connections without an admitted request. Beyond this the oldest idle one is closed."""
+    connections: int = Field(default=2000, ge=8, le=100_000)
+    """Connections with an admitted request. One principal may have half of them."""
+    head_timeout_s: float = Field(default=10.0, gt=0)
+    """Time from the start of a connection, or of a later request, to the end of the head, TLS included."""
+    body_timeout_s: float = Field(default=30.0, gt=0)
+    """Time from the end of a request's head to the end of its body."""
+    # Longer than clients keep an idle connection, so that they close it and never meet a closed one.
+    idle_timeout_s: int = Field(default=75, ge=1)
+    """Time between two requests of an authenticated connection. For others `head_timeout_s` counts."""
+
+
+class GatewaySettings(ConnectionSettings):
+    """The HTTP hub. With `certfile` and `keyfile` all listeners of the gateway speak HTTPS."""
+
+    host: Host = "127.0.0.1"
+    """Address on which the hub listens."""
+    port: int = Field(default=3200, ge=1, le=_PORT_MOST)
+    """TCP port of the hub."""
+    url: HttpAddress | None = None
+    """URL at which clients find the hub, if it differs from host and port."""
+    certfile: Path | None = None
+    """PEM file with the certificate of the hub, the dashboard and the agent MCP door."""
+    keyfile: Path | None = None
+    """PEM file with the key of `certfile`."""
+    ca_certs: Path | None = None
+    """PEM file of the authority that the hub's clients trust."""
+    allow_plaintext: bool = False
+    """Whether listeners may leave loopback without TLS, because a proxy in front of them does TLS."""
+    operator_token_file: Path | None = None
+    """File with the operator's token, mode 0600. Unset: `<data_dir>/keys/operator.token`."""
+    settle_timeout_s: float = Field(default=10.0, gt=0)
+    """How long a request waits until its record is settled."""
+    reactor_group: str = "trunkline-reactor"
+    """Kafka consumer group of the reactor. Its committed offsets are the reactor's progress."""
+    session_check_s: float = Field(default=2.0, gt=0)
+    """How often the gateway checks the processes of agent sessions."""
+    audit_messages: int = Field(default=100, ge=1, le=100_000)
+    """How many messages and refusals the hub's audit log keeps in memory."""
+    mailbox_per_token: bool = False
+    """Whether each running task has its own mailbox, `<agent>.<token_id>`. The same at all gateways."""
+    token_ttl_s: float = Field(default=3600.0, ge=1, le=7 * 24 * 3600)
+    """How long the token of a task is valid."""
+    launch_timeout_s: float = Field(default=10.0, gt=0)
+    """How long a request that creates a task waits for the start of its agent."""
+    task_check_s: float = Field(default=30.0, gt=0)
+    """How often the gateway checks the processes of running tasks."""
+    stop_grace_s: float = Field(default=5.0, ge=0)
+    """How long an agent has to end by itself after its task ended."""
+    agents_dir: Path = Path("conf/agents")
+    """Folder with the definitions of agents, `*.json`."""
+    launchers_file: Path = Path("conf/launchers.yaml")
+    """File that names the command of each image."""
+
+
+class DashboardSettings(Section):
+    """The dashboard, served by the gateway."""
+
+    host: Host = "127.0.0.1"
+    """Address on which the dashboard listens."""
+    port: int = Field(default=3000, ge=0, le=_PORT_MOST)
+    """TCP port of the dashboard. 0: there is none."""
+
+
+class AgentMcpSettings(Section):
+    """The agent MCP door, served by the gateway."""
+
+    host: Host = "127.0.0.1"
+    """Address on which the agent MCP door listens."""
+    port: int = Field(default=3100, ge=0, le=_PORT_MOST)
+    """TCP port of the agent MCP door. 0: there is none."""
+    url: HttpAddress | None = None
+    """URL at which agents find the door, if it differs from host and port."""
+    keys_path: Path | None = None
+    """Folder for the private keys of spawned agents while they run. Unset: `<data_dir>/agent_keys`."""
+    spawn_image: str = "trunkline/mcp-agent"
+    """Image that `spawn_agent` starts. `gateway.launchers_file` names its command."""
+    export_interval_ms: int = Field(default=3_600_000, ge=0)
+    """How often messages are exported. 0: never."""
+    export_file: Path | None = None
+    """File of the message export. Unset: `<data_dir>/export/messages.parquet`."""
+
+
+class ViewSettings(Section):
+    """The Spark job that writes the view tables."""
+
+    interval_ms: int = Field(default=1500, ge=0)
+    """How often the view tables are written. Each time costs about half a second of a core."""
+    maintenance_interval_s: float = Field(default=600.0, ge=0)
+    """How often small files are compacted and old ones removed. 0: never."""
+    keep_old_files_h: float = Field(default=2.0, ge=0)
+    """How long files stay that no current version of a table needs."""
+
+
+class SparkSettings(Section):
+    """The Spark job that settles the log into the ledger."""
+
+    master: SparkMaster = "local[2]"
+    """`local[N]`, or the URL of a standalone cluster."""
+    driver_memory: Heap = "1g"
+    """Heap of the driver, such as `700m` or `2g`; at least 512m."""
+    executor_memory: Heap = "1g"
+    """Heap of each executor on a cluster; at least 512m."""
+    shuffle_partitions: int = Field(default=2, ge=1)
+    """How many tasks settle side by side. The checkpoint fixes it, so choose it before the first start."""
+    max_offsets_per_trigger: int = Field(default=60_000, ge=1)
+    """Most records in one micro-batch. Times the body limit, it bounds the memory."""
+    trigger_interval_ms: int = Field(default=0, ge=0)
+    """Shortest time between the starts of two micro-batches. 0: the next starts when the last has ended."""
+    niceness: int = Field(default=10, ge=0, le=19)
+    """Niceness of the local stack's Spark, so that doors, gateway and Kafka come first. 0: none."""
+
+
+class FileSettings(Section):
+    """The bridge between the file queue and the mailboxes."""
+
+    root: Path | None = None
+    """Folder of the file queue. Unset: the user's own queue, or `queue` below another `data_dir`."""
+    poll_s: float = Field(default=0.5, gt=0)
+    """How often the bridge looks at the folder, besides the file system's notifications."""
+
+
+class XmlPumpSettings(Section):
+    """The XML message pump (XP-08, XP-09, XP-11)."""
+
+    organism_file: Path = Path("conf/organism.yaml")
+    """File with the listeners. Without the file there are only those that commands add."""
+    processes: int = Field(default=1, ge=0, le=64)
+    """How many pump processes the local stack runs."""
+    concurrency: int = Field(default=64, ge=1, le=1000)
+    """How many messages one pump process handles at once."""
+    lease_margin_s: float = Field(default=5.0, gt=0, le=3600)
+    """How much longer a message is leased than its handler may take."""
+    pending_most: int = Field(default=10_000, ge=1)
+    """Most messages that may wait for one listener. Beyond it the hub answers 429."""
+    pending_per_sender: int = Field(default=1_000, ge=1)
+    """Most messages of one sender that may wait for one listener. Beyond it the hub answers 429."""
+    sender_per_minute: int | None = Field(default=None, ge=1)
+    """Most messages that one sender may post in a minute. Unset: any number."""
+    chain_most: int = Field(default=64, ge=1, le=1000)
+    """Longest chain of messages in which each listener asks another. A longer one is refused with a `<huh>`."""
+    command_socket: Path | None = None
+    """Unix socket of the signed commands. Unset: `<data_dir>/run/commands.sock`."""
+    command_keys_dir: Path | None = None
+    """Folder of the public keys whose commands are accepted. Unset: `<data_dir>/keys/commands`."""
+
+
+class StorageSettings(Section):
+    """Where tables and checkpoints are stored: directories, or URIs of an object store."""
+
+    tables: str | None = None
+    """Directory or URI of the Delta tables. Unset: `<data_dir>/tables`."""
+    checkpoints: str | None = None
+    """Directory or URI of Spark's checkpoints. Unset: `<data_dir>/checkpoints`."""
+
+
+class AuditSettings(Section):
+    """The chain of Merkle roots over the ledger, and its signed anchors."""
+
+    chain_dir: Path | None = None
+    """Folder of the chain. Unset: `<data_dir>/audit`."""
+    anchors_dir: Path | None = None
+    """Folder of the anchors, best on append-only storage. Unset: `<data_dir>/anchors`."""
+    key_file: Path | None = None
+    """File with the key that signs anchors, mode 0600. Unset: `<data_dir>/keys/audit.pem`."""
+    anchor_interval_s: float = Field(default=60.0, gt=0)
+    """How often an anchor is made, if the ledger has grown."""
