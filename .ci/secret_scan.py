@@ -35,13 +35,13 @@ class Exempt(NamedTuple):
 
 EXEMPT = (
     Exempt("tests/.*", (KEYWORD,), "tests make passwords up; what has entropy or the form of a key is found"),
-    Exempt("docs/signing.md", (HEX, BASE64, KEYWORD), "the test vectors of job events"),
-    Exempt("docs/agent_signing.md", (HEX, BASE64), "the test vectors of agents' signatures"),
+    Exempt("docs/how-to/publish_.*[.]md", (HEX, BASE64, KEYWORD), "the test vectors of job events"),
+    Exempt("docs/how-to/sign_agent_requests.md", (HEX, BASE64), "the test vectors of agents' signatures"),
     Exempt(
         "tests/schemas/agent_signing_vectors.json", (HEX, BASE64), "the same vectors, as the tests read them"
     ),
-    Exempt("docs/xml_pump.md", (HEX, BASE64), "the test vectors of commands; the seed counts from 00 to 1f"),
-    Exempt("docs/operate.md", (KEYWORD,), "a sentence about a password and a folder", "clients/operator"),
+    Exempt("docs/how-to/use_the_xml_pump.md", (HEX, BASE64), "the test vectors of commands"),
+    Exempt("docs/how-to/.*[.]md", (KEYWORD,), "a sentence about a password and a folder", "clients/operator"),
     Exempt(
         "tests/schemas/integrity/test_merkle.py",
         (HEX,),

@@ -1,7 +1,8 @@
 """What the audit notebooks share: the tables as they stood at one moment, a window of time, the look of plots.
 
 **Reads** the Delta tables through Arrow, without a JVM: of what is installed here that opens fastest
-(docs/notebooks.md has the figures). **Guarantees** that one notebook sees one version of each table, the views
+(docs/how-to/use_the_audit_notebooks.md has the figures).
+**Guarantees** that one notebook sees one version of each table, the views
 no newer than the ledger, whatever is written meanwhile. Nothing is written.
 """
 

@@ -37,7 +37,7 @@ class SparkCluster:
         self.folder = folder
         self.conf_dir = folder / "conf"
         self.conf_dir.mkdir(parents=True)
-        # Of docs/operate.md: only who has the secret may run code, and the door without a login stays shut.
+        # As in docs/how-to/use_your_own_kafka_and_spark.md: only the holder of the secret may run code.
         self.properties = {
             "spark.authenticate": "true",
             "spark.authenticate.secret": secrets.token_hex(32),

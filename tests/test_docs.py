@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -25,7 +27,7 @@ DOORS = ("_bridge", "_hub", "_mcp", "_pump", "_queue", "gateway", "dashboard")
 @cache
 def docs() -> str:
     """All pages of docs/, without the decision records."""
-    return "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
+    return "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*/*.md")))
 
 
 def settings_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -72,8 +74,35 @@ def test_the_docs_name_every_one_of_them(what: str, names: list[str]) -> None:
     assert not missing, f"docs/*.md name none of these {what} (as `name`): {', '.join(missing)}"
 
 
+@pytest.mark.requirement("HO-12")
+def test_the_reference_pages_follow_from_the_code() -> None:
+    command = [sys.executable, str(ROOT / ".ci" / "reference_pages.py"), "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+LINK = re.compile(r"\[[^\]]*\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_link_of_the_docs_leads_to_a_file_and_a_heading() -> None:
+    broken = []
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
+            file = page.parent / target if target else page
+            if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
+                broken.append(f"{page.relative_to(ROOT)}: {target}#{anchor}")
+    assert broken == []
+
+
 def test_every_test_that_the_guarantees_name_exists() -> None:
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")))
+    page = (ROOT / "docs" / "explanation" / "guarantees.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(test_\w+)`", page))
     written = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     assert named, "the guarantees name no tests"
     assert sorted(name for name in named if f"def {name}(" not in written) == []
@@ -95,6 +124,6 @@ def slow_tests() -> set[str]:
 
 @pytest.mark.parametrize("page", ["guarantees.md", "threats.md"])
 def test_what_only_a_slow_test_shows_is_said_to_be_so(page: str) -> None:
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "explanation" / page).read_text(encoding="utf-8")
     marked = dict(re.findall(r"`(test_\w+)`( \(slow\))?", text))
     assert {name for name, mark in marked.items() if mark} == marked.keys() & slow_tests()

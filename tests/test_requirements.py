@@ -14,7 +14,7 @@ ROW = re.compile(r"^\| ([A-Z]{2}-\d{2}) \| (.+) \|$", re.MULTILINE)
 
 def rows() -> list[tuple[str, str]]:
     """Id and sentence of each row."""
-    return ROW.findall((ROOT / "docs" / "requirements.md").read_text(encoding="utf-8"))
+    return ROW.findall((ROOT / "docs" / "reference" / "requirements.md").read_text(encoding="utf-8"))
 
 
 def markers() -> dict[str, list[str]]:
@@ -67,6 +67,6 @@ def test_the_table_has_one_row_and_one_sentence_for_each_id_in_order() -> None:
 
 
 def test_no_row_is_overlooked_for_its_notation() -> None:
-    text = (ROOT / "docs" / "requirements.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "requirements.md").read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if line.startswith("|") and ID.search(line)]
     assert len(lines) == len(rows()) > 0

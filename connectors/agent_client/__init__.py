@@ -5,7 +5,7 @@
     async with agent_client("http://127.0.0.1:3100", "builder", "keys/builder.pem") as client:
         await client.call_tool("send_to_agent", {"targetAgentId": "operator", "message": "ready"})
 
-How requests are signed, also in other languages, is in docs/agent_signing.md.
+How requests are signed, also in other languages, is in docs/how-to/sign_agent_requests.md.
 """
 
 from connectors.agent_client.agent_key import AgentKey, KeyFileError

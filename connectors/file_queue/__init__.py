@@ -7,7 +7,7 @@
     for message in queue.poll("builder"):
         print(message["from"], message["body"])
 
-What it guarantees and what not is in docs/file_queue.md.
+What it guarantees and what not is in docs/how-to/use_the_file_queue.md.
 """
 
 from connectors.file_queue.message_queue import Queue

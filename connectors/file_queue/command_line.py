@@ -29,7 +29,8 @@ examples:
 
 A poll hands each message out once: it is taken when it is printed. tail only looks.
 Exit codes: 0 ok, 1 the queue could not do it, 2 wrong usage, 130 interrupted.
-Settings: TRUNKLINE_QUEUE_ROOT, _SESSION, _AGENT_ID, _BODY_THRESHOLD, _FSYNC, _DISABLED; see docs/file_queue.md.
+Settings: TRUNKLINE_QUEUE_ROOT, _SESSION, _AGENT_ID, _BODY_THRESHOLD, _FSYNC, _DISABLED;
+see docs/how-to/use_the_file_queue.md.
 """
 _BODY_HELP = "the text; - or nothing: standard input, byte for byte, with its last newline"
 

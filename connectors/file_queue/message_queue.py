@@ -3,7 +3,8 @@
 Delivers: each message at most once to each consumer; a consumer is an agent id.
 Acknowledges when: the sender's line is on the disk (or written, if so set); the consumer's cursor is on the
 disk before it gets the messages.
-Loses when: a consumer is killed between its cursor and its handling; docs/file_queue.md has the whole list.
+Loses when: a consumer is killed between its cursor and its handling; see
+docs/how-to/use_the_file_queue.md.
 """
 
 from __future__ import annotations

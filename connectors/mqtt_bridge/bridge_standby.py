@@ -3,7 +3,7 @@
 What fences is the broker: only one connection can have the fixed client id, and taking it over ends the other.
 Presence only says when to try. The active bridge shows itself on a retained topic again and again, and its Last
 Will says that it is gone; a bridge that stands by takes over when it is gone or silent.
-docs/decisions/0010-one-active-bridge.md has the races.
+docs/explanation/decisions/0010-one-active-bridge.md has the races.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def _changing(settings: Settings) -> Iterator[dict[str, Any]]:
     if settings.master_key is not None:
         raise UsageError(
             f"the master keys come from {MASTER_KEY_VARIABLE}: change them there, on every machine; "
-            "docs/operate.md, 'Rotating keys', says how"
+            "docs/how-to/rotate_keys.md says how"
         )
     path = settings.key_file
     load_keyring(settings)

@@ -168,7 +168,7 @@ def load_keyring(settings: Settings) -> Keyring:
             "or set TRUNKLINE__MASTER_KEY"
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise SettingsError("master_key: not a keyring; see docs/operate.md, 'Master keys'") from None
+        raise SettingsError("master_key: not a keyring; see docs/how-to/rotate_keys.md") from None
 
 
 def ensure_keyring(settings: Settings) -> Keyring:

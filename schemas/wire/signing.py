@@ -1,4 +1,7 @@
-"""Signatures of job events (JE-05): HMAC-SHA256 over canonical JSON, test vectors in docs/signing.md."""
+"""Signatures of job events (JE-05): HMAC-SHA256 over canonical JSON.
+
+Test vectors are in docs/how-to/publish_from_another_language.md.
+"""
 
 from __future__ import annotations
 

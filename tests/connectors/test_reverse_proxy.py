@@ -1,4 +1,4 @@
-"""The gateway behind a proxy that does TLS for it: hub, streams and MCP at the proxy's address (operate.md).
+"""The gateway behind a proxy that does TLS for it: hub, streams and MCP at the proxy's address.
 
 The proxy hands on what it reads as it is, the Host that the client asked for included, as many do by default.
 """

@@ -1,4 +1,4 @@
-"""docs/signing.md: its publishers, in Python and in JavaScript, against a real broker and a real bridge.
+"""The publishers of docs/how-to/publish_from_another_language.md, against a real broker and a real bridge.
 
 The test takes the files from the page itself. Mosquitto is the local stack's own, with passwords and rights.
 """
@@ -41,7 +41,7 @@ from tests.connectors.verdict_server import VerdictServer
 from tests.mqtt_wire import listening
 from tests.programs import required_program
 
-PAGE = (PROJECT_ROOT / "docs" / "signing.md").read_text(encoding="utf-8")
+PAGE = (PROJECT_ROOT / "docs" / "how-to" / "publish_from_another_language.md").read_text(encoding="utf-8")
 FILES = {
     name: text
     for text, name in re.findall(r"```(?:python|javascript)\n((?:#|//) (\S+): .*?)\n```", PAGE, re.DOTALL)

@@ -23,7 +23,7 @@ def check_anchors_place(settings: Settings) -> Finding:
     place = anchors_file(settings).parent
     if is_beside_the_ledger(settings, place):
         found = f"{place} is beside the ledger: its end could be cut off with its anchors, unseen"
-        return Finding(_PLACE, WARN, found, "set audit.anchors_dir to other storage (docs/operate.md)")
+        return Finding(_PLACE, WARN, found, "set audit.anchors_dir (docs/how-to/verify_the_ledger.md)")
     return Finding(_PLACE, OK, f"{place}, apart from the ledger")
 
 

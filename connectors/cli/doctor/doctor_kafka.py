@@ -37,7 +37,7 @@ def check_login(settings: Settings) -> Finding:
     unsafe = missing_login(kafka.security_protocol, kafka.ssl_certfile)
     if unsafe is None:
         return Finding("login", OK, f"{kafka.security_protocol} as {kafka.sasl_username}")
-    return Finding("login", WARN, f"unsafe: {unsafe}", "docs/operate.md, Kafka of your own, says what to set")
+    return Finding("login", WARN, f"unsafe: {unsafe}", "see docs/how-to/use_your_own_kafka_and_spark.md")
 
 
 def check_replicas(settings: Settings) -> Finding:

@@ -111,7 +111,7 @@ def _print_report(report: Report, took_s: float) -> None:
     if report.is_true:
         print("All rows are as they were settled.")
     else:
-        print("The ledger is not as it was settled: docs/operate.md, 'Tamper evidence', says what to do.")
+        print("The ledger is not as it was settled: docs/how-to/verify_the_ledger.md says what to do.")
 
 
 def _anchors(args: argparse.Namespace, settings: Settings) -> int:

@@ -8,7 +8,7 @@ compared. Events that were acknowledged and had not reached the ledger are lost;
 The order: ./trunkline down; ./trunkline up --only kafka; ./trunkline log rebuild; ./trunkline down;
 ./trunkline up. When it was interrupted, the same command goes on where it stopped; until it has finished, no
 program starts on the topic. A topic that holds other records than the ledger is refused, and nothing is
-changed. docs/backup.md has more.
+changed. docs/how-to/back_up_and_restore.md has more.
 Exit codes: 0, also when nothing was missing; 3 no ledger; 4 refused, with the reason; 5 Kafka does not answer.
 """
 

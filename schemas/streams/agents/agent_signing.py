@@ -1,4 +1,6 @@
-"""Signatures of agents' requests (AM-02): RSA over timestamp and body, test vectors in docs/agent_signing.md.
+"""Signatures of agents' requests (AM-02): RSA over timestamp and body.
+
+Test vectors are in docs/how-to/sign_agent_requests.md.
 
 What comes from outside is never believed to be a key, a signature or a timestamp: `verify` answers False for
 all that is none, and never raises.

@@ -63,7 +63,7 @@ READ = {"message_ids": [str(request_uuid("operator", "to-be-read"))]}
 # test_xml_messages.py.
 OTHER_POSTS = {f"/api/hub/pump/{what}" for what in ("started", "lease", "settle", "history")} | {"/messages"}
 # Each POST route: what makes the request's address, its body, and another content. None: what is asked for is
-# the same by what it says (docs/guarantees.md), so that there is no other content.
+# the same by what it says (docs/explanation/guarantees.md), so that there is no other content.
 ROUTES = {
     JOBS: (lambda hub: JOBS, {"description": "a"}, {"description": "b"}),
     f"{JOBS}/pick": (lambda hub: _job(hub) and f"{JOBS}/pick", {"session": "picker"}, None),

@@ -73,7 +73,7 @@ def check_documented(text):
     """The metrics are those of the documentation, and alert rules name no others."""
     named = re.compile(r"\b(?:trunkline|process)_[a-z_]+[a-z]")
     known = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
-    page = (PROJECT_ROOT / "docs" / "operate.md").read_text(encoding="utf-8").partition("## Metrics")[2]
+    page = (PROJECT_ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"`(trunkline_[a-z_]+)`", page.partition("\n## ")[0]))
     ours = {name for name in known if name.startswith("trunkline_") and not name.endswith("_created")}
     assert ours == documented

@@ -255,7 +255,7 @@ def test_what_a_module_has_started_ends_with_its_import(tmp_path: Path, monkeypa
 def test_the_examples_of_the_page_can_be_loaded(
     organism: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    page = (PROJECT_ROOT / "docs" / "xml_pump.md").read_text(encoding="utf-8")
+    page = (PROJECT_ROOT / "docs" / "how-to" / "use_the_xml_pump.md").read_text(encoding="utf-8")
     (tmp_path / "my_handlers").mkdir()
     (tmp_path / "my_handlers" / "shop.py").write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0])
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -47,7 +47,7 @@ def test_of_several_gateways_one_takes_commands_and_the_next_takes_over(stack: C
 
 
 def test_a_refused_command_is_known_to_the_gateway_that_refused_it_alone(stack: CommandStack):
-    """What docs/threats.md says of the nonces: only those that have changed something are in the log."""
+    """The threat table is right about nonces: the log has only those that changed something."""
     first = stack.start()
     wait_until(lambda: _answers(stack), what="it takes commands")
     removal = stack.command(RemoveListener("later"))

@@ -29,7 +29,7 @@ from schemas.settings.settings import PROJECT_ROOT, Settings, SettingsError, Xml
 from schemas.streams.agents.agent_signing import public_pem as rsa_pem
 
 pytestmark = pytest.mark.requirement("XP-11")
-PAGE = (PROJECT_ROOT / "docs" / "xml_pump.md").read_text(encoding="utf-8")
+PAGE = (PROJECT_ROOT / "docs" / "how-to" / "use_the_xml_pump.md").read_text(encoding="utf-8")
 BLOCK: dict[str, Any] = json.loads(re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)[-1])
 
 

@@ -31,7 +31,7 @@ from schemas.streams.agents.agent_signing import (
 
 pytestmark = pytest.mark.requirement("AM-02")
 
-PAGE = (PROJECT_ROOT / "docs" / "agent_signing.md").read_text(encoding="utf-8")
+PAGE = (PROJECT_ROOT / "docs" / "how-to" / "sign_agent_requests.md").read_text(encoding="utf-8")
 FILE = PROJECT_ROOT / "tests" / "schemas" / "agent_signing_vectors.json"
 PUBLISHED: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
 VECTORS: list[dict[str, str]] = PUBLISHED["vectors"]

@@ -30,7 +30,7 @@ from tests.schemas.hub_records import AGENT_KEY, MQTT_SECRET, saying
 from tests.schemas.job_records import KEYRING, make_record, said, written
 
 pytestmark = pytest.mark.requirement("JE-26")
-PAGE = (PROJECT_ROOT / "docs" / "signing.md").read_text(encoding="utf-8")
+PAGE = (PROJECT_ROOT / "docs" / "how-to" / "publish_from_another_language.md").read_text(encoding="utf-8")
 VECTORS: list[dict[str, str]] = json.loads(re.findall(r"```json\n(\[.*?\n\])\n```", PAGE, re.DOTALL)[1])
 SAID = "agent.said"
 NAME = "coder"

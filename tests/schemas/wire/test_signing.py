@@ -35,7 +35,7 @@ from tests.schemas.streams import job_model
 
 pytestmark = pytest.mark.requirement("JE-05")
 
-PAGE = (PROJECT_ROOT / "docs" / "signing.md").read_text(encoding="utf-8")
+PAGE = (PROJECT_ROOT / "docs" / "how-to" / "publish_from_another_language.md").read_text(encoding="utf-8")
 VECTORS: list[dict[str, str]] = json.loads(re.findall(r"```json\n(\[.*?\n\])\n```", PAGE, re.DOTALL)[0])
 NAMES = [vector["name"] for vector in VECTORS]
 

@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""Writes the reference pages that follow from the code, below docs/reference.
+
+.venv/bin/python .ci/reference_pages.py            write them
+.venv/bin/python .ci/reference_pages.py --check    fail if one of them is out of date
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "docs" / "reference"
+NOTE = "<!-- Written by .ci/reference_pages.py: do not edit. -->"
+sys.path.insert(0, str(ROOT))
+os.environ["COLUMNS"] = "100"
+
+from connectors.cli.main import COMMANDS, PROGRAM, top_level_help  # noqa: E402
+from schemas.settings.reference import all_settings  # noqa: E402
+from schemas.settings.settings import Settings  # noqa: E402
+
+SETTINGS_TEXT = """\
+Defaults are overridden by `conf/trunkline.yaml`, or the file that `TRUNKLINE_CONF` names. Variables
+`TRUNKLINE__SECTION__NAME` override the file. An unknown name is an error. An empty variable counts as not set,
+except `TRUNKLINE__DATA_DIR`, which must not be empty. Secrets come from the environment or from files with mode
+0600, never from the settings file. A change takes effect after `down` and `up`.
+
+`./trunkline settings` prints the values in force and their sources; `./trunkline settings --sample` prints a
+commented settings file."""
+
+
+def settings_page() -> Iterator[str]:
+    """Yield the lines of the page about settings."""
+    yield "# Settings"
+    yield ""
+    yield "For people who run Trunkline: every setting with its type, default and meaning."
+    yield ""
+    yield SETTINGS_TEXT
+    for section, members in groupby(all_settings(), lambda one: one.name.rpartition(".")[0]):
+        yield ""
+        yield f"## {section or 'General'}"
+        yield ""
+        if section:
+            yield section_text(section)
+            yield ""
+        yield "| setting | type | default | meaning |"
+        yield "|---|---|---|---|"
+        for one in members:
+            kind = f"{one.type}, {one.bounds}" if one.bounds else one.type
+            value = str(one.default).lower() if isinstance(one.default, bool) else one.default
+            default = "unset" if one.default is None else f"`{value}`"
+            alias = f" Also as the variable `{one.alias}`." if one.alias else ""
+            yield f"| `{one.name}` | {kind} | {default} | {one.description}{alias} |"
+
+
+def section_text(section: str) -> str:
+    """Return the docstring of a section's model as one line."""
+    model: Any = Settings.model_fields[section].annotation
+    return " ".join((model.__doc__ or "").split())
+
+
+def cli_page() -> Iterator[str]:
+    """Yield the lines of the page about the command line."""
+    yield "# Command line"
+    yield ""
+    yield "For users of `./trunkline`: the help of every command."
+    yield ""
+    yield "Exit codes: 0 success, 1 runtime error, 2 wrong usage or setting, 3 nothing found, 4 refused,"
+    yield "5 backbone unreachable, 130 interrupted."
+    yield ""
+    yield "```"
+    yield top_level_help().rstrip()
+    yield "```"
+    for name, command in COMMANDS.items():
+        module = import_module(command.module)
+        parser = argparse.ArgumentParser(
+            prog=f"{PROGRAM} {name}",
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        module.configure(parser)
+        yield ""
+        yield f"## {name}"
+        for each in parsers_of(parser):
+            yield ""
+            yield "```"
+            yield each.format_help().rstrip().replace(str(ROOT), "/path/to/checkout")
+            yield "```"
+
+
+def parsers_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield a parser and the parsers of its actions."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name in action.choices:
+                yield from parsers_of(action.choices[name])
+
+
+def http_page() -> Iterator[str]:
+    """Yield the lines of the page about the HTTP API."""
+    document = openapi()
+    yield "# HTTP API"
+    yield ""
+    yield "For programs that call the hub: its operations. An asterisk marks what is required. A running hub"
+    yield "serves the OpenAPI document, with the schemas of bodies and answers, at `/openapi.json`."
+    for tag, operations in groupby(sorted(operations_of(document)), lambda one: one[0]):
+        yield ""
+        yield f"## {tag}"
+        yield ""
+        yield "| operation | what it does | parameters and fields of the body | answers |"
+        yield "|---|---|---|---|"
+        for _, path, method, operation in operations:
+            inputs = ", ".join(f"`{name}`" for name in inputs_of(operation, document)) or "-"
+            text = " ".join((operation.get("description") or operation.get("summary", "")).split())
+            answers = ", ".join(sorted(operation["responses"]))
+            yield f"| `{method.upper()} {path}` | {text} | {inputs} | {answers} |"
+
+
+def openapi() -> dict[str, Any]:
+    """Return the hub's OpenAPI document."""
+    from connectors.gateway.services.hub import Hub
+    from connectors.gateway_program.application import build_application
+    from connectors.live.live_view import LiveView
+    from schemas.keys.sealing import Keyring
+
+    settings, keyring = Settings(), Keyring({"reference": bytes(32)}, "reference")
+    app: Any = build_application(Hub(settings, keyring, "reference", LiveView(settings, keyring)))
+    while not hasattr(app, "openapi"):
+        app = app.app
+    found: dict[str, Any] = app.openapi()
+    return found
+
+
+def operations_of(document: dict[str, Any]) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    """Yield section, path, method and operation. The section is the first telling part of the path."""
+    for path, methods in document["paths"].items():
+        parts = [part for part in path.split("/") if part not in {"", "api", "hub"}]
+        for method, operation in methods.items():
+            yield parts[0] if parts else "other", path, method, operation
+
+
+def inputs_of(operation: dict[str, Any], document: dict[str, Any]) -> Iterator[str]:
+    """Yield the names of parameters and of the body's fields, with an asterisk if they are required."""
+    for one in operation.get("parameters", ()):
+        yield one["name"] + ("*" if one.get("required") and one["in"] != "path" else "")
+    content = operation.get("requestBody", {}).get("content", {})
+    for media in content.values():
+        schema = media.get("schema", {})
+        name = schema.get("$ref", "").rpartition("/")[2]
+        model = document["components"]["schemas"].get(name, schema)
+        yield from (field + "*" * (field in model.get("required", ())) for field in model.get("properties", ()))
+
+
+PAGES: dict[str, Callable[[], Iterator[str]]] = {
+    "settings.md": settings_page,
+    "cli.md": cli_page,
+    "http_api.md": http_page,
+}
+
+
+def main() -> int:
+    """Write the pages, or compare them."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is out of date")
+    args = parser.parse_args()
+    stale = []
+    for name, page in PAGES.items():
+        text = "\n".join(line.rstrip() for line in "\n".join([NOTE, *page()]).splitlines()) + "\n"
+        file = FOLDER / name
+        if not file.exists() or file.read_text(encoding="utf-8") != text:
+            stale.append(name)
+            if not args.check:
+                file.write_text(text, encoding="utf-8")
+    if args.check and stale:
+        print(f"out of date: {', '.join(stale)}; run .venv/bin/python .ci/reference_pages.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
