@@ -1,0 +1,41 @@
+"""The agent of the README runs as it is printed, against a real gateway."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from schemas.settings.settings import PROJECT_ROOT, Settings
+from tests.broker_processes import wait_until
+from tests.connectors.gateway.hub_access import GatewayProcess, starting
+
+PROGRAM = re.findall(
+    r"```python\n(.*?)```", (PROJECT_ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+)
+MESSAGES, PRINCIPALS = "/api/hub/messages", "/api/hub/principals"
+
+
+@pytest.mark.requirement("HO-14")
+def test_the_agent_of_the_readme_answers_each_message_once(backbone_settings: Settings, tmp_path: Path) -> None:
+    (program,) = PROGRAM
+    assert len([line for line in program.splitlines() if line.strip()]) <= 20
+    with starting(GatewayProcess, backbone_settings, tmp_path) as start:
+        gateway = start()
+        with gateway.client() as operator:
+            made = operator.post(PRINCIPALS, json={"principal": "echo", "role": "worker"}).raise_for_status().json()
+            (tmp_path / "echo.token").write_text(made["token"])
+            (tmp_path / "agent.py").write_text(program.replace("http://127.0.0.1:3200", gateway.url))
+            agent = subprocess.Popen([sys.executable, "agent.py"], cwd=tmp_path)
+            try:
+                body = {"recipient": "echo", "type": "ask", "payload": {"text": "hello"}}
+                operator.post(MESSAGES, json=body).raise_for_status()
+                found = wait_until(lambda: operator.get(MESSAGES).json()["messages"], what="the agent's answer")
+            finally:
+                agent.kill()
+                agent.wait(20)
+    (answer,) = found
+    assert (answer["sender"], answer["payload"]) == ("echo", {"text": "you wrote {'text': 'hello'}"})
