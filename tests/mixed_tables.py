@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from connectors.mqtt_bridge.bridge_records import job_event_record
-from connectors.mqtt_link.job_topics import events_topic
+from connectors.mqtt_link.topics import events_topic
 from jobs import build_views
 from jobs.build_views import ViewBuilder
 from jobs.maintain_tables import tidy_ledger, tidy_views

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from connectors.agent_sdk.mqtt_delivery import deliver
-from connectors.agent_sdk.publish_outbox import JobOutbox, PendingEvent, event_fields
+from connectors.agent_sdk.outbox import JobOutbox, PendingEvent
 from connectors.mqtt_link.mqtt_credentials import job_mqtt
 from connectors.mqtt_link.receipt import Receipt
 from schemas.errors import Refused, UsageError
@@ -89,7 +89,7 @@ class JobPublisher:
         if outbox.ended_seq is not None:
             # Told to send the end again that is not confirmed yet: the same event, not a second one.
             for pending in outbox.pending:
-                if pending.seq == outbox.ended_seq and _same_event(event_fields(pending), body):
+                if pending.seq == outbox.ended_seq and _same_event(pending.fields(), body):
                     return pending
             raise UsageError(f"job {self._job_id} has ended with seq {outbox.ended_seq}: nothing may follow")
         if body["event"] == STARTED and outbox.last_seq:

@@ -17,7 +17,7 @@ from connectors.demo.steps import AgentEvent, Cancellation, Pick, RawMessage, Sc
 from connectors.demo.unruly_connection import UnrulyConnection
 from connectors.job_tools.job_registry import cancel_job
 from connectors.log.publisher import Publisher
-from connectors.mqtt_link.job_topics import job_id_of
+from connectors.mqtt_link.topics import job_id_of
 from schemas.settings.settings import Settings
 from schemas.wire.ids import JOB, stream_key
 from schemas.wire.record import refused_stream

@@ -14,7 +14,7 @@ from connectors.demo.progress import Progress
 from connectors.local_stack import LocalStack, control, free_port
 from connectors.local_stack.part_plan import ALL_PARTS
 from connectors.local_stack.ports import LOOPBACK
-from connectors.mqtt_link.mqtt_socket import LOOPBACK_NAMES
+from connectors.mqtt_link.broker_settings import LOOPBACK_NAMES
 from schemas.settings.settings import (
     AgentMcpSettings,
     DashboardSettings,

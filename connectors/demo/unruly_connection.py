@@ -17,15 +17,10 @@ from paho.mqtt.client import Client, MQTTMessage
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from connectors.mqtt_link.job_topics import events_filter
-from connectors.mqtt_link.mqtt_connection import (
-    broker_name,
-    connect_properties,
-    cut_connection,
-    dial,
-    new_client,
-)
+from connectors.mqtt_link.broker_settings import broker_name
+from connectors.mqtt_link.mqtt_connection import connect_properties, cut_connection, dial, new_client
 from connectors.mqtt_link.receipt import Receipt, read_receipt
+from connectors.mqtt_link.topics import events_filter
 from schemas.errors import BackboneUnreachable
 from schemas.settings.settings import MqttSettings
 from schemas.wire.ids import is_job_id

@@ -28,8 +28,8 @@ from connectors.local_stack.programs import find_java, find_mosquitto, jar_files
 from connectors.local_stack.readiness import kafka_answers, mqtt_answers
 from connectors.mqtt_accounts.mqtt_acl import agents_with_accounts, check_prefixes, rotated_users, write_acl
 from connectors.mqtt_accounts.mqtt_password_file import PASSWORDS, PID, read_lines, with_roles, write_lines
+from connectors.mqtt_link.broker_settings import socket_dir, socket_name
 from connectors.mqtt_link.mqtt_credentials import ensure_role_passwords
-from connectors.mqtt_link.mqtt_socket import socket_dir, socket_name
 from connectors.mqtt_link.mqtt_tls import mqtt_context
 from connectors.tls_keys.tls_files import check_server_key
 from schemas.errors import TrunklineError, UsageError

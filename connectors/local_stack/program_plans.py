@@ -18,9 +18,9 @@ from connectors.local_stack.ports import LOOPBACK, require_free
 from connectors.local_stack.programs import java_home, spark_home
 from connectors.local_stack.readiness import http_answers
 from connectors.local_stack.spark_command import class_path, log_option, place_options
+from connectors.mqtt_link.broker_settings import socket_dir
 from connectors.mqtt_link.mqtt_credentials import BRIDGE as BRIDGE_ROLE
 from connectors.mqtt_link.mqtt_credentials import load_role_passwords
-from connectors.mqtt_link.mqtt_socket import socket_dir
 from schemas.log_access.kafka_clients import PASSWORD_VARIABLE, kafka_password
 from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT, Settings
 

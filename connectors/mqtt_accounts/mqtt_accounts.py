@@ -33,9 +33,9 @@ from connectors.mqtt_accounts.mqtt_password_file import (
     with_roles,
     write_lines,
 )
+from connectors.mqtt_link.broker_settings import socket_dir
 from connectors.mqtt_link.mqtt_credentials import ensure_role_passwords
 from connectors.mqtt_link.mqtt_login import LoginAnswer, try_login
-from connectors.mqtt_link.mqtt_socket import socket_dir
 from schemas.fold.entries import Entries
 from schemas.fold.life_cycles import JOB_TERMINAL
 from schemas.fold.settled import AppliedChange

@@ -13,8 +13,7 @@ from string import Template
 from typing import Final
 
 from connectors.mqtt_accounts.mqtt_password_file import ACL, write_lines
-from connectors.mqtt_link.agent_topics import inbox_topic, outbox_topic
-from connectors.mqtt_link.job_topics import events_topic, receipts_topic
+from connectors.mqtt_link.topics import events_topic, inbox_topic, outbox_topic, receipts_topic
 from schemas.errors import UsageError
 from schemas.keys.mqtt_password import job_of_rotated_user
 from schemas.settings.settings import PROJECT_ROOT, MqttSettings

@@ -1,7 +1,7 @@
-"""The bridge at one MQTT broker: stands by, becomes active, starts again after each loss, until it is stopped.
+"""The bridge at one MQTT broker: it is on standby, becomes active, and starts again after each lost connection.
 
-When Kafka does not take a record, nothing is acknowledged: the MQTT connection is cut, a fresh producer is
-made, and the broker delivers again from the first unacknowledged message. This goes on for ever, with
+When Kafka does not take a record, the bridge acknowledges nothing more. It cuts the MQTT connection and makes a
+new producer, and the broker delivers again from the first unacknowledged message. It tries for ever, with
 back-off. Redelivered messages have the same `ce_id` and settle as duplicates.
 """
 
@@ -15,33 +15,30 @@ from typing import Final
 
 import structlog
 
-from connectors.log.publisher import Publisher
+from connectors.log.renewing_publisher import RenewingPublisher
 from connectors.mqtt_bridge.bridge_connection import BridgeConnection, Tally
 from connectors.mqtt_bridge.bridge_standby import StandbyWatch, showing_interval_s
 from connectors.mqtt_bridge.verdict_stream import VerdictStream
-from connectors.mqtt_link.mqtt_connection import broker_name
+from connectors.mqtt_link.broker_settings import broker_name
+from connectors.mqtt_link.mqtt_connection import backoff_s
 from schemas.errors import BackboneUnreachable
-from schemas.log_access.event_topic import check_topic
 from schemas.settings.settings import Settings
 
 COUNTER_LINE_S: Final = 30.0
 STEADY_AFTER_S: Final = 10.0
 _FINISH_S: Final = 10.0
-_SUSPECT_LIMIT: Final = 10_000
+_OVERSIZED_LIMIT: Final = 10_000
 _TICK_S: Final = 0.25
-# Events that come within this time travel to Kafka in one request. Each request costs a wake-up in the bridge,
-# in Kafka, in the gateway's live view and on the verdict's way back, several times what the event costs.
+# Events that come within this time are sent to Kafka in one request. Each request costs a wake-up in the
+# bridge, in Kafka, in the gateway's live view and for the verdict, which is several times the cost of an event.
 _LINGER_MS: Final = 10
-
-
-def _nobody_waits() -> None:
-    """Stands where nobody wants to know that the bridge is ready."""
 
 
 class BrokerBridge:
     """Keeps one connection to `settings.mqtt` and one publisher alive until `stop` is set.
 
-    `ready` is called whenever it has become the active bridge or stands by. `heard` as in BridgeConnection.
+    `ready` is called whenever this bridge has become active or is on standby. `on_outbox_message` is that of
+    BridgeConnection.
     """
 
     def __init__(
@@ -49,20 +46,20 @@ class BrokerBridge:
         settings: Settings,
         stop: threading.Event,
         verdicts: VerdictStream | None = None,
-        ready: Callable[[], None] = _nobody_waits,
-        heard: Callable[[str], None] | None = None,
+        ready: Callable[[], None] = lambda: None,
+        on_outbox_message: Callable[[str], None] | None = None,
     ) -> None:
         self._settings = settings
         self._mqtt = settings.mqtt
         self._stop = stop
         self._verdicts = verdicts
         self._ready = ready
-        self._heard = heard
+        self._on_outbox_message = on_outbox_message
         self._name = uuid.uuid4().hex
         self._log = structlog.stdlib.get_logger(__name__).bind(broker=broker_name(settings.mqtt))
         self.tally = Tally()
-        self._suspects: set[str] = set()
-        self._publisher: Publisher | None = None
+        self._oversized: set[str] = set()
+        self._publisher = RenewingPublisher(settings, linger_ms=_LINGER_MS, close_s=_FINISH_S)
         self._connection: BridgeConnection | None = None
         self._cut_off = False
         self._failures = 0
@@ -70,7 +67,7 @@ class BrokerBridge:
 
     @property
     def unacknowledged(self) -> int:
-        """How many messages of the present connection wait for Kafka or for their receipt."""
+        """How many messages of the current connection wait for Kafka or for their receipt."""
         connection = self._connection
         return 0 if connection is None else connection.unacknowledged
 
@@ -80,8 +77,11 @@ class BrokerBridge:
         return self._connection is not None
 
     def run(self) -> None:
-        """Bridge until stopped. Raises TrunklineError when the topic does not fit the settings, SettingsError
-        for certificates that cannot be read.
+        """Bridge until stopped.
+
+        Raises:
+            TrunklineError: the topic does not fit the settings.
+            SettingsError: a certificate cannot be read.
         """
         try:
             while not self._stop.is_set():
@@ -95,22 +95,22 @@ class BrokerBridge:
                 if not self._stop.is_set():
                     self._back_off()
         finally:
-            self._end_publisher()
+            self._publisher.close()
 
     def _bridge_once(self) -> None:
-        # Before standing by: a bridge that cannot reach Kafka must not take over from one that can.
-        self._live_publisher()
+        # Before the standby: a bridge that cannot reach Kafka must not take over from one that can.
+        self._publisher.live()
         why = self._wait_turn()
         if why is None:
             return
         connection = BridgeConnection(
             self._settings,
-            self._live_publisher(),
+            self._publisher.live(),
             self.tally,
-            self._suspects,
+            self._oversized,
             self._verdicts,
             self._name,
-            self._heard,
+            self._on_outbox_message,
         )
         try:
             connection.open()
@@ -124,7 +124,7 @@ class BrokerBridge:
             self._connection = None
 
     def _watch(self, connection: BridgeConnection) -> None:
-        """Until the connection is lost or the bridge is stopped; then the connection is at its end."""
+        """Wait until the connection is lost or the bridge is stopped, and end the connection."""
         interval_s = showing_interval_s(self._mqtt)
         shown_at = time.monotonic()
         while not self._stop.is_set() and not connection.lost.is_set():
@@ -134,13 +134,13 @@ class BrokerBridge:
                 shown_at = time.monotonic()
                 connection.show_presence()
         if not connection.lost.is_set():
-            # In order, so that a bridge that stands by finds nothing half done.
+            # In order, so that a bridge on standby finds nothing unfinished.
             connection.finish(_FINISH_S)
             return
         connection.drop()
         self._log.warning("connection_lost", why=connection.why)
-        if len(self._suspects) > _SUSPECT_LIMIT:
-            self._suspects.clear()
+        if len(self._oversized) > _OVERSIZED_LIMIT:
+            self._oversized.clear()
 
     def _wait_turn(self) -> str | None:
         watch = StandbyWatch(self._mqtt, self._name, cut_off=self._cut_off)
@@ -154,23 +154,9 @@ class BrokerBridge:
         self._log.info("standby", active=active)
         self._ready()
 
-    def _live_publisher(self) -> Publisher:
-        if self._publisher is not None and self._publisher.failed:
-            self._end_publisher()
-        if self._publisher is None:
-            check_topic(self._settings)
-            self._publisher = Publisher(self._settings, linger_ms=_LINGER_MS)
-        return self._publisher
-
-    def _end_publisher(self) -> None:
-        if self._publisher is not None:
-            publisher, self._publisher = self._publisher, None
-            publisher.close(_FINISH_S)
-
     def _back_off(self) -> None:
-        delay_s = min(self._mqtt.backoff_base_s * 2 ** min(self._failures, 16), self._mqtt.backoff_max_s)
+        deadline = time.monotonic() + backoff_s(self._mqtt, self._failures)
         self._failures += 1
-        deadline = time.monotonic() + delay_s
         while not self._stop.is_set() and (left_s := deadline - time.monotonic()) > 0:
             self._stop.wait(min(left_s, COUNTER_LINE_S))
             self._count_line()

@@ -1,90 +1,78 @@
-"""What the bridge makes of an MQTT message: the Kafka record, where its receipt goes, and the receipt."""
+"""The translation of an MQTT message: the Kafka record, the topic of its receipt, and the receipt."""
 
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from connectors.mqtt_link.agent_topics import agent_of, inbox_topic, is_outbox
-from connectors.mqtt_link.job_topics import job_id_of, receipts_topic
 from connectors.mqtt_link.receipt import AgentReceipt, LogPosition, Receipt, encode_receipt
+from connectors.mqtt_link.topics import agent_of, inbox_topic, job_id_of, outbox_name, receipts_topic
 from schemas.settings.settings import MqttSettings
 from schemas.wire.ids import AGENT, JOB, is_name, stream_key
 from schemas.wire.record import AGENT_SAID, JOB_EVENT, OutgoingRecord, content_id, refused_stream
 
 DOOR: Final = "mqtt"
-# Mosquitto does not tell a subscriber who published; an event is believed for its signature alone.
+# Mosquitto does not tell a subscriber who published. An event is trusted for its signature alone.
 PRINCIPAL: Final = "unverified"
 
 _TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-class _Seq(msgspec.Struct):
+class _Numbered(msgspec.Struct):
     seq: int | None = None
 
 
-class _MessageId(msgspec.Struct):
+class _Identified(msgspec.Struct):
     message_id: str | None = None
 
 
 class Incoming(NamedTuple):
-    """A message as the bridge passes it on, and the topic of its receipt; None: nobody could be told."""
+    """A message as the bridge passes it on.
+
+    `receipts_to` is the topic of its receipt, None when its own topic names no job or agent. `agent` is the
+    agent whose outbox the message came from, None for any other topic.
+    """
 
     record: OutgoingRecord
     receipts_to: str | None
+    agent: str | None = None
 
 
-_seq_decoder = msgspec.json.Decoder(_Seq)
-_message_id_decoder = msgspec.json.Decoder(_MessageId)
+_Field = TypeVar("_Field", bound=msgspec.Struct)
+_numbered = msgspec.json.Decoder(_Numbered)
+_identified = msgspec.json.Decoder(_Identified)
 
 
 def incoming(mqtt: MqttSettings, topic: str, payload: bytes, traceparent: str | None) -> Incoming:
-    """What becomes of a message: an agent's word under an outbox, a job's event anywhere else."""
-    if is_outbox(mqtt.agents_prefix, topic):
-        agent = agent_of(mqtt.agents_prefix, topic)
-        record = agent_said_record(mqtt.agents_prefix, topic, payload, traceparent)
-        return Incoming(record, None if agent is None else inbox_topic(mqtt.agents_prefix, agent))
+    """Translate a message: an agent's message on an outbox, or a job's event on any other topic."""
+    name = outbox_name(mqtt.agents_prefix, topic)
+    if name is not None:
+        agent = name if is_name(name) else None
+        record = _record(AGENT, agent, AGENT_SAID, topic, payload, traceparent)
+        return Incoming(record, None if agent is None else inbox_topic(mqtt.agents_prefix, agent), agent)
     job_id = job_id_of(mqtt.topic_prefix, topic)
-    record = job_event_record(mqtt.topic_prefix, topic, payload, traceparent)
+    record = _record(JOB, job_id, JOB_EVENT, topic, payload, traceparent)
     return Incoming(record, None if job_id is None else receipts_topic(mqtt.topic_prefix, job_id))
 
 
 def job_event_record(prefix: str, topic: str, payload: bytes, traceparent: str | None) -> OutgoingRecord:
-    """The record of one message, its bytes as they came.
+    """Return the record of one message of a job, with its payload unchanged.
 
-    Its id is the hash of topic and payload, so a redelivery has the same id. Under a topic that names no
-    job it goes to `refused/mqtt`.
+    Its id is the hash of topic and payload, so a redelivered message has the same id. A message on a topic
+    without a valid job id goes to the stream `refused/mqtt`.
     """
-    job_id = job_id_of(prefix, topic)
-    return OutgoingRecord(
-        stream=refused_stream(DOOR) if job_id is None else stream_key(JOB, job_id),
-        ce_id=content_id(topic.encode("utf-8"), payload),
-        door=DOOR,
-        principal=PRINCIPAL,
-        type=JOB_EVENT,
-        value=payload,
-        traceparent=traceparent,
-    )
+    return _record(JOB, job_id_of(prefix, topic), JOB_EVENT, topic, payload, traceparent)
 
 
 def agent_said_record(prefix: str, topic: str, payload: bytes, traceparent: str | None) -> OutgoingRecord:
-    """As `job_event_record`, of what an agent has published on its outbox."""
-    agent = agent_of(prefix, topic)
-    return OutgoingRecord(
-        stream=refused_stream(DOOR) if agent is None else stream_key(AGENT, agent),
-        ce_id=content_id(topic.encode("utf-8"), payload),
-        door=DOOR,
-        principal=PRINCIPAL,
-        type=AGENT_SAID,
-        value=payload,
-        traceparent=traceparent,
-    )
+    """Return the record of one message on an agent's outbox, as `job_event_record` does."""
+    return _record(AGENT, agent_of(prefix, topic), AGENT_SAID, topic, payload, traceparent)
 
 
 def well_formed_traceparent(properties: object) -> str | None:
-    """The W3C `traceparent` among a message's MQTT 5 user properties, None when there is no good one."""
+    """Return the W3C `traceparent` of a message's MQTT 5 user properties, None when there is no valid one."""
     pairs = getattr(properties, "UserProperty", None) or ()
     found = [value for name, value in pairs if name == "traceparent"]
     if len(found) != 1 or _TRACEPARENT.fullmatch(found[0]) is None:
@@ -95,23 +83,35 @@ def well_formed_traceparent(properties: object) -> str | None:
 def receipt_of(
     record: OutgoingRecord, position: LogPosition, verdict: str | None = None, reason: str | None = None
 ) -> bytes:
-    """The receipt of a record that Kafka has; verdict None when nobody has told in time how it was settled."""
-    if record.type == AGENT_SAID:
-        message_id, seq = _cheap_message_id(record.value), _cheap_seq(record.value)
-        return encode_receipt(AgentReceipt(record.ce_id, message_id, seq, verdict, reason, position))
-    return encode_receipt(Receipt(record.ce_id, _cheap_seq(record.value), verdict, reason, position))
+    """Return the receipt of a record that Kafka has.
+
+    `verdict` is None when the gateway did not settle the record within the timeout.
+    """
+    seq = _decoded(_numbered, record.value, _Numbered()).seq
+    if record.type != AGENT_SAID:
+        return encode_receipt(Receipt(record.ce_id, seq, verdict, reason, position))
+    message_id = _decoded(_identified, record.value, _Identified()).message_id
+    if message_id is not None and not is_name(message_id):
+        message_id = None
+    return encode_receipt(AgentReceipt(record.ce_id, message_id, seq, verdict, reason, position))
 
 
-def _cheap_message_id(payload: bytes) -> str | None:
+def _record(
+    kind: str, name: str | None, record_type: str, topic: str, payload: bytes, traceparent: str | None
+) -> OutgoingRecord:
+    return OutgoingRecord(
+        stream=refused_stream(DOOR) if name is None else stream_key(kind, name),
+        ce_id=content_id(topic.encode("utf-8"), payload),
+        door=DOOR,
+        principal=PRINCIPAL,
+        type=record_type,
+        value=payload,
+        traceparent=traceparent,
+    )
+
+
+def _decoded(decoder: msgspec.json.Decoder[_Field], payload: bytes, default: _Field) -> _Field:
     try:
-        found = _message_id_decoder.decode(payload).message_id
+        return decoder.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    return found if found is not None and is_name(found) else None
-
-
-def _cheap_seq(payload: bytes) -> int | None:
-    try:
-        return _seq_decoder.decode(payload).seq
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
+        return default

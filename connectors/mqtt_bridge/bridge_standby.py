@@ -1,9 +1,9 @@
-"""Which of several bridges is the active one at an MQTT broker (JE-19): presence, and the wait for one's turn.
+"""The choice of the active bridge at an MQTT broker (JE-19): presence messages, and the wait to take over.
 
-What fences is the broker: only one connection can have the fixed client id, and taking it over ends the other.
-Presence only says when to try. The active bridge shows itself on a retained topic again and again, and its Last
-Will says that it is gone; a bridge that stands by takes over when it is gone or silent.
-docs/explanation/decisions/0010-one-active-bridge.md has the races.
+The broker does the fencing: only one connection can have the fixed client id, and taking it over ends the
+other. Presence only tells when to try. The active bridge publishes its presence on a retained topic at a fixed
+interval, and its Last Will reports its end. A bridge on standby takes over when the active one has ended or is
+silent. docs/explanation/decisions/0010-one-active-bridge.md describes the races.
 """
 
 from __future__ import annotations
@@ -12,28 +12,22 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import structlog
-from paho.mqtt.client import Client, ConnectFlags, MQTTMessage
+from paho.mqtt.client import MQTTMessage
 from paho.mqtt.reasoncodes import ReasonCode
 
-from connectors.mqtt_link.mqtt_connection import (
-    broker_name,
-    connect_properties,
-    cut_connection,
-    dial,
-    new_client,
-)
-from schemas.errors import BackboneUnreachable
+from connectors.mqtt_link.mqtt_connection import MqttConnection, Subscription
 from schemas.settings.settings import MqttSettings
 
 log = structlog.stdlib.get_logger(__name__)
 
-# How long to wait for a retained presence before believing that there is none; and how long at least, in
-# intervals and in seconds, for that of a bridge that may have just taken our connection over.
+# How long to wait for a retained presence before concluding that there is none.
 _HEAR_S: Final = 0.3
+# How long at least to wait for the presence of a bridge that may have just taken our connection over: in
+# intervals, and in seconds.
 _SUCCESSOR_SHOWINGS: Final = 1.5
 _SUCCESSOR_S: Final = 2.0
 _JITTER_S: Final = 0.4
@@ -43,7 +37,7 @@ _SHOWINGS_PER_KEEPALIVE: Final = 4
 
 
 class Presence(msgspec.Struct, frozen=True):
-    """What stands on the presence topic: which bridge spoke last, and whether it is the active one."""
+    """The message on the presence topic: the bridge that published it, and whether that bridge is active."""
 
     bridge: str
     active: bool
@@ -54,7 +48,7 @@ encode_presence = msgspec.json.Encoder().encode
 
 
 def read_presence(payload: bytes) -> Presence | None:
-    """The presence in an MQTT payload, None for anything else. Never raises."""
+    """Return the presence in an MQTT payload, None for anything else. Never raises."""
     try:
         return _decoder.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -62,25 +56,25 @@ def read_presence(payload: bytes) -> Presence | None:
 
 
 def presence_topic(mqtt: MqttSettings) -> str:
-    """Where the bridges with this client id show themselves. Not below a job's id, so no event."""
+    """Return the presence topic of the bridges with this client id. It is no topic of a job's events."""
     return f"{mqtt.topic_prefix}/bridge/{mqtt.bridge_client_id}"
 
 
 def showing_interval_s(mqtt: MqttSettings) -> float:
-    """How often the active bridge shows itself."""
+    """Return the interval at which the active bridge publishes its presence."""
     return mqtt.bridge_keepalive_s / _SHOWINGS_PER_KEEPALIVE
 
 
 def silence_s(mqtt: MqttSettings) -> float:
-    """After how many seconds without a sign the active bridge counts as silent."""
+    """Return after how many seconds without a presence message the active bridge counts as silent."""
     return _SILENCE_KEEPALIVES * mqtt.bridge_keepalive_s
 
 
 class StandbyWatch:
-    """One connection under a client id of the broker's choice that follows the presence topic.
+    """A connection of a bridge on standby that follows the presence topic.
 
-    `bridge` is our own name there. `cut_off`: we were active and the connection was ended, perhaps by another
-    bridge; then nothing that we or nobody said is believed before a successor had the time to show itself.
+    `bridge` is the name of this bridge on that topic. `cut_off`: this bridge was active, and another one may
+    have ended its connection. The watch then first gives a successor the time to publish its presence.
     """
 
     def __init__(self, mqtt: MqttSettings, bridge: str, *, cut_off: bool = False) -> None:
@@ -92,45 +86,41 @@ class StandbyWatch:
         self._seen: Presence | None = None
         self._heard_at = 0.0
         self._opened_at = 0.0
-        self._subscribed = threading.Event()
-        self._lost: str | None = None
-        self._client = new_client(mqtt)
-        self._client.on_connect = self._on_connect
-        self._client.on_subscribe = self._on_subscribe
-        self._client.on_message = self._on_message
-        self._client.on_disconnect = self._on_disconnect
+        presence = Subscription(presence_topic(mqtt), qos=0, on_refused=self._presence_forbidden)
+        self._connection = MqttConnection(
+            mqtt, [presence], keepalive_s=mqtt.bridge_keepalive_s, on_message=self._take
+        )
 
     def open(self) -> None:
-        """Connect and subscribe. Raises BackboneUnreachable when that takes longer than `connect_timeout_s`."""
-        dial(self._client, self._mqtt, connect_properties(), keepalive_s=self._mqtt.bridge_keepalive_s)
-        deadline = time.monotonic() + self._mqtt.connect_timeout_s
-        while not self._subscribed.wait(_TICK_S) and self._lost is None and time.monotonic() < deadline:
-            pass
-        if not self._subscribed.is_set():
-            self.close()
-            raise self._unreachable(self._lost or "no answer in time")
+        """Connect and subscribe. Raises BackboneUnreachable."""
+        self._connection.open()
         self._opened_at = self._heard_at = time.monotonic()
 
     def wait_turn(self, stop: threading.Event, standing_by: Callable[[str], None]) -> str | None:
-        """Wait until no other bridge is active; say why it is our turn, None when `stop` was set before.
+        """Wait until no other bridge is active.
 
-        `standing_by(bridge)` is called once, when there is another. Raises BackboneUnreachable when the
-        connection is lost.
+        `standing_by(bridge)` is called once with the name of the active bridge, when there is another.
+
+        Returns:
+            The reason why this bridge may take over, None when `stop` was set before.
+
+        Raises:
+            BackboneUnreachable: the connection is lost.
         """
-        told = False
+        is_reported = False
         looked_at = time.monotonic()
         while not stop.is_set():
             now = time.monotonic()
             if now - looked_at > self._silence_s / 2:
-                # We were stopped ourselves: what we did not hear says nothing about the other.
+                # This process was suspended, so the silence says nothing about the other bridge.
                 self._heard_at = now
             looked_at = now
-            if self._lost is not None:
-                raise self._unreachable(self._lost)
+            if self._connection.lost.is_set():
+                raise self._connection.unreachable(self._connection.why)
             why = self._vacant(now)
             if why is None:
-                if not told and self._seen is not None and self._seen.active:
-                    told = True
+                if not is_reported and self._seen is not None and self._seen.active:
+                    is_reported = True
                     standing_by(self._seen.bridge)
                 stop.wait(_TICK_S)
             elif self._still_vacant(stop):
@@ -139,12 +129,13 @@ class StandbyWatch:
 
     def close(self) -> None:
         """End the connection."""
-        cut_connection(self._client)
+        self._connection.drop()
 
     def _still_vacant(self, stop: threading.Event) -> bool:
-        # Of several that saw the same, the first shows itself before the others try.
+        # Several bridges may see the same: the first one publishes its presence before the others try.
         stop.wait(random.uniform(0.05, _JITTER_S))  # noqa: S311  no secret
-        return not stop.is_set() and self._lost is None and self._vacant(time.monotonic()) is not None
+        is_lost = stop.is_set() or self._connection.lost.is_set()
+        return not is_lost and self._vacant(time.monotonic()) is not None
 
     def _vacant(self, now: float) -> str | None:
         with self._lock:
@@ -159,39 +150,19 @@ class StandbyWatch:
             return "the active one is gone"
         return "the active one is silent" if now - heard_at > self._silence_s else None
 
-    def _unreachable(self, why: str) -> BackboneUnreachable:
-        return BackboneUnreachable(f"MQTT broker {broker_name(self._mqtt)}: {why}")
+    def _presence_forbidden(self, reason: ReasonCode) -> None:
+        # A single bridge works without it. Two bridges would take turns in ending each other's connection.
+        log.warning("presence_forbidden", topic=presence_topic(self._mqtt), reason=str(reason))
 
-    def _on_connect(
-        self, client: Client, userdata: Any, flags: ConnectFlags, reason: ReasonCode, properties: Any
-    ) -> None:
-        if reason.is_failure:
-            self._lost = f"the broker refuses the bridge: {reason}"
-            return
-        client.subscribe(presence_topic(self._mqtt))
-
-    def _on_subscribe(
-        self, client: Client, userdata: Any, mid: int, reasons: list[ReasonCode], properties: Any
-    ) -> None:
-        if reasons[0].is_failure:
-            # A single bridge works all the same; two would take turns in throwing each other off.
-            log.warning("presence_forbidden", topic=presence_topic(self._mqtt), reason=str(reasons[0]))
-        self._subscribed.set()
-
-    def _on_message(self, client: Client, userdata: Any, message: MQTTMessage) -> None:
-        # Without a payload somebody has removed the retained message: the active one shows itself again.
+    def _take(self, message: MQTTMessage) -> None:
+        # An empty payload: the retained message was removed. The active bridge will publish it again.
         found = read_presence(bytes(message.payload))
         if found is None:
             return
         with self._lock:
             seen = self._seen
             if not found.active and seen is not None and seen.active and found.bridge != seen.bridge:
-                # The late Last Will of a bridge that was replaced says nothing about the one that replaced it.
+                # The late Last Will of a replaced bridge says nothing about its successor.
                 return
             self._seen = found
             self._heard_at = time.monotonic()
-
-    def _on_disconnect(
-        self, client: Client, userdata: Any, flags: Any, reason: ReasonCode, properties: Any
-    ) -> None:
-        self._lost = f"connection lost: {reason}"

@@ -1,105 +1,125 @@
-"""Whose inbox is served next: each agent by one thread at a time, and one that nobody reads for, later."""
+"""The order in which the agents' inboxes are served.
+
+One thread at a time serves an agent. An agent that could not be served, for example because its inbox has no
+subscriber, is tried again after a growing pause.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Final
 
 _FIRST_S: Final = 0.1
 
 
+@dataclass
+class _Agent:
+    """The state of one agent. `due_at` is the time of its next turn, None when it has no message."""
+
+    due_at: float | None
+    failures: int = 0
+    is_busy: bool = False
+    is_served: bool = True
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether its next turn waits for the end of a pause."""
+        return self.due_at is not None and self.due_at > time.monotonic()
+
+    def be_due(self) -> None:
+        """End a pause, if there is one, and take the next turn."""
+        self.failures, self.due_at = 0, time.monotonic()
+
+
 class InboxTurns:
-    """Thread-safe. Only the agents named last by `serve` have turns. `longest_s`: how long at most one waits
+    """A queue of agents to serve. Thread-safe.
+
+    Only the agents named in the last call of `serve` have turns. `longest_s` is the longest pause of an agent
     that could not be served.
     """
 
     def __init__(self, longest_s: float) -> None:
         self._longest_s = longest_s
         self._changed = threading.Condition()
-        self._served: frozenset[str] = frozenset()
-        self._due: OrderedDict[str, None] = OrderedDict()
-        self._busy: set[str] = set()
-        self._failures: dict[str, int] = {}
-        self._again_at: dict[str, float] = {}
+        self._agents: dict[str, _Agent] = {}
         self._closed = False
 
-    def serve(self, agents: set[str]) -> None:
-        """These are served from now on; who was not before is due."""
+    def serve(self, names: set[str]) -> None:
+        """Serve exactly these agents from now on. Agents that are new are due."""
         with self._changed:
-            new = agents - self._served
-            self._served = frozenset(agents)
-            for gone in self._failures.keys() - agents:
-                self._forget(gone)
-            for agent in sorted(new):
-                self._due[agent] = None
+            for name in sorted(names):
+                agent = self._agents.setdefault(name, _Agent(None, is_served=False))
+                if not agent.is_served:
+                    agent.be_due()
+            for name, agent in list(self._agents.items()):
+                agent.is_served = name in names
+                if not agent.is_served and not agent.is_busy:
+                    del self._agents[name]
             self._changed.notify_all()
 
-    def due(self, agent: str) -> None:
-        """There is something for this agent; if it could not be served, its time has to come."""
+    def due(self, name: str) -> None:
+        """Note a message for this agent. After a failure the agent still waits for the end of its pause."""
         with self._changed:
-            if agent in self._served and agent not in self._again_at:
-                self._due[agent] = None
+            agent = self._agents.get(name)
+            if agent is not None and agent.due_at is None:
+                agent.due_at = time.monotonic()
                 self._changed.notify()
 
-    def wake(self, agent: str) -> None:
-        """The agent is there: if it waits, it is due now."""
+    def wake(self, name: str) -> None:
+        """End the pause of this agent, because it is connected now."""
         with self._changed:
-            if agent in self._again_at:
-                self._forget(agent)
-                self._due[agent] = None
+            agent = self._agents.get(name)
+            if agent is not None and agent.is_paused:
+                agent.be_due()
                 self._changed.notify()
 
     def all_are_due(self) -> None:
-        """Something may have been missed: each agent is due, also one that waits."""
+        """Make each agent due, also those in a pause, because messages may have been missed."""
         with self._changed:
-            for agent in sorted(self._served):
-                self._forget(agent)
-                self._due[agent] = None
+            for agent in self._agents.values():
+                agent.be_due()
             self._changed.notify_all()
 
     def take(self, timeout_s: float) -> str | None:
-        """The next agent that is due, busy until it is given back; None when there is none in time."""
+        """Return the next agent that is due, None when there is none in time.
+
+        No other thread gets this agent before `give_back`.
+        """
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while not self._closed:
+                waiting = [
+                    (agent.due_at, name)
+                    for name, agent in self._agents.items()
+                    if agent.due_at is not None and agent.is_served and not agent.is_busy
+                ]
                 now = time.monotonic()
-                for agent in [one for one, at in self._again_at.items() if at <= now]:
-                    del self._again_at[agent]
-                    self._due[agent] = None
-                for agent in self._due:
-                    if agent not in self._busy:
-                        del self._due[agent]
-                        if agent not in self._served:
-                            break
-                        self._busy.add(agent)
-                        return agent
-                else:
-                    if now >= deadline:
-                        return None
-                    self._changed.wait(min([deadline - now, *(at - now for at in self._again_at.values())]))
+                due_at, name = min(waiting, default=(deadline, ""))
+                if name and due_at <= now:
+                    self._agents[name].is_busy, self._agents[name].due_at = True, None
+                    return name
+                if now >= deadline:
+                    return None
+                self._changed.wait(min(due_at, deadline) - now)
             return None
 
-    def give_back(self, agent: str, *, is_done: bool) -> None:
-        """The agent was served, or has to be tried again."""
+    def give_back(self, name: str, *, is_done: bool) -> None:
+        """End the turn of an agent. With `is_done` False it is tried again after a pause."""
         with self._changed:
-            self._busy.discard(agent)
+            agent = self._agents[name]
+            agent.is_busy = False
             if is_done:
-                self._forget(agent)
+                agent.failures = 0
             else:
-                failures = self._failures[agent] = self._failures.get(agent, 0) + 1
-                wait_s = min(_FIRST_S * 2 ** min(failures, 20), self._longest_s)
-                self._due.pop(agent, None)
-                self._again_at[agent] = time.monotonic() + wait_s
+                agent.failures += 1
+                pause_s = min(_FIRST_S * 2 ** min(agent.failures, 20), self._longest_s)
+                agent.due_at = time.monotonic() + pause_s
             self._changed.notify()
 
     def close(self) -> None:
-        """Nobody has a turn any more."""
+        """Give no turns any more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-
-    def _forget(self, agent: str) -> None:
-        self._failures.pop(agent, None)
-        self._again_at.pop(agent, None)

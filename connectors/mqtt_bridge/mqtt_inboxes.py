@@ -1,14 +1,15 @@
-"""The bridge's way to the agents: what lies in the mailbox of an agent over MQTT is published on its inbox
-(JE-26).
+"""Delivery to agents over MQTT: the bridge publishes the messages of an agent's mailbox on its inbox (JE-26).
 
-**Delivers** each message at least once, those of an agent in the order of the log, one at a time; many agents
-side by side. A message has its id in it, so that one that comes twice is known.
-**Acknowledges when** the broker has it for a subscriber: then the message is claimed by its id. While nobody
-listens it stays unread, and is tried again after a while, and when something comes from that agent.
+**Delivers** each message at least once, those of one agent in the order of the log, one at a time, and several
+agents at once. A message contains its id, so that the agent can recognise a repeated one.
+**Acknowledges when** the broker has the message for a subscriber: then the bridge claims it by its id. While
+the inbox has no subscriber the message stays unread. The bridge tries again after a pause, and when the agent
+publishes something.
 **Loses when** the broker loses what it has acknowledged.
 
-The gateway's settled stream is the news, what is pending in a mailbox is the truth: asked for at the start,
-after a gap, with each news, and after each failure. Only the active bridge delivers.
+The gateway's settled stream only tells when to look. The bridge then asks the gateway for the pending messages
+of a mailbox: at the start, after a gap, at each new message, and after each failure. Only the active bridge
+delivers.
 """
 
 from __future__ import annotations
@@ -16,32 +17,35 @@ from __future__ import annotations
 import math
 import threading
 import time
+import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import structlog
 
 from connectors.gateway_client.event_stream import GAP, SETTLED, SNAPSHOT, EventStream, ServerEvent
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.log.publisher import Publisher, RecordRefused
-from connectors.mqtt_bridge.inbox_connection import NOBODY_LISTENS, InboxConnection
-from connectors.mqtt_bridge.inbox_messages import claim_of, is_over, wire_message
+from connectors.log.publisher import RecordRefused
+from connectors.log.renewing_publisher import RenewingPublisher
+from connectors.mqtt_bridge.bridge_records import DOOR
 from connectors.mqtt_bridge.inbox_turns import InboxTurns
-from connectors.mqtt_link.agent_topics import agent_of, inbox_topic
+from connectors.mqtt_link.mqtt_connection import NO_SUBSCRIBER, MqttConnection
+from connectors.mqtt_link.topics import inbox_topic
 from schemas.errors import TrunklineError
-from schemas.log_access.event_topic import check_topic
 from schemas.settings.settings import Settings
 from schemas.streams.agents.mqtt_agents import REGISTERED
+from schemas.streams.mailboxes.mailbox_requests import claim_of_record
 from schemas.wire.ids import MAILBOX
-from schemas.wire.message import DEFAULT_REALM, LEASED
-from schemas.wire.record import MESSAGE_POSTED
+from schemas.wire.message import DEFAULT_REALM, LEASED, has_come
+from schemas.wire.record import MESSAGE_POSTED, OutgoingRecord
+from schemas.wire.strict_json import canonical
 from schemas.wire.verdicts import ACCEPTED
 
 log = structlog.stdlib.get_logger(__name__)
 
 _WORKERS: Final = 4
-# So many are published before they are claimed by one record; a bridge that is killed publishes them again.
+# So many messages are published before one record claims them. A bridge that is killed publishes them again.
 _PAGE: Final = 20
 _TICK_S: Final = 0.2
 _AGENTS_S: Final = 1.0
@@ -49,12 +53,29 @@ _AGAIN_S: Final = 1.0
 _REMEMBERED: Final = 20_000
 _ACK_GRACE_S: Final = 5.0
 _END_S: Final = 5.0
+_NAMESPACE: Final = uuid.UUID("0d9a5b5e-94c3-4f0b-8f5e-7b3a6f1c2e41")
+# The fields of a mailbox's row that a message has under the same name.
+_FIELDS: Final = (
+    "message_id",
+    "from_verified",
+    "kind",
+    "body",
+    "content_type",
+    "priority",
+    "in_reply_to",
+    "thread",
+    "broadcast_id",
+    "sent_at",
+    "posted_at",
+    "expires_at",
+)
 
 
 class AgentInboxes:
-    """Runs on threads of its own from `start` until `stop` is set; `join` it then. `is_active` says whether
-    this bridge is the one that works. `step` is called between the broker's answer and the claim: tests kill
-    there.
+    """Delivers on threads of its own from `start` until `stop` is set; `join` it then.
+
+    `is_active` returns whether this bridge is the active one. `step` is called between the broker's answer and
+    the claim: tests kill the bridge there.
     """
 
     def __init__(
@@ -68,62 +89,61 @@ class AgentInboxes:
         self._stop = stop
         self._is_active = is_active
         self._step = step
-        self._connection = InboxConnection(settings.mqtt)
+        self._connecting = threading.Lock()
+        self._connection: MqttConnection | None = None
         self._turns = InboxTurns(settings.mqtt.inbox_retry_s)
         self._lock = threading.Lock()
         self._handed: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._unclaimed: dict[str, list[str]] = {}
-        self._publisher: Publisher | None = None
+        self._publisher = RenewingPublisher(settings, close_s=_ACK_GRACE_S)
         self._asked_agents_at = -math.inf
         self._threads = [
-            threading.Thread(target=self._run, args=(self._follow,), name="inbox-news", daemon=True)
-        ]
-        self._threads += [
-            threading.Thread(target=self._run, args=(self._work,), name=f"inboxes-{number}", daemon=True)
-            for number in range(_WORKERS)
+            threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
+            for work, name in (
+                (self._follow, "inbox-news"),
+                *((self._work, f"inboxes-{number}") for number in range(_WORKERS)),
+            )
         ]
 
     def start(self) -> None:
-        """Begin."""
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
     def join(self) -> None:
-        """Wait for the end, after `stop` is set."""
+        """Wait for the threads to end, after `stop` is set."""
         self._turns.close()
         deadline = time.monotonic() + _END_S
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        self._connection.close()
-        if self._publisher is not None:
-            self._publisher.close(_ACK_GRACE_S)
+        if self._connection is not None:
+            self._connection.drop()
+        self._publisher.close()
 
-    def heard(self, topic: str) -> None:
-        """Something came on this outbox: its agent is there. Quick, for the thread that reads."""
-        agent = agent_of(self._settings.mqtt.agents_prefix, topic)
-        if agent is not None:
-            self._turns.wake(agent)
+    def on_outbox_message(self, agent: str) -> None:
+        """Note that the agent has published something, so it is connected. Does not block."""
+        self._turns.wake(agent)
 
     def _run(self, work: Callable[[], None]) -> None:
-        told = ""
+        logged = ""
         while not self._stop.is_set():
             try:
                 work()
             except TrunklineError as error:
-                if told != str(error):
-                    told = str(error)
-                    log.warning("inboxes_wait", why=told)
+                if logged != str(error):
+                    logged = str(error)
+                    log.warning("inboxes_wait", why=logged)
             except Exception:
                 log.exception("inboxes_failed")
             self._stop.wait(_AGAIN_S)
 
-    # The thread that hears the news.
+    # The thread that follows the gateway's stream.
 
     def _follow(self) -> None:
         wanted = {"kind": MAILBOX, "type": MESSAGE_POSTED, "verdict": ACCEPTED}
         with (
             GatewayClient(self._settings) as gateway,
-            EventStream(gateway, path_of("events"), wanted, give_up_s=math.inf, lost=_tell) as stream,
+            EventStream(gateway, path_of("events"), wanted, give_up_s=math.inf, lost=_log_gateway) as stream,
         ):
             was_active, self._asked_agents_at = False, -math.inf
             while not self._stop.is_set():
@@ -169,7 +189,10 @@ class AgentInboxes:
                     self._turns.give_back(agent, is_done=is_done)
 
     def _serve(self, gateway: GatewayClient, agent: str) -> bool:
-        """Deliver what is pending; False when it has to be tried again. Raises TrunklineError, which is too."""
+        """Deliver the pending messages.
+
+        Returns False when the caller has to try again later. So it has after a TrunklineError.
+        """
         self._claim(agent, [])
         after: dict[str, str] = {}
         while not self._stop.is_set() and self._is_active():
@@ -178,7 +201,7 @@ class AgentInboxes:
             if not page:
                 return True
             if any(row["status"] == LEASED for row in page):
-                # An agent has one consuming door at a time, and this mailbox has another.
+                # An agent has one consuming door at a time, and this mailbox is read by another door.
                 return False
             if not self._deliver(agent, page):
                 return False
@@ -186,15 +209,15 @@ class AgentInboxes:
         return True
 
     def _deliver(self, agent: str, page: list[Mapping[str, Any]]) -> bool:
-        """Publish a page, one message after the other, and claim what the broker has taken."""
+        """Publish a page, one message after the other, and claim the messages that the broker has taken."""
         topic, taken, is_all = inbox_topic(self._settings.mqtt.agents_prefix, agent), [], True
         try:
             for row in page:
                 message_id = str(row["message_id"])
                 if self._is_handed(agent, message_id) or is_over(row, time.time()):
                     continue
-                answer = self._connection.publish(topic, wire_message(row))
-                if answer.is_failure or answer.value == NOBODY_LISTENS:
+                answer = self._live_connection().publish_and_wait(topic, wire_message(row))
+                if answer.is_failure or answer.value == NO_SUBSCRIBER:
                     if answer.is_failure:
                         log.warning("inbox_refused", agent=agent, why=str(answer))
                     is_all = False
@@ -208,7 +231,10 @@ class AgentInboxes:
         return is_all
 
     def _claim(self, agent: str, message_ids: list[str]) -> None:
-        """Claim these, and what could not be claimed before. Raises BackboneUnreachable: it is kept."""
+        """Claim these messages and those that could not be claimed before.
+
+        Raises BackboneUnreachable; they are then claimed at the next call.
+        """
         with self._lock:
             wanted = [*self._unclaimed.get(agent, ()), *message_ids]
             if not wanted:
@@ -216,21 +242,22 @@ class AgentInboxes:
             self._unclaimed[agent] = wanted
         record = claim_of(agent, wanted)
         try:
-            self._live_publisher().append(record).result(self._settings.kafka.delivery_timeout_s + _ACK_GRACE_S)
+            self._publisher.live().append(record).result(self._settings.kafka.delivery_timeout_s + _ACK_GRACE_S)
         except RecordRefused as error:
             log.error("claim_refused", agent=agent, why=str(error))
         with self._lock:
             self._unclaimed.pop(agent, None)
 
-    def _live_publisher(self) -> Publisher:
-        with self._lock:
-            if self._publisher is not None and self._publisher.failed:
-                publisher, self._publisher = self._publisher, None
-                publisher.close(_ACK_GRACE_S)
-            if self._publisher is None:
-                check_topic(self._settings)
-                self._publisher = Publisher(self._settings)
-            return self._publisher
+    def _live_connection(self) -> MqttConnection:
+        """Return the connection for all inboxes, opened anew when it was lost. Raises BackboneUnreachable."""
+        with self._connecting:
+            if self._connection is None or self._connection.lost.is_set():
+                if self._connection is not None:
+                    self._connection.drop()
+                mqtt = self._settings.mqtt
+                self._connection = MqttConnection(mqtt, keepalive_s=mqtt.bridge_keepalive_s)
+                self._connection.open()
+            return self._connection
 
     def _is_handed(self, agent: str, message_id: str) -> bool:
         with self._lock:
@@ -243,7 +270,23 @@ class AgentInboxes:
                 self._handed.popitem(last=False)
 
 
-def _tell(why: str | None) -> None:
+def wire_message(row: Mapping[str, Any]) -> bytes:
+    """Return the payload for a row of the mailbox, as the gateway shows it."""
+    return canonical({"schema_version": 1, "from": row["sender"], **{name: row[name] for name in _FIELDS}})
+
+
+def is_over(row: Mapping[str, Any], now_s: float) -> bool:
+    """Return whether the message has expired."""
+    return row["expires_at"] is not None and has_come(str(row["expires_at"]), int(now_s * 1e6))
+
+
+def claim_of(agent: str, message_ids: Sequence[str]) -> OutgoingRecord:
+    """Return the record that claims these messages. The same arguments make the same record on any bridge."""
+    request_id = str(uuid.uuid5(_NAMESPACE, "/".join((agent, *message_ids))))
+    return claim_of_record(DEFAULT_REALM, agent, request_id, message_ids, door=DOOR, principal=agent)
+
+
+def _log_gateway(why: str | None) -> None:
     if why is None:
         log.info("gateway_back")
     else:

@@ -1,15 +1,19 @@
-"""The MQTT bridge (`python -m connectors.mqtt_bridge`): job events from MQTT brokers into the log (JE-18), and
-at our own broker the mailboxes of agents, both ways (JE-26; `mqtt_inboxes` is the way out).
+"""The MQTT bridge (`python -m connectors.mqtt_bridge`).
 
-**Delivers** each message at least once, the messages of a job in their order, bytes as they came; what is
-under a bad id goes to `refused/mqtt`, of an over-long body only size, SHA-256 and the first 1 KiB.
-**Acknowledges when** Kafka has acknowledged and the MQTT broker has the receipt (JE-17). A receipt carries the
-gateway's verdict when that comes within `mqtt.receipt_verdict_wait_s`, else null: durable, not settled yet.
-**Loses when** the broker loses: Mosquitto forgets what it had not saved when it is killed, and drops what
-does not fit its queue, in both cases after its own PUBACK. Hence the receipts.
+It brings job events from MQTT brokers into the log (JE-18). At our own broker it also carries the mailboxes of
+agents, in both directions (JE-26; `mqtt_inboxes` delivers to the agents).
 
-One bridge is active at a broker; others stand by and take over within 10 s (JE-19). Beside the broker of the
-settings there is a connection for each other one that a live job names (JE-13).
+**Delivers** each message at least once, the messages of a job in their order, with their payload unchanged. A
+message with an invalid id goes to `refused/mqtt`. Of an over-long body the log gets size, SHA-256 and the first
+1 KiB.
+**Acknowledges when** Kafka has acknowledged the record and the MQTT broker has the receipt (JE-17). A receipt
+carries the gateway's verdict when that comes within `mqtt.receipt_verdict_wait_s`. Otherwise the verdict is
+null: the event is durable, and not settled yet.
+**Loses when** the broker loses a message after its own PUBACK. Mosquitto forgets unsaved messages when it is
+killed, and drops those that do not fit its queue. The receipts let the publisher notice that.
+
+One bridge is active at a broker; others are on standby and take over within 10 s (JE-19). Besides the broker of
+the settings, the bridge connects to each other broker that a live job names (JE-13).
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from typing import Final
 import structlog
 
 from connectors.mqtt_bridge.bridge_broker import BrokerBridge
-from connectors.mqtt_bridge.bridge_overlays import OverlayBridges
+from connectors.mqtt_bridge.job_broker_bridges import JobBrokerBridges
 from connectors.mqtt_bridge.mqtt_inboxes import AgentInboxes
 from connectors.mqtt_bridge.verdict_stream import VerdictStream
 from connectors.mqtt_link.mqtt_credentials import BRIDGE, role_mqtt
@@ -34,12 +38,13 @@ from schemas.settings.settings import Settings, SettingsError, load_settings
 
 log = structlog.stdlib.get_logger("connectors.mqtt_bridge")  # __name__ is __main__ when it runs
 
-_OVERLAYS_END_S: Final = 20.0
+_JOB_BROKERS_END_S: Final = 20.0
 
 
 class MqttBridge:
-    """The bridge at the broker of the settings with the agents' inboxes, those at the jobs' own brokers, and
-    the verdicts for all.
+    """The bridge at the broker of the settings, those at the jobs' own brokers, and the verdicts for all.
+
+    The agents' inboxes are at the broker of the settings. `ready_file` is created when the bridge is ready.
     """
 
     def __init__(self, settings: Settings, stop: threading.Event, ready_file: Path | None = None) -> None:
@@ -48,21 +53,21 @@ class MqttBridge:
         self._verdicts = VerdictStream(settings)
         own = settings.model_copy(update={"mqtt": role_mqtt(settings, BRIDGE)})
         self._inboxes = AgentInboxes(own, stop, lambda: self._bridge.is_active)
-        self._bridge = BrokerBridge(own, stop, self._verdicts, self._ready, self._inboxes.heard)
-        overlays = OverlayBridges(settings, stop, self._verdicts)
-        self._overlays = threading.Thread(target=overlays.run, name="overlays", daemon=True)
+        self._bridge = BrokerBridge(own, stop, self._verdicts, self._ready, self._inboxes.on_outbox_message)
+        job_brokers = JobBrokerBridges(settings, stop, self._verdicts)
+        self._job_brokers = threading.Thread(target=job_brokers.run, name="overlays", daemon=True)
 
     def run(self) -> None:
         """Bridge until stopped. Raises TrunklineError when the topic does not fit the settings."""
         self._verdicts.start()
-        self._overlays.start()
+        self._job_brokers.start()
         self._inboxes.start()
         try:
             self._bridge.run()
         finally:
             self._stop.set()
             self._inboxes.join()
-            self._overlays.join(_OVERLAYS_END_S)
+            self._job_brokers.join(_JOB_BROKERS_END_S)
             self._verdicts.close()
             log.info("stopped", **self._bridge.tally.snapshot())
 

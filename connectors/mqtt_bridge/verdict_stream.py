@@ -1,8 +1,8 @@
 """The gateway's verdicts, for the receipts of the bridge (JE-17): one HTTP stream that is kept open.
 
-**Reads** `GET /api/hub/verdicts` (NDJSON, operator's token), reconnects with back-off for ever.
-**Guarantees** that each question is answered once: with the verdict when it comes within the wait, with None
-after it, and with None at once while the stream is down, so that a gateway that is away slows nothing.
+**Reads** `GET /api/hub/verdicts` (NDJSON, operator's token), and reconnects with back-off for ever.
+**Guarantees** that each question is answered once: with the verdict when it comes in time, and otherwise with
+None. While the stream is down the answer is None at once, so a gateway that is down delays no receipt.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
-from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 import structlog
 
-from connectors.gateway_client.gateway_client import CONNECT_TIMEOUT_S, read_token
-from connectors.gateway_client.gateway_tls import explained, trust
+from connectors.gateway_client.gateway_client import GatewayClient, read_token
+from connectors.gateway_client.gateway_tls import explained
 from connectors.log.publisher import Position
-from schemas.errors import BackboneUnreachable, Refused, TrunklineError
+from schemas.errors import Refused, TrunklineError
 from schemas.settings.settings import Settings
 
 log = structlog.stdlib.get_logger(__name__)
@@ -29,14 +28,13 @@ log = structlog.stdlib.get_logger(__name__)
 Answer = Callable[[str | None, str | None], None]
 
 VERDICTS_PATH: Final = "/api/hub/verdicts"
-# The gateway says something at least every second; one that is silent for longer hangs.
+# The gateway writes at least every second; one that is silent for longer hangs.
 _SILENCE_S: Final = 3.0
 _BACKOFF_BASE_S: Final = 0.1
 _BACKOFF_MAX_S: Final = 2.0
 _KEPT: Final = 10_000
 _STOP_S: Final = 1.0
 _TICK_S: Final = 0.02
-_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 
 class _Line(msgspec.Struct):
@@ -44,9 +42,9 @@ class _Line(msgspec.Struct):
 
 
 class VerdictStream:
-    """Answers by position. Thread-safe; `start` it, `close` it.
+    """Answers with the verdict of the record at a position. Thread-safe; `start` it, `close` it.
 
-    Answers run on the asker's thread, on the reader's or on that of the time-outs, and must not block.
+    An answer is called on the thread that asks or on one of the stream's two threads, and must not block.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -65,12 +63,12 @@ class VerdictStream:
         ]
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start to read."""
         for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
-        """End it; who still waits is answered with None."""
+        """End the stream and answer all waiting questions with None."""
         self._stop.set()
         self._set_down()
         for thread in self._threads:
@@ -103,7 +101,7 @@ class VerdictStream:
                 why = "the gateway ended the stream"
             except (TrunklineError, httpx.HTTPError, httpx.InvalidURL, msgspec.MsgspecError, OSError) as error:
                 why = explained(error)
-            except Exception as error:  # anything else must not end the receipts' verdicts for good
+            except Exception as error:  # any other error must not end the verdicts for good
                 log.exception("verdicts_failed")
                 why = type(error).__name__
             was_up = self._set_down()
@@ -118,22 +116,16 @@ class VerdictStream:
             pause_s = min(2 * pause_s, _BACKOFF_MAX_S)
 
     def _read(self) -> None:
-        token = read_token(self._settings)
-        if token is None:
+        if read_token(self._settings) is None:
             raise Refused("there is no operator's token yet")
-        url = self._settings.gateway_url + VERDICTS_PATH
         decoder = msgspec.json.Decoder(_Line)
-        timeout = httpx.Timeout(_SILENCE_S, connect=CONNECT_TIMEOUT_S)
-        verify = trust(url, self._settings.gateway.ca_certs) or False
-        # A proxy of the environment has no business between us and our own machine.
-        trust_env = urlsplit(url).hostname not in _LOOPBACK
         with (
-            httpx.Client(timeout=timeout, trust_env=trust_env, verify=verify) as http,
-            http.stream("GET", url, headers={"Authorization": f"Bearer {token}"}) as answer,
+            GatewayClient(self._settings) as gateway,
+            gateway.connection(_SILENCE_S) as http,
+            http.stream("GET", VERDICTS_PATH) as answer,
         ):
             if answer.status_code != 200:
-                kind = BackboneUnreachable if answer.status_code >= 500 else Refused
-                raise kind(f"{VERDICTS_PATH}: HTTP status {answer.status_code}")
+                raise Refused(f"{VERDICTS_PATH}: HTTP status {answer.status_code}")
             with self._lock:
                 self._up = not self._stop.is_set()
             log.info("verdicts_open", gateway=self._settings.gateway_url)
@@ -144,22 +136,22 @@ class VerdictStream:
                     self._take(decoder.decode(line))
 
     def _take(self, line: _Line) -> None:
-        told: list[tuple[Answer, str, str | None]] = []
+        settled: list[tuple[Answer, str, str | None]] = []
         with self._lock:
             for partition, offset, verdict, reason in line.settled:
                 key = (partition, offset)
                 answer = self._waiting.pop(key, None)
                 if answer is not None:
-                    told.append((answer, verdict, reason))
+                    settled.append((answer, verdict, reason))
                     continue
                 self._early[key] = (verdict, reason)
                 if len(self._early) > _KEPT:
                     self._early.popitem(last=False)
-        for answer, verdict, reason in told:
-            _tell(answer, verdict, reason)
+        for answer, verdict, reason in settled:
+            _call(answer, verdict, reason)
 
     def _set_down(self) -> bool:
-        """Answer all who wait. Returns whether the stream was up."""
+        """Answer all waiting questions with None. Returns whether the stream was up."""
         with self._lock:
             was_up, self._up = self._up, False
             left = list(self._waiting.values())
@@ -167,7 +159,7 @@ class VerdictStream:
             self._deadlines.clear()
             self._lock.notify_all()
         for answer in left:
-            _tell(answer, None, None)
+            _call(answer, None, None)
         return was_up
 
     def _time_out(self) -> None:
@@ -181,15 +173,15 @@ class VerdictStream:
                     answer = self._waiting.pop(self._deadlines.popleft()[1], None)
                     if answer is not None:
                         late.append(answer)
-                # The others are not due before the first; those that are due together are taken together.
+                # No other is due before the first. Answers that are due at nearly the same time go together.
                 pause_s = max(self._deadlines[0][0] - now, _TICK_S) if self._deadlines else 0.0
             for answer in late:
-                _tell(answer, None, None)
+                _call(answer, None, None)
             self._stop.wait(pause_s)
 
 
-def _tell(answer: Answer, verdict: str | None, reason: str | None) -> None:
+def _call(answer: Answer, verdict: str | None, reason: str | None) -> None:
     try:
         answer(verdict, reason)
-    except Exception:  # one receipt must not end the thread that all others wait for
+    except Exception:  # one receipt must not end the thread that all others need
         log.exception("receipt_failed")

@@ -1,37 +1,44 @@
-"""The broker of one job: the settings of the environment, and over them what the job itself says (JE-13)."""
+"""The broker of a connection: a job's own broker over the settings (JE-13), and the private socket to our own.
+
+The number of connections on the port of the stack's own Mosquitto is limited, and strangers can use it up. The
+broker therefore also listens on a Unix socket in a folder that only our own user may enter. The bridge, the
+gateway and the operator connect through it, so they always get in.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import SecretStr
 
-from connectors.mqtt_link.mqtt_socket import LOOPBACK_NAMES
-from schemas.settings.settings import MqttSettings
+from schemas.settings.settings import MqttSettings, Settings
 from schemas.streams.job.job_registry import BrokerOverlay
 
-_PLAIN = ("host", "port", "tls", "username")
-_PATHS = ("ca_certs", "certfile", "keyfile")
+LOOPBACK_NAMES: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+_PATHS: Final = ("ca_certs", "certfile", "keyfile")
 
 
 def resolve_mqtt(
     mqtt: MqttSettings, overlay: BrokerOverlay | None, password: SecretStr | str | None = None
 ) -> MqttSettings:
-    """`mqtt` with each field that `overlay` names; `password` is the overlay's, opened.
+    """Return `mqtt` with each field that a job's own broker names; `password` is that broker's, unsealed.
 
-    User and password of `mqtt` belong to its broker: another broker, also with a user of that name, gets only
-    what the overlay gives. The same broker does not get our password under another user's name, or in clear
-    where we use TLS. Else whoever may register a job could have our password sent to a host of his own.
+    User and password of `mqtt` belong to its broker. Another broker gets only what the job gives, even for a
+    user of the same name. The same broker does not get our password for another user, or in clear where the
+    settings use TLS. Otherwise anyone who may register a job could have our password sent to a host of his own.
     """
     if overlay is None:
         return mqtt
-    said = overlay.model_dump(exclude_none=True, exclude={"sealed_password"})
-    changes: dict[str, Any] = {name: said[name] for name in _PLAIN if name in said}
-    changes |= {name: Path(said[name]) for name in _PATHS if name in said}
+    named = overlay.model_dump(exclude_none=True, exclude={"sealed_password"})
+    fields = ("host", "port", "tls", "username", *_PATHS)
+    changes: dict[str, Any] = {
+        name: Path(named[name]) if name in _PATHS else named[name] for name in fields if name in named
+    }
     resolved = mqtt.model_copy(update=changes)
     at_ours = same_broker(mqtt, resolved)
-    if "username" not in said and not at_ours:
+    if "username" not in named and not at_ours:
         changes["username"] = None
     if password is not None:
         changes["password"] = SecretStr(password) if isinstance(password, str) else password
@@ -41,8 +48,34 @@ def resolve_mqtt(
 
 
 def same_broker(one: MqttSettings, other: MqttSettings) -> bool:
-    """Whether both name the same broker, by host and port, whoever asks. All names of loopback are one."""
+    """Return whether both name the same broker, by host and port. All names of loopback are one host."""
     return _address(one) == _address(other)
+
+
+def broker_name(mqtt: MqttSettings) -> str:
+    """Return the broker's name for messages: host and port, nothing secret."""
+    return f"{mqtt.host}:{mqtt.port}"
+
+
+def socket_dir(settings: Settings) -> Path:
+    """Return the folder of the stack's own Mosquitto, which has its socket."""
+    return settings.data_path / "mosquitto"
+
+
+def socket_name(port: int) -> str:
+    """Return the name of the socket of the broker on this port. Another broker on loopback has another name."""
+    return f"{port}.sock"
+
+
+def private_socket(mqtt: MqttSettings) -> Path | None:
+    """Return the private socket of this broker.
+
+    None when the broker is not the stack's own, does not run, or belongs to another user.
+    """
+    if mqtt.socket_dir is None or mqtt.host.lower() not in LOOPBACK_NAMES:
+        return None
+    path = mqtt.socket_dir / socket_name(mqtt.port)
+    return path if os.access(path, os.W_OK) else None
 
 
 def _address(mqtt: MqttSettings) -> tuple[str, int]:

@@ -1,33 +1,305 @@
-"""An MQTT 5 client from the settings: what every MQTT connection of ours has in common.
+"""One MQTT 5 connection: client, TLS, login, subscriptions, publishing and acknowledgements.
 
-A client made here lives for one connection. It never reconnects by itself, so an acknowledgement that was
-meant for an earlier connection can never go out on a later one: it belongs to a client that is gone.
+`MqttConnection` is what the programs use. It lives for one connection and never reconnects. An acknowledgement
+that was meant for an earlier connection can therefore never go out on a later one.
 """
 
 from __future__ import annotations
 
 import socket
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Final, cast
+from typing import Any, Final, NamedTuple, cast
 
-from paho.mqtt.client import Client, MQTTv5
-from paho.mqtt.enums import CallbackAPIVersion
+import structlog
+from paho.mqtt.client import Client, ConnectFlags, MQTTMessage, MQTTv5
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from connectors.mqtt_link.mqtt_socket import private_socket, socket_name
-from connectors.mqtt_link.mqtt_tls import explained, mqtt_context
+from connectors.mqtt_link.broker_settings import broker_name, private_socket, socket_name
+from connectors.mqtt_link.mqtt_tls import explained, mqtt_context, why_no_answer
 from connectors.unix_socket.claimed_socket import address_of
 from schemas.errors import BackboneUnreachable
 from schemas.settings.settings import MqttSettings
 
+log = structlog.stdlib.get_logger(__name__)
+
 KEEPALIVE_S: Final = 60
-# The client waits by select, which knows no descriptors beyond.
+# The PUBACK's reason code when no client has a matching subscription.
+NO_SUBSCRIBER: Final = 0x10
+# Reason codes that another attempt will not change: bad credentials, not authorized, banned, bad method.
+FINAL_REASONS: Final = (0x86, 0x87, 0x8A, 0x8C)
+# Get the retained messages with a new subscription, and not again with each connection.
+RETAINED_ONCE: Final = SubscribeOptions.RETAIN_SEND_IF_NEW_SUB
+# paho waits with select(), which cannot handle higher descriptors.
 _DESCRIPTORS: Final = 1024
+_DISCONNECT_S: Final = 1.0
+
+
+class BrokerRefused(BackboneUnreachable):
+    """The broker refused the login, or a subscription when `at_login` is False."""
+
+    def __init__(self, message: str, reason: ReasonCode, *, at_login: bool) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.at_login = at_login
+
+
+class Subscription(NamedTuple):
+    """A topic filter to subscribe to.
+
+    If the broker refuses it, `on_refused` is called, and the connection stays. Without `on_refused` a refusal
+    ends the connection.
+    """
+
+    topic: str
+    qos: int = 1
+    retain_handling: int = SubscribeOptions.RETAIN_SEND_ON_SUBSCRIBE
+    on_refused: Callable[[ReasonCode], None] | None = None
+
+    def options(self) -> SubscribeOptions:
+        """Return the options as paho wants them."""
+        return SubscribeOptions(qos=self.qos, retainHandling=self.retain_handling)
+
+
+class MqttConnection:
+    """One connection, from CONNECT until it is lost, closed or dropped. Thread-safe.
+
+    The constructor raises SettingsError for certificates that cannot be read. The callbacks run on the
+    connection's own thread: `on_message` for each message, `on_lost` once with the reason when the connection
+    ends. An exception in `on_message` ends the connection.
+
+    Attributes:
+        lost: set when the connection is of no more use.
+        why: the first reason for that.
+        cut_off: whether the connection was ended by the other side or the network.
+        session_present: whether the broker still had a session for the client id.
+    """
+
+    def __init__(
+        self,
+        mqtt: MqttSettings,
+        subscriptions: Sequence[Subscription] = (),
+        *,
+        client_id: str = "",
+        session_expiry_s: int | None = None,
+        receive_maximum: int | None = None,
+        keepalive_s: int = KEEPALIVE_S,
+        will: tuple[str, bytes] | None = None,
+        manual_ack: bool = False,
+        on_message: Callable[[MQTTMessage], None] = lambda _message: None,
+        on_lost: Callable[[str], None] = lambda _why: None,
+    ) -> None:
+        """Prepare a connection; `open` makes it.
+
+        Args:
+            mqtt: the broker, the login and the timeouts.
+            subscriptions: made as soon as the broker has accepted the login.
+            client_id: empty: the broker chooses one.
+            session_expiry_s: how long the broker keeps the session after the end; None: start a clean session
+                and keep none.
+            receive_maximum: how many messages may be unacknowledged; None: the protocol's maximum.
+            keepalive_s: the broker ends the connection after one and a half times as long without a packet.
+            will: topic and payload of the Last Will, which is retained and has QoS 1.
+            manual_ack: the user calls `ack`; else a message is acknowledged when `on_message` has returned.
+            on_message: takes each message.
+            on_lost: takes the reason when the connection ends.
+        """
+        self._mqtt = mqtt
+        self._subscriptions = subscriptions
+        self._clean_start = session_expiry_s is None
+        self._properties = connect_properties(session_expiry_s or 0, receive_maximum)
+        self._keepalive_s = keepalive_s
+        self._take = on_message
+        self._on_lost = on_lost
+        self._lock = threading.Lock()
+        self._answers: dict[int, Future[ReasonCode]] = {}
+        self._accepted = False
+        self._answered = threading.Event()
+        self._disconnected = threading.Event()
+        self._closing = False
+        self._refusal: BrokerRefused | None = None
+        self.lost = threading.Event()
+        self.why = ""
+        self.cut_off = False
+        self.session_present = False
+        self._client = new_client(mqtt, client_id, manual_ack=manual_ack)
+        if will is not None:
+            self._client.will_set(*will, qos=1, retain=True)
+        self._client.on_connect = self._on_connect
+        self._client.on_subscribe = self._on_subscribe
+        self._client.on_message = self._on_message
+        self._client.on_publish = self._on_publish
+        self._client.on_disconnect = self._on_disconnect
+
+    def open(self) -> None:
+        """Connect and subscribe.
+
+        Raises:
+            BrokerRefused: the broker refused the login or a subscription.
+            BackboneUnreachable: the connection failed or took longer than `connect_timeout_s`.
+        """
+        try:
+            dial(
+                self._client,
+                self._mqtt,
+                self._properties,
+                clean_start=self._clean_start,
+                keepalive_s=self._keepalive_s,
+            )
+        except BackboneUnreachable as error:
+            self.give_up(str(error.__cause__ or error))
+            raise
+        if not self._answered.wait(self._mqtt.connect_timeout_s):
+            self.give_up(f"no {'SUBACK' if self._accepted else 'CONNACK'} in time")
+        if self.lost.is_set():
+            self.drop()
+            raise self._refusal or self.unreachable(self.why)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the broker has accepted the login and the subscriptions, and the connection is not lost."""
+        return self._answered.is_set() and not self.lost.is_set()
+
+    def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> Future[ReasonCode]:
+        """Publish without waiting.
+
+        Returns:
+            The broker's answer (PUBACK). It fails with BackboneUnreachable when the connection is lost before;
+            the broker may have the message even so.
+        """
+        answer = self._answer(self._client.publish(topic, payload, qos, retain).mid)
+        if self.lost.is_set():
+            self._fail_answers()
+        return answer
+
+    def publish_and_wait(self, topic: str, payload: bytes, *, retain: bool = False) -> ReasonCode:
+        """Publish with QoS 1 and return the broker's answer.
+
+        Raises:
+            BackboneUnreachable: no answer came within `puback_timeout_s`. The connection is then given up, and
+                the broker may have the message even so.
+        """
+        answer = self.publish(topic, payload, retain=retain)
+        try:
+            return answer.result(self._mqtt.puback_timeout_s)
+        except TimeoutError:
+            self.give_up("no PUBACK in time")
+            raise self.unreachable("no PUBACK in time") from None
+
+    def ack(self, mid: int, qos: int) -> None:
+        """Acknowledge a message, with `manual_ack`."""
+        self._client.ack(mid, qos)
+
+    def give_up(self, why: str) -> None:
+        """Declare the connection lost. It is not cut before `drop` or `close`."""
+        self._closing = True
+        self._lose(why)
+
+    def close(self, *, forget_session: bool = False) -> None:
+        """Disconnect in order, without the Last Will. `forget_session`: the broker deletes the session."""
+        self._closing = True
+        properties = None
+        if forget_session:
+            properties = Properties(PacketTypes.DISCONNECT)  # type: ignore[no-untyped-call]
+            properties.SessionExpiryInterval = 0
+        if self._client.disconnect(properties=properties) is MQTTErrorCode.MQTT_ERR_SUCCESS:
+            self._disconnected.wait(_DISCONNECT_S)
+        self.drop()
+
+    def drop(self) -> None:
+        """Cut the connection at once. The broker publishes the Last Will and keeps what is unacknowledged."""
+        self.give_up("closed")
+        cut_connection(self._client)
+
+    def unreachable(self, why: str) -> BackboneUnreachable:
+        """Return an error that names the broker."""
+        return BackboneUnreachable(f"MQTT broker {broker_name(self._mqtt)}: {why}")
+
+    def _lose(self, why: str) -> None:
+        with self._lock:
+            if self.lost.is_set():
+                return
+            self.why = why
+            self.lost.set()
+        self._answered.set()
+        self._fail_answers()
+        self._on_lost(why)
+
+    def _refuse(self, what: str, reason: ReasonCode, *, at_login: bool) -> None:
+        why = f"the broker refuses {what}: {reason}"
+        name = broker_name(self._mqtt)
+        self._refusal = BrokerRefused(f"MQTT broker {name}: {why}", reason, at_login=at_login)
+        self.give_up(why)
+
+    def _answer(self, mid: int) -> Future[ReasonCode]:
+        # The PUBACK may be handled before `publish` has returned: the first of the two makes the entry, the
+        # second one removes it.
+        with self._lock:
+            known = self._answers.pop(mid, None)
+            return self._answers.setdefault(mid, Future()) if known is None else known
+
+    def _fail_answers(self) -> None:
+        with self._lock:
+            left, self._answers = list(self._answers.values()), {}
+        for answer in left:
+            with suppress(InvalidStateError):
+                answer.set_exception(self.unreachable(self.why))
+
+    def _on_connect(
+        self, client: Client, userdata: Any, flags: ConnectFlags, reason: ReasonCode, properties: Any
+    ) -> None:
+        if reason.is_failure:
+            self._refuse("the connection", reason, at_login=True)
+            return
+        self._accepted = True
+        self.session_present = flags.session_present
+        if self._subscriptions:
+            client.subscribe([(wanted.topic, wanted.options()) for wanted in self._subscriptions])
+        else:
+            self._answered.set()
+
+    def _on_subscribe(
+        self, client: Client, userdata: Any, mid: int, reasons: list[ReasonCode], properties: Any
+    ) -> None:
+        for wanted, reason in zip(self._subscriptions, reasons, strict=False):
+            if not reason.is_failure:
+                continue
+            if wanted.on_refused is None:
+                self._refuse("the subscription", reason, at_login=False)
+                return
+            wanted.on_refused(reason)
+        self._answered.set()
+
+    def _on_message(self, client: Client, userdata: Any, message: MQTTMessage) -> None:
+        # An exception here would end paho's thread and leave a connection that reads nothing.
+        try:
+            self._take(message)
+        except Exception as error:
+            log.exception("message_failed")  # without its topic, which may be what cannot be read
+            self.give_up(f"a message could not be taken: {type(error).__name__}")
+
+    def _on_publish(self, client: Client, userdata: Any, mid: int, reason: ReasonCode, properties: Any) -> None:
+        with suppress(InvalidStateError):
+            self._answer(mid).set_result(reason)
+
+    def _on_disconnect(
+        self, client: Client, userdata: Any, flags: Any, reason: ReasonCode, properties: Any
+    ) -> None:
+        # Reason 0x8E would say that another client has taken the session over, but a client that is just
+        # writing does not read it.
+        self.cut_off = self.cut_off or not self._closing
+        self._disconnected.set()
+        self._lose(f"connection lost: {reason}{'' if self._accepted else why_no_answer(self._mqtt)}")
 
 
 def new_client(mqtt: MqttSettings, client_id: str = "", *, manual_ack: bool = False) -> Client:
-    """A paho client for one connection, with TLS and credentials set, not connected yet.
+    """Return a paho client for one connection, with TLS and credentials set, not connected yet.
 
     An empty `client_id` lets the broker choose. Raises SettingsError for certificates that cannot be read.
     """
@@ -49,7 +321,7 @@ def new_client(mqtt: MqttSettings, client_id: str = "", *, manual_ack: bool = Fa
 
 
 def connect_properties(session_expiry_s: int = 0, receive_maximum: int | None = None) -> Properties:
-    """CONNECT properties: how long the broker keeps the session, how many messages may be unacknowledged."""
+    """Return CONNECT properties: session expiry, and the maximum of unacknowledged messages."""
     found = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
     found.SessionExpiryInterval = session_expiry_s
     if receive_maximum is not None:
@@ -64,19 +336,23 @@ def dial(
     *,
     clean_start: bool = True,
     keepalive_s: int = KEEPALIVE_S,
+    start_thread: bool = True,
 ) -> None:
-    """Connect and start the client's thread; the broker's answer comes to `on_connect`.
+    """Connect and start the client's thread. The broker's answer is passed to `on_connect`.
 
-    The broker gives a client up after one and a half times `keepalive_s` of silence. Raises
-    BackboneUnreachable when nobody takes the connection, and when the process has too many files open for it.
+    Without the thread the caller has to call `loop_read` of the client. The broker ends the connection
+    after one and a half times `keepalive_s` without a packet. Raises BackboneUnreachable when no broker accepts
+    the connection, or when the process has too many files open.
     """
     try:
         with _address(client, mqtt) as host:
             client.connect(
                 host, mqtt.port, keepalive=keepalive_s, clean_start=clean_start, properties=properties
             )
-    except (OSError, ValueError) as error:  # ValueError: what cannot be a host's name
+    except (OSError, ValueError) as error:  # ValueError: not a valid host name
         raise BackboneUnreachable(f"MQTT broker {broker_name(mqtt)}: {explained(error, mqtt)}") from error
+    if not start_thread:
+        return
     try:
         got = _highest_descriptor(client)
         if got < _DESCRIPTORS:
@@ -91,6 +367,11 @@ def dial(
     )
 
 
+def backoff_s(mqtt: MqttSettings, failures: int) -> float:
+    """Return the pause before another attempt after so many failures in a row, the last one not counted."""
+    return float(min(mqtt.backoff_base_s * 2 ** min(failures, 16), mqtt.backoff_max_s))
+
+
 def _address(client: Client, mqtt: MqttSettings) -> AbstractContextManager[str]:
     """Return the address to connect to: a host, or the path of the broker's private socket."""
     if client.transport != "unix" or mqtt.socket_dir is None:
@@ -99,8 +380,10 @@ def _address(client: Client, mqtt: MqttSettings) -> AbstractContextManager[str]:
 
 
 def _highest_descriptor(client: Client) -> int:
-    """The highest that the client's thread will wait for: the connection's own, or that of the socket by which
-    it is woken, which the client opens when the thread starts, as the second of three. Raises OSError.
+    """Return the highest file descriptor that the client's thread will wait for. Raises OSError.
+
+    It is that of the connection, or that of the socket that wakes the thread. paho opens the latter when the
+    thread starts.
     """
     connected = client.socket()
     listening, woken = socket.socketpair()
@@ -109,14 +392,9 @@ def _highest_descriptor(client: Client) -> int:
 
 
 def cut_connection(client: Client) -> None:
-    """End a client's connection at once, also one that hangs, without a word to the broker, and its thread."""
+    """End a client's connection and its thread at once, without a DISCONNECT packet, also when it hangs."""
     connected = client.socket()
     if connected is not None:
         with suppress(OSError):
             cast(socket.socket, connected).shutdown(socket.SHUT_RDWR)
     client.loop_stop()
-
-
-def broker_name(mqtt: MqttSettings) -> str:
-    """The broker as it stands in messages: host and port, nothing secret."""
-    return f"{mqtt.host}:{mqtt.port}"

@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import httpx
 
-from connectors.agent_sdk.agent_inbox import InboxMessage
-from connectors.agent_sdk.mqtt_agent import Credentials, MqttAgent
+from connectors.agent_sdk.mqtt_agent import Credentials, InboxMessage, MqttAgent
 from connectors.file_bridge.queue_root import queue_root
 from connectors.file_queue import Queue
 from schemas.settings.settings import Settings

@@ -30,9 +30,9 @@ import pyarrow.parquet as parquet
 
 from connectors.local_stack import LocalStack, free_port
 from connectors.local_stack.part_plan import STREAMS
-from connectors.mqtt_link.job_topics import events_topic
 from connectors.mqtt_link.mqtt_connection import connect_properties, cut_connection, dial, new_client
 from connectors.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
+from connectors.mqtt_link.topics import events_topic
 from schemas.fold.view_rows import MAILBOX_VIEW, REGISTRY_JOBS
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import (

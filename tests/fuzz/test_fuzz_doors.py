@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 from hypothesis import strategies as st
 
-from connectors.agent_sdk.agent_inbox import InboxMessage, read_inbox
+from connectors.agent_sdk.mqtt_agent import InboxMessage, read_inbox
 from connectors.dashboard.log_position import LENGTH_LIMIT, LogPosition, parsed_position
 from connectors.gateway.feed.settled_stream import EventWriter
 from connectors.gateway.web.answers import ApiError
@@ -19,9 +19,9 @@ from connectors.gateway_client.event_stream import parse_events
 from connectors.live.settled_feed import SettledFeed, SettledRecord
 from connectors.mqtt_bridge.bridge_records import Incoming, incoming, receipt_of, well_formed_traceparent
 from connectors.mqtt_bridge.bridge_standby import encode_presence, read_presence
-from connectors.mqtt_link.agent_topics import inbox_topic
 from connectors.mqtt_link.receipt import AgentReceipt, Receipt, encode_receipt, read_receipt
 from connectors.mqtt_link.receipt import LogPosition as Position
+from connectors.mqtt_link.topics import inbox_topic
 from schemas.errors import TrunklineError
 from schemas.settings.settings import MqttSettings
 from schemas.wire.ids import parse_stream_key

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from connectors.file_bridge.records import claims_of, posting_of, refusal_of
 from connectors.local_stack import free_port
 from connectors.mqtt_bridge.bridge_records import job_event_record
-from connectors.mqtt_link.job_topics import events_topic
+from connectors.mqtt_link.topics import events_topic
 from jobs import build_views
 from schemas.fold.view_rows import MAILBOX_VIEW
 from schemas.keys.sealing import Keyring

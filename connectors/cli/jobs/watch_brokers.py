@@ -17,10 +17,9 @@ from connectors.agent_sdk.event_subscription import EventSubscription, Message
 from connectors.gateway_client.gateway_client import path_of, reachable
 from connectors.job_tools.job_brokers import JobBroker, find_broker
 from connectors.job_tools.job_secrets import secret_path
-from connectors.mqtt_link.broker_settings import same_broker
-from connectors.mqtt_link.job_topics import events_filter, events_topic
-from connectors.mqtt_link.mqtt_connection import broker_name
+from connectors.mqtt_link.broker_settings import broker_name, same_broker
 from connectors.mqtt_link.mqtt_credentials import DELEGATOR, role_mqtt
+from connectors.mqtt_link.topics import events_filter, events_topic
 from schemas.errors import BackboneUnreachable, NotFound, Refused, TrunklineError
 from schemas.keys.sealing import UnsealError, broker_password_purpose, load_keyring
 from schemas.settings.settings import MqttSettings, Settings, SettingsError

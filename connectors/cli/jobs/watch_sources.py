@@ -16,7 +16,7 @@ from connectors.cli.jobs.watch_brokers import brokers_of, brokers_of_all, listen
 from connectors.gateway_client.event_stream import GAP, SETTLED, EventStream
 from connectors.gateway_client.gateway_client import GatewayClient, path_of, reachable
 from connectors.job_tools.job_secrets import find_secret, kept_secrets, stored_jobs
-from connectors.mqtt_link.job_topics import job_id_of
+from connectors.mqtt_link.topics import job_id_of
 from connectors.terminal.terminal_text import escaped
 from schemas.errors import NotFound
 from schemas.fold.life_cycles import JOB_TERMINAL, PENDING, RUNNING

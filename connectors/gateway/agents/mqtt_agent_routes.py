@@ -19,7 +19,7 @@ from connectors.gateway.web.idempotency import TOKEN_WINDOW_S, IdempotencyKey, r
 from connectors.gateway.web.models import ERRORS, MqttAgentAnswer, NoFields
 from connectors.gateway.web.policy import Action
 from connectors.gateway.web.refusals import DOOR
-from connectors.mqtt_link.agent_topics import inbox_topic, outbox_topic
+from connectors.mqtt_link.topics import inbox_topic, outbox_topic
 from schemas.errors import TrunklineError
 from schemas.fold.view_rows import REGISTRY_MQTT_AGENTS, MqttAgentRow
 from schemas.keys.mqtt_password import mqtt_password

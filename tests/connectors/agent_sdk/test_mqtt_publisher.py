@@ -13,10 +13,9 @@ import time
 
 import pytest
 
-from connectors.agent_sdk.locked_state import OutboxBusyError
 from connectors.agent_sdk.mqtt_delivery import ReceiptMissing
 from connectors.agent_sdk.mqtt_publisher import EventRejected, JobPublisher
-from connectors.agent_sdk.publish_outbox import JobOutbox
+from connectors.agent_sdk.outbox import JobOutbox, OutboxBusyError
 from connectors.local_stack import free_port
 from connectors.mqtt_link.receipt import LogPosition, Receipt, encode_receipt
 from schemas.errors import BackboneUnreachable, TrunklineError, UsageError

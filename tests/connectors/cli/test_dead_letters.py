@@ -13,7 +13,7 @@ import pytest
 
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.ledger_files.ledger_replay import parse_position
-from connectors.mqtt_link.job_topics import events_topic
+from connectors.mqtt_link.topics import events_topic
 from schemas.errors import UsageError
 from schemas.settings.settings import Settings
 from schemas.wire.record import JOB_EVENT, OutgoingRecord, content_id, oversized

@@ -9,7 +9,7 @@ from connectors.demo.outcome import Delivery
 from connectors.demo.plan import Plan, build_plan
 from connectors.demo.steps import Actor, AgentEvent, Cancellation, Pick, RawMessage, Script, SentAgain
 from connectors.mqtt_bridge.bridge_records import job_event_record
-from connectors.mqtt_link.job_topics import events_topic
+from connectors.mqtt_link.topics import events_topic
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.keys.sealing import Keyring

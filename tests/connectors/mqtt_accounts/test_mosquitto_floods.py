@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from connectors.local_stack import LocalStack, broker_plans
+from connectors.mqtt_link.broker_settings import private_socket
 from connectors.mqtt_link.mqtt_credentials import BRIDGE, DELEGATOR, OPERATOR, role_mqtt
 from connectors.mqtt_link.mqtt_login import LoginAnswer, try_login
-from connectors.mqtt_link.mqtt_socket import private_socket
 from connectors.tls_keys.tls_files import create
 from schemas.settings.settings import MqttSettings, Settings
 from tests.broker_processes import LOOPBACK, wait_until, with_mqtt

@@ -11,9 +11,8 @@ from typing import Any
 
 import httpx
 
-from connectors.agent_sdk.agent_inbox import InboxMessage
-from connectors.agent_sdk.mqtt_agent import Credentials, MqttAgent
-from connectors.mqtt_link.agent_topics import inbox_topic, outbox_topic
+from connectors.agent_sdk.mqtt_agent import Credentials, InboxMessage, MqttAgent
+from connectors.mqtt_link.topics import inbox_topic, outbox_topic
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import GatewaySettings, Settings
 from tests.broker_processes import ProgramProcess, wait_until, with_mqtt

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from connectors.agent_sdk.agent_outbox import AgentOutbox
-from connectors.agent_sdk.locked_state import OutboxBusyError
 from connectors.agent_sdk.mqtt_agent import Credentials, MqttAgent
+from connectors.agent_sdk.outbox import AgentOutbox, OutboxBusyError
 from schemas.errors import TrunklineError, UsageError
 from schemas.settings.settings import Settings, SettingsError
 

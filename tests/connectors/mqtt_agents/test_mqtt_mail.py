@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from connectors.agent_sdk.mqtt_agent import WordRejected
+from connectors.agent_sdk.mqtt_agent import MessageRejected
 from connectors.agent_sdk.mqtt_publisher import JobPublisher
 from schemas.keys.mqtt_password import mqtt_password
 from schemas.streams.agents.mqtt_agents import sign_said
@@ -232,7 +232,7 @@ def test_an_agent_that_was_removed_is_not_believed_and_gets_nothing_until_it_is_
     with agent as client:
         client.send("hub", "note", 1)
         assert run.operator.post(f"/api/hub/agents/{agent.name}/mqtt/remove").json()["status"] == "removed"
-        with pytest.raises(WordRejected, match="after_terminal"):
+        with pytest.raises(MessageRejected, match="after_terminal"):
             client.send("hub", "note", 2)
         unknown = run.operator.post("/api/hub/messages", json={"recipient": agent.name, "type": "x"})
         assert (unknown.status_code, unknown.json()["reason"]) == (404, "unknown_recipient")

@@ -10,7 +10,8 @@ import time
 import pytest
 
 from connectors.log.publisher import Publisher
-from connectors.mqtt_bridge.bridge_connection import AckWindow, BridgeConnection, Tally
+from connectors.mqtt_bridge.bridge_connection import BridgeConnection, Tally
+from connectors.mqtt_link.ack_window import AckWindow
 from tests.broker_processes import stand_still, wait_until, with_kafka, with_mqtt
 from tests.mqtt_wire import DOWN, PUBACK, PUBLISH, UP, MqttProxy, publish_all
 
@@ -161,8 +162,8 @@ def test_acknowledgements_keep_the_order_of_the_messages():
     sent = []
     window = AckWindow(lambda mid, qos: sent.append(mid))
     entries = [window.add(mid, 1) for mid in range(1, 6)]
-    assert [window.durable(entries[n]) for n in (1, 2)] == [0, 0]
-    assert window.durable(entries[0]) == 3
+    assert [window.confirm(entries[n]) for n in (1, 2)] == [0, 0]
+    assert window.confirm(entries[0]) == 3
     window.close()
-    assert window.durable(entries[3]) == 0
+    assert window.confirm(entries[3]) == 0
     assert sent == [1, 2, 3]

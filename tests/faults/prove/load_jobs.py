@@ -14,7 +14,7 @@ import httpx
 
 from connectors.agent_sdk.mqtt_delivery import deliver
 from connectors.agent_sdk.mqtt_publisher import JobPublisher
-from connectors.agent_sdk.publish_outbox import PendingEvent
+from connectors.agent_sdk.outbox import PendingEvent
 from connectors.mqtt_link.receipt import Receipt
 from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings
@@ -142,7 +142,7 @@ class JobLoad:
             "detail": detail,
             "data": {},
         }
-        return PendingEvent(seq, kind, json.dumps(sign_event(event, secret), ensure_ascii=False))
+        return PendingEvent(seq, json.dumps(sign_event(event, secret), ensure_ascii=False), event=kind)
 
     def _deliver(self, job_id: str, secret: str, pending: PendingEvent) -> Receipt:
         found: list[Receipt] = []

@@ -1,9 +1,11 @@
-"""The brokers of live jobs that name their own (JE-13): the bridge keeps one connection for each of them.
+"""The bridges at per-job brokers: live jobs may name a broker of their own (JE-13).
 
-**Reads** `GET /api/hub/brokers` of the gateway; while there is no answer, what is known stays as it is.
-**Guarantees** that a broker that is down, or refuses us, holds up nobody else: each has a thread, a publisher
-and a back-off of its own. A connection ends `mqtt.overlay_linger_s` after the last live job with it has ended,
-and not before its window is empty.
+Settings, log events and the gateway call such a broker an overlay, because it is laid over the settings.
+
+**Reads** `GET /api/hub/brokers` of the gateway. While the gateway does not answer, nothing changes.
+**Guarantees** that a broker that is down, or refuses the bridge, delays no other broker: each one has a thread,
+a publisher and a back-off of its own. A bridge ends `mqtt.overlay_linger_s` after the end of the last live job
+that names its broker, and not before all its messages are acknowledged.
 """
 
 from __future__ import annotations
@@ -19,8 +21,7 @@ from pydantic import ValidationError
 from connectors.gateway_client.gateway_client import GatewayClient
 from connectors.mqtt_bridge.bridge_broker import BrokerBridge
 from connectors.mqtt_bridge.verdict_stream import VerdictStream
-from connectors.mqtt_link.broker_settings import resolve_mqtt, same_broker
-from connectors.mqtt_link.mqtt_connection import broker_name
+from connectors.mqtt_link.broker_settings import broker_name, resolve_mqtt, same_broker
 from schemas.errors import TrunklineError
 from schemas.keys.sealing import UnsealError, broker_password_purpose, load_keyring
 from schemas.settings.settings import MqttSettings, Settings, SettingsError
@@ -29,16 +30,16 @@ from schemas.streams.job.job_registry import BrokerOverlay
 log = structlog.stdlib.get_logger(__name__)
 
 BROKERS_PATH: Final = "/api/hub/brokers"
-# Each is a thread, a producer and up to two connections, and whoever may register jobs may name brokers.
-OVERLAYS_MOST: Final = 64
+# Each costs a thread, a producer and up to two connections, and any client that may register jobs may name one.
+BRIDGE_LIMIT: Final = 64
 _TOO_MANY: Final = "too many"
 _END_S: Final = 15.0
 _REST_MOST_S: Final = 300.0
 
 
 @dataclass
-class _Kept:
-    """One overlay's bridge, and since when no live job names it (None: one does)."""
+class _Running:
+    """A bridge, and since when no live job names its broker (None: a live job names it)."""
 
     mqtt: MqttSettings
     stop: threading.Event
@@ -49,36 +50,39 @@ class _Kept:
 
 @dataclass(frozen=True)
 class _Failure:
-    """How often a bridge has ended by itself, and until when it is not begun again (monotonic seconds)."""
+    """How often a bridge has ended by itself, and when it may start again (monotonic seconds)."""
 
     count: int
     rest_until: float
 
 
-class OverlayBridges:
-    """Starts and ends bridges as the gateway names overlays. `run` it on a thread; it returns after `stop`."""
+class JobBrokerBridges:
+    """Starts and ends bridges for the brokers that the gateway names.
+
+    Call `run` on a thread; it returns after `stop` is set.
+    """
 
     def __init__(self, settings: Settings, stop: threading.Event, verdicts: VerdictStream) -> None:
         self._settings = settings
         self._stop = stop
         self._verdicts = verdicts
-        self._kept: dict[MqttSettings, _Kept] = {}
+        self._running: dict[MqttSettings, _Running] = {}
         self._failures: dict[MqttSettings, _Failure] = {}
-        self._complaints: dict[str, str] = {}  # what was said last of the gateway ("") and of each overlay
+        self._complaints: dict[str, str] = {}  # the last warning about the gateway ("") and each broker
 
     def run(self) -> None:
-        """Look every `mqtt.overlay_poll_s` seconds until stopped; then end all connections in order."""
+        """Ask the gateway every `mqtt.overlay_poll_s` seconds until stopped, then end all bridges in order."""
         while not self._stop.is_set():
             try:
                 self._look()
-            except Exception:  # a fault of ours in one look must not end all the following
+            except Exception:  # a bug must not end all the following rounds
                 log.exception("overlays_failed")
             self._stop.wait(self._settings.mqtt.overlay_poll_s)
-        for kept in self._kept.values():
-            kept.stop.set()
+        for running in self._running.values():
+            running.stop.set()
         deadline = time.monotonic() + _END_S
-        for kept in self._kept.values():
-            kept.thread.join(max(0.0, deadline - time.monotonic()))
+        for running in self._running.values():
+            running.thread.join(max(0.0, deadline - time.monotonic()))
 
     def _look(self) -> None:
         try:
@@ -88,24 +92,24 @@ class OverlayBridges:
             self._complain("", str(error))
             return
         known = {*overlays, _TOO_MANY}
-        self._complaints = {text: said for text, said in self._complaints.items() if text in known}
+        self._complaints = {text: why for text, why in self._complaints.items() if text in known}
         wanted = {mqtt for text in overlays if (mqtt := self._resolved(text)) is not None}
         self._failures = {mqtt: failure for mqtt, failure in self._failures.items() if mqtt in wanted}
-        for mqtt in wanted - self._kept.keys():
+        for mqtt in wanted - self._running.keys():
             if mqtt not in self._failures or time.monotonic() >= self._failures[mqtt].rest_until:
                 self._begin(mqtt)
-        for mqtt, kept in list(self._kept.items()):
+        for mqtt, running in list(self._running.items()):
             if mqtt in wanted:
-                kept.unnamed_since = None
+                running.unnamed_since = None
             else:
-                self._let_go(kept)
-            if not kept.thread.is_alive():
-                del self._kept[mqtt]  # if it is still wanted, a later look begins it anew
-                if not kept.stop.is_set():
+                self._let_go(running)
+            if not running.thread.is_alive():
+                del self._running[mqtt]  # if it is still wanted, a later round starts it again
+                if not running.stop.is_set():
                     self._note_failure(mqtt)
 
     def _resolved(self, text: str) -> MqttSettings | None:
-        """The broker of an overlay; None for the bridge's own broker and for what cannot be used."""
+        """Return the settings of a job's broker, None for the bridge's own broker and for an unusable one."""
         try:
             overlay = BrokerOverlay.model_validate_json(text)
             password = None
@@ -122,20 +126,20 @@ class OverlayBridges:
         return None if same_broker(mqtt, self._settings.mqtt) else mqtt
 
     def _note_failure(self, mqtt: MqttSettings) -> None:
-        """Let a bridge that has ended by itself rest, longer each time: what ends it may be there for ever."""
+        """Start the pause of a bridge that has ended by itself. It grows: the reason may be permanent."""
         count = self._failures[mqtt].count + 1 if mqtt in self._failures else 1
         rest_s = min(self._settings.mqtt.overlay_poll_s * 2**count, _REST_MOST_S)
         self._failures[mqtt] = _Failure(count, time.monotonic() + rest_s)
 
     def _begin(self, mqtt: MqttSettings) -> None:
-        if len(self._kept) >= OVERLAYS_MOST:
-            self._complain(_TOO_MANY, f"more than {OVERLAYS_MOST} brokers of live jobs; some have no bridge")
+        if len(self._running) >= BRIDGE_LIMIT:
+            self._complain(_TOO_MANY, f"more than {BRIDGE_LIMIT} brokers of live jobs; some have no bridge")
             return
         stop = threading.Event()
         bridge = BrokerBridge(self._settings.model_copy(update={"mqtt": mqtt}), stop, self._verdicts)
         name = f"bridge {broker_name(mqtt)}"
         thread = threading.Thread(target=self._run, args=(bridge, mqtt), name=name, daemon=True)
-        self._kept[mqtt] = _Kept(mqtt, stop, bridge, thread)
+        self._running[mqtt] = _Running(mqtt, stop, bridge, thread)
         log.info("overlay_begins", broker=broker_name(mqtt))
         thread.start()
 
@@ -149,15 +153,18 @@ class OverlayBridges:
         finally:
             log.info("overlay_ended", broker=broker_name(mqtt), **bridge.tally.snapshot())
 
-    def _let_go(self, kept: _Kept) -> None:
+    def _let_go(self, running: _Running) -> None:
         now = time.monotonic()
-        if kept.unnamed_since is None:
-            kept.unnamed_since = now
-        if now - kept.unnamed_since >= self._settings.mqtt.overlay_linger_s and not kept.bridge.unacknowledged:
-            kept.stop.set()
+        if running.unnamed_since is None:
+            running.unnamed_since = now
+        if (
+            now - running.unnamed_since >= self._settings.mqtt.overlay_linger_s
+            and not running.bridge.unacknowledged
+        ):
+            running.stop.set()
 
     def _complain(self, text: str, error: str) -> None:
-        """Log what is wrong with an overlay, or with the gateway (`text` empty), once and not at each look."""
+        """Log a fault of a job's broker, or of the gateway (`text` empty), once and not in each round."""
         if self._complaints.get(text) != error:
             self._complaints[text] = error
             log.warning("overlay_unusable" if text else "overlays_unknown", error=error)
