@@ -26,9 +26,9 @@ from connectors.file_bridge.records import claims_of
 from connectors.file_bridge.session_carrier import SessionCarrier
 from connectors.file_queue import QueueError
 from connectors.file_queue.message_record import is_name
-from connectors.log.publisher import Publisher, RecordRefused
+from connectors.log.publisher import RecordRefused
+from connectors.log.renewing_publisher import RenewingPublisher
 from schemas.errors import BackboneUnreachable
-from schemas.log_access.event_topic import check_topic
 from schemas.settings.settings import Settings
 from schemas.wire.message import DEFAULT_REALM
 from schemas.wire.record import OutgoingRecord
@@ -91,7 +91,7 @@ class FileBridge:
         self._ready = ready
         self._progress_file = settings.data_path / "file_bridge" / "progress.json"
         self._progress = Progress.load(self._progress_file)
-        self._publisher: Publisher | None = None
+        self._publisher = RenewingPublisher(settings, close_s=_ACK_GRACE_S)
         self._audit = self._progress.audit
         self._held: list[Mapping[str, Any]] = []
         self._found: dict[str, frozenset[str]] = {}
@@ -114,7 +114,7 @@ class FileBridge:
                     self._stop.wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
                     failures += 1
         finally:
-            self._end_publisher()
+            self._publisher.close()
 
     def look(self) -> bool:
         """Carry what is there now, for a while; returns whether it was all. A session that cannot be read waits
@@ -234,7 +234,7 @@ class FileBridge:
 
     def _append(self, records: Sequence[OutgoingRecord]) -> None:
         """Append and wait for Kafka. Raises BackboneUnreachable."""
-        publisher = self._live_publisher()
+        publisher = self._publisher.live()
         waiting = [(record, publisher.append(record)) for record in records]
         timeout_s = self._settings.kafka.delivery_timeout_s + _ACK_GRACE_S
         for record, append in waiting:
@@ -242,20 +242,7 @@ class FileBridge:
                 append.result(timeout_s)
             except RecordRefused as error:
                 log.warning("record_refused", stream=record.stream, ce_id=record.ce_id, why=str(error))
-                self._live_publisher().append_cut(record).result(timeout_s)
-
-    def _live_publisher(self) -> Publisher:
-        if self._publisher is not None and self._publisher.failed:
-            self._end_publisher()
-        if self._publisher is None:
-            check_topic(self._settings)
-            self._publisher = Publisher(self._settings)
-        return self._publisher
-
-    def _end_publisher(self) -> None:
-        if self._publisher is not None:
-            publisher, self._publisher = self._publisher, None
-            publisher.close(_ACK_GRACE_S)
+                self._publisher.live().append_cut(record).result(timeout_s)
 
     def _wait(self) -> None:
         """Until something may have changed, or for the time after which it is looked at anyway."""

@@ -1,8 +1,10 @@
-"""Registers and cancels jobs (JE-10, JE-12): what the command line and the demo, later the hub, do."""
+"""Register and cancel jobs by records in the log (JE-10, JE-12), without the gateway."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from pydantic import ValidationError
 
@@ -11,13 +13,16 @@ from schemas.errors import UsageError
 from schemas.keys.sealing import Keyring
 from schemas.streams.job.job_registry import BrokerOverlay, cancellation_record, registration_record
 from schemas.wire.ids import is_job_id, new_job_id
+from schemas.wire.record import OutgoingRecord
 from schemas.wire.signing import new_secret
 from schemas.wire.wire_body import first_fault
+
+_DOOR = "cli"
 
 
 @dataclass(frozen=True)
 class RegisteredJob:
-    """A job that is in the log. The secret is told once; the log has it sealed."""
+    """A job that is in the log. The log has its secret only sealed."""
 
     job_id: str
     secret: str = field(repr=False)
@@ -31,58 +36,36 @@ def register_job(
     *,
     session: str | None = None,
     broker: BrokerOverlay | None = None,
-    door: str = "cli",
     principal: str = "operator",
-    timeout_s: float | None = None,
     job_id: str | None = None,
     secret: str | None = None,
 ) -> RegisteredJob:
-    """Register a job and wait for Kafka. Raises UsageError for a bad field, BackboneUnreachable.
+    """Register a job and wait for Kafka. A new id and secret are made unless they are given.
 
-    `job_id` and `secret` are made unless they are given. `timeout_s` None: the producer's delivery timeout.
+    Raises UsageError for an invalid field, BackboneUnreachable.
     """
     chosen_id, chosen_secret = job_id or new_job_id(), secret or new_secret()
-    try:
-        record = registration_record(
-            chosen_id,
-            chosen_secret,
-            description,
-            keyring,
-            session=session,
-            broker=broker,
-            door=door,
-            principal=principal,
-        )
-    except ValidationError as error:
-        raise _usage(error) from None
-    return RegisteredJob(chosen_id, chosen_secret, publisher.append(record).result(timeout_s))
+    register = partial(registration_record, session=session, broker=broker, door=_DOOR, principal=principal)
+    record = _valid(lambda: register(chosen_id, chosen_secret, description, keyring))
+    return RegisteredJob(chosen_id, chosen_secret, publisher.append(record).result())
 
 
 def cancel_job(
-    publisher: Publisher,
-    job_id: str,
-    *,
-    reason: str = "",
-    request_id: str | None = None,
-    door: str = "cli",
-    principal: str = "operator",
-    timeout_s: float | None = None,
+    publisher: Publisher, job_id: str, *, reason: str = "", request_id: str | None = None
 ) -> Position:
-    """Put the cancellation of a job into the log and wait for Kafka; the fold decides what it does.
+    """Append the cancellation of a job and wait for Kafka. The fold decides whether it takes effect.
 
-    The same `request_id` again is the same cancellation. Raises UsageError for a bad field,
+    The same `request_id` again is the same cancellation. Raises UsageError for an invalid field,
     BackboneUnreachable.
     """
     if not is_job_id(job_id):
         raise UsageError(f"not a job id (8 lower-case hex digits): {job_id!r}")
+    cancel = partial(cancellation_record, request_id=request_id, door=_DOOR, principal="operator")
+    return publisher.append(_valid(lambda: cancel(job_id, reason=reason))).result()
+
+
+def _valid(make: Callable[[], OutgoingRecord]) -> OutgoingRecord:
     try:
-        record = cancellation_record(
-            job_id, reason=reason, request_id=request_id, door=door, principal=principal
-        )
+        return make()
     except ValidationError as error:
-        raise _usage(error) from None
-    return publisher.append(record).result(timeout_s)
-
-
-def _usage(error: ValidationError) -> UsageError:
-    return UsageError(first_fault(error))
+        raise UsageError(first_fault(error)) from None

@@ -26,7 +26,7 @@ from connectors.local_stack.part_plan import ALL_PARTS, KAFKA, MOSQUITTO, PartPl
 from connectors.local_stack.ports import LOOPBACK, free_port, require_free
 from connectors.local_stack.programs import find_java, find_mosquitto, jar_files
 from connectors.local_stack.readiness import kafka_answers, mqtt_answers
-from connectors.mqtt_accounts.mqtt_acl import agents_with_accounts, check_prefixes, rotated_users, write_acl
+from connectors.mqtt_accounts.mqtt_acl import check_prefixes, write_acl
 from connectors.mqtt_accounts.mqtt_password_file import PASSWORDS, PID, read_lines, with_roles, write_lines
 from connectors.mqtt_link.broker_settings import socket_dir, socket_name
 from connectors.mqtt_link.mqtt_credentials import ensure_role_passwords
@@ -194,7 +194,7 @@ def _prepare_accounts(settings: Settings) -> None:
     # The gateway may write it at the same moment: only touched when something is wrong.
     if wanted != known:
         write_lines(folder / PASSWORDS, wanted.values())
-    write_acl(folder, settings.mqtt, agents_with_accounts(wanted), rotated_users(wanted))
+    write_acl(folder, settings.mqtt, wanted)
     (folder / PID).unlink(missing_ok=True)
 
 

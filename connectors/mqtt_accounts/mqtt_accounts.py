@@ -1,15 +1,14 @@
-"""Keeps an MQTT account for each live job and each agent over MQTT at the local stack's Mosquitto: a companion
-of the gateway.
+"""A background service of the gateway that keeps the MQTT accounts at the local stack's Mosquitto.
 
-**Reads** jobs and agents of the live view; their passwords follow from their secrets
+**Reads** jobs and agents from the live view. Their passwords are derived from their secrets
 (`schemas.keys.mqtt_password`).
-**Owns** the password file in `mqtt.accounts_dir`: a line for each role, each registered agent, each pending or
-running job, and for `mqtt.account_grace_s` after its end each finished one, so that a resend still gets in; and
-the ACL file beside it, which names each agent. A job whose secret was rotated has a line for the new one, and
-until the end of the overlap, by this machine's clock, one for the old one, which ends its connections, too.
-**Guarantees** that `wait_effective` says yes only after the broker itself has let the account in. Changes that
-come together are one new file and one SIGHUP.
-**On restart** it compares the file with the live view; accounts that are right stay as they are.
+**Owns** the password file in `mqtt.accounts_dir` and the ACL file next to it. Each role, each registered agent
+and each pending or running job has an account. A finished job keeps it for `mqtt.account_grace_s`, so that a
+resend is still accepted. A job whose secret was rotated has an account for the new secret. It keeps the old
+account until the end of the overlap, by this machine's clock; then the old account's connections end, too.
+**Guarantees** that `wait_effective` returns True only after the broker itself has accepted the account. Changes
+that come together make one new file and one SIGHUP.
+**On restart** it compares the file with the live view. Accounts that are right stay unchanged.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import structlog
 
-from connectors.mqtt_accounts.mqtt_acl import agents_with_accounts, rotated_users, write_acl
+from connectors.mqtt_accounts.mqtt_acl import write_acl
 from connectors.mqtt_accounts.mqtt_password_file import (
     PASSWORDS,
     line_fits,
@@ -39,7 +38,7 @@ from connectors.mqtt_link.mqtt_login import LoginAnswer, try_login
 from schemas.fold.entries import Entries
 from schemas.fold.life_cycles import JOB_TERMINAL
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import REGISTRY_JOBS, REGISTRY_MQTT_AGENTS, JobRow, MqttAgentRow, Row
+from schemas.fold.view_rows import JobRow, MqttAgentRow, Row
 from schemas.keys.mqtt_password import job_of_rotated_user, job_user, mqtt_password
 from schemas.keys.sealing import Keyring, UnsealError
 from schemas.settings.settings import Settings
@@ -54,32 +53,34 @@ REGISTER_WAIT_S: Final = 1.0
 _PROOF_S: Final = 1.0
 _PROOF_TICK_S: Final = 0.005
 _RETRY_S: Final = 1.0
-# A reload costs the broker time that grows with the accounts: it is left alone for so many times that long.
+# A reload costs the broker time that grows with the accounts. The pause after it is so many times that long.
 _REST_FACTOR: Final = 2
 _TIDY_MOST_S: Final = 30.0
 _TIDY_LEAST_S: Final = 0.2
 _CLOSE_S: Final = 5.0
-# Rotations of a job that has no lines yet.
+# The number of rotations of a job that has no lines yet.
 _NONE: Final = -1
+R = TypeVar("R", bound=Row)
 
 
 class JobsView(Protocol):
-    """What of the live view is needed here."""
+    """The part of the live view that is needed here."""
 
-    def row(self, view: str, key: str) -> Row | None:
-        """One row, None where there is none."""
+    def get(self, row_type: type[R], key: str) -> R | None:
+        """Return one row, None when there is none."""
 
-    def rows(self, view: str) -> list[Row]:
-        """All rows of a view."""
+    def all(self, row_type: type[R]) -> list[R]:
+        """Return all rows of a type."""
 
     def entries(self, stream: str) -> Entries:
-        """A copy of a stream's entries."""
+        """Return a copy of a stream's state."""
 
 
 class MqttAccounts:
-    """Thread-safe. Give `on_change` to the live view, `open` it when that has caught up, `close` it at the end.
+    """The accounts of jobs and agents. Thread-safe.
 
-    Raises SettingsError for a role file that others can read.
+    Pass `on_change` to the live view, call `open` when the live view has caught up, and `close` at the end.
+    `open` raises SettingsError for a file of role passwords that others can read.
     """
 
     def __init__(
@@ -91,31 +92,31 @@ class MqttAccounts:
         clock: Callable[[], float] = time.time,
     ) -> None:
         if settings.mqtt.accounts_dir is None:
-            raise ValueError("mqtt.accounts_dir is not set: the broker is not ours")
+            raise ValueError("mqtt.accounts_dir is not set: the broker is not the local stack's")
         self._settings = settings
         self._private = settings.mqtt.model_copy(update={"socket_dir": socket_dir(settings)})
         self._keyring = keyring
         self._view = view
         self._clock = clock
         self._folder: Path = settings.mqtt.accounts_dir
-        self._lines: dict[str, str] = {}  # user to its line; the worker's own
-        self._ends: dict[str, float] = {}  # finished job to the time at which its accounts go
-        self._overlaps: dict[str, float] = {}  # job to the time at which its old secret's account goes
-        # Live jobs that have their lines, with the number of rotations; and the users of each.
+        self._lines: dict[str, str] = {}  # by user; only the worker thread uses it
+        self._ends: dict[str, float] = {}  # finished job to the time at which its accounts are removed
+        self._overlaps: dict[str, float] = {}  # job to the time at which its old account is removed
+        # Live jobs that have their lines, with the number of rotations, and the users of each of them.
         self._taken: dict[str, int | None] = {}
         self._users: dict[str, list[str]] = {}
         self._role_lines: dict[str, str] = {}
         self._changed = threading.Condition()
         self._to_look_at: set[str] = set()
         self._effective: set[str] = set()
-        # Agents by user: what on_change saw last. What one says changes its row, too, and no account.
+        # Status and registration of each agent in `on_change`. Its messages change its row, but no account.
         self._agents: dict[str, tuple[str, int]] = {}
         self._closing = False
         self._next_tidy = 0.0
         self._thread = threading.Thread(target=self._run, name="mqtt-accounts", daemon=True)
 
     def open(self) -> None:
-        """Put the files right for the jobs and agents of the live view, and keep it so from now on."""
+        """Correct the files for the jobs and agents of the live view, and keep them correct from now on."""
         passwords = ensure_role_passwords(self._settings)
         roles = {role: password.get_secret_value() for role, password in passwords.items()}
         known = read_lines(self._folder / PASSWORDS)
@@ -130,15 +131,12 @@ class MqttAccounts:
                 self._users.setdefault(job_id, []).append(user)
         with self._changed:
             self._to_look_at |= {_job_of(user) or user for user in self._lines}
-            self._to_look_at |= {
-                row.job_id for row in self._view.rows(REGISTRY_JOBS) if isinstance(row, JobRow)
-            }
-            agents = (row for row in self._view.rows(REGISTRY_MQTT_AGENTS) if isinstance(row, MqttAgentRow))
-            self._to_look_at |= {mqtt_user(row.agent_name) for row in agents}
+            self._to_look_at |= {row.job_id for row in self._view.all(JobRow)}
+            self._to_look_at |= {mqtt_user(row.agent_name) for row in self._view.all(MqttAgentRow)}
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread. The accounts stay."""
+        """End the thread. The accounts remain."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -146,37 +144,35 @@ class MqttAccounts:
             self._thread.join(_CLOSE_S)
 
     def on_change(self, change: AppliedChange) -> None:
-        """A row has changed. Quick, for the live view's thread."""
-        if change.view == REGISTRY_JOBS:
-            row = change.row
-            if (
-                isinstance(row, JobRow)
-                and row.status not in JOB_TERMINAL
-                and self._taken.get(change.key, _NONE) == row.secret_rotations
-            ):
+        """Note a changed row. Does not block, because the live view's thread calls it."""
+        row, user = change.row, change.key
+        if change.view == JobRow.VIEW:
+            known = self._taken.get(user, _NONE)
+            if isinstance(row, JobRow) and row.status not in JOB_TERMINAL and known == row.secret_rotations:
                 return  # One of the many events of a job that has its account.
-            with self._changed:
-                self._to_look_at.add(change.key)
-                self._changed.notify_all()
-        elif isinstance(change.row, MqttAgentRow):
-            user, now = mqtt_user(change.key), (change.row.status, change.row.registered_at)
+        elif isinstance(row, MqttAgentRow):
+            user, now = mqtt_user(change.key), (row.status, row.registered_at)
             if self._agents.get(user) == now:
                 return
-            with self._changed:
-                self._agents[user] = now
+            self._agents[user] = now
+        else:
+            return
+        with self._changed:
+            if isinstance(row, MqttAgentRow):
                 self._effective.discard(user)
-                self._to_look_at.add(user)
-                self._changed.notify_all()
+            self._to_look_at.add(user)
+            self._changed.notify_all()
 
     def registered(self, user: str) -> None:
-        """Called before a registration or a rotation is answered, with the user's name: gives the account up to
-        a second to become effective.
+        """Wait up to a second until the account of a user is effective.
+
+        The gateway calls it before it answers a registration or a rotation.
         """
         if not self.wait_effective(user, REGISTER_WAIT_S):
             log.warning("account_late", user=user)
 
     def wait_effective(self, user: str, timeout_s: float) -> bool:
-        """Wait until the broker lets this user in; False after `timeout_s` seconds."""
+        """Wait until the broker accepts this user. Returns False after `timeout_s` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: user in self._effective, timeout_s)
 
@@ -203,7 +199,7 @@ class MqttAccounts:
                 apply_by = time.monotonic() + _RETRY_S
 
     def _wait_for_work(self, apply_by: float | None) -> set[str] | None:
-        """Jobs and agents to look at; none when only time has passed. None: the end."""
+        """Return the jobs and agents to look at, none when only time has passed, None at the end."""
         wake_at = self._next_tidy if apply_by is None else min(apply_by, self._next_tidy)
         left_s = min(self._overlaps.values(), default=math.inf) - self._clock()
         with self._changed:
@@ -224,32 +220,38 @@ class MqttAccounts:
             self._changed.wait_for(lambda: self._closing, seconds)
 
     def _take(self, users: set[str]) -> tuple[str | None, bool]:
-        """Note what has become of these. Returns one that got a line, None when no line is new, and whether a
-        line has gone.
+        """Make and remove the lines of these jobs and agents.
+
+        Returns one user with a new line (None: no line is new), and whether a line was removed.
         """
         agents = {user for user in users if agent_of_user(user) is not None}
         taken = [self._take_agent(user) for user in sorted(agents)]
         newest = next((user for user, is_new in taken if is_new), None)
-        newest_of_jobs, has_gone = self._take_jobs(users - agents)
-        return newest_of_jobs or newest, has_gone or any(not is_new for _, is_new in taken)
+        newest_of_jobs, is_removed = self._take_jobs(users - agents)
+        return newest_of_jobs or newest, is_removed or any(not is_new for _, is_new in taken)
 
     def _take_agent(self, user: str) -> tuple[str, bool]:
-        """The user, and whether it has an account now; one that has it already is proven once more."""
-        row = self._view.row(REGISTRY_MQTT_AGENTS, str(agent_of_user(user)))
-        is_there = isinstance(row, MqttAgentRow) and row.status == REGISTERED
-        password = self._password(user) if is_there else None
+        """Return the user and whether it has an account now. An existing account is tested again."""
+        row = self._view.get(MqttAgentRow, str(agent_of_user(user)))
+        password = self._password(user) if row is not None and row.status == REGISTERED else None
         if password is None:
             self._lines.pop(user, None)
             return user, False
-        if not line_fits(self._lines.get(user, ""), user, password):
-            self._lines[user] = password_line(user, password)
+        self._set_line(user, password)
         return user, True
 
+    def _set_line(self, user: str, password: str) -> bool:
+        """Make the user's line unless it is right already. Returns whether it is new."""
+        is_right = line_fits(self._lines.get(user, ""), user, password)
+        if not is_right:
+            self._lines[user] = password_line(user, password)
+        return not is_right
+
     def _take_jobs(self, job_ids: set[str]) -> tuple[str | None, bool]:
-        newest, has_gone = None, False
+        newest, is_removed = None, False
         for job_id in job_ids:
-            row = self._view.row(REGISTRY_JOBS, job_id)
-            if not isinstance(row, JobRow):
+            row = self._view.get(JobRow, job_id)
+            if row is None:
                 self._ends[job_id] = 0.0
                 continue
             if row.status in JOB_TERMINAL:
@@ -261,21 +263,20 @@ class MqttAccounts:
             passwords = self._job_passwords(job_id)
             if not passwords:
                 continue
-            has_gone = self._drop(set(self._users.get(job_id, ())) - passwords.keys()) or has_gone
+            is_removed = self._drop(set(self._users.get(job_id, ())) - passwords.keys()) or is_removed
             self._users[job_id] = list(passwords)
             self._taken[job_id] = row.secret_rotations
             for user, password in passwords.items():
-                if not line_fits(self._lines.get(user, ""), user, password):
-                    self._lines[user] = password_line(user, password)
+                if self._set_line(user, password):
                     newest = user
-        return newest, has_gone
+        return newest, is_removed
 
     def _drop(self, users: set[str]) -> bool:
-        """Drop the accounts of these users. Returns whether there were any."""
-        gone = {user for user in users if self._lines.pop(user, None) is not None}
+        """Remove the accounts of these users. Returns whether there were any."""
+        removed = {user for user in users if self._lines.pop(user, None) is not None}
         with self._changed:
-            self._effective -= gone
-        return bool(gone)
+            self._effective -= removed
+        return bool(removed)
 
     def _password(self, user: str) -> str | None:
         agent, job_id = agent_of_user(user), _job_of(user)
@@ -291,8 +292,9 @@ class MqttAccounts:
         return None if secret is None else mqtt_password(secret, user)
 
     def _job_passwords(self, job_id: str) -> dict[str, str]:
-        """The passwords of a job's users: of its secret, after that of the old one while it is good. Notes when
-        that ends.
+        """Return the passwords of a job's users, for the old secret while it is valid and the current one.
+
+        Notes the time at which the old secret expires.
         """
         try:
             grant = job_grant(job_id, self._view.entries(stream_key(JOB, job_id)), self._keyring)
@@ -308,7 +310,7 @@ class MqttAccounts:
         return {user: mqtt_password(one, user) for one in found for user in [job_user(job_id, one)]}
 
     def _tidy(self) -> bool:
-        """Drop the accounts whose time is over. Returns whether there were any."""
+        """Remove the accounts whose grace time is over. Returns whether there were any."""
         now = time.monotonic()
         if now < self._next_tidy:
             return False
@@ -322,23 +324,22 @@ class MqttAccounts:
         return self._drop({user for job_id in over for user in self._users.pop(job_id, ())})
 
     def _apply(self, newest: str | None) -> bool:
-        """Write the file, tell the broker, and see that it lets a new account in. Returns whether it does."""
-        # Before an agent gets in, what it may do is written.
-        agents, rotated = agents_with_accounts(self._lines), rotated_users(self._lines)
-        write_acl(self._folder, self._settings.mqtt, agents, rotated)
+        """Write the files, signal the broker, and return whether it accepts a new account."""
+        # The ACL first: an account that is accepted must have its limits.
+        write_acl(self._folder, self._settings.mqtt, self._lines)
         write_lines(self._folder / PASSWORDS, (*self._role_lines.values(), *self._lines.values()))
-        told = reload_broker(self._folder)
-        proven = self._prove(newest or next(reversed(self._lines), None)) if told else False
+        signalled = reload_broker(self._folder)
+        proven = self._prove(newest or next(reversed(self._lines), None)) if signalled else False
         if proven:
             with self._changed:
                 self._effective |= self._lines.keys()
                 self._changed.notify_all()
         else:
-            log.warning("accounts_not_effective_yet", accounts=len(self._lines), broker_told=told)
+            log.warning("accounts_not_effective_yet", accounts=len(self._lines), broker_told=signalled)
         return proven
 
     def _prove(self, user: str | None) -> bool:
-        """Whether the broker has read the file: it lets in the user that came last, or there is none."""
+        """Return whether the broker has read the file: it accepts the last user, or there is none."""
         password = None if user is None else self._password(user)
         if user is None or password is None:
             return True
@@ -351,5 +352,5 @@ class MqttAccounts:
 
 
 def _job_of(user: str) -> str | None:
-    """The job that this is a user of, None for any other."""
+    """Return the job of this user, None for any other user."""
     return user if is_job_id(user) else job_of_rotated_user(user)

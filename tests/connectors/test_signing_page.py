@@ -122,7 +122,7 @@ def make_accounts(settings: Settings, jobs: list[tuple[str, str]]) -> None:
     lines = read_lines(mqtt.accounts_dir / PASSWORDS)
     lines |= {user: password_line(user, password) for user, password in passwords.items()}
     write_lines(mqtt.accounts_dir / PASSWORDS, lines.values())
-    write_acl(mqtt.accounts_dir, mqtt, [], [user for user in users if "." in user])
+    write_acl(mqtt.accounts_dir, mqtt, users)
     assert reload_broker(mqtt.accounts_dir)
     for user, password in passwords.items():
 

@@ -201,7 +201,7 @@ def test_an_agent_reads_only_its_inbox_and_writes_only_its_outbox(settings: Sett
     folder, mqtt = settings.mqtt.accounts_dir, settings.mqtt
     users = [mqtt_user(name) for name in ("ann", "bob")]
     lines = read_lines(folder / PASSWORDS) | {u: password_line(u, mqtt_password(SECRET, u)) for u in users}
-    write_acl(folder, mqtt, ["ann", "bob"])
+    write_acl(folder, mqtt, users)
     write_lines(folder / PASSWORDS, lines.values())
     assert reload_broker(folder)
     password = SecretStr(mqtt_password(SECRET, users[0]))
@@ -235,7 +235,7 @@ def test_a_rotated_secret_lets_in_beside_the_old_one_with_the_same_rights(
     new = job_mqtt(settings.mqtt, MINE, secret)
     lines = read_lines(folder / PASSWORDS)
     lines[new.username] = password_line(new.username, new.password.get_secret_value())
-    write_acl(folder, settings.mqtt, ["ann", "bob"], [new.username])
+    write_acl(folder, settings.mqtt, [mqtt_user("ann"), mqtt_user("bob"), new.username])
     write_lines(folder / PASSWORDS, lines.values())
     assert reload_broker(folder)
     wait_until(lambda: login(new) is LoginAnswer.LET_IN, what="the account of the new secret")
