@@ -1,1 +1,4 @@
-"""The side of an agent that speaks MQTT: publisher, outbox, inbox and subscriptions."""
+"""The clients of jobs and agents over MQTT: publisher, outbox, inbox and subscription.
+
+Of the bridge it imports only the translation of messages to records. Must not import the gateway or the log.
+"""

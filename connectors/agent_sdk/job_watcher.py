@@ -1,4 +1,4 @@
-"""The verdicts of a subscriber to job events: the fold's rule (JE-09), run over the messages of one job.
+"""The verdicts of a subscriber to job events: the rules of the fold (JE-09), applied to one job's messages.
 
 The subscriber settles each message with `schemas.streams.fold.settle`, as the backbone does, on stream state of
 its own. That state begins with a registration made here from the job's stored secret. A rotation is added when
@@ -34,8 +34,9 @@ _KEY_BYTES: Final = 32
 
 
 class Sight(NamedTuple):
-    """What a source of events tells of a job: its status now (None: unknown), an accepted event as a line to
-    print, a note for the log. `before`: it had ended before anybody watched.
+    """A report about a job: its status now, an accepted event as a line to print, a note for the log.
+
+    `status` is None when it is unknown. `before`: the job had ended before the watch began.
     """
 
     job_id: str
@@ -46,8 +47,10 @@ class Sight(NamedTuple):
 
 
 class JobWatcher:
-    """Settles the messages of one job with the secret that is stored for it. `kept`: what is stored now; it is
-    asked again when a signature does not fit, because the secret may have been rotated.
+    """Settles the messages of one job with the secret that is stored for it.
+
+    `kept` returns the secrets that are stored now. It is called again when a signature does not fit, because
+    the secret may have been rotated.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class JobWatcher:
         self.job_id = job_id
         self._prefix = settings.mqtt.topic_prefix
         self._limit = settings.limits.payload_bytes
-        # The secret is sealed and opened here alone; the backbone's master key is not needed.
+        # The secret is sealed and opened only here, so the backbone's master key is not needed.
         self._keyring = Keyring({"watch": secrets.token_bytes(_KEY_BYTES)}, "watch")
         self._entries = Entries()
         self._offset = 0
@@ -71,7 +74,7 @@ class JobWatcher:
         self._rotate(KeptSecrets(secret, found.former, found.former_ends_at))
 
     def settle(self, topic: str, payload: bytes, traceparent: str | None = None) -> Settled:
-        """The fold's verdict on one MQTT message. Raises as `kept` does."""
+        """Return the fold's verdict on one MQTT message. Raises what `kept` raises."""
         record = job_event_record(self._prefix, topic, payload, traceparent)
         settled = self._settle(record)
         if settled.reason == BAD_SIGNATURE and self._rotate(self._kept()):
@@ -79,10 +82,10 @@ class JobWatcher:
         return settled
 
     def _rotate(self, found: KeptSecrets | None) -> bool:
-        """Go on with another secret. Returns whether it is another one."""
+        """Continue with the secret that is stored now. Returns whether it is another one."""
         if found is None or found.secret == self._secret:
             return False
-        # Good for as long as the backbone said; when that was, the log's clock knows better.
+        # The backbone gave the time of expiry. By the log's clock that may be a little earlier or later.
         left_ms = round((found.former_ends_at - time.time()) * 1000)
         overlap_ms = max(0, min(left_ms, OVERLAP_LIMIT_MS)) if found.former == self._secret else 0
         request_id = f"r{self._offset}"
@@ -93,12 +96,12 @@ class JobWatcher:
         return True
 
     def see(self, topic: str, payload: bytes, traceparent: str | None = None) -> Sight:
-        """The same as a Sight: an accepted event has a line; of another, a note says why it does not count."""
+        """Settle one MQTT message and return a report: a line for an accepted event, a note for any other."""
         settled = self.settle(topic, payload, traceparent)
         if settled.verdict != ACCEPTED:
-            told = settled.verdict if settled.reason is None else f"{settled.reason}: {settled.why}"
+            why = settled.verdict if settled.reason is None else f"{settled.reason}: {settled.why}"
             seq = "" if settled.seq is None else f" with seq {settled.seq}"
-            return Sight(self.job_id, note=f"an event{seq} does not count: {told}")
+            return Sight(self.job_id, note=f"an event{seq} does not count: {why}")
         return Sight(self.job_id, settled.status_after, event_line(settled.shown or payload))
 
     def _settle(self, outgoing: OutgoingRecord) -> Settled:
@@ -112,14 +115,14 @@ class JobWatcher:
 
 
 def event_line(body: bytes) -> str:
-    """An accepted event as one JSON line, ASCII only: nothing in it is obeyed by a terminal."""
+    """Return an accepted event as one JSON line, ASCII only, so that it cannot control a terminal."""
     return json.dumps(decode(body)[0], separators=(",", ":"))
 
 
 class Outcomes:
-    """Which jobs are followed, and how each ended; says when a watch is over and its exit code (JE-21).
+    """The followed jobs and their outcomes, which decide the end of a watch and its exit code (JE-21).
 
-    `open_ended`: jobs that nobody named are followed from their first event, too.
+    `open_ended`: also follow other jobs than `jobs`, from their first event.
     """
 
     def __init__(self, jobs: Iterable[str], *, open_ended: bool = False) -> None:
@@ -127,11 +130,11 @@ class Outcomes:
         self._open_ended = open_ended
 
     def follows(self, job_id: str) -> bool:
-        """Whether a job's events are wanted."""
+        """Return whether a job's events are wanted."""
         return self._open_ended or job_id in self._status
 
     def take(self, sight: Sight) -> Sight:
-        """Note a job's status; returns what remains to be told: of an end that is known already, a note."""
+        """Record a job's status and return what to print. After a known end that is only a note."""
         known = self._status.get(sight.job_id)
         if sight.before and self._open_ended and known is None:
             self._status.pop(sight.job_id, None)
@@ -139,19 +142,19 @@ class Outcomes:
         if known in JOB_TERMINAL:
             if sight.line is None and sight.status == known:
                 return sight._replace(note=None)
-            told = sight.note or f"an event after its end ({known}) is ignored"
-            return sight._replace(line=None, note=told)
+            note = sight.note or f"an event after its end ({known}) is ignored"
+            return sight._replace(line=None, note=note)
         self._status[sight.job_id] = sight.status or known
         return sight
 
     def exit_code(self) -> int | None:
-        """0 when all have completed, 1 when all have ended and one has not completed, None before."""
+        """Return 0 when all jobs have completed, 1 when all have ended otherwise, None before."""
         if not self._status or any(status not in JOB_TERMINAL for status in self._status.values()):
             return None
         return EXIT_COMPLETED if set(self._status.values()) == {COMPLETED} else EXIT_FAILED
 
     def open_jobs(self) -> list[str]:
-        """The jobs that have not ended, as far as was seen."""
+        """Return the jobs that have not ended, as far as was seen."""
         return sorted(job for job, status in self._status.items() if status not in JOB_TERMINAL)
 
 
@@ -164,11 +167,11 @@ class Timers:
         self._started = self._last = time.monotonic()
 
     def restart_idle(self) -> None:
-        """An event was accepted."""
+        """Restart the idle timer after an accepted event."""
         self._last = time.monotonic()
 
     def left_s(self) -> float:
-        """Seconds until the first of them runs out; infinite without timers."""
+        """Return the seconds until the first timer runs out; infinite without timers."""
         now, ends = time.monotonic(), []
         if self._total_s is not None:
             ends.append(self._started + self._total_s)
@@ -177,6 +180,6 @@ class Timers:
         return min(ends) - now if ends else float("inf")
 
     def ran_out(self) -> str:
-        """Which one it was, in words."""
+        """Return a text that names the timer that ran out."""
         over = self._total_s is not None and time.monotonic() >= self._started + self._total_s
         return f"the time of {self._total_s:g} s ran out" if over else f"no event for {self._idle_s:g} s"

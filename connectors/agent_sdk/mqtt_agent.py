@@ -30,7 +30,7 @@ import structlog
 from paho.mqtt.client import MQTTMessage
 from pydantic import SecretStr
 
-from connectors.agent_sdk.outbox import AgentOutbox, OutboxMessage
+from connectors.agent_sdk.outbox import AgentOutbox, OutboxMessage, content_fault
 from connectors.mqtt_link.ack_window import AckWindow
 from connectors.mqtt_link.mqtt_connection import MqttConnection, Subscription, backoff_s
 from connectors.mqtt_link.receipt import AgentReceipt
@@ -235,18 +235,10 @@ class MqttAgent:
         )
 
     def _check(self, message: dict[str, Any]) -> None:
-        fault = body_fault(AgentSaid, message)
-        try:
-            wire = canonical(message)
-            decode(wire)
-        except (ValueError, TypeError, RecursionError) as error:
-            why = str(error) if isinstance(error, MalformedJsonError) else type(error).__name__
-            raise UsageError(f"not sent: the message is not JSON that the backbone takes: {why}") from None
+        fault = content_fault(message, self._credentials.secret) or body_fault(AgentSaid, message)
         limit = self._settings.limits.payload_bytes
-        if fault is None and len(wire) + _SIGNATURE_BYTES > limit:
-            fault = f"the message has {len(wire)} bytes; at most {limit} are taken"
-        if fault is None and self._credentials.secret in wire.decode("utf-8"):
-            fault = "the message contains the agent's own secret"
+        if fault is None and (size := len(canonical(message)) + _SIGNATURE_BYTES) > limit:
+            fault = f"the message has {size} bytes; at most {limit} are taken"
         if fault is not None:
             raise UsageError(f"not sent: {fault}")
 

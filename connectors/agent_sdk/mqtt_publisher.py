@@ -1,8 +1,10 @@
-"""Publishes a job's events over MQTT: numbered, signed, remembered until they are confirmed (JE-15 to JE-17).
+"""A publisher of a job's events over MQTT (JE-15 to JE-17).
 
-**Delivers** each event at least once, in the order of seq; the same bytes at every attempt, but for a signature
-under a secret that the job was given since: the backbone knows the event again by its content.
-**Acknowledges when** the receipt says that Kafka has the event; without a receipt, when the broker has it.
+It numbers and signs events, and keeps them on disk until they are confirmed.
+
+**Delivers** each event at least once, in the order of seq, with the same bytes at every attempt. Only after a
+rotation of the secret an event gets a new signature; the backbone recognises it by its content.
+**Acknowledges when** the receipt confirms that Kafka has the event; without receipts, when the broker has it.
 **Loses when** `wait_for_receipt=False` and the broker loses what it acknowledged.
 
     publisher = JobPublisher(settings, "0a1b2c3d", secret, Path("state"))
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from connectors.agent_sdk.mqtt_delivery import deliver
-from connectors.agent_sdk.outbox import JobOutbox, PendingEvent
+from connectors.agent_sdk.outbox import JobOutbox, PendingEvent, content_fault
 from connectors.mqtt_link.mqtt_credentials import job_mqtt
 from connectors.mqtt_link.receipt import Receipt
 from schemas.errors import Refused, UsageError
@@ -26,7 +28,7 @@ from schemas.wire.field_checks import SCHEMA_VERSION
 from schemas.wire.ids import is_job_id
 from schemas.wire.masking import carries_token
 from schemas.wire.signing import SIGNATURE_FIELD, Signer, sign_event, signed_bytes
-from schemas.wire.strict_json import MalformedJsonError, canonical, decode
+from schemas.wire.strict_json import canonical, decode
 from schemas.wire.unsafe_text import unsafe_pattern
 from schemas.wire.verdicts import REJECTED
 
@@ -35,7 +37,7 @@ _LOCK_MARGIN_S: Final = 5.0
 
 
 class EventRejected(Refused):
-    """The event was settled as rejected. `receipt` has the reason; sending the same again will not help."""
+    """An event was settled as rejected, for the reason in `receipt`. Sending it again will not help."""
 
     def __init__(self, receipt: Receipt) -> None:
         super().__init__(f"seq {receipt.seq} was rejected: {receipt.reason or 'no reason given'}")
@@ -43,7 +45,7 @@ class EventRejected(Refused):
 
 
 class JobPublisher:
-    """Publishes the events of one job. `state_dir` holds its seq and outbox; `secret` signs and stays here."""
+    """Publishes the events of one job. `state_dir` keeps its seq and outbox; `secret` only signs."""
 
     def __init__(self, settings: Settings, job_id: str, secret: str, state_dir: Path) -> None:
         if not is_job_id(job_id):
@@ -58,12 +60,16 @@ class JobPublisher:
     def publish(
         self, event: str, detail: str, data: dict[str, Any] | None = None, *, wait_for_receipt: bool = True
     ) -> Receipt:
-        """Send one event, after those that are still in the outbox. Returns its receipt.
+        """Send one event, after those that are still in the outbox, and return its receipt.
 
-        Raises UsageError for an event that must not be sent (nothing was sent), EventRejected, Refused when
-        the broker forbids it, BackboneUnreachable when it is not confirmed: then it stays in the outbox and
-        goes first at the next call, so do not publish it anew. A terminal event may be published again until
-        it is confirmed; it is the same event.
+        A terminal event may be published again until it is confirmed; it is the same event.
+
+        Raises:
+            UsageError: the event is invalid; nothing was sent.
+            EventRejected: the event was settled as rejected.
+            Refused: the broker forbids it.
+            BackboneUnreachable: the event is not confirmed. It stays in the outbox and is sent first at the
+                next call, so do not publish it again.
         """
         body = self._body(event, detail, data)
         with self._outbox() as outbox:
@@ -71,7 +77,7 @@ class JobPublisher:
             return self._deliver(outbox, self._enter(outbox, body), wait_for_receipt)
 
     def resend(self, *, wait_for_receipt: bool = True) -> int:
-        """Send what is still in the outbox. Returns how many events that were. Raises as `publish` does."""
+        """Send the events in the outbox and return their number. Raises as `publish` does."""
         with self._outbox() as outbox:
             outbox.renew(self._signed_anew)
             count = len(outbox.pending)
@@ -87,7 +93,7 @@ class JobPublisher:
 
     def _enter(self, outbox: JobOutbox, body: dict[str, Any]) -> PendingEvent:
         if outbox.ended_seq is not None:
-            # Told to send the end again that is not confirmed yet: the same event, not a second one.
+            # The caller publishes the unconfirmed end again: it is the same event, not a second one.
             for pending in outbox.pending:
                 if pending.seq == outbox.ended_seq and _same_event(pending.fields(), body):
                     return pending
@@ -118,7 +124,7 @@ class JobPublisher:
         return payload
 
     def _signed_anew(self, pending: PendingEvent) -> bytes | None:
-        """A pending event under the secret of now; None when it is signed with that already."""
+        """Return a pending event signed with the current secret, None when it is signed with it already."""
         event, _ = decode(pending.wire_bytes)
         if Signer(self._secret).verifies(signed_bytes(event), event["data"].get(SIGNATURE_FIELD)):
             return None
@@ -141,23 +147,15 @@ class JobPublisher:
 
     def _content_fault(self, body: dict[str, Any]) -> str | None:
         if body["event"] == PERMISSION_REQUIRED and not body["detail"].strip():
-            return f"detail: '{PERMISSION_REQUIRED}' names there what it asks for"
+            return f"detail: '{PERMISSION_REQUIRED}' must name the permission that it asks for"
         if carries_token(body):
             return "data.auth_token: a token must not travel in an event"
         if SIGNATURE_FIELD in body["data"]:
-            return f"data.{SIGNATURE_FIELD}: the publisher signs"
+            return f"data.{SIGNATURE_FIELD}: only the publisher sets it"
         pattern = unsafe_pattern(body["detail"])
         if pattern is not None:
-            return f"detail: holds what looks like a {pattern} (docs: the table of unsafe texts)"
-        try:
-            wire = canonical(body)
-            decode(wire)
-        except (ValueError, TypeError, RecursionError) as error:
-            why = error if isinstance(error, MalformedJsonError) else type(error).__name__
-            return f"data or detail is not JSON that the backbone takes: {why}"
-        if self._secret in wire.decode("utf-8"):
-            return "the job's own secret stands in the event"
-        return None
+            return f"detail: contains text that looks like a {pattern} (docs: the table of unsafe texts)"
+        return content_fault(body, self._secret)
 
 
 def _same_event(sent: dict[str, Any], body: dict[str, Any]) -> bool:

@@ -21,9 +21,20 @@ import msgspec
 from schemas.errors import TrunklineError, UsageError
 from schemas.streams.job.job_event import TERMINAL_EVENTS
 from schemas.wire.ids import is_job_id, is_name
-from schemas.wire.strict_json import INT_MAX
+from schemas.wire.strict_json import INT_MAX, MalformedJsonError, canonical, decode
 
 _LOCK_TICK_S: Final = 0.02
+
+
+def content_fault(fields: dict[str, Any], secret: str) -> str | None:
+    """Return why a message must not be sent: it is not valid JSON, or it contains the sender's secret."""
+    try:
+        wire = canonical(fields)
+        decode(wire)
+    except (ValueError, TypeError, RecursionError) as error:
+        why = error if isinstance(error, MalformedJsonError) else type(error).__name__
+        return f"it is not JSON that the backbone takes: {why}"
+    return "it contains the sender's own secret" if secret in wire.decode("utf-8") else None
 
 
 class OutboxBusyError(TrunklineError):

@@ -1,1 +1,4 @@
-"""Registering and starting a job from its owner's side: secrets, brokers and submission."""
+"""Tools of a job's owner: registration, secrets and brokers on this machine, and submission to an agent.
+
+Must not import the gateway's packages; it uses gateway_client.
+"""

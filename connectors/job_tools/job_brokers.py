@@ -1,7 +1,7 @@
-"""A job's own broker (JE-13) as this machine keeps it: beside the job's secret, in a 0600 file of its own.
+"""The file that keeps a job's own broker (JE-13) on this machine, mode 0600, next to the job's secret.
 
-It holds what was granted to the picker, or asked for at the registration: the overlay with its password. The
-job's id stands in it, so that a file that was left by another job says nothing.
+It has the broker that the job was registered with, and its password. It also has the job's id, so that a file
+of another job is ignored.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ _PASSWORD: Final = "password"  # noqa: S105  a field's name
 
 
 class JobBroker(NamedTuple):
-    """What a job says of its broker. `overlay` None: nothing, it uses that of the settings."""
+    """The broker of a job, with its unsealed password. `overlay` None: the broker of the settings."""
 
     overlay: BrokerOverlay | None
     password: SecretStr | None = None
 
     def resolve(self, mqtt: MqttSettings) -> MqttSettings:
-        """`mqtt` with what the job says over it."""
+        """Return `mqtt` with the fields that the job names."""
         return resolve_mqtt(mqtt, self.overlay, self.password)
 
 
 def broker_file(secret_file: Path) -> Path:
-    """Where a job's broker is kept when its secret is in `secret_file`."""
+    """Return the file of a job's broker when its secret is in `secret_file`."""
     return secret_file.with_name(f"{secret_file.name}.broker")
 
 
 def store_broker(secret_file: Path, job_id: str, broker: Mapping[str, Any] | None) -> Path:
-    """Keep the broker beside the secret; on disk when this returns. Returns the file. Raises TrunklineError."""
+    """Store the broker next to the secret and return its file. Raises TrunklineError."""
     path = broker_file(secret_file)
     replace_private(path, json.dumps({"job_id": job_id, "broker": named_fields(broker)}) + "\n", _WHAT)
     return path
 
 
 def find_broker(secret_file: Path, job_id: str) -> JobBroker | None:
-    """What is kept beside the secret, None where nothing is known of this job's broker.
+    """Return the broker stored next to the secret, None when this job's broker is unknown.
 
     Raises UsageError for a file that others can read, TrunklineError for one that cannot be read.
     """
@@ -64,13 +64,15 @@ def find_broker(secret_file: Path, job_id: str) -> JobBroker | None:
         overlay = BrokerOverlay.model_validate(said) if said or password else None
         return JobBroker(overlay, None if password is None else SecretStr(password))
     except (ValidationError, ValueError, KeyError, TypeError):
-        # Without the text of the error: it may quote what stands in the file.
+        # Without the text of the error: it may quote the password.
         raise TrunklineError(f"{path} does not hold {_WHAT}; pick or register the job again") from None
 
 
 def with_job_broker(settings: Settings, job_id: str, secret_file: Path | None = None) -> Settings:
-    """`settings` with the broker of this job: the one kept beside `secret_file`, else beside the secret that
-    this machine keeps, else that of the settings. Raises as `find_broker`, and UsageError for no job id.
+    """Return `settings` with the broker of this job.
+
+    The broker is the one stored next to `secret_file`, else next to the secret that this machine keeps, else
+    that of the settings. Raises what `find_broker` raises, and UsageError for an invalid job id.
     """
     kept = secret_path(settings, job_id)
     for file in (kept,) if secret_file is None else (secret_file, kept):
@@ -81,10 +83,10 @@ def with_job_broker(settings: Settings, job_id: str, secret_file: Path | None = 
 
 
 def named_fields(broker: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The fields that an overlay names; none for a job without a broker of its own."""
+    """Return the fields that a job's broker names, none for a job without a broker of its own."""
     return {name: value for name, value in (broker or {}).items() if value is not None}
 
 
 def shown_fields(broker: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The same without the password: what may be printed."""
+    """Return the same fields without the password, for printing."""
     return {name: value for name, value in named_fields(broker).items() if name != _PASSWORD}

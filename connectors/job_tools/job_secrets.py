@@ -1,7 +1,7 @@
-"""The secrets of jobs that were registered or picked on this machine: one 0600 file a job below `data_dir`.
+"""The secrets of jobs that were registered or picked on this machine, in one 0600 file per job.
 
-`watch` verifies with them, `publish` signs with them. They never go anywhere else. A job's own broker is
-stored beside its secret (`connectors.job_tools.job_brokers`). After a rotation, `<id>.former` holds the former
+`watch` verifies with them and `publish` signs with them. They are used for nothing else. A job's own broker is
+stored next to its secret (`connectors.job_tools.job_brokers`). After a rotation, `<id>.former` holds the former
 secret and the time at which it expires.
 """
 
@@ -24,7 +24,7 @@ _WHAT: Final = "the job's secret"
 
 
 class KeptSecrets(NamedTuple):
-    """A job's secret, and the one before it while that is good: until `former_ends_at` (seconds since 1970)."""
+    """A job's secret, and the former one, which is valid until `former_ends_at` (seconds since 1970)."""
 
     secret: str
     former: str | None = None
@@ -32,14 +32,14 @@ class KeptSecrets(NamedTuple):
 
 
 def secret_path(settings: Settings, job_id: str) -> Path:
-    """Where a job's secret is kept on this machine. Raises UsageError for what is no job id."""
+    """Return the file of a job's secret on this machine. Raises UsageError for an invalid job id."""
     if not is_job_id(job_id):
         raise UsageError(f"not a job id (8 lower-case hex digits): {job_id!r}")
     return settings.data_path / _FOLDER / job_id
 
 
 def find_secret(settings: Settings, job_id: str) -> str | None:
-    """The stored secret of a job, None when this machine has none.
+    """Return the stored secret of a job, None when this machine has none.
 
     Raises UsageError for a file that others can read, TrunklineError for one that cannot be read.
     """
@@ -48,7 +48,7 @@ def find_secret(settings: Settings, job_id: str) -> str | None:
 
 
 def stored_jobs(settings: Settings) -> list[str]:
-    """The jobs whose secrets this machine has, sorted."""
+    """Return the jobs whose secrets this machine has, sorted."""
     try:
         return sorted(p.name for p in (settings.data_path / _FOLDER).iterdir() if is_job_id(p.name))
     except FileNotFoundError:
@@ -56,26 +56,28 @@ def stored_jobs(settings: Settings) -> list[str]:
 
 
 def store_secret(settings: Settings, job_id: str, secret: str) -> Path:
-    """Keep a job's secret; on disk when this returns. Returns the file. Raises TrunklineError."""
+    """Store a job's secret and return its file. Raises TrunklineError."""
     path = secret_path(settings, job_id)
     replace_private(path, secret + "\n", _WHAT)
     return path
 
 
 def store_rotated(settings: Settings, job_id: str, secret: str, former_ends_at: float) -> Path:
-    """Keep a job's new secret, and the one that is kept now beside it, which ends then (seconds since 1970).
-    Returns the file. Raises as `find_secret` and `store_secret`.
+    """Store a job's new secret, keep the current one as the former one, and return the file of the new one.
+
+    `former_ends_at` is in seconds since 1970. Raises as `find_secret` and `store_secret`.
     """
     former = find_secret(settings, job_id)
-    # The same rotation once more has nothing to say of the former one.
+    # When the same rotation is stored again, the current secret is the new one already.
     if former not in (None, secret):
         replace_private(_former_path(settings, job_id), f"{former_ends_at} {former}\n", _WHAT)
     return store_secret(settings, job_id, secret)
 
 
 def kept_secrets(settings: Settings, job_id: str) -> KeptSecrets | None:
-    """The stored secrets of a job that are good now, None when this machine has none. Raises as `find_secret`,
-    and TrunklineError for a file that holds something else.
+    """Return the stored secrets of a job that are valid now, None when this machine has none.
+
+    Raises as `find_secret`, and TrunklineError for a file with other content.
     """
     secret, path = find_secret(settings, job_id), _former_path(settings, job_id)
     if secret is None:
@@ -94,8 +96,10 @@ def _former_path(settings: Settings, job_id: str) -> Path:
 
 
 def read_private(path: Path, what: str) -> str | None:
-    """The text of a private file, None where there is none. Raises UsageError for a file that others can
-    read, TrunklineError that names `what` for one that cannot be read.
+    """Return the text of a private file, None when there is none.
+
+    Raises UsageError for a file that others can read, and TrunklineError, which names `what`, for an unreadable
+    one.
     """
     try:
         if stat.S_IMODE(path.stat().st_mode) & _PRIVATE:
@@ -108,8 +112,9 @@ def read_private(path: Path, what: str) -> str | None:
 
 
 def replace_private(path: Path, text: str, what: str) -> None:
-    """Put a private file in its place, whole and on disk when this returns. Raises TrunklineError that names
-    `what`.
+    """Replace a private file in one step; it is on disk when this returns.
+
+    Raises TrunklineError, which names `what`.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:

@@ -1,7 +1,7 @@
-"""Submits work to an agent (JE-24): register, a session for the job, the pick, a subscriber, then the agent.
+"""Submission of work to an agent (JE-24): the registration, a session, a subscriber, and then the agent.
 
-Everything that watches stands before the agent's command begins, so nothing of it is missed. What the agent
-needs, its secret too, goes through the session's 0600 spec file.
+The subscriber is ready before the agent's command begins, so it misses no event. The agent gets its
+environment, with the job's secret, through the session's 0600 spec file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STOP_S: Final = 5.0
 
 @dataclass
 class Submission:
-    """A job that an agent does in a session of its own, and the subscriber that follows it."""
+    """A job that an agent works on in a session of its own, and the subscriber that follows it."""
 
     job_id: str
     session: str
@@ -45,7 +45,7 @@ class Submission:
         return self.folder / f"{self.job_id}.subscriber.out"
 
     def end_subscriber(self) -> None:
-        """Stop the subscriber, if it still follows."""
+        """Stop the subscriber if it still runs."""
         if self.subscriber.poll() is None:
             self.subscriber.terminate()
             try:
@@ -68,9 +68,24 @@ def submit_job(
     has_header: bool,
     watch_arguments: list[str],
 ) -> Submission:
-    """Register and start it all. Raises TrunklineError: then the job, if there is one, is cancelled with the
-    reason, and nothing is left running. `broker`: the job's own, with its password, if it has one; the agent
-    finds it beside the job's secret. `has_header`: the instructions come behind `instruction_header`.
+    """Register a job and start its subscriber and its agent.
+
+    After an error the job, if it was registered, is cancelled with the reason, and nothing is left running.
+
+    Args:
+        settings: of this machine.
+        gateway: registers the job and assigns it.
+        host: runs the session.
+        description: of the job.
+        session: the name of the new session.
+        command: the agent's command.
+        broker: the job's own broker with its password, if it has one. The agent finds it next to the secret.
+        instructions: the agent's input, None for none.
+        has_header: write `instruction_header` before the instructions.
+        watch_arguments: more arguments of the subscriber's `watch` command.
+
+    Raises:
+        TrunklineError: the job could not be started.
     """
     refuse_taken(gateway, session)
     job = gateway.post(path_of("jobs"), {"description": description, "session": session, "broker": broker})
@@ -93,7 +108,7 @@ def submit_job(
             instructions=instructions,
         )
         handle = str(row["handle"])
-        # Not a pick: that gives a session the oldest job that fits, which may be another one.
+        # Not a pick: a pick gives the session the oldest job that fits, which may be another one.
         gateway.post(path_of("jobs", job_id, "assign"), {"session": session})
         folder = settings.data_path / "jobs" / job_id
         subscriber = _start_subscriber(settings, job_id, folder, watch_arguments)
@@ -110,9 +125,10 @@ def submit_job(
 
 
 def agent_environment(settings: Settings, job_id: str, secret: str, session: str) -> dict[str, str]:
-    """What an agent's command runs with: our environment without our own secrets, the settings without the
-    master key, and the job. User and password of the broker stay where the settings name them: the agent
-    publishes with them (JE-13).
+    """Return the environment of an agent's command: ours without our secrets, the settings, and the job.
+
+    The settings are without the master key. They keep the broker's user and password, if they name them,
+    because the agent publishes with them (JE-13).
     """
     known = settings_environment(settings.model_copy(update={"master_key": None}))
     job = {
@@ -125,8 +141,9 @@ def agent_environment(settings: Settings, job_id: str, secret: str, session: str
 
 
 def instruction_header(job_id: str, session: str) -> str:
-    """Return what an agent reads before its instructions: comment lines with the commands that report on its
-    job. The commands find the job's secret in the agent's environment.
+    """Return comment lines for an agent, with the commands that report on its job.
+
+    The commands find the job's secret in the agent's environment.
     """
     program = shlex.quote(str(PROJECT_ROOT / "trunkline"))
     publish = f"{program} publish --job {job_id} --event"
@@ -146,7 +163,7 @@ def instruction_header(job_id: str, session: str) -> str:
 def _start_subscriber(
     settings: Settings, job_id: str, folder: Path, arguments: list[str]
 ) -> subprocess.Popen[bytes]:
-    """Start `watch --settled` on the job and wait until it misses nothing any more."""
+    """Start `watch --settled` on the job and wait until it receives all events."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     ready = folder / f".ready.{os.getpid()}"
     environment = {
@@ -157,7 +174,7 @@ def _start_subscriber(
     command = [sys.executable, "-m", "connectors.cli", "watch", "--job", job_id, "--settled", *arguments]
     errors = folder / f"{job_id}.subscriber.err"
     with (folder / f"{job_id}.subscriber.out").open("wb") as out, errors.open("wb") as err:
-        # In a group of its own: Ctrl-C is for us, and we tell it.
+        # In a process group of its own: on Ctrl-C this process stops it in order.
         subscriber = subprocess.Popen(  # noqa: S603  the command is ours
             command,
             cwd=PROJECT_ROOT,
@@ -171,8 +188,8 @@ def _start_subscriber(
         deadline = time.monotonic() + READY_S
         while not ready.exists():
             if subscriber.poll() is not None or time.monotonic() > deadline:
-                told = errors.read_text(encoding="utf-8", errors="replace").strip()[-500:]
-                raise TrunklineError(f"the subscriber does not follow job {job_id}: {told or 'no answer'}")
+                output = errors.read_text(encoding="utf-8", errors="replace").strip()[-500:]
+                raise TrunklineError(f"the subscriber does not follow job {job_id}: {output or 'no answer'}")
             time.sleep(_TICK_S)
     except BaseException:
         subscriber.kill()
@@ -184,7 +201,7 @@ def _start_subscriber(
 
 
 def _give_up(gateway: GatewayClient, job_id: str, error: BaseException) -> None:
-    """Cancel a job that could not be started; best effort, the first error is the one to tell."""
+    """Try to cancel a job that could not be started. Errors are only printed: the first one counts."""
     try:
         reason = f"submit failed: {type(error).__name__}"
         gateway.post(path_of("jobs", job_id, "cancel"), {"reason": reason})

@@ -1,1 +1,4 @@
-"""Accounts of Mosquitto: the password file and the ACL file, kept in step with jobs and agents."""
+"""Accounts of the stack's own Mosquitto: its password file and ACL file follow the live jobs and agents.
+
+Must not import the gateway's packages or mqtt_bridge: the gateway runs it and passes its live view in.
+"""

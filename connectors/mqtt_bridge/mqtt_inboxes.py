@@ -235,18 +235,17 @@ class AgentInboxes:
 
         Raises BackboneUnreachable; they are then claimed at the next call.
         """
-        with self._lock:
-            wanted = [*self._unclaimed.get(agent, ()), *message_ids]
-            if not wanted:
-                return
-            self._unclaimed[agent] = wanted
+        # Only the thread that serves an agent uses the agent's entry.
+        wanted = [*self._unclaimed.get(agent, ()), *message_ids]
+        if not wanted:
+            return
+        self._unclaimed[agent] = wanted
         record = claim_of(agent, wanted)
         try:
             self._publisher.live().append(record).result(self._settings.kafka.delivery_timeout_s + _ACK_GRACE_S)
         except RecordRefused as error:
             log.error("claim_refused", agent=agent, why=str(error))
-        with self._lock:
-            self._unclaimed.pop(agent, None)
+        self._unclaimed.pop(agent, None)
 
     def _live_connection(self) -> MqttConnection:
         """Return the connection for all inboxes, opened anew when it was lost. Raises BackboneUnreachable."""

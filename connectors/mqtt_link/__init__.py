@@ -1,1 +1,1 @@
-"""An MQTT connection: client, TLS, login, topics and receipts. Knows neither the bridge nor the accounts."""
+"""One MQTT connection, and what it needs: TLS, login, topics and receipts. Imports no other MQTT package."""

@@ -1,9 +1,15 @@
-"""Which MQTT user name and password a program of ours uses, decided in one place (JE-13).
+"""The MQTT user name and password of our programs, chosen in one place (JE-13).
 
-The first that there is: `mqtt.username` and `mqtt.password` of the settings; a job's own account (user name =
-job id, password derived from its secret) for its publisher; the account of a role, from the 0600 file
-`data_dir/keys/mqtt.json` that the local stack makes; nobody. The roles' passwords open the local stack's broker
-and nothing else, so they are sent to loopback only, under TLS only where `mqtt.ca_certs` says whom to trust.
+The first of these that exists is used:
+
+- `mqtt.username` and `mqtt.password` of the settings,
+- for a job's publisher, the job's own account: its id, and a password derived from its secret,
+- for another program of ours, the account of its role, from the local stack's 0600 file
+  `data_dir/keys/mqtt.json`,
+- no login.
+
+The roles' passwords are only for the local stack's broker. They are therefore sent to loopback only, and over
+TLS only if `mqtt.ca_certs` names the trusted authority.
 """
 
 from __future__ import annotations
@@ -29,7 +35,7 @@ _PASSWORD_BYTES: Final = 32
 
 
 def job_mqtt(mqtt: MqttSettings, job_id: str, secret: str) -> MqttSettings:
-    """The broker's settings as the publisher of this job uses them."""
+    """Return the broker's settings with the login of this job's publisher."""
     if mqtt.username is not None:
         return mqtt
     user = job_user(job_id, secret)
@@ -37,13 +43,15 @@ def job_mqtt(mqtt: MqttSettings, job_id: str, secret: str) -> MqttSettings:
 
 
 def role_mqtt(settings: Settings, role: str) -> MqttSettings:
-    """The broker's settings as a program in this role (`ROLES`) uses them. Raises SettingsError for a key file
-    that others can read or that is none. With a role's account it goes by the broker's private socket.
+    """Return the broker's settings with the login of a program in this role (one of `ROLES`).
+
+    With the account of a role the program connects through the broker's private socket. Raises SettingsError
+    for a password file that others can read or that has another content.
     """
     mqtt = settings.mqtt
     if mqtt.username is not None or mqtt.host not in LOOPBACK_NAMES:
         return mqtt
-    # With TLS the broker on loopback may be a tunnel to one elsewhere, unless our own authority knows it.
+    # With TLS the broker on loopback may be a tunnel to another machine, unless our own authority signed it.
     if mqtt.tls and mqtt.ca_certs is None:
         return mqtt
     passwords = load_role_passwords(settings)
@@ -54,12 +62,12 @@ def role_mqtt(settings: Settings, role: str) -> MqttSettings:
 
 
 def role_file(settings: Settings) -> Path:
-    """The 0600 file with the roles' passwords."""
+    """Return the 0600 file with the roles' passwords."""
     return settings.data_path / "keys" / "mqtt.json"
 
 
 def load_role_passwords(settings: Settings) -> dict[str, SecretStr] | None:
-    """The passwords by role, None where there is no file. Raises SettingsError as `role_mqtt` does."""
+    """Return the passwords by role, None when there is no file. Raises SettingsError as `role_mqtt` does."""
     path = role_file(settings)
     try:
         mode = path.stat().st_mode
@@ -71,18 +79,18 @@ def load_role_passwords(settings: Settings) -> dict[str, SecretStr] | None:
         return None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise SettingsError(
-            f"{path} does not hold the MQTT passwords: remove it, trunkline up makes it anew"
+            f"{path} does not hold the MQTT passwords: remove it, trunkline up makes a new one"
         ) from None
 
 
 def ensure_role_passwords(settings: Settings) -> dict[str, SecretStr]:
-    """`load_role_passwords`, with random ones in a new 0600 file where there is none."""
+    """Return the passwords by role. When there is no file, write one with random passwords first."""
     path = role_file(settings)
     if not path.exists():
         make_first(path, json.dumps({role: secrets.token_hex(_PASSWORD_BYTES) for role in ROLES}))
     found = load_role_passwords(settings)
     if found is None:
-        raise SettingsError(f"{path} has gone while it was made")
+        raise SettingsError(f"{path} was removed while it was made")
     return found
 
 

@@ -1,4 +1,4 @@
-"""TLS towards an MQTT broker: the context from the settings, and what an error of it means."""
+"""TLS for connections to an MQTT broker: the context from the settings, and explanations of its errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from schemas.settings.settings import MqttSettings, SettingsError
 
 
 class _Connection(ssl.SSLSocket):
-    """A connection that is closed when its handshake fails; paho would leave that to the collector."""
+    """A connection that is closed when its handshake fails. paho would leave it open."""
 
     def do_handshake(self, block: bool = False) -> None:
         try:
@@ -24,21 +24,22 @@ class _Connection(ssl.SSLSocket):
 
 
 def mqtt_context(mqtt: MqttSettings) -> ssl.SSLContext | None:
-    """The context of a connection to this broker, None without TLS. Raises SettingsError for certificates that
-    cannot be read, and for a key that others can read.
+    """Return the context of connections to this broker, None without TLS.
+
+    Raises SettingsError for certificates that cannot be read, and for a key that others can read.
     """
     if not mqtt.tls:
         return None
-    # Looked at each time: a mode may change and nothing else.
+    # Checked each time: a change of the mode does not change the time of the file.
     if mqtt.certfile is not None:
         check_key_file("mqtt.", mqtt.certfile, mqtt.keyfile)
-    # Files may be replaced while we run: what was read counts until they change.
+    # Files may be replaced while the program runs: they are read again when their time has changed.
     files = (mqtt.ca_certs, mqtt.certfile, mqtt.keyfile)
     return _context(*files, tuple(_changed_at(file) for file in files))
 
 
 def explained(error: Exception, mqtt: MqttSettings) -> str:
-    """An error of a connection in words that name the setting to look at."""
+    """Return the text of a connection's error, which names the setting to check."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
             f"its certificate is not trusted ({error.verify_message}): mqtt.ca_certs must be the authority "
@@ -47,12 +48,12 @@ def explained(error: Exception, mqtt: MqttSettings) -> str:
     if isinstance(error, ssl.SSLError):
         if "alert" in (error.reason or "").lower():
             return f"it ended TLS ({error.reason}): perhaps it wants mqtt.certfile and mqtt.keyfile"
-        return f"no TLS ({error.reason or error}): perhaps it speaks none on this port, then unset mqtt.tls"
+        return f"no TLS ({error.reason or error}): perhaps this port has no TLS, then unset mqtt.tls"
     return str(error)
 
 
 def why_no_answer(mqtt: MqttSettings) -> str:
-    """What may be wrong when a broker hangs up before it has said anything, as words to put behind that."""
+    """Return a hint for a broker that closes the connection before CONNACK, to append to the error."""
     if not mqtt.tls:
         return "; perhaps it wants TLS, then set mqtt.tls and mqtt.ca_certs"
     return "; perhaps it wants mqtt.certfile and mqtt.keyfile" if mqtt.certfile is None else ""

@@ -1,5 +1,6 @@
-"""The receipt of a job event (JE-17) or of what an agent has said (JE-26): what the bridge publishes and the
-sender waits for.
+"""The receipt of a job event (JE-17) or of an agent's message (JE-26).
+
+The bridge publishes it, and the sender waits for it.
 """
 
 from __future__ import annotations
@@ -8,16 +9,18 @@ import msgspec
 
 
 class LogPosition(msgspec.Struct, frozen=True):
-    """Where the event lies in the log."""
+    """The position of the event in the log."""
 
     partition: int
     offset: int
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """What became of one event. Matched on `ce_id` alone, the hash of topic and payload: a forger can copy
-    a seq. `verdict` is None while the event is durable but not settled; None counts as delivered.
-    `position` is None when the sender did not wait for a receipt.
+    """The confirmation of one event.
+
+    It is matched on `ce_id` alone, the hash of topic and payload, because a forger can copy a seq. `verdict` is
+    None while the event is durable but not settled; that counts as delivered. `position` is None when the
+    sender did not wait for a receipt.
     """
 
     ce_id: str
@@ -28,8 +31,9 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 class AgentReceipt(msgspec.Struct, frozen=True):
-    """What became of one payload of an agent's outbox; it comes on the inbox, where it is told from a message
-    by having no `from`. The other fields are those of `Receipt`.
+    """The confirmation of one message of an agent. Its other fields are those of `Receipt`.
+
+    It comes on the agent's inbox. Unlike a message there, it has no `from`.
     """
 
     ce_id: str
@@ -47,7 +51,7 @@ encode_receipt = msgspec.json.Encoder().encode
 
 
 def read_receipt(payload: bytes) -> Receipt | None:
-    """The receipt in an MQTT payload, None for anything else. Never raises."""
+    """Return the receipt in an MQTT payload, None for anything else. Never raises."""
     try:
         return _decoder.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -1,1 +1,1 @@
-"""Small agents for experiments, the demo and the tests."""
+"""Small agents that show how to use the hub, MCP and MQTT. Product code must not depend on them."""

@@ -1,13 +1,13 @@
-"""A small agent of the hub, for trying things out and for the demo: `python -m connectors.samples.hub_agent`.
+"""A small agent of the hub, for experiments and for the demo: `python -m connectors.samples.hub_agent`.
 
-It has no arguments. A launcher gives it the hub's address, its token, its task's id and description and its
-own name in the environment (`connectors.launcher.protocol`). It answers each message of type `ask` with one of
-type `answer`; at one of type `greet` it asks the agent that the payload names in `to`; at one of type `finish`
-it tells the hub that its task is completed, and ends. A task whose description says `crash` makes it die after
-its first answer.
+It has no arguments. A launcher passes the hub's address, its token, the id and description of its task, and its
+own name in the environment (`connectors.launcher.protocol`). It answers each message of type `ask` with a
+message of type `answer`. For a message of type `greet` it asks the agent that the payload names in `to`. For a
+message of type `finish` it reports to the hub that its task is completed, and ends. If the description of its
+task contains `crash`, it kills itself after its first answer.
 
-**Delivers** an answer once, however often it is sent: its key is made from the message that it answers.
-**Loses** what it has drained and not answered when it is killed: a drain is acknowledged at once.
+**Delivers** an answer once, however often it is sent: its key is made from the id of the answered message.
+**Loses** the messages that it has drained and not answered when it is killed: a drain is acknowledged at once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from schemas.streams.principal.principals import HUB
 MESSAGES: Final = "/api/hub/messages"
 ASK, ANSWER, GREET, FINISH, EVENT = "ask", "answer", "greet", "finish", "event"
 TASK_COMPLETED: Final = "task.completed"
-# How long the hub may be away, and how long an agent that nobody tells to finish goes on.
+# How long the hub may be down, and how long the agent waits for a message of type `finish`.
 GIVE_UP_S: Final = 60.0
 LIFE_S: Final = 3600.0
 _REQUEST_S: Final = 30.0
@@ -51,11 +51,11 @@ _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 
 class _NotTaken(TrunklineError):
-    """The hub was there and wanted none of it: sending it again would change nothing."""
+    """The hub refused the request. Sending it again would not help."""
 
 
 class HubAgent:
-    """One agent at work on one task. `hub` is a client that knows address and token."""
+    """An agent that works on one task. `hub` is a client with the hub's address and the token."""
 
     def __init__(self, hub: httpx.Client, name: str, task_id: str, description: str) -> None:
         self._hub = hub
@@ -65,14 +65,18 @@ class HubAgent:
         self._answered = 0
 
     def run(self) -> None:
-        """Work until it is told to finish. Raises Refused when the hub no longer knows the token,
-        BackboneUnreachable when it is away for too long, TrunklineError for anything else.
+        """Work until a message of type `finish` comes.
+
+        Raises:
+            Refused: the hub no longer accepts the token.
+            BackboneUnreachable: the hub is down for too long.
+            TrunklineError: any other failure.
         """
         deadline = time.monotonic() + LIFE_S
         pause_s = _POLL_S[0]
         while time.monotonic() < deadline:
             messages = self._drain()
-            # All that was drained is answered, also what stands behind the end: nobody else will get it.
+            # Answer all drained messages, also those behind `finish`: no other agent will get them.
             for message in messages:
                 if message["type"] == ASK:
                     self._answer(message)
@@ -86,10 +90,10 @@ class HubAgent:
                 return self._complete()
             pause_s = _POLL_S[0] if messages else min(pause_s * 1.5, _POLL_S[1])
             time.sleep(pause_s)
-        raise TrunklineError(f"nobody said {FINISH} within {LIFE_S:.0f} s")
+        raise TrunklineError(f"no message of type {FINISH} came within {LIFE_S:.0f} s")
 
     def _drain(self) -> list[dict[str, Any]]:
-        # The same id for each attempt: a drain whose answer was lost is given again.
+        # The same id for each attempt: the hub repeats a drain whose answer was lost.
         answer = self._ask("GET", {"X-Request-ID": str(uuid.uuid4())})
         try:
             messages = answer.json()["messages"]
@@ -97,7 +101,7 @@ class HubAgent:
                 return list(messages)
         except (ValueError, TypeError, KeyError, AttributeError):
             pass
-        raise TrunklineError("what answers is no hub of Trunkline's")
+        raise TrunklineError("the server that answers is no hub of Trunkline's")
 
     def _answer(self, message: Mapping[str, Any]) -> None:
         payload = message["payload"]
@@ -136,7 +140,7 @@ class HubAgent:
         self._ask("POST", {"Idempotency-Key": key}, body)
 
     def _ask(self, method: str, headers: dict[str, str], body: object = None) -> httpx.Response:
-        """One request, sent again while the hub is away, for at most `GIVE_UP_S` seconds."""
+        """Send one request, again while the hub is down, for at most `GIVE_UP_S` seconds."""
         give_up_at = time.monotonic() + GIVE_UP_S
         pause_s = _BACKOFF_S[0]
         while True:
@@ -159,7 +163,7 @@ class HubAgent:
 
 
 def hub_client(environment: Mapping[str, str]) -> httpx.Client:
-    """The connection that the environment describes. Raises UsageError without showing what it holds."""
+    """Return a client from the environment. Raises UsageError, which does not show the token."""
     url, token = environment[HUB_URL_VARIABLE], environment[AGENT_TOKEN_VARIABLE]
     try:
         parts = urlsplit(url)
@@ -174,7 +178,7 @@ def hub_client(environment: Mapping[str, str]) -> httpx.Client:
         base_url=url.rstrip("/"),
         headers={"Authorization": f"Bearer {token}"},
         timeout=_REQUEST_S,
-        # A proxy of the environment has no business between us and our own machine.
+        # Connections to this machine must not use a proxy of the environment.
         trust_env=parts.hostname not in _LOOPBACK,
         verify=trust(url, environment.get(CA_VARIABLE)) or False,
     )
@@ -187,7 +191,7 @@ def main() -> int:
         if missing := [name for name in needed if not os.environ.get(name)]:
             raise UsageError(f"set {', '.join(missing)}")
         if len(sys.argv) > 1:
-            raise UsageError("it takes no arguments: all it needs is in its environment")
+            raise UsageError("it takes no arguments: it reads its environment")
         description = os.environ.get(TASK_DESCRIPTION_VARIABLE, "")
         with hub_client(os.environ) as hub:
             HubAgent(hub, os.environ[AGENT_NAME_VARIABLE], os.environ[TASK_ID_VARIABLE], description).run()

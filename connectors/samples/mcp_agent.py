@@ -1,10 +1,10 @@
 """A small MCP agent, for experiments and for spawning: `python -m connectors.samples.mcp_agent`.
 
-It has no arguments: AGENT_ID, AGENT_KEY_PATH and MCP_SERVER_URL are in its environment. It reports that it
-is idle, reads its messages and answers each with `<id> was told: <content>`; while it does so it is working. At
-the message `finish` of the operator it ends.
+It has no arguments: AGENT_ID, AGENT_KEY_PATH and MCP_SERVER_URL are in its environment. It reports that it is
+idle, reads its messages and answers each with `<id> was told: <content>`; meanwhile it reports that it is
+working. It ends when the operator sends `finish`.
 
-**Delivers** an answer once, however often it is sent: its key is made from the message that it answers.
+**Delivers** an answer once, however often it is sent: its key is made from the id of the answered message.
 **Loses** nothing when it is killed: a message is marked as read after it was answered.
 """
 
@@ -31,25 +31,25 @@ from schemas.errors import BackboneUnreachable, Refused, TrunklineError, UsageEr
 OPERATOR: Final = "operator"
 FINISH: Final = "finish"
 TOLD: Final = "was told:"
-# How long the gateway may be away, and how long an agent that nobody tells to finish goes on.
+# How long the gateway may be down, and how long the agent waits for `finish`.
 GIVE_UP_S: Final = 60.0
 LIFE_S: Final = 3600.0
 # Between two looks at the mailbox: short after a message, longer while there are none.
 _POLL_S: Final = (0.2, 2.0)
 _BACKOFF_S: Final = (0.2, 5.0)
 _TEXT_LIMIT: Final = 4000
-# The gateway is there, and what stands behind it is not.
+# The reason of an error when the gateway runs, but its backbone does not.
 _AWAY: Final = "unreachable"
 # Two of these agents would otherwise answer each other for ever.
 _ANSWER: Final = re.compile(rf"\S+ {TOLD}")
 
 
 class _NotTaken(TrunklineError):
-    """The server was there and wanted none of it: sending it again would change nothing."""
+    """The server refused the call. Sending it again would not help."""
 
 
 class McpAgent:
-    """One agent at its mailbox. `client` is connected and signs for it."""
+    """An agent that answers its messages. `client` is connected and signs for it."""
 
     def __init__(self, client: Client, agent_id: str) -> None:
         self._client = client
@@ -58,18 +58,22 @@ class McpAgent:
         self._handled: set[str] = set()
 
     async def run(self) -> None:
-        """Work until it is told to finish. Raises Refused when its key is worth nothing any more,
-        BackboneUnreachable when the gateway is away for too long, TrunklineError for anything else.
+        """Work until the operator sends `finish`.
+
+        Raises:
+            Refused: the agent's key is no longer valid.
+            BackboneUnreachable: the gateway is down for too long.
+            TrunklineError: any other failure.
         """
         deadline = time.monotonic() + LIFE_S
         pause_s = _POLL_S[0]
         await self._report("idle")
         while time.monotonic() < deadline:
-            # One that could not be marked comes again, and was dealt with.
+            # A message that could not be marked as read comes again, and is answered already.
             messages = [one for one in await self._unread() if one["id"] not in self._handled]
             if messages:
                 await self._report("working")
-                # All that is there is answered, also what stands behind the end.
+                # Answer all messages, also those behind `finish`.
                 finished = [await self._handle(message) for message in messages]
                 await self._report("idle")
                 if any(finished):
@@ -77,7 +81,7 @@ class McpAgent:
                     return
             pause_s = _POLL_S[0] if messages else min(pause_s * 1.5, _POLL_S[1])
             await anyio.sleep(pause_s)
-        raise TrunklineError(f"nobody said {FINISH} within {LIFE_S:.0f} s")
+        raise TrunklineError(f"no {FINISH} came within {LIFE_S:.0f} s")
 
     async def _unread(self) -> list[dict[str, Any]]:
         given = await self._call("get_my_messages", {"unreadOnly": True})
@@ -86,10 +90,10 @@ class McpAgent:
             isinstance(message, dict) and {"id", "from", "content"} <= message.keys() for message in messages
         ):
             return messages
-        raise TrunklineError("what answers is no agent MCP server of Trunkline's")
+        raise TrunklineError("the server that answers is no agent MCP server of Trunkline's")
 
     async def _handle(self, message: Mapping[str, Any]) -> bool:
-        """Answer a message and mark it as read; whether it was the end."""
+        """Answer a message and mark it as read. Returns whether it was `finish`."""
         identity, sender, content = str(message["id"]), str(message["from"]), str(message["content"])
         finishes = sender == OPERATOR and _says_finish(content)
         if not finishes and not _ANSWER.match(content):
@@ -118,7 +122,7 @@ class McpAgent:
         return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{self._agent_id}/{what}/{identity}"))
 
     async def _call(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """One call, made again while the gateway is away, for at most `GIVE_UP_S` seconds."""
+        """Call a tool, again while the gateway is down, for at most `GIVE_UP_S` seconds."""
         give_up_at = time.monotonic() + GIVE_UP_S
         pause_s = _BACKOFF_S[0]
         while True:
@@ -147,7 +151,7 @@ class McpAgent:
 
 
 def _says_finish(content: str) -> bool:
-    """As text, or as the hub's senders write text: an object with it."""
+    """Return whether the content is `finish`, as plain text or in an object with the field `text`."""
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
@@ -156,7 +160,7 @@ def _says_finish(content: str) -> bool:
 
 
 async def work(url: str, agent_id: str, key_path: str) -> None:
-    """Connect, while the gateway is not there yet again and again, and work to the end."""
+    """Connect, again while the gateway does not run yet, and work to the end."""
     give_up_at = time.monotonic() + GIVE_UP_S
     pause_s = _BACKOFF_S[0]
     while True:
@@ -181,7 +185,7 @@ def main() -> int:
         if missing := [name for name in needed if not os.environ.get(name)]:
             raise UsageError(f"set {', '.join(missing)}")
         if len(sys.argv) > 1:
-            raise UsageError("it takes no arguments: all it needs is in its environment")
+            raise UsageError("it takes no arguments: it reads its environment")
         agent_id, key_path, url = (os.environ[name] for name in needed)
         anyio.run(work, url, agent_id, key_path)
     except TrunklineError as error:

@@ -1,16 +1,16 @@
-"""A small agent, for trying things out and for the tests: `python -m connectors.samples.sample_agent`.
+"""A small agent, for experiments and for the tests: `python -m connectors.samples.sample_agent`.
 
-It reads its instructions from standard input, one a line, and publishes the events of its job over MQTT. Job
-and secret come from TRUNKLINE_JOB_ID and TRUNKLINE_JOB_SECRET, as `trunkline jobs submit` sets them; a broker
-of the job's own is where that command keeps it.
+It reads its instructions from standard input, one per line, and publishes the events of its job over MQTT. It
+gets job and secret from TRUNKLINE_JOB_ID and TRUNKLINE_JOB_SECRET, which `trunkline jobs submit` sets. It finds
+the job's own broker, if there is one, where that command stores it.
 
     progress reading the sources
     permission publish the report
     wait 0.5
     fail the last check is red
 
-`wait` takes seconds; `fail` ends the job in error, `quit` ends the agent without ending the job; without
-either the job completes. A line that begins with `#` is a comment. Any other line counts as progress.
+`wait` takes seconds. `fail` ends the job in error, and `quit` ends the agent without ending the job; otherwise
+the job completes. A line that begins with `#` is a comment. Any other line counts as progress.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SECRET_VARIABLE = "TRUNKLINE_JOB_SECRET"  # noqa: S105  a variable's name
 
 
 def work(publisher: JobPublisher, instructions: Iterable[str]) -> None:
-    """Publish what the instructions say, from `started` to the end. Raises TrunklineError."""
+    """Publish the events of the instructions, from `started` to the end. Raises TrunklineError."""
     publisher.publish(STARTED, "the sample agent begins")
     done = 0
     for line in instructions:
