@@ -1,7 +1,7 @@
 """The MQTT bridge (`python -m connectors.mqtt_bridge`).
 
 It brings job events from MQTT brokers into the log (JE-18). At our own broker it also carries the mailboxes of
-agents, in both directions (JE-26; `mqtt_inboxes` delivers to the agents).
+agents, in both directions (JE-26; `inboxes` delivers to the agents).
 
 **Delivers** each message at least once, the messages of a job in their order, with their payload unchanged. A
 message with an invalid id goes to `refused/mqtt`. Of an over-long body the log gets size, SHA-256 and the first
@@ -27,9 +27,9 @@ from typing import Final
 
 import structlog
 
-from connectors.mqtt_bridge.bridge_broker import BrokerBridge
-from connectors.mqtt_bridge.job_broker_bridges import JobBrokerBridges
-from connectors.mqtt_bridge.mqtt_inboxes import AgentInboxes
+from connectors.mqtt_bridge.broker_bridge import BrokerBridge
+from connectors.mqtt_bridge.inboxes import AgentInboxes
+from connectors.mqtt_bridge.job_brokers import JobBrokerBridges
 from connectors.mqtt_bridge.verdict_stream import VerdictStream
 from connectors.mqtt_link.mqtt_credentials import BRIDGE, role_mqtt
 from connectors.terminal.json_log import configure_json_log

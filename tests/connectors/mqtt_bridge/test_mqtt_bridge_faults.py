@@ -10,7 +10,7 @@ import time
 import pytest
 
 from connectors.log.publisher import Publisher
-from connectors.mqtt_bridge.bridge_connection import BridgeConnection, Tally
+from connectors.mqtt_bridge.connection import BridgeConnection, Tally
 from connectors.mqtt_link.ack_window import AckWindow
 from tests.broker_processes import stand_still, wait_until, with_kafka, with_mqtt
 from tests.mqtt_wire import DOWN, PUBACK, PUBLISH, UP, MqttProxy, publish_all
