@@ -133,7 +133,7 @@ class Agent:
         self.got.append(message)
 
     def ids(self) -> list[str]:
-        """What came, by id."""
+        """Return the ids of the received messages."""
         return [message.message_id for message in self.got]
 
     def wait(self, count: int) -> list[InboxMessage]:

@@ -75,7 +75,7 @@ class Agents:
         return below(self.settings.mqtt.model_copy(update={"username": user, "password": password}))
 
     def login(self, name: str, secret: str | None = None) -> LoginAnswer:
-        """What the broker says to an agent."""
+        """Return the answer of the broker to an agent's login."""
         user = mqtt_user(name)
         password = mqtt_password(secret or self.secrets[name], user)
         return try_login(self.settings.mqtt, user, password, timeout_s=10)

@@ -1,4 +1,4 @@
-"""What an agent keeps on disk before it sends: its seq, its bytes, and whose secret they were signed with."""
+"""The outbox that an agent keeps on disk: its seq, its bytes, and the secret that they were signed with."""
 
 from __future__ import annotations
 

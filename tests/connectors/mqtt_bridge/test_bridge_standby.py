@@ -27,7 +27,7 @@ class _Bridge(ProgramProcess):
     """A bridge with a log of its own."""
 
     def role(self):
-        """What it said last of itself: active, standby or neither."""
+        """Return its role by its log: active, standby or neither."""
         roles = {"subscribed": "active", "standby": "standby", "connection_lost": "", "stopped": ""}
         said = [json.loads(line)["event"] for line in self.log().splitlines()]
         return next((roles[event] for event in reversed(said) if event in roles), "")

@@ -1,4 +1,4 @@
-"""Whose inbox is served next: one thread an agent, waiting after failures, woken by news of the right kind."""
+"""The order in which inboxes are served: one thread per agent, pauses after failures, and what ends a pause."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ HUB = "TRUNKLINE_HUB_URL"
 
 
 def agent_environment(**changes: str) -> dict[str, str]:
-    """What the sample agent needs, and nothing of ours but the path."""
+    """Return the environment that the sample agent needs, with only the path from ours."""
     names = {HUB: "http://127.0.0.1:9", TOKEN: CANARY, "TRUNKLINE_TASK_ID": "t1", "TRUNKLINE_AGENT_NAME": "ann"}
     return {"PATH": os.environ["PATH"], **names, **changes}
 
