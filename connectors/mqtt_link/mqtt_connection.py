@@ -70,9 +70,8 @@ class Subscription(NamedTuple):
 class MqttConnection:
     """One connection, from CONNECT until it is lost, closed or dropped. Thread-safe.
 
-    The constructor raises SettingsError for certificates that cannot be read. The callbacks run on the
-    connection's own thread: `on_message` for each message, `on_lost` once with the reason when the connection
-    ends. An exception in `on_message` ends the connection.
+    The constructor raises SettingsError for certificates that cannot be read. An exception in `on_message` ends
+    the connection. `on_lost` may be called on any thread.
 
     Attributes:
         lost: set when the connection is of no more use.
@@ -107,8 +106,8 @@ class MqttConnection:
             keepalive_s: the broker ends the connection after one and a half times as long without a packet.
             will: topic and payload of the Last Will, which is retained and has QoS 1.
             manual_ack: the user calls `ack`; else a message is acknowledged when `on_message` has returned.
-            on_message: takes each message.
-            on_lost: takes the reason when the connection ends.
+            on_message: takes each message, on the connection's own thread.
+            on_lost: takes the reason, once, when the connection ends.
         """
         self._mqtt = mqtt
         self._subscriptions = subscriptions
