@@ -41,7 +41,7 @@ from connectors.reactor.reactor import Reactor
 from connectors.terminal.json_log import configure_json_log
 from connectors.unix_socket.claimed_socket import ClaimedSocket
 from schemas.errors import TrunklineError
-from schemas.fold.view_rows import REGISTRY_SESSIONS
+from schemas.fold.view_rows import SessionRow
 from schemas.keys.sealing import Keyring, load_keyring
 from schemas.settings.settings import Settings, SettingsError, load_settings
 
@@ -56,7 +56,7 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 def companions_of(settings: Settings, keyring: Keyring, live_view: LiveView) -> list[Companion]:
     """What lives with the gateway under these settings."""
-    found: list[Companion] = [SessionKeeper(settings, lambda: live_view.rows(REGISTRY_SESSIONS))]
+    found: list[Companion] = [SessionKeeper(settings, lambda: live_view.all(SessionRow))]
     if settings.mqtt.accounts_dir is not None:
         found.append(MqttAccounts(settings, keyring, live_view))
     if settings.agent_mcp.export_interval_ms:

@@ -19,7 +19,8 @@ from typing import Any, Final
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.job_tools.job_brokers import store_broker
 from connectors.job_tools.job_secrets import secret_path, store_secret
-from connectors.processes.session_host import SessionHost, clean_environment
+from connectors.processes.process_tree import clean_environment
+from connectors.processes.session_host import SessionHost
 from connectors.processes.session_registry_client import create_session, refuse_taken
 from schemas.errors import TrunklineError
 from schemas.settings.settings import PROJECT_ROOT, Settings, settings_environment

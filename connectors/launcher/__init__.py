@@ -1,1 +1,4 @@
-"""Starts, looks at and stops what the agents of tasks run as (HH-05)."""
+"""Launchers: they start, check and stop the processes in which the agents of tasks run (HH-05).
+
+Must not import the gateway, which chooses a launcher and calls it.
+"""

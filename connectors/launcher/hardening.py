@@ -1,12 +1,12 @@
-"""Becomes a launched agent: waits until it is let go, hardens itself if it is told to, and runs the command.
+"""Turn this process into a launched agent: wait for the launcher, apply the limits, and run the command.
 
-`connectors.launcher.local_processes` starts it as `python -I -S hardening.py` in the agent's folder, with the
-agent's environment and one variable more, the order. It imports the standard library alone, because it is
-started for each agent and must not be led astray by what is in that environment.
+`connectors.launcher.local_processes` starts this file as `python -I -S hardening.py` in the agent's folder. The
+environment is the agent's, with the order in one more variable. The file imports only the standard library: it
+runs for each agent, and nothing in that environment may change which modules it loads.
 
-It reads the handle that the launcher has noted from a socket, and ends without running anything when the
-launcher ends before. The socket closes when the command runs, or when this has failed: then the reason is
-the last line on standard error, and the exit code is 125 (not let go), 126 (not hardened) or 127 (not run).
+The program reads the handle of the run from a socket. If the launcher ends before it sends the handle,
+nothing is run. The socket closes when the command runs or has failed to. After a failure the last line on
+standard error says why, and the exit code is 125 (not let go), 126 (not hardened) or 127 (not run).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 ORDER_VARIABLE: Final = "TRUNKLINE_LAUNCH_ORDER"
-# In the environment of the agent and of all that it starts: whose they are.
+# Marks the agent and all that it starts, by the handle of the run.
 HANDLE_VARIABLE: Final = "TRUNKLINE_AGENT_HANDLE"
 EXIT_NOT_LET_GO: Final = 125
 EXIT_NOT_HARDENED: Final = 126
@@ -33,7 +33,7 @@ _HANDLE_BYTES: Final = 256
 
 
 def main() -> int:
-    """Run the command in place of this program; returns an exit code only when that fails."""
+    """Replace this program by the command. Return an exit code if that fails."""
     order: dict[str, Any] = json.loads(os.environ.pop(ORDER_VARIABLE))
     handle = _handle(order["socket"])
     if not handle:
@@ -53,14 +53,14 @@ def main() -> int:
 
 
 def harden(limits: dict[str, int]) -> None:
-    """Take the limits, by their names in `resource`, and give up new privileges, for good.
+    """Apply the limits, and give up gaining privileges (prctl(2), PR_SET_NO_NEW_PRIVS), both for good.
 
-    Raises OSError or ValueError when one of it cannot be done.
+    `limits` has values by the names of the module `resource`. Raises OSError or ValueError when one fails.
     """
     for name, wanted in limits.items():
         number = getattr(resource, name)
         hard = resource.getrlimit(number)[1]
-        # One that is lower already stays.
+        # A hard limit that is lower already stays.
         value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(number, (value, value))
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -70,19 +70,26 @@ def harden(limits: dict[str, int]) -> None:
 
 
 def _handle(number: int) -> str:
-    """What the launcher says; empty when it says nothing more. The socket stays open until the command runs."""
+    """Return the handle from the launcher, empty if the launcher has ended.
+
+    The socket stays open until the command runs.
+    """
     os.set_inheritable(number, False)
-    said = socket.socket(fileno=number)
+    gate = socket.socket(fileno=number)
     try:
-        return said.recv(_HANDLE_BYTES).decode("ascii")
+        return gate.recv(_HANDLE_BYTES).decode("ascii")
     except OSError:
         return ""
     finally:
-        said.detach()
+        gate.detach()
 
 
 def _restore_signals() -> None:
-    """Python ignores two of these, and whoever started us may have ignored others; the command would, too."""
+    """Restore the default signal handlers.
+
+    Python ignores two signals, and the program that started this one may have ignored others. The command would
+    inherit that.
+    """
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         with suppress(OSError):  # the C library keeps two for itself
             signal.signal(number, signal.SIG_DFL)

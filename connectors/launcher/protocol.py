@@ -1,4 +1,4 @@
-"""What a launcher is (HH-05): three methods, what is launched, and the names in an agent's environment."""
+"""The interface of a launcher (HH-05), the description of an agent to launch, and the agent's variables."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from connectors.gateway_client.gateway_tls import CA_VARIABLE
 from connectors.terminal.json_log import BLANK
 from schemas.errors import TrunklineError
 
-# What an agent finds in its environment. The first two come with the spec, the others are made from it.
+# The variables in an agent's environment. The first two come with the spec, the others are made from it.
 HUB_URL_VARIABLE: Final = "TRUNKLINE_HUB_URL"
 AGENT_TOKEN_VARIABLE: Final = "TRUNKLINE_AGENT_TOKEN"  # noqa: S105  a variable's name
 TASK_ID_VARIABLE: Final = "TRUNKLINE_TASK_ID"
 AGENT_NAME_VARIABLE: Final = "TRUNKLINE_AGENT_NAME"
 TASK_DESCRIPTION_VARIABLE: Final = "TRUNKLINE_TASK_DESCRIPTION"
-# What a spawned agent finds there as well (AM-09): who it is, where its private key lies, where it speaks MCP.
+# More variables of a spawned agent (AM-09): its id, the path of its private key, the URL of the MCP server.
 AGENT_ID_VARIABLE: Final = "AGENT_ID"
 AGENT_KEY_VARIABLE: Final = "AGENT_KEY_PATH"
 MCP_URL_VARIABLE: Final = "MCP_SERVER_URL"
-# No secret is shorter, and without each `1` of a text there is little left to read.
+# No secret is shorter. Blanking each `1` in a text would leave little to read.
 _SECRET_LENGTH: Final = 4
 _NO_SECRETS: Final = (
     HUB_URL_VARIABLE,
@@ -32,14 +32,17 @@ _NO_SECRETS: Final = (
 
 
 class LaunchFailed(TrunklineError):
-    """An agent was not started, and nothing of it is left. The message may be shown to whoever asked for it:
-    it holds no token.
+    """An agent was not started, and nothing of it is left.
+
+    The message contains no token, so it may be shown to the client that asked for the agent.
     """
 
 
 class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One agent to start for one task. `environment` holds its token and the addresses it needs, so it is
-    not shown by `repr`; `description` is the task's.
+    """One agent to start for one task.
+
+    `environment` has the agent's token and the addresses that it needs; `repr` does not show it. `description`
+    is the task's.
     """
 
     container: str
@@ -54,7 +57,7 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
         return f"LaunchSpec(container={self.container!r}, task_id={self.task_id!r}, image={self.image!r}, …)"
 
     def agent_environment(self) -> dict[str, str]:
-        """What the agent finds in its environment for this task."""
+        """Return the agent's variables for this task."""
         return {
             TASK_ID_VARIABLE: self.task_id,
             AGENT_NAME_VARIABLE: self.agent_name,
@@ -63,7 +66,7 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def blanked(self, text: str) -> str:
-        """`text` without the values in `environment` other than names and addresses: any may be the token."""
+        """Return a text without secrets: all values of `environment` but names and addresses are blanked."""
         values = (value for name, value in self.environment.items() if name not in _NO_SECRETS)
         for value in sorted(values, key=len, reverse=True):
             if len(value) >= _SECRET_LENGTH:
@@ -72,7 +75,7 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Started(msgspec.Struct, frozen=True):
-    """What runs: `handle` names this run on `host` and no other; `port` is where it listens, if it does."""
+    """A started agent. `handle` names this run on `host`; `port` is the port where it listens, if any."""
 
     handle: str
     host: str
@@ -83,17 +86,20 @@ class Launcher(Protocol):
     """Runs agents somewhere. Its methods may be called from several threads at once."""
 
     def start(self, spec: LaunchSpec) -> Started:
-        """Start an agent. The same container for the same task again, while it runs, is the same run.
-        Raises LaunchFailed.
+        """Start an agent.
+
+        A second call for the same container and task returns the same run while it runs. Raises LaunchFailed.
         """
 
     def alive(self, handle: str) -> bool:
-        """Whether what was started still runs. False for any handle that is not of this launcher's making."""
+        """Return whether the run is still running. False for a handle of another launcher."""
 
     def find(self, container: str) -> str | None:
-        """The handle of what was started for a container and has not been stopped, None when there is none."""
+        """Return the handle of the agent that was started for a container and not stopped, or None."""
 
     def stop(self, handle: str, grace_s: float) -> None:
-        """Ask it to end, wait at most `grace_s` seconds, then end it; returns when it is gone. What is gone
-        already, or is not of this launcher's making, is left alone. Raises TrunklineError when it does not end.
+        """Ask the agent to end, wait at most `grace_s` seconds, then kill it. Return when it has ended.
+
+        A run that has ended, and a handle of another launcher, are ignored. Raises TrunklineError when the
+        agent does not end.
         """

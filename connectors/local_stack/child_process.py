@@ -1,31 +1,31 @@
-"""Child processes that cannot outlive us: started, marked, ended together with all that they start.
+"""Child processes that do not outlive the stack: started, marked, and ended with all that they start.
 
-Three nets, because each has a hole. The kernel kills a child when the thread that started it ends (so start
-from a thread that lasts, normally the main one), but not its grandchildren. A signal to the process group
-reaches most of them, but Spark's Python workers make a group of their own. The mark in the environment finds
-every one, also after the supervisor was killed, and is not fooled by a process id that is used again.
+Each of three mechanisms covers a gap of the others. The kernel kills a child when the thread that started it
+ends, but not its grandchildren; so start children from a thread that lasts, normally the main one. The process
+session contains most descendants, but Spark's Python workers leave it. The mark in the environment finds every
+process, also after the supervisor was killed, and does not depend on process ids, which are used again.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
+from connectors.processes import process_tree
 from schemas.errors import TrunklineError
 
 MARK = "TRUNKLINE_STACK_PART"
+_END_S = 10.0
 
 
 def mark_of(data_path: Path, part: str) -> str:
-    """The mark of one part of the stack with this data directory; of the whole stack, with which all of them
-    begin, for "". No part's mark begins another's.
+    """Return the mark of one part of the stack with this data directory.
+
+    For "" it is the prefix of the marks of all parts. No part's mark is a prefix of another part's.
     """
     return f"{data_path}#{part};" if part else f"{data_path}#"
 
@@ -38,58 +38,39 @@ def start_child(
     mark: str,
     log: Path,
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, its output appended to the log."""
+    """Start a process that leads a session of its own and appends its output to the log."""
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         raise TrunklineError("setpriv is not found: sudo apt-get install -y util-linux")
     log.parent.mkdir(parents=True, exist_ok=True)
-    arguments = [setpriv, "--pdeathsig", "KILL", "--", *map(str, command)]
-    with log.open("ab") as output:
-        # setpriv and not a preexec function: that one is not safe in a process with threads.
-        return subprocess.Popen(  # noqa: S603 the commands are ours
-            arguments,
+    with process_tree.open_private_log(log) as output:
+        return process_tree.start_process(
+            # setpriv instead of a preexec function, which is not safe in a process with threads.
+            [setpriv, "--pdeathsig", "KILL", "--", *command],
             cwd=cwd,
-            env={**environment, MARK: mark},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            environment={**environment, MARK: mark},
+            output=output,
         )
 
 
 def marked_processes(prefix: str) -> list[psutil.Process]:
-    """All running processes whose mark begins like this."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK, "").startswith(prefix) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return found
+    """Return all running processes whose mark begins with `prefix`."""
+    found = process_tree.running_processes()
+    return [process for process in found if (process_tree.mark_of(process, MARK) or "").startswith(prefix)]
 
 
-def kill_marked(prefix: str, within_s: float = 10.0) -> int:
-    """SIGKILL whatever bears the mark, until nothing does. Returns how many there were."""
-    deadline = time.monotonic() + within_s
-    killed: set[int] = set()
-    while found := marked_processes(prefix):
-        for process in found:
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
-            killed.add(process.pid)
-        psutil.wait_procs(found, timeout=1.0)
-        if time.monotonic() > deadline:
-            raise TrunklineError(f"processes {sorted(killed)} do not end although they were killed")
-    return len(killed)
+def kill_marked(prefix: str) -> int:
+    """Send SIGKILL to all processes whose mark begins with `prefix`, until none runs. Return their number."""
+    return len(process_tree.end_processes(lambda: marked_processes(prefix), kill_s=_END_S))
 
 
 def stop_child(
     process: subprocess.Popen[bytes], mark: str, within_s: float, terminate: Callable[[int], None]
 ) -> bool:
-    """Ask it to end, wait, then SIGKILL for all that is left. Returns whether it ended by itself in time."""
+    """Ask a process to end, wait at most `within_s` seconds, then kill all that is left of its tree.
+
+    Returns whether it ended by itself in time.
+    """
     in_time = True
     if process.poll() is None:
         terminate(process.pid)
@@ -102,11 +83,7 @@ def stop_child(
 
 
 def end_child(process: subprocess.Popen[bytes], mark: str) -> None:
-    """SIGKILL for the process, its group and whatever else bears its mark."""
-    if process.poll() is None:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            process.kill()
-        process.wait(timeout=10)
-    kill_marked(mark)
+    """Kill a process and its whole tree: its session, all processes below it, and all with its mark."""
+    first = psutil.Process(process.pid) if process.poll() is None else None
+    process_tree.end_processes(process_tree.ProcessTrees(MARK, {mark: first}).find_all, kill_s=_END_S)
+    process.wait(timeout=_END_S)

@@ -1,1 +1,4 @@
-"""Agent sessions as processes: starting, watching and ending them, in tmux or process groups."""
+"""Processes on this machine: process trees, and agent sessions in tmux or in a process tree.
+
+Must not import the gateway, the launcher, the local stack or the command line.
+"""

@@ -1,4 +1,8 @@
-"""Where the registries of jobs and sessions have drifted apart (JE-25), and how that is mended."""
+"""Find where the registries of jobs and sessions disagree with each other or with this machine (JE-25).
+
+`mend` repairs the kinds of disagreement in MENDED. The others are only reported: a stopped session and its job
+are kept for a resume, and a session that goes on after a job may get another job.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +21,11 @@ SESSION_WITHOUT_JOB: Final = "session_without_job"
 DEAD_SESSION: Final = "dead_session"
 JOB_IN_STOPPED_SESSION: Final = "job_in_stopped_session"
 SESSION_WITH_ENDED_JOB: Final = "session_with_ended_job"
-# The others are told and left alone: a stopped session is kept for a resume, and with it its job; and a session
-# that goes on after a job may have another one to do.
 MENDED: Final = frozenset({JOB_WITHOUT_SESSION, SESSION_WITHOUT_JOB, DEAD_SESSION})
 
 
 class Drift(NamedTuple):
-    """One disagreement. `job_id`: the job to cancel, or that has ended; `why` says it in words."""
+    """One disagreement. `job_id` is the job to cancel, or the job that has ended. `why` is for people."""
 
     kind: str
     session: str
@@ -37,15 +39,21 @@ def find_drift(
     job_status: Callable[[str], str | None],
     is_dead_here: Callable[[Row], bool],
 ) -> list[Drift]:
-    """All disagreements, sorted. `job_status` knows also jobs that are not in `jobs`; `is_dead_here`: whether
-    what a session's row names should run on this machine and does not.
+    """Return all disagreements, sorted by session.
+
+    Args:
+        jobs: rows of the registry of jobs.
+        sessions: rows of the registry of sessions.
+        job_status: returns the status of a job, also of one that is not in `jobs`.
+        is_dead_here: returns whether a session's row names a process of this machine that does not run.
     """
     by_name = {row["session"]: row for row in sessions}
+    running = {name: row for name, row in by_name.items() if row["status"] == IS_RUNNING}
+    dead = {name for name, row in running.items() if is_dead_here(row)}
     found = []
-    dead = {name for name, row in by_name.items() if row["status"] == IS_RUNNING and is_dead_here(row)}
     for job in jobs:
         name = job["session"]
-        if job["status"] != IS_RUNNING or name is None or name not in by_name:
+        if job["status"] != IS_RUNNING or name not in by_name:
             continue
         status = by_name[name]["status"]
         if status in (TERMINATED, STOPPED):
@@ -54,36 +62,33 @@ def find_drift(
         elif name in dead:
             why = "the job runs, but the process of its session is gone"
             found.append(Drift(JOB_WITHOUT_SESSION, name, job["job_id"], why))
-    for name, row in by_name.items():
-        drift = _drift_of(row, job_status, is_dead=name in dead) if row["status"] == IS_RUNNING else None
-        if drift is not None:
-            found.append(drift)
+    drifts = (_drift_of(row, job_status, is_dead=name in dead) for name, row in running.items())
+    found += [drift for drift in drifts if drift is not None]
     return sorted(found, key=lambda drift: (drift.session, drift.kind, drift.job_id or ""))
 
 
 def _drift_of(row: Row, job_status: Callable[[str], str | None], *, is_dead: bool) -> Drift | None:
-    """What is wrong with a session that runs: it was made for a job that has ended, it is dead, or it still has
-    a job that has ended.
+    """Return the first disagreement of a running session, or None.
+
+    The session was made for a job that has ended, its process does not run, or its present job has ended.
     """
-    name, for_job, job_id = row["session"], row["for_job"], row["job_id"]
+    name = row["session"]
     ended = {
         job: status
-        for job in (for_job, job_id)
+        for job in (row["for_job"], row["job_id"])
         if job is not None and (status := job_status(job)) in JOB_TERMINAL
     }
-    if for_job in ended:
-        return Drift(SESSION_WITHOUT_JOB, name, for_job, f"the session runs for a job that is {ended[for_job]}")
+    if (job := row["for_job"]) in ended:
+        return Drift(SESSION_WITHOUT_JOB, name, job, f"the session runs for a job that is {ended[job]}")
     if is_dead:
         return Drift(DEAD_SESSION, name, None, "the session's process is gone")
-    if job_id in ended:
-        return Drift(
-            SESSION_WITH_ENDED_JOB, name, job_id, f"the session still has a job that is {ended[job_id]}"
-        )
+    if (job := row["job_id"]) in ended:
+        return Drift(SESSION_WITH_ENDED_JOB, name, job, f"the session still has a job that is {ended[job]}")
     return None
 
 
 def dead_here(host: SessionHost) -> Callable[[Row], bool]:
-    """Whether a session's row names this machine and a handle that does not live."""
+    """Return a function that returns whether a session's row names a run of this machine that has ended."""
 
     def is_dead(row: Row) -> bool:
         return row["host"] == host.name and row["handle"] is not None and not host.alive(row["handle"])
@@ -92,8 +97,10 @@ def dead_here(host: SessionHost) -> Callable[[Row], bool]:
 
 
 def mend(gateway: GatewayClient, host: SessionHost, drift: Drift, row: Row | None) -> str:
-    """Mend one of a kind in MENDED; what was done, in words. `row`: the session's. Raises TrunklineError, such
-    as Refused when it has changed meanwhile.
+    """Repair a disagreement whose kind is in MENDED, and return what was done, for people.
+
+    `row` is the session's. Raises TrunklineError, such as Refused when the session or job has changed
+    meanwhile.
     """
     if drift.kind == JOB_WITHOUT_SESSION and drift.job_id is not None:
         gateway.post(path_of("jobs", drift.job_id, "cancel"), {"reason": f"monitor: {drift.why}"})

@@ -1,10 +1,10 @@
-"""Ends what the registry of sessions says is over and still runs on this machine: a companion of the gateway.
+"""End what still runs here of sessions that the registry has stopped or terminated: a background service.
 
 **Reads** the rows of `registry_sessions` that name this host. **Owns** nothing that lasts.
-**Guarantees** that what runs under the handle of a stopped or terminated session is ended here within a few
-seconds (`gateway.session_check_s`), also when the reactor closed the session because its job has ended, and
-that one which does not end holds up no other: a look asks and kills, it never waits. Archived sessions are left
-alone. **On restart** it looks at all rows again; ending what is gone does nothing.
+**Guarantees** that the processes of a stopped or terminated session are ended here within a few seconds
+(`gateway.session_check_s`), also if the process manager closed the session because its job had ended. A session
+that does not end delays no other: a check signals processes and never waits for them. Archived sessions are not
+touched. **On restart** it checks all rows again; ending a session of which nothing runs does nothing.
 """
 
 from __future__ import annotations
@@ -19,39 +19,44 @@ from typing import Final
 import psutil
 import structlog
 
-from connectors.processes.session_host import GRACE_S, KILL_S, OWN_END_S, SessionHost
+from connectors.processes.process_tree import KILL_S
+from connectors.processes.session_host import GRACE_S, OWN_END_S, SessionHost
 from schemas.errors import TrunklineError
 from schemas.fold.life_cycles import STOPPED, TERMINATED
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import Row, SessionRow
+from schemas.fold.view_rows import SessionRow
 from schemas.settings.settings import Settings
 
 log = structlog.stdlib.get_logger(__name__)
 
-# A look takes well under a second. The stack gives the whole gateway 15 s to end.
+# A check takes well under a second. The stack gives the whole gateway 15 s to end.
 _STOP_S: Final = 5.0
 
 
 @dataclass
 class _Ending:
-    """How far the end of one run is."""
+    """The progress of ending one run. `asked_at` is the time of SIGTERM."""
 
     since: float
     asked_at: float | None = None
-    is_told: bool = False
+    is_reported: bool = False
 
 
 class SessionKeeper:
-    """`rows` gives the registry's sessions, such as `lambda: view.rows(REGISTRY_SESSIONS)`.
+    """Ends the processes of sessions that are over.
 
-    What is over has `own_end_s` seconds to end by itself before it is told to, then `grace_s` before it is
-    killed.
+    Args:
+        settings: name the data directory and the time between two checks.
+        rows: returns the registry's sessions, such as `lambda: view.all(SessionRow)`.
+        host: the sessions on this machine.
+        own_end_s: how long a session may take to end by itself before SIGTERM, in seconds.
+        grace_s: how long it may take to end after SIGTERM before SIGKILL, in seconds.
     """
 
     def __init__(
         self,
         settings: Settings,
-        rows: Callable[[], Iterable[Row]],
+        rows: Callable[[], Iterable[SessionRow]],
         host: SessionHost | None = None,
         *,
         own_end_s: float = OWN_END_S,
@@ -63,33 +68,38 @@ class SessionKeeper:
         self._own_end_s = own_end_s
         self._grace_s = grace_s
         self._endings: dict[str, _Ending] = {}
-        # A handle that is gone stays gone, so it is looked at once in each state.
+        # A handle is never used again, so an ended run is checked once in each status.
         self._gone: set[tuple[str, str]] = set()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="session-keeper", daemon=True)
 
     def open(self) -> None:
-        """Begin to look."""
+        """Start the thread that checks."""
         self._thread.start()
 
     def on_change(self, change: AppliedChange) -> None:
-        """A row has changed: nothing to do, the next look will see it."""
+        """Ignore a changed row: the next check reads all rows."""
 
     def registered(self, job_id: str) -> None:
-        """A job was registered: nothing to do."""
+        """Ignore a new job."""
 
     def close(self) -> None:
-        """End. What was asked to end and has not is left to the next gateway."""
+        """Stop the thread. Sessions that have not ended yet are left to the next gateway."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join(_STOP_S)
 
     def check(self) -> list[str]:
-        """Look once, and go one step on with each session that is over; returns those of which something was
-        ended and nothing is left. Raises TrunklineError when tmux does not answer.
+        """Check once, and take the next step with each session that is over.
+
+        Returns:
+            The sessions that this service has ended and of which nothing runs any more.
+
+        Raises:
+            TrunklineError: tmux does not answer.
         """
         over = {row.handle: row for row in self._over_here() if row.handle is not None}
-        # One that was resumed under the same handle is over no more.
+        # A session that was resumed under the same handle is not over any more.
         self._endings = {handle: ending for handle, ending in self._endings.items() if handle in over}
         left = self._host.left_of(over.keys()) if over else set()
         ended = []
@@ -106,16 +116,14 @@ class SessionKeeper:
     def _over_here(self) -> list[SessionRow]:
         return [
             row
-            for row in list(self._rows())
-            if isinstance(row, SessionRow)
-            and row.host == self._host.name
+            for row in self._rows()
+            if row.host == self._host.name
             and row.status in (STOPPED, TERMINATED)
-            and row.handle is not None
             and (row.handle, row.status) not in self._gone
         ]
 
     def _go_on(self, handle: str, row: SessionRow) -> None:
-        """Wait, ask or kill, as it is time for."""
+        """Wait, send SIGTERM or send SIGKILL, depending on the time since the session was over."""
         now = time.monotonic()
         ending = self._endings.setdefault(handle, _Ending(now))
         if ending.asked_at is None:
@@ -127,13 +135,13 @@ class SessionKeeper:
         if over_s < 0:
             return
         left = self._host.send(handle, signal.SIGKILL)
-        if over_s > KILL_S and not ending.is_told:
-            ending.is_told = True
+        if over_s > KILL_S and not ending.is_reported:
+            ending.is_reported = True
             numbers = sorted(process.pid for process in left)
             log.warning("session_not_ended", session=row.session, error=f"processes {numbers} do not end")
 
     def _note_gone(self, handle: str, row: SessionRow) -> bool:
-        """Nothing of it is left; returns whether that is our doing."""
+        """Note that nothing of a session runs any more. Return whether this service has ended it."""
         if row.status == TERMINATED:
             self._host.forget(row.session)
         self._gone.add((handle, row.status))

@@ -1,7 +1,7 @@
-"""Keeps the registry of sessions and what runs on this machine in step: create, stop, resume (JE-14).
+"""Create, stop and resume sessions in the registry and on this machine, in step (JE-14).
 
-The order is always the same. What begins is started held back, told to the registry, and only then released;
-what ends is told to the registry first. So the registry never lacks what runs, and a refusal stops nothing.
+A new run is started without its command, registered, and only then released. A stop is registered before
+anything is ended. So the registry knows every running command, and a refused stop ends nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.processes.session_host import GRACE_S, SessionHost, clean_environment
+from connectors.processes.process_tree import clean_environment
+from connectors.processes.session_host import GRACE_S, SessionHost
 from schemas.errors import NotFound, Refused, UsageError
 from schemas.fold.life_cycles import TERMINATED
 from schemas.streams.session.session_registry import HARD, SOFT
@@ -20,7 +21,7 @@ Row = dict[str, Any]
 
 
 def find_session(gateway: GatewayClient, name: str) -> Row | None:
-    """The row of a session, None for an unknown one. Raises UsageError for what is no name."""
+    """Return the row of a session, or None for an unknown one. Raises UsageError for an invalid name."""
     if not is_name(name):
         raise UsageError(f"not a name (letters, digits, '.', '_', '-'; first a letter or digit): {name!r}")
     try:
@@ -31,7 +32,7 @@ def find_session(gateway: GatewayClient, name: str) -> Row | None:
 
 
 def refuse_taken(gateway: GatewayClient, name: str) -> None:
-    """Raise Refused when there is a session with this name already: a name is used once."""
+    """Raise Refused if a session with this name exists: a name is used once."""
     row = find_session(gateway, name)
     if row is not None:
         raise Refused(f"there is a session {name} already, it is {row['status']}; choose another name")
@@ -48,8 +49,10 @@ def create_session(
     environment: dict[str, str] | None = None,
     instructions: str | None = None,
 ) -> Row:
-    """Register a session and start its command, held back until `host.release`; its row. Without a command
-    only the name is registered. Raises Refused for a name that is taken; nothing is left running then.
+    """Register a session, start its runner, and return its row. The command waits for `host.release`.
+
+    Without a command only the name is registered. Raises Refused for a name that is taken; nothing is left
+    running then.
     """
     refuse_taken(gateway, name)
     body = {"session": name, "description": description, "for_job": for_job, "host": host.name}
@@ -62,7 +65,7 @@ def create_session(
     try:
         handle = host.start(name, spec)
         row = gateway.post(path_of("sessions"), body | {"handle": handle})
-        # Only now: another command may have taken the name meanwhile, and what is kept is of the one who did.
+        # Only now: another client may have taken the name meanwhile, and the kept command must be its own.
         host.keep(name, spec)
     except BaseException:
         spec.unlink(missing_ok=True)
@@ -82,8 +85,10 @@ def stop_session(
     capture_id: str | None = None,
     graceful: bool = False,
 ) -> tuple[Row, Path | None]:
-    """Tell the registry, then end what runs here. The row after it, and the file with the screen if one was
-    asked for. Raises Refused, NotFound.
+    """Register the stop, then end the session's processes on this machine.
+
+    Returns the row after the stop, and the file with the screen if `capture_id` is set. Raises Refused,
+    NotFound.
     """
     before = find_session(gateway, name)
     here = before is not None and before["host"] == host.name and before["handle"] is not None
@@ -111,10 +116,10 @@ def resume_session(gateway: GatewayClient, host: SessionHost, name: str) -> Row:
     path = path_of("sessions", name, "resume")
     handle = row["handle"]
     if handle is None or row["status"] == TERMINATED:
-        # Of a terminated one the gateway says why not.
+        # For a terminated session the gateway answers with the reason.
         return dict(gateway.post(path))
     if row["host"] != host.name:
-        raise Refused(f"session {name} lives on host {row['host']}; resume it there")
+        raise Refused(f"session {name} runs on host {row['host']}; resume it there")
     if host.alive(handle):
         return dict(gateway.post(path))
     again = host.start(name)

@@ -1,8 +1,9 @@
-"""Runs the command of one agent session: `python -m connectors.processes.session_runner SPEC HANDLE`.
+"""Run the command of one agent session: `python -m connectors.processes.session_runner SPEC HANDLE`.
 
-It reads the session's 0600 spec file (so that no secret stands in an argument), waits until it is released,
-runs the command with the spec's environment and instructions, and notes its exit code beside the spec.
-Only `connectors.processes.session_host` starts it, in a tmux pane or as the leader of its own process group.
+The runner reads the session's spec file, which has mode 0600, so that no argument contains a secret. It waits
+until it is released and runs the command with the environment and instructions from the spec. Then it writes
+the exit code to a file in the same folder. Only `connectors.processes.session_host` starts it, in a tmux pane
+or as the leader of its own process session.
 """
 
 from __future__ import annotations
@@ -20,20 +21,22 @@ from typing import IO, Final
 
 import msgspec
 
+from connectors.processes.process_tree import PROCESS, process_handle
 from schemas.keys.umask import PRIVATE_UMASK, keep_files_private
 
 RELEASE_S: Final = 60.0
 _TICK_S: Final = 0.02
 _EXIT_NOT_STARTED: Final = 127
-PROCESS: Final = "process"
 HANDLE_VARIABLE: Final = "TRUNKLINE_SESSION_HANDLE"
-# What tmux tells those who live in it.
+# The variables that tmux sets for the programs in a pane.
 _FROM_THE_PANE: Final = ("TERM", "TMUX", "TMUX_PANE", "COLORTERM")
 
 
 class SessionSpec(msgspec.Struct, frozen=True):
-    """The command of a session. `instructions` come on standard input; None leaves it as it is. `umask` is the
-    command's; specs of earlier versions have none.
+    """The command of a session.
+
+    `instructions` are its standard input; None leaves standard input as it is. `umask` is the command's; specs
+    of earlier versions have none.
     """
 
     session: str
@@ -51,31 +54,13 @@ class SessionEnd(msgspec.Struct, frozen=True):
     exit_code: int
 
 
-def start_time(pid: int) -> str | None:
-    """When a process started: clock ticks since boot and the boot's id; None for none and for a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-    except OSError:
-        return None
-    # The name in parentheses may hold anything, also parentheses and spaces.
-    after_name = stat.rpartition(")")[2].split()
-    return None if after_name[0] in ("Z", "X") else f"{after_name[19]}-{boot[:8]}"
-
-
-def process_handle(pid: int) -> str | None:
-    """`process/<pid>/<start time>`, None for a process that has ended."""
-    started = start_time(pid)
-    return None if started is None else f"{PROCESS}/{pid}/{started}"
-
-
 def release_file(spec_path: Path, handle: str) -> Path:
-    """The file whose appearance lets this run of the command begin."""
+    """Return the path of the file whose creation lets this run of the command begin."""
     return spec_path.with_name(f"go-{hashlib.sha256(handle.encode()).hexdigest()[:16]}")
 
 
 def end_file(spec_path: Path) -> Path:
-    """Where the exit code of the newest run stands."""
+    """Return the path of the file with the exit code of the newest run."""
     return spec_path.with_name("end.json")
 
 
@@ -85,7 +70,7 @@ def main(arguments: list[str]) -> int:
     handle = arguments[1]
     if handle == PROCESS:
         handle = process_handle(os.getpid()) or handle
-    # Those who end the session signal the whole group; the command decides what it does then, we wait for it.
+    # A stop signals all processes of the session. The command decides how to react; the runner waits for it.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _ignored)
     spec = msgspec.json.decode(spec_path.read_bytes(), type=SessionSpec)
@@ -127,7 +112,7 @@ def _run(spec: SessionSpec, handle: str) -> int:
 def _standard_input(instructions: str | None) -> IO[bytes]:
     if instructions is None:
         return os.fdopen(os.dup(0), "rb")
-    # A file and not a pipe: nobody has to stay to fill it, however slowly the agent reads.
+    # A file, not a pipe: nothing has to keep writing while the agent reads slowly.
     file = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
     file.write(instructions.encode("utf-8"))
     file.seek(0)
@@ -135,7 +120,7 @@ def _standard_input(instructions: str | None) -> IO[bytes]:
 
 
 def _ignored(number: int, frame: FrameType | None) -> None:
-    """A handler, not SIG_IGN: the command would inherit that."""
+    """Do nothing. This is a handler because the command would inherit SIG_IGN."""
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from connectors.launcher import hardening, local_processes
 from connectors.launcher.hardening import HANDLE_VARIABLE
 from connectors.launcher.local_processes import stop_all
 from connectors.launcher.protocol import LaunchFailed
-from connectors.processes.session_runner import process_handle
+from connectors.processes.process_tree import process_handle
 from schemas.keys.umask import USER_UMASK_VARIABLE
 from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import wait_until
@@ -201,7 +201,7 @@ def test_of_much_output_the_beginning_of_the_last_line_is_told_and_nothing_of_a_
     ("fields", "why"),
     [
         ({"image": "images/bo"}, "image images/bo in conf/launchers.yaml"),
-        ({"container": "../c1"}, "no name"),
+        ({"container": "../c1"}, "not a valid name"),
         ({"description": "a\0b"}, "zero byte"),
         ({"environment": {TOKEN: CANARY, "BIG": "x" * 200_000}}, "Argument list too long"),
         ({"rule": {"working_dir": "no/such/folder"}}, "working_dir of images/ann in conf/launchers.yaml"),

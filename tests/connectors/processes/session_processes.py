@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from connectors.processes.session_host import SessionHost, clean_environment
+from connectors.processes.process_tree import clean_environment
+from connectors.processes.session_host import SessionHost
 from connectors.processes.session_runner import HANDLE_VARIABLE
 from schemas.fold.view_rows import SessionRow
 from schemas.settings.settings import Settings

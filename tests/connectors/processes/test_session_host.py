@@ -7,14 +7,13 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from connectors.processes.session_host import SessionHost, clean_environment
-from connectors.processes.session_runner import process_handle
+from connectors.processes.process_tree import clean_environment, process_handle
+from connectors.processes.session_host import SessionHost
 from schemas.errors import NotFound
 from schemas.keys.umask import USER_UMASK_VARIABLE
 from schemas.settings.settings import PROJECT_ROOT, Settings
@@ -34,13 +33,6 @@ from tests.connectors.processes.session_processes import (
     wait_shown,
 )
 from tests.file_modes import open_to_others
-
-
-@pytest.fixture(params=["tmux", "process"])
-def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SessionHost]:
-    """A host of each kind."""
-    with session_host(tmp_path, request.param) as found:
-        yield found
 
 
 @pytest.mark.requirement("JE-14")
@@ -144,6 +136,26 @@ def test_a_process_that_only_has_the_number_of_a_session_is_left_alone(tmp_path:
     other.kill()
     other.wait(10)
     host.stop(handle)
+
+
+@pytest.mark.requirement("JE-14")
+def test_a_session_whose_runner_has_its_former_name_is_found_and_ended(tmp_path: Path) -> None:
+    host = SessionHost(Settings(data_dir=tmp_path), use_tmux=False)
+    spec = host.folder("old") / "spec.json"
+    # An earlier version's command line; the words behind the program are not read by it.
+    words = [sys.executable, "-c", POLITE, "-m", "connectors.session_runner", str(spec), "process"]
+    runner = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
+    assert runner.stdout is not None and runner.stdout.readline() == b"here\n"
+    handle = process_handle(runner.pid)
+    assert handle is not None
+    try:
+        assert host.running() == {handle: "old"}
+        assert host.stop(handle, grace_s=10)
+        assert (runner.wait(10), host.alive(handle)) == (3, False)
+    finally:
+        runner.kill()
+        runner.wait(10)
+        runner.stdout.close()
 
 
 @pytest.mark.requirement("JE-14")

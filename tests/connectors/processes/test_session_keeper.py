@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,13 +27,6 @@ from tests.connectors.processes.session_processes import (
     start_python,
     wait_shown,
 )
-
-
-@pytest.fixture(params=["tmux", "process"])
-def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SessionHost]:
-    """A host of each kind."""
-    with session_host(tmp_path, request.param) as found:
-        yield found
 
 
 @pytest.mark.requirement("JE-25")
