@@ -1,4 +1,7 @@
-"""The local stack: Kafka, Mosquitto, bridges, gateway, XML pump and streaming jobs on loopback, supervised."""
+"""The local stack: Kafka, Mosquitto, bridges, gateway, XML pump and streaming jobs on loopback, supervised.
+
+Starts the other programs as processes, so it must not import the gateway, a bridge or a job.
+"""
 
 from connectors.local_stack.part import Part, PartFailed
 from connectors.local_stack.part_plan import ALL_PARTS

@@ -1,11 +1,10 @@
-"""The plans of the two brokers: Kafka (one node) and Mosquitto. Their settings files come from `conf/`."""
+"""The plans of the two brokers, Kafka (one node) and Mosquitto, with their settings files from `conf/`."""
 
 from __future__ import annotations
 
 import base64
 import getpass
 import math
-import os
 import resource
 import secrets
 import subprocess
@@ -33,28 +32,27 @@ from connectors.mqtt_link.mqtt_credentials import ensure_role_passwords
 from connectors.mqtt_link.mqtt_tls import mqtt_context
 from connectors.tls_keys.tls_files import check_server_key
 from schemas.errors import TrunklineError, UsageError
+from schemas.keys.private_files import replace_file
 from schemas.log_access.kafka_clients import kafka_context
 from schemas.settings.settings import PROJECT_ROOT, Settings
 
 _LOOPBACK_NAMES = {"127.0.0.1", "localhost"}
-# Takes three seconds of processor time, on a busy machine minutes.
+# The format takes three seconds of processor time; on a busy machine that may be minutes.
 _FORMAT_TIMEOUT_S = 600
-# On Mosquitto's port; and its descriptors for the private socket's connections, its files and its listeners.
+# Connections to Mosquitto's port, and more descriptors for its private socket, its files and its listeners.
 _MQTT_CONNECTIONS = 10_000
 _MQTT_RESERVE = 256
 
 
 def write_from_template(target: Path, values: Mapping[str, object], *templates: str) -> None:
-    """Fill in these files of `conf/`, one after the other, and write them as one 0600 file.
+    """Fill in these files of `conf/`, one after the other, and write them as one file with mode 0600.
 
-    The file is made anew: a password may be in it, and an earlier version's file may be readable by others.
+    The file is replaced, because it may contain a password, and an earlier version's file may be readable by
+    others.
     """
     text = "".join((PROJECT_ROOT / "conf" / name).read_text(encoding="utf-8") for name in templates)
-    text = Template(text).substitute(values)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.unlink(missing_ok=True)
-    with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
+    replace_file(target, Template(text).substitute(values).encode())
 
 
 def _all_but(part: str) -> str:
@@ -62,19 +60,22 @@ def _all_but(part: str) -> str:
 
 
 def kafka_port(settings: Settings) -> int:
-    """The port of the local broker; refuses addresses that are not one broker on loopback."""
+    """Return the port of the local broker. Raises UsageError for an address that is not on loopback."""
     host, _, port = settings.kafka.bootstrap_servers.rpartition(":")
     if host not in _LOOPBACK_NAMES or not port.isdigit():
         raise UsageError(
             f"kafka.bootstrap_servers is {settings.kafka.bootstrap_servers!r}: the local stack starts one "
-            "broker on 127.0.0.1. Set it to 127.0.0.1:PORT, or leave Kafka out, and make its topic first by "
-            f"./trunkline topic create: up --only {_all_but(KAFKA)}"
+            "broker on 127.0.0.1. Set it to 127.0.0.1:PORT. Or leave Kafka out, and create the topic first: "
+            f"./trunkline topic create, then up --only {_all_but(KAFKA)}"
         )
     return int(port)
 
 
 def mqtt_port(settings: Settings) -> int:
-    """The port of the local MQTT broker; refuses a broker elsewhere, and TLS that is not all there."""
+    """Return the port of the local MQTT broker.
+
+    Raises UsageError for a broker that is not on loopback, and for incomplete TLS settings.
+    """
     mqtt = settings.mqtt
     if mqtt.host not in _LOOPBACK_NAMES:
         raise UsageError(
@@ -83,11 +84,11 @@ def mqtt_port(settings: Settings) -> int:
         )
     if not mqtt.tls:
         if mqtt.listen_host not in _LOOPBACK_NAMES:
-            raise UsageError(f"mqtt.listen_host is {mqtt.listen_host!r}: without mqtt.tls it is loopback alone")
+            raise UsageError(f"mqtt.listen_host is {mqtt.listen_host!r}: without mqtt.tls it must be 127.0.0.1")
     elif mqtt.ca_certs is None:
-        raise UsageError(f"mqtt.ca_certs is not set, and mqtt.tls is: set it to {settings.tls_path / 'ca.crt'}")
+        raise UsageError(f"mqtt.ca_certs is not set: for mqtt.tls set it to {settings.tls_path / 'ca.crt'}")
     elif mqtt.require_client_cert and mqtt.certfile is None:
-        raise UsageError("mqtt.certfile is not set: with mqtt.require_client_cert our own clients need one")
+        raise UsageError("mqtt.certfile is not set: with mqtt.require_client_cert the stack's clients need it")
     return mqtt.port
 
 
@@ -97,8 +98,8 @@ def _java_command(settings: Settings) -> list[str]:
         str(find_java()),
         "-Xms128m",
         f"-Xmx{settings.kafka.heap_mb}m",
-        # Small heap, few cores: the simple collector and the quick compiler start faster and need less. The
-        # other compiler is at work for minutes, and everybody waits for it, up to 150 ms at a time.
+        # For a small heap and few cores the simple collector and the first compiler start faster and use less.
+        # The second compiler would work for minutes and delay all requests, by up to 150 ms each.
         "-XX:+UseSerialGC",
         "-XX:TieredStopAtLevel=1",
         "-XX:+ExitOnOutOfMemoryError",
@@ -111,7 +112,7 @@ def _java_command(settings: Settings) -> list[str]:
 
 def _format_storage(settings: Settings, properties: Path) -> None:
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    # Kafka's tools read a leading dash as an option.
+    # Kafka's tools take a leading dash for an option.
     cluster = "k" + cluster[1:] if cluster.startswith("-") else cluster
     command = [*_java_command(settings), "-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", "format"]
     done = subprocess.run(  # noqa: S603 the command is ours
@@ -127,7 +128,7 @@ def _format_storage(settings: Settings, properties: Path) -> None:
 
 
 def kafka_plan(settings: Settings) -> PartPlan:
-    """Kafka, with its data below `data_dir/kafka`."""
+    """Return the plan of Kafka, with its data below `data_dir/kafka`."""
     port = kafka_port(settings)
     check_local_login(settings)
     protocol = settings.kafka.security_protocol
@@ -161,7 +162,8 @@ def kafka_plan(settings: Settings) -> PartPlan:
 
         if protocol != PLAINTEXT:
             ensure_scram_user(settings, internal)
-        # Kafka itself is well: whoever needs the log refuses by itself, and the rebuild needs Kafka.
+        # Kafka itself is ready, and a rebuild of the log needs it. The programs that need the log refuse to
+        # start.
         with suppress(LogLostError, LogUnfinishedError):
             ensure(settings)
 
@@ -178,20 +180,21 @@ def kafka_plan(settings: Settings) -> PartPlan:
 
 
 def accounts_dir(settings: Settings) -> Path:
-    """Where the local Mosquitto has its password file, its ACL and its process id."""
+    """Return the folder of the local Mosquitto's password file, ACL and process id."""
     return settings.mqtt.accounts_dir or settings.data_path / "mosquitto" / "accounts"
 
 
 def _prepare_accounts(settings: Settings) -> None:
-    """The ACL, and a password file with the roles' accounts; those of jobs and agents stay as the gateway left
-    them.
+    """Write the ACL, and a password file with the roles' accounts.
+
+    The accounts of jobs and agents, which the gateway manages, are kept.
     """
     folder = accounts_dir(settings)
     check_prefixes(settings.mqtt)
     roles = {role: found.get_secret_value() for role, found in ensure_role_passwords(settings).items()}
     known = read_lines(folder / PASSWORDS)
     wanted = with_roles(known, roles)
-    # The gateway may write it at the same moment: only touched when something is wrong.
+    # The gateway may write the file at the same moment, so it is changed only if necessary.
     if wanted != known:
         write_lines(folder / PASSWORDS, wanted.values())
     write_acl(folder, settings.mqtt, wanted)
@@ -199,7 +202,7 @@ def _prepare_accounts(settings: Settings) -> None:
 
 
 def _mqtt_listener(settings: Settings) -> str:
-    """The lines of `mosquitto.conf` that say where it listens. With TLS there is no other listener."""
+    """Return the lines of `mosquitto.conf` for its listener. With TLS there is no other one."""
     mqtt = settings.mqtt
     if not mqtt.tls:
         return f"listener {mqtt.port} {LOOPBACK}"
@@ -214,21 +217,21 @@ def _mqtt_listener(settings: Settings) -> str:
         f"certfile {files['mosquitto.crt']}",
         f"keyfile {files['mosquitto.key']}",
         "tls_version tlsv1.3",
-        # A certificate lets a client knock; user name and password still say who it is.
+        # A certificate allows the connection. User name and password still identify the client.
         f"require_certificate {'true' if mqtt.require_client_cert else 'false'}",
     ]
     return "\n".join(lines)
 
 
 def _descriptors() -> int:
-    """How many descriptors Mosquitto gets, at most as many as we may give it."""
+    """Return the number of descriptors for Mosquitto, within this process's hard limit."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     wanted = _MQTT_CONNECTIONS + _MQTT_RESERVE
     return wanted if hard == resource.RLIM_INFINITY else max(_MQTT_RESERVE + 1, min(wanted, hard))
 
 
 def mosquitto_plan(settings: Settings) -> PartPlan:
-    """Mosquitto, with its saved messages and its accounts below `data_dir/mosquitto`."""
+    """Return the plan of Mosquitto, with its saved messages and its accounts below `data_dir/mosquitto`."""
     port = mqtt_port(settings)
     home = socket_dir(settings)
     descriptors = _descriptors()
@@ -237,15 +240,15 @@ def mosquitto_plan(settings: Settings) -> PartPlan:
     def prepare() -> None:
         require_free(port, "mqtt.port")
         home.mkdir(parents=True, exist_ok=True)
-        home.chmod(0o700)  # its socket is for our own user
+        home.chmod(0o700)  # its socket is for this user alone
         for left in home.glob("*.sock"):
             left.unlink()
         values = {
             "listener": _mqtt_listener(settings),
             "max_connections": descriptors - _MQTT_RESERVE,
-            # Below the folder that it runs in: a socket's whole path may be too long.
+            # Relative to its working folder: a socket's whole path may be too long.
             "socket": socket_name(port),
-            # Started by root it would become another user, who cannot write below our data directory.
+            # Started by root, it would switch to a user that cannot write below the data directory.
             "user": getpass.getuser(),
             "data_dir": home,
             "accounts_dir": accounts_dir(settings),
@@ -258,7 +261,7 @@ def mosquitto_plan(settings: Settings) -> PartPlan:
     def is_ready() -> bool:
         answers = mqtt_answers(settings.mqtt.host, port, context=mqtt_context(settings.mqtt))
         if answers:
-            # Mosquitto sets its mode to 770, whatever the umask.
+            # Mosquitto sets the mode to 770, whatever the umask.
             (home / socket_name(port)).chmod(0o600)
         return answers
 
@@ -266,7 +269,7 @@ def mosquitto_plan(settings: Settings) -> PartPlan:
         name=MOSQUITTO,
         summary=f"Mosquitto on {LOOPBACK}:{port}",
         prepare=prepare,
-        # As many descriptors as its connections need, whatever the soft limit that we were started with.
+        # Enough descriptors for its connections, whatever the soft limit of this process.
         command=lambda: ["prlimit", f"--nofile={descriptors}:", str(find_mosquitto()), "-c", str(conf)],
         is_ready=is_ready,
         stop_within_s=10,

@@ -1,4 +1,4 @@
-"""The login at the local stack's own Kafka: its settings, its password, and the clients' one SCRAM user."""
+"""The login at the local stack's Kafka: its settings, its password, and the one SCRAM user of all clients."""
 
 from __future__ import annotations
 
@@ -32,37 +32,36 @@ _BROKER: Final = "broker"
 
 
 def check_local_login(settings: Settings) -> None:
-    """Check that the stack's own Kafka can ask for the login that the settings name.
+    """Check that the stack's Kafka supports the login in the settings.
 
-    Raises UsageError for a protocol or mechanism that it does not have, and for missing or exposed keys.
+    Raises UsageError for an unsupported protocol or mechanism, and for keys that are missing or readable by
+    others.
     """
     kafka = settings.kafka
     if kafka.security_protocol not in _PROTOCOLS:
         raise UsageError(
-            f"kafka.security_protocol is {kafka.security_protocol}: the local stack's Kafka has "
+            f"kafka.security_protocol is {kafka.security_protocol}: the local stack's Kafka supports "
             f"{' or '.join(_PROTOCOLS)}"
         )
     if kafka.security_protocol == PLAINTEXT:
         return
     if kafka.sasl_mechanism != _MECHANISM:
-        raise UsageError(f"kafka.sasl_mechanism is {kafka.sasl_mechanism}: the local stack has {_MECHANISM}")
+        raise UsageError(f"kafka.sasl_mechanism is {kafka.sasl_mechanism}: the local stack needs {_MECHANISM}")
     if kafka.security_protocol == SASL_PLAINTEXT:
         return
     for name in (KAFKA, KAFKA_INTERNAL):
         file = settings.tls_path / f"{name}.pem"
         if not file.exists():
-            raise UsageError(
-                f"kafka.security_protocol is {SASL_SSL}, and {file} is missing: run ./trunkline tls create"
-            )
+            raise UsageError(f"kafka.security_protocol {SASL_SSL} needs {file}: run ./trunkline tls create")
         check_server_key(file)
     if kafka.ssl_ca_certs is None:
         raise UsageError(f"kafka.ssl_ca_certs is not set: set it to {settings.tls_path / 'ca.crt'}")
 
 
 def ensure_password(settings: Settings) -> None:
-    """Make the password of the stack's own Kafka in a new 0600 file, unless there is one.
+    """Create the password of the stack's Kafka in a file with mode 0600, unless there is one.
 
-    A password or a file that the settings name is the user's own to make. Raises OSError.
+    If the settings name a password or a file, the user creates it. Raises OSError.
     """
     kafka = settings.kafka
     file = default_password_file(settings.data_path)
@@ -72,9 +71,10 @@ def ensure_password(settings: Settings) -> None:
 
 @dataclass(frozen=True)
 class InternalListener:
-    """The broker's own listener for one start of the broker: its port, and the password that opens it.
+    """The port and the password of the broker's own listener, for one start of the broker.
 
-    PLAIN shows the password to whoever listens on the port, so each start has another port and password.
+    With PLAIN, the program that listens on the port sees the password. So each start has a new port and
+    password.
     """
 
     port: int
@@ -82,10 +82,10 @@ class InternalListener:
 
 
 def ensure_scram_user(settings: Settings, listener: InternalListener) -> None:
-    """Make the user `kafka.sasl_username` with its password, or set its password, and remove all other users.
+    """Create the user `kafka.sasl_username`, or set its password, and remove all other users.
 
-    Kafka's own tool would take the password as an argument, which every process of the machine can read.
-    Raises TrunklineError, and SettingsError as `kafka_password` does.
+    Kafka's own tool takes the password as an argument, which every process of the machine can read. Raises
+    TrunklineError, and SettingsError as `kafka_password` does.
     """
     kafka = settings.kafka
     wanted = UserScramCredentialUpsertion(
@@ -101,7 +101,7 @@ def ensure_scram_user(settings: Settings, listener: InternalListener) -> None:
         )
         try:
             errors = client.alter_user_scram_credentials([wanted])
-            # Not in one request: a broker whose last user goes while another one comes may forget both.
+            # Two requests: a broker that removes its last user while it adds another may lose both.
             others = _others(client, kafka.sasl_username)
             errors |= client.alter_user_scram_credentials(others) if others else {}
         finally:

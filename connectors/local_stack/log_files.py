@@ -15,7 +15,7 @@ _RETRY_S = 30.0
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """The last lines of a log, without reading all of it."""
+    """Return the last lines of a log without reading all of it."""
     try:
         with path.open("rb") as log:
             position = log.seek(0, os.SEEK_END)
@@ -30,10 +30,10 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 def keep_bounded(path: Path, limit_bytes: int = LIMIT_BYTES) -> bool:
-    """Move a log that has grown too large to `<name>.1` and empty it. Returns whether it did.
+    """Copy a log that has grown too large to `<name>.1` and empty it. Return whether it did.
 
-    The writer has it open for appending, so the file stays and is cut: what it writes in between is lost.
-    Raises OSError when the disk does not take the copy; the log is left as it is then.
+    The writer has the log open for appending, so the file stays and is cut. Lines that are written between the
+    copy and the cut are lost. Raises OSError when the disk has no room for the copy; the log is unchanged then.
     """
     try:
         if path.stat().st_size <= limit_bytes:
@@ -44,7 +44,7 @@ def keep_bounded(path: Path, limit_bytes: int = LIMIT_BYTES) -> bool:
     try:
         shutil.copyfile(path, copy)
     except OSError:
-        # Half a copy is no use, and on a full disk it takes the last room.
+        # An incomplete copy is useless, and takes the last room on a full disk.
         with suppress(OSError):
             copy.unlink(missing_ok=True)
         raise
@@ -53,7 +53,7 @@ def keep_bounded(path: Path, limit_bytes: int = LIMIT_BYTES) -> bool:
 
 
 class DiskTrouble:
-    """Lets one who looks after others go on when the disk fails it, as when it is full. Trouble is told once.
+    """Lets the supervisor go on when the disk is full or fails. Prints each problem once.
 
     with trouble.tolerated("the state file"):
         write_state(settings, state)
@@ -61,23 +61,23 @@ class DiskTrouble:
 
     def __init__(self, retry_s: float = _RETRY_S) -> None:
         self._retry_s = retry_s
-        self._told: dict[str, float] = {}
+        self._failed_at: dict[str, float] = {}
 
     def is_due(self, what: str) -> bool:
-        """Whether to try: not so soon after it has failed."""
-        failed_at = self._told.get(what)
+        """Return whether to try this again: not too soon after a failure."""
+        failed_at = self._failed_at.get(what)
         return failed_at is None or time.monotonic() - failed_at >= self._retry_s
 
     @contextmanager
     def tolerated(self, what: str) -> Iterator[None]:
-        """Go on behind the block when it raises OSError."""
+        """Continue after the block when it raises OSError."""
         try:
             yield
         except OSError as error:
-            if what not in self._told:
-                # The log that this goes to may lie on the same disk.
+            if what not in self._failed_at:
+                # The log that this is printed to may be on the same disk.
                 with suppress(OSError):
                     print(f"{what}: {error}; going on without", flush=True)
-            self._told[what] = time.monotonic()
+            self._failed_at[what] = time.monotonic()
         else:
-            self._told.pop(what, None)
+            self._failed_at.pop(what, None)

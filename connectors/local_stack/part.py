@@ -1,27 +1,27 @@
-"""One part of the stack: start it, see whether it is ready, end it, start it again when it has died."""
+"""One part of the stack: start it, check whether it is ready, end it, and start it again when it has died."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from connectors.local_stack import child_process
-from connectors.local_stack.answer_probe import AnswerProbe
+from connectors.local_stack import child_process, state_file
 from connectors.local_stack.log_files import last_lines
-from connectors.local_stack.niceness import set_niceness
+from connectors.local_stack.part_monitor import AnswerProbe, StartProgress, set_niceness
 from connectors.local_stack.part_plan import PartPlan
-from connectors.local_stack.start_progress import StartProgress
 from schemas.errors import TrunklineError
 from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT, Settings, settings_environment
 
 STOPPED, STARTING, READY, WAITING, UNRESPONSIVE = "stopped", "starting", "ready", "waiting", "unresponsive"
-# The caller's own: a viewer's token would keep the bridge from the verdicts, a job's secret is for nobody else.
+# Variables of the caller alone. With a viewer's token the bridge could not read verdicts; a job's secret is for
+# that job only.
 _NOT_FOR_PARTS = {
     child_process.MARK,
     "TRUNKLINE_TOKEN",
@@ -32,7 +32,7 @@ _NOT_FOR_PARTS = {
 }
 _POLL_S = 0.05
 _BACKOFF_MAX_S = 30.0
-# A part that ran this long was well: the next death is a new story and gets the shortest wait again.
+# A part that has run this long was well: after its next failure it gets the shortest wait again.
 _STEADY_AFTER_S = 60.0
 _FIRST_READY_AGAIN_S = 5.0
 # The state file has a fixed size.
@@ -40,8 +40,9 @@ _FAILURE_CHARACTERS = 500
 
 
 class PartFailed(TrunklineError):
-    """A part did not become ready. The message names its log and quotes the end of it. `failure`: the first
-    sentence alone.
+    """A part did not become ready.
+
+    The message names its log and quotes the end of the log. `failure` is the reason alone.
     """
 
     def __init__(self, message: str, failure: str) -> None:
@@ -50,11 +51,11 @@ class PartFailed(TrunklineError):
 
 
 class NotSetUp(PartFailed):
-    """A part runs, and what must follow its first start has failed. It is tried again; the part goes on."""
+    """A part runs, but the step after its first start has failed. The step is repeated while the part runs."""
 
 
 def child_environment(settings: Settings) -> dict[str, str]:
-    """Our environment, with exactly these settings and no other source of them."""
+    """Return this process's environment with exactly these settings and no other source of settings."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -63,7 +64,7 @@ def child_environment(settings: Settings) -> dict[str, str]:
     extra = os.pathsep + kept["PYTHONPATH"] if kept.get("PYTHONPATH") else ""
     return {
         **kept,
-        # An empty settings file: the variables say all that differs from the defaults.
+        # An empty settings file: the variables contain all settings that differ from the defaults.
         "TRUNKLINE_CONF": os.devnull,
         "PYTHONPATH": str(PROJECT_ROOT) + extra,
         "PYTHONUNBUFFERED": "1",
@@ -72,10 +73,10 @@ def child_environment(settings: Settings) -> dict[str, str]:
 
 
 class Part:
-    """The handle of one part. Not thread-safe: one thread starts, checks and stops it.
+    """One part of the stack. Not thread-safe: one thread starts, checks and stops it.
 
-    `failures`: how many times in a row it has failed; `error`: the last failure. Both are reset when the part
-    is ready.
+    `failures` is the number of failures in a row; `error` is the last one. Both are reset when the part is
+    ready.
     """
 
     def __init__(self, plan: PartPlan, settings: Settings) -> None:
@@ -105,7 +106,7 @@ class Part:
 
     @property
     def is_ready(self) -> bool:
-        """True from the moment it is ready until it is seen to have ended or to be silent."""
+        """Whether the part is ready, and was not seen to have ended or to be unresponsive since."""
         return self.state == READY
 
     def launch(self) -> None:
@@ -127,8 +128,11 @@ class Part:
         self.state = STARTING
 
     def check_ready(self) -> bool:
-        """Look once. Raise PartFailed when it has ended or makes no progress, NotSetUp when what must follow
-        its first start has failed.
+        """Check once whether the part is ready.
+
+        Raises:
+            PartFailed: the part has ended, or its start makes no progress.
+            NotSetUp: the step after its first start has failed.
         """
         if self.state in (READY, UNRESPONSIVE):
             return True
@@ -157,7 +161,7 @@ class Part:
 
     def _become_ready(self) -> None:
         if self.plan.niceness and self._process is not None:
-            # Not before: on a busy machine it would never become ready.
+            # Not earlier: on a busy machine the part would never become ready.
             set_niceness(self._process.pid, self.plan.niceness)
         if self.plan.is_well is not None:
             self._probe = AnswerProbe(self.name, self.plan.is_well)
@@ -171,16 +175,14 @@ class Part:
             f"{self.name} {what}. Its log is {self.log_path}, which ends:\n{quoted or '    (empty)'}", what
         )
 
-    def start(self, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Start it and wait until it is ready."""
+    def start(self) -> None:
+        """Start the part and wait until it is ready."""
         self.launch()
         while not self.check_ready():
-            if should_stop():
-                return
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """End it in order, then whatever is left of it."""
+        """Ask the part to end, and kill what is left of it."""
         self._end_probe()
         if self._process is not None:
             child_process.stop_child(self._process, self._mark, self.plan.stop_within_s, self.plan.terminate)
@@ -188,25 +190,30 @@ class Part:
         self.state = STOPPED
 
     def kill(self) -> None:
-        """SIGKILL for it and all that it started, as a fault."""
+        """Kill the part and all that it started, as a fault would."""
         self._end_probe()
         if self._process is not None:
             child_process.end_child(self._process, self._mark)
 
     def restart(self) -> None:
-        """Stop it, start it, wait until it is ready."""
+        """Stop the part, start it, and wait until it is ready."""
         self.stop()
         self.start()
         self.restarts += 1
 
     def schedule(self) -> None:
-        """Let `look_after` start it as soon as it may."""
+        """Let `look_after` start the part as soon as it may start."""
         self.state = WAITING
         self._retry_at = 0.0
 
     def look_after(self, *, may_start: bool = True) -> bool:
-        """Start it when it is due, and again when it has died, after growing waits. Never waits itself; True if
-        anything changed. `may_start`: whether it may be started now.
+        """Start the part when it is due, and again when it has died, after growing pauses. Never blocks.
+
+        Args:
+            may_start: whether the part may be started now.
+
+        Returns:
+            Whether anything has changed.
         """
         now = time.monotonic()
         if self.state == WAITING:
@@ -228,15 +235,17 @@ class Part:
             return self._wait_before_retry(error)
 
     def _note_whether_it_answers(self) -> bool:
-        """Note and print a change. A part that does not answer is left alone: it may be busy, and its state is
-        the evidence of why.
+        """Note and print a change.
+
+        A part that does not answer is not restarted: it may be busy, and its state shows why it does not
+        answer.
         """
         is_silent = self._probe is not None and self._probe.is_silent
         if is_silent == (self.state == UNRESPONSIVE):
             return False
         self.state = UNRESPONSIVE if is_silent else READY
-        said = "does not answer; it is left running" if is_silent else "answers again"
-        print(f"{self.name} {said}", flush=True)
+        change = "does not answer; it is left running" if is_silent else "answers again"
+        print(f"{self.name} {change}", flush=True)
         return True
 
     def _end_probe(self) -> None:
@@ -254,7 +263,7 @@ class Part:
         return True
 
     def _wait_before_retry(self, error: Exception) -> bool:
-        # What the dead one has started must not meet its successor.
+        # Processes that the dead part has started must not disturb its successor.
         self.kill()
         now = time.monotonic()
         if now - self._launched_at > _STEADY_AFTER_S:
@@ -272,26 +281,22 @@ class Part:
 
     @property
     def failure(self) -> str | None:
-        """The last failure in a sentence without its subject, which is the part."""
+        """The last failure, as a sentence without its subject, which is the part."""
         if self.error is None:
             return None
         found = self.error.failure if isinstance(self.error, PartFailed) else f"cannot be started: {self.error}"
         return found[:_FAILURE_CHARACTERS]
 
     def as_json(self) -> dict[str, Any]:
-        """Return its part of the state file."""
-        pid = self.pid
-        created = None
-        if pid is not None:
-            try:
-                created = psutil.Process(pid).create_time()
-            except psutil.Error:
-                pid = None
+        """Return the part's entry in the state file."""
+        named: dict[str, Any] = {"pid": None, "created": None}
+        if self.pid is not None:
+            with suppress(psutil.Error):
+                named = state_file.identity(self.pid)
         return {
             "state": self.state,
             "group": self.plan.group or self.name,
-            "pid": pid,
-            "created": created,
+            **named,
             "restarts": self.restarts,
             "failures": self.failures,
             "failure": self.failure,

@@ -1,4 +1,4 @@
-"""What the stack has to know about one part in order to run it."""
+"""The plan of a part: all that the stack needs to run it. The parts' names and their order."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ FILES = "files"
 XML_PUMP = "xml_pump"
 
 ALL_PARTS = (KAFKA, MOSQUITTO, BRIDGE, FILES, GATEWAY, XML_PUMP, STREAMS)
-# All others read or write the log, so they start when Kafka is ready, where the stack runs it.
+# All other parts read or write the log. They wait for Kafka if the stack runs it.
 START_WITHOUT_KAFKA = (KAFKA, MOSQUITTO)
-# Nothing that still writes may lose what it writes to.
+# A part that writes ends before the part that it writes to.
 STOP_ORDER = (BRIDGE, FILES, XML_PUMP, GATEWAY, STREAMS, MOSQUITTO, KAFKA)
 
 
@@ -29,14 +29,17 @@ def _terminate(pid: int) -> None:
 
 @dataclass(frozen=True)
 class PartPlan:
-    """How one part is started, when it is ready, and how long its end may take.
+    """How to start one part, when it is ready, and how long its end may take.
 
-    `prepare` runs before each start. `on_first_ready` runs after the first start, until it has succeeded once;
-    only then the part is ready. `stalled_after_s`: a start that makes no progress for this long has failed.
-    `is_well`: asks the part that is ready whether it still answers; called on a thread of its own, and may take
-    seconds. `terminate` asks the process with this id to end. `credentials` are variables with secrets, looked
-    up at each start. `group`: the part of ALL_PARTS that this is one more of. `niceness`: how far the part
-    leaves the processor to the others once it is ready.
+    Attributes:
+        stalled_after_s: a start without progress for so many seconds has failed.
+        prepare: runs before each start.
+        terminate: asks the process with this id to end.
+        on_first_ready: runs after the first start until it has succeeded once; only then the part is ready.
+        credentials: returns variables with secrets, at each start.
+        group: the part of ALL_PARTS of which this is one more process.
+        niceness: how much the nice value is raised once the part is ready.
+        is_well: returns whether a ready part still answers. Called on its own thread; may take seconds.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Ports on loopback: finding free ones, and saying who has the one that is wanted."""
+"""Ports on loopback: find free ones, and name the program that uses a wanted one."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import psutil
 from schemas.errors import TrunklineError
 
 LOOPBACK = "127.0.0.1"
-# Below the range of the kernel's ports for outgoing connections: none of those can come in between.
+# Below the kernel's range for outgoing connections, so that none of these takes the port.
 _FIRST, _LAST = 20_000, 32_000
 _OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
-# Names that the kernel forgets with the process that holds them: what says that a port is somebody's already.
-_taken: dict[int, int] = {}  # the port's number to the open descriptor
+# Open sockets by port. Their names tell other processes that the port is taken, and vanish with this process.
+_taken: dict[int, int] = {}
 
 
 def port_is_free(port: int) -> bool:
-    """Whether a server could listen on this port of loopback now."""
+    """Return whether a server could listen on this port of loopback now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # Like the servers do: a port is free although connections of its last owner are still winding down.
+        # As servers do: a port is free although connections of its last owner are still closing.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))
@@ -31,8 +31,9 @@ def port_is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A free port of loopback; never one that this or another living process got before. A server may take
-    seconds until it listens, and meanwhile others look for ports, too.
+    """Return a free port of loopback that neither this process nor another running one got before.
+
+    A server may take seconds until it listens, and meanwhile other processes look for ports, too.
     """
     choice = random.SystemRandom()
     for _ in range(1000):
@@ -52,13 +53,14 @@ def _take(port: int) -> bool:
     except OSError:
         name.close()
         return False
-    _taken[port] = name.detach()  # as a socket it would warn at the process's end that nobody closed it
+    _taken[port] = name.detach()  # a socket object would warn at the end of the process that it is not closed
     return True
 
 
 def port_owner(port: int) -> str:
-    """Return the port's owner, as far as we may see: `pid 123 (java)`, or `another program`. In the kernel's
-    range for outgoing connections it may also be one of those, and the answer says so.
+    """Return the owner of a port as far as it is visible: `pid 123 (java)`, or `another program`.
+
+    For a port in the kernel's range for outgoing connections the text says that it may be such a connection.
     """
     try:
         for connection in psutil.net_connections(kind="tcp"):

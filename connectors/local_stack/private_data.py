@@ -1,4 +1,4 @@
-"""The data directory is for its owner alone: find what earlier versions left open to others, and close it."""
+"""Keep the data directory private: find files that are open to other users, and close them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-# What Trunkline makes in a data directory. Nothing else in there is touched: `data_dir` may have been set to a
-# folder that holds other things.
+# The names that Trunkline creates in a data directory. Nothing else is touched: `data_dir` may be set to a
+# folder with other files.
 OUR_NAMES: Final = frozenset(
     {
         "agent_keys",
@@ -37,7 +37,7 @@ OUR_NAMES: Final = frozenset(
         "xml_pump",
     }
 )
-# Their files have been private in all versions: one that is not was opened by hand.
+# All versions created these files private. A user has opened one that is not.
 _SECRETS: Final = frozenset({"agent_keys", "job-secrets", "keys"})
 _PUBLIC_SUFFIXES: Final = (".crt", ".pub")
 _FOR_OTHERS: Final = 0o077
@@ -48,8 +48,8 @@ _NAMED: Final = 3
 class OpenData:
     """The files and folders below a data directory that are open to other users.
 
-    `left`: what is not ours to close. It belongs to another user; or it is the data directory itself, which
-    holds other things, too; or a secret, whose users refuse it and say so, because somebody may have read it.
+    `left` are the paths that stay open: those of another user; the data directory itself, if it has other
+    files, too; and secrets. A program refuses a secret that others may have read, and says so.
     """
 
     folders: list[str] = field(default_factory=list)
@@ -61,10 +61,10 @@ class OpenData:
 
 
 def find_open(root: Path, *, close: bool = False) -> OpenData:
-    """Return what gives rights to group or others below `root`, and with `close` take these rights away.
+    """Return the paths below `root` that give rights to group or others; with `close`, remove these rights.
 
-    Links are not followed. Safe beside running programs, which belong to the same user. Raises OSError when a
-    folder of ours cannot be read, or a mode cannot be changed.
+    Links are not followed. Safe while programs of the same user run. Raises OSError when one of Trunkline's
+    folders cannot be read, or a mode cannot be changed.
     """
     found = OpenData()
     for path, status in _ours(root, found):
@@ -76,7 +76,7 @@ def find_open(root: Path, *, close: bool = False) -> OpenData:
             continue
         if close:
             try:
-                # The folder around it is closed already: nobody else can put a link here meanwhile.
+                # The folder above it is closed already, so no other user can put a link here meanwhile.
                 Path(path).chmod(mode & ~_FOR_OTHERS)
             except FileNotFoundError:
                 continue
@@ -85,7 +85,7 @@ def find_open(root: Path, *, close: bool = False) -> OpenData:
 
 
 def describe_repair(root: Path, closed: OpenData) -> list[str]:
-    """Return the lines that tell the user what `find_open` closed; none when there was nothing to do."""
+    """Return lines for the user about the paths that `find_open` closed, none if there were none."""
     lines = []
     if closed.files or closed.folders:
         lines.append(f"Other users could open {closed} in {root}: now only you can")

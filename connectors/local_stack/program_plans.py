@@ -1,4 +1,4 @@
-"""The plans of our own programs: bridges, gateway, XML pump, and the streaming jobs under spark-submit."""
+"""The plans of Trunkline's programs: bridges, gateway, XML pump, and the streaming jobs under spark-submit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from connectors.mqtt_link.mqtt_credentials import load_role_passwords
 from schemas.log_access.kafka_clients import PASSWORD_VARIABLE, kafka_password
 from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT, Settings
 
-# The program creates the file that this variable names when it has subscribed, or its query runs.
+# A program creates the file in this variable when it has subscribed, or when its query runs.
 READY_FILE = "TRUNKLINE_READY_FILE"
 _ANY_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104 asked, not listened at
 _JOB = PROJECT_ROOT / "jobs" / "run_streams.py"
@@ -35,7 +35,7 @@ def _ready_file(settings: Settings, name: str) -> Path:
 
 
 def _bridge_credentials(settings: Settings) -> Mapping[str, str]:
-    """The bridge's account at our own Mosquitto, as variables; nothing when the broker is somebody else's."""
+    """Return the bridge's account at the stack's Mosquitto, as variables; empty for another MQTT broker."""
     passwords = None if settings.mqtt.accounts_dir is None else load_role_passwords(settings)
     if passwords is None:
         return {}
@@ -47,7 +47,7 @@ def _bridge_credentials(settings: Settings) -> Mapping[str, str]:
 
 
 def _program_plan(settings: Settings, name: str, module: str, summary: str) -> PartPlan:
-    """One of our programs that runs with this Python."""
+    """Return the plan of a program that runs with this Python."""
     ready = _ready_file(settings, name)
     return PartPlan(
         name=name,
@@ -62,18 +62,18 @@ def _program_plan(settings: Settings, name: str, module: str, summary: str) -> P
 
 
 def bridge_plan(settings: Settings) -> PartPlan:
-    """The bridge from MQTT to Kafka."""
+    """Return the plan of the bridge from MQTT to Kafka."""
     plan = _program_plan(settings, BRIDGE, "mqtt_bridge", "MQTT bridge")
     return replace(plan, credentials=lambda: _bridge_credentials(settings))
 
 
 def files_plan(settings: Settings) -> PartPlan:
-    """The bridge between the file queue and the mailboxes."""
+    """Return the plan of the bridge between the file queue and the mailboxes."""
     return _program_plan(settings, FILES, "file_bridge", f"file bridge at {queue_root(settings)}")
 
 
 def gateway_plan(settings: Settings) -> PartPlan:
-    """The gateway: live view, reactor, HTTP hub, dashboard, and the accounts of our own Mosquitto.
+    """Return the plan of the gateway.
 
     Raises SettingsError for listeners that would be open to other machines without TLS.
     """
@@ -87,18 +87,16 @@ def gateway_plan(settings: Settings) -> PartPlan:
         return http_answers(host, gateway.port, "/healthz", is_tls=gateway.certfile is not None)
 
     def prepare() -> None:
-        require_free(settings.gateway.port, "gateway.port")
-        if settings.agent_mcp.port:
-            require_free(settings.agent_mcp.port, "agent_mcp.port")
-        if settings.dashboard.port:
-            require_free(settings.dashboard.port, "dashboard.port")
+        for name in ("gateway", "agent_mcp", "dashboard"):
+            if port := getattr(settings, name).port:
+                require_free(port, f"{name}.port")
         plan.prepare()
 
     return replace(plan, prepare=prepare, is_well=is_well)
 
 
 def xml_pump_plan(settings: Settings, number: int = 1) -> PartPlan:
-    """A process of the XML pump; the second and those after it have their number in their names."""
+    """Return the plan of a process of the XML pump. From the second on, names contain the number."""
     name = XML_PUMP if number == 1 else f"{XML_PUMP}_{number}"
     plan = _program_plan(settings, name, "xml_pump", f"XML pump for {settings.gateway_url}")
     return replace(plan, group=XML_PUMP)
@@ -107,39 +105,33 @@ def xml_pump_plan(settings: Settings, number: int = 1) -> PartPlan:
 def _spark_submit(settings: Settings, scratch: Path) -> list[str]:
     return [
         str(spark_home() / "bin" / "spark-submit"),
-        "--properties-file",
-        str(PROJECT_ROOT / "conf" / "spark-defaults.conf"),
+        *("--properties-file", str(PROJECT_ROOT / "conf" / "spark-defaults.conf")),
         *place_options(settings.spark),
-        "--driver-memory",
-        settings.spark.driver_memory,
-        "--driver-class-path",
-        class_path(),
-        "--driver-java-options",
-        log_option(),
-        "--conf",
-        f"spark.local.dir={scratch}",
-        "--conf",
-        f"spark.sql.warehouse.dir={settings.data_path / 'warehouse'}",
-        "--conf",
-        f"spark.sql.shuffle.partitions={settings.spark.shuffle_partitions}",
+        *("--driver-memory", settings.spark.driver_memory),
+        *("--driver-class-path", class_path()),
+        *("--driver-java-options", log_option()),
+        *("--conf", f"spark.local.dir={scratch}"),
+        *("--conf", f"spark.sql.warehouse.dir={settings.data_path / 'warehouse'}"),
+        *("--conf", f"spark.sql.shuffle.partitions={settings.spark.shuffle_partitions}"),
         str(_JOB),
     ]
 
 
 def _spark_credentials(settings: Settings) -> Mapping[str, str]:
-    """Return the variable in which Spark's JVM looks up the password of the login at Kafka."""
+    """Return the variable from which Spark's JVM reads the password of the login at Kafka."""
     if not settings.kafka.security_protocol.startswith("SASL"):
         return {}
     return {PASSWORD_VARIABLE: kafka_password(settings.kafka)}
 
 
 def _terminate_driver(pid: int) -> None:
-    """Ask the job's own Python program to end; the JVM around it then follows. The other way round the program
-    would lose its JVM in the middle of a micro-batch.
+    """Ask the job's Python program to end; its JVM then ends, too.
+
+    If the JVM ended first, the program would lose it in the middle of a micro-batch.
     """
     with suppress(psutil.NoSuchProcess):
         for child in psutil.Process(pid).children():
-            # Beside it the JVM has others, and one that has just ended tells nothing of itself.
+            # The JVM has other children, too, and one that has just ended has no command line.
             with suppress(psutil.Error):
                 if any(argument.endswith(_JOB.name) for argument in child.cmdline()):
                     child.terminate()
@@ -148,7 +140,7 @@ def _terminate_driver(pid: int) -> None:
 
 
 def streams_plan(settings: Settings) -> PartPlan:
-    """The jobs that settle events and build the views, in one JVM."""
+    """Return the plan of the jobs that settle events and build the views, in one JVM."""
     ready = _ready_file(settings, STREAMS)
     scratch = settings.data_path / "spark-scratch"
 
@@ -175,7 +167,7 @@ def streams_plan(settings: Settings) -> PartPlan:
             "SPARK_HOME": str(spark_home()),
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
-            # An old address of this machine in its hosts file would make Spark listen elsewhere.
+            # An outdated address in this machine's hosts file would make Spark listen elsewhere.
             "SPARK_LOCAL_IP": "127.0.0.1",
         },
     )

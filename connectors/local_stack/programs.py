@@ -1,4 +1,4 @@
-"""Where the outside programs are: Java 17, Mosquitto, Spark, and the jars that the wrapper fetched."""
+"""Find the external programs: Java 17, Mosquitto, Spark, and the jars that `./trunkline` has downloaded."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SET_UP = "run ./trunkline doctor in the checkout, which sets up what is missing
 
 
 def java_version(java: Path) -> str | None:
-    """The version that this Java says it has, or None if it is none."""
-    # The file beside it answers without starting a JVM.
+    """Return the version of a Java, or None if the program is not Java."""
+    # The file `release` has the version, so no JVM needs to start.
     release = java.resolve().parent.parent / "release"
     if release.is_file():
         found = re.search(r'^JAVA_VERSION="([^"]+)"', release.read_text(encoding="utf-8"), re.MULTILINE)
@@ -34,27 +34,22 @@ def java_version(java: Path) -> str | None:
 
 
 def find_java() -> Path:
-    """A Java 17: JAVA_HOME's, the path's, or Debian's folder."""
-    candidates = []
-    if os.environ.get("JAVA_HOME"):
-        candidates.append(Path(os.environ["JAVA_HOME"]) / "bin" / "java")
-    on_path = shutil.which("java")
-    if on_path:
-        candidates.append(Path(on_path))
-    candidates += sorted(Path("/usr/lib/jvm").glob("*17*/bin/java"))
-    for java in candidates:
+    """Return a Java 17, from JAVA_HOME, from PATH, or from Debian's folder."""
+    known = [Path(home) / "bin" / "java" for home in [os.environ.get("JAVA_HOME")] if home]
+    known += [Path(found) for found in [shutil.which("java")] if found]
+    for java in [*known, *sorted(Path("/usr/lib/jvm").glob("*17*/bin/java"))]:
         if java.is_file() and (java_version(java) or "").split(".")[0] == JAVA_MAJOR:
             return java
     raise TrunklineError("no Java 17 found: sudo apt-get install -y openjdk-17-jre-headless, or set JAVA_HOME")
 
 
 def java_home() -> Path:
-    """The folder of that Java, for programs that want JAVA_HOME."""
+    """Return the folder of that Java, for programs that need JAVA_HOME."""
     return find_java().resolve().parent.parent
 
 
 def find_mosquitto() -> Path:
-    """Mosquitto; Debian puts it where only root's path looks."""
+    """Return Mosquitto, also from Debian's folder, which is only in root's PATH."""
     found = shutil.which("mosquitto", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
     if not found:
         raise TrunklineError("Mosquitto is not found: sudo apt-get install -y mosquitto")
@@ -62,7 +57,7 @@ def find_mosquitto() -> Path:
 
 
 def spark_home() -> Path:
-    """The Spark inside the installed pyspark."""
+    """Return the Spark in the installed pyspark."""
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise TrunklineError(f"pyspark is not installed: {_SET_UP}")
@@ -70,7 +65,7 @@ def spark_home() -> Path:
 
 
 def jar_files(part: str) -> list[Path]:
-    """The jars of `kafka` or `spark`, in the order of their names."""
+    """Return the jars of `kafka` or `spark`, sorted by name."""
     found = sorted((JARS / part).glob("*.jar"))
     if not found:
         raise TrunklineError(f"no jars in .jars/{part}: {_SET_UP}")

@@ -1,4 +1,4 @@
-"""Probes of brokers and gateway: one request in each one's own protocol, without a client library."""
+"""Probe the brokers and the gateway: one request in the protocol of each, without a client library."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import struct
 
 # Kafka: ApiVersions, version 0, correlation id 7, no client id. The answer repeats the correlation id.
 _API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 7, -1)
-# MQTT 3.1.1: CONNECT, clean session, keep-alive 5 s, no client id. Whatever the answer, a broker wrote it.
+# MQTT 3.1.1: CONNECT, clean session, keep-alive 5 s, no client id. Any CONNACK comes from a broker.
 _CONNECT = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x05\x00\x00"
 _CONNACK, _DISCONNECT = 0x20, b"\xe0\x00"
 
 
 def kafka_answers(host: str, port: int, timeout_s: float = 1.0, context: ssl.SSLContext | None = None) -> bool:
-    """Whether a Kafka broker handles requests here; with `context` under TLS. An open port alone does not mean
-    that yet. Before a login Kafka answers this one request.
+    """Return whether a Kafka broker handles requests here; with `context` over TLS.
+
+    An open port alone does not mean that. Kafka answers this request before a login.
     """
     try:
         with (
@@ -30,7 +31,7 @@ def kafka_answers(host: str, port: int, timeout_s: float = 1.0, context: ssl.SSL
 
 
 def mqtt_answers(host: str, port: int, timeout_s: float = 1.0, context: ssl.SSLContext | None = None) -> bool:
-    """Whether an MQTT broker lets us in or refuses us politely here; with `context` under TLS."""
+    """Return whether an MQTT broker answers a connect here, accepted or refused; with `context` over TLS."""
     try:
         with (
             _connected(host, port, timeout_s, context) as connection,
@@ -47,8 +48,9 @@ def mqtt_answers(host: str, port: int, timeout_s: float = 1.0, context: ssl.SSLC
 
 
 def http_answers(host: str, port: int, path: str, timeout_s: float = 2.0, *, is_tls: bool = False) -> bool:
-    """Whether an HTTP server gives any answer to a GET here. Its certificate is not verified: the question is
-    not who answers.
+    """Return whether an HTTP server answers a GET here, with any status.
+
+    The certificate is not verified: the identity of the server does not matter.
     """
     connection: http.client.HTTPConnection
     if is_tls:

@@ -1,4 +1,4 @@
-"""What spark-submit is told about where tasks run: in the driver, or on a cluster's executors."""
+"""Options of spark-submit for where tasks run: in the driver, or on a cluster's executors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Final
 from connectors.local_stack.programs import jar_files
 from schemas.settings.settings import PROJECT_ROOT, SparkSettings
 
-# For a session that reads or writes tables by Spark's Delta. The jobs do without: its rules take part in each
-# plan that Spark makes, a tenth of a micro-batch (decision 0011).
+# For a session that reads or writes tables with Spark's Delta. The jobs do not use it: its rules run in each
+# plan that Spark makes, which takes a tenth of a micro-batch (decision 0011).
 DELTA_CONF: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -19,46 +19,49 @@ DELTA_CONF: Final = {
 
 
 def is_local(master: str) -> bool:
-    """Whether driver and tasks share one process."""
+    """Return whether driver and tasks share one process."""
     return master.partition("[")[0] == "local"
 
 
 def log_option() -> str:
-    """The option of a JVM that makes it log as our parts do."""
+    """Return the option of a JVM that configures its log like that of the other parts."""
     return f"-Dlog4j2.configurationFile={(PROJECT_ROOT / 'conf' / 'log4j2.properties').as_uri()}"
 
 
 def class_path() -> str:
-    """Spark's connectors and the local file system, which Hadoop looks for before Spark has added its jars."""
+    """Return the jars of Spark's connectors and of the local file system.
+
+    Hadoop looks for them before Spark has added its jars.
+    """
     return os.pathsep.join(str(jar) for jar in jar_files("spark"))
 
 
 def executor_conf(spark: SparkSettings) -> dict[str, str]:
-    """Spark's properties of the executors on a cluster, which have nothing of the driver's but what these say.
+    """Return Spark's properties for executors on a cluster, which inherit nothing else from the driver.
 
-    They find modules and jars in a checkout at the same path, and keys and passwords in files, or in the
-    environment of the worker that starts them (decision 0022).
+    Executors find modules and jars in a checkout at the same path. Keys and passwords come from files, or from
+    the environment of the worker that starts them (decision 0022).
     """
     return {
         "spark.executor.memory": spark.executor_memory,
-        # More would never run at once; the rest of the cluster is for others.
+        # More cores would never be used at once; the rest of the cluster is for other applications.
         "spark.cores.max": str(spark.shuffle_partitions),
         "spark.executor.extraClassPath": class_path(),
         "spark.executor.extraJavaOptions": log_option(),
         "spark.executorEnv.PYTHONPATH": str(PROJECT_ROOT),
-        # A task waits so long for the executor that has its state, and the scheduler looks so often for tasks
-        # that have waited. The defaults, 3 s and 1 s, are longer than the tasks before it take: a worker that
-        # came back would settle nothing for long, or for ever.
+        # How long a task waits for the executor with its state, and how often the scheduler looks for waiting
+        # tasks. The defaults, 3 s and 1 s, are longer than the preceding tasks take: a worker that came back
+        # would settle nothing for a long time, or never.
         "spark.locality.wait": "100ms",
         "spark.scheduler.revive.interval": "100ms",
     }
 
 
 def place_options(spark: SparkSettings) -> list[str]:
-    """The options of spark-submit that say where tasks run."""
+    """Return the options of spark-submit that say where tasks run."""
     where = ["--master", spark.master]
     if is_local(spark.master):
         return where
     pairs = [word for name, value in executor_conf(spark).items() for word in ("--conf", f"{name}={value}")]
-    # The cluster's own properties, among them its secret, which no command line may show.
+    # The cluster's own properties include its secret, which must not be on a command line.
     return [*where, "--load-spark-defaults", *pairs]

@@ -1,4 +1,4 @@
-"""The local stack: brokers, bridges, gateway, XML pump and the streaming jobs on loopback, as one thing."""
+"""The local stack: start, supervise and stop its parts together, on loopback."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class StackRuns(Refused):
 
 
 def check_parts(names: Iterable[str]) -> tuple[str, ...]:
-    """The parts in the order of their start; raises UsageError for a name that is none."""
+    """Return the parts in the order of their start. Raises UsageError for an unknown name."""
     wanted = set(names)
     unknown = sorted(wanted - set(ALL_PARTS))
     if unknown or not wanted:
@@ -70,13 +70,13 @@ def check_addition(present: Iterable[str], missing: Iterable[str]) -> None:
     """Raise Refused for parts that cannot be added to a stack with these parts."""
     if MOSQUITTO in missing and {BRIDGE, GATEWAY} & set(present):
         raise Refused(
-            "mosquitto cannot be added while bridge or gateway run: they were started for another MQTT broker "
-            "than the stack's. Do trunkline down, then trunkline up with all parts"
+            "mosquitto cannot be added while bridge or gateway run: they were started for another MQTT broker. "
+            "Run trunkline down, then trunkline up with all parts"
         )
 
 
 def stack_settings(settings: Settings, parts: Iterable[str]) -> Settings:
-    """The settings of the parts: when the stack runs Mosquitto, they say where its accounts are."""
+    """Return the settings for the parts: with Mosquitto among them, its accounts' folder is set."""
     if MOSQUITTO not in parts:
         return settings
     mqtt = settings.mqtt.model_copy(update={"accounts_dir": accounts_dir(settings)})
@@ -84,7 +84,7 @@ def stack_settings(settings: Settings, parts: Iterable[str]) -> Settings:
 
 
 def plans_of(settings: Settings, names: Iterable[str]) -> list[PartPlan]:
-    """The plans of the parts; of the XML pump as many as the settings say."""
+    """Return the plans of the parts. The settings say how many plans the XML pump has."""
     plans = [PLANS[name](settings) for name in names if name != XML_PUMP]
     if XML_PUMP in names:
         plans += [xml_pump_plan(settings, number + 1) for number in range(settings.xml_pump.processes)]
@@ -92,19 +92,20 @@ def plans_of(settings: Settings, names: Iterable[str]) -> list[PartPlan]:
 
 
 def shown_settings(settings: Settings) -> dict[str, str]:
-    """The settings that differ from the defaults, as variables, without secrets and without the place of the
-    MQTT accounts, which the stack sets itself.
+    """Return the settings that differ from the defaults, as variables and without secrets.
+
+    The folder of the MQTT accounts is left out, because the stack sets it itself.
     """
     own = settings.model_copy(update={"mqtt": settings.mqtt.model_copy(update={"accounts_dir": None})})
     return {name: value for name, value in settings_environment(own).items() if name not in SECRET_VARIABLES}
 
 
 class LocalStack:
-    """Runs parts of the stack as children of this process. A context manager; nothing is left after its end.
+    """Runs parts of the stack as children of this process. A context manager, which ends all parts at its end.
 
-    Start it from a thread that lasts (the main one): the kernel ends the parts when the thread that started
-    them ends. One stack per data directory: a second one is refused. The process's umask is 077 from then on,
-    and so is that of the parts.
+    Start it from a thread that lasts, such as the main one: the kernel ends the parts when the thread that
+    started them ends. A second stack for the same data directory is refused. This process and the parts have
+    the umask 077 from then on.
 
         with LocalStack(settings, parts=("kafka", "mosquitto")) as stack:
             stack["kafka"].kill()
@@ -140,12 +141,13 @@ class LocalStack:
 
     @property
     def run_path(self) -> Path:
-        """Where state, lock and readiness files are."""
+        """The folder of the state, lock and readiness files."""
         return self.settings.data_path / "run"
 
     def start(self, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Start all parts and wait until they are ready, however long that takes. When one of them fails, stop
-        them all and raise its error.
+        """Start all parts and wait until they are ready, without a limit, or until `should_stop` returns True.
+
+        When a part fails, stop all parts and raise its error.
         """
         self.begin()
         try:
@@ -162,7 +164,7 @@ class LocalStack:
             raise
 
     def begin(self) -> None:
-        """Take the data directory; `look_after` then starts the parts. Raises StackRuns."""
+        """Lock the data directory; `look_after` then starts the parts. Raises StackRuns."""
         self._take_lock()
         try:
             self._phase, self._started_at = state_file.STARTING, time.time()
@@ -175,8 +177,11 @@ class LocalStack:
             raise
 
     def add(self, names: Iterable[str]) -> None:
-        """Add the parts that are not there yet; `look_after` starts them. Raises UsageError, and Refused for
-        Mosquitto beside parts that were started for another MQTT broker.
+        """Add the parts that the stack lacks; `look_after` starts them.
+
+        Raises:
+            UsageError: a name is unknown.
+            Refused: Mosquitto is added to parts that were started for another MQTT broker.
         """
         wanted = check_parts({*self._names, *names})
         missing = [name for name in wanted if name not in self._names]
@@ -188,7 +193,7 @@ class LocalStack:
 
     def _schedule(self, parts: dict[str, Part]) -> None:
         if GATEWAY in parts:
-            # The bridge asks the gateway for verdicts with it, and may be there first.
+            # The bridge reads verdicts from the gateway with this token, and may start first.
             ensure_operator_token(self.settings)
         for part in parts.values():
             part.schedule()
@@ -199,18 +204,19 @@ class LocalStack:
         return [part for part in self.parts.values() if (part.plan.group or part.name) == name]
 
     def _waits_for(self, part: Part) -> str | None:
-        """The part that must be ready before this one is started."""
+        """Return the part that must be ready before this one is started, or None."""
         kafka = self.parts.get(KAFKA)
         if kafka is None or kafka.is_ready or part.name in START_WITHOUT_KAFKA:
             return None
         return KAFKA if part.state == WAITING else None
 
     def look_after(self) -> None:
-        """Start the parts that are due, start again those that have died, and keep the logs bounded. To be
-        called a few times a second. A part that fails, or a full disk, is reported and stops nothing else.
+        """Start the parts that are due or have died, and limit the size of the logs.
+
+        Call it a few times a second. A failed part or a full disk is reported and does not affect other parts.
         """
         for part in self.parts.values():
-            # What it prints goes to a log, too.
+            # It prints to a log, which may fail, too.
             with self._disk.tolerated(f"looking after {part.name}"):
                 self._is_state_due = self._look_after(part) or self._is_state_due
         if self._is_state_due:
@@ -226,7 +232,7 @@ class LocalStack:
             return True
 
     def keep_bounded(self, path: Path) -> None:
-        """Cut a log that has grown too large; a disk that does not take its copy is told, and tried later."""
+        """Cut a log that has grown too large. A failure of the disk is reported, and the cut is tried again."""
         what = f"the log {path.name} cannot be kept bounded"
         if self._disk.is_due(what):
             with self._disk.tolerated(what):
@@ -238,7 +244,7 @@ class LocalStack:
             self._is_state_due = False
 
     def stop(self) -> None:
-        """End all parts in order, then whatever is left of them. Harmless when nothing runs."""
+        """End all parts in order, and kill what is left of them. Does nothing if the stack does not run."""
         if self._lock is None:
             return
         try:
@@ -248,7 +254,7 @@ class LocalStack:
                     self._write_state_if_possible()
                     part.stop()
                 if name == GATEWAY:
-                    # They outlive a gateway; without a stack they have nobody to talk to.
+                    # Agents outlive a gateway, but without a stack they have no server.
                     stop_all(self.settings)
             child_process.kill_marked(child_process.mark_of(self.settings.data_path, ""))
             state_file.remove_state(self.settings)
@@ -264,13 +270,13 @@ class LocalStack:
         except BlockingIOError:
             lock.close()
             raise StackRuns(
-                f"a stack runs already with data_dir {self.settings.data_path}: "
-                "trunkline down, or set another data_dir"
+                f"a stack already runs with data_dir {self.settings.data_path}: run trunkline down, or set "
+                "another data_dir"
             ) from None
         self._lock = lock
 
     def write_state(self) -> None:
-        """Tell other processes how far it is."""
+        """Write the state of the stack for other processes."""
         parts = {
             name: {**part.as_json(), "waits_for": self._waits_for(part)} for name, part in self.parts.items()
         }

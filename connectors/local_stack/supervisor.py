@@ -1,7 +1,7 @@
-"""The process behind `trunkline up`: starts the stack, looks after it, stops it in order on SIGTERM.
+"""The process behind `trunkline up`: it starts the stack, supervises it, and stops it in order on SIGTERM.
 
-Run as `python -m connectors.local_stack.supervisor kafka mosquitto …`; the settings come from the environment.
-It tells how far it is in the state file, and leaves there why it failed.
+Run it as `python -m connectors.local_stack.supervisor kafka mosquitto …`; the settings come from the
+environment. It writes its progress, and the reason of a failure, to the state file.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ import signal
 import sys
 import time
 import traceback
-from types import FrameType
 
 from connectors.local_stack import state_file
-from connectors.local_stack.part_requests import take_requests
 from connectors.local_stack.stack import LocalStack, StackRuns
 from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings, load_settings
@@ -21,21 +19,6 @@ from schemas.settings.settings import Settings, load_settings
 _TICK_S = 0.2
 # The exit code when another process runs a stack with this data directory.
 ANOTHER_RUNS = 75
-
-
-class _StopRequest:
-    """Remembers that a signal asked for the end."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._remember)
-
-    def _remember(self, _number: int, _frame: FrameType | None) -> None:
-        self.asked = True
-
-    def __call__(self) -> bool:
-        return self.asked
 
 
 def _record_failure(settings: Settings, error: BaseException) -> None:
@@ -52,37 +35,43 @@ def _record_failure(settings: Settings, error: BaseException) -> None:
 
 
 def _add_requested(stack: LocalStack, settings: Settings) -> None:
-    """Add the parts that `trunkline up` has asked for since."""
-    names = take_requests(settings)
+    """Add the parts that `trunkline up` has requested."""
+    names = state_file.take_requests(settings)
     if not names:
         return
     try:
         stack.add(names)
     except TrunklineError as error:
-        print(f"parts {', '.join(sorted(names))} are not added: {error}", flush=True)
+        print(f"cannot add {', '.join(sorted(names))}: {error}", flush=True)
 
 
 def supervise(settings: Settings, parts: list[str]) -> int:
-    """Run the stack until a signal asks for the end. Returns ANOTHER_RUNS where another process runs it."""
-    should_stop = _StopRequest()
+    """Run the stack until a signal asks for the end, and return the exit code.
+
+    The code is ANOTHER_RUNS when another process runs a stack with this data directory.
+    """
+    signals: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # No lock: another signal may interrupt the handler.
+        signal.signal(number, lambda number, _: signals.append(number))
     stack: LocalStack | None = None
     try:
         stack = LocalStack(settings, parts, detached=True)
         stack.begin()
-        take_requests(settings)
-        while not should_stop():
+        state_file.take_requests(settings)
+        while not signals:
             _add_requested(stack, settings)
             stack.look_after()
             stack.keep_bounded(settings.data_path / "logs" / "supervisor.log")
             time.sleep(_TICK_S)
     except StackRuns:
-        # State file and log are the other one's: leave them alone.
+        # State file and log belong to the other process.
         return ANOTHER_RUNS
     except TrunklineError as error:
         print(error, file=sys.stderr)
         _record_failure(settings, error)
         return error.exit_code
-    except Exception as error:  # noqa: BLE001 reported to the process that waits for us, whatever it is
+    except Exception as error:  # noqa: BLE001 any error is reported to the process that waits
         traceback.print_exc()
         if stack is not None:
             stack.stop()

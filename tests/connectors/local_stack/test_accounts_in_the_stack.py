@@ -14,7 +14,7 @@ import pytest
 from connectors.agent_sdk.mqtt_publisher import EventRejected, JobPublisher
 from connectors.gateway_client.gateway_client import GatewayClient
 from connectors.job_tools.job_registry import register_job
-from connectors.local_stack import LocalStack, answer_probe, control
+from connectors.local_stack import LocalStack, control, part_monitor
 from connectors.log.publisher import Publisher
 from connectors.mqtt_link.mqtt_credentials import job_mqtt, load_role_passwords
 from connectors.mqtt_link.mqtt_login import LoginAnswer, try_login, wait_for_login
@@ -31,7 +31,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     # A slow machine is no reason for a receipt without a verdict.
     settings = with_mqtt(settings_in(tmp_path_factory.mktemp("stack") / "data"), receipt_verdict_wait_s=10)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(answer_probe, "EVERY_S", 0.2)
+        patched.setattr(part_monitor, "EVERY_S", 0.2)
         with LocalStack(settings, PARTS) as running:
             yield running
 

@@ -68,7 +68,7 @@ def test_two_stacks_at_once_do_not_meet(stack_settings: Settings, other_settings
 def test_a_second_stack_on_the_same_data_is_refused(stack_settings: Settings):
     with (
         LocalStack(stack_settings, ("mosquitto",)) as first,
-        pytest.raises(TrunklineError, match="runs already with data_dir"),
+        pytest.raises(TrunklineError, match="already runs with data_dir"),
     ):
         LocalStack(stack_settings, ("mosquitto",)).start()
     assert first["mosquitto"].pid is None
@@ -153,7 +153,7 @@ late = threading.Thread(target=say, args=("thread",))
 late.start()
 late.join()
 subprocess.run([sys.executable, "-c", "import os; print('process', os.getpriority(os.PRIO_PROCESS, 0))"])
-print("pid", child.pid, flush=True)
+os.write(1, b"pid %d\\n" % child.pid)  # in one piece, which an unbuffered print is not
 signal.pause()
 """
 

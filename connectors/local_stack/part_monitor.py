@@ -1,0 +1,141 @@
+"""Observe a part from outside: the progress of its start, and whether it answers. Lower its priority."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+EVERY_S = 3.0
+MISSES = 3
+_SAMPLE_S = 1.0
+_MOST_NICE = 19
+_AUTOGROUP_TRIES = 5
+_AUTOGROUP_PAUSE_S = 0.12
+# A thread that starts during one pass is found in the next one.
+_PASSES = 10
+
+
+class AnswerProbe:
+    """Asks a ready part every few seconds whether it still answers, on a thread of its own.
+
+    So no caller waits for an answer that does not come. `is_silent` is True after three requests without one.
+    """
+
+    def __init__(self, name: str, is_well: Callable[[], bool]) -> None:
+        self.is_silent = False
+        self._is_well = is_well
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._ask, name=f"probe-{name}", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Send no more requests. Does not wait for the one that is in progress."""
+        self._over.set()
+
+    def _ask(self) -> None:
+        missed = 0
+        while not self._over.wait(EVERY_S):
+            missed = 0 if self._is_well() else missed + 1
+            self.is_silent = missed >= MISSES
+
+
+class StartProgress:
+    """The progress of one start: processes use the processor, or the log grows.
+
+    A start on a slow machine takes longer and still makes progress, so the duration of a start has no limit.
+    """
+
+    def __init__(self, pid: int, log: Path) -> None:
+        self._pid = pid
+        self._log = log
+        self._seen = self._measure()
+        self._sampled_at = self._moved_at = time.monotonic()
+
+    def stalled_for_s(self) -> float:
+        """Return for how many seconds nothing has changed. Measures at most once a second."""
+        now = time.monotonic()
+        if now - self._sampled_at >= _SAMPLE_S:
+            self._sampled_at = now
+            seen = self._measure()
+            if seen != self._seen:
+                self._seen, self._moved_at = seen, now
+        return now - self._moved_at
+
+    def _measure(self) -> tuple[float, int]:
+        """Return the processor time of all processes of the part, and the size of its log."""
+        try:
+            size = self._log.stat().st_size
+        except OSError:
+            size = 0
+        total = 0.0
+        for process in processes_below(self._pid):
+            with suppress(psutil.Error):
+                total += sum(
+                    process.cpu_times()[:4]
+                )  # user and system, own and of children that were waited for
+        return round(total, 3), size
+
+
+def processes_below(pid: int) -> list[psutil.Process]:
+    """Return the process `pid` and all that it started; none if it has ended."""
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    return []
+
+
+def set_niceness(pid: int, niceness: int) -> None:
+    """Raise the nice value of the process `pid`, of all that it started, and of their session.
+
+    New threads and processes inherit the value. Linux has a nice value for each thread (setpriority(2)): a
+    change for the process alone would skip the other threads of a JVM. Processes that have ended, or belong
+    to another user, are skipped.
+
+    Args:
+        pid: the first process.
+        niceness: how much more than the nice value of this process, 0 to 19.
+    """
+    value = min(_MOST_NICE, os.getpriority(os.PRIO_PROCESS, 0) + niceness)
+    for _ in range(_PASSES):
+        if not _set_threads(processes_below(pid), value):
+            break
+    _set_session(pid, niceness)
+
+
+def _set_threads(processes: Iterable[psutil.Process], value: int) -> bool:
+    """Return whether a thread had another value."""
+    changed = False
+    for process in processes:
+        try:
+            threads = [int(thread.name) for thread in Path(f"/proc/{process.pid}/task").iterdir()]
+        except OSError:
+            continue
+        for thread in threads:
+            with suppress(OSError):
+                if os.getpriority(os.PRIO_PROCESS, thread) != value:
+                    os.setpriority(os.PRIO_PROCESS, thread, value)
+                    changed = True
+    return changed
+
+
+def _set_session(pid: int, niceness: int) -> None:
+    """Set the nice value of the session, where Linux schedules sessions against each other.
+
+    A process's own value counts only within its session then (sched(7), autogroup). Other systems have no such
+    file.
+    """
+    for _ in range(_AUTOGROUP_TRIES):
+        try:
+            Path(f"/proc/{pid}/autogroup").write_text(str(niceness))
+        except BlockingIOError:  # the kernel allows one change in a tenth of a second, for the whole machine
+            time.sleep(_AUTOGROUP_PAUSE_S)
+        except OSError:
+            return
+        else:
+            return
