@@ -1,4 +1,4 @@
-"""`conf/launchers.yaml`: which command runs an agent, by the image that its definition names (HH-05)."""
+"""Read `conf/launchers.yaml`: the command of an agent by the image that its definition names (HH-05)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import psutil
-import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from connectors.organism.unique_yaml import UniqueKeyLoader
+from connectors.organism.unique_yaml import InvalidYaml, load_yaml
 from schemas.settings.settings import PROJECT_ROOT, SettingsError
 from schemas.wire.wire_body import Printable
 
 LAUNCHERS_FILE: Final = "conf/launchers.yaml"
-# What a hardened agent may use unless its rule says otherwise.
+# The limits of a hardened agent unless its rule sets others.
 CPU_SECONDS: Final = 3600
 MEMORY_MB: Final = 2048
 OPEN_FILES: Final = 256
@@ -35,11 +34,13 @@ def _with_a_program(command: list[str]) -> list[str]:
 
 
 class LaunchRule(BaseModel):
-    """How one image is run. `{python}` and `{project}` stand for this Python and this checkout in the words
-    of the command, in `working_dir` and in the values of `environment`; other braces stand for themselves.
+    """The way to run one image.
 
-    The numbers bind hardened agents. `processes` come on top of those that the user has when it starts:
-    the kernel counts all of a user's together, and does not hold root to it.
+    `{python}` and `{project}` are replaced by this Python and this checkout: in the words of the command, in
+    `working_dir` and in the values of `environment`. Other braces are kept.
+
+    The limits apply to hardened agents. `processes` are added to the number that the user has at the start,
+    because the kernel counts all processes of a user together. The kernel does not apply that limit to root.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -53,19 +54,19 @@ class LaunchRule(BaseModel):
     processes: int = Field(default=PROCESSES, ge=1, le=2**20)
 
     def filled_command(self) -> list[str]:
-        """The command as it is run."""
+        """Return the command with its placeholders replaced."""
         return [_filled(word) for word in self.command]
 
     def filled_environment(self) -> dict[str, str]:
-        """The variables as they are set."""
+        """Return the environment with its placeholders replaced."""
         return {name: _filled(value) for name, value in self.environment.items()}
 
     def folder(self) -> Path:
-        """Where the command is run: `working_dir`, seen from the checkout, which is also the default."""
+        """Return the folder of the command: `working_dir` relative to the checkout, by default the checkout."""
         return PROJECT_ROOT if self.working_dir is None else PROJECT_ROOT / _filled(self.working_dir)
 
     def limits(self) -> dict[str, int]:
-        """What a hardened agent is held to, from now on, by the names in `resource`."""
+        """Return the limits of a hardened agent that starts now, by their names in the module `resource`."""
         return {
             "RLIMIT_CPU": self.cpu_seconds,
             "RLIMIT_AS": self.memory_mb * _MB,
@@ -77,14 +78,11 @@ class LaunchRule(BaseModel):
 
 
 def read_launchers(path: Path) -> dict[str, LaunchRule]:
-    """The rules by image. Raises SettingsError that names the file, the image and the key."""
+    """Return the rules by image. Raises SettingsError that names the file, the image and the key."""
     try:
-        loaded = yaml.load(path.read_text(encoding="utf-8"), UniqueKeyLoader)  # noqa: S506  a safe one
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        loaded = load_yaml(path.read_bytes())
+    except (OSError, InvalidYaml) as error:
         raise SettingsError(f"cannot read the launchers from {path}: {error}") from error
-    except (RecursionError, ValueError, LookupError, TypeError, AttributeError) as error:
-        # Nested too deep; and the library's own, of values with a tag that they do not fit.
-        raise SettingsError(f"cannot read the launchers from {path}: {type(error).__name__}") from None
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
@@ -103,7 +101,7 @@ def read_launchers(path: Path) -> dict[str, LaunchRule]:
 
 
 def _faults(image: str, error: ValidationError) -> list[str]:
-    # Without the input: what somebody has put into an environment may be secret.
+    # Without the input: an environment may contain secrets.
     return [
         f"{' '.join((image, '.'.join(str(part) for part in fault['loc']))).strip()}: {fault['msg']}"
         for fault in error.errors(include_input=False, include_url=False)

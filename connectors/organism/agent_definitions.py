@@ -1,9 +1,9 @@
-"""Agent definitions (HH-01): which agents there are, one JSON file each in `conf/agents/`.
+"""Agent definitions (HH-01): the known agents, one JSON file each in `conf/agents/`.
 
     watch = DefinitionWatch(PROJECT_ROOT / "conf" / "agents")
     while (found := watch.changed()) is None: ...
 
-A file is taken whole or not at all. What is wrong with one is told by its name, and the others are read.
+An invalid file is ignored as a whole and reported by its name. The other files are read.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from schemas.wire.strict_json import MalformedJsonError, decode
 from schemas.wire.wire_body import IMAGE_LIMIT, Capabilities, Name, Printable, first_fault
 
 DEFINITION_BYTES: Final = 64 * 1024
-# How old the last change of a file must be before its times prove that it was not changed since: a file
-# system's clock ticks in milliseconds, and two writes within a tick look like one.
+# Equal times prove that a file is unchanged only if its last change is older than this: the clock of a file
+# system ticks in milliseconds, and two writes within a tick have the same time.
 _SETTLED_NS: Final = 1_000_000_000
 
 
 def _free(name: str) -> str:
-    # Whoever had the token of its task would read that mailbox, and stand under that name in the log.
+    # With the token of its task an agent could read a program's mailbox and write records in its name.
     if name in RESERVED_PRINCIPALS:
         raise ValueError(f"{name} is a name that the programs use themselves")
     return name
 
 
 class AgentDefinition(BaseModel):
-    """An agent that tasks can be given to. `image` says what runs it, by `conf/launchers.yaml`."""
+    """An agent that tasks can be assigned to. `image` selects its command in `conf/launchers.yaml`."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -51,81 +51,84 @@ class AgentDefinition(BaseModel):
 
 @dataclass(frozen=True)
 class Definitions:
-    """What a folder holds: the agents by name, and what is wrong with the other files, by file name."""
+    """The content of a folder: the agents by name, and the faults of the other files by file name."""
 
     agents: dict[str, AgentDefinition] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
 
 
 class _Unreadable(Exception):
-    """A file cannot be taken. The message says why."""
+    """A file is not a valid definition. The message says why."""
 
 
 def read_definitions(folder: Path) -> Definitions:
-    """All definitions of a folder. Never raises for what stands in it, nor when it is not there: then there
-    are no agents, and one fault under the folder's name.
+    """Return all definitions of a folder. Never raises for its content.
+
+    If the folder cannot be read, there are no agents and one fault, under the folder's name.
     """
     try:
         names = _file_names(folder)
     except OSError as error:
         return Definitions(faults={escaped(folder.name): f"the folder cannot be read: {error.strerror}"})
-    found: dict[str, AgentDefinition] = {}
+    files: dict[str, list[str]] = {}
+    agents: dict[str, AgentDefinition] = {}
     faults: dict[str, str] = {}
     for name in names:
         try:
-            found[name] = _definition(_content(folder / name))
+            definition = _definition(_content(folder / name))
         except _Unreadable as error:
             faults[escaped(name)] = str(error)
-    files: dict[str, list[str]] = {}
-    for name, definition in found.items():
-        files.setdefault(definition.name, []).append(name)
-    agents: dict[str, AgentDefinition] = {}
+        else:
+            agents[definition.name] = definition
+            files.setdefault(definition.name, []).append(escaped(name))
     for agent, holders in files.items():
-        if len(holders) == 1:
-            agents[agent] = found[holders[0]]
-            continue
-        for holder in holders:
-            others = ", ".join(escaped(other) for other in holders if other != holder)
-            faults[escaped(holder)] = f"name: {agent} is the name in {others}, too"
+        if len(holders) > 1:
+            del agents[agent]
+            for holder in holders:
+                others = ", ".join(other for other in holders if other != holder)
+                faults[holder] = f"name: {agent} is the name in {others}, too"
     return Definitions(agents, faults)
 
 
 class DefinitionWatch:
-    """Says when the definitions of a folder have changed. It is asked: it has no thread."""
+    """Detects changes of the definitions in a folder. It has no thread: the caller asks."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seen: object = None
-        self._told: Definitions | None = None
+        self._returned: Definitions | None = None
 
     def changed(self) -> Definitions | None:
-        """The definitions when they are others than those told last, None when not. The first answer tells
-        them all. Files are read only when one has changed, or was changed so recently that its times prove
-        nothing.
+        """Return the definitions if they differ from those returned last, else None.
+
+        The first call returns all definitions. Files are read only if one has changed, or has changed so
+        recently that its times prove nothing.
         """
         now_ns = time.time_ns()
-        # Looked at before the files are read: what changes in between is seen the next time.
+        # Before the files are read, so that the next call sees a change in between.
         seen = _looks(self._folder)
         if seen is not None and seen == self._seen:
             return None
         found = read_definitions(self._folder)
         times = [moment for look in seen or () for moment in look[1:3]]
         self._seen = seen if all(now_ns - moment > _SETTLED_NS for moment in times) else None
-        if found == self._told:
+        if found == self._returned:
             return None
-        self._told = found
+        self._returned = found
         return found
 
 
 def _file_names(folder: Path) -> list[str]:
-    """The definitions' files. An editor's own files are hidden or end otherwise. Raises OSError."""
-    with os.scandir(folder) as entries:
-        names = [entry.name for entry in entries]
+    """Return the names of the definitions' files. An editor's own files are hidden or have another suffix.
+
+    Raises OSError.
+    """
+    names = (path.name for path in folder.iterdir())
     return sorted(name for name in names if name.endswith(".json") and not name.startswith("."))
 
 
 def _looks(folder: Path) -> list[tuple[Any, ...]] | None:
-    """What tells a changed file from one that is as it was; None for a folder that cannot be listed."""
+    """Return values that differ for a changed file; None for a folder that cannot be listed."""
     try:
         names = _file_names(folder)
     except OSError:
@@ -137,15 +140,15 @@ def _looks(folder: Path) -> list[tuple[Any, ...]] | None:
         except OSError as error:
             looks.append((name, 0, 0, error.errno))
         else:
-            # Beside mtime also ctime: a file that becomes readable has no other mtime.
+            # ctime as well: the mtime does not change when a file becomes readable.
             looks.append((name, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_size, seen.st_dev, seen.st_ino))
     return looks
 
 
 def _content(path: Path) -> bytes:
-    """What the file holds. Raises _Unreadable, also for what is no file or was written meanwhile."""
+    """Return the content of a regular file. Raises _Unreadable, also if it was written meanwhile."""
     try:
-        # Not to wait for the writer of a pipe that somebody has put there.
+        # O_NONBLOCK: do not wait for the writer of a pipe in place of a file.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             before = os.fstat(file.fileno())
             if not stat.S_ISREG(before.st_mode):
@@ -162,14 +165,14 @@ def _content(path: Path) -> bytes:
 
 
 def _definition(content: bytes) -> AgentDefinition:
-    """The definition in a file's content. Raises _Unreadable."""
+    """Return the definition in a file's content. Raises _Unreadable."""
     try:
         document, _ = decode(content)
     except MalformedJsonError as error:
         raise _Unreadable(str(error)) from None
     if not isinstance(document, dict):
         raise _Unreadable("not an object")
-    # The model's own message does not say which key: in a file of the operator's own, that is what helps.
+    # The model's own message does not name the key, which the operator needs to know.
     if unknown := _listed(key for key in document if key not in AgentDefinition.model_fields):
         raise _Unreadable(f"unknown: {unknown}")
     try:

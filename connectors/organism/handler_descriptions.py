@@ -1,8 +1,8 @@
-"""Asks a child process what handlers take: users' code is imported there, never in the gateway (XP-01, XP-09).
+"""Describe handlers in a child process: users' code is imported there, never in the gateway (XP-01, XP-09).
 
     describe_handlers(["shop.pricing:price"])["shop.pricing:price"].root_tag
 
-The child is `python -m connectors.xml_pump.describe`. It has bounded time, and none of our secrets.
+The child is `python -m connectors.xml_pump.describe`. Its time is limited, and it gets none of our secrets.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT
 DESCRIBE_S: Final = 30.0
 _END_S: Final = 5.0
 _MODULE: Final = "connectors.xml_pump.describe"
-_TOLD_CHARACTERS: Final = 500
+_QUOTED_CHARACTERS: Final = 500
 _NOT_FOR_USERS: Final = (ENV_PREFIX, "TRUNKLINE_TOKEN", "TRUNKLINE_AGENT_TOKEN", "MQTT_PASSWORD")
 
 
 @dataclass(frozen=True)
 class Described:
-    """What a handler takes; or `fault`: why that cannot be said, and what to do."""
+    """The payload of a handler. `fault` says why there is no description, and what to do."""
 
     root_tag: str = ""
     namespace: str = ""
@@ -39,7 +39,7 @@ class Described:
 
 
 def describe_handlers(names: Sequence[str], timeout_s: float = DESCRIBE_S) -> dict[str, Described]:
-    """Each of the handlers, `module:attribute`, by its name. Never raises for what they do."""
+    """Return a description of each handler by its name, `module:attribute`. Never raises for users' code."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_FOR_USERS)}
     child = subprocess.Popen(  # noqa: S603  our own program
         [sys.executable, "-m", _MODULE, *names],
@@ -48,7 +48,7 @@ def describe_handlers(names: Sequence[str], timeout_s: float = DESCRIBE_S) -> di
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        start_new_session=True,  # whatever a module starts when it is imported ends with it
+        start_new_session=True,  # processes that an import starts end with the child
     )
     try:
         out, err = child.communicate(timeout=timeout_s)
@@ -58,16 +58,17 @@ def describe_handlers(names: Sequence[str], timeout_s: float = DESCRIBE_S) -> di
     finally:
         _end(child)
     try:
-        said = json.loads(out.rstrip().rpartition(b"\n")[2])
-        return {name: _described(said[name]) for name in names}
+        answer = json.loads(out.rstrip().rpartition(b"\n")[2])
+        return {name: _described(answer[name]) for name in names}
     except (ValueError, KeyError, TypeError):
-        why = escaped(err.decode("utf-8", "replace").rstrip().rpartition("\n")[2])[:_TOLD_CHARACTERS]
+        why = escaped(err.decode("utf-8", "replace").rstrip().rpartition("\n")[2])[:_QUOTED_CHARACTERS]
         return _all(names, f"it ended the process that imports it (exit code {child.returncode}): {why}")
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End it with all that it has started. What has left its group may hold the pipes: nobody reads to their
-    end.
+    """End the child and its process group.
+
+    A process that has left the group may still have the pipes open, so they are not read to their end.
     """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
@@ -78,10 +79,10 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         child.wait(_END_S)
 
 
-def _described(said: dict[str, Any]) -> Described:
-    if "error" in said:
-        return Described(fault=escaped(str(said["error"]))[:_TOLD_CHARACTERS])
-    return Described(*(str(said[name]) for name in ("root_tag", "namespace", "xsd", "example")))
+def _described(answer: dict[str, Any]) -> Described:
+    if "error" in answer:
+        return Described(fault=escaped(str(answer["error"]))[:_QUOTED_CHARACTERS])
+    return Described(*(str(answer[name]) for name in ("root_tag", "namespace", "xsd", "example")))
 
 
 def _all(names: Sequence[str], fault: str) -> dict[str, Described]:

@@ -1,27 +1,27 @@
-"""`conf/organism.yaml` (XP-09): which listeners there are, checked and described, before the log hears of them.
+"""Read `conf/organism.yaml` (XP-09): the listeners, checked and described before they are written to the log.
 
     organism = load_organism(path)      # .listeners, .digest
 
-What stands in the file is checked by a model; what its handlers take is asked of a child process, because the
-handlers are the users' code, and no gateway imports that. Whatever is wrong is an OrganismError that names the
-place in the file and says what to do.
+A model checks the file. A child process describes the handlers, because they are users' code, which a gateway
+must not import. Every fault is an OrganismError that names the place in the file and says what to do.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from connectors.organism.agent_definitions import read_definitions
 from connectors.organism.handler_descriptions import Described, describe_handlers
-from connectors.organism.unique_yaml import UniqueKeyLoader
+from connectors.organism.unique_yaml import InvalidYaml, PlainLoader, load_yaml
 from connectors.terminal.terminal_text import escaped
 from schemas.errors import TrunklineError
+from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.control.organism import (
     CONCURRENCY,
     CONCURRENCY_MOST,
@@ -39,14 +39,15 @@ from schemas.wire.wire_body import Name, Note, words_of
 FILE_BYTES: Final = 1024 * 1024
 META: Final = "meta"
 META_NAMESPACE: Final = "urn:trunkline:meta:1"
-# A person is written to by name. Not the tag of texts: what others answer in plain text would all go there.
+# The namespace of messages to a person. Not that of the tag for texts: otherwise a person would get all answers
+# in plain text.
 HUMAN_NAMESPACE: Final = "urn:trunkline:human:1"
 _PROMPT_LIMIT: Final = 32 * 1024
 Describe = Callable[[Sequence[str]], Mapping[str, Described]]
 
 
 class OrganismError(TrunklineError):
-    """The file or a listener in it cannot be taken. The message says where, and what to do."""
+    """The file or a listener in it is invalid. The message says where, and what to do."""
 
 
 def _free(name: str) -> str:
@@ -73,9 +74,13 @@ class _Entry(_Section):
 
 
 class ListenerEntry(_Entry):
-    """One of `listeners`. `description`: its text as a tool of language models; left out: the docstring of the
-    class that the handler takes. `tools`: whom it sees and may write to; left out: everybody. Root tag and
-    namespace may be left out, and are those of the handler's class then; of a human, its name.
+    """One of `listeners`.
+
+    Attributes:
+        description: its text as a tool of language models. By default the docstring of the handler's class.
+        root_tag: by default that of the handler's class; for a human, the listener's name.
+        namespace: by default that of the handler's class.
+        tools: the listeners that it sees and may write to. By default all.
     """
 
     type: Literal["handler", "human"] = "handler"
@@ -99,7 +104,7 @@ class ListenerEntry(_Entry):
 
 
 class AgentEntry(_Entry):
-    """One of `agents`: a listener that is a language model. `client`, `module:attribute`, speaks to it."""
+    """One of `agents`: a listener that is a language model. `client` is `module:attribute` of its client."""
 
     type: Literal["llm"] = "llm"
     capability: Note = ""
@@ -116,14 +121,14 @@ class AgentEntry(_Entry):
 
 
 class MetaEntry(_Section):
-    """Who may ask which listeners there are, and what their schemas are (XP-14)."""
+    """The principals that may list the listeners and request their schemas (XP-14)."""
 
     allow_list_capabilities: Literal["admin", "all", "none"] = "none"
     allow_schema_requests: Literal["admin", "all", "none"] = "none"
 
 
 class OrganismPlan(_Section):
-    """What the file says."""
+    """The content of the file."""
 
     listeners: Annotated[list[ListenerEntry], Field(max_length=LISTENERS_MOST)] = []
     agents: Annotated[list[AgentEntry], Field(max_length=LISTENERS_MOST)] = []
@@ -135,14 +140,15 @@ class OrganismPlan(_Section):
         names = [entry.name for entry in entries] + ([META] if self.meta else [])
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"the name {twice[0]} stands there twice; each listener needs one of its own")
+            raise ValueError(f"the name {twice[0]} is used twice; each listener needs a name of its own")
         return self
 
 
 @dataclass(frozen=True)
 class Organism:
-    """The listeners of a file as the log takes them. `digest`: SHA-256 over the file and what its handlers
-    take, so that a changed class is noticed, too.
+    """The listeners of a file in the form of the log.
+
+    `digest` is SHA-256 over the file and its listeners, so that it also changes with a handler's class.
     """
 
     listeners: list[Listener]
@@ -150,16 +156,16 @@ class Organism:
 
 
 def load_organism(path: Path, describe: Describe = describe_handlers) -> Organism:
-    """Read a file and have its handlers described, which takes a second or two. Raises OrganismError."""
+    """Read a file and describe its handlers, which takes a second or two. Raises OrganismError."""
     content = read_file(path)
     plan = parsed(content, path)
     listeners = listeners_of(plan, describe, str(path))
-    said = [listener.model_dump(mode="json") for listener in listeners]
-    return Organism(listeners, hashlib.sha256(content + b"\0" + canonical({"listeners": said})).hexdigest())
+    dumped = [listener.model_dump(mode="json") for listener in listeners]
+    return Organism(listeners, hashlib.sha256(content + b"\0" + canonical({"listeners": dumped})).hexdigest())
 
 
 def read_file(path: Path) -> bytes:
-    """What the file holds. Raises OrganismError."""
+    """Return the content of the file. Raises OrganismError."""
     try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES + 1)
@@ -171,14 +177,11 @@ def read_file(path: Path) -> bytes:
 
 
 def parsed(content: bytes, path: Path) -> OrganismPlan:
-    """What the file says, before anybody has looked at its handlers. Raises OrganismError."""
+    """Return the checked content of the file, without its handlers' descriptions. Raises OrganismError."""
     try:
-        loaded = yaml.load(content.decode("utf-8"), _PlainLoader)  # noqa: S506  a safe one
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise OrganismError(f"{path} is no YAML: {escaped(' '.join(str(error).split()))[:300]}") from None
-    except (RecursionError, ValueError, LookupError, TypeError, AttributeError) as error:
-        # The library's own, of values with a tag that they do not fit.
-        raise OrganismError(f"{path} is no YAML that we take: {type(error).__name__}") from None
+        loaded = load_yaml(content, PlainLoader)
+    except InvalidYaml as error:
+        raise OrganismError(f"{path} is not valid YAML: {escaped(str(error))[:300]}") from None
     if loaded is None:
         return OrganismPlan()
     try:
@@ -188,7 +191,7 @@ def parsed(content: bytes, path: Path) -> OrganismPlan:
 
 
 def listeners_of(plan: OrganismPlan, describe: Describe, where: str) -> list[Listener]:
-    """The listeners as the log takes them, each with what its handler says. Raises OrganismError."""
+    """Return the listeners in the form of the log, with their handlers' descriptions. Raises OrganismError."""
     handlers = sorted({entry.handler for entry in plan.listeners if entry.handler is not None})
     known = describe(handlers) if handlers else {}
     found = [listener_of(entry, known, where) for entry in plan.listeners]
@@ -199,7 +202,10 @@ def listeners_of(plan: OrganismPlan, describe: Describe, where: str) -> list[Lis
 
 
 def listener_of(entry: ListenerEntry, known: Mapping[str, Described], where: str) -> Listener:
-    """One listener. Raises OrganismError when its handler cannot be described, or is for something else."""
+    """Return one listener.
+
+    Raises OrganismError if its handler has no description, or another root tag or namespace.
+    """
     root_tag, namespace, xsd, example = entry.root_tag, entry.namespace, None, None
     if entry.handler is None:
         root_tag, namespace = root_tag or entry.name, HUMAN_NAMESPACE if namespace is None else namespace
@@ -208,37 +214,35 @@ def listener_of(entry: ListenerEntry, known: Mapping[str, Described], where: str
         described = known[entry.handler]
         if described.fault is not None:
             raise OrganismError(f"{place}: handler {entry.handler}: {described.fault}")
-        for what, said, is_so in (
-            ("root_tag", root_tag, described.root_tag),
-            ("namespace", namespace, described.namespace),
-        ):
-            if said is not None and said != is_so:
+        for field in ("root_tag", "namespace"):
+            written, actual = getattr(entry, field), getattr(described, field)
+            if written is not None and written != actual:
                 raise OrganismError(
-                    f"{place}: {what} is {said!r}, but the class that {entry.handler} takes has {is_so!r}; "
-                    "change one of the two, or leave it out"
+                    f"{place}: {field} is {written!r}, but the class that {entry.handler} takes has "
+                    f"{actual!r}; change one of the two, or leave it out"
                 )
         root_tag, namespace = described.root_tag, described.namespace
         xsd, example = described.xsd, described.example
     return _listener(
         f"{where}: listener {entry.name}",
-        name=entry.name,
-        type=entry.type,
-        capability=entry.capability,
+        **_shared(entry),
         root_tag=root_tag,
         namespace=namespace,
         handler=entry.handler,
         xsd=xsd,
         example=example,
         visible_tools=entry.tools,
-        concurrency=entry.concurrency,
-        per_minute=entry.per_minute,
-        timeout_ms=round(entry.timeout_s * 1000),
         options=canonical({"description": entry.description}).decode("utf-8") if entry.description else None,
     )
 
 
+def _shared(entry: ListenerEntry | AgentEntry) -> dict[str, Any]:
+    fields = entry.model_dump(include={"name", "type", "capability", "concurrency", "per_minute"})
+    return {**fields, "timeout_ms": round(entry.timeout_s * 1000)}
+
+
 def entry_from(fields: Mapping[str, Any], where: str) -> ListenerEntry | AgentEntry:
-    """An entry of either kind, by its type. Raises OrganismError."""
+    """Return an entry of either kind, depending on its type. Raises OrganismError."""
     model = AgentEntry if fields.get("type") == "llm" else ListenerEntry
     given = dict(fields)
     if model is AgentEntry and "tools" in given:
@@ -250,20 +254,15 @@ def entry_from(fields: Mapping[str, Any], where: str) -> ListenerEntry | AgentEn
 
 
 def agent_of(entry: AgentEntry) -> Listener:
-    """A language model as a listener."""
+    """Return a language model as a listener. Raises OrganismError."""
     options = {"client": entry.client, "model": entry.model, "system_prompt": entry.system_prompt}
     return _listener(
         f"agent {entry.name}",
-        name=entry.name,
-        type=entry.type,
-        capability=entry.capability,
+        **_shared(entry),
         root_tag=entry.root_tag,
         namespace=entry.namespace,
         visible_tools=entry.visible_tools,
-        concurrency=entry.concurrency,
-        per_minute=entry.per_minute,
         tokens_per_minute=entry.tokens_per_minute,
-        timeout_ms=round(entry.timeout_s * 1000),
         options=canonical(options).decode("utf-8"),
     )
 
@@ -288,7 +287,7 @@ def _listener(place: str, **fields: Any) -> Listener:
 
 
 def _faults(error: ValidationError, loaded: Any) -> list[str]:
-    """What is wrong, each with its place in words: `listeners, calculator, timeout_s: …`."""
+    """Return the faults, each with its place in words: `listeners, calculator, timeout_s: …`."""
     found = []
     for fault in error.errors(include_input=False, include_url=False):
         place, node = [], loaded
@@ -298,8 +297,8 @@ def _faults(error: ValidationError, loaded: Any) -> list[str]:
             place.append(
                 escaped(name) if isinstance(name, str) else str(part + 1 if isinstance(part, int) else part)
             )
-        said = words_of(fault).removeprefix("Value error, ")
-        found.append(f"{escaped(', '.join(place))[:200]}: {said}" if place else said)
+        reason = words_of(fault).removeprefix("Value error, ")
+        found.append(f"{escaped(', '.join(place))[:200]}: {reason}" if place else reason)
     return found[:10]
 
 
@@ -310,11 +309,30 @@ def _below(node: Any, part: object) -> Any:
         return None
 
 
-class _PlainLoader(UniqueKeyLoader):
-    """Refuses aliases, too, with which a short file can say a lot."""
+def organism_path(settings: Settings) -> Path | None:
+    """Return the path of the file, or None if the settings name no file or it does not exist."""
+    file = settings.xml_pump.organism_file
+    return PROJECT_ROOT / file if file is not None and (PROJECT_ROOT / file).exists() else None
 
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()  # type: ignore[no-untyped-call]
-            raise yaml.constructor.ConstructorError(None, None, "an alias; write it out", event.start_mark)
-        return super().compose_node(parent, index)
+
+def check_organism_names(settings: Settings) -> None:
+    """Read the file without its handlers, and check its names. Raises OrganismError."""
+    path = organism_path(settings)
+    if path is not None:
+        plan = parsed(read_file(path), path)
+        check_agents(settings, path, [entry.name for entry in (*plan.listeners, *plan.agents)])
+
+
+def check_agents(settings: Settings, path: Path, names: Iterable[str]) -> None:
+    """Raise OrganismError for a listener that has the name of an agent on this machine.
+
+    Both would have the same mailbox, so a gateway loads nothing of such a file.
+    """
+    folder = settings.gateway.agents_dir
+    agents = read_definitions(PROJECT_ROOT / folder).agents
+    for name in names:
+        if name in agents:
+            raise OrganismError(
+                f"{path}: listener {name}: an agent in {folder} has this name; rename one of the two, or "
+                "nothing of this file is loaded"
+            )

@@ -17,8 +17,7 @@ _MEND = "the listeners of the log stand; mend the file, then: trunkline organism
 
 def check_organism(settings: Settings) -> Finding:
     """The file of the listeners can be loaded, with its handlers."""
-    from connectors.organism.organism_check import check_agents, organism_path
-    from connectors.organism.organism_file import OrganismError, load_organism
+    from connectors.organism.organism_file import OrganismError, check_agents, load_organism, organism_path
 
     file, path = settings.xml_pump.organism_file, organism_path(settings)
     if path is None:

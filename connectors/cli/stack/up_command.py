@@ -97,8 +97,7 @@ def _ignore(_state: dict[str, Any]) -> None:
 
 
 def _warn_of_organism(settings: Settings) -> None:
-    from connectors.organism.organism_check import check_organism_names
-    from connectors.organism.organism_file import OrganismError
+    from connectors.organism.organism_file import OrganismError, check_organism_names
 
     try:
         check_organism_names(settings)

@@ -131,7 +131,7 @@ def test_the_digest_is_another_when_the_file_or_a_handlers_class_is(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("listeners: [", "is no YAML"),
+        ("listeners: [", "is not valid YAML"),
         ("- a", "dictionary"),
         ("handlers: []", "handlers: Extra inputs"),
         ("listeners: [{name: a, handlr: 'b:c'}]", "listeners, a, handlr"),
@@ -145,9 +145,9 @@ def test_the_digest_is_another_when_the_file_or_a_handlers_class_is(
         ("listeners: [{name: a, handler: 'b:c', concurrency: 0}]", "listeners, a, concurrency"),
         ("listeners: [{name: a, handler: 'b:c', timeout_s: .nan}]", "listeners, a, timeout_s"),
         ("listeners: [{name: a, handler: 'b:c', concurrency: '3'}]", "listeners, a, concurrency"),
-        ("listeners: [{name: a, type: human}, {name: a, type: human}]", "the name a stands there twice"),
-        ("listeners: [{name: meta, type: human}]\nmeta: {}", "the name meta stands there twice"),
-        ("listeners: []\nlisteners: []", "'listeners' stands there twice"),
+        ("listeners: [{name: a, type: human}, {name: a, type: human}]", "the name a is used twice"),
+        ("listeners: [{name: meta, type: human}]\nmeta: {}", "the name meta is used twice"),
+        ("listeners: []\nlisteners: []", "'listeners' is written twice"),
         ("listeners: [{name: &a b, type: human}, {name: *a, type: human}]", "an alias"),
         ("agents: [{name: a}]", "agents, a, root_tag: Field required"),
         ("meta: {allow_schema_requests: everybody}", "meta, allow_schema_requests"),
@@ -162,7 +162,7 @@ def test_the_digest_is_another_when_the_file_or_a_handlers_class_is(
             "root_tag is 'add', but the class",
         ),
         (f"listeners: [{{name: a, handler: '{MODULE}:add', namespace: 'urn:x'}}]", "namespace is 'urn:x', but"),
-        ("!!python/object/apply:os.system ['false']", "is no YAML"),
+        ("!!python/object/apply:os.system ['false']", "is not valid YAML"),
     ],
     ids=str,
 )
@@ -186,7 +186,7 @@ def test_a_file_that_cannot_be_read_is_said_so(organism: Path):
     with pytest.raises(OrganismError, match="is larger than"):
         load_organism(organism)
     organism.write_bytes(b"\xff\xfe")
-    with pytest.raises(OrganismError, match="is no YAML"):
+    with pytest.raises(OrganismError, match="is not valid YAML"):
         load_organism(organism)
 
 
