@@ -1,6 +1,6 @@
-"""A certificate authority of our own: its key, and the certificates that it gives to servers and clients.
+"""A local certificate authority: its key, and the certificates that it issues to servers and clients.
 
-Pure functions over keys and certificates; `tls_files` keeps them on the disk.
+Pure functions of keys and certificates (X.509, RFC 5280). `tls_files` stores them on the disk.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from schemas.errors import UsageError
 
 CA_DAYS: Final = 3650
 LEAF_DAYS: Final = 730
-# A certificate that ends sooner than this is no longer called good: there is time to make the next one.
+# A certificate that expires sooner is replaced, which leaves time to distribute the new one.
 RENEW_DAYS: Final = 30
 LOCAL_HOSTS: Final = ("127.0.0.1", "localhost")
 # Clocks of other machines may be behind ours.
 _BACKDATED: Final = timedelta(hours=1)
 _ORGANISATION: Final = "Trunkline"
+_BOTH: Final = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
 
 
 @dataclass(frozen=True)
@@ -38,19 +39,19 @@ class Pair:
 
     @property
     def key_pem(self) -> bytes:
-        """The key, PKCS#8, not encrypted: Java and OpenSSL both read that."""
+        """The key in PKCS#8, not encrypted, which both Java and OpenSSL read."""
         return self.key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
 
     @property
     def certificate_pem(self) -> bytes:
-        """The certificate."""
+        """The certificate in PEM."""
         return self.certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def read_pair(key_pem: bytes, certificate_pem: bytes) -> Pair:
-    """A pair as it was written. Raises ValueError for what is none, or not of one another."""
+    """Return the pair in two files. Raises ValueError for invalid content, or a key of another certificate."""
     key = serialization.load_pem_private_key(key_pem, None)
     certificate = x509.load_pem_x509_certificate(certificate_pem)
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
@@ -59,10 +60,10 @@ def read_pair(key_pem: bytes, certificate_pem: bytes) -> Pair:
 
 
 def new_authority(now: datetime | None = None) -> Pair:
-    """A new authority, which signs itself."""
+    """Return a new self-signed authority."""
     key = ec.generate_private_key(ec.SECP256R1())
     begins = now or datetime.now(UTC)
-    # Two authorities with one name and other keys would confuse whoever holds both certificates.
+    # Two authorities with the same name and different keys would confuse a client that has both certificates.
     name = _name(f"Trunkline CA {x509.random_serial_number() & 0xFFFFFFFF:08x}")
     builder = _builder(name, name, key.public_key(), begins, begins + timedelta(days=CA_DAYS))
     usage = _usage(key_cert_sign=True, crl_sign=True)
@@ -72,35 +73,31 @@ def new_authority(now: datetime | None = None) -> Pair:
 
 
 def new_server(authority: Pair, name: str, hosts: Iterable[str], now: datetime | None = None) -> Pair:
-    """A pair for a server that clients find under `hosts`. It may present itself as a client, too.
+    """Return a pair for a server with these hosts. It is valid as a client's pair, too.
 
-    Raises UsageError for what is no host.
+    Raises UsageError for an invalid host.
     """
-    names = x509.SubjectAlternativeName([_host(host) for host in hosts])
-    purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    return _leaf(authority, name, purposes, names, now)
+    return _leaf(authority, name, _BOTH, hosts, now)
 
 
 def new_client(authority: Pair, name: str, now: datetime | None = None) -> Pair:
-    """A pair for a client."""
-    return _leaf(authority, name, [ExtendedKeyUsageOID.CLIENT_AUTH], None, now)
+    """Return a pair for a client."""
+    return _leaf(authority, name, [ExtendedKeyUsageOID.CLIENT_AUTH], (), now)
 
 
 def new_lone(name: str, hosts: Iterable[str], now: datetime | None = None) -> Pair:
-    """A pair that nobody signed but itself: who trusts it trusts its holder, and nobody else."""
-    names = x509.SubjectAlternativeName([_host(host) for host in hosts])
-    purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    return _leaf(None, name, purposes, names, now)
+    """Return a self-signed pair. A client that trusts it trusts no other certificate."""
+    return _leaf(None, name, _BOTH, hosts, now)
 
 
 def check_hosts(hosts: Iterable[str]) -> None:
-    """Raise UsageError for what no certificate can name."""
+    """Raise UsageError for a host that no certificate can name."""
     for host in hosts:
         _host(host)
 
 
 def hosts_of(certificate: x509.Certificate) -> list[str]:
-    """The hosts that a server's certificate names."""
+    """Return the hosts in a server's certificate."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -111,7 +108,7 @@ def hosts_of(certificate: x509.Certificate) -> list[str]:
 def why_not_good(
     pair: Pair, authority: Pair, hosts: Iterable[str] = (), now: datetime | None = None
 ) -> str | None:
-    """Why this pair must be made anew; None when it is good for `RENEW_DAYS` more."""
+    """Return why this pair must be replaced, or None if it is valid for `RENEW_DAYS` more."""
     certificate, at = pair.certificate, now or datetime.now(UTC)
     try:
         certificate.verify_directly_issued_by(authority.certificate)
@@ -129,15 +126,16 @@ def _leaf(
     authority: Pair | None,
     name: str,
     purposes: list[x509.ObjectIdentifier],
-    names: x509.SubjectAlternativeName | None,
+    hosts: Iterable[str],
     now: datetime | None,
 ) -> Pair:
+    names = [_host(host) for host in hosts]
     key = ec.generate_private_key(ec.SECP256R1())
     begins = now or datetime.now(UTC)
     ends = begins + timedelta(days=LEAF_DAYS)
     issuer = _name(name) if authority is None else authority.certificate.subject
     if authority is not None:
-        # Not longer than who signs it.
+        # Not longer than its issuer.
         ends = min(ends, authority.certificate.not_valid_after_utc)
     builder = _builder(_name(name), issuer, key.public_key(), begins, ends)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -148,8 +146,8 @@ def _leaf(
         signed_by = extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
         identifier = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signed_by)
         builder = builder.add_extension(identifier, critical=False)
-    if names is not None:
-        builder = builder.add_extension(names, critical=False)
+    if names:
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     return Pair(key, builder.sign(key if authority is None else authority.key, hashes.SHA256()))
 
 
@@ -181,7 +179,7 @@ def _name(name: str) -> x509.Name:
     )
 
 
-def _usage(**said: bool) -> x509.KeyUsage:
+def _usage(**allowed: bool) -> x509.KeyUsage:
     kinds = (
         "digital_signature",
         "content_commitment",
@@ -193,7 +191,7 @@ def _usage(**said: bool) -> x509.KeyUsage:
         "encipher_only",
         "decipher_only",
     )
-    return x509.KeyUsage(**{kind: said.get(kind, False) for kind in kinds})
+    return x509.KeyUsage(**{kind: allowed.get(kind, False) for kind in kinds})
 
 
 def _host(host: str) -> x509.DNSName | x509.IPAddress:

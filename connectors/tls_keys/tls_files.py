@@ -1,22 +1,22 @@
-"""The files of our own certificate authority: made once, kept while they are good, and made anew when not.
+"""The files of the local certificate authority: created once, kept while they are valid, and then replaced.
 
-The authority alone is not made anew when it is missing or damaged: every client trusts the one that was there.
+A missing or damaged authority is not replaced without request, because every client trusts the former one.
 
-In the folder: `ca.crt`, `ca.key`; for each server `<name>.crt` and `<name>.key` (`mosquitto`, `kafka`,
-`gateway`), and `kafka.pem` with both, as Java wants it; `kafka-internal.*`, signed by itself;
-`clients/<role>.crt` and `.key`; `kafka.password`, that of the local stack's SCRAM user. What is private is made
-with mode 0600. The mode of what is kept is told where it is another, and stays: a change of ours would hide
-that somebody may have read it.
+The folder has `ca.crt` and `ca.key`; for each server `<name>.crt` and `<name>.key` (`mosquitto`, `kafka`,
+`gateway`), and `kafka.pem` with both, as Java needs it; `kafka-internal.*`, which is self-signed;
+`clients/<role>.crt` and `.key`; and `kafka.password` for the local stack's SCRAM user. Private files are
+created with mode 0600. An existing private file with another mode is reported and not changed: a new mode
+would hide that other users may have read it.
 """
 
 from __future__ import annotations
 
-import os
 import secrets
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -34,11 +34,12 @@ from connectors.tls_keys.tls_authority import (
 )
 from schemas.errors import Refused, TrunklineError, UsageError
 from schemas.keys.first_file import make_first
+from schemas.keys.private_files import replace_file
 
 CA: Final = "ca"
 KAFKA: Final = "kafka"
 SERVERS: Final = ("mosquitto", KAFKA, "gateway")
-# What the local stack's Kafka shows to itself, and nobody else has.
+# The local stack's Kafka uses this pair for its connections to itself. No other program has it.
 KAFKA_INTERNAL: Final = "kafka-internal"
 CLIENT_ROLES: Final = ("operator", "bridge", "delegator", "worker", "agent")
 KAFKA_PASSWORD: Final = "kafka.password"  # noqa: S105  a file's name
@@ -47,7 +48,7 @@ _CLIENTS: Final = "clients"
 
 @dataclass(frozen=True)
 class TlsFile:
-    """One pair on the disk. `why`: the reason for which it was made now, None when it was kept."""
+    """One pair on the disk. `why` is the reason why it was made now, or None if it was kept."""
 
     name: str
     certificate: Path
@@ -59,14 +60,14 @@ class TlsFile:
 
 @dataclass(frozen=True)
 class TlsFolder:
-    """What `create` leaves behind, the authority first. `exposed`: its private files that others can read."""
+    """The result of `create`, the authority first. `exposed` are the private files that others can read."""
 
     folder: Path
     files: list[TlsFile] = field(default_factory=list)
     exposed: list[Path] = field(default_factory=list)
 
     def of(self, name: str) -> TlsFile:
-        """The pair with this name."""
+        """Return the pair with this name."""
         return next(file for file in self.files if file.name == name)
 
 
@@ -78,12 +79,19 @@ def create(
     renew: bool = False,
     renew_authority: bool = False,
 ) -> TlsFolder:
-    """Make what is missing or no longer good. A server keeps the hosts that it has, and gets these.
+    """Create the files that are missing or not valid for long enough.
 
-    `mutual`: pairs for the clients as well; they are looked after once they are there. `renew`: all pairs but
-    the authority anew; `renew_authority`: that, too. Raises UsageError for what is no host, Refused, before
-    anything is written, when the authority that was there is not whole or others can read its key,
-    TrunklineError when the folder cannot be written.
+    Args:
+        folder: the folder of the files.
+        hosts: names or addresses for the certificates of servers, in addition to those that they have.
+        mutual: create pairs for the clients, too. Existing ones are always kept up to date.
+        renew: replace all pairs but the authority.
+        renew_authority: replace the authority, and with it all pairs.
+
+    Raises:
+        UsageError: a host is neither a name nor an address.
+        Refused: the existing authority is incomplete, or others can read its key. Nothing was written.
+        TrunklineError: the folder cannot be written.
     """
     wanted = list(dict.fromkeys([*LOCAL_HOSTS, *hosts]))
     check_hosts(wanted)
@@ -91,23 +99,22 @@ def create(
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = TlsFolder(folder)
         authority, why = _authority(folder, renew_authority)
-        found.files.append(_told(folder, CA, authority, why))
+        found.files.append(_described(folder, CA, authority, why))
         for name in SERVERS:
-            known = _known(folder, name)
-            kept = [] if known is None else hosts_of(known.certificate)
-            named = list(dict.fromkeys([*wanted, *kept]))
-            reason = _reason(known, authority, named, renew)
-            pair = known if known is not None and reason is None else new_server(authority, name, named)
-            if reason is not None:
-                _write(folder, name, pair)
+            server = partial(new_server, authority, name)
+            pair, file = _ensured(folder, name, authority, renew, server, wanted)
             if name == KAFKA:
-                _private(
-                    folder / f"{name}.pem", pair.key_pem + pair.certificate_pem + authority.certificate_pem
-                )
-            found.files.append(_told(folder, name, pair, reason))
-        found.files.append(_kafka_internal(folder, renew))
+                chain = authority.certificate_pem
+                _private(folder / f"{name}.pem", pair.key_pem + pair.certificate_pem + chain)
+            found.files.append(file)
+        internal = partial(new_lone, KAFKA_INTERNAL)
+        pair, file = _ensured(folder, KAFKA_INTERNAL, None, renew, internal, LOCAL_HOSTS)
+        _private(folder / f"{KAFKA_INTERNAL}.pem", pair.key_pem + pair.certificate_pem)
+        found.files.append(file)
         if mutual or (folder / _CLIENTS).is_dir():
-            found.files.extend(_client(folder, role, authority, renew) for role in CLIENT_ROLES)
+            for role in CLIENT_ROLES:
+                client = partial(new_client, authority, role)
+                found.files.append(_ensured(folder, client_name(role), authority, renew, client)[1])
         make_first(folder / KAFKA_PASSWORD, secrets.token_hex(32))
         found.exposed.extend(_exposed(folder))
     except OSError as error:
@@ -116,12 +123,12 @@ def create(
 
 
 def client_name(role: str) -> str:
-    """The name of a role's pair."""
+    """Return the name of a role's pair."""
     return f"{_CLIENTS}/{role}"
 
 
 def check_server_key(file: Path) -> None:
-    """Raise UsageError when others can read what a server of the local stack would show itself with."""
+    """Raise UsageError if others can read the private key of a server of the local stack."""
     if _is_exposed(file):
         raise UsageError(f"{file} is readable by others; run: chmod 600 {file}")
 
@@ -149,47 +156,50 @@ def _authority(folder: Path, renew: bool) -> tuple[Pair, str | None]:
 
 
 def _check_key_is_ours(key: Path) -> None:
-    """Raise Refused when others can read the authority's key. A chmod of ours would hide that somebody may have
-    it already: only the operator can know.
+    """Raise Refused if others can read the authority's key.
+
+    Another mode would hide that someone may have read the key. Only the operator can know.
     """
     if _is_exposed(key):
         raise Refused(
-            f"{key} is readable by others (mode {stat.S_IMODE(key.stat().st_mode):o}), and whoever has it can "
-            f"pose as any server: if nobody else can have read it, run chmod 600 {key} and the same again; "
-            "else make a new authority by --renew-ca: all clients need its ca.crt"
+            f"{key} is readable by others (mode {stat.S_IMODE(key.stat().st_mode):o}), and with it anyone can "
+            f"pose as any server: if no other user can have read it, run chmod 600 {key} and then this command "
+            "again; else make a new authority with --renew-ca: all clients need its ca.crt"
         )
 
 
 def _check_never_made(folder: Path) -> None:
-    """Raise Refused when there was an authority. A `ca.key` alone is one that was broken off while it was made:
-    no server shows anything of it.
+    """Raise Refused if there was an authority before.
+
+    A `ca.key` alone is left from an interrupted start: no certificate of that authority exists.
     """
     left = [folder / f"{name}.crt" for name in (CA, *SERVERS) if (folder / f"{name}.crt").exists()]
     if left:
         raise Refused(
-            f"{left[0]} is there, and {folder / CA}.crt and {CA}.key are no pair that can be read: put back "
-            "what is missing or was changed; or make a new authority by --renew-ca: all clients need its ca.crt"
+            f"{left[0]} exists, but {folder / CA}.crt and {CA}.key are no valid pair: restore the missing or "
+            "changed file; or make a new authority with --renew-ca: all clients need its ca.crt"
         )
 
 
-def _kafka_internal(folder: Path, renew: bool) -> TlsFile:
-    known = _known(folder, KAFKA_INTERNAL)
-    why = _reason(known, known, LOCAL_HOSTS, renew)
-    pair = known if known is not None and why is None else new_lone(KAFKA_INTERNAL, LOCAL_HOSTS)
-    if why is not None:
-        _write(folder, KAFKA_INTERNAL, pair)
-    _private(folder / f"{KAFKA_INTERNAL}.pem", pair.key_pem + pair.certificate_pem)
-    return _told(folder, KAFKA_INTERNAL, pair, why)
+def _ensured(
+    folder: Path,
+    name: str,
+    authority: Pair | None,
+    renew: bool,
+    make: Callable[..., Pair],
+    hosts: Sequence[str] = (),
+) -> tuple[Pair, TlsFile]:
+    """Return a pair from its files, or make and write a new one.
 
-
-def _client(folder: Path, role: str, authority: Pair, renew: bool) -> TlsFile:
-    name = client_name(role)
+    A pair without an `authority` is self-signed. `make` gets the wanted hosts and those of the old certificate.
+    """
     known = _known(folder, name)
-    why = _reason(known, authority, (), renew)
-    pair = known if known is not None and why is None else new_client(authority, role)
+    names = list(dict.fromkeys([*hosts, *([] if known is None else hosts_of(known.certificate))]))
+    why = _reason(known, authority or known, names, renew)
+    pair = known if known is not None and why is None else make(*([names] if names else []))
     if why is not None:
         _write(folder, name, pair)
-    return _told(folder, name, pair, why)
+    return pair, _described(folder, name, pair, why)
 
 
 def _reason(known: Pair | None, authority: Pair | None, hosts: Iterable[str], renew: bool) -> str | None:
@@ -206,7 +216,8 @@ def _known(folder: Path, name: str) -> Pair | None:
 
 
 def _write(folder: Path, name: str, pair: Pair) -> None:
-    # Broken off between the two, they do not fit: the next run makes both anew, or says that --renew-ca does.
+    # If this is interrupted between the two, they do not match. The next run replaces both, or asks for
+    # --renew-ca.
     _private(folder / f"{name}.key", pair.key_pem)
     _private(folder / f"{name}.crt", pair.certificate_pem)
 
@@ -216,18 +227,10 @@ def _private(path: Path, content: bytes) -> None:
         if path.read_bytes() == content:
             return
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    replace_file(path, content)
 
 
-def _told(folder: Path, name: str, pair: Pair, why: str | None) -> TlsFile:
+def _described(folder: Path, name: str, pair: Pair, why: str | None) -> TlsFile:
     return TlsFile(
         name=name,
         certificate=folder / f"{name}.crt",

@@ -111,7 +111,7 @@ def test_an_authority_that_is_not_whole_is_replaced_only_when_that_is_asked_for(
     else:
         (folder / name).write_bytes(new_authority().key_pem if left == "another" else left.encode())
     before = contents(folder)
-    with pytest.raises(Refused, match=r"put back .* --renew-ca"):
+    with pytest.raises(Refused, match=r"restore .* --renew-ca"):
         create(folder, ["more.example"], renew=renew)
     assert contents(folder) == before, "nothing was written"
     (folder / name).write_bytes(whole)
