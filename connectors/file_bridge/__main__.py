@@ -1,6 +1,6 @@
-"""The file bridge (`python -m connectors.file_bridge`) joins the file queue and the mailboxes (FQ-15 to FQ-17).
+"""The file bridge, `python -m connectors.file_bridge`, between file queue and mailboxes (FQ-15 to FQ-17).
 
-One bridge at a time for a queue; a second one waits until the first has ended.
+A queue has one bridge at a time. A second bridge waits until the first one has ended.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _STOP_S: Final = 5.0
 
 
 def wait_alone(settings: Settings, stop: threading.Event) -> IO[bytes] | None:
-    """Wait until no other bridge has this queue; the open lock file, None when stopped before.
+    """Wait until no other bridge has this queue. Return the open lock file, or None if stopped before.
 
     Raises OSError.
     """
     root = queue_root(settings)
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Never through a link, and not waiting for what is no file.
+    # Never follow a link, and do not block on a pipe in place of the file.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     lock = os.fdopen(os.open(root / LOCK, flags, 0o600), "r+b", buffering=0)
-    is_told = False
+    is_logged = False
     while not stop.is_set():
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if not is_told:
+            if not is_logged:
                 log.info("standby", root=str(root))
-                is_told = True
+                is_logged = True
             stop.wait(_TICK_S)
         else:
             return lock
@@ -56,8 +56,11 @@ def wait_alone(settings: Settings, stop: threading.Event) -> IO[bytes] | None:
 
 
 def run(settings: Settings, stop: threading.Event, ready_file: Path | None) -> None:
-    """Bridge until stopped. Raises TrunklineError when the topic does not fit the settings, OSError when the
-    queue's folder cannot be used.
+    """Run the bridge until stopped.
+
+    Raises:
+        TrunklineError: the topic does not match the settings.
+        OSError: the queue's folder cannot be used.
     """
     lock = wait_alone(settings, stop)
     if lock is None:

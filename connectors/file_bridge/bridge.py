@@ -1,8 +1,8 @@
-"""The bridge's loop from the files to the mailboxes: sessions, broadcasts for those who came later, polls.
+"""The bridge's loop from files to mailboxes: lines of sessions, broadcasts for new consumers, and polls.
 
-**Delivers** each line at least once to each recipient's mailbox, under the message's own id, so it counts once.
-**Acknowledges** (moves its cursor) when Kafka has the records.
-**Loses when** a line is expired and compacted away before the bridge has seen it.
+**Delivers** each line at least once to each recipient's mailbox, under the message's own id, so that it counts
+once. **Acknowledges** (moves its cursor) when Kafka has the records.
+**Loses when** a line is expired and removed before the bridge has read it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import structlog
 import watchfiles
 
 from connectors.file_bridge.mailbox_reader import ViewUnreadable, known_messages
-from connectors.file_bridge.poll_audit import PollsRead, read_polls
-from connectors.file_bridge.progress import Progress
+from connectors.file_bridge.progress import PollsRead, Progress, read_polls
 from connectors.file_bridge.put_off import PutOff
 from connectors.file_bridge.queue_root import queue_root
 from connectors.file_bridge.records import claims_of
@@ -37,42 +36,48 @@ log = structlog.stdlib.get_logger(__name__)
 
 _BACKOFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
 _ACK_GRACE_S: Final = 5.0
-# Polls whose session has to wait, and claims that are under way at once.
+# Polls that wait for their session, and claims that are appended at once.
 _HELD: Final = 1000
 _CLAIMS: Final = 1000
-# After this a look ends although there is more: new sessions and polls get their turn.
+# A look ends after this time even if there is more, so that new sessions and polls get their turn.
 _LOOK_S: Final = 1.0
-# The hint is believed after this; the look itself is the truth.
+# Changes within this time count as one. They only trigger a look, which reads the files.
 _DEBOUNCE_MS: Final = 20
 _STEP_MS: Final = 10
 
 
 class Consumers:
-    """Who reads by file, by session; one thread changes, any thread reads."""
+    """The agents that read by file, by session. One thread changes them, any thread reads them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._by_session: dict[str, frozenset[str]] = {}
 
     def replace(self, by_session: dict[str, frozenset[str]]) -> None:
-        """Note who they are now."""
+        """Set all consumers."""
         with self._lock:
             self._by_session = by_session
 
     def all(self) -> list[tuple[str, str]]:
-        """Session and name of each."""
+        """Return session and name of each consumer."""
         with self._lock:
             return [(session, name) for session, names in self._by_session.items() for name in names]
 
     def has(self, session: str, name: str) -> bool:
-        """Whether somebody of this name reads in this session."""
+        """Return whether a consumer of this name reads in this session."""
         with self._lock:
             return name in self._by_session.get(session, ())
 
 
 class FileBridge:
-    """Carries until `stop` is set. `agents` gives the names of the registered agents, None while they are
-    not known; `ready` is called after each look that went well and left nothing.
+    """Carries lines and polls until `stop` is set.
+
+    Args:
+        settings: name the queue and the log.
+        stop: ends the bridge.
+        consumers: set by the bridge at each look.
+        agents: returns the names of the registered agents, None while they are not known.
+        ready: called after each successful look that has left nothing to carry.
     """
 
     def __init__(
@@ -96,10 +101,10 @@ class FileBridge:
         self._held: list[Mapping[str, Any]] = []
         self._found: dict[str, frozenset[str]] = {}
         self._links: set[str] = set()
-        self._waiting = PutOff(_tell)
+        self._waiting = PutOff(_report)
 
     def run(self) -> None:
-        """Raises TrunklineError when the topic does not fit the settings."""
+        """Carry until stopped. Raises TrunklineError when the topic does not match the settings."""
         failures = 0
         try:
             while not self._stop.is_set():
@@ -117,10 +122,13 @@ class FileBridge:
             self._publisher.close()
 
     def look(self) -> bool:
-        """Carry what is there now, for a while; returns whether it was all. A session that cannot be read waits
-        and keeps no other back. Raises BackboneUnreachable, OSError.
+        """Carry lines and polls for a while, and return whether nothing is left.
+
+        A session that cannot be read is tried again later and does not delay the others. Raises
+        BackboneUnreachable, OSError.
         """
-        # The polls first: what they have taken is in the files by then, and is carried before it is claimed.
+        # Read the polls first: the lines that they took are in the files then, and are carried before the
+        # claims.
         has_room = len(self._held) <= _HELD
         polls = read_polls(self._root, self._audit) if has_room else PollsRead([], self._audit)
         names = self._sessions()
@@ -133,7 +141,7 @@ class FileBridge:
         behind |= self._each(left, self._carry_late)
         until = time.monotonic() + _LOOK_S
         while left and not self._stop.is_set() and time.monotonic() < until:
-            # In turns, so that one with much to carry does not keep the others waiting.
+            # In turns, so that a session with many lines does not delay the others.
             behind |= self._each(left, self._carry_some)
         if self._stop.is_set():
             return False
@@ -144,7 +152,10 @@ class FileBridge:
         return not left
 
     def _each(self, left: dict[str, SessionCarrier], step: Callable[[str, SessionCarrier], bool]) -> set[str]:
-        """Take a step with each session. Who is done leaves `left`, and who fails; the latter are returned."""
+        """Take a step with each session, and return those that failed.
+
+        A session that is done or has failed is removed from `left`.
+        """
         failed = set()
         for name, carrier in list(left.items()):
             if self._stop.is_set():
@@ -165,11 +176,11 @@ class FileBridge:
         return True
 
     def _carry_late(self, session: str, carrier: SessionCarrier) -> bool:
-        """Carry earlier broadcasts for whom they were not carried yet."""
+        """Carry earlier broadcasts for consumers that have not got them."""
         agents = self._agents() if session == DEFAULT_REALM else frozenset()
         now = self._found[session] | (agents or frozenset())
         before = self._progress.served.get(session, set())
-        # Who has gone is served no more. As long as nobody says which agents there are, nobody has gone.
+        # Consumers that are gone are forgotten, but not while the registered agents are unknown.
         kept = before if agents is None else before & now
         late = sorted(now - kept)
         if late and not carrier.carry_broadcasts(late):
@@ -186,8 +197,10 @@ class FileBridge:
         return carried.more
 
     def _claim(self, polls: PollsRead, behind: set[str]) -> None:
-        """Append what polls have taken. Polls of a session whose lines are not carried yet wait with it, and
-        the place in the audit is not noted before that.
+        """Append claims for the messages that polls have taken.
+
+        Polls of a session with lines that are not carried yet wait for these. The place in the audit is saved
+        only after that.
         """
         found = [*self._held, *polls.polls]
         claims = [claim for poll in found if poll["session"] not in behind for claim in claims_of(poll)]
@@ -202,7 +215,7 @@ class FileBridge:
         self._progress.save(self._progress_file)
 
     def _forget_gone(self, sessions: Sequence[str]) -> None:
-        """A session that was deleted and is made again begins anew."""
+        """Forget deleted sessions, so that a new one of the same name begins anew."""
         for name in self._found.keys() - set(sessions):
             del self._found[name]
         gone = self._progress.served.keys() - set(sessions)
@@ -227,7 +240,7 @@ class FileBridge:
                     elif entry.is_symlink() and entry.name not in self._links:
                         # The cursor would be that of another folder.
                         self._links.add(entry.name)
-                        _tell(entry.name, "a link is not followed")
+                        _report(entry.name, "a link is not followed")
         except FileNotFoundError:
             return []
         return sorted(found)
@@ -245,7 +258,7 @@ class FileBridge:
                 self._publisher.live().append_cut(record).result(timeout_s)
 
     def _wait(self) -> None:
-        """Until something may have changed, or for the time after which it is looked at anyway."""
+        """Wait until something may have changed, at most `files.poll_s`."""
         poll_s = self._settings.files.poll_s
         if not Path(self._root).is_dir():
             self._stop.wait(poll_s)
@@ -263,10 +276,10 @@ class FileBridge:
                 raise_interrupt=False,
             ):
                 return
-        except (OSError, RuntimeError) as error:  # out of watches: then only the time counts
+        except (OSError, RuntimeError) as error:  # no watches left: look after the time alone
             log.debug("no_watch", why=str(error))
             self._stop.wait(max(0.0, poll_s - (time.monotonic() - began)))
 
 
-def _tell(session: str, why: str) -> None:
+def _report(session: str, why: str) -> None:
     log.warning("session_waits", session=session, why=why)

@@ -1,9 +1,8 @@
-"""From the mailboxes to the files (FQ-17): what another door sends to an agent that reads by file is appended
-to its queue, once, under its own id.
+"""Append messages from other doors to the files of agents that read by file (FQ-17), once, under their own ids.
 
-**Reads** the gateway's settled stream as the news, and what is pending in a mailbox as the truth: at the start,
-after a gap, and for an agent that has just come.
-**Guarantees** that nothing is appended that the file holds already; so it may be killed anywhere.
+**Reads** the gateway's stream of settled events, and the pending messages of a mailbox: at the start, after a
+gap in the stream, and for a new agent. **Guarantees** that a message which the file already has is not
+appended again. So it may be killed at any time.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ import structlog
 
 from connectors.file_bridge.bridge import Consumers
 from connectors.file_bridge.put_off import PutOff
-from connectors.file_bridge.queue_root import queue_root
+from connectors.file_bridge.queue_root import queue_root, wait_free
 from connectors.file_bridge.records import DOOR, line_of, may_be_of
-from connectors.file_bridge.session_lock import wait_free
 from connectors.file_queue import Queue, QueueError
 from connectors.file_queue.message_record import is_expired, is_for, parse_line
 from connectors.file_queue.session_files import MESSAGES, SessionFolder, complete_lines
@@ -48,7 +46,7 @@ _REMEMBERED: Final = 20_000
 
 
 class MailboxFollower:
-    """Runs on a thread of its own until `stop` is set; nothing that the gateway does ends it."""
+    """Runs on a thread of its own until `stop` is set. Errors of the gateway do not end it."""
 
     def __init__(self, settings: Settings, stop: threading.Event, consumers: Consumers) -> None:
         self._settings = settings
@@ -64,15 +62,15 @@ class MailboxFollower:
         self._thread = threading.Thread(target=self._run, name="mailbox-follower", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for its end, after `stop` is set."""
+        """Wait for the end of the thread, after `stop` is set."""
         self._thread.join(timeout_s)
 
     def agents(self) -> frozenset[str] | None:
-        """The registered agents, as the gateway last said; None before that."""
+        """Return the registered agents as of the gateway's last answer, None before the first one."""
         return self._agents
 
     def _run(self) -> None:
@@ -98,7 +96,7 @@ class MailboxFollower:
                 if event is not None:
                     has_snapshot |= event.name == SNAPSHOT
                     self._take(event)
-                # Not before the stream stands: what comes later comes by it.
+                # Only with an open stream: it delivers all messages that arrive later.
                 if has_snapshot:
                     self._sync_new(gateway)
                     self._ask_agents(gateway)
@@ -111,7 +109,7 @@ class MailboxFollower:
             if isinstance(body, dict):
                 body = {"realm": DEFAULT_REALM, **body}
                 session, name = str(body["realm"]), str(body["to"])
-                # Who has gone since must not have a session made anew.
+                # The session of a consumer that is gone must not be created again.
                 if (session, name) in self._synced and self._consumers.has(session, name):
                     with self._on_its_own(session, name):
                         self._deliver(body, event.data["logged_at"])
@@ -129,7 +127,7 @@ class MailboxFollower:
 
     @contextmanager
     def _on_its_own(self, session: str, name: str) -> Iterator[None]:
-        """What is in the way of one file keeps no other back; what is pending is looked at again later."""
+        """Keep an error of one file from the others. Its pending messages are read again later."""
         try:
             yield
         except (QueueError, OSError) as error:
@@ -137,28 +135,28 @@ class MailboxFollower:
             self._waiting.failed((session, name), error)
 
     def _forget(self, gone: set[tuple[str, str]]) -> None:
-        """Who has gone, and comes again, gets what is still pending."""
+        """Forget consumers that are gone. One that comes back gets the messages that are still pending."""
         if gone:
             self._synced -= gone
             for key in [key for key in self._handled if key[:2] in gone]:
                 del self._handled[key]
 
     def _sync(self, gateway: GatewayClient, session: str, name: str) -> None:
-        """Append what is pending in a mailbox and not in the file."""
+        """Append the messages that are pending in a mailbox and not in the file."""
         after: dict[str, str] = {}
         while not self._stop.is_set():
             path = path_of("mailboxes", session, name)
             page = gateway.get(path, {"pending": "true", "limit": _PAGE, **after})["messages"]
             if not page:
                 return
-            lying = self._in_file(session, name, {row["message_id"] for row in page})
+            present = self._in_file(session, name, {row["message_id"] for row in page})
             for row in page:
-                if row["message_id"] not in lying:
+                if row["message_id"] not in present:
                     self._deliver(_wire_model(row), row["posted_at"])
             after = {"after": page[-1]["message_id"]}
 
     def _in_file(self, session: str, name: str, message_ids: set[str]) -> set[str]:
-        """Which of these messages have a line for this agent in the session's file."""
+        """Return those of these messages that have a line for this agent in the session's file."""
         with SessionFolder(self._root, session, create=False) as folder:
             fd = folder.open_file(MESSAGES)
             if fd is None:
@@ -184,7 +182,7 @@ class MailboxFollower:
             with SessionFolder(self._root, session, create=False) as folder:
                 wait_free(folder, _LOCK_S)
             self._queue.deliver(record, session)
-        except ValueError as error:  # no line can hold it; the next one is none the worse for it
+        except ValueError as error:  # no line can represent this message; go on with the next one
             log.warning("message_not_delivered", session=session, msg_id=key[2], why=str(error))
         self._handled[key] = None
         if len(self._handled) > _REMEMBERED:
@@ -210,7 +208,7 @@ def _tell_waiting(reader: tuple[str, str], why: str) -> None:
 
 
 def _wire_model(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the mailbox, in the words of the message's wire model."""
+    """Return a row of the mailbox with the field names of the message's wire model."""
     named = {"from": row["sender"], "to": row["recipient"]}
     kept: Sequence[str] = (
         "message_id", "realm", "kind", "body", "in_reply_to", "sent_at", "expires_at", "broadcast_id",

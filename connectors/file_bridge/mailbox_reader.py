@@ -1,4 +1,4 @@
-"""Which messages the mailbox view has, for ids that the mailboxes themselves may have forgotten (FQ-15)."""
+"""Read the mailbox view, for ids of messages that the mailboxes themselves may have forgotten (FQ-15)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from schemas.tables.delta_files import dataset_of
 
 
 class ViewUnreadable(TrunklineError):
-    """The mailbox view is there and cannot be read now."""
+    """The mailbox view exists and cannot be read now."""
 
 
 def known_messages(settings: Settings, realm: str, message_ids: Sequence[str]) -> set[tuple[str, str]]:
-    """Recipient and id of those of these messages that the view has. Raises ViewUnreadable."""
+    """Return recipient and id of those of these messages that the view has. Raises ViewUnreadable."""
     path = settings.table_path(MAILBOX_VIEW)
     try:
         if not DeltaTable.is_deltatable(path):

@@ -1,28 +1,53 @@
-"""What the bridge keeps on disk beside its cursors: for whom it has carried what was sent to everybody, and how
-far it has read the audit. Without the file it carries all of that again, and it settles as duplicates.
+"""The progress of the bridge, and the polls in the queue's audit file from there on (FQ-16).
+
+The progress file says for which consumers the bridge has carried broadcasts, and how far it has read the audit.
+Without the file it carries all of that again, and the records settle as duplicates.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-from connectors.file_bridge.poll_audit import AuditPlace
-from connectors.file_queue.session_files import replace_file
+from connectors.file_bridge.records import poll_in
+from connectors.file_queue.audit_log import AUDIT
+from connectors.file_queue.session_files import complete_lines
+from schemas.keys.private_files import replace_file
+
+# How much of the audit is read at once.
+_BYTES: Final = 8 * 1024 * 1024
+
+
+class AuditPlace(NamedTuple):
+    """How far the audit was read: the file's inode number, and the offset in it."""
+
+    inode: int = 0
+    offset: int = 0
+
+
+class PollsRead(NamedTuple):
+    """The polls that took messages, oldest first, and the place after them."""
+
+    polls: list[Mapping[str, Any]]
+    place: AuditPlace
 
 
 @dataclass
 class Progress:
-    """`served`: by session, the consumers whose broadcasts up to the bridge's cursor are carried."""
+    """`served`: by session, the consumers that have got the broadcasts before the bridge's cursor."""
 
     served: dict[str, set[str]] = field(default_factory=dict)
     audit: AuditPlace = field(default_factory=AuditPlace)
 
     @classmethod
     def load(cls, path: Path) -> Progress:
-        """What is on disk; nothing for a file that is not there, or is not ours."""
+        """Return the progress on disk, empty for a file that is missing or invalid."""
         try:
             found = json.loads(path.read_bytes())
             served = {str(session): {str(name) for name in names} for session, names in found["served"].items()}
@@ -32,11 +57,31 @@ class Progress:
             return cls()
 
     def save(self, path: Path) -> None:
-        """Put it on the disk; the old or the new is there at any moment."""
+        """Write the progress to the disk in one step."""
         path.parent.mkdir(parents=True, exist_ok=True)
         served = {session: sorted(names) for session, names in self.served.items()}
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            replace_file(folder, path.name, json.dumps({"served": served, "audit": self.audit}).encode())
-        finally:
-            os.close(folder)
+        replace_file(path, json.dumps({"served": served, "audit": self.audit}).encode())
+
+
+def read_polls(root: str, place: AuditPlace) -> PollsRead:
+    """Return the polls in the complete lines after `place`. A new or shortened file is read from its start."""
+    try:
+        fd = os.open(f"{root}/{AUDIT}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:  # missing, or a link
+        return PollsRead([], place)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            return PollsRead([], place)
+        start = place.offset if status.st_ino == place.inode and place.offset <= status.st_size else 0
+        found, end = [], start
+        for _, line_end, line in complete_lines(fd, start, status.st_size):
+            with suppress(ValueError, RecursionError):  # not JSON
+                if (poll := poll_in(None if line is None else json.loads(line))) is not None:
+                    found.append(poll)
+            end = line_end
+            if end - start > _BYTES:
+                break
+        return PollsRead(found, AuditPlace(status.st_ino, end))
+    finally:
+        os.close(fd)

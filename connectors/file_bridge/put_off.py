@@ -1,10 +1,11 @@
-"""What has to wait because something of its own is in the way, while all others go on."""
+"""Back off per key, so that one failing key does not delay the others."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 _BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0)
@@ -12,34 +13,39 @@ _BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0)
 Key = TypeVar("Key", bound=Hashable)
 
 
-class PutOff(Generic[Key]):
-    """Who waits, and until when. `tell` is called with the key and the reason, once for each reason."""
+@dataclass
+class _Failing:
+    until: float = -math.inf
+    failures: int = 0
+    why: str | None = None
 
-    def __init__(self, tell: Callable[[Key, str], object]) -> None:
-        self._tell = tell
-        self._until: dict[Key, float] = {}
-        self._failures: dict[Key, int] = {}
-        self._told: dict[Key, str] = {}
+
+class PutOff(Generic[Key]):
+    """The keys that have to wait. `report` is called with the key and the reason, once for each reason."""
+
+    def __init__(self, report: Callable[[Key, str], object]) -> None:
+        self._report = report
+        self._failing: dict[Key, _Failing] = {}
 
     def waits(self, key: Key) -> bool:
-        """Whether it is not its turn yet."""
-        return time.monotonic() < self._until.get(key, -math.inf)
+        """Return whether the key still has to wait."""
+        return key in self._failing and time.monotonic() < self._failing[key].until
 
     def failed(self, key: Key, error: Exception) -> None:
-        """Let it wait for a while, longer each time."""
-        why, failures = str(error), self._failures.get(key, 0)
-        self._until[key] = time.monotonic() + _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
-        self._failures[key] = failures + 1
-        if self._told.get(key) != why:
-            self._told[key] = why
-            self._tell(key, why)
+        """Let the key wait, longer after each failure."""
+        found = self._failing.setdefault(key, _Failing())
+        found.until = time.monotonic() + _BACKOFF_S[min(found.failures, len(_BACKOFF_S) - 1)]
+        found.failures += 1
+        why = str(error)
+        if found.why != why:
+            found.why = why
+            self._report(key, why)
 
     def went_well(self, key: Key) -> None:
-        """It waits no more, and what is in its way the next time is told."""
-        for known in (self._until, self._failures, self._told):
-            known.pop(key, None)
+        """Let the key wait no more, and report its next failure again."""
+        self._failing.pop(key, None)
 
     def keep(self, keys: Collection[Key]) -> None:
-        """Forget all others: they are gone."""
-        for key in self._failures.keys() - set(keys):
-            self.went_well(key)
+        """Forget all other keys."""
+        for key in self._failing.keys() - set(keys):
+            del self._failing[key]

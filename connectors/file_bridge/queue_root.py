@@ -1,21 +1,65 @@
-"""Which file queue the bridge joins to the backbone."""
+"""The file queue that the bridge reads and writes: its folder, and the locks of its sessions."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import time
 from pathlib import Path
+from typing import Final
 
+from connectors.file_queue.message_queue import lock_session
+from connectors.file_queue.queue_errors import QueueError
 from connectors.file_queue.queue_settings import find_root
+from connectors.file_queue.session_files import LOCK, SessionFolder
 from schemas.settings.settings import Settings
+
+_TICK_S: Final = 0.01
 
 
 def queue_root(settings: Settings) -> Path:
-    """`files.root`; without it, below a data directory of one's own, else where the queue's own users find it.
+    """Return the folder of the queue.
 
-    So a second stack, of a test or a demonstration, does not carry off what is in the user's queue.
+    This is `files.root`. Without it, a stack with a data directory of its own (a test, a demonstration) has a
+    queue there, so that it does not take messages from the user's queue. Any other stack uses the user's queue.
     """
     if settings.files.root is not None:
         return settings.files.root
     if settings.data_dir != Settings.model_fields["data_dir"].default:
         return settings.data_path / "queue"
     return Path(find_root(os.environ)).absolute()
+
+
+def lock_soon(folder: SessionFolder, wait_s: float) -> None:
+    """Lock a session and finish an interrupted expire. Raises QueueError if the lock is not free in time.
+
+    A lock may be held for long, by an expire of a large file or by a stopped program. The other sessions must
+    not wait for it.
+    """
+    wait_free(folder, wait_s)
+    # A program that takes the lock in between is running, and releases it soon.
+    lock_session(folder)
+
+
+def wait_free(folder: SessionFolder, wait_s: float) -> None:
+    """Wait until a session's lock is free. Raises QueueError after `wait_s` seconds."""
+    deadline = time.monotonic() + wait_s
+    while not _is_free(folder):
+        if time.monotonic() > deadline:
+            raise QueueError("another process holds its lock")
+        time.sleep(_TICK_S)
+
+
+def _is_free(folder: SessionFolder) -> bool:
+    try:
+        fd = os.open(LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder.fd)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True

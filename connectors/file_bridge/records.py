@@ -1,4 +1,4 @@
-"""What the bridge makes of a line of the file queue, and of a message for an agent that reads by file."""
+"""Convert lines of the file queue to records of the log, and messages of mailboxes to lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from schemas.wire.record import (
 )
 
 DOOR: Final = "file"
-# Whoever may write to the files may write any name into them.
+# Any program that may write the files may write any name into them.
 PRINCIPAL: Final = "unverified"
 TEXT: Final = "text/plain"
 _BEGINNING: Final = b'{"msg_id":"'
@@ -31,22 +31,22 @@ _TO_ONE: Final = re.compile(
     rb'\{"msg_id":"[\w.-]+","ts":"[\w:.+-]+","from":"[\w.-]+","to":"(?!all"|broadcast")[\w.-]+","topic":'
 ).match
 _NAMESPACE: Final = uuid.UUID("7b1c6a34-7f0e-5b38-8a5d-4f1f3c0b6d11")
-# What no date reaches has no end.
+# An expiry this far away counts as none.
 _FOR_EVER_S: Final = 7_000 * 365 * 24 * 3600.0
 
 Line = Mapping[str, Any]
-"""A message as the queue's library reads it from a line, its body in it."""
+"""A message as the queue's library reads it from a line, with its body."""
 
 
 def is_to_everybody(message: Line) -> bool:
-    """Whether a line is for every consumer."""
+    """Return whether a line is for every consumer."""
     return message["to"] in EVERYBODY
 
 
 def posting_of(message: Line, session: str, recipient: str) -> OutgoingRecord:
-    """The record that posts a line's message into the mailbox of one recipient; the session is the realm.
+    """Return the record that posts a line's message to the mailbox of one recipient. The session is the realm.
 
-    Raises ValueError for what no message of ours can hold.
+    Raises ValueError for a line that cannot be represented as a message.
     """
     try:
         posted = Message.model_validate(
@@ -65,12 +65,12 @@ def posting_of(message: Line, session: str, recipient: str) -> OutgoingRecord:
             }
         )
     except ValidationError as error:
-        raise ValueError("not a message of ours") from error
+        raise ValueError("cannot be represented as a message") from error
     return posting_record(posted, door=DOOR, principal=PRINCIPAL)
 
 
 def refusal_of(session: str, line: bytes) -> OutgoingRecord:
-    """The record that keeps a complete line which is no message: what fits of it, for whoever asks why."""
+    """Return the record of a complete line that is not a message, with as much of the line as fits."""
     return OutgoingRecord(
         stream=refused_stream(DOOR),
         ce_id=content_id(DOOR.encode(), session.encode(), line),
@@ -82,7 +82,7 @@ def refusal_of(session: str, line: bytes) -> OutgoingRecord:
 
 
 def claims_of(poll: Mapping[str, Any]) -> Iterator[OutgoingRecord]:
-    """The records that a poll has taken what it has taken (FQ-16), out of its line in the audit."""
+    """Yield the claims for the messages that a poll has taken (FQ-16), from its line in the audit."""
     session, agent, taken = poll["session"], poll["agent_id"], poll["msg_ids"]
     for first in range(0, len(taken), LIMIT_MOST):
         some = taken[first : first + LIMIT_MOST]
@@ -91,21 +91,27 @@ def claims_of(poll: Mapping[str, Any]) -> Iterator[OutgoingRecord]:
 
 
 def poll_in(entry: Any) -> Mapping[str, Any] | None:
-    """A line of the audit, if it is a poll that took something."""
+    """Return an entry of the audit if it is a poll that took messages, else None."""
     if not isinstance(entry, dict) or entry.get("op") != "poll":
         return None
     taken, ts = entry.get("msg_ids"), entry.get("ts")
     named = all(is_name(entry.get(name)) for name in ("session", "agent_id"))
     is_list = isinstance(taken, list) and all(is_name(one) for one in taken)
-    # Anybody may have written the line; what is no text for UTF-8 cannot be part of an id.
+    # Any program may have written the line. A text that UTF-8 cannot encode cannot be part of an id.
     return entry if named and is_list and taken and isinstance(ts, str) and ts.isascii() else None
 
 
 def line_of(message: Mapping[str, Any], sent_at: str) -> dict[str, Any]:
-    """The fields of a line for a message of another door: `message` is its wire model, `sent_at` when it was
-    logged, for those that do not say it themselves. Raises ValueError when that is no time.
+    """Return the fields of a line for a message of another door.
 
-    A kind that is no topic becomes `broadcast` for broadcasts, else `ask`.
+    A kind that is not a topic becomes `broadcast` for broadcasts, else `ask`.
+
+    Args:
+        message: the message in the form of its wire model.
+        sent_at: the time when it was logged, for a message without a time of its own.
+
+    Raises:
+        ValueError: `sent_at` is not a time.
     """
     kind = message["kind"]
     topic = kind if kind in TOPICS else "broadcast" if message.get("broadcast_id") else "ask"
@@ -125,15 +131,17 @@ def line_of(message: Mapping[str, Any], sent_at: str) -> dict[str, Any]:
 
 
 def may_be_to_everybody(line: bytes) -> bool:
-    """Whether a line may be for every consumer: one that the library wrote for a single one is told apart
-    without decoding it.
+    """Return whether a line may be for every consumer, without decoding it.
+
+    False only for a line that the library wrote for one consumer.
     """
     return _TO_ONE(line) is None
 
 
 def may_be_of(line: bytes | None, message_ids: Set[str]) -> bool:
-    """Whether a line may be one of these messages: what the library wrote begins with its id, and is told
-    apart without decoding it.
+    """Return whether a line may be one of these messages, without decoding it.
+
+    A line that the library wrote begins with its id.
     """
     if line is None or not line.startswith(_BEGINNING):
         return line is not None
@@ -142,13 +150,13 @@ def may_be_of(line: bytes | None, message_ids: Set[str]) -> bool:
 
 
 def sent_at_s(message: Line) -> float | None:
-    """When a line says that it was sent, in seconds since 1970 UTC."""
+    """Return the time in a line when it was sent, in seconds since 1970 UTC."""
     moment = _moment(message["ts"])
     return None if moment is None else moment.timestamp()
 
 
 def recipients_of(message: Line, consumers: Sequence[str]) -> Sequence[str]:
-    """Whose mailboxes a line goes to: that of its recipient, or those of all consumers known."""
+    """Return the recipients of a line: the named one, or all known consumers."""
     return consumers if is_to_everybody(message) else (str(message["to"]),)
 
 
@@ -174,7 +182,7 @@ def _moment(text: str) -> datetime | None:
     try:
         moment = datetime.fromisoformat(text)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ValueError, OverflowError):  # in UTC it may lie before the year 1, or after 9999
+    except (ValueError, OverflowError):  # in UTC the year may be before 1 or after 9999
         return None
 
 

@@ -1,9 +1,9 @@
-"""Carries one session's lines into the mailboxes (FQ-15): each line once, to each of its recipients.
+"""Carry the lines of one session to the mailboxes (FQ-15): each line once, to each of its recipients.
 
-**Reads** the session's messages from the bridge's own cursor on; it is a consumer with a cursor like any other,
-so `expire` moves it along. **Owns** that cursor.
-**Guarantees** that the cursor moves only over lines that Kafka has. Killed before that, it carries them again
-under the same ids, and they settle as duplicates.
+**Reads** the session's messages from the bridge's own cursor on. The bridge is a consumer like any other, so an
+expire adjusts its cursor. **Owns** that cursor.
+**Guarantees** that the cursor moves only over lines that Kafka has. A bridge that is killed before that carries
+the lines again under the same ids, and they settle as duplicates.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import structlog
 
+from connectors.file_bridge.queue_root import lock_soon
 from connectors.file_bridge.records import (
     is_to_everybody,
     may_be_to_everybody,
@@ -26,7 +28,6 @@ from connectors.file_bridge.records import (
     refusal_of,
     sent_at_s,
 )
-from connectors.file_bridge.session_lock import lock_soon
 from connectors.file_queue.cursors import agents, read_cursor, write_cursor
 from connectors.file_queue.message_queue import with_body
 from connectors.file_queue.message_record import CARRIED_MARK, EVERYBODY, parse_line
@@ -36,34 +37,34 @@ from schemas.wire.record import OutgoingRecord
 
 log = structlog.stdlib.get_logger(__name__)
 
-# The bridge's own name among the consumers.
+# The bridge's name as a consumer.
 CONSUMER: Final = "trunkline-bridge"
-# What is carried before the cursor moves, and what is held at once.
+# How much is carried before the cursor moves, and kept in memory at once.
 _LINES: Final = 1000
 _BYTES: Final = 8 * 1024 * 1024
 
-# How long a session's lock is waited for; longer when the work is done and only to be noted.
+# How long to wait for a session's lock. Longer after the lines were carried, when only the cursor has to move.
 _LOCK_S: Final = 0.25
 _LOCK_TO_NOTE_S: Final = 2.0
 
-# Mailboxes know ids for a week of the log's time; a line says when it was sent by its sender's clock.
+# Mailboxes remember ids for a week of the log's time. The time in a line is by its sender's clock.
 _OLD_S: Final = 6 * 24 * 3600.0
 
 Carry = Callable[[Sequence[OutgoingRecord]], None]
 """Appends records and waits for Kafka; raises BackboneUnreachable."""
 Known = Callable[[str, Sequence[str]], set[tuple[str, str]]]
-"""Those of a session's message ids that the mailbox view has, with their recipients; raises ViewUnreadable."""
+"""Returns recipient and id of the messages of a session that the mailbox view has. Raises ViewUnreadable."""
 
 
 class Carried(NamedTuple):
-    """How many lines were carried, and whether there were more."""
+    """The number of carried lines, and whether there are more."""
 
     lines: int
     more: bool
 
 
 class _Posting(NamedTuple):
-    """A record, and for a message when it was sent, in seconds since 1970 UTC."""
+    """A record, and the time when its message was sent, in seconds since 1970 UTC."""
 
     record: OutgoingRecord
     sent_s: float | None = None
@@ -71,7 +72,7 @@ class _Posting(NamedTuple):
 
 @dataclass
 class _Reading:
-    """How far a file was read. `lines`: the digests of the lines, in their order; `more`: it was not all."""
+    """How far a file was read. `lines` are the digests of the lines in order; `more`: there are more lines."""
 
     end: int
     lines: list[bytes] = field(default_factory=list)
@@ -79,8 +80,9 @@ class _Reading:
 
 
 class SessionCarrier:
-    """One session of the queue at `root`. `known` says which old messages are in the mailbox view already;
-    once `stop` is set, what is under way is left where it is.
+    """One session of the queue at `root`.
+
+    `known` finds old messages that the mailbox view already has. Once `stop` is set, carrying ends early.
     """
 
     def __init__(self, root: str, session: str, carry: Carry, known: Known, stop: threading.Event) -> None:
@@ -91,44 +93,43 @@ class SessionCarrier:
         self._stop = stop
 
     def consumers(self) -> list[str]:
-        """The agents that have read from this session's files and can be written to by name."""
+        """Return the agents that have read this session's files and can be addressed by name."""
         with SessionFolder(self._root, self._session, create=False) as folder:
             return [agent for agent in agents(folder) if agent != CONSUMER and agent not in EVERYBODY]
 
     def carry_some(self, consumers: Sequence[str]) -> Carried:
-        """Carry some of what lies behind the cursor. Raises BackboneUnreachable, ViewUnreadable, QueueError,
-        OSError.
+        """Carry some of the lines after the cursor.
+
+        Raises BackboneUnreachable, ViewUnreadable, QueueError, OSError.
         """
-        with SessionFolder(self._root, self._session, create=False) as folder:
-            lock_soon(folder, _LOCK_S)
-            start = _own_cursor(folder)
-            fd = folder.open_file(MESSAGES)
-            folder.unlock()
-            if fd is None:
-                return Carried(0, more=False)
-            try:
-                return self._carry_from(folder, fd, start, consumers)
-            finally:
-                os.close(fd)
+        with self._opened() as (folder, fd, start):
+            return Carried(0, more=False) if fd is None else self._carry_from(folder, fd, start, consumers)
 
     def carry_broadcasts(self, consumers: Sequence[str]) -> bool:
-        """Carry what was sent to everybody before, for consumers that have come since. False: it was stopped.
+        """Carry the broadcasts before the cursor to new consumers. Return whether all were carried.
 
-        Raises as `carry_some`.
+        Raises the same errors as `carry_some`.
         """
-        with SessionFolder(self._root, self._session, create=False) as folder:
-            lock_soon(folder, _LOCK_S)
-            end = _own_cursor(folder) or 0
-            fd = folder.open_file(MESSAGES)
-            folder.unlock()
+        with self._opened() as (folder, fd, end):
             if fd is None:
                 return True
-            try:
-                lines = complete_lines(fd, 0, min(end, os.fstat(fd).st_size))
-                self._carry(self._broadcasts(folder, lines, consumers))
-            finally:
-                os.close(fd)
+            lines = complete_lines(fd, 0, min(end or 0, os.fstat(fd).st_size))
+            self._carry(self._broadcasts(folder, lines, consumers))
         return not self._stop.is_set()
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[SessionFolder, int | None, int | None]]:
+        """Yield the session, the descriptor of its messages, and the bridge's cursor, of the same moment."""
+        with SessionFolder(self._root, self._session, create=False) as folder:
+            lock_soon(folder, _LOCK_S)
+            cursor = _own_cursor(folder)
+            fd = folder.open_file(MESSAGES)
+            folder.unlock()
+            try:
+                yield folder, fd, cursor
+            finally:
+                if fd is not None:
+                    os.close(fd)
 
     def _broadcasts(
         self, folder: SessionFolder, lines: Iterable[tuple[int, int, bytes | None]], consumers: Sequence[str]
@@ -146,7 +147,7 @@ class SessionCarrier:
         self, folder: SessionFolder, fd: int, start: int | None, consumers: Sequence[str]
     ) -> Carried:
         size, reading = os.fstat(fd).st_size, _Reading(start or 0)
-        if reading.end > size:  # it was cut; what is left of it was carried
+        if reading.end > size:  # the file was cut, and the rest of it was carried
             self._move(folder, fd, start, _Reading(size))
             return Carried(0, more=False)
         self._carry(self._new(folder, fd, size, reading, consumers))
@@ -174,9 +175,7 @@ class SessionCarrier:
             log.warning("lines_refused", session=self._session, lines=refused, why="no messages of the queue")
 
     def _carry(self, postings: Iterable[_Posting]) -> None:
-        """Append them, never holding more than a few at once: a short line may have a long side-file, and go
-        to many.
-        """
+        """Append the records in limited memory: a short line may have a long side-file and many recipients."""
         found: list[_Posting] = []
         found_bytes = 0
         for one in postings:
@@ -188,8 +187,10 @@ class SessionCarrier:
         self._carry_found(found)
 
     def _carry_found(self, found: Sequence[_Posting]) -> None:
-        """Append what the log may not have yet: old messages that the view has are forgotten in the mailbox,
-        and would count as new ones.
+        """Append the records that the log may not have.
+
+        Old messages that the view has are left out: the mailbox has forgotten their ids, and would count them
+        as new messages.
         """
         oldest_s = time.time() - _OLD_S
         old = [one.record.ce_id for one in found if one.sent_s is not None and one.sent_s < oldest_s]
@@ -199,8 +200,10 @@ class SessionCarrier:
             self._append(wanted)
 
     def _move(self, folder: SessionFolder, fd: int, start: int | None, reading: _Reading) -> None:
-        """Move the cursor over what was read. If an expire has made a new file of the one that was read, it has
-        moved the cursor to where the reading began, and what is left of the lines lies behind it.
+        """Move the cursor over the lines that were read.
+
+        An expire may have replaced the file meanwhile. It has moved the cursor to the place where the reading
+        began, and the lines that are left follow it.
         """
         lock_soon(folder, _LOCK_TO_NOTE_S)
         try:
@@ -209,7 +212,7 @@ class SessionCarrier:
                 return
             try:
                 at = _own_cursor(folder)
-                # The file that was read is still open, so no other can have its number.
+                # The file that was read is still open, so no other file can have its inode number.
                 if not os.path.samestat(os.fstat(now), os.fstat(fd)):
                     end = _end_of_carried(now, at or 0, reading.lines)
                     if end != (at or 0):
@@ -224,11 +227,11 @@ class SessionCarrier:
     def _postings(
         self, folder: SessionFolder, line: bytes, message: dict[str, Any], consumers: Sequence[str]
     ) -> Iterator[_Posting]:
-        if CARRIED_MARK in line:  # it came from the mailbox
+        if CARRIED_MARK in line:  # it comes from a mailbox
             return
         try:
             whole = with_body(folder, message)
-            if "_body_error" in whole:  # the reference is not what its sender said
+            if "_body_error" in whole:  # the reference is not the text that the sender wrote
                 raise ValueError(whole["_body_error"])
             for recipient in recipients_of(whole, consumers):
                 yield _Posting(posting_of(whole, self._session, recipient), sent_at_s(message))
@@ -238,7 +241,7 @@ class SessionCarrier:
 
 
 def _own_cursor(folder: SessionFolder) -> int | None:
-    """The bridge's cursor. One that is not whole counts as none: to carry a line again does no harm."""
+    """Return the bridge's cursor. An invalid one counts as none: carrying a line again does no harm."""
     try:
         return read_cursor(folder, CONSUMER)
     except QueueError:
@@ -247,7 +250,7 @@ def _own_cursor(folder: SessionFolder) -> int | None:
 
 
 def _end_of_carried(fd: int, start: int, carried: Sequence[bytes]) -> int:
-    """Where, from `start` on, the first line begins that is none of the carried ones, in their order."""
+    """Return the offset of the first line after `start` that is none of the carried lines, in their order."""
     left, end = iter(carried), start
     for _, line_end, line in complete_lines(fd, start, os.fstat(fd).st_size):
         digest = _digest(line)

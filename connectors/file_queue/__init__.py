@@ -1,4 +1,4 @@
-"""The file queue: a mailbox on one machine without any server. Nothing but the standard library.
+"""The file queue: a mailbox on one machine without any server.
 
     from connectors.file_queue import Queue
 
@@ -7,7 +7,8 @@
     for message in queue.poll("builder"):
         print(message["from"], message["body"])
 
-What it guarantees and what not is in docs/how-to/use_the_file_queue.md.
+Its guarantees and their limits are in docs/how-to/use_the_file_queue.md. It must import only the standard
+library and itself: it runs with `python -I -S`, and a send must start quickly.
 """
 
 from connectors.file_queue.message_queue import Queue

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 AUDIT = "audit.jsonl"
 
 
-def write_audit(root: str, op: str, **said: Any) -> str | None:
-    """Append a line to the audit. Returns why it could not, or None.
+def write_audit(root: str, op: str, **fields: Any) -> str | None:
+    """Append a line to the audit. Return the reason if that has failed, else None.
 
-    It never raises: what it tells of has happened, and must not look as if it had not.
+    Never raises: the operation has succeeded, and an error would make it look as if it had not.
     """
     path = f"{root}/{AUDIT}"
     try:
@@ -30,10 +30,10 @@ def write_audit(root: str, op: str, **said: Any) -> str | None:
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             return f"the audit {path} was not written: it is not a regular file"
-        # Sessions have locks of their own and share this file: its lock is the file itself.
+        # Sessions have locks of their own but share this file, so the file itself is locked.
         fcntl.flock(fd, fcntl.LOCK_EX)
         try:
-            append(fd, to_line({"ts": stamp(), "op": op, **said}))
+            append(fd, to_line({"ts": stamp(), "op": op, **fields}))
         finally:
             fcntl.flock(fd, fcntl.LOCK_UN)
     except Exception as error:  # noqa: BLE001 - see above

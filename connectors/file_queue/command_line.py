@@ -27,28 +27,27 @@ examples:
   trunkline queue tail -n 3 | jq -r .body
   trunkline queue send --topic answer --to ann --reply-to MSG_ID --ttl-s 3600 --body yes
 
-A poll hands each message out once: it is taken when it is printed. tail only looks.
-Exit codes: 0 ok, 1 the queue could not do it, 2 wrong usage, 130 interrupted.
+A poll returns each message once: a printed message is taken. tail only reads.
+Exit codes: 0 ok, 1 the queue has failed, 2 wrong usage, 130 interrupted.
 Settings: TRUNKLINE_QUEUE_ROOT, _SESSION, _AGENT_ID, _BODY_THRESHOLD, _FSYNC, _DISABLED;
 see docs/how-to/use_the_file_queue.md.
 """
 _BODY_HELP = "the text; - or nothing: standard input, byte for byte, with its last newline"
-
-
 _SESSION_HELP = "the session (default: $TRUNKLINE_QUEUE_SESSION or default)"
 
 
 class UsageError(Exception):
-    """The command line does not make sense. The message says why."""
+    """The arguments are invalid. The message says why."""
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
-    # Without a width it asks the terminal, by a module that takes longer to import than all of ours.
+    # Without a width, argparse imports a module to ask the terminal, which takes longer than all of our
+    # imports.
     return argparse.RawDescriptionHelpFormatter(prog, width=100)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line's grammar."""
+    """Return the parser of the command line."""
     main_parser = argparse.ArgumentParser(
         prog="trunkline queue",
         description="A mailbox on this machine: files that survive crashes and can be read with cat.",
@@ -73,19 +72,19 @@ def parser() -> argparse.ArgumentParser:
     option = command("send", "send a message and print its id")
     option("--topic", required=True, choices=sorted(TOPICS), help="what kind of message it is")
     option("--body", metavar="TEXT", default="-", help=_BODY_HELP)
-    option("--to", metavar="NAME", help="an agent; without it, or all or broadcast: everybody")
+    option("--to", metavar="NAME", help="the recipient; without it, or all or broadcast: every agent")
     option(
         "--ttl-s",
         "--ttl",
         metavar="SECONDS",
         type=_seconds,
-        help="how long it may be delivered (default: for ever)",
+        help="how long it may be delivered (default: without limit)",
     )
     option(
         "--sender",
         "--from",
         metavar="NAME",
-        help="who sends it (default: $TRUNKLINE_QUEUE_AGENT_ID or anonymous)",
+        help="the sender (default: $TRUNKLINE_QUEUE_AGENT_ID or anonymous)",
     )
     option("--reply-to", metavar="MSG_ID", help="the message that this one answers")
     option = command("poll", "take the new messages for an agent, one JSON object a line")
@@ -100,12 +99,12 @@ def parser() -> argparse.ArgumentParser:
         "--topic",
         action="append",
         choices=sorted(TOPICS),
-        help="only messages of this topic, several times for several topics; the others are skipped for good",
+        help="only messages of this topic; may be repeated; messages of other topics are skipped for good",
     )
-    option = command("tail", "look at the last messages, one JSON object a line, and take none")
+    option = command("tail", "show the last messages, one JSON object a line, without taking them")
     option("-n", "--n", metavar="COUNT", type=_count, default=10, help="how many (default: 10)")
-    option("--include-expired", action="store_true", help="also those whose time has run out")
-    command("expire", "take expired messages out of the files and print how many went")
+    option("--include-expired", action="store_true", help="also expired messages")
+    command("expire", "remove expired messages from the files and print how many were removed")
     option = command("status", "show the state of the queue as JSON; without --session: of all sessions")
     option("--json", action="store_true", help="one line for programs, instead of indented JSON")
     return main_parser
@@ -126,13 +125,13 @@ _seconds.__name__, _count.__name__ = "number of seconds", "number of messages"  
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. Never raises for what a user can do."""
+    """Run one command and return its exit code. Never raises for an error that a user can cause."""
     try:
         return _run(arguments)
     except SystemExit as end:  # argparse: help or usage
         return end.code if isinstance(end.code, int) else USAGE
     except BrokenPipeError:
-        return OK  # whoever read from us has seen enough
+        return OK  # the reader of our output has ended
     except KeyboardInterrupt:
         return INTERRUPTED
     except QueueError as error:
@@ -195,7 +194,7 @@ def _print_messages(messages: list[dict[str, Any]]) -> None:
 
 
 def _print(data: bytes) -> None:
-    # Past sys.stdout: its encoding is the locale's, and it would complain once more at the end.
+    # Not sys.stdout: it has the locale's encoding, and reports a closed pipe again at the end.
     while data:
         data = data[os.write(1, data) :]
 
@@ -210,7 +209,7 @@ def _say(what: object, code: int) -> int:
 
 
 def _let_go() -> None:
-    # Help goes through sys.stdout, and the interpreter would say at its end that nobody reads it.
+    # Help is written to sys.stdout, and the interpreter would report at its end that the pipe is closed.
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:

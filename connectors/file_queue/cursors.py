@@ -1,6 +1,6 @@
-"""How far each consumer has read: one small file per agent, an offset into the messages file (FQ-04).
+"""The cursors: how far each consumer has read, one small file per agent with an offset (FQ-04).
 
-The cursor is the acknowledgement: what lies before it was handed out or skipped.
+The cursor is the acknowledgement: messages before it were delivered or skipped.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from connectors.file_queue.session_files import (
 )
 
 SUFFIX = ".cursor"
-# Always as long, so that a cut one is seen. A number without leading zeros is taken, too: somebody wrote it.
+# Written with a fixed length, so that a cut one is detected. A user may write a number without leading zeros.
 _is_cursor = re.compile(rb"\d{19}\n|0\n|[1-9]\d{0,18}\n?").fullmatch
 
 
 def read_cursor(folder: SessionFolder, agent_id: str) -> int | None:
-    """An agent's offset, or None if it has none yet.
+    """Return an agent's offset, or None if it has none yet.
 
-    Raises QueueError for a file that holds no number: to begin anew would deliver twice, to go to the end
-    would lose, so somebody must decide.
+    Raises QueueError for an invalid file. To begin with the first message would deliver twice, and to go to the
+    end would lose messages, so the user must decide.
     """
     fd = folder.open_file(agent_id + SUFFIX, CURSORS)
     if fd is None:
@@ -41,14 +41,14 @@ def read_cursor(folder: SessionFolder, agent_id: str) -> int | None:
         os.close(fd)
     if not _is_cursor(text):
         raise QueueError(
-            f"the cursor {folder.path}/{CURSORS}/{agent_id}{SUFFIX} is not whole. Write there the offset in "
+            f"the cursor {folder.path}/{CURSORS}/{agent_id}{SUFFIX} is not whole. Write to it the offset in "
             "messages.jsonl to go on from, or delete it to begin with the first message."
         )
     return int(text)
 
 
 def write_cursor(folder: SessionFolder, agent_id: str, offset: int) -> None:
-    """Put an agent's offset on the disk: when this returns it stays, also after a power cut."""
+    """Write an agent's offset to the disk. After the return it is safe from a power cut."""
     cursors = folder.open_folder(CURSORS)
     try:
         replace_file(cursors, agent_id + SUFFIX, b"%019d\n" % offset)
@@ -57,7 +57,7 @@ def write_cursor(folder: SessionFolder, agent_id: str, offset: int) -> None:
 
 
 def agents(folder: SessionFolder) -> list[str]:
-    """The agents that have a cursor."""
+    """Return the agents that have a cursor."""
     try:
         cursors = os.open(CURSORS, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder.fd)
     except FileNotFoundError:
@@ -72,7 +72,7 @@ def agents(folder: SessionFolder) -> list[str]:
 
 
 def all_cursors(folder: SessionFolder) -> dict[str, int | None]:
-    """Every agent's offset; None where the file holds no number."""
+    """Return every agent's offset, None for an invalid file."""
     found: dict[str, int | None] = {}
     for agent in agents(folder):
         try:
@@ -93,10 +93,10 @@ def restart_cursors(folder: SessionFolder) -> None:
 
 
 def open_messages(folder: SessionFolder) -> int:
-    """The session's file of messages to append to, under the lock.
+    """Open the session's file of messages for appending, under the lock.
 
-    Where it is missing although somebody has read from it, somebody has deleted it: everybody begins anew.
-    The names of all folders are on the disk before there is a first line in it.
+    If the file is missing but has cursors, it was deleted, and all consumers begin anew. The names of all
+    folders are synced to the disk before the first line is written.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
     try:

@@ -1,21 +1,29 @@
-"""Taking expired messages out of a session's file, and moving the cursors with it (FQ-08).
+"""Remove expired messages from a session's file, adjust the cursors, and remove unused side-files (FQ-08).
 
-It may be killed anywhere. Before the new file takes the old one's place a plan is on the disk; whoever has
-the lock next goes by it. Is the new file still there under its own name, nothing has happened yet, and the
-plan is dropped. Is it not, the new file is in place, and the cursors get the offsets of the plan, which are
-the same ones however often they are set. At the end side-files go that no line names (`orphans`).
+An expire may be killed at any time. It writes a plan to the disk before the new file replaces the old one. The
+next process with the lock reads the plan. If the new file still has its own name, nothing was changed, and the
+plan is dropped. Otherwise the new file is in place, and the cursors are set to the offsets in the plan, however
+often.
+
+A sender that was killed before its line leaves a side-file that no line names, an orphan. An expire removes
+it under the session's lock if three things are true. No line names the file: not even an invalid line, or the
+last one without its newline. The file is older than ORPHAN_AGE_S, for writers that do not use the locks. And
+no sender is between its side-file and its line: a sender holds a shared lock on the folder of side-files
+until its line is written (`SessionFolder.hold_bodies`).
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import re
 
 from connectors.file_queue.cursors import all_cursors, write_cursor
 from connectors.file_queue.message_record import LINE_LIMIT, is_expired, is_name, parse_line, side_file_of
-from connectors.file_queue.orphans import names_in, remove_orphans
 from connectors.file_queue.queue_errors import QueueError
 from connectors.file_queue.session_files import (
+    BODIES,
     CHUNK_BYTES,
     FILE_MODE,
     MESSAGES,
@@ -30,16 +38,20 @@ from connectors.file_queue.session_files import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Set
     from typing import Any
 
 NEW = ".messages.jsonl.new"
 _PLAN_LIMIT = 1024 * 1024 * 1024
+ORPHAN_AGE_S = 24 * 3600.0
+_SUFFIX = ".txt"
+_mentions = re.compile(rb"@file:([A-Za-z0-9][A-Za-z0-9._-]*\.txt)").findall
 
 
 class _Scan:
-    """What is to go from a messages file: ranges of bytes, and side-files that nothing kept names. `named` are
-    those that something names.
+    """The expired part of a messages file: ranges of bytes, and side-files that no remaining line names.
+
+    `named` are the side-files that remaining lines name.
     """
 
     def __init__(self, fd: int, end: int, now: float) -> None:
@@ -60,25 +72,29 @@ class _Scan:
             if self.removed and self.removed[-1][1] == start:
                 start = self.removed.pop()[0]
             self.removed.append((start, stop))
-        # The next sender makes a line of what has no newline yet.
+        # The next sender completes a last line that has no newline yet.
         last = read_range(fd, stop, min(end - stop, LINE_LIMIT))
         self.named |= names_in(last, parse_line(last))
         self.side_files = sorted(gone - self.named)
 
     def kept(self, end: int) -> list[tuple[int, int]]:
-        """The ranges that stay, up to `end`: also what is no message, and a last line without its newline."""
+        """Return the ranges that stay, up to `end`, with invalid lines and a last line without its newline."""
         starts = [0, *(stop for _, stop in self.removed)]
         stops = [*(start for start, _ in self.removed), end]
         return [(start, stop) for start, stop in zip(starts, stops, strict=True) if start < stop]
 
     def moved(self, offset: int) -> int:
-        """Where the same place is in the new file."""
+        """Return the offset in the new file for an offset in the old one."""
         return offset - sum(min(stop, offset) - start for start, stop in self.removed if start < offset)
 
 
 def expire_messages(folder: SessionFolder, now: float, step: Callable[[str], None]) -> tuple[int, int]:
-    """Compact the session's file, under its lock. Returns how many messages went, and how many side-files that
-    no message named. Without a file of messages nothing can tell which those are, and nothing goes.
+    """Compact the session's file, under its lock.
+
+    Without a file of messages nothing is removed: no line would say which side-files are in use.
+
+    Returns:
+        The number of removed messages, and the number of removed orphans.
     """
     fd = folder.open_file(MESSAGES)
     if fd is None:
@@ -97,7 +113,7 @@ def expire_messages(folder: SessionFolder, now: float, step: Callable[[str], Non
 def _compact(
     folder: SessionFolder, fd: int, end: int, scan: _Scan, step: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Put a new file without what is to go in the old one's place. Returns the plan, to be finished."""
+    """Replace the file by one without the expired messages. Return the plan, for `_finish`."""
     try:
         _write_new(folder, fd, scan.kept(end))
         step("new_file_written")
@@ -120,9 +136,10 @@ def _compact(
 
 
 def finish_expire(folder: SessionFolder, step: Callable[[str], None]) -> int | None:
-    """Bring an expire that was killed to its end, or take it back; under the lock, before anything else.
+    """Finish or undo an interrupted expire, under the lock and before anything else.
 
-    Returns how many messages it took away, or None if there was nothing to finish.
+    Returns:
+        The number of messages that it has removed, or None if there was nothing to finish.
     """
     fd = folder.open_file(PLAN)
     if fd is None:
@@ -132,7 +149,7 @@ def finish_expire(folder: SessionFolder, step: Callable[[str], None]) -> int | N
     finally:
         os.close(fd)
     if _exists(folder, NEW):
-        # The plan first: without the new file it would count as carried out.
+        # The plan first: a plan without the new file counts as carried out.
         remove(PLAN, folder.fd)
         os.fsync(folder.fd)
         step("plan_dropped")
@@ -173,7 +190,7 @@ def _write_new(folder: SessionFolder, fd: int, kept: list[tuple[int, int]]) -> N
 
 
 def _copy_growth(folder: SessionFolder, fd: int, end: int) -> None:
-    # A writer that knows nothing of the lock may have added to the old file. What it adds after this is lost.
+    # A writer that does not use the lock may have appended to the old file. Later appends are lost.
     if os.fstat(fd).st_size <= end:
         return
     new = os.open(NEW, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, dir_fd=folder.fd)
@@ -209,8 +226,8 @@ def _read_plan(text: bytes, folder: SessionFolder) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise QueueError(
-        f"{folder.path}/{PLAN} is no plan of an expire: somebody has changed it. Look where the agents stand "
-        "(cursors/), mend that by hand and delete the plan."
+        f"{folder.path}/{PLAN} is not a valid plan of an expire: it was changed. Check the agents' offsets in "
+        "cursors/, correct them by hand, and delete the plan."
     )
 
 
@@ -220,3 +237,56 @@ def _exists(folder: SessionFolder, name: str) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def names_in(line: bytes, message: dict[str, Any] | None) -> set[str]:
+    """Return the side-files that a line names. `message` is the message in the line, if it is valid.
+
+    A user may repair an invalid line, so every text in it that looks like a name counts.
+    """
+    if message is None:
+        return {name.decode() for name in _mentions(line)}
+    side_file = side_file_of(message)
+    return set() if side_file is None else {side_file}
+
+
+def remove_orphans(folder: SessionFolder, named: Set[str], now: float, step: Callable[[str], None]) -> int:
+    """Delete the side-files that are not `named`, under the session's lock. Return their number.
+
+    While a sender is between its side-file and its line, none is deleted; a later expire deletes them.
+    """
+    try:
+        bodies = os.open(BODIES, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder.fd)
+    except FileNotFoundError:
+        return 0
+    removed = 0
+    try:
+        fcntl.flock(bodies, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for name in sorted(set(_side_files(bodies, now - ORPHAN_AGE_S)) - named):
+            try:
+                os.unlink(name, dir_fd=bodies)
+            except (FileNotFoundError, PermissionError):
+                continue
+            removed += 1
+            step("orphan_removed")
+    except BlockingIOError:
+        return 0
+    finally:
+        # Explicitly, as in SessionFolder.unlock.
+        fcntl.flock(bodies, fcntl.LOCK_UN)
+        os.close(bodies)
+    return removed
+
+
+def _side_files(bodies: int, before: float) -> Iterator[str]:
+    """Yield the files in the folder that have a side-file's name and were last written before that time."""
+    with os.scandir(bodies) as entries:
+        for entry in entries:
+            stem = entry.name.removesuffix(_SUFFIX)
+            if stem == entry.name or not is_name(stem) or not entry.is_file(follow_symlinks=False):
+                continue
+            try:
+                if entry.stat(follow_symlinks=False).st_mtime < before:
+                    yield entry.name
+            except FileNotFoundError:
+                continue

@@ -1,10 +1,10 @@
 """The file queue itself: send, poll, tail, expire and status (FQ-02 to FQ-09).
 
 Delivers: each message at most once to each consumer; a consumer is an agent id.
-Acknowledges when: the sender's line is on the disk (or written, if so set); the consumer's cursor is on the
+Acknowledges when: the sender's line is on the disk (without fsync: written); the consumer's cursor is on the
 disk before it gets the messages.
-Loses when: a consumer is killed between its cursor and its handling; see
-docs/how-to/use_the_file_queue.md.
+Loses when: a consumer is killed after its cursor has moved and before it has handled the messages;
+docs/how-to/use_the_file_queue.md has the whole list.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from connectors.file_queue.message_record import (
     stamp,
     to_line,
 )
-from connectors.file_queue.queue_errors import QueueDisabledError, QueueError, told
+from connectors.file_queue.queue_errors import DiskErrors, QueueDisabledError, QueueError
 from connectors.file_queue.queue_settings import DEFAULT_SENDER, QueueSettings, checked_threshold, is_disabled
 from connectors.file_queue.session_files import (
     MESSAGES,
@@ -46,21 +46,25 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-# So many ids of 128 characters are half a mebibyte.
+# The most ids in a line of the audit; with 128 characters each they take half a mebibyte.
 AUDITED_IDS = 4000
 
 
 def _no_step(name: str) -> None:
-    """What is called at each step of an operation: tests kill the process there."""
+    """Do nothing. Tests replace this hook, which each step of an operation calls, to kill the process there."""
 
 
 class Queue:
-    """A file queue in a folder. It keeps nothing open and nothing in mind: threads and processes may share it.
+    """A file queue in a folder. It has no open files and no state, so threads and processes may share it.
 
-    What is not given comes from the environment (FQ-11). `fsync` is what `send` promises: True, the message
-    is on the disk; False, the system has it, and a power cut may take it. `audit_error` says why the last
-    audit line could not be written, if so. Every method raises QueueError when the disk or the folder is in
-    the way, and ValueError for a name that is none.
+    Every method raises QueueError when the disk or the folder cannot be used, and ValueError for an invalid
+    name. `audit_error` is the reason why the last audit line could not be written, or None.
+
+    Args:
+        root: the folder. Missing arguments come from the environment (FQ-11).
+        body_threshold: a longer body, in bytes, is written to a side-file.
+        fsync: True: after `send` the message is on the disk. False: a power cut may lose it.
+        step: for tests.
     """
 
     def __init__(
@@ -72,7 +76,7 @@ class Queue:
         step: Callable[[str], None] = _no_step,
     ) -> None:
         settings = QueueSettings(os.environ)
-        # os.path and not pathlib here and in the whole package: importing that takes longer than a send.
+        # os.path, as in the whole package: importing pathlib takes longer than a send.
         self._root = os.path.abspath(settings.root if root is None else os.fspath(root))  # noqa: PTH100
         self._session = settings.session
         self.agent_id = settings.agent_id
@@ -108,13 +112,12 @@ class Queue:
         sender: str | None = None,
         reply_to: str | None = None,
     ) -> str:
-        """Append a message and return its id. `to` of None, `all` or `broadcast`: every consumer.
+        """Append a message and return its id. A `to` of None, `all` or `broadcast` addresses every consumer.
 
-        Raises TopicError, ValueError, QueueDisabledError, QueueError. After a QueueError that speaks of the
-        disk's fsync it is unknown whether the message stays; after any other it was not sent.
+        Raises TopicError, ValueError, QueueDisabledError, QueueError. After a QueueError about fsync it is
+        unknown whether the message is kept. After any other error it was not sent.
         """
-        if is_disabled(os.environ):
-            raise QueueDisabledError("the queue is switched off (TRUNKLINE_QUEUE_DISABLED)")
+        _check_enabled()
         record: dict[str, Any] = {
             "msg_id": new_id(),
             "ts": stamp(),
@@ -130,11 +133,8 @@ class Queue:
         side_file = f"{record['msg_id']}.txt" if len(text) > self.body_threshold else None
         if side_file:
             record["body"] = reference(record["msg_id"])
-        try:
-            with SessionFolder(self._root, where, create=True) as folder:
-                self._append(folder, where, to_line(record), side_file, text)
-        except OSError as error:
-            raise told(error, "the message", self._root) from error
+        with DiskErrors("the message", self._root), SessionFolder(self._root, where, create=True) as folder:
+            self._append(folder, where, to_line(record), side_file, text)
         self._audit(
             "send",
             session=where,
@@ -150,25 +150,22 @@ class Queue:
         return str(record["msg_id"])
 
     def deliver(self, record: dict[str, Any], session: str) -> None:
-        """Append a message that came from elsewhere, under its own id and time; `record` has the eight fields.
-        Its line is marked, so that the bridge does not send it back. Raises ValueError, QueueDisabledError,
-        QueueError.
+        """Append a message from a mailbox, under its own id and time.
+
+        Its line is marked, so that the bridge does not send it back. `record` has the eight fields. Raises
+        ValueError, QueueDisabledError, QueueError.
         """
-        if is_disabled(os.environ):
-            raise QueueDisabledError("the queue is switched off (TRUNKLINE_QUEUE_DISABLED)")
+        _check_enabled()
         where, text = self._named(session), _encoded(record["body"])
         side_file = f"{record['msg_id']}.txt" if len(text) > self.body_threshold else None
-        said = {**record, "body": reference(record["msg_id"])} if side_file else record
-        line = to_line({**said, **CARRIED})
+        written = {**record, "body": reference(record["msg_id"])} if side_file else record
+        line = to_line({**written, **CARRIED})
         if parse_line(line[:-1]) is None:
             raise ValueError("not a message of the queue")
-        try:
-            with SessionFolder(self._root, where, create=True) as folder:
-                if side_file:  # of a delivery that was killed before its line
-                    folder.remove_bodies([side_file])
-                self._append(folder, where, line, side_file, text)
-        except OSError as error:
-            raise told(error, "the message", self._root) from error
+        with DiskErrors("the message", self._root), SessionFolder(self._root, where, create=True) as folder:
+            if side_file:  # left from a delivery that was killed before its line
+                folder.remove_bodies([side_file])
+            self._append(folder, where, line, side_file, text)
         self._audit(
             "deliver", session=where, **{name: record[name] for name in ("msg_id", "topic", "to", "from")}
         )
@@ -193,8 +190,8 @@ class Queue:
                 raise
             self._step("appended")
             folder.unlock()
-            # Outside the lock: senders share the disk's time. An expire that comes between has put the line
-            # on the disk itself.
+            # Outside the lock, so that several senders share one sync. An expire in between syncs the line
+            # itself.
             if self.fsync:
                 try:
                     os.fsync(fd)
@@ -211,9 +208,9 @@ class Queue:
     def poll(
         self, agent_id: str, topics: Iterable[str] | None = None, session: str | None = None
     ) -> list[dict[str, Any]]:
-        """The new messages for this consumer, oldest first; they are not handed out a second time.
+        """Take the new messages for this consumer and return them, oldest first.
 
-        The cursor moves over all that was looked at, also over what `topics` leaves out, and is on the disk
+        The cursor moves over all lines that were read, also over messages of other topics, and is on the disk
         before this returns. Raises TopicError, ValueError, QueueError.
         """
         from connectors.file_queue.cursors import read_cursor, write_cursor
@@ -223,21 +220,18 @@ class Queue:
         where = self._named(session)
         if is_disabled(os.environ):
             return []
-        try:
-            with SessionFolder(self._root, where, create=True) as folder:
-                self._lock(folder, where)
-                old = read_cursor(folder, agent_id)
-                found, new = self._scan(folder, agent_id, wanted, old or 0)
-                self._step("scanned")
-                if new != old:
-                    write_cursor(folder, agent_id, new)
-                    if old is None:
-                        folder.sync_path()
-                self._step("cursor_written")
-        except OSError as error:
-            raise told(error, "the poll", self._root) from error
+        with DiskErrors("the poll", self._root), SessionFolder(self._root, where, create=True) as folder:
+            self._lock(folder, where)
+            old = read_cursor(folder, agent_id)
+            found, new = self._scan(folder, agent_id, wanted, old or 0)
+            self._step("scanned")
+            if new != old:
+                write_cursor(folder, agent_id, new)
+                if old is None:
+                    folder.sync_path()
+            self._step("cursor_written")
         ids = [message["msg_id"] for message in found]
-        # In pieces: no reader takes a line that is too long.
+        # In several lines, because readers ignore an over-long line.
         for start in range(0, len(ids) or 1, AUDITED_IDS):
             piece = ids[start : start + AUDITED_IDS]
             self._audit(
@@ -262,7 +256,7 @@ class Queue:
         try:
             size = os.fstat(fd).st_size
             if start >= size:
-                return [], size if start > size else start  # it was cut: what is left of it was handed out
+                return [], size if start > size else start  # the file was cut, and the rest was delivered
             now = time.time()
             found = []
             end = start
@@ -277,7 +271,7 @@ class Queue:
                 ):
                     found.append(message)
             if end != start:
-                # A cursor must not outlive lines that a power cut takes: new ones would lie before it.
+                # If a power cut loses lines but not the cursor, new lines would be before the cursor.
                 os.fsync(fd)
             return [with_body(folder, message) for message in found], end
         finally:
@@ -286,13 +280,17 @@ class Queue:
     def tail(
         self, n: int = 10, include_expired: bool = False, session: str | None = None
     ) -> list[dict[str, Any]]:
-        """The last `n` messages to anybody, oldest first. Takes no lock, moves no cursor, is not audited."""
+        """Return the last `n` messages to any consumer, oldest first. Takes no lock, and is not audited."""
         if isinstance(n, bool) or not isinstance(n, int) or n < 0:
             raise ValueError(f"n must be a number of messages, 0 or more, not {str(n)[:40]!r}")
         where = self._named(session)
         found: list[dict[str, Any]] = []
-        try:
-            with SessionFolder(self._root, where, create=False) as folder:
+        with DiskErrors("the look at the queue", self._root):
+            try:
+                folder = SessionFolder(self._root, where, create=False)
+            except FileNotFoundError:
+                return []
+            with folder:
                 fd = folder.open_file(MESSAGES)
                 if fd is None or n == 0:
                     return []
@@ -306,43 +304,37 @@ class Queue:
                                 break
                 finally:
                     os.close(fd)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise told(error, "the look at the queue", self._root) from error
         return found[::-1]
 
     def expire(self, session: str | None = None) -> int:
-        """Take the expired messages and their side-files away, and old side-files that no message names.
-        Returns how many messages went.
+        """Remove expired messages with their side-files, and old side-files that no message names.
+
+        Returns the number of removed messages.
         """
         from connectors.file_queue.expiry import expire_messages
 
         where = self._named(session)
         if is_disabled(os.environ):
             return 0
-        try:
-            with SessionFolder(self._root, where, create=False) as folder:
-                self._lock(folder, where)
-                removed, orphans = expire_messages(folder, time.time(), self._step)
-        except FileNotFoundError:
-            return 0
-        except OSError as error:
-            raise told(error, "the expire", self._root) from error
+        with DiskErrors("the expire", self._root):
+            try:
+                with SessionFolder(self._root, where, create=False) as folder:
+                    self._lock(folder, where)
+                    removed, orphans = expire_messages(folder, time.time(), self._step)
+            except FileNotFoundError:
+                return 0
         self._audit("expire", session=where, removed=removed, **({"orphans": orphans} if orphans else {}))
         self._step("audited")
         return removed
 
     def status(self, session: str | None = None) -> dict[str, Any]:
-        """How much lies in one session, or in all of them. Takes no lock and changes nothing."""
+        """Return counts for one session, or for all. Takes no lock and changes nothing."""
         from connectors.file_queue.queue_status import queue_status
 
         if session is not None:
             checked_name(session, "the session")
-        try:
+        with DiskErrors("the look at the queue", self._root):
             return queue_status(self._root, session)
-        except OSError as error:
-            raise told(error, "the look at the queue", self._root) from error
 
     def _named(self, session: str | None) -> str:
         return checked_name(self._session if session is None else session, "the session")
@@ -352,14 +344,15 @@ class Queue:
         if removed is not None:
             self._audit("expire", session=session, removed=removed, finished_for_another=True)
 
-    def _audit(self, op: str, **said: Any) -> None:
-        self.audit_error = write_audit(self._root, op, **said)
+    def _audit(self, op: str, **fields: Any) -> None:
+        self.audit_error = write_audit(self._root, op, **fields)
 
 
 def lock_session(folder: SessionFolder, step: Callable[[str], None] = _no_step) -> int | None:
-    """Take the session's lock, and finish an expire that was killed before anything else is done.
+    """Take the session's lock, and first finish an interrupted expire.
 
-    Returns how many messages that one took away, None if there was nothing to finish.
+    Returns:
+        The number of messages that this expire has removed, or None if there was nothing to finish.
     """
     folder.lock()
     if not folder.has_plan():
@@ -369,8 +362,13 @@ def lock_session(folder: SessionFolder, step: Callable[[str], None] = _no_step) 
     return finish_expire(folder, step)
 
 
+def _check_enabled() -> None:
+    if is_disabled(os.environ):
+        raise QueueDisabledError("the queue is switched off (TRUNKLINE_QUEUE_DISABLED)")
+
+
 def _listed(topics: Iterable[str]) -> Iterable[str]:
-    # A text is an iterable of its letters.
+    # A string is an iterable of its characters.
     return (topics,) if isinstance(topics, str) else topics
 
 
@@ -380,14 +378,14 @@ def _encoded(body: object) -> bytes:
     try:
         text = body.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise ValueError("the body is not text that UTF-8 can hold") from error
+        raise ValueError("the body cannot be encoded as UTF-8") from error
     if len(text) > BODY_LIMIT:
-        raise ValueError(f"the body has {len(text)} bytes; at most {BODY_LIMIT} are carried")
+        raise ValueError(f"the body has {len(text)} bytes; the limit is {BODY_LIMIT}")
     return text
 
 
 def with_body(folder: SessionFolder, message: dict[str, Any]) -> dict[str, Any]:
-    """The message with the body of its side-file, where it has one (FQ-03)."""
+    """Return the message, with the body from its side-file if it has one (FQ-03)."""
     side_file = side_file_of(message)
     if side_file is None:
         return message

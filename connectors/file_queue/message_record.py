@@ -1,7 +1,7 @@
-"""One message as one line of JSON: how it is made, and what a line must be to count as a message (FQ-02).
+"""One message as one line of JSON: write a line, and check whether a line is a valid message (FQ-02).
 
-A line may come from anybody who can write to the file. What is not a message by these rules is `None` and
-never an error.
+Any program that can write to the file may have written a line. A line that is not a message is `None`, never an
+error.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 TOPICS = frozenset({"ask", "answer", "broadcast", "spawn-request", "status"})
 EVERYBODY = (None, "all", "broadcast")
-# The longest line and the longest body that anybody reads.
+# The longest line and the longest body that are read.
 LINE_LIMIT = BODY_LIMIT = 16 * 1024 * 1024
 
-# CM-01, as in schemas/wire/ids.py; a test holds the two equal. That file's package needs more than Python.
-# Compiling a pattern takes a fifth of a send: what a send needs does without.
+# CM-01, as in schemas/wire/ids.py, which needs more than the standard library. A test compares the two.
+# Without a pattern, because compiling one takes a fifth of the time of a send.
 NAME_LIMIT = 128
 _NAME_CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 _TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?(?:Z|[+-]\d\d:\d\d)?"
-# What JSON lets stand but a terminal may obey: C1 and DEL, separators of lines, changes of direction.
+# Characters that JSON does not escape but a terminal may execute: C1, DEL, line separators, direction marks.
 _UNSAFE = "[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 
 
 def is_name(value: object) -> bool:
-    """Whether `value` is a name by CM-01."""
+    """Return whether `value` is a name by CM-01."""
     return (
         isinstance(value, str)
         and 0 < len(value) <= NAME_LIMIT
@@ -44,7 +44,7 @@ def is_name(value: object) -> bool:
 
 
 def checked_name(value: object, what: str) -> str:
-    """`value`, if it is a name by CM-01. Raises ValueError."""
+    """Return `value` if it is a name by CM-01. Raises ValueError."""
     if is_name(value):
         return str(value)
     raise ValueError(
@@ -54,42 +54,42 @@ def checked_name(value: object, what: str) -> str:
 
 
 def checked_topic(value: object) -> str:
-    """`value`, if it is one of the closed topics. Raises TopicError."""
+    """Return `value` if it is a topic. Raises TopicError."""
     if isinstance(value, str) and value in TOPICS:
         return value
     raise TopicError(f"there is no topic {str(value)[:40]!r}; the topics are {', '.join(sorted(TOPICS))}")
 
 
 def checked_ttl(value: object) -> float | None:
-    """`value`, if it is a time to live in seconds or None for ever. Raises ValueError."""
+    """Return `value` if it is a time to live in seconds, or None for no limit. Raises ValueError."""
     if value is None or _is_ttl(value):
         return value  # type: ignore[return-value]
     raise ValueError(f"ttl_s must be a number of seconds, 0 or more, not {str(value)[:40]!r}")
 
 
-# In a line that the bridge has written: it came from a mailbox and is not sent back there.
+# Marks a line that the bridge has written. It comes from a mailbox and is not sent back.
 CARRIED = {"via": "trunkline"}
 CARRIED_MARK = b'"via":"trunkline"'
 
 
 def new_id() -> str:
-    """A fresh message id from 128 random bits."""
+    """Return a new message id from 128 random bits."""
     return os.urandom(16).hex()
 
 
 def stamp() -> str:
-    """The time now: ISO 8601, UTC, with microseconds."""
+    """Return the time now: ISO 8601, UTC, with microseconds."""
     seconds, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{nanoseconds // 1000:06d}Z"
 
 
 def reference(msg_id: str) -> str:
-    """What stands in a line for a body that is in a side-file."""
+    """Return the text in a line for a body that is in a side-file."""
     return f"@file:{msg_id}.txt"
 
 
 def side_file_of(message: Mapping[str, Any]) -> str | None:
-    """The name of the message's side-file, if it has one.
+    """Return the name of the message's side-file, if it has one.
 
     Only a message's own id makes a reference, so a body that looks like one is just a body.
     """
@@ -114,7 +114,7 @@ def _shown(text: str) -> bytes:
 
 
 def parse_line(line: bytes | None) -> dict[str, Any] | None:
-    """The message in a line, with its eight fields and no others; None for what is no message. Never raises."""
+    """Return the message in a line, with its eight fields only. None for an invalid line; never raises."""
     if line is None:
         return None
     try:
@@ -137,7 +137,7 @@ def _message(found: dict[str, Any]) -> dict[str, Any] | None:
             and type(found["ts"]) is str
             and _seconds(found["ts"]) is not None
             and (ttl_s is None or _is_ttl(ttl_s))
-            # A lone surrogate is no text: nobody could pass it on.
+            # A lone surrogate cannot be encoded, so the message could not be passed on.
             and type(found["body"]) is str
             and found["body"].encode() is not None
         ):
@@ -157,7 +157,7 @@ def _message(found: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def is_expired(message: Mapping[str, Any], now: float) -> bool:
-    """Whether the message's time to live has run out by this machine's clock."""
+    """Return whether the message's time to live is over by this machine's clock."""
     if message["ttl_s"] is None:
         return False
     sent = _seconds(message["ts"])
@@ -165,7 +165,7 @@ def is_expired(message: Mapping[str, Any], now: float) -> bool:
 
 
 def is_for(message: Mapping[str, Any], agent_id: str) -> bool:
-    """Whether the message is addressed to this consumer."""
+    """Return whether the message is addressed to this consumer."""
     return message["to"] in EVERYBODY or message["to"] == agent_id
 
 

@@ -1,4 +1,4 @@
-"""Where the file queue lies and how it behaves: the environment, with the older names (FQ-09, FQ-11)."""
+"""The settings of the file queue: environment variables, with their older names (FQ-09, FQ-11)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ if TYPE_CHECKING:
 DEFAULT_BODY_THRESHOLD = 3_584
 DEFAULT_SESSION = "default"
 DEFAULT_SENDER = "anonymous"
-# A byte of a body takes up to six in its line: a line of a body within the threshold is never over-long.
+# A byte of a body takes up to six bytes in its line, so a line with a body within this limit is never
+# over-long.
 MAX_BODY_THRESHOLD = 1024 * 1024
 _OFF = {"", "0", "false", "no", "off"}
 
 
 class QueueSettings:
-    """The settings of one environment. TRUNKLINE_* wins over ZOS_*; what is empty counts as not set."""
+    """The settings of one environment. TRUNKLINE_* takes precedence over ZOS_*; an empty variable is unset."""
 
     __slots__ = ("agent_id", "body_threshold", "fsync", "root", "session")
 
@@ -32,13 +33,13 @@ class QueueSettings:
 
 
 def is_disabled(environ: Mapping[str, str]) -> bool:
-    """Whether the kill switch is on: 1, and any other word that does not mean no."""
+    """Return whether the kill switch is on: 1, or any other word that does not mean no."""
     word = _first(environ, "TRUNKLINE_QUEUE_DISABLED", "ZOS_MQ_DISABLED") or ""
     return word.strip().lower() not in _OFF
 
 
 def find_root(environ: Mapping[str, str]) -> str:
-    """The queue's folder. Without any setting it is below the user's data folder."""
+    """Return the queue's folder. Without a setting it is below the user's data folder."""
     if own := _first(environ, "TRUNKLINE_QUEUE_ROOT"):
         return own
     if home := _first(environ, "TRUNKLINE_HOME"):
@@ -48,16 +49,16 @@ def find_root(environ: Mapping[str, str]) -> str:
     if older_home := _first(environ, "ZOS_HOME"):
         return f"{older_home}/agent-mq"
     data = environ.get("XDG_DATA_HOME", "")
-    if not data.startswith("/"):  # the XDG specification: a relative path is to be ignored
+    if not data.startswith("/"):  # by the XDG Base Directory Specification, a relative path is ignored
         home = environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - see message_queue
         data = f"{home}/.local/share"
     if not data.startswith("/"):
-        raise QueueError("there is no home folder here; say where the queue lies with TRUNKLINE_QUEUE_ROOT")
+        raise QueueError("this user has no home folder: set TRUNKLINE_QUEUE_ROOT to the queue's folder")
     return f"{data}/trunkline/queue"
 
 
 def checked_threshold(value: object, name: str) -> int:
-    """`value` as a threshold in bytes. Raises QueueError naming the setting."""
+    """Return `value` if it is a threshold in bytes. Raises QueueError that names the setting."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_BODY_THRESHOLD:
         return value
     raise QueueError(f"{name} must be a number from 0 to {MAX_BODY_THRESHOLD}, not {str(value)[:40]!r}")

@@ -1,4 +1,4 @@
-"""What lies in a file queue, counted (FQ-07)."""
+"""Count the content of a file queue (FQ-07)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SUMMED = ("messages", "expired", "unparseable", "bytes")
 
 
 def queue_status(root: str, session: str | None) -> dict[str, Any]:
-    """The sums over one session or all, and each session by itself under `sessions`."""
+    """Return the sums over one session or all, and the values of each session under `sessions`."""
     sessions = {name: _session_status(root, name) for name in ([session] if session else _sessions(root))}
     sums = {what: sum(one[what] for one in sessions.values()) for what in _SUMMED}
     per_topic = {topic: sum(one["per_topic"][topic] for one in sessions.values()) for topic in sorted(TOPICS)}
@@ -72,7 +72,7 @@ def _bytes_of_bodies(folder: SessionFolder) -> int:
             for entry in entries:
                 try:
                     total += entry.stat(follow_symlinks=False).st_size
-                except FileNotFoundError:  # an expire may be at work
+                except FileNotFoundError:  # an expire may be running
                     continue
     except FileNotFoundError:
         return 0

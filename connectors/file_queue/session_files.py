@@ -1,6 +1,6 @@
 """The files of one session: its folder, its lock, and the append-only file of messages (FQ-05, FQ-06, FQ-11).
 
-Everything is opened relative to the session's folder and never through a link, so no name leads out of it.
+All files are opened relative to the session's folder and never through a link, so no name leads out of it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PLAN = "expire.plan"
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 CHUNK_BYTES = 256 * 1024
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
-# Not blocking: what somebody put there instead of a file (a pipe) must not hold us up.
+# Non-blocking: a pipe in place of a file must not block the reader.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -49,12 +49,12 @@ class SessionFolder:
         os.close(self.fd)
 
     def lock(self) -> None:
-        """Take the session's lock, waiting for whoever has it."""
+        """Take the session's lock. Waits while another process has it."""
         while True:
             fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE, dir_fd=self.fd)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
-                # Somebody may have deleted the file while we waited; then others lock another one.
+                # If the file was deleted during the wait, other processes lock a new one.
                 if os.fstat(fd).st_ino == os.stat(LOCK, dir_fd=self.fd, follow_symlinks=False).st_ino:
                     self._lock_fd = fd
                     return
@@ -66,13 +66,13 @@ class SessionFolder:
             os.close(fd)
 
     def hold_bodies(self) -> None:
-        """Until `unlock`, or the process's end, keep an expire from side-files that have no line yet."""
+        """Protect side-files that have no line yet from an expire, until `unlock` or the end of the process."""
         if self._bodies_fd is None:
             self._bodies_fd = self.open_folder(BODIES)
             fcntl.flock(self._bodies_fd, fcntl.LOCK_SH)
 
     def unlock(self) -> None:
-        """Give the locks back. Said explicitly: a child forked by another thread may share the descriptor."""
+        """Release the locks. Explicitly, because a child forked by another thread may share the descriptors."""
         held = (self._lock_fd, self._bodies_fd)
         self._lock_fd = self._bodies_fd = None
         for fd in held:
@@ -81,7 +81,7 @@ class SessionFolder:
                 os.close(fd)
 
     def has_plan(self) -> bool:
-        """Whether an expire was killed in the middle and is to be finished first."""
+        """Return whether an interrupted expire has to be finished first."""
         try:
             os.stat(PLAN, dir_fd=self.fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -89,7 +89,7 @@ class SessionFolder:
         return True
 
     def open_file(self, name: str, folder: str | None = None) -> int | None:
-        """A regular file of the session to read, or None if it is not there. Raises OSError for a link."""
+        """Open a regular file of the session for reading, None if it is missing. Raises OSError for a link."""
         parent = self.fd if folder is None else self.open_folder(folder)
         try:
             fd = os.open(name, _READ, dir_fd=parent)
@@ -104,7 +104,7 @@ class SessionFolder:
         return fd
 
     def open_folder(self, name: str) -> int:
-        """One of the session's own folders, made if it is missing."""
+        """Open one of the session's own folders. Creates a missing one."""
         try:
             return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=self.fd)
         except FileNotFoundError:
@@ -112,18 +112,18 @@ class SessionFolder:
             return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=self.fd)
 
     def sync_path(self) -> None:
-        """Put the names of all folders down to this one on the disk."""
+        """Sync the names of all folders down to this one to the disk."""
         os.fsync(self.fd)
         folder = self.path
         while folder not in ("", "/"):
             folder = folder.rpartition("/")[0] or "/"
             try:
                 sync_folder(folder)
-            except PermissionError:  # one that we may not read is none that we made
+            except PermissionError:  # we have not created a folder that we may not read
                 return
 
     def write_body(self, name: str, body: bytes) -> None:
-        """Write a side-file and put it on the disk. What could not be written is taken away again."""
+        """Write a side-file and sync it to the disk. An incomplete file is removed again."""
         self.hold_bodies()
         folder = self.open_folder(BODIES)
         try:
@@ -141,7 +141,7 @@ class SessionFolder:
             os.close(folder)
 
     def read_body(self, name: str) -> tuple[str | None, str | None]:
-        """The text of a side-file, or why it cannot be read."""
+        """Return the text of a side-file, or else the reason why it cannot be read."""
         try:
             fd = self.open_file(name, BODIES)
         except OSError as error:
@@ -162,7 +162,7 @@ class SessionFolder:
             os.close(fd)
 
     def remove_bodies(self, names: list[str]) -> None:
-        """Delete side-files; one that is gone is no error."""
+        """Delete side-files. A missing one is no error."""
         folder = self.open_folder(BODIES)
         try:
             for name in names:
@@ -175,10 +175,10 @@ class SessionFolder:
 
 
 def append(fd: int, line: bytes) -> None:
-    """Append a line by one write, under the lock of whoever calls.
+    """Append a line with one write. The caller has the lock.
 
-    What lies before it without a newline was left by a writer that was killed or is no user of the lock. It
-    is ended here: then it is a line of its own, a message if it was whole and else skipped by every reader.
+    A last line without a newline is from a writer that was killed, or that does not use the lock. This function
+    completes it: it is a message if it is whole, and otherwise every reader skips it.
     """
     size = os.fstat(fd).st_size
     if size and os.pread(fd, 1, size - 1) != b"\n":
@@ -186,24 +186,24 @@ def append(fd: int, line: bytes) -> None:
     try:
         written = os.write(fd, line)
         if written < len(line):
-            # A full disk takes what fits, and says so only to the next write.
+            # A full disk writes what fits, and reports an error only for the next write.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         try:
             os.ftruncate(fd, size)
         except OSError as second:
             raise QueueError(
-                f"a line was written in part and could not be taken back: {second.strerror}. The next send "
-                "ends it; no reader takes a part for a message."
+                f"a line was written in part and could not be removed: {second.strerror}. The next send "
+                "completes it, and readers skip it."
             ) from error
         raise
 
 
 def complete_lines(fd: int, start: int, end: int) -> Iterator[tuple[int, int, bytes | None]]:
-    """The lines between two offsets that have their newline: where each begins and ends, and what it says.
+    """Yield the lines with a newline between two offsets: the offsets of each line, and its content.
 
-    None stands for an over-long one: it is read in pieces and never held. `start` need not be the beginning
-    of a line: the rest of the line that it is in is skipped.
+    The content of an over-long line is None: such a line is never in memory as a whole. If `start` is within a
+    line, the content of that line is None, too.
     """
     whole = start == 0 or os.pread(fd, 1, start - 1) == b"\n"
     line_start, offset, held, held_bytes = start, start, [], 0
@@ -224,7 +224,7 @@ def complete_lines(fd: int, start: int, end: int) -> Iterator[tuple[int, int, by
 
 
 def complete_lines_backward(fd: int, end: int) -> Iterator[bytes | None]:
-    """The lines before an offset that have their newline, the last one first; None for an over-long one."""
+    """Yield the lines with a newline before an offset, the last one first; None for an over-long line."""
     offset, held, held_bytes, is_tail = end, [], 0, True
     while offset > 0:
         size = min(CHUNK_BYTES, offset)
@@ -246,14 +246,14 @@ def complete_lines_backward(fd: int, end: int) -> Iterator[bytes | None]:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of it, in as many pieces as the system makes of it."""
+    """Write all bytes, with as many writes as necessary."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
 def read_range(fd: int, start: int, limit: int) -> bytes:
-    """What stands from an offset on, at most `limit` bytes."""
+    """Return the bytes from an offset on, at most `limit`."""
     pieces: list[bytes] = []
     while limit > 0 and (piece := os.pread(fd, min(limit, CHUNK_BYTES), start)):
         pieces.append(piece)
@@ -263,7 +263,7 @@ def read_range(fd: int, start: int, limit: int) -> bytes:
 
 
 def replace_file(folder: int, name: str, data: bytes) -> None:
-    """Write a small file so that it is the old one or the new one at any moment, also after a power cut."""
+    """Replace a small file in one step: it has the old or the new content, also after a power cut."""
     new = f".{name}.new"
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, FILE_MODE, dir_fd=folder)
     try:
@@ -279,7 +279,7 @@ def replace_file(folder: int, name: str, data: bytes) -> None:
 
 
 def remove(name: str, folder: int) -> None:
-    """Delete a file; one that is gone is no error."""
+    """Delete a file. A missing one is no error."""
     try:
         os.unlink(name, dir_fd=folder)
     except FileNotFoundError:
@@ -287,7 +287,7 @@ def remove(name: str, folder: int) -> None:
 
 
 def sync_folder(path: str) -> None:
-    """Put a folder's names on the disk."""
+    """Sync the names in a folder to the disk."""
     fd = os.open(path, _FOLDER)
     try:
         os.fsync(fd)

@@ -12,8 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-from connectors.file_bridge.poll_audit import AuditPlace, read_polls
-from connectors.file_bridge.progress import Progress
+from connectors.file_bridge.progress import AuditPlace, Progress, read_polls
 from connectors.file_bridge.records import (
     claims_of,
     is_to_everybody,
@@ -25,9 +24,8 @@ from connectors.file_bridge.records import (
 )
 from connectors.file_queue import QueueError
 from connectors.file_queue.cursors import SUFFIX, all_cursors, read_cursor
-from connectors.file_queue.expiry import finish_expire
+from connectors.file_queue.expiry import finish_expire, names_in
 from connectors.file_queue.message_record import is_expired, is_name, parse_line, side_file_of, to_line
-from connectors.file_queue.orphans import names_in
 from connectors.file_queue.session_files import CURSORS, PLAN, SessionFolder
 from connectors.launcher.launcher_file import read_launchers
 from connectors.launcher.local_processes import LocalProcessLauncher

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from connectors.file_queue import Queue, orphans
-from connectors.file_queue.orphans import ORPHAN_AGE_S
+from connectors.file_queue import Queue, expiry
+from connectors.file_queue.expiry import ORPHAN_AGE_S
 from tests.connectors.file_queue.queue_process import killed, queue_process, stopped
 from tests.connectors.file_queue.test_queue_hostile_lines import GOOD, to_line, write
 
@@ -144,7 +144,7 @@ def test_an_expire_killed_among_the_orphans_leaves_the_others_to_the_next(queue:
 def test_no_side_file_is_taken_from_under_many_senders_even_without_the_age(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orphans, "ORPHAN_AGE_S", -60.0)
+    monkeypatch.setattr(expiry, "ORPHAN_AGE_S", -60.0)
     senders = [queue_process(queue.root, "send many", "", 1, f"s{number}", 150) for number in range(3)]
     expires = 0
     while any(sender.poll() is None for sender in senders):
