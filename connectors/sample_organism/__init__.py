@@ -1,1 +1,4 @@
-"""The listeners of `conf/organism.yaml`: a calculator, a search pair, a researcher; one notes each start."""
+"""The sample listeners of `conf/organism.yaml`: a calculator, a search pair, a researcher, and a start logger.
+
+Must import only the XML pump's public modules: it shows how users write handlers.
+"""

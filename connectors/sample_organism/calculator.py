@@ -13,16 +13,8 @@ _NUMBERS = Context(prec=28)
 
 @handles(Calculate)
 async def calculate(message: ListenerMessage) -> bytes:
-    """The result; a division by zero raises, and who asked gets a <huh>."""
+    """Return the result. A division by zero raises, and the sender gets a <huh>."""
     asked: Calculate = message.payload
     first, second = asked.first, asked.second
-    value: Decimal
-    if asked.operation == "add":
-        value = _NUMBERS.add(first, second)
-    elif asked.operation == "subtract":
-        value = _NUMBERS.subtract(first, second)
-    elif asked.operation == "multiply":
-        value = _NUMBERS.multiply(first, second)
-    else:
-        value = _NUMBERS.divide(first, second)
+    value: Decimal = getattr(_NUMBERS, asked.operation)(first, second)
     return to_xml(Result(value))

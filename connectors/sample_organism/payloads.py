@@ -1,4 +1,4 @@
-"""What the sample's listeners say to each other. One namespace, one class for each root tag."""
+"""The payloads of the sample's listeners: one namespace, and one class for each root tag."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMESPACE = "urn:trunkline:sample:1"
 @payload("calculate", namespace=NAMESPACE)
 @dataclass(frozen=True)
 class Calculate:
-    """Two numbers and what to do with them."""
+    """Two numbers and an operation."""
 
     operation: Literal["add", "subtract", "multiply", "divide"]
     first: Decimal
@@ -24,7 +24,7 @@ class Calculate:
 @payload("result", namespace=NAMESPACE)
 @dataclass(frozen=True)
 class Result:
-    """What came of a calculation."""
+    """The result of a calculation."""
 
     value: Decimal
 
@@ -40,7 +40,7 @@ class Search:
 @payload("found", namespace=NAMESPACE)
 @dataclass(frozen=True)
 class Found:
-    """What one source has about the words."""
+    """The titles that one source has found."""
 
     source: str
     titles: list[str] = field(default_factory=list)

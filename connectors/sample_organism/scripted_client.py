@@ -1,6 +1,6 @@
-"""A language model's client without a model: the researcher's, which always does the same.
+"""The researcher's client of a language model, without a model: it always follows the same script.
 
-It asks all its tools at once, waits until each has answered or said that it cannot, and reports what they said.
+It calls all its tools at once, waits until each has answered or failed, and reports the answers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ScriptedClient:
         messages: Sequence[ChatMessage],
         tools: Sequence[Mapping[str, Any]],
     ) -> Completion:
-        """Ask first; when all have answered, report; after that, nothing."""
+        """Return the calls of all tools first, the report after all answers, and then nothing."""
         names = [str(tool["name"]) for tool in tools]
         last_question = max((n for n, one in enumerate(messages) if one.role == "user"), default=0)
         since = messages[last_question + 1 :]

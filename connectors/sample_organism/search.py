@@ -1,4 +1,4 @@
-"""The search pair: two listeners of `<search>`, one fast that knows little, one slow that knows more."""
+"""The search pair: two listeners of `<search>`, a fast one with few titles and a slow one with more."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from connectors.sample_organism.payloads import Found, Search
 from connectors.xml_payloads.payload_types import to_xml
 from connectors.xml_pump.handlers import ListenerMessage, handles
 
-# How long the archive looks.
+# The duration of a search in the archive.
 ARCHIVE_S = 1.0
 _INDEX = ("The log and its fold", "A mailbox for each agent", "Leases and who holds them")
 _ARCHIVE = (*_INDEX, "How the log came to be", "What a mailbox costs", "Messages of ten years")
@@ -16,13 +16,13 @@ _ARCHIVE = (*_INDEX, "How the log came to be", "What a mailbox costs", "Messages
 
 @handles(Search)
 async def index(message: ListenerMessage) -> bytes:
-    """What stands in the index, at once."""
+    """Return the titles in the index, at once."""
     return to_xml(Found("index", _with_words(_INDEX, message.payload.query)))
 
 
 @handles(Search)
 async def archive(message: ListenerMessage) -> bytes:
-    """What stands in the archive, after a while."""
+    """Return the titles in the archive, after a pause."""
     await asyncio.sleep(ARCHIVE_S)
     return to_xml(Found("archive", _with_words(_ARCHIVE, message.payload.query)))
 

@@ -1,4 +1,4 @@
-"""Gets `<boot/>` whenever a pump starts, and says so in the pump's log."""
+"""Log each start of a pump, which sends `<boot/>`."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ log = structlog.stdlib.get_logger(__name__)
 
 @handles(Boot)
 async def note_start(message: ListenerMessage) -> None:
-    """Answer nothing: nobody waits for it."""
+    """Log the start. There is no answer, because no listener waits for one."""
     log.info("booted", thread=message.thread)

@@ -1,7 +1,7 @@
-"""Logs of a program: one JSON object a line on stderr, secrets blanked out by key and by value.
+"""The log of a program: one JSON object a line on stderr, secrets blanked by key and by value.
 
-**Loses when** stderr takes nothing (its disk is full): what is logged then is gone, and nothing else fails.
-Before the first line that is taken again stands how many were not.
+**Loses when** stderr cannot be written (its disk is full): these lines are lost, and nothing else fails. The
+next line that can be written follows a line with the number of lost lines.
 """
 
 from __future__ import annotations
@@ -42,19 +42,20 @@ class _Redactor:
 
 
 def _is_of_use(record: logging.LogRecord) -> bool:
-    # A client that is closed while it still looks for Kafka ends what its own thread may be at: that goes wrong
-    # now and then, with a traceback, and changes nothing.
+    # kafka-python sometimes logs this with a traceback when a client is closed before it has found Kafka. It is
+    # harmless.
     return record.msg != "Error closing coroutine for cancelled task"
 
 
 class _StderrLines:
-    """Writes lines to stderr, for all threads, without a buffer: what a full disk refuses must not come later,
-    behind newer lines.
+    """Writes lines to stderr, for all threads.
+
+    There is no buffer, so that a line which a full disk has refused does not appear later, after newer lines.
     """
 
     def __init__(self, program: str) -> None:
         self._program = program
-        # While a line is written, a signal's handler or what is thrown away may log, too, on the same thread.
+        # During a write, a signal handler or a finalizer may log on the same thread.
         self._lock = threading.RLock()
         self._waiting: deque[str] = deque()
         self._is_writing = False
@@ -66,7 +67,7 @@ class _StderrLines:
         with self._lock:
             self._waiting.append(line)
             if self._is_writing:
-                return  # written behind the one that this thread is at
+                return  # written after the line that this thread is writing
             self._is_writing = True
             try:
                 while self._waiting:
@@ -82,7 +83,7 @@ class _StderrLines:
 
     def _takes(self, line: str) -> bool:
         if sys.stderr is None:
-            return True  # started without one: its number may be that of another file by now
+            return True  # the program was started without stderr, so its number may be that of another file
         given = f"\n{line}\n".encode() if self._is_cut else f"{line}\n".encode()
         taken = 0
         try:
@@ -109,7 +110,7 @@ class _StderrLines:
 
 
 class _StderrLogger:
-    """What structlog calls with a finished line."""
+    """The logger that structlog calls with a finished line."""
 
     def __init__(self, lines: _StderrLines, name: str | None = None) -> None:
         self.name = name
@@ -117,7 +118,7 @@ class _StderrLogger:
 
 
 class _StderrHandler(logging.Handler):
-    """The libraries' lines go the same way as ours."""
+    """Writes the lines of libraries that use `logging`."""
 
     def __init__(self, lines: _StderrLines) -> None:
         super().__init__()
@@ -126,7 +127,7 @@ class _StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._lines.write(self.format(record))
-        except Exception:  # noqa: BLE001  what logs must not fail for it
+        except Exception:  # noqa: BLE001  a failing log must not stop the program
             self.handleError(record)
 
 
@@ -137,9 +138,14 @@ def _add_logger_name(logger: Any, method: str, event: MutableMapping[str, Any]) 
 
 
 def configure_json_log(program: str, secrets: Iterable[str] = (), level: int = logging.INFO) -> None:
-    """Send structlog's and the libraries' log lines as JSON to stderr; libraries from WARNING on.
+    """Send the log lines of structlog and of libraries to stderr as JSON.
 
-    `secrets` are values that are blanked out wherever they stand. Call it once, in a program's `main`.
+    Call it once, in a program's `main`. Libraries log from WARNING on.
+
+    Args:
+        program: the program's name, in each line.
+        secrets: values that are blanked wherever they appear.
+        level: the lowest level of the program's own lines.
     """
     chain: list[Any] = [
         structlog.contextvars.merge_contextvars,
@@ -150,7 +156,7 @@ def configure_json_log(program: str, secrets: Iterable[str] = (), level: int = l
         _Redactor(secrets),
     ]
     lines = _StderrLines(program)
-    # Our own lines go straight to stderr: the way through `logging` takes nearly twice as long.
+    # Our own lines do not go through `logging`, which takes nearly twice as long.
     structlog.configure(
         processors=[*chain, structlog.processors.JSONRenderer()],
         logger_factory=partial(_StderrLogger, lines),
@@ -171,7 +177,7 @@ def configure_json_log(program: str, secrets: Iterable[str] = (), level: int = l
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    # Says as a warning only that callbacks of ours took their time.
+    # Its warnings only report slow callbacks of ours.
     selector = logging.getLogger("kafka.net.selector")
     selector.setLevel(logging.ERROR)
     selector.addFilter(_is_of_use)

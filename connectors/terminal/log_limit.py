@@ -1,8 +1,7 @@
-"""A bound on how often a program logs the same: one line of a kind every few seconds, with the number of those
-that were left out.
+"""Limit how often a program logs the same kind of line, and count the lines that were left out.
 
-Strangers can cause some lines as often as they like (a request that is no HTTP, a connection beyond a budget).
-Without a bound they could rotate everything else out of the log. All kinds together are bounded too.
+Any client can cause some lines as often as it likes (a request that is not HTTP, a connection beyond a budget).
+Without a limit these lines could push everything else out of the log. The number of kinds is limited, too.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class LogLimit(Generic[_LineKind]):
     Args:
         every_s: the time from one line of a kind to the next, in seconds.
         clock: returns seconds and never goes back.
-        most: how many kinds are told apart within `every_s`. All beyond them count as one kind, `None`.
+        most: the number of kinds within `every_s`. All further kinds count as one, `None`.
     """
 
     def __init__(
@@ -44,13 +43,13 @@ class LogLimit(Generic[_LineKind]):
         self._clock = clock
         self._most = most
         self._lock = threading.Lock()
-        # In the order of their last lines.
+        # Sorted by the time of their last lines.
         self._kinds: OrderedDict[_LineKind | None, _Kind] = OrderedDict()
 
     def omitted(self, kind: _LineKind | None) -> int | None:
-        """Return how many lines of this kind were left out since the last one, None to leave out this one.
+        """Return how many lines of this kind were left out since the last one; None to leave out this one.
 
-        A program that does not call `due` loses the count of a kind whose place another one needs.
+        Unless the program calls `due`, the count of a kind is lost when another kind needs its place.
         """
         now = self._clock()
         with self._lock:
@@ -68,10 +67,10 @@ class LogLimit(Generic[_LineKind]):
             return 0 if known is None else known.omitted
 
     def due(self) -> list[tuple[_LineKind | None, int]]:
-        """Return the kinds of which lines were left out and whose time is over, with the number of these lines.
+        """Return the kinds with left-out lines whose time is over, with the number of these lines.
 
-        The caller logs a line for each, so their time begins again. Called from time to time, it loses no count
-        when no further line of a kind follows.
+        The caller logs a line for each, so their time begins again. A program that calls this from time to time
+        loses no count when no further line of a kind follows.
         """
         now, found = self._clock(), []
         with self._lock:
@@ -91,10 +90,10 @@ class LogLimit(Generic[_LineKind]):
 
 
 class RepeatedLines(logging.Filter):
-    """Leaves out what libraries log again and again. The next line of the kind that passes has `omitted`; when
-    none follows, the number is not logged.
+    """Leaves out repeated lines of libraries.
 
-    A kind is a logger, a level, the error's type, and the first line of the message without its arguments.
+    The next line of the kind has the field `omitted`. If none follows, the number is not logged. A kind is a
+    logger, a level, the error's type, and the first line of the message without its arguments.
     """
 
     def __init__(self, limit: LogLimit[Hashable] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Text of agents on a terminal (CM-06): shown, never obeyed."""
+"""Display untrusted text on a terminal without executing its control sequences (CM-06)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import TextIO
 
 
 def escaped(text: str) -> str:
-    """`text` with everything that is not plainly printable as an escape: control characters, ANSI sequences,
-    line breaks, bidirectional and zero-width marks, lone surrogates. One line in, one line out.
+    """Return the text as one line, with all unprintable characters escaped.
+
+    These are control characters, ANSI sequences, line breaks, bidirectional and zero-width marks, and lone
+    surrogates.
     """
     if text.isprintable():
         return text
@@ -17,5 +19,5 @@ def escaped(text: str) -> str:
 
 
 def is_coloured(stream: TextIO | None = None) -> bool:
-    """Whether colours are wanted on `stream` (standard output): a terminal, and NO_COLOR is not set."""
+    """Return whether to use colours: `stream` (standard output) is a terminal, and NO_COLOR is not set."""
     return (stream or sys.stdout).isatty() and not os.environ.get("NO_COLOR")

@@ -1,1 +1,4 @@
-"""A Unix socket that one process has at a time."""
+"""A Unix socket that one process at a time listens on.
+
+Must not import anything else of `connectors`.
+"""

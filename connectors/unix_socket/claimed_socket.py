@@ -1,10 +1,10 @@
-"""A Unix socket that one process has at a time: who holds the lock beside it, `<socket>.lock`.
+"""A Unix socket that one process at a time listens on: the process that has locked `<socket>.lock`.
 
-    claimed = ClaimedSocket(path)
-    while (listener := claimed.claim()) is None: ...   another process has it
+    claimed = ClaimedSocket(path, private_below)
+    while (listener := claimed.claim()) is None: ...   # another process listens
 
-The kernel takes the lock from a process that is gone, however it went; the socket file that it has left is
-replaced. An address in the file system may be 107 bytes long: a longer path is reached by way of its folder.
+The kernel releases the lock of a process that has ended, and the next process replaces its socket file. An
+address in the file system has at most 107 bytes (unix(7)): a longer path is addressed relative to its folder.
 """
 
 from __future__ import annotations
@@ -26,8 +26,12 @@ _OWNER_ONLY: Final = 0o700
 
 
 class ClaimedSocket:
-    """Claims and gives back one path. `private_below`: a folder below it that others may look into is made
-    private; elsewhere such a folder is refused.
+    """Claims and releases one path.
+
+    Args:
+        path: the path of the socket.
+        private_below: the socket's folder is made private if it is below this one. Any other folder is refused
+            if other users may read it.
     """
 
     def __init__(self, path: Path, private_below: Path) -> None:
@@ -37,8 +41,10 @@ class ClaimedSocket:
         self._listener: socket.socket | None = None
 
     def claim(self) -> socket.socket | None:
-        """A bound socket that nobody can connect to yet, the same each time; None while another process has the
-        path. Raises TrunklineError that says what to do about it.
+        """Return the bound socket, or None while another process has the path.
+
+        Each call returns the same socket. No client can connect before the caller listens on it. Raises
+        TrunklineError that says what to do.
         """
         if self._listener is not None:
             return self._listener
@@ -55,13 +61,10 @@ class ClaimedSocket:
         lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(lock)
-            if isinstance(error, BlockingIOError):
-                return None
-            raise
-        try:
             listener = self._bound()
+        except BlockingIOError:
+            os.close(lock)
+            return None
         except BaseException:
             os.close(lock)
             raise
@@ -69,7 +72,7 @@ class ClaimedSocket:
         return listener
 
     def release(self) -> None:
-        """Give the path back, if it is ours."""
+        """Release the path, if this process has claimed it."""
         if self._lock is None:
             return
         with suppress(OSError):
@@ -85,13 +88,13 @@ class ClaimedSocket:
         mode = stat.S_IMODE(folder.stat().st_mode)
         if mode & 0o077:
             if not folder.is_relative_to(self._private_below):
-                raise PermissionError(errno.EACCES, "its folder is open to others (chmod 700 mends it)")
+                raise PermissionError(errno.EACCES, "its folder is open to other users (run chmod 700 on it)")
             folder.chmod(_OWNER_ONLY)
 
     def _bound(self) -> socket.socket:
         try:
             if not stat.S_ISSOCK(self.path.lstat().st_mode):
-                raise FileExistsError(errno.EEXIST, "there is a file that is no socket")
+                raise FileExistsError(errno.EEXIST, "there is a file that is not a socket")
             self.path.unlink()
         except FileNotFoundError:
             pass
@@ -99,7 +102,7 @@ class ClaimedSocket:
         try:
             with address_of(self.path) as address:
                 listener.bind(address)
-            # Nobody can connect before it is listened on, so nobody finds it with other rights.
+            # No client can connect before the listen call, so none can use the socket's first mode.
             self.path.chmod(0o600)
         except BaseException:
             listener.close()
@@ -109,7 +112,7 @@ class ClaimedSocket:
 
 @contextmanager
 def address_of(path: Path) -> Iterator[str]:
-    """What `bind` and `connect` take for a path. Raises OSError for a folder that is not there."""
+    """Yield the address of a path for `bind` and `connect`. Raises OSError if its folder is missing."""
     if len(os.fsencode(path)) <= _ADDRESS_BYTES:
         yield str(path)
         return
