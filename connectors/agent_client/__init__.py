@@ -8,10 +8,9 @@
 How requests are signed, also in other languages, is in docs/how-to/sign_agent_requests.md.
 """
 
-from connectors.agent_client.agent_key import AgentKey, KeyFileError
 from connectors.agent_client.connection import agent_client
 from connectors.agent_client.http_client import KEY_UNUSABLE, REFUSED, UNREACHABLE, AgentHttpClient
-from connectors.agent_client.signed_auth import SignedAuth
+from connectors.agent_client.signed_auth import AgentKey, KeyFileError, SignedAuth
 
 __all__ = [
     "KEY_UNUSABLE",

@@ -7,15 +7,16 @@ been done: a request that failed on its way is answered with an error, and whoev
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import anyio
 import httpx2
 
-from connectors.agent_client.agent_key import KeyFileError
-from connectors.agent_client.signed_auth import SignedAuth
+from connectors.agent_client.signed_auth import KeyFileError, SignedAuth
 from connectors.gateway_client.gateway_tls import CA_VARIABLE, explained, trust
 from connectors.terminal.terminal_text import escaped
 from schemas.errors import Refused, UsageError
@@ -122,3 +123,58 @@ def _explained(request: httpx2.Request, response: httpx2.Response) -> httpx2.Res
 def _failure(request: httpx2.Request, code: int, text: str, status: int = 503) -> httpx2.Response:
     error = {"code": code, "message": text, "data": {"reason": _NAMES[code]}}
     return httpx2.Response(status, json={"jsonrpc": "2.0", "id": None, "error": error}, request=request)
+
+
+_SESSION: Final = "mcp-session-id"
+_VERSION: Final = "mcp-protocol-version"
+_NOT_FOUND: Final = 404
+
+
+class ReopeningClient(AgentHttpClient):
+    """Remembers how its session was opened. The transport above goes on with the first session's id, which
+    stands here for the one that is open now.
+    """
+
+    def __init__(self, url: str, auth: SignedAuth, read_s: float = READ_S) -> None:
+        super().__init__(url, auth, read_s)
+        self._opening: bytes | None = None
+        self._current: dict[str, str] = {}
+        self._one_at_a_time = anyio.Lock()
+
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """The server's answer in the session that is open, if need be in a new one."""
+        asked = request.headers.get(_SESSION)
+        if asked is None:
+            response = await super().send(request, **options)
+            if _SESSION in response.headers and response.is_success:
+                self._opening = request.content
+            return response
+        used = request.headers[_SESSION] = self._current.get(asked, asked)
+        response = await super().send(request, **options)
+        if response.status_code != _NOT_FOUND or request.method == "DELETE":
+            return response
+        async with self._one_at_a_time:
+            # Of several requests that fail together the first opens the session for all.
+            if self._current.get(asked, asked) == used and not await self._reopened(request, asked):
+                return response
+        again = httpx2.Request(request.method, request.url, headers=request.headers, content=request.content)
+        again.extensions = request.extensions
+        again.headers[_SESSION] = self._current[asked]
+        return await super().send(again, **options)
+
+    async def _reopened(self, request: httpx2.Request, asked: str) -> bool:
+        if self._opening is None:
+            return False
+        headers = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
+        opening = self.build_request("POST", request.url, content=self._opening, headers=headers)
+        opened = await super().send(opening)
+        if not opened.is_success or _SESSION not in opened.headers:
+            return False
+        headers[_SESSION] = opened.headers[_SESSION]
+        if _VERSION in request.headers:
+            headers[_VERSION] = request.headers[_VERSION]
+        ready = json.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"}).encode()
+        told = await super().send(self.build_request("POST", request.url, content=ready, headers=headers))
+        if told.is_success:
+            self._current[asked] = opened.headers[_SESSION]
+        return told.is_success

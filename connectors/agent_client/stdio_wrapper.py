@@ -12,17 +12,25 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 from anyio.abc import TaskStatus
 from mcp import stdio_server
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.inbound import (
+    MCP_METHOD_HEADER,
+    MCP_NAME_HEADER,
+    MCP_PROTOCOL_VERSION_HEADER,
+    NAME_BEARING_METHODS,
+    encode_header_value,
+)
 from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params
 from mcp.shared.message import ClientMessageMetadata, SessionMessage
 from mcp.types import (
     INVALID_REQUEST,
     PARSE_ERROR,
+    PROTOCOL_VERSION_META_KEY,
     ErrorData,
     JSONRPCError,
     JSONRPCMessage,
@@ -32,14 +40,57 @@ from mcp.types import (
     RequestId,
 )
 
-from connectors.agent_client.agent_key import AgentKey
-from connectors.agent_client.http_client import UNREACHABLE, endpoint
-from connectors.agent_client.message_headers import MessageHeaders
-from connectors.agent_client.reopened_session import ReopeningClient
-from connectors.agent_client.signed_auth import SignedAuth
+from connectors.agent_client.http_client import UNREACHABLE, ReopeningClient, endpoint
+from connectors.agent_client.signed_auth import AgentKey, SignedAuth
 from connectors.launcher.protocol import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE
 from connectors.terminal.terminal_text import escaped
 from schemas.errors import TrunklineError, UsageError
+
+
+class MessageHeaders:
+    """Follows one connection. The newer protocol says its version in each message, the older one in its
+    handshake; over HTTP both say it in a header, too.
+    """
+
+    def __init__(self) -> None:
+        self._handshakes: set[str | int] = set()
+        self._version: str | None = None
+
+    def of_request(self, message: JSONRPCMessage) -> dict[str, str]:
+        """The headers of a message on its way to the server."""
+        if not isinstance(message, JSONRPCRequest | JSONRPCNotification):
+            return self._version_header(self._version)
+        if isinstance(message, JSONRPCRequest) and message.method == "initialize":
+            self._handshakes.add(message.id)
+            return {}
+        params = message.params or {}
+        meta = params.get("_meta")
+        version = meta.get(PROTOCOL_VERSION_META_KEY) if isinstance(meta, dict) else None
+        if not isinstance(version, str):
+            return self._version_header(self._version)
+        headers = self._version_header(version)
+        if _is_plain(message.method):
+            headers[MCP_METHOD_HEADER] = message.method
+        if isinstance(name := params.get(NAME_BEARING_METHODS.get(message.method, "")), str):
+            headers[MCP_NAME_HEADER] = encode_header_value(name)
+        return headers
+
+    def see_answer(self, message: JSONRPCResponse | JSONRPCError) -> None:
+        """Learn the version from the answer to a handshake."""
+        if message.id not in self._handshakes:
+            return
+        self._handshakes.discard(message.id)
+        result: Any = message.result if isinstance(message, JSONRPCResponse) else None
+        if isinstance(result, dict) and isinstance(version := result.get("protocolVersion"), str):
+            self._version = version
+
+    def _version_header(self, version: str | None) -> dict[str, str]:
+        return {MCP_PROTOCOL_VERSION_HEADER: version} if version is not None and _is_plain(version) else {}
+
+
+def _is_plain(text: str) -> bool:
+    return text.isascii() and text.isprintable() and text == text.strip()
+
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams

@@ -7,6 +7,7 @@ only who opened it may post to it.
 from __future__ import annotations
 
 import json
+import logging
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -26,7 +27,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from connectors.agent_mcp.agent_keys import AgentKeys
 from connectors.agent_mcp.agent_tools import AgentTools
-from connectors.agent_mcp.library_log import keep_texts_out_of_log
 from connectors.agent_mcp.signed_requests import PRINCIPAL, SignedRequests, body_limit_bytes
 from connectors.agent_mcp.sse_sessions import SseSessions
 from connectors.agent_mcp.tool_arguments import ARGUMENTS, ONLY_READS, described_tools
@@ -38,6 +38,33 @@ from schemas.fold.view_rows import REGISTRY_KEYS
 from schemas.settings.settings import Settings
 from schemas.wire.verdicts import MALFORMED
 from schemas.wire.wire_body import first_fault
+
+log = structlog.stdlib.get_logger(__name__)
+
+_LIBRARY: Final = "mcp"
+
+
+class _WithoutText(logging.Handler):
+    """Its texts and its tracebacks quote bodies, headers and addresses."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[0] if isinstance(record.exc_info, tuple) else None
+        log.log(
+            record.levelno,
+            "mcp_library",
+            module=record.name,
+            line=record.lineno,
+            error=None if error is None else error.__name__,
+        )
+
+
+def keep_texts_out_of_log() -> None:
+    """Do it for this process, from WARNING on."""
+    library = logging.getLogger(_LIBRARY)
+    library.handlers[:] = [_WithoutText(logging.WARNING)]
+    library.setLevel(logging.WARNING)
+    library.propagate = False
+
 
 log = structlog.stdlib.get_logger(__name__)
 

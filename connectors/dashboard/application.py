@@ -7,10 +7,12 @@ refused request is recorded as at the hub.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import structlog
 from fastapi import FastAPI, Request, Response
@@ -19,16 +21,13 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp
 
 from connectors.dashboard.agent_board import AgentBoard
-from connectors.dashboard.data_routes import Shown, add_data_routes
-from connectors.dashboard.entrance import Entrance, add_login_routes
+from connectors.dashboard.entrance import Entrance, Logins, add_login_routes
 from connectors.dashboard.event_broadcast import EventBroadcast
 from connectors.dashboard.event_frames import FrameWriter
-from connectors.dashboard.event_routes import SEND_BUFFER_BYTES, add_event_routes
 from connectors.dashboard.guard import Guard
-from connectors.dashboard.logins import Logins
-from connectors.dashboard.page_files import INDEX, page_files
 from connectors.dashboard.pulse import Pulse
 from connectors.dashboard.rejections import Rejections
+from connectors.dashboard.routes import SEND_BUFFER_BYTES, Shown, add_data_routes, add_event_routes
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.access_log import AccessLog
 from connectors.gateway.web.answers import ApiError, error_response, first_fault, http_error_response, not_found
@@ -40,6 +39,42 @@ log = structlog.stdlib.get_logger(__name__)
 
 INTERNAL: Final = "internal"
 _AGAIN_S: Final = 1.0
+
+
+_FOLDER: Final = Path(__file__).resolve().parent / "page"
+_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+INDEX: Final = "index.html"
+
+
+class PageFile(NamedTuple):
+    """One file."""
+
+    content: bytes
+    media_type: str
+    etag: str
+
+    def answer(self, request: Request) -> Response:
+        """The file, or that the browser has it already."""
+        headers = {"ETag": self.etag, "Cache-Control": "no-cache"}
+        if request.headers.get("if-none-match") == self.etag:
+            return Response(status_code=304, headers=headers)
+        return Response(self.content, headers=headers, media_type=self.media_type)
+
+
+def page_files() -> dict[str, PageFile]:
+    """All files of the page by name."""
+    found = {}
+    for path in sorted(_FOLDER.iterdir()):
+        if path.suffix in _TYPES:
+            content = path.read_bytes()
+            etag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
+            found[path.name] = PageFile(content, _TYPES[path.suffix], etag)
+    return found
 
 
 class Dashboard:

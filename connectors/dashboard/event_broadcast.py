@@ -9,9 +9,10 @@ too much, or too old, an event `reset` says that it must ask for a new snapshot.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -25,15 +26,59 @@ from connectors.dashboard.event_frames import (
     FrameWriter,
     events_text,
 )
-from connectors.dashboard.job_history import records_in_memory
-from connectors.dashboard.ledger_events_reader import records_between
-from connectors.dashboard.log_position import LogPosition, parsed_position
+from connectors.dashboard.past_records import records_between, records_in_memory
 from connectors.dashboard.pulse import PULSE_S, Pulse
 from connectors.dashboard.rejections import Rejections
 from connectors.gateway.services.hub import Hub
 from connectors.live.settled_feed import FellBehind, SettledFeed, SettledRecord
 from schemas.errors import TrunklineError
 from schemas.streams.principal.principals import VIEWER
+
+LENGTH_LIMIT: Final = 16 * 1024
+_FORM: Final = re.compile(r"e(\d{1,9}):((?:\d{1,15}\.)*\d{1,15})").fullmatch
+
+
+class LogPosition:
+    """Next offsets by partition, of one epoch of the topic."""
+
+    def __init__(self, epoch: int, offsets: Mapping[int, int]) -> None:
+        self.epoch = epoch
+        self.offsets = dict(offsets)
+
+    def __str__(self) -> str:
+        return f"e{self.epoch}:" + ".".join(str(self.offsets[number]) for number in sorted(self.offsets))
+
+    def copy(self) -> LogPosition:
+        """The same place, to go on from."""
+        return LogPosition(self.epoch, self.offsets)
+
+    def advance(self, records: Iterable[SettledRecord]) -> None:
+        """Go on to behind these records."""
+        for record in records:
+            partition, offset = record.position
+            self.offsets[partition] = max(self.offsets.get(partition, 0), offset + 1)
+
+    def is_ahead_of(self, other: LogPosition) -> bool:
+        """Whether this one is beyond the other in any partition."""
+        return any(offset > other.offsets.get(number, 0) for number, offset in self.offsets.items())
+
+    def up_to(self, other: LogPosition) -> dict[int, tuple[int, int]]:
+        """By partition, what is missing from here to the other: first offset, and the end."""
+        return {
+            number: (offset, other.offsets[number])
+            for number, offset in self.offsets.items()
+            if offset < other.offsets[number]
+        }
+
+
+def parsed_position(text: str, epoch: int, partitions: int) -> LogPosition | None:
+    """The position that a reader has sent; None for what is none of this log."""
+    found = _FORM(text) if len(text) <= LENGTH_LIMIT else None
+    if found is None or int(found[1]) != epoch:
+        return None
+    offsets = [int(number) for number in found[2].split(".")]
+    return LogPosition(epoch, dict(enumerate(offsets))) if len(offsets) == partitions else None
+
 
 log = structlog.stdlib.get_logger(__name__)
 

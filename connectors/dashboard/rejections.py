@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import structlog
 
-from connectors.dashboard.ledger_events_reader import newest_rejected, rejected_before
+from connectors.dashboard.past_records import newest_rejected, rejected_before
 from connectors.dashboard.shown_rows import is_shown
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord

@@ -17,9 +17,8 @@ from typing import Any, Final
 from lxml import etree  # type: ignore[import-untyped]
 
 from connectors.terminal.terminal_text import escaped
+from connectors.xml_wire.faults import XmlLimits, XmlRefused
 from connectors.xml_wire.safe_xml import repair
-from connectors.xml_wire.xml_faults import XmlRefused
-from connectors.xml_wire.xml_limits import XmlLimits
 from schemas.wire.verdicts import MALFORMED
 
 NAMESPACE: Final = "urn:trunkline:commands:1"

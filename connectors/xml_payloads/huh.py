@@ -6,12 +6,14 @@ model, and what it is told ends up in that model's context.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from connectors.xml_payloads.payload_types import payload, to_xml
-from connectors.xml_wire.xml_faults import Faulty, quoted
-from connectors.xml_wire.xml_mending import NOT_XML, REPLACEMENT
+from connectors.terminal.terminal_text import escaped
+from connectors.xml_payloads.payload_types import PayloadType, payload, to_xml
+from connectors.xml_wire.faults import Faulty, quoted
+from connectors.xml_wire.mending import NOT_XML, REPLACEMENT
 
 HUH_TAG: Final = "huh"
 HUH_NAMESPACE: Final = "urn:trunkline:huh:1"
@@ -53,3 +55,41 @@ def huh(fault: Faulty | str, *, about_tag: str | None, step: str | None = None) 
 def _clipped(text: str, limit: int) -> str:
     text = NOT_XML.sub(REPLACEMENT, text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+_SHOWN: Final = 3
+_LIMIT: Final = 200
+# Greedy: a value may hold quotes and these very words.
+_VALUES: Final = (
+    (re.compile(r": '.*' is not a valid value", re.DOTALL), ": this is not a valid value"),
+    (re.compile(r"The value '.*' (?=is not|has )", re.DOTALL), "its value "),
+)
+
+
+def wrong_root(kind: PayloadType, tag: str) -> str:
+    """What to say of a payload with another root tag."""
+    return f'the payload is <{quoted(tag)}>, asked for is <{kind.root_tag} xmlns="{kind.namespace}">'
+
+
+def schema_fault(kind: PayloadType, element: Any) -> str:
+    """What the schema has against an element. It is asked anew: a list of errors is no thread's own."""
+    schema = kind.compiled()
+    if schema.validate(element):
+        return "the payload is not valid"
+    found = list(schema.error_log)
+    said: list[str] = []
+    for error in found:
+        text = _worded(error.message, kind.namespace)
+        # One wrong value is told twice, by its facet and by its type.
+        if text not in said and not any(known.startswith(text.split(":")[0] + ":") for known in said):
+            said.append(text)
+    more = f"; and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
+    return "; ".join(said[:_SHOWN]) + more
+
+
+def _worded(message: str, namespace: str) -> str:
+    for pattern, words in _VALUES:
+        message = pattern.sub(words, message)
+    message = message.replace(f"{{{namespace}}}", "")
+    shown = escaped(message)
+    return shown if len(shown) <= _LIMIT else shown[: _LIMIT - 1] + "…"

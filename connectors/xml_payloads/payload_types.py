@@ -24,10 +24,10 @@ from typing import Any, Final, TypeVar
 
 from lxml import etree  # type: ignore[import-untyped]
 
-from connectors.xml_payloads.payload_shapes import Record, record_of
-from connectors.xml_payloads.payload_values import read_record, written_payload
-from connectors.xml_payloads.payload_xsd import derived_example, derived_tool_description, derived_xsd
-from connectors.xml_wire.xml_faults import Faulty
+from connectors.xml_payloads.shapes import Record, record_of
+from connectors.xml_payloads.values import read_record, written_payload
+from connectors.xml_payloads.xsd import derived_example, derived_tool_description, derived_xsd
+from connectors.xml_wire.faults import Faulty
 from schemas.wire.ids import is_name
 
 ATTRIBUTE: Final = "__payload_type__"

@@ -23,8 +23,7 @@ from connectors.xml_wire.envelope import (
     text_payload,
     wrapped,
 )
-from connectors.xml_wire.xml_faults import Faulty, XmlRefused
-from connectors.xml_wire.xml_limits import XmlLimits
+from connectors.xml_wire.faults import Faulty, XmlLimits, XmlRefused
 
 __all__ = [
     "ENVELOPE_NAMESPACE",

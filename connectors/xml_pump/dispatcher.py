@@ -15,20 +15,25 @@ from typing import Any, Final, NamedTuple
 import orjson
 import structlog
 
-from connectors.xml_payloads.answer_payloads import payloads_of
-from connectors.xml_payloads.done_messages import HANDLED, HUH, NACK, Answer, AnswerFault, Done
+from connectors.xml_payloads.deliveries import (
+    HANDLED,
+    HUH,
+    NACK,
+    Answer,
+    AnswerFault,
+    Done,
+    LeasedMessage,
+    payloads_of,
+)
 from connectors.xml_payloads.huh import HUH_NAMESPACE, huh
-from connectors.xml_payloads.listener_info import LeasedMessage
-from connectors.xml_pump.handler_context import HandlerContext, HistoryReader
-from connectors.xml_pump.handlers import ListenerMessage
+from connectors.xml_pump.handlers import HandlerContext, HistoryReader, ListenerMessage
 from connectors.xml_pump.listener_table import LLM, META, ListenerTable, RunnableListener
 from connectors.xml_pump.llm_listener import answer_llm
 from connectors.xml_pump.meta_listener import answer_meta
 from connectors.xml_pump.pipeline import Pipeline
 from connectors.xml_wire.envelope import text_payload
+from connectors.xml_wire.faults import Faulty, XmlLimits, XmlRefused
 from connectors.xml_wire.safe_xml import canonical_bytes, repair
-from connectors.xml_wire.xml_faults import Faulty, XmlRefused
-from connectors.xml_wire.xml_limits import XmlLimits
 
 log = structlog.stdlib.get_logger(__name__)
 

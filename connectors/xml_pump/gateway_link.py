@@ -11,8 +11,8 @@ from typing import Any, Final, Protocol
 import orjson
 
 from connectors.gateway_client.gateway_client import read_token
-from connectors.xml_payloads.listener_info import LeasedMessage, ListenerInfo, leased_from, listener_from
-from connectors.xml_pump.handler_context import SaidMessage
+from connectors.xml_payloads.deliveries import LeasedMessage, ListenerInfo, leased_from, listener_from
+from connectors.xml_pump.handlers import SaidMessage
 from connectors.xml_pump.http_connection import HttpConnections
 from schemas.errors import BackboneUnreachable, Refused, TrunklineError
 from schemas.settings.settings import Settings

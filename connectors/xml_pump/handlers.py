@@ -20,14 +20,55 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from connectors.xml_payloads.payload_types import PayloadType, payload_type_of
 from schemas.errors import UsageError
+
+HISTORY_LIMIT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class SaidMessage:
+    """A message of a conversation. `is_own`: the listener itself said it, to `to`. `in_reply_to`: the id of the
+    message that it answers.
+    """
+
+    message_id: str
+    sender: str
+    to: str | None
+    kind: str
+    body: str
+    is_own: bool
+    in_reply_to: str | None
+
+
+class HistoryReader(Protocol):
+    """Where the context asks what was said."""
+
+    async def history(self, listener: str, thread: str, limit: int) -> Sequence[SaidMessage]:
+        """The newest messages of a conversation, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerContext:
+    """The second argument of a handler. `thread`: the listener's own name of the conversation. `tools`:
+    descriptions of the listeners that it sees, for a language model: name, description, input_schema.
+    """
+
+    listener: str
+    thread: str
+    tools: tuple[Mapping[str, Any], ...]
+    reader: HistoryReader
+
+    async def history(self, limit: int = HISTORY_LIMIT) -> Sequence[SaidMessage]:
+        """What was said in this conversation, as the listener knows it, oldest first."""
+        return await self.reader.history(self.listener, self.thread, limit)
+
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import structlog
 
-from connectors.xml_payloads.listener_info import ListenerInfo
+from connectors.xml_payloads.deliveries import ListenerInfo
 from connectors.xml_payloads.payload_types import PayloadType
 from connectors.xml_payloads.schema_cache import cached_schema
 from connectors.xml_pump.handlers import (
@@ -29,7 +29,7 @@ from connectors.xml_pump.handlers import (
 )
 from connectors.xml_pump.llm_client import LlmClient, client_of
 from connectors.xml_pump.pipeline import Pipeline
-from connectors.xml_wire.xml_limits import XmlLimits
+from connectors.xml_wire.faults import XmlLimits
 
 log = structlog.stdlib.get_logger(__name__)
 

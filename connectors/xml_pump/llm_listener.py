@@ -16,17 +16,15 @@ from typing import Any, Final
 
 from lxml import etree  # type: ignore[import-untyped]
 
-from connectors.xml_payloads.answer_payloads import payloads_of
-from connectors.xml_payloads.done_messages import Answer, AnswerFault
-from connectors.xml_payloads.payload_shapes import Record
+from connectors.xml_payloads.deliveries import Answer, AnswerFault, payloads_of
 from connectors.xml_payloads.payload_types import PayloadType
-from connectors.xml_pump.handler_context import HandlerContext, SaidMessage
-from connectors.xml_pump.handlers import ListenerMessage
+from connectors.xml_payloads.shapes import Record
+from connectors.xml_pump.handlers import HandlerContext, ListenerMessage, SaidMessage
 from connectors.xml_pump.listener_table import RAW_ARGUMENT, ListenerTable, RunnableListener
 from connectors.xml_pump.llm_client import ChatMessage, Completion, ToolCall
 from connectors.xml_wire.envelope import TEXT_NAMESPACE, text_payload
+from connectors.xml_wire.faults import XmlLimits
 from connectors.xml_wire.safe_xml import canonical_bytes
-from connectors.xml_wire.xml_limits import XmlLimits
 
 TEXT_TAG: Final = "text"
 HUH_TAG: Final = "huh"

@@ -12,12 +12,10 @@ from typing import Any, Final
 
 from lxml import etree  # type: ignore[import-untyped]
 
-from connectors.xml_payloads.done_messages import Answer
-from connectors.xml_payloads.listener_info import ListenerInfo
+from connectors.xml_payloads.deliveries import Answer, ListenerInfo
 from connectors.xml_pump.handlers import ListenerMessage
+from connectors.xml_wire.faults import Faulty, XmlLimits, XmlRefused
 from connectors.xml_wire.safe_xml import canonical_bytes, repair
-from connectors.xml_wire.xml_faults import Faulty, XmlRefused
-from connectors.xml_wire.xml_limits import XmlLimits
 from schemas.streams.principal.principals import OPERATOR
 
 META_NAMESPACE: Final = "urn:trunkline:meta:1"

@@ -18,12 +18,11 @@ from itertools import pairwise
 from time import perf_counter_ns
 from typing import Any, Final
 
-from connectors.xml_payloads.payload_faults import schema_fault, wrong_root
+from connectors.xml_payloads.huh import schema_fault, wrong_root
 from connectors.xml_payloads.payload_types import PayloadType
 from connectors.xml_wire.envelope import OpenedMessage, canonical_payload, check_envelope, taken_out
+from connectors.xml_wire.faults import DEFAULT_LIMITS, Faulty, XmlLimits
 from connectors.xml_wire.safe_xml import repair
-from connectors.xml_wire.xml_faults import Faulty
-from connectors.xml_wire.xml_limits import DEFAULT_LIMITS, XmlLimits
 
 STEPS: Final = ("repair", "canonicalization", "envelope", "extraction", "payload", "value")
 

@@ -23,13 +23,12 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from connectors.xml_payloads.done_messages import NACK, Done
-from connectors.xml_payloads.listener_info import LeasedMessage
+from connectors.xml_payloads.deliveries import NACK, Done, LeasedMessage
 from connectors.xml_pump.dispatcher import Delivered, Dispatcher
 from connectors.xml_pump.gateway_link import Leased, Link
 from connectors.xml_pump.listener_table import ListenerTable, TableMaker
+from connectors.xml_pump.llm_client import TokenRate
 from connectors.xml_pump.settling import BACKOFF_S, Settler
-from connectors.xml_pump.token_rate import TokenRate
 from schemas.errors import BackboneUnreachable
 
 log = structlog.stdlib.get_logger(__name__)

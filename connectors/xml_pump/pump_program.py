@@ -7,12 +7,14 @@ it take nothing new and finish what runs; what does not end in time is given bac
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import structlog
 
@@ -22,11 +24,39 @@ from connectors.xml_pump.gateway_link import GatewayLink
 from connectors.xml_pump.listener_table import TableMaker
 from connectors.xml_pump.loop_watchdog import LoopWatchdog
 from connectors.xml_pump.pump import Pump
-from connectors.xml_pump.pump_name import take_name
 from connectors.xml_pump.settling import Settler
-from connectors.xml_wire.xml_limits import XmlLimits
+from connectors.xml_wire.faults import XmlLimits
 from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings, SettingsError, load_settings
+from schemas.wire.ids import is_name
+
+_PUMPS_MOST: Final = 1000
+
+
+def take_name(folder: Path) -> tuple[str, IO[bytes]]:
+    """A name that no living pump has, and the file whose lock keeps it ours until it is closed.
+
+    Raises OSError, TrunklineError.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for number in range(1, _PUMPS_MOST + 1):
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        lock = os.fdopen(os.open(folder / f"{number}.name", flags, 0o600), "r+b", buffering=0)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            continue
+        name = lock.read(200).decode("ascii", "replace").strip()
+        if not is_name(name) or "." in name:
+            # Other machines number theirs, too.
+            name = f"pump-{number}-{secrets.token_hex(4)}"
+            lock.seek(0)
+            lock.truncate()
+            lock.write(name.encode("ascii"))
+        return name, lock
+    raise TrunklineError(f"{_PUMPS_MOST} pumps run already below {folder}")
+
 
 log = structlog.stdlib.get_logger("connectors.xml_pump")  # __name__ may be __main__
 

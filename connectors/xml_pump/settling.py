@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 import structlog
 
-from connectors.xml_payloads.done_messages import HUH, NACK, Answer, Done
+from connectors.xml_payloads.deliveries import HUH, NACK, Answer, Done
 from connectors.xml_payloads.huh import HUH_NAMESPACE, huh
 from connectors.xml_pump.gateway_link import Link, NotTaken
 from schemas.errors import BackboneUnreachable, Refused

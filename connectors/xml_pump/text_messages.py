@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from connectors.xml_payloads.payload_shapes import record_of
 from connectors.xml_payloads.payload_types import ATTRIBUTE, PayloadType
+from connectors.xml_payloads.shapes import record_of
 from connectors.xml_wire.envelope import TEXT_NAMESPACE, text_payload
 
 TEXT_TAG: Final = "text"

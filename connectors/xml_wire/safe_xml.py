@@ -19,10 +19,9 @@ from typing import Any, Final
 
 from lxml import etree  # type: ignore[import-untyped]
 
-from connectors.xml_wire.xml_faults import XmlRefused, quoted
-from connectors.xml_wire.xml_limits import DEFAULT_LIMITS, XmlLimits
-from connectors.xml_wire.xml_mending import Mended, mended, proven_notes
-from connectors.xml_wire.xml_tokens import Kind, tokens
+from connectors.xml_wire.faults import DEFAULT_LIMITS, XmlLimits, XmlRefused, quoted
+from connectors.xml_wire.mending import Mended, mended, proven_notes
+from connectors.xml_wire.tokens import Kind, tokens
 
 _DECLARATION: Final = re.compile(rb"<!\s*(?:DOCTYPE|ENTITY|ELEMENT|ATTLIST|NOTATION)", re.IGNORECASE)
 _XML_DECLARATION: Final = re.compile(rb"\s*<\?xml\s[^>]*?\bencoding\s*=\s*[\"']?([^\"'?>\s]*)", re.IGNORECASE)

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from hypothesis import strategies as st
 
 from connectors.agent_sdk.mqtt_agent import InboxMessage, read_inbox
-from connectors.dashboard.log_position import LENGTH_LIMIT, LogPosition, parsed_position
+from connectors.dashboard.event_broadcast import LENGTH_LIMIT, LogPosition, parsed_position
 from connectors.gateway.feed.settled_stream import EventWriter
 from connectors.gateway.web.answers import ApiError
 from connectors.gateway.web.idempotency import IdempotencyKey, request_uuid

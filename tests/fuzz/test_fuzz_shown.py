@@ -11,8 +11,8 @@ from connectors.cli.organism.console_lines import Known, document_of
 from connectors.cli.organism.xml_text import shown_xml
 from connectors.cli.shared.text_table import aligned, fields
 from connectors.terminal.terminal_text import escaped
+from connectors.xml_wire.faults import XmlRefused
 from connectors.xml_wire.safe_xml import repair
-from connectors.xml_wire.xml_faults import XmlRefused
 from schemas.errors import UsageError
 from tests.fuzz.fuzzing import JSON, fuzzed, mutated, mutated_text
 

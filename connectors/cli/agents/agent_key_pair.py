@@ -79,7 +79,7 @@ def put_in_place(path: Path) -> None:
 
 def _private_key(path: Path) -> RSAPrivateKey:
     # Imported here: with it comes all of the agent's client, which takes a second.
-    from connectors.agent_client.agent_key import AgentKey
+    from connectors.agent_client.signed_auth import AgentKey
 
     return AgentKey(path).current()
 

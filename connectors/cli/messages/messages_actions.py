@@ -15,7 +15,7 @@ from connectors.cli.shared.hub_rows import Row, checked_name, print_rows
 from connectors.cli.shared.text_table import age_of, fields, print_json
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.terminal.terminal_text import escaped
-from connectors.xml_wire.xml_posting import post_xml
+from connectors.xml_wire.posting import post_xml
 from schemas.errors import NotFound, Refused, UsageError
 from schemas.wire.strict_json import MalformedJsonError, decode
 

@@ -25,7 +25,7 @@ from connectors.gateway_client.gateway_client import GatewayClient, path_of, rea
 from connectors.terminal.terminal_text import escaped, is_coloured
 from connectors.xml_payloads.huh import HUH_TAG, huh
 from connectors.xml_wire.envelope import TEXT_NAMESPACE
-from connectors.xml_wire.xml_posting import post_xml
+from connectors.xml_wire.posting import post_xml
 from schemas.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
 from schemas.settings.settings import Settings
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from connectors.terminal.terminal_text import escaped
+from connectors.xml_wire.faults import XmlRefused
 from connectors.xml_wire.safe_xml import repair
-from connectors.xml_wire.xml_faults import XmlRefused
 
 _MARGIN: Final = "    "
 

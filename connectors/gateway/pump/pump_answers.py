@@ -16,7 +16,7 @@ from connectors.gateway.services.conversations import Place, child_thread, threa
 from connectors.gateway.services.hub import Hub
 from connectors.reactor.xml_follow_ups import XML_CONTENT, XML_DOOR
 from connectors.xml_payloads.huh import HUH_TAG, huh
-from connectors.xml_wire.xml_faults import Faulty
+from connectors.xml_wire.faults import Faulty
 from schemas.fold.view_rows import REGISTRY_THREADS, MessageRow
 from schemas.streams.mailboxes.mailbox_requests import ANSWERS_MOST, ack_record, nack_record
 from schemas.streams.principal.principals import SYSTEM

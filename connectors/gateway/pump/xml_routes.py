@@ -34,8 +34,7 @@ from connectors.gateway.web.policy import Action, Caller, decide
 from connectors.reactor.xml_follow_ups import XML_CONTENT, XML_DOOR
 from connectors.xml_payloads.huh import huh
 from connectors.xml_wire.envelope import OpenedMessage, open_document
-from connectors.xml_wire.xml_faults import Faulty, XmlRefused
-from connectors.xml_wire.xml_limits import XmlLimits
+from connectors.xml_wire.faults import Faulty, XmlLimits, XmlRefused
 from schemas.streams.mailboxes.mailbox_fold import CLOSED
 from schemas.streams.principal.principals import ACTIVE
 from schemas.wire.message import REPAIRS_MOST, Message, posting_record

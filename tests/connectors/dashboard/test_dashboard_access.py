@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from connectors.cli.main import main
-from connectors.dashboard.logins import SESSION_S, Logins
+from connectors.dashboard.entrance import SESSION_S, Logins
 from connectors.gateway.web.identities import Identities, Unidentified
 from connectors.gateway.web.policy import Caller
 from connectors.live.live_view import LiveView

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from connectors.dashboard.log_position import parsed_position
+from connectors.dashboard.event_broadcast import parsed_position
 from schemas.settings.settings import PROJECT_ROOT
 from tests.connectors.dashboard.scene import STEPS, append, event, joined, message, play, updated, write_tables
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from connectors.dashboard.log_position import parsed_position
+from connectors.dashboard.event_broadcast import parsed_position
 from schemas.streams.job.job_registry import registration_record
 from tests.broker_processes import ProgramProcess, wait_until
 from tests.connectors.dashboard.scene import (

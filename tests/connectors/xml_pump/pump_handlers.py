@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from connectors.xml_pump import payload, to_xml
-from connectors.xml_pump.handler_context import HandlerContext
-from connectors.xml_pump.handlers import ListenerMessage, handles
+from connectors.xml_pump.handlers import HandlerContext, ListenerMessage, handles
 from connectors.xml_pump.llm_client import ChatMessage, Completion, ToolCall
 
 FOLDER_VARIABLE = "PUMP_TEST_FOLDER"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from connectors.xml_pump import Faulty, XmlLimits, XmlRefused, open_answer, open_document, text_payload, wrapped
-from connectors.xml_wire.xml_faults import QUOTED_CHARACTERS
+from connectors.xml_wire.faults import QUOTED_CHARACTERS
 from tests.connectors.xml_pump.pump_payloads import GOOD, HEAD, SPACE, THREAD, calculate, enveloped
 
 CANONICAL = calculate().encode()

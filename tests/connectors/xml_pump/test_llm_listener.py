@@ -11,20 +11,16 @@ from typing import Any
 import pytest
 
 from connectors.sample_organism.payloads import NAMESPACE
-from connectors.xml_payloads.done_messages import Done
-from connectors.xml_payloads.listener_info import leased_from, listener_from
+from connectors.xml_payloads.deliveries import Done, leased_from, listener_from
 from connectors.xml_payloads.payload_types import payload_type_of
 from connectors.xml_pump import payload
 from connectors.xml_pump.dispatcher import Dispatcher
-from connectors.xml_pump.handler_context import SaidMessage
-from connectors.xml_pump.handlers import HandlerError, handles
+from connectors.xml_pump.handlers import HandlerError, SaidMessage, handles
 from connectors.xml_pump.listener_table import TableMaker
-from connectors.xml_pump.llm_client import ChatMessage, Completion, ToolCall, client_of
+from connectors.xml_pump.llm_client import ChatMessage, Completion, TokenRate, ToolCall, client_of
 from connectors.xml_pump.llm_listener import arguments_as_xml, conversation
 from connectors.xml_pump.pipeline import Pipeline
-from connectors.xml_pump.token_rate import TokenRate
-from connectors.xml_wire.xml_faults import Faulty
-from connectors.xml_wire.xml_limits import XmlLimits
+from connectors.xml_wire.faults import Faulty, XmlLimits
 
 SPACE = "urn:example:llm:1"
 LIMITS = XmlLimits()

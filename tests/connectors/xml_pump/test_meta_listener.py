@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from connectors.xml_payloads.listener_info import ListenerInfo, listener_from
+from connectors.xml_payloads.deliveries import ListenerInfo, listener_from
 from connectors.xml_pump.handlers import ListenerMessage
 from connectors.xml_pump.meta_listener import META_NAMESPACE, answer_meta
-from connectors.xml_wire.xml_faults import Faulty
-from connectors.xml_wire.xml_limits import XmlLimits
+from connectors.xml_wire.faults import Faulty, XmlLimits
 
 LIST, DESCRIBE = "<list/>", '<describe listener="calculator"/>'
 

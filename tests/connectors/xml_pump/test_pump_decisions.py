@@ -12,16 +12,15 @@ from typing import Any
 
 import pytest
 
-from connectors.xml_payloads.listener_info import LeasedMessage, ListenerInfo, leased_from, listener_from
+from connectors.xml_payloads.deliveries import LeasedMessage, ListenerInfo, leased_from, listener_from
 from connectors.xml_pump import payload, to_xml
 from connectors.xml_pump.dispatcher import Dispatcher
 from connectors.xml_pump.gateway_link import Leased, NotTaken
-from connectors.xml_pump.handler_context import SaidMessage
-from connectors.xml_pump.handlers import ListenerMessage, handles
+from connectors.xml_pump.handlers import ListenerMessage, SaidMessage, handles
 from connectors.xml_pump.listener_table import TableMaker
 from connectors.xml_pump.pump import Pump
 from connectors.xml_pump.settling import Settler
-from connectors.xml_wire.xml_limits import XmlLimits
+from connectors.xml_wire.faults import XmlLimits
 from schemas.errors import BackboneUnreachable
 
 SPACE = "urn:example:decisions:1"

@@ -13,7 +13,7 @@ from connectors.local_stack.part import Part
 from connectors.local_stack.part_plan import ALL_PARTS, STOP_ORDER, XML_PUMP
 from connectors.local_stack.program_plans import xml_pump_plan
 from connectors.local_stack.stack import plans_of
-from connectors.xml_pump.pump_name import take_name
+from connectors.xml_pump.pump_program import take_name
 from schemas.settings.settings import Settings, XmlPumpSettings
 from tests.broker_processes import wait_until
 

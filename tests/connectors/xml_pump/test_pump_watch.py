@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from connectors.xml_payloads.listener_info import leased_from
+from connectors.xml_payloads.deliveries import leased_from
 from connectors.xml_pump.dispatcher import limit_in, task_name
 from connectors.xml_pump.http_connection import HttpAnswer, HttpConnections
 from connectors.xml_pump.loop_watchdog import EXIT_BLOCKED, LoopWatchdog

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from connectors.xml_payloads.done_messages import Done
-from connectors.xml_payloads.listener_info import leased_from, listener_from
+from connectors.xml_payloads.deliveries import Done, leased_from, listener_from
 from connectors.xml_pump import payload, to_xml
 from connectors.xml_pump.dispatcher import Dispatcher
-from connectors.xml_pump.handler_context import SaidMessage
-from connectors.xml_pump.handlers import ListenerMessage, handles
+from connectors.xml_pump.handlers import ListenerMessage, SaidMessage, handles
 from connectors.xml_pump.listener_table import TableMaker
-from connectors.xml_wire.xml_limits import XmlLimits
+from connectors.xml_wire.faults import XmlLimits
 
 SPACE = "urn:example:texts:1"
 

@@ -7,8 +7,8 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from connectors.terminal.terminal_text import escaped
-from connectors.xml_payloads.payload_shapes import Record, Slot
-from connectors.xml_wire.xml_faults import Faulty, quoted
+from connectors.xml_payloads.shapes import Record, Slot
+from connectors.xml_wire.faults import Faulty, quoted
 
 
 def written_payload(root_tag: str, namespace: str, record: Record, value: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""What the dashboard reads from the ledger: missed records, one job's history, and what was rejected before."""
+"""One job's timeline: its settled records, from memory and from the ledger, oldest first."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from connectors.ledger_files.ledger_reader import LedgerFilter
-from connectors.live.settled_feed import SettledRecord
+from connectors.live.live_view import LiveView
+from connectors.live.settled_feed import FellBehind, SettledFeed, SettledRecord
 from connectors.live.verdict_reader import newest_where, settled_where
 from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER
-from schemas.wire.ids import JOB
+from schemas.wire.ids import JOB, stream_key
 from schemas.wire.verdicts import REJECTED
 
 HISTORY_RECORDS: Final = 500
@@ -61,3 +62,33 @@ def rejected_before(settings: Settings, offsets: Mapping[int, int]) -> dict[str,
         raise TrunklineError(f"the ledger at {path} cannot be read: {error}") from error
     counts = pc.value_counts(found.column("reason")).to_pylist()
     return {one["values"]: one["counts"] for one in counts if one["values"] is not None}
+
+
+_ALL: Final = 1_000_000
+
+
+def job_history(
+    settings: Settings, live_view: LiveView, job_id: str, after: int | None
+) -> tuple[list[SettledRecord], bool]:
+    """The newest records of a job after this offset of its partition, and whether there may be older ones that
+    are left out. Raises TrunklineError when the ledger cannot be read.
+    """
+    stream = stream_key(JOB, job_id)
+    in_memory = [record for record in records_in_memory(live_view.feed) if record.stream == stream]
+    found = {record.position: record for record in in_memory}
+    # Who has the job up to a record that is in memory gets all that came since from there.
+    if after is None or all(position.offset > after for position in found):
+        for record in history_of_job(settings, job_id):
+            found.setdefault(record.position, record)
+    wanted = [found[position] for position in sorted(found) if after is None or position.offset > after]
+    return wanted[-HISTORY_RECORDS:], after is None and len(wanted) >= HISTORY_RECORDS
+
+
+def records_in_memory(feed: SettledFeed) -> list[SettledRecord]:
+    """All records that a feed holds, as they were settled."""
+    cursor = 0
+    while True:
+        try:
+            return feed.since(cursor, _ALL)[0]
+        except FellBehind as error:
+            cursor = error.oldest

@@ -18,8 +18,8 @@ from xml.sax.saxutils import escape
 
 from lxml import etree  # type: ignore[import-untyped]
 
-from connectors.xml_wire.xml_faults import XmlRefused, quoted
-from connectors.xml_wire.xml_tokens import Kind, Token, broken_pieces
+from connectors.xml_wire.faults import XmlRefused, quoted
+from connectors.xml_wire.tokens import Kind, Token, broken_pieces
 
 NOTES_LIMIT: Final = 20
 NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

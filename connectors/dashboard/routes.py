@@ -1,22 +1,24 @@
-"""What the page asks for beside the live events: snapshot, agents, jobs, one job's timeline, rejections."""
+"""`GET /api/events`: what changes, by server-sent events."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
-from fastapi import FastAPI, Path, Query, Request, Response
+from fastapi import FastAPI, Header, Path, Query, Request, Response
 
 from connectors.dashboard.agent_board import AgentBoard
 from connectors.dashboard.entrance import Entrance
-from connectors.dashboard.event_broadcast import EventBroadcast
-from connectors.dashboard.job_history import job_history
+from connectors.dashboard.event_broadcast import DOOR, LENGTH_LIMIT, EventBroadcast
+from connectors.dashboard.past_records import job_history
 from connectors.dashboard.pulse import Pulse
 from connectors.dashboard.rejections import KEPT, Rejections
 from connectors.dashboard.shown_rows import is_shown, job_as_json, jobs_by_state, jobs_page, record_as_json
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.web.answers import json_answer, not_found
+from connectors.gateway.web.answers import BUSY, json_answer, not_found, unavailable
 from connectors.gateway.web.models import JOB_ID_PATTERN, LIST_LIMIT
+from connectors.gateway.web.streaming_answer import StreamingAnswer, StreamPlaces
 from connectors.live.verdict_reader import verdict_in_ledger
 from connectors.log.publisher import Position
 from schemas.errors import TrunklineError
@@ -156,3 +158,42 @@ def _add_rejections(app: FastAPI, hub: Hub, entrance: Entrance, shown: Shown) ->
         if found is None or not is_shown(found, caller.role):
             raise not_found("no record is settled there, or it is not in the ledger yet")
         return json_answer(record_as_json(found, caller.role))
+
+
+EVENTS: Final = "/api/events"
+EVENT_STREAM: Final = "text/event-stream"
+# How long one write may wait for the client; and what the kernel takes for it meanwhile.
+STALLED_S: Final = 5.0
+SEND_BUFFER_BYTES: Final = 256 * 1024
+
+
+def add_event_routes(app: FastAPI, hub: Hub, entrance: Entrance, broadcast: EventBroadcast) -> None:
+    """Add `/api/events`."""
+    places = StreamPlaces()
+
+    @app.get(EVENTS)
+    async def follow(
+        request: Request,
+        last_event_id: Annotated[str | None, Header(alias="Last-Event-ID", max_length=LENGTH_LIMIT)] = None,
+        after: Annotated[str | None, Query(max_length=LENGTH_LIMIT)] = None,
+    ) -> Response:
+        """Follow agents, jobs, tasks, messages and verdicts. `after`: as Last-Event-ID, for who makes a new
+        connection by hand.
+        """
+        caller = entrance.admit(request, EVENTS)
+        if not places.take(caller.principal):
+            raise unavailable("too many followers at once; come again later", BUSY)
+
+        def goes_on() -> bool:
+            return not hub.stopping.is_set() and entrance.still_holds(request, caller)
+
+        def chunks() -> AsyncIterator[bytes]:
+            return broadcast.follow(caller.role, last_event_id or after, goes_on)
+
+        def ended() -> None:
+            places.give_back(caller.principal)
+
+        def stalled() -> None:
+            hub.metrics.dropped(DOOR)
+
+        return StreamingAnswer(chunks, EVENT_STREAM, ended, STALLED_S, stalled)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Final, NamedTuple
 
-from connectors.xml_wire.xml_faults import XmlRefused
+from connectors.xml_wire.faults import XmlRefused
 
 STRAY_LIMIT: Final = 1000
 PIECES_LIMIT: Final = 50_000

@@ -16,7 +16,7 @@ from enum import Enum, Flag
 from typing import Any, Final, Literal, get_args, get_origin
 from xml.sax.saxutils import escape
 
-from connectors.xml_wire.xml_mending import NOT_XML
+from connectors.xml_wire.mending import NOT_XML
 
 # Python refuses to turn longer texts into int, and a Decimal of 1E+999999 is a text of a million digits.
 DIGITS: Final = 4000

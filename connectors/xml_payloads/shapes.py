@@ -9,7 +9,7 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from lxml import etree  # type: ignore[import-untyped]
 
-from connectors.xml_payloads.payload_leaves import Leaf, leaf_of
+from connectors.xml_payloads.leaves import Leaf, leaf_of
 
 _MISSING: Final = dataclasses.MISSING
 
