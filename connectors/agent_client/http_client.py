@@ -17,7 +17,7 @@ import anyio
 import httpx2
 
 from connectors.agent_client.signed_auth import KeyFileError, SignedAuth
-from connectors.gateway_client.gateway_tls import CA_VARIABLE, explained, trust
+from connectors.gateway_client.gateway_tls import CA_VARIABLE, connection_options, explained
 from connectors.terminal.terminal_text import escaped
 from schemas.errors import Refused, UsageError
 
@@ -29,7 +29,6 @@ NONCE: Final = "trunkline/nonce"
 CONNECT_S: Final = 5.0
 # The server says something on an open stream at least every 15 s; a silence of this length is an outage.
 READ_S: Final = 60.0
-_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _NAMES: Final = {UNREACHABLE: "unreachable", REFUSED: "refused", KEY_UNUSABLE: "key_unusable"}
 _JSON: Final = "application/json"
 _TEXT_LIMIT: Final = 300
@@ -47,10 +46,8 @@ class AgentHttpClient(httpx2.AsyncClient):
     def __init__(self, url: str, auth: SignedAuth, read_s: float = READ_S, ca_certs: str | None = None) -> None:
         super().__init__(
             auth=auth,
-            verify=trust(url, ca_certs or os.environ.get(CA_VARIABLE)) or False,
             timeout=httpx2.Timeout(CONNECT_S, read=read_s),
-            # A proxy of the environment has no business between us and our own machine.
-            trust_env=urlsplit(url).hostname not in _LOOPBACK,
+            **connection_options(url, ca_certs or os.environ.get(CA_VARIABLE)),
         )
 
     def build_request(self, method: str, url: Any, **options: Any) -> httpx2.Request:

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
 
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import REGISTRY_KEYS, AgentKeyRow, Row
+from schemas.fold.view_rows import AgentKeyRow
 from schemas.streams.agents.agent_signing import WINDOW_S, signature_bytes, timestamp_seconds
 from schemas.streams.principal.principals import ACTIVE
 
@@ -40,19 +40,18 @@ class AgentKeys:
         # Until the rows are loaded: what has changed meanwhile, and may come as it was before.
         self._changed: set[tuple[str, str]] | None = set()
 
-    def load(self, rows: Iterable[Row]) -> None:
+    def load(self, rows: Iterable[AgentKeyRow]) -> None:
         """Take in what the live view held when it was opened; what came by `changed` meanwhile is there."""
         for row in rows:
-            if isinstance(row, AgentKeyRow):
-                with self._lock:
-                    if self._changed is None or (row.agent_name, row.key_id) not in self._changed:
-                        self._take_in(row)
+            with self._lock:
+                if self._changed is None or (row.agent_name, row.key_id) not in self._changed:
+                    self._take_in(row)
         with self._lock:
             self._changed = None
 
     def changed(self, change: AppliedChange) -> None:
         """Take in a change of the live view."""
-        if change.view != REGISTRY_KEYS or not isinstance(change.row, AgentKeyRow):
+        if not isinstance(change.row, AgentKeyRow):
             return
         with self._lock:
             if self._changed is not None:

@@ -30,22 +30,10 @@ from connectors.gateway.web.answers import ApiError, iso_moment, refuse_rejected
 from connectors.gateway.web.idempotency import request_uuid
 from connectors.gateway.web.policy import Caller
 from schemas.fold.life_cycles import STOPPED
-from schemas.fold.view_rows import (
-    MAILBOX_VIEW,
-    MESSAGE_BODIES,
-    REGISTRY_PARTICIPANTS,
-    MessageBodyRow,
-    MessageRow,
-    ParticipantRow,
-)
+from schemas.fold.view_rows import MessageBodyRow, MessageRow, ParticipantRow
 from schemas.streams.agents.participants import AgentUpdated, participant_record
 from schemas.streams.principal.principals import AGENT
-from schemas.wire.message import (
-    DEFAULT_REALM,
-    PRIORITIES,
-    Message,
-    posting_record,
-)
+from schemas.wire.message import DEFAULT_REALM, PRIORITIES, Message, posting_record
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.verdicts import REJECTED, SEQ_CONFLICT, TOO_LARGE, UNKNOWN_RECIPIENT
 
@@ -70,7 +58,7 @@ class AgentTools:
         """The agents that take part, by name."""
         rows = [
             row
-            for row in self._participants()
+            for row in self._hub.live_view.all(ParticipantRow)
             if (asked.status == row.status if asked.status else row.status != STOPPED)
             and (asked.capability is None or asked.capability in row.capabilities)
         ]
@@ -102,7 +90,8 @@ class AgentTools:
             # A call with the same key was settled meanwhile; its clock counts.
             settled = await self._hub.appender.settle(posting(expires_at=first_expiry))
         refuse_rejected(settled)
-        return {"messageId": message_id, "timestamp": self._posted_ms(asked.target_agent_id, message_id)}
+        row = self._message(asked.target_agent_id, message_id)
+        return {"messageId": message_id, "timestamp": None if row is None else row.posted_at // 1000}
 
     async def broadcast_message(self, agent: str, asked: BroadcastMessage) -> dict[str, Any]:
         """Put a message into the mailbox of everybody else who takes part now, and of the operator."""
@@ -128,10 +117,9 @@ class AgentTools:
         return await asyncio.to_thread(self._mailbox, agent, asked, ids)
 
     def _mailbox(self, agent: str, asked: GetMyMessages, ids: list[str]) -> dict[str, Any]:
-        view = self._hub.live_view
-        found = (view.row(MAILBOX_VIEW, f"{DEFAULT_REALM}/{agent}/{message_id}") for message_id in ids)
+        found = (self._message(agent, message_id) for message_id in ids)
         now_us = time.time() * 1e6
-        rows = [row for row in found if isinstance(row, MessageRow) and is_shown(row, now_us)]
+        rows = [row for row in found if row is not None and is_shown(row, now_us)]
         wanted = [
             row
             for row in rows
@@ -160,24 +148,18 @@ class AgentTools:
         refuse_rejected(await self._hub.appender.settle(participant_record(body, door=DOOR, principal=agent)))
         return {"success": True}
 
-    def _participants(self) -> list[ParticipantRow]:
-        return [
-            row for row in self._hub.live_view.rows(REGISTRY_PARTICIPANTS) if isinstance(row, ParticipantRow)
-        ]
+    def _message(self, recipient: str, message_id: str) -> MessageRow | None:
+        return self._hub.live_view.get(MessageRow, f"{DEFAULT_REALM}/{recipient}/{message_id}")
 
     def _expires_at(self, recipient: str, message_id: str) -> str | None:
         """Return the expiry of a message that is in the mailbox, if it has one."""
-        row = self._hub.live_view.row(MAILBOX_VIEW, f"{DEFAULT_REALM}/{recipient}/{message_id}")
-        return row.expires_at if isinstance(row, MessageRow) else None
+        row = self._message(recipient, message_id)
+        return None if row is None else row.expires_at
 
     def _check_length(self, text: str) -> None:
         limit, size = self._hub.settings.limits.payload_bytes, len(text.encode("utf-8", "surrogatepass"))
         if size > limit:
             raise ApiError(413, TOO_LARGE, f"a message has at most {limit} bytes, this one {size}")
-
-    def _posted_ms(self, recipient: str, message_id: str) -> int | None:
-        row = self._hub.live_view.row(MAILBOX_VIEW, f"{DEFAULT_REALM}/{recipient}/{message_id}")
-        return row.posted_at // 1000 if isinstance(row, MessageRow) else None
 
     def _as_many_as_fit(self, rows: list[MessageRow]) -> list[dict[str, Any]]:
         """The first of them, at least one, with no more content than an answer may hold."""
@@ -192,12 +174,12 @@ class AgentTools:
         return shown
 
     def _message_as_json(self, row: MessageRow) -> dict[str, Any]:
-        body = self._hub.live_view.row(MESSAGE_BODIES, f"{row.realm}/{row.recipient}/{row.message_id}")
+        body = self._hub.live_view.get(MessageBodyRow, f"{row.realm}/{row.recipient}/{row.message_id}")
         return {
             "id": row.message_id,
             "from": row.sender,
             "to": row.recipient,
-            "content": body.body if isinstance(body, MessageBodyRow) else "",
+            "content": "" if body is None else body.body,
             "timestamp": row.posted_at // 1000,
             "read": is_read(row),
             "priority": row.priority,

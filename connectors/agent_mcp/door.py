@@ -6,7 +6,6 @@ only who opened it may post to it.
 
 from __future__ import annotations
 
-import json
 import logging
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -27,6 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from connectors.agent_mcp.agent_keys import AgentKeys
 from connectors.agent_mcp.agent_tools import AgentTools
+from connectors.agent_mcp.mcp_tool import tool_error, tool_result
 from connectors.agent_mcp.signed_requests import PRINCIPAL, SignedRequests, body_limit_bytes
 from connectors.agent_mcp.sse_sessions import SseSessions
 from connectors.agent_mcp.tool_arguments import ARGUMENTS, ONLY_READS, described_tools
@@ -34,7 +34,7 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.access_log import AccessLog
 from connectors.gateway.web.answers import INTERNAL, UNREACHABLE, ApiError
 from schemas.errors import BackboneUnreachable, TrunklineError
-from schemas.fold.view_rows import REGISTRY_KEYS
+from schemas.fold.view_rows import AgentKeyRow
 from schemas.settings.settings import Settings
 from schemas.wire.verdicts import MALFORMED
 from schemas.wire.wire_body import first_fault
@@ -126,7 +126,7 @@ class AgentMcp:
 
     def opened(self) -> None:
         """Load the keys: the live view is there."""
-        self._keys.load(self._hub.live_view.rows(REGISTRY_KEYS))
+        self._keys.load(self._hub.live_view.all(AgentKeyRow))
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -139,7 +139,7 @@ class AgentMcp:
     async def _call(self, context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         agent = context.request.scope[PRINCIPAL]
         if params.name not in ARGUMENTS:
-            return _error("not_found", f"there is no such tool; there are {', '.join(ARGUMENTS)}")
+            return tool_error("not_found", f"there is no such tool; there are {', '.join(ARGUMENTS)}")
         found = await self._called(agent, params)
         said = found.structured_content if found.is_error else None
         self._hub.metrics.called(params.name, "ok" if said is None else said["reason"])
@@ -149,15 +149,15 @@ class AgentMcp:
         model = ARGUMENTS[params.name]
         tool: Callable[[str, Any], Awaitable[dict[str, Any]]] = getattr(self._tools, params.name)
         try:
-            return _result(await tool(agent, model.model_validate(params.arguments or {})))
+            return tool_result(await tool(agent, model.model_validate(params.arguments or {})))
         except ValidationError as error:
-            return _error(MALFORMED, first_fault(error))
+            return tool_error(MALFORMED, first_fault(error))
         except ApiError as error:
-            return _error(error.reason, str(error.detail))
+            return tool_error(error.reason, str(error.detail))
         except BackboneUnreachable as error:
-            return _error(UNREACHABLE, f"{error}; try again, with the same idempotencyKey")
+            return tool_error(UNREACHABLE, f"{error}; try again, with the same idempotencyKey")
         except TrunklineError as error:
-            return _error(INTERNAL, str(error))
+            return tool_error(INTERNAL, str(error))
         except Exception as error:  # noqa: BLE001  its text may quote what nobody should read
             where = traceback.extract_tb(error.__traceback__)[-1]
             log.error(
@@ -166,7 +166,7 @@ class AgentMcp:
                 error=type(error).__name__,
                 where=f"{where.name}:{where.lineno}",
             )
-            return _error(INTERNAL, "the gateway failed; its log says where")
+            return tool_error(INTERNAL, "the gateway failed; its log says where")
 
 
 class _Application:
@@ -191,14 +191,3 @@ def _security(settings: Settings) -> TransportSecuritySettings:
     hosts = sorted(f"[{host}]" if ":" in host else host for host in found if host)
     # At its scheme's own port a Host names none.
     return TransportSecuritySettings(allowed_hosts=[*hosts, *(f"{host}:*" for host in hosts)])
-
-
-def _result(found: dict[str, Any]) -> types.CallToolResult:
-    text = types.TextContent(type="text", text=json.dumps(found, ensure_ascii=False))
-    return types.CallToolResult(content=[text], structured_content=found)
-
-
-def _error(reason: str, message: str) -> types.CallToolResult:
-    said = {"reason": reason, "message": message}
-    text = types.TextContent(type="text", text=f"{reason}: {message}")
-    return types.CallToolResult(content=[text], structured_content=said, is_error=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from mcp import types
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
@@ -35,3 +38,16 @@ def tool_of(
             open_world_hint=False,
         ),
     )
+
+
+def tool_result(answer: dict[str, Any]) -> types.CallToolResult:
+    """Return the result of a call, as structured content and as text for clients that read only text."""
+    text = types.TextContent(type="text", text=json.dumps(answer, ensure_ascii=False))
+    return types.CallToolResult(content=[text], structured_content=answer)
+
+
+def tool_error(reason: str, message: str) -> types.CallToolResult:
+    """Return the result of a call that failed."""
+    text = types.TextContent(type="text", text=f"{reason}: {message}")
+    said = {"reason": reason, "message": message}
+    return types.CallToolResult(content=[text], structured_content=said, is_error=True)

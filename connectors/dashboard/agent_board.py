@@ -9,7 +9,7 @@ from connectors.dashboard.shown_rows import milliseconds
 from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.live.live_view import LiveView
 from schemas.fold.life_cycles import RUNNING
-from schemas.fold.view_rows import REGISTRY_PARTICIPANTS, REGISTRY_TASKS, ParticipantRow, TaskRow
+from schemas.fold.view_rows import ParticipantRow, TaskRow
 from schemas.wire.message import DEFAULT_REALM
 
 STOPPED: Final = "stopped"
@@ -32,14 +32,14 @@ class AgentBoard:
 
     def rows(self) -> list[dict[str, Any]]:
         """Participants by name, those that have stopped last; then the agents of running tasks."""
-        participants = self._participants()
+        participants = self._live_view.all(ParticipantRow)
         stopped = sorted((p for p in participants if p.status == STOPPED), key=lambda p: -(p.stopped_at or 0))
         present = sorted((p for p in participants if p.status != STOPPED), key=lambda p: p.agent_name)
         joined = {p.task_id for p in present if p.task_id is not None}
         tasks = [
             task
-            for task in self._live_view.rows(REGISTRY_TASKS)
-            if isinstance(task, TaskRow) and task.status == RUNNING and task.task_id not in joined
+            for task in self._live_view.all(TaskRow)
+            if task.status == RUNNING and task.task_id not in joined
         ]
         return [
             *map(self._participant, present),
@@ -58,53 +58,52 @@ class AgentBoard:
         names, touched = set(agents), set(tasks)
         joined: Mapping[str | None, ParticipantRow] = {}
         if names or touched:
-            joined = {p.task_id: p for p in self._participants() if p.task_id and p.status != STOPPED}
+            joined = {
+                p.task_id: p for p in self._live_view.all(ParticipantRow) if p.task_id and p.status != STOPPED
+            }
         for name in sorted(names):
-            row = self._live_view.row(REGISTRY_PARTICIPANTS, name)
-            if isinstance(row, ParticipantRow):
+            row = self._live_view.get(ParticipantRow, name)
+            if row is not None:
                 found.append(self._participant(row))
                 if row.task_id is not None and name in turned:
                     touched.add(row.task_id)
         for task_id in sorted(touched):
-            task = self._live_view.row(REGISTRY_TASKS, task_id)
-            if isinstance(task, TaskRow) and task.status == RUNNING and task_id not in joined:
+            task = self._live_view.get(TaskRow, task_id)
+            if task is not None and task.status == RUNNING and task_id not in joined:
                 found.append(self._worker(task))
             else:
                 found.append({"key": worker_key(task_id), "gone": True})
         return found
 
-    def _participants(self) -> list[ParticipantRow]:
-        return [row for row in self._live_view.rows(REGISTRY_PARTICIPANTS) if isinstance(row, ParticipantRow)]
-
     def _participant(self, row: ParticipantRow) -> dict[str, Any]:
         return {
-            "key": row.agent_name,
-            "agent": row.agent_name,
+            **self._row(row, row.agent_name, row.started_at, row.updated_at),
             "kind": "participant",
             "status": row.status,
             "task": row.task,
-            "task_id": row.task_id,
             "capabilities": row.capabilities,
-            "started_ms": milliseconds(row.started_at),
-            "updated_ms": milliseconds(row.updated_at),
             "stopped_ms": milliseconds(row.stopped_at),
             "stopped_why": row.stopped_why,
-            "waiting": self._mailboxes.depth((DEFAULT_REALM, row.agent_name)),
         }
 
     def _worker(self, row: TaskRow) -> dict[str, Any]:
         began = row.started_at or row.submitted_at
         return {
-            "key": worker_key(row.task_id),
-            "agent": row.agent_name,
+            **self._row(row, worker_key(row.task_id), began, began),
             "kind": "task",
             "status": WORKING,
             "task": row.description,
-            "task_id": row.task_id,
             "capabilities": [],
-            "started_ms": milliseconds(began),
-            "updated_ms": milliseconds(began),
             "stopped_ms": None,
             "stopped_why": None,
+        }
+
+    def _row(self, row: ParticipantRow | TaskRow, key: str, started_us: int, updated_us: int) -> dict[str, Any]:
+        return {
+            "key": key,
+            "agent": row.agent_name,
+            "task_id": row.task_id,
+            "started_ms": milliseconds(started_us),
+            "updated_ms": milliseconds(updated_us),
             "waiting": self._mailboxes.depth((DEFAULT_REALM, row.agent_name)),
         }

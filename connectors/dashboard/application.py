@@ -138,11 +138,6 @@ class Dashboard:
             await asyncio.sleep(_AGAIN_S)
 
 
-def build_dashboard(hub: Hub) -> Dashboard:
-    """The dashboard over a hub that is not open yet."""
-    return Dashboard(hub)
-
-
 def _add_page_routes(app: FastAPI) -> None:
     files = page_files()
 

@@ -16,7 +16,7 @@ from connectors.gateway.web.policy import Action, Caller, decide
 from connectors.gateway.web.refusals import RefusalRecorder
 from connectors.gateway.web.strict_request import StrictRequest
 from connectors.live.live_view import LiveView
-from schemas.fold.view_rows import REGISTRY_PRINCIPALS, PrincipalRow
+from schemas.fold.view_rows import PrincipalRow
 from schemas.keys.sealing import Keyring
 from schemas.streams.principal.principals import ACTIVE, OPERATOR, token_hash
 from schemas.wire.verdicts import POLICY, UNAUTHORIZED
@@ -71,8 +71,8 @@ class Logins:
             if hmac.compare_digest(digest, self._operator_digest):
                 return Caller(OPERATOR, OPERATOR)
         else:
-            row = self._live_view.row(REGISTRY_PRINCIPALS, principal)
-            if isinstance(row, PrincipalRow) and row.status == ACTIVE and row.token_sha256.startswith(digest):
+            row = self._live_view.get(PrincipalRow, principal)
+            if row is not None and row.status == ACTIVE and row.token_sha256.startswith(digest):
                 return Caller(row.principal, row.role)
         return Unidentified("log in again: the token is revoked", principal)
 
@@ -102,13 +102,11 @@ class Entrance:
         caller = self._caller(request)
         # Each page begins without a cookie: that is answered, and not worth a record.
         came_with_something = "authorization" in request.headers or self.cookie_name in request.cookies
-        self.check(caller, f"{request.method} {route}", came_with_something)
-        assert isinstance(caller, Caller)  # noqa: S101  for the type checker
-        note_principal(request.scope, caller.principal)
-        request.scope["trunkline_principal"] = caller.principal
-        return caller
+        return self.check(request, caller, f"{request.method} {route}", came_with_something)
 
-    def check(self, caller: Caller | Unidentified, route: str, is_recorded: bool = True) -> None:
+    def check(
+        self, request: Request, caller: Caller | Unidentified, route: str, is_recorded: bool = True
+    ) -> Caller:
         """Raise ApiError for who may not look, and record it."""
         if isinstance(caller, Unidentified):
             if is_recorded:
@@ -118,6 +116,9 @@ class Entrance:
         if not decision.allowed:
             self._refusals.record(POLICY, decision.why, caller.principal, route)
             raise ApiError(403, POLICY, decision.why)
+        note_principal(request.scope, caller.principal)
+        request.scope["trunkline_principal"] = caller.principal
+        return caller
 
     def still_holds(self, request: Request, caller: Caller) -> bool:
         """Whether a long answer's caller may still look."""
@@ -149,11 +150,8 @@ def add_login_routes(app: FastAPI, entrance: Entrance, body_limit_bytes: int) ->
         token = body.get("token") if isinstance(body, dict) else None
         if not isinstance(token, str) or not 0 < len(token) <= _TOKEN_LIMIT:
             raise malformed('a login is {"token": "..."}')
-        caller, cookie = entrance.logins.cookie_for(token)
-        entrance.check(caller, "POST /api/login")
-        assert isinstance(caller, Caller)  # noqa: S101  for the type checker
-        note_principal(request.scope, caller.principal)
-        request.scope["trunkline_principal"] = caller.principal
+        found, cookie = entrance.logins.cookie_for(token)
+        caller = entrance.check(request, found, "POST /api/login")
         answer = json_answer({"principal": caller.principal, "role": caller.role})
         entrance.set_cookie(answer, cookie)
         return answer

@@ -18,7 +18,7 @@ from connectors.gateway.feed.settled_stream import AGENT_CHANGED, AGENT_CREATED,
 from connectors.gateway.services.hub import Hub
 from connectors.live.settled_feed import SettledRecord
 from schemas.fold.life_cycles import STOPPED
-from schemas.fold.view_rows import REGISTRY_JOBS, REGISTRY_TASKS, JobRow, TaskRow
+from schemas.fold.view_rows import JobRow, TaskRow
 from schemas.streams.principal.principals import OPERATOR, VIEWER
 from schemas.wire.ids import AGENT, JOB, MAILBOX, TASK
 from schemas.wire.record import AGENT_JOINED, AGENT_STOPPED, MESSAGE_POSTED, TASK_STARTED
@@ -84,12 +84,12 @@ class FrameWriter:
             JOB_EVENT: [
                 job_as_json(self._live_view, row)
                 for name in touched[JOB]
-                if isinstance(row := self._live_view.row(REGISTRY_JOBS, name), JobRow)
+                if (row := self._live_view.get(JobRow, name)) is not None
             ],
             TASK_EVENT: [
                 task_as_json(self._live_view, row)
                 for name in touched[TASK]
-                if isinstance(row := self._live_view.row(REGISTRY_TASKS, name), TaskRow)
+                if (row := self._live_view.get(TaskRow, name)) is not None
             ],
             MESSAGE_EVENT: messages,
         }

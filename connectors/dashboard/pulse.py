@@ -19,7 +19,7 @@ from connectors.live.settled_feed import SettledRecord
 from connectors.live.table_lag import TableLag
 from connectors.live.table_progress_reader import ViewProgressReader
 from schemas.errors import TrunklineError
-from schemas.fold.view_rows import MAILBOX_VIEW, MessageRow
+from schemas.fold.view_rows import MessageRow
 from schemas.settings.settings import Settings
 from schemas.wire.ids import JOB
 from schemas.wire.message import MESSAGE_PENDING
@@ -100,8 +100,8 @@ class MailboxDepths:
         return posted
 
     def _posted_at(self, mailbox: Mailbox, message_id: str) -> int | None:
-        row = self._live_view.row(MAILBOX_VIEW, f"{mailbox[0]}/{mailbox[1]}/{message_id}")
-        return row.posted_at if isinstance(row, MessageRow) and row.status in MESSAGE_PENDING else None
+        row = self._live_view.get(MessageRow, f"{mailbox[0]}/{mailbox[1]}/{message_id}")
+        return None if row is None or row.status not in MESSAGE_PENDING else row.posted_at
 
 
 PULSE_S: Final = 1.0

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
 import structlog
 
 from connectors.dashboard.past_records import newest_rejected, rejected_before
@@ -90,7 +91,7 @@ class Rejections:
 
     def _keep(self, record: SettledRecord) -> None:
         if len(record.value or b"") > _VALUE_BYTES:
-            record = _without_value(record)
+            record = msgspec.structs.replace(record, value=None)
         kept = self._newest.setdefault(record.reason or FOLD_FAILED, [])
         insort(kept, (record.logged_at_us, record.position, record), key=_when)
         del kept[:-KEPT]
@@ -98,8 +99,3 @@ class Rejections:
 
 def _when(held: tuple[int, Position, SettledRecord]) -> tuple[int, Position]:
     return held[0], held[1]
-
-
-def _without_value(record: SettledRecord) -> SettledRecord:
-    fields = {name: getattr(record, name) for name in SettledRecord.__struct_fields__}
-    return SettledRecord(**{**fields, "value": None})

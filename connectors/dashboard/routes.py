@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from functools import partial
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from fastapi import FastAPI, Header, Path, Query, Request, Response
@@ -187,13 +187,10 @@ def add_event_routes(app: FastAPI, hub: Hub, entrance: Entrance, broadcast: Even
         def goes_on() -> bool:
             return not hub.stopping.is_set() and entrance.still_holds(request, caller)
 
-        def chunks() -> AsyncIterator[bytes]:
-            return broadcast.follow(caller.role, last_event_id or after, goes_on)
-
-        def ended() -> None:
-            places.give_back(caller.principal)
-
-        def stalled() -> None:
-            hub.metrics.dropped(DOOR)
-
-        return StreamingAnswer(chunks, EVENT_STREAM, ended, STALLED_S, stalled)
+        return StreamingAnswer(
+            partial(broadcast.follow, caller.role, last_event_id or after, goes_on),
+            EVENT_STREAM,
+            ended=partial(places.give_back, caller.principal),
+            send_timeout_s=STALLED_S,
+            stalled=partial(hub.metrics.dropped, DOOR),
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -38,10 +39,7 @@ def job_as_json(live_view: LiveView, row: JobRow) -> dict[str, Any]:
         "description": shortened(row.description),
         "session": row.session or row.session_wanted,
         "registered_by": row.registered_by,
-        "registered_ms": milliseconds(row.registered_at),
-        "picked_ms": milliseconds(row.picked_at),
-        "started_ms": milliseconds(row.started_at),
-        "ended_ms": milliseconds(row.ended_at),
+        **_moments(row, "registered", "picked", "started", "ended"),
         "last_event": row.last_event,
         "last_detail": shortened(row.last_detail),
         "last_seq": row.last_seq,
@@ -58,21 +56,22 @@ def task_as_json(live_view: LiveView, row: TaskRow) -> dict[str, Any]:
         "description": shortened(row.description),
         "agent": row.agent_name,
         "error": shortened(row.error),
-        "submitted_ms": milliseconds(row.submitted_at),
-        "started_ms": milliseconds(row.started_at),
-        "ended_ms": milliseconds(row.ended_at),
+        **_moments(row, "submitted", "started", "ended"),
         "offset": live_view.row_offset(REGISTRY_TASKS, row.task_id),
     }
 
 
+def _moments(row: JobRow | TaskRow, *names: str) -> dict[str, int | None]:
+    return {f"{name}_ms": milliseconds(getattr(row, f"{name}_at")) for name in names}
+
+
 def jobs_page(live_view: LiveView, state: str | None, after: str | None, limit: int) -> dict[str, Any]:
     """At most `limit` jobs in this state, newest first; `after`: the last job of the page before."""
-    rows: Iterable[JobRow] = (
-        row for row in live_view.rows(REGISTRY_JOBS) if isinstance(row, JobRow) and state in (None, row.status)
-    )
-    last = None if after is None else live_view.row(REGISTRY_JOBS, after)
-    if isinstance(last, JobRow):
-        rows = (row for row in rows if _age(row) < _age(last))
+    rows: Iterable[JobRow] = (row for row in live_view.all(JobRow) if state in (None, row.status))
+    last = None if after is None else live_view.get(JobRow, after)
+    if last is not None:
+        begin = _age(last)
+        rows = (row for row in rows if _age(row) < begin)
     newest = heapq.nlargest(limit + 1, rows, key=_age)
     return {
         "jobs": [job_as_json(live_view, row) for row in newest[:limit]],
@@ -82,11 +81,7 @@ def jobs_page(live_view: LiveView, state: str | None, after: str | None, limit: 
 
 def jobs_by_state(live_view: LiveView) -> dict[str, int]:
     """How many jobs are in each state."""
-    found: dict[str, int] = {}
-    for row in live_view.rows(REGISTRY_JOBS):
-        if isinstance(row, JobRow):
-            found[row.status] = found.get(row.status, 0) + 1
-    return found
+    return Counter(row.status for row in live_view.all(JobRow))
 
 
 def _age(row: JobRow) -> tuple[int, str]:

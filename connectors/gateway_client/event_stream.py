@@ -10,12 +10,11 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, cast
 
-import httpx
+import httpx2
 import orjson
 
 from connectors.gateway_client.gateway_client import GatewayClient
@@ -71,9 +70,7 @@ class EventStream:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def next(self, timeout_s: float) -> ServerEvent | None:
@@ -122,7 +119,7 @@ class EventStream:
                 why = "it ended the stream"
             except BackboneUnreachable as error:
                 why = str(error)
-            except httpx.TransportError as error:
+            except httpx2.TransportError as error:
                 why = str(error) or type(error).__name__
             if self._closed.is_set():
                 return
@@ -151,7 +148,7 @@ class EventStream:
             self._socket = None if stream is None else cast(Any, stream).get_extra_info("socket")
             try:
                 yield None
-                yield from parse_events(answer.iter_bytes())
+                yield from parse_events(answer)
             finally:
                 self._socket = None
 
@@ -162,41 +159,14 @@ class EventStream:
                 return
 
 
-def parse_events(chunks: Iterable[bytes]) -> Iterator[ServerEvent]:
-    """The events in the bytes of a stream (WHATWG, server-sent events). An event that the stream ends in
-    the middle of is dropped. Raises TrunklineError for data that is not JSON.
+def parse_events(answer: httpx2.Response) -> Iterator[ServerEvent]:
+    """Yield the events with data of an answer's stream, as its bytes arrive.
+
+    An event that is incomplete when the stream ends is dropped. Raises TrunklineError for data that is no JSON.
     """
-    data: list[str] = []
-    name, found_id = "", None
-    for line in _lines(chunks):
-        if not line:
-            if data:
-                yield ServerEvent(name or "message", _decoded("\n".join(data)), found_id)
-            name, data = "", []
-            continue
-        field, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if field == "event":
-            name = value
-        elif field == "data":
-            data.append(value)
-        elif field == "id" and "\0" not in value:
-            found_id = value
-
-
-def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Lines end with LF or CR LF, as the gateway writes them; not with what Unicode counts as a line's end
-    (httpx would): that may stand in a JSON text.
-    """
-    rest = b""
-    for chunk in chunks:
-        *whole, rest = (rest + chunk).split(b"\n")
-        for line in whole:
-            yield line.removesuffix(b"\r").decode("utf-8", "replace")
-
-
-def _decoded(text: str) -> Any:
-    try:
-        return orjson.loads(text)
-    except ValueError:
-        raise TrunklineError("the gateway's stream holds what is not JSON") from None
+    for event in httpx2.EventSource(answer, max_event_size=None):
+        if event.data:
+            try:
+                yield ServerEvent(event.event, orjson.loads(event.data), event.id or None)
+            except ValueError:
+                raise TrunklineError("the gateway's stream holds an event whose data is not JSON") from None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ssl
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from urllib.parse import urlsplit
 
 from schemas.keys.private_files import check_key_file
 from schemas.settings.http_address import is_loopback
@@ -22,6 +23,18 @@ def trust(url: str, ca_certs: Path | str | None) -> ssl.SSLContext | None:
     if not url.startswith("https:"):
         return None
     return _trusting(None if ca_certs is None else str(ca_certs))
+
+
+def connection_options(url: str, ca_certs: Path | str | None) -> dict[str, Any]:
+    """Return the options `verify` and `trust_env` of an HTTP client of the gateway at `url`.
+
+    The client ignores the environment's proxy for an address of this machine. Raises SettingsError.
+    """
+    return {
+        # Without TLS nothing is verified, and no time is spent on loading certificates.
+        "verify": trust(url, ca_certs) or False,
+        "trust_env": urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1"),
+    }
 
 
 def listener_context(gateway: GatewaySettings) -> ssl.SSLContext | None:

@@ -1,21 +1,25 @@
-"""The operator's token: a 0600 file that the gateway makes at its first start."""
+"""The operator's token: a file with mode 0600 that the gateway makes at its first start."""
 
 from __future__ import annotations
 
+import os
+import stat
 from typing import Final
 
+from schemas.errors import UsageError
 from schemas.keys.first_file import make_first
 from schemas.settings.settings import Settings, SettingsError
 from schemas.streams.principal.principals import new_token
 
+TOKEN_VARIABLE: Final = "TRUNKLINE_TOKEN"  # noqa: S105  a variable's name
 _SHORTEST: Final = 32
 
 
 def ensure_operator_token(settings: Settings) -> str:
-    """The operator's token from its file, which is made where there is none.
+    """Return the operator's token from its file; make the file if it does not exist.
 
-    Of two gateways that start at once, one makes the file and both read it. Raises SettingsError for a file
-    that others can read, or that holds no token.
+    When two gateways start at once, one makes the file and both read it. Raises SettingsError for a file that
+    others can read, and for one that holds no token.
     """
     path = settings.operator_token_file
     try:
@@ -32,3 +36,26 @@ def ensure_operator_token(settings: Settings) -> str:
             f"gateway.operator_token_file: {path} holds no token; remove it and start the gateway again"
         )
     return token
+
+
+def read_token(settings: Settings) -> str | None:
+    """Return the bearer token of TRUNKLINE_TOKEN, else that of the operator's token file, else None.
+
+    Raises UsageError for a file that others can read, and for a text that cannot be a token.
+    """
+    found = os.environ.get(TOKEN_VARIABLE, "").strip()
+    where = TOKEN_VARIABLE
+    if not found:
+        file = settings.operator_token_file
+        where = str(file)
+        try:
+            if stat.S_IMODE(file.stat().st_mode) & 0o077:
+                raise UsageError(f"{file} is readable by others; run: chmod 600 {file}")
+            found = file.read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"cannot read the token in {file}: {type(error).__name__}") from None
+    if not found.isascii() or not found.isprintable() or " " in found:
+        raise UsageError(f"{where} holds no token: one printable ASCII word")
+    return found or None

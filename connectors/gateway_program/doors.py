@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from connectors.dashboard.application import build_dashboard
+from connectors.dashboard.application import Dashboard
 from connectors.gateway.services.hub import Hub
 from connectors.gateway_program.application import build_application
 from connectors.out_of_band.door import OutOfBandDoor
@@ -42,7 +42,7 @@ def doors_of(hub: Hub) -> list[Door]:
     gateway, dashboard, agent_mcp = hub.settings.gateway, hub.settings.dashboard, hub.settings.agent_mcp
     doors = [Door("hub", build_application(hub), gateway.host, gateway.port, "gateway.port")]
     if dashboard.port:
-        page = build_dashboard(hub)
+        page = Dashboard(hub)
         doors.append(
             Door(
                 "dashboard",

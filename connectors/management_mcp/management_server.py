@@ -7,7 +7,6 @@ calls that are open are finished and answered first. A signal ends it at once.
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from contextlib import redirect_stdout
@@ -21,6 +20,7 @@ from mcp.server.lowlevel import Server
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
+from connectors.agent_mcp.mcp_tool import tool_error, tool_result
 from connectors.management_mcp.management_tools import ARGUMENTS, ManagementTools, described_tools
 from connectors.terminal.terminal_text import escaped
 from schemas.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
@@ -91,7 +91,7 @@ class ManagementMcp:
     async def _call(self, context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         found = self._tools.tool(params.name)
         if found is None:
-            return _error("not_found", f"there is no such tool; there are {', '.join(ARGUMENTS)}")
+            return tool_error("not_found", f"there is no such tool; there are {', '.join(ARGUMENTS)}")
         model, tool = found
         try:
             asked = model.model_validate(params.arguments or {})
@@ -100,15 +100,14 @@ class ManagementMcp:
                 tool, asked, str(context.request_id), abandon_on_cancel=True
             )
         except ValidationError as error:
-            return _error(MALFORMED, first_fault(error))
+            return tool_error(MALFORMED, first_fault(error))
         except TrunklineError as error:
             reason = next((name for kind, name in _REASONS if isinstance(error, kind)), "internal")
-            return _error(reason, str(error))
+            return tool_error(reason, str(error))
         except Exception as error:  # noqa: BLE001  the host is told, and its next call may work
             _say(repr(error))
-            return _error("internal", f"this server has failed ({type(error).__name__}); its stderr says more")
-        text = types.TextContent(type="text", text=json.dumps(answer, ensure_ascii=False))
-        return types.CallToolResult(content=[text], structured_content=answer)
+            return tool_error("internal", f"this server failed ({type(error).__name__}); its stderr says more")
+        return tool_result(answer)
 
 
 class _OpenCalls:
@@ -141,12 +140,6 @@ class _OpenCalls:
     async def all_answered(self) -> None:
         while self._ids:
             await self._done.wait()
-
-
-def _error(reason: str, message: str) -> types.CallToolResult:
-    said = {"reason": reason, "message": message}
-    text = types.TextContent(type="text", text=f"{reason}: {message}")
-    return types.CallToolResult(content=[text], structured_content=said, is_error=True)
 
 
 def _say(text: str) -> None:

@@ -27,6 +27,8 @@ from schemas.streams.principal.principals import OPERATOR
 from schemas.wire.message import DEFAULT_REALM, MESSAGE_PENDING
 from schemas.wire.wire_body import TASK_TEXT_LIMIT, Capabilities, Name, Printable
 
+_Key = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,200}$")] | None
+
 
 class SpawnAgent(ToolArguments):
     """Arguments of `spawn_agent`."""
@@ -35,11 +37,7 @@ class SpawnAgent(ToolArguments):
     task: Annotated[Printable, Field(min_length=1, max_length=TASK_TEXT_LIMIT, description="What it is to do.")]
     capabilities: Capabilities = Field([], description="What others may find it by.")
     idempotency_key: Annotated[
-        str | None,
-        Field(
-            pattern=r"^[\x21-\x7e]{1,200}$",
-            description="The same key again is the same spawn, and starts no second agent.",
-        ),
+        _Key, Field(description="The same key again is the same spawn, and starts no second agent.")
     ] = None
 
 
@@ -59,11 +57,7 @@ class SendMessage(ToolArguments):
     target_agent_id: Annotated[Name, Field(description="The name of the mailbox to write to.")]
     message: Annotated[str, Field(min_length=1, description="The text of the message.")]
     idempotency_key: Annotated[
-        str | None,
-        Field(
-            pattern=r"^[\x21-\x7e]{1,200}$",
-            description="The same key again is the same message, and is delivered once.",
-        ),
+        _Key, Field(description="The same key again is the same message, and is delivered once.")
     ] = None
 
 
@@ -97,16 +91,10 @@ class ManagementTools:
         """Start an agent and wait until it runs. The answer has the dashboard's address, if there is one.
         Raises Refused when it was not started, with the reason.
         """
-        key = asked.idempotency_key or self._key_of(call)
         body = {"agent_name": asked.agent_id, "task": asked.task, "capabilities": asked.capabilities}
-        try:
-            # A client for each call: a token that was made meanwhile counts.
-            with GatewayClient(self._settings) as gateway:
-                row = gateway.post(path_of("participants", "spawn"), body, request_id=f"spawn/{key}")
-        except BackboneUnreachable as error:
-            again = f"try again with idempotencyKey {key}: if the agent was started, it is the same"
-            raise BackboneUnreachable(f"{error}; {again}") from None
-        shown = _shown(row)
+        path = path_of("participants", "spawn")
+        key = asked.idempotency_key or self._key_of(call)
+        shown = _shown(self._post_once(path, body, "spawn", key, "the agent was started"))
         if self._settings.dashboard.port:
             shown["dashboardUrl"] = address_of(self._settings)
         return shown
@@ -124,14 +112,9 @@ class ManagementTools:
 
     def send_message(self, asked: SendMessage, call: str) -> dict[str, Any]:
         """Send a message in the operator's name. Raises NotFound for an unknown recipient."""
-        key = asked.idempotency_key or self._key_of(call)
         body = {"recipient": asked.target_agent_id, "type": "message", "payload": {"text": asked.message}}
-        try:
-            with GatewayClient(self._settings) as gateway:
-                sent = gateway.post(path_of("messages"), body, request_id=f"send/{key}")
-        except BackboneUnreachable as error:
-            again = f"try again with idempotencyKey {key}: if the message was sent, it is the same"
-            raise BackboneUnreachable(f"{error}; {again}") from None
+        key = asked.idempotency_key or self._key_of(call)
+        sent = self._post_once(path_of("messages"), body, "send", key, "the message was sent")
         return {"messageId": sent["message_id"]}
 
     def get_messages(self, asked: GetMessages, call: str) -> dict[str, Any]:
@@ -146,6 +129,16 @@ class ManagementTools:
         with GatewayClient(self._settings) as gateway:
             marks = gateway.post(path_of("messages", "read"), {"message_ids": asked.message_ids})
         return {"read": marks["read"], "notMarked": marks["not_marked"], "unknown": marks["unknown"]}
+
+    def _post_once(self, path: str, body: dict[str, Any], verb: str, key: str, done: str) -> Any:
+        """Post with an idempotency key, and name the key in the error of a gateway that does not answer."""
+        try:
+            # A client for each call, so that a token that was made meanwhile counts.
+            with GatewayClient(self._settings) as gateway:
+                return gateway.post(path, body, request_id=f"{verb}/{key}")
+        except BackboneUnreachable as error:
+            again = f"try again with idempotencyKey {key}: if {done}, it is the same"
+            raise BackboneUnreachable(f"{error}; {again}") from None
 
     def _key_of(self, call: str) -> str:
         return str(uuid.uuid5(self._own, call))

@@ -13,12 +13,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
 
-import httpx
+import httpx2
 import msgspec
 import structlog
 
-from connectors.gateway_client.gateway_client import GatewayClient, read_token
+from connectors.gateway_client.gateway_client import GatewayClient
 from connectors.gateway_client.gateway_tls import explained
+from connectors.gateway_client.operator_token import read_token
 from connectors.log.publisher import Position
 from schemas.errors import Refused, TrunklineError
 from schemas.settings.settings import Settings
@@ -99,7 +100,13 @@ class VerdictStream:
             try:
                 self._read()
                 why = "the gateway ended the stream"
-            except (TrunklineError, httpx.HTTPError, httpx.InvalidURL, msgspec.MsgspecError, OSError) as error:
+            except (
+                TrunklineError,
+                httpx2.HTTPError,
+                httpx2.InvalidURL,
+                msgspec.MsgspecError,
+                OSError,
+            ) as error:
                 why = explained(error)
             except Exception as error:  # any other error must not end the verdicts for good
                 log.exception("verdicts_failed")

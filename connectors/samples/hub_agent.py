@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2
 
 from connectors.gateway_client.gateway_tls import CA_VARIABLE, trust
 from connectors.launcher.protocol import (
@@ -57,7 +57,7 @@ class _NotTaken(TrunklineError):
 class HubAgent:
     """An agent that works on one task. `hub` is a client with the hub's address and the token."""
 
-    def __init__(self, hub: httpx.Client, name: str, task_id: str, description: str) -> None:
+    def __init__(self, hub: httpx2.Client, name: str, task_id: str, description: str) -> None:
         self._hub = hub
         self._name = name
         self._task_id = task_id
@@ -139,14 +139,14 @@ class HubAgent:
         body = {"recipient": recipient, "type": kind, "payload": payload}
         self._ask("POST", {"Idempotency-Key": key}, body)
 
-    def _ask(self, method: str, headers: dict[str, str], body: object = None) -> httpx.Response:
+    def _ask(self, method: str, headers: dict[str, str], body: object = None) -> httpx2.Response:
         """Send one request, again while the hub is down, for at most `GIVE_UP_S` seconds."""
         give_up_at = time.monotonic() + GIVE_UP_S
         pause_s = _BACKOFF_S[0]
         while True:
             try:
                 answer = self._hub.request(method, MESSAGES, headers=headers, json=body)
-            except httpx.RequestError as error:
+            except httpx2.RequestError as error:
                 problem = f"the hub does not answer ({type(error).__name__})"
             else:
                 if answer.is_success:
@@ -162,7 +162,7 @@ class HubAgent:
             pause_s = min(pause_s * 2, _BACKOFF_S[1])
 
 
-def hub_client(environment: Mapping[str, str]) -> httpx.Client:
+def hub_client(environment: Mapping[str, str]) -> httpx2.Client:
     """Return a client from the environment. Raises UsageError, which does not show the token."""
     url, token = environment[HUB_URL_VARIABLE], environment[AGENT_TOKEN_VARIABLE]
     try:
@@ -174,7 +174,7 @@ def hub_client(environment: Mapping[str, str]) -> httpx.Client:
         raise UsageError(f"{HUB_URL_VARIABLE}: expected http://host:port")
     if not token.isascii() or not token.isprintable() or " " in token:
         raise UsageError(f"{AGENT_TOKEN_VARIABLE} holds no token")
-    return httpx.Client(
+    return httpx2.Client(
         base_url=url.rstrip("/"),
         headers={"Authorization": f"Bearer {token}"},
         timeout=_REQUEST_S,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
+import msgspec
 import orjson
 
 from connectors.xml_wire.envelope import open_answer
@@ -13,84 +14,64 @@ from connectors.xml_wire.faults import Faulty, XmlLimits, XmlRefused
 from schemas.streams.control.organism import CONCURRENCY, TIMEOUT_MS
 from schemas.wire.ids import is_name
 
+_Kind = TypeVar("_Kind")
 
-@dataclass(frozen=True, slots=True)
-class ListenerInfo:
-    """An active listener; the fields are those of its row, `options` decoded."""
+
+class ListenerInfo(msgspec.Struct, frozen=True, rename={"name": "listener"}):
+    """An active listener. The fields are those of its row, with `options` decoded."""
 
     name: str
-    type: str
-    capability: str
     root_tag: str
-    namespace: str
-    handler: str | None
-    xsd: str | None
-    example: str | None
-    visible_tools: frozenset[str] | None
-    concurrency: int
-    tokens_per_minute: int | None
-    timeout_ms: int
-    options: Mapping[str, Any]
+    type: str = "handler"
+    capability: str = ""
+    namespace: str = ""
+    handler: str | None = None
+    xsd: str | None = None
+    example: str | None = None
+    visible_tools: frozenset[str] | None = None
+    concurrency: int = CONCURRENCY
+    tokens_per_minute: int | None = None
+    timeout_ms: int = TIMEOUT_MS
+    options: dict[str, Any] = {}
 
     def sees(self, name: str) -> bool:
-        """Whether it may know of the listener of this name (XP-09)."""
+        """Return whether the listener may know of the listener with this name (XP-09)."""
         return name != self.name and (self.visible_tools is None or name in self.visible_tools)
 
 
-@dataclass(frozen=True, slots=True)
-class LeasedMessage:
+_NAMES: Final = {"sender_verified": "from_verified", "is_orphan": "listener_gone"}
+
+
+class LeasedMessage(msgspec.Struct, frozen=True, rename=_NAMES):
     """A message that this pump handles now. `is_orphan`: its listener was removed."""
 
     listener: str
     message_id: str
     request_id: str
     sender: str
-    sender_verified: bool
     kind: str
-    content_type: str
     body: str
-    thread: str
-    is_reply: bool
-    timeout_ms: int
-    is_orphan: bool
+    sender_verified: bool = False
+    content_type: str = ""
+    thread: str = ""
+    is_reply: bool = False
+    timeout_ms: int = TIMEOUT_MS
+    is_orphan: bool = False
 
 
 def listener_from(row: Mapping[str, Any]) -> ListenerInfo:
-    """A listener from its row as JSON. Raises KeyError, ValueError."""
-    visible, options = row.get("visible_tools"), row.get("options")
-    return ListenerInfo(
-        name=row["listener"],
-        type=row.get("type") or "handler",
-        capability=row.get("capability") or "",
-        root_tag=row["root_tag"],
-        namespace=row.get("namespace") or "",
-        handler=row.get("handler"),
-        xsd=row.get("xsd"),
-        example=row.get("example"),
-        visible_tools=None if visible is None else frozenset(visible),
-        concurrency=row.get("concurrency") or CONCURRENCY,
-        tokens_per_minute=row.get("tokens_per_minute"),
-        timeout_ms=row.get("timeout_ms") or TIMEOUT_MS,
-        options=orjson.loads(options) if options else {},
-    )
+    """Return a listener from its row as JSON. Raises ValueError, msgspec.ValidationError."""
+    return _from_json({**row, "options": orjson.loads(row.get("options") or "{}")}, ListenerInfo)
 
 
 def leased_from(message: Mapping[str, Any]) -> LeasedMessage:
-    """A leased message from JSON. Raises KeyError."""
-    return LeasedMessage(
-        listener=message["listener"],
-        message_id=message["message_id"],
-        request_id=message["request_id"],
-        sender=message["sender"],
-        sender_verified=bool(message.get("from_verified")),
-        kind=message["kind"],
-        content_type=message.get("content_type") or "",
-        body=message["body"],
-        thread=message.get("thread") or "",
-        is_reply=bool(message.get("is_reply")),
-        timeout_ms=message.get("timeout_ms") or TIMEOUT_MS,
-        is_orphan=bool(message.get("listener_gone")),
-    )
+    """Return a leased message from JSON. Raises msgspec.ValidationError."""
+    return _from_json(message, LeasedMessage)
+
+
+def _from_json(found: Mapping[str, Any], kind: type[_Kind]) -> _Kind:
+    # A field that is null has its default.
+    return msgspec.convert({name: value for name, value in found.items() if value is not None}, kind)
 
 
 HANDLED: Final = "handled"

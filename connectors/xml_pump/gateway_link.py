@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+import msgspec
 import orjson
 
-from connectors.gateway_client.gateway_client import read_token
+from connectors.gateway_client.operator_token import read_token
 from connectors.xml_payloads.deliveries import LeasedMessage, ListenerInfo, leased_from, listener_from
 from connectors.xml_pump.handlers import SaidMessage
 from connectors.xml_pump.http_connection import HttpConnections
@@ -83,14 +84,8 @@ class GatewayLink:
         self, pump: str, wants: Mapping[str, int], free: int, wait_ms: int, version: int, *, alone: bool
     ) -> Leased:
         """See Link."""
-        asked = {
-            "pump": pump,
-            "wants": wants,
-            "free": free,
-            "alone": alone,
-            "wait_ms": wait_ms,
-            "version": version,
-        }
+        asked = {"pump": pump, "wants": wants, "free": free, "alone": alone, "wait_ms": wait_ms}
+        asked["version"] = version
         answer = await self._post(f"{_PUMP}/lease", asked, wait_ms / 1000)
         found = [leased_from(message) for message in answer["messages"]]
         return Leased(int(answer["version"]), int(answer["suspects"]), found)
@@ -114,18 +109,7 @@ class GatewayLink:
                 # The handler that asks has time, and no other way to know.
                 await asyncio.sleep(wait_s)
                 wait_s = min(wait_s * 2, _AWAY_S[1])
-        return [
-            SaidMessage(
-                message_id=said["message_id"],
-                sender=said["sender"],
-                to=said.get("to"),
-                kind=said["kind"],
-                body=said["body"],
-                is_own=bool(said["is_own"]),
-                in_reply_to=said.get("in_reply_to"),
-            )
-            for said in answer["messages"]
-        ]
+        return msgspec.convert(answer["messages"], list[SaidMessage])
 
     def close(self) -> None:
         """End its connections."""
@@ -145,7 +129,7 @@ class GatewayLink:
             try:
                 return orjson.loads(answer.body)
             except ValueError:
-                raise BackboneUnreachable("what answers is no gateway of Trunkline's") from None
+                raise BackboneUnreachable("the server that answers is not a Trunkline gateway") from None
         why = f"the gateway answers {answer.status} ({_reason(answer.body)}) to {method} {path}"
         if answer.status in _AWAY:
             raise BackboneUnreachable(why)

@@ -24,11 +24,10 @@ _BODY_LIMIT: Final = 64 * 1024 * 1024
 
 
 class HttpAnswer(NamedTuple):
-    """Status and body of an answer; `retry_after_s` as its header says."""
+    """Status and body of an answer."""
 
     status: int
     body: bytes
-    retry_after_s: float
 
 
 class _Kept(NamedTuple):
@@ -130,5 +129,4 @@ async def _read_answer(reader: asyncio.StreamReader) -> tuple[HttpAnswer, bool]:
         raise ValueError("an answer of unknown length")
     body = await reader.readexactly(int(length))
     is_kept = version == "HTTP/1.1" and headers.get("connection", "").lower() != "close"
-    retry = headers.get("retry-after", "")
-    return HttpAnswer(int(rest[:3]), body, float(retry) if retry.isdecimal() else 0.0), is_kept
+    return HttpAnswer(int(rest[:3]), body), is_kept

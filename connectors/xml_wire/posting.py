@@ -1,25 +1,24 @@
-"""Posts an XML document to the hub (XP-15), and reads what it answers."""
+"""Post an XML document to the hub and read its answer (XP-15)."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from connectors.gateway_client.gateway_client import GatewayClient
-from schemas.errors import BackboneUnreachable, Refused, TrunklineError
+from connectors.gateway_client.gateway_client import CONNECT_TIMEOUT_S, GatewayClient
+from schemas.errors import Refused
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
 _PATH: Final = "/messages"
 _ANSWER_S: Final = 40.0
-_WAITS_S: Final = (0.2, 0.5, 1.0)
+_TOO_MANY: Final = 429
 
 
 @dataclass(frozen=True)
 class PostedXml:
-    """What the hub said. `huh`: what was wrong, as it came; else `thread`, and the message id by recipient."""
+    """The hub's answer: `huh`, the XML that says what was wrong; or `thread` and message ids by recipient."""
 
     huh: str | None
     thread: str
@@ -29,40 +28,39 @@ class PostedXml:
 def post_xml(
     gateway: GatewayClient, document: bytes, *, sender: str | None = None, request_id: str
 ) -> PostedXml:
-    """Send a document; the same `request_id` again is the same message. `sender`: the human listener in whose
-    name the operator writes. Raises what GatewayClient raises, and Refused when too many wait.
+    """Send a document to the hub. The same `request_id` again is the same message.
+
+    Args:
+        gateway: The client to send with.
+        document: The envelope with its payload.
+        sender: The human listener in whose name the operator writes; None for the operator's own name.
+        request_id: The idempotency key.
+
+    Raises:
+        TrunklineError: As GatewayClient, and Refused when too many messages wait.
     """
-    import httpx
+    import httpx2
 
-    headers = {"Content-Type": "application/xml", "Idempotency-Key": request_id}
-    parameters = {} if sender is None else {"as": sender}
-    with gateway.connection(_ANSWER_S) as http:
-        for wait_s in (*_WAITS_S, None):
-            problem: TrunklineError
-            try:
-                answer = http.post(_PATH, content=document, headers=headers, params=parameters)
-            except httpx.TransportError as error:
-                problem = gateway.unreachable(error)
-            else:
-                if answer.status_code in (202, 422) and _is_xml(answer):
-                    return _read(answer)
-                problem = gateway.error_of(answer)
-                if answer.status_code == 429:
-                    problem = Refused(f"{problem}; try again in {answer.headers.get('Retry-After', '1')} s")
-            if wait_s is None or not isinstance(problem, BackboneUnreachable):
-                raise problem
-            time.sleep(wait_s)
-    raise AssertionError("the last attempt returns or raises")
-
-
-def _is_xml(answer: httpx.Response) -> bool:
-    return str(answer.headers.get("content-type", "")).startswith("application/xml")
-
-
-def _read(answer: httpx.Response) -> PostedXml:
+    answer = gateway.request(
+        "POST",
+        _PATH,
+        lambda answer: answer.status_code == _TOO_MANY or _is_xml(answer),
+        content=document,
+        headers={"Content-Type": "application/xml", "Idempotency-Key": request_id},
+        params={} if sender is None else {"as": sender},
+        timeout=httpx2.Timeout(_ANSWER_S, connect=CONNECT_TIMEOUT_S),
+    )
+    if answer.status_code == _TOO_MANY:
+        again_s = answer.headers.get("Retry-After", "1")
+        raise Refused(f"{gateway.error_of(answer)}; try again in {again_s} s")
     if answer.status_code == 422:
         return PostedXml(answer.text, "", {})
     from connectors.xml_wire.safe_xml import repair
 
     root = repair(answer.content).root
     return PostedXml(None, root.get("thread", ""), {one.get("to"): one.get("id") for one in root})
+
+
+def _is_xml(answer: httpx2.Response) -> bool:
+    is_xml = str(answer.headers.get("content-type", "")).startswith("application/xml")
+    return is_xml and answer.status_code in (202, 422)

@@ -12,7 +12,7 @@ import sys
 from urllib.parse import quote
 
 from connectors.dashboard.address import address_of
-from connectors.gateway_client.gateway_client import read_token
+from connectors.gateway_client.operator_token import read_token
 from schemas.errors import NotFound, UsageError
 from schemas.settings.settings import Settings
 

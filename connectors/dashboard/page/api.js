@@ -1,9 +1,10 @@
-// What the page asks its server for. Every address is a path of this origin.
+// Requests of the page to its server. Every address is a path of this origin.
 
-export class Refused extends Error {
+class Refused extends Error {
   constructor(status, message) {
     super(message);
     this.status = status;
+    this.isRefusal = status === 401 || status === 403; // the user must log in
   }
 }
 
@@ -13,7 +14,7 @@ async function answered(response) {
   try {
     message = (await response.json()).message || message;
   } catch {
-    // No JSON: the status says enough.
+    // The body is no JSON, and the status says enough.
   }
   throw new Refused(response.status, message);
 }

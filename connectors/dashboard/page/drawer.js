@@ -1,7 +1,7 @@
 // The drawer: one job's timeline, the events behind one reason, or one event.
 
 import { get } from "/page/api.js";
-import { count, duration, make, moment, now, said, setText, shown, shownLines, state } from "/page/text.js";
+import { button, count, duration, make, moment, now, said, setText, shown, shownLines, state } from "/page/text.js";
 
 const AGAIN_MS = 150;
 
@@ -14,7 +14,7 @@ export class Drawer {
     this.back = document.getElementById("drawer-back");
     this.job = null;
     this.hash = "";
-    this.earlier = []; // what Back leads to
+    this.earlier = []; // the views that the button Back opens
     this.asked = null;
     this.timer = 0;
     document.getElementById("drawer-close").addEventListener("click", () => this.dialog.close());
@@ -39,7 +39,7 @@ export class Drawer {
     return this.asked.signal;
   }
 
-  // The address leads to what is shown.
+  // Put the view that is shown into the address.
   mark(hash) {
     this.hash = hash;
     history.replaceState(null, "", hash);
@@ -51,7 +51,7 @@ export class Drawer {
     clearTimeout(this.timer);
     this.job = null;
     this.earlier = [];
-    // Somebody may have gone elsewhere by the address meanwhile.
+    // The user may have changed the address meanwhile.
     if (location.hash === this.hash) history.replaceState(null, "", location.pathname);
   }
 
@@ -76,7 +76,7 @@ export class Drawer {
     this.more();
   }
 
-  // Also what changes no row: an event that was sent again, or rejected.
+  // Also reload for records that change no row: events that were sent again, or rejected.
   verdicts(found) {
     if (this.job && found.some((verdict) => verdict.stream === `job/${this.job.id}`)) this.more();
   }
@@ -128,10 +128,9 @@ export class Drawer {
     item.dataset.verdict = record.verdict;
     const head = make("div", "step-head", [make("span", "step-name", name)]);
     if (record.verdict === "rejected") {
-      const tag = make("button", "tag", record.reason);
-      tag.type = "button";
+      const back = () => this.openJob(this.jobOf(record));
+      const tag = button("tag", record.reason, () => this.openRecord(record, back));
       tag.dataset.tone = "bad";
-      tag.addEventListener("click", () => this.openRecord(record, () => this.openJob(this.jobOf(record))));
       head.append(tag);
     } else if (record.verdict === "duplicate") head.append(make("span", "tag", "sent again"));
     if (again) head.append(make("span", "tag", `sent again ${again === 1 ? "once" : `${again} times`}`));
@@ -146,7 +145,7 @@ export class Drawer {
     return record.stream.slice("job/".length);
   }
 
-  // What was rejected for one reason
+  // The records that were rejected for one reason
 
   async openReason(reason) {
     const signal = this.show(`Rejected: ${reason.replaceAll("_", " ")}`);
@@ -164,15 +163,12 @@ export class Drawer {
   }
 
   rejected(event, reason) {
-    const button = make("button", "row");
-    button.type = "button";
-    button.append(
+    const parts = [
       make("span", "row-name said", event.stream),
       make("span", "row-figure step-time", moment(event.logged_ms)),
       make("span", "row-note said", event.why ?? event.type ?? ""),
-    );
-    button.addEventListener("click", () => this.openRecord(event, () => this.openReason(reason)));
-    return button;
+    ];
+    return button("row", parts, () => this.openRecord(event, () => this.openReason(reason)));
   }
 
   // One event
@@ -189,7 +185,7 @@ export class Drawer {
     try {
       this.drawRecord(await get(`/api/records/${partition}/${offset}`, signal));
     } catch (error) {
-      // It may be too young for the ledger, and too old for memory: what the list had is shown then.
+      // The record may be too new for the ledger and too old for memory. Then show what the list has.
       if (error.status === 404) this.drawRecord(known);
       else this.failed(error);
     }
@@ -210,13 +206,11 @@ export class Drawer {
       ]),
     ];
     if (/^job\/[0-9a-f]{8}$/.test(record.stream) && this.store.jobs.has(this.jobOf(record))) {
-      const link = make("button", "link", "Show this job's timeline");
-      link.type = "button";
-      link.addEventListener("click", () => {
+      const openJob = () => {
         this.earlier = [];
         this.openJob(this.jobOf(record));
-      });
-      parts.push(link);
+      };
+      parts.push(button("link", "Show this job's timeline", openJob));
     }
     parts.push(make("h3", "", "What was sent, masked as in the ledger"));
     const text = record.body === null ? record.raw : JSON.stringify(record.body, null, 2);
@@ -255,7 +249,7 @@ function jobFacts(row, records) {
   ]);
 }
 
-// The steps of a timeline: what was sent again stands with what it repeats.
+// The steps of a timeline. An event that was sent again is shown with the event that it repeats.
 function stepsOf(records) {
   const steps = [];
   const known = new Map();

@@ -1,16 +1,19 @@
-// The live events: one connection that comes back by itself, with the place in the log that it had.
+// The live events: one connection that is reopened by itself, from the log position of the last event.
+
+import { get } from "/page/api.js";
 
 const AGENTS = ["agent:created", "agent:updated", "agent:removed"];
 const NAMES = ["hello", "reset", ...AGENTS, "job", "task", "message", "verdict", "pulse"];
-// The server says something each second.
+// The server sends an event each second.
 const SILENCE_MS = 5000;
-// One page asks one gateway, mostly on its own machine: a person should not wait longer than this once it is back.
+// A page asks one gateway, usually on its own machine. Once that is back, a person waits no longer than this.
 const WAITS_MS = [300, 1000, 2000];
-// A gateway that takes the connection and says nothing must not hold the page for ever.
+// The longest wait for a gateway that accepts the connection and sends nothing.
 const ANSWER_MS = 5000;
 
 export class Events {
-  // `take(name, data)` for each event; `tell(state)`: live, reconnecting or stale; `refused()`: log in again.
+  // Calls `take(name, data)` for each event, `tell(state)` with live, reconnecting or stale, and `refused()` when
+  // the user must log in again.
   constructor(take, tell, refused) {
     this.take = take;
     this.tell = tell;
@@ -62,30 +65,19 @@ export class Events {
     this.again();
   }
 
-  // Not the browser's own way: it gives up at an answer that is an error, and waits longer than need be.
+  // Reconnect. The browser's own reconnection gives up after an error status, and waits longer than necessary.
   again() {
     this.close();
     const wait = WAITS_MS[Math.min(this.failures, WAITS_MS.length - 1)];
     this.failures += 1;
     this.timer = setTimeout(async () => {
       try {
-        const found = await fetch("/api/mailboxes", {
-          credentials: "same-origin",
-          cache: "no-store",
-          signal: AbortSignal.timeout(ANSWER_MS),
-        });
-        if (found.status === 401 || found.status === 403) {
-          this.refused();
-          return;
-        }
-        if (found.ok) {
-          this.open();
-          return;
-        }
-      } catch {
-        // Nobody is there yet, or nobody answers.
+        await get("/api/mailboxes", AbortSignal.timeout(ANSWER_MS));
+        this.open();
+      } catch (error) {
+        if (error.isRefusal) this.refused();
+        else this.again(); // no gateway answers yet
       }
-      this.again();
     }, wait);
   }
 }

@@ -1,12 +1,11 @@
-// The row of figures on top: how much is settled, how far behind live view and tables are, each with its plot.
+// The row of figures at the top: how many records are settled, how far live view and tables are behind.
 
-import { age, count, duration, make, setText } from "/page/text.js";
+import { age, count, duration, make, setText, svg } from "/page/text.js";
 
-const SVG = "http://www.w3.org/2000/svg";
 const SHOWN = 120;
 const WIDTH = 120;
 const HEIGHT = 34;
-// Beyond these a figure is shown as one to look at.
+// Above these limits a figure is marked as an alarm.
 const LIVE_LAG_MS = 2000;
 const TABLES_MS = 60000;
 
@@ -94,22 +93,14 @@ function newTile(figure) {
   const number = document.createTextNode("–");
   const unit = make("small");
   const note = make("p", "figure-note");
-  const plot = document.createElementNS(SVG, "svg");
-  plot.setAttribute("class", "plot");
-  plot.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
-  plot.setAttribute("preserveAspectRatio", "none");
-  plot.setAttribute("aria-hidden", "true");
-  for (const kind of ["area", "stroke"]) {
-    const path = document.createElementNS(SVG, "path");
-    path.setAttribute("class", kind);
-    plot.append(path);
-  }
+  const frame = { class: "plot", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" };
+  const plot = svg("svg", frame, svg("path", { class: "area" }), svg("path", { class: "stroke" }));
   const value = make("p", "figure-value", [number, unit]);
   element.append(make("p", "figure-name", figure.name), value, note, plot);
   return { figure, element, number, unit, note, plot };
 }
 
-// The newest value is at the right; before there were any, nothing is drawn.
+// Draw the values with the newest at the right. Where there are no values yet, nothing is drawn.
 function draw(plot, values) {
   const top = Math.max(...values, 1);
   const step = WIDTH / (SHOWN - 1);

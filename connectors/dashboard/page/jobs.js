@@ -1,6 +1,6 @@
-// The list of jobs: ten thousand of them, of which only what is seen is in the page.
+// The list of jobs. There may be ten thousand; only the visible rows are in the page.
 
-import { age, count, make, now, setState, setText, shown } from "/page/text.js";
+import { age, button, count, make, now, setState, setText, shown } from "/page/text.js";
 
 const STATES = ["pending", "running", "completed", "error", "cancelled"];
 const OVERSCAN = 6;
@@ -45,16 +45,14 @@ export class JobList {
     const group = document.getElementById("job-states");
     this.filters = new Map();
     for (const state of [null, ...STATES]) {
-      const button = make("button", "", state ?? "all");
-      button.type = "button";
-      button.append(make("b", "", ""));
-      button.addEventListener("click", () => {
+      const filter = button("", state ?? "all", () => {
         this.state = state;
         this.window.scrollTop = 0;
         this.store.changed("jobs");
       });
-      this.filters.set(state, button);
-      group.append(button);
+      filter.append(make("b", "", ""));
+      this.filters.set(state, filter);
+      group.append(filter);
     }
   }
 
@@ -64,11 +62,11 @@ export class JobList {
     let total = 0;
     for (const state of STATES) total += this.store.jobCounts[state] ?? 0;
     setText(this.total, total ? count(total) : "");
-    for (const [state, button] of this.filters) {
+    for (const [state, filter] of this.filters) {
       const number = state === null ? total : (this.store.jobCounts[state] ?? 0);
-      setText(button.lastChild, number ? count(number) : "");
-      button.setAttribute("aria-pressed", String(state === this.state));
-      button.hidden = state !== null && number === 0 && state !== this.state;
+      setText(filter.lastChild, number ? count(number) : "");
+      filter.setAttribute("aria-pressed", String(state === this.state));
+      filter.hidden = state !== null && number === 0 && state !== this.state;
     }
     this.empty.hidden = this.visible.length > 0;
     if (!this.empty.hidden) {
@@ -90,7 +88,7 @@ export class JobList {
     });
   }
 
-  // What one looks at stays where it is when jobs come in above it.
+  // Keep the rows in sight where they are when new jobs come in above them.
   keepInSight() {
     const { id, place } = this.top;
     if (id === undefined || this.visible[place] === id) return;

@@ -1,4 +1,4 @@
-// The page: logs in, follows the live events, and hands what comes to the lists.
+// The page: logs in, follows the live events, and passes them to the lists.
 
 import { get, post } from "/page/api.js";
 import { Drawer } from "/page/drawer.js";
@@ -82,12 +82,12 @@ async function loadSnapshot() {
     await loadJobs(found.first_jobs.next, mine);
   } catch (error) {
     if (mine !== loading) return;
-    if (error.status === 401 || error.status === 403) showLogin(error.message);
+    if (error.isRefusal) showLogin(error.message);
     else events.again();
   }
 }
 
-// The older jobs come after what is seen first, a thousand at a time.
+// Load the older jobs after the first screen, a thousand at a time.
 async function loadJobs(next, mine) {
   while (next && mine === loading && store.order.length < 20000) {
     const page = await get(`/api/jobs?after=${next}`);
@@ -135,7 +135,7 @@ async function logIn(token) {
 async function begin() {
   const given = /^#token=([^&]+)$/.exec(location.hash);
   if (given) {
-    // Out of the address bar and the history before anything else is done with it.
+    // Remove the token from the address bar and the history before using it.
     history.replaceState(null, "", location.pathname);
     try {
       await logIn(decodeURIComponent(given[1]));
@@ -148,7 +148,7 @@ async function begin() {
     await get("/api/mailboxes");
     events.open();
   } catch (error) {
-    if (error.status === 401 || error.status === 403) showLogin("");
+    if (error.isRefusal) showLogin("");
     else events.again();
   }
 }
@@ -186,6 +186,6 @@ window.addEventListener("hashchange", () => {
   else if (!byId("board").hidden) openAddressed();
 });
 
-// For measurements: when what was settled had been painted.
+// For measurements of the time from settled to painted.
 window.trunkline = { store, jobs };
 begin();

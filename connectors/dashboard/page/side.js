@@ -1,11 +1,10 @@
 // The three lists at the side: agents, mailboxes, rejections by reason.
 
-import { age, count, make, moment, now, setState, setText, shown } from "/page/text.js";
+import { age, button, count, make, moment, now, setState, setText, shown, svg } from "/page/text.js";
 
-const SVG = "http://www.w3.org/2000/svg";
 const ROWS = 60;
 
-// A list whose rows stay the same elements while they change, so that focus and selection stay, too.
+// A list that keeps a row's element while the row changes, so that focus and selection are kept.
 class Rows {
   constructor(id, newRow, update) {
     this.list = document.getElementById(id);
@@ -46,25 +45,27 @@ class Rows {
   }
 }
 
+// A row of a list: `body` with its parts, and the key in the data attribute `kind`.
+function newRow(kind, key, body, parts) {
+  const row = { item: make("li"), body, ...parts };
+  body.append(...Object.values(parts));
+  row.item.append(body);
+  row.item.dataset[kind] = shown(key);
+  return row;
+}
+
 const ORDER = { blocked: 0, working: 1, initializing: 2, idle: 3, stopped: 9 };
 
 export function agentList(store) {
   const total = document.getElementById("agents-count");
   const rows = new Rows(
     "agents",
-    (agent) => {
-      const row = {
-        item: make("li"),
-        body: make("div", "row"),
+    (agent) =>
+      newRow("agent", agent.agent, make("div", "row"), {
         name: make("span", "row-name said"),
         state: make("span", "state"),
         note: make("span", "row-note said"),
-      };
-      row.body.append(row.name, row.state, row.note);
-      row.item.append(row.body);
-      row.item.dataset.agent = shown(agent.agent);
-      return row;
-    },
+      }),
     (row, agent) => {
       setText(row.name, agent.agent);
       setState(row.state, agent.status);
@@ -96,24 +97,15 @@ export function mailboxList(store) {
   const rows = new Rows(
     "mailboxes",
     (box) => {
-      const row = {
-        item: make("li"),
-        body: make("div", "row"),
+      const bar = svg("rect", { height: 3 });
+      const frame = { viewBox: "0 0 100 3", preserveAspectRatio: "none", "aria-hidden": "true" };
+      const parts = {
         name: make("span", "row-name said"),
         figure: make("span", "row-figure"),
+        meter: make("span", "meter", svg("svg", frame, bar)),
         note: make("span", "row-note"),
-        bar: document.createElementNS(SVG, "rect"),
       };
-      const svg = document.createElementNS(SVG, "svg");
-      svg.setAttribute("viewBox", "0 0 100 3");
-      svg.setAttribute("preserveAspectRatio", "none");
-      svg.setAttribute("aria-hidden", "true");
-      row.bar.setAttribute("height", "3");
-      svg.append(row.bar);
-      row.body.append(row.name, row.figure, make("span", "meter", svg), row.note);
-      row.item.append(row.body);
-      row.item.dataset.mailbox = shown(box.key);
-      return row;
+      return { ...newRow("mailbox", box.key, make("div", "row"), parts), bar };
     },
     (row, box) => {
       setText(row.name, box.realm === "default" ? box.recipient : box.key);
@@ -135,21 +127,12 @@ export function reasonList(store, open) {
   const total = document.getElementById("rejections-count");
   const rows = new Rows(
     "reasons",
-    (one) => {
-      const row = {
-        item: make("li"),
-        body: make("button", "row"),
+    (one) =>
+      newRow("reason", one.reason, button("row", null, () => open(one.reason)), {
         name: make("span", "row-name"),
         figure: make("span", "row-figure"),
         note: make("span", "row-note"),
-      };
-      row.body.type = "button";
-      row.body.append(row.name, row.figure, row.note);
-      row.body.addEventListener("click", () => open(one.reason));
-      row.item.append(row.body);
-      row.item.dataset.reason = shown(one.reason);
-      return row;
-    },
+      }),
     (row, one) => {
       setText(row.name, one.reason.replaceAll("_", " "));
       setText(row.figure, count(one.count));

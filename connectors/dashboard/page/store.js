@@ -1,6 +1,6 @@
-// What the page knows, and who is told when it changes: at most once for each frame that is painted.
+// The data of the page. Listeners of a part are called when it has changed, at most once per painted frame.
 
-// More jobs than these are not kept here; those that have ended first go first.
+// The page keeps at most this many jobs. Beyond that it drops the oldest jobs that have ended.
 const JOBS_KEPT = 20000;
 const PULSES_KEPT = 300;
 const LATENCIES_KEPT = 2000;
@@ -41,7 +41,7 @@ export class Store {
     if (this.settledAt.length) {
       const settled = this.settledAt;
       this.settledAt = [];
-      // A message comes after the frame of this callback has been painted.
+      // The message arrives after the frame of this callback has been painted.
       const channel = new MessageChannel();
       channel.port1.onmessage = () => this.painted(settled);
       channel.port2.postMessage(null);

@@ -1,4 +1,4 @@
-// Text and elements. What agents say gets into the page here and nowhere else: as text, never as markup.
+// Text and elements. Text of agents gets into the page only here: as text, never as markup.
 
 // Control and format characters (ANSI, bidirectional overrides, zero width), line ends that are no line feed,
 // private and unassigned ones, lone surrogates: shown as escapes, never obeyed.
@@ -29,7 +29,23 @@ export function make(tag, classes = "", content = null) {
   return element;
 }
 
-// What somebody else has said: a text of its own direction.
+// A button that calls `pressed` when it is clicked.
+export function button(classes, content, pressed) {
+  const element = make("button", classes, content);
+  element.type = "button";
+  element.addEventListener("click", pressed);
+  return element;
+}
+
+// An SVG element with attributes and children.
+export function svg(tag, attributes, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+// Text that an agent or a person wrote, isolated from the direction of the text around it.
 export function said(text, classes = "") {
   return make("span", `said ${classes}`.trim(), text);
 }
@@ -67,7 +83,7 @@ export function duration(ms) {
   return `${Math.round(s / 86400)} d`;
 }
 
-// Without milliseconds, for what is looked at once a second.
+// A duration without milliseconds, for values that change once a second.
 export function age(ms) {
   const s = Math.max(0, Math.floor(ms / 1000));
   if (s < 100) return `${s} s`;
@@ -85,7 +101,7 @@ export function moment(ms) {
 
 let skewMs = 0;
 
-// The server's clock: what is shown as an age must not depend on a wrong clock here.
+// Follow the server's clock, so that ages are right although this machine's clock is wrong.
 export function setClock(serverMs) {
   const found = serverMs - Date.now();
   skewMs = Math.abs(found) > 2000 ? found : 0;

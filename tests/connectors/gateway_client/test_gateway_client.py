@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from connectors.gateway_client.event_stream import EventStream, ServerEvent, parse_events
-from connectors.gateway_client.gateway_client import GatewayClient, read_token
+from connectors.gateway_client.gateway_client import GatewayClient
+from connectors.gateway_client.operator_token import read_token
 from connectors.local_stack import free_port
 from schemas.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
 from schemas.settings.settings import GatewaySettings, Settings
@@ -163,6 +165,14 @@ def _sse(*events: bytes) -> Answer:
     return 200, {"Content-Type": "text/event-stream"}, b"".join(events)
 
 
+def event_stream(pieces: Iterable[bytes]) -> httpx2.Response:
+    """Return an answer whose body arrives in these pieces."""
+    headers = {"Content-Type": "text/event-stream"}
+    return httpx2.Response(
+        200, headers=headers, content=pieces, request=httpx2.Request("GET", "http://gateway")
+    )
+
+
 def test_events_are_read_whole_however_they_are_cut_and_whatever_stands_in_them() -> None:
     text = "line\u2028break \x85 \x0b \r in"
     wire = b": ping\r\n\r\n" + _event("settled", 1, {"a": 1}).replace(b"\n", b"\r\n")
@@ -176,7 +186,7 @@ def test_events_are_read_whole_however_they_are_cut_and_whatever_stands_in_them(
     ]
     for size in (1, 7, len(wire)):
         cut = (wire[i : i + size] for i in range(0, len(wire), size))
-        assert list(parse_events(cut)) == wanted
+        assert list(parse_events(event_stream(cut))) == wanted
 
 
 def test_a_lost_stream_goes_on_behind_the_last_event(server: ScriptedServer, client: GatewayClient) -> None:
@@ -221,7 +231,8 @@ def test_closing_a_stream_that_is_silent_does_not_wait_for_it(
 ) -> None:
     body = _event("snapshot", 1, {})
     # The server keeps the connection open: it promised ten bytes more.
-    server.answers = [(200, {"Content-Length": str(len(body) + 10)}, body)]
+    headers = {"Content-Type": "text/event-stream", "Content-Length": str(len(body) + 10)}
+    server.answers = [(200, headers, body)]
     server.goes_on.clear()
     with EventStream(client, "/x") as stream:
         assert stream.next(10) is not None

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from connectors.samples import hub_agent
@@ -58,18 +58,18 @@ def test_the_sample_agent_says_what_it_lacks_and_does_not_wait_for_the_hub_for_e
 class Hub:
     """Answers the sample agent from a list, and keeps what it is sent."""
 
-    def __init__(self, *answers: httpx.Response | list[dict[str, Any]]) -> None:
+    def __init__(self, *answers: httpx2.Response | list[dict[str, Any]]) -> None:
         self.answers = list(answers)
-        self.asked: list[httpx.Request] = []
+        self.asked: list[httpx2.Request] = []
 
-    def __call__(self, request: httpx.Request) -> httpx.Response:
+    def __call__(self, request: httpx2.Request) -> httpx2.Response:
         self.asked.append(request)
-        answer = self.answers.pop(0) if self.answers else httpx.Response(401)
-        return httpx.Response(200, json={"messages": answer}) if isinstance(answer, list) else answer
+        answer = self.answers.pop(0) if self.answers else httpx2.Response(401)
+        return httpx2.Response(200, json={"messages": answer}) if isinstance(answer, list) else answer
 
     def run(self) -> list[Any]:
         """Let the agent work to its end; what it has sent."""
-        with httpx.Client(base_url="http://hub", transport=httpx.MockTransport(self)) as client:
+        with httpx2.Client(base_url="http://hub", transport=httpx2.MockTransport(self)) as client:
             hub_agent.HubAgent(client, "ann", "t1", "some work").run()
         return [json.loads(request.content) for request in self.asked if request.method == "POST"]
 
@@ -87,7 +87,7 @@ def message(number: int, kind: str, payload: object) -> dict[str, Any]:
 
 @pytest.mark.requirement("HH-05")
 def test_the_sample_agent_answers_all_it_is_asked_and_completes_its_task() -> None:
-    good, gone, away = (httpx.Response(code) for code in (200, 404, 503))
+    good, gone, away = (httpx2.Response(code) for code in (200, 404, 503))
     asks = [message(1, "ask", {"text": "a?"}), message(2, "finish", {}), message(3, "ask", ["b"])]
     hub = Hub(away, [message(0, "news", {})], asks, away, good, gone, good)
     answer = {"text": "ann was asked: a?", "in_reply_to": "m1"}
@@ -111,6 +111,6 @@ def test_the_sample_agent_ends_when_its_token_is_refused_or_what_answers_is_no_h
     with pytest.raises(Refused) as refused:
         Hub([]).run()
     assert refused.value.exit_code == 4
-    for strange in (httpx.Response(200, text="hello"), httpx.Response(200, json=[]), httpx.Response(404)):
+    for strange in (httpx2.Response(200, text="hello"), httpx2.Response(200, json=[]), httpx2.Response(404)):
         with pytest.raises(TrunklineError):
             Hub(strange).run()
