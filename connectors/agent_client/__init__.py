@@ -1,11 +1,12 @@
-"""The agent's side of the agent MCP server (AM-10): requests signed for the official `mcp` client.
+"""The agent's side of the agent MCP server (AM-10): signed requests for the official `mcp` client.
 
     from connectors.agent_client import agent_client
 
     async with agent_client("http://127.0.0.1:3100", "builder", "keys/builder.pem") as client:
         await client.call_tool("send_to_agent", {"targetAgentId": "operator", "message": "ready"})
 
-How requests are signed, also in other languages, is in docs/how-to/sign_agent_requests.md.
+docs/how-to/sign_agent_requests.md describes the signature, also for other languages. This package must not
+import the gateway.
 """
 
 from connectors.agent_client.connection import agent_client

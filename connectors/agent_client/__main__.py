@@ -1,4 +1,4 @@
-"""The stdio wrapper as a program: `python -m connectors.agent_client`. Its environment says all it needs."""
+"""The stdio wrapper as a program: `python -m connectors.agent_client`. It is configured by its environment."""
 
 import signal
 import sys

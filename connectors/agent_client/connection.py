@@ -1,4 +1,4 @@
-"""A connection of an agent to the agent MCP server: the official client, signed."""
+"""A connection of an agent to the agent MCP server: the official client with signed requests."""
 
 from __future__ import annotations
 
@@ -43,13 +43,22 @@ async def agent_client(
     call_s: float = CALL_S,
     ca_certs: str | os.PathLike[str] | None = None,
 ) -> AsyncIterator[Client]:
-    """The official client, connected and signed for `agent_id`. `url` is the server's address, with the path of
-    its door or without. A call waits for its answer for at most `call_s` seconds. `ca_certs`: the authority
-    that signed a server of HTTPS; None: what TRUNKLINE_CA_CERTS names, else the machine's own.
+    """Connect the official client, signed for `agent_id`.
 
-    Raises at entry BackboneUnreachable, Refused, UsageError (KeyFileError) for what is wrong with what it is
-    given, TrunklineError for a server that is none. Later, calls raise MCPError with UNREACHABLE, REFUSED or
-    KEY_UNUSABLE as its code when they got no answer; the next call tries again.
+    Args:
+        url: The server's address, with or without the path of the endpoint.
+        agent_id: The agent's registered name.
+        key_path: The file with the agent's private key.
+        transport: Streamable HTTP, or the older server-sent events.
+        call_s: The longest time that a call waits for its answer, in seconds.
+        ca_certs: The authority that signed the server's certificate. None means the one that TRUNKLINE_CA_CERTS
+            names, else those of the machine.
+
+    Raises:
+        TrunklineError: At entry: BackboneUnreachable, Refused, UsageError for a wrong argument (KeyFileError
+            for the key), or TrunklineError itself for an address where no agent MCP server answers.
+        MCPError: From a call without an answer, with the code UNREACHABLE, REFUSED or KEY_UNUSABLE. The next
+            call tries again.
     """
     trusted = None if ca_certs is None else os.fspath(ca_certs)
     key = AgentKey(key_path)
@@ -103,7 +112,7 @@ async def _streamable(address: str, auth: SignedAuth, ca_certs: str | None) -> A
 
 
 def _known(error: BaseException) -> BaseException:
-    """The error of ours that says the same, or the error itself."""
+    """Return our own error for an error of the library, or the error itself if there is none."""
     if isinstance(error, httpx2.HTTPStatusError):
         # The older transport looks at the status alone; what our HTTP client says of it stands in the body.
         try:

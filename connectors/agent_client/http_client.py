@@ -1,7 +1,12 @@
-"""The HTTP client below the official MCP client: signs, makes each call unique, and turns outages into answers.
+"""The HTTP client below the official MCP client.
 
-**Acknowledges when** the server has answered. **Loses** nothing by itself and repeats nothing that may have
-been done: a request that failed on its way is answered with an error, and whoever asked decides.
+It signs requests, makes each call unique, and answers outages with JSON-RPC errors. It repeats no request that
+the server may have carried out: a request that failed on its way is answered with an error, and the caller
+decides.
+
+`ReopeningClient` also opens a session again that the gateway has forgotten, so that a client of the older
+protocol outlives a restart of the gateway. The request that it repeats was not carried out: a server that does
+not know the session answers 404 before it reads the request.
 """
 
 from __future__ import annotations
@@ -35,12 +40,17 @@ _TEXT_LIMIT: Final = 300
 
 
 class AgentHttpClient(httpx2.AsyncClient):
-    """Give it to the transports of `mcp.client`. Each `tools/call` gets a nonce in its `_meta`, so that no two
-    have the same bytes, whichever process of the agent sends them.
+    """An HTTP client for the transports of `mcp.client`.
 
-    Without it an outage in the midst of one request would end the whole session of the official client. Here
-    the request alone fails: it is answered 503 with a JSON-RPC error whose code is one of this module's.
-    `ca_certs`: the authority that signed a server of HTTPS; None: TRUNKLINE_CA_CERTS, else the machine's own.
+    Each `tools/call` gets a nonce in its `_meta`. So no two calls have the same bytes, even from different
+    processes of one agent.
+
+    Without this class, an outage during one request would end the whole session of the official client. Here
+    only the request fails: it is answered with status 503 and a JSON-RPC error whose code is one of this
+    module's.
+
+    `ca_certs` is the authority that signed the server's certificate. None means the one that TRUNKLINE_CA_CERTS
+    names, else those of the machine.
     """
 
     def __init__(self, url: str, auth: SignedAuth, read_s: float = READ_S, ca_certs: str | None = None) -> None:
@@ -51,13 +61,13 @@ class AgentHttpClient(httpx2.AsyncClient):
         )
 
     def build_request(self, method: str, url: Any, **options: Any) -> httpx2.Request:
-        """A request whose JSON, if it is a call of a tool, has a nonce."""
+        """Build a request; a call of a tool gets a nonce."""
         if isinstance(document := options.get("json"), dict):
             options["json"] = with_nonce(document)
         return super().build_request(method, url, **options)
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """The server's answer, or one that says why there is none."""
+        """Return the server's answer, or an answer that says why there is none."""
         try:
             response = await super().send(request, **options)
             # Read here, where a connection that breaks can still be told.
@@ -74,7 +84,7 @@ class AgentHttpClient(httpx2.AsyncClient):
 
 
 def with_nonce(document: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a JSON-RPC message with a fresh nonce, if it is a call of a tool; else the message itself."""
+    """Return a JSON-RPC message with a new nonce if it is a call of a tool, else the message itself."""
     if document.get("method") != "tools/call" or not isinstance(params := document.get("params"), dict):
         return document
     meta = params.get("_meta")
@@ -83,8 +93,10 @@ def with_nonce(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def endpoint(url: str, path: str) -> str:
-    """The address of the server's door at `path`: a base address gets it, one with a path is taken as it is.
-    Raises UsageError for what is no address of HTTP.
+    """Return the address of the endpoint at `path`.
+
+    A base address gets the path; an address that has a path is returned as it is. Raises UsageError for a text
+    that is no HTTP address.
     """
     try:
         parts = urlsplit(url)
@@ -97,7 +109,7 @@ def endpoint(url: str, path: str) -> str:
 
 
 def _explained(request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
-    """The answer, or a JSON-RPC error in place of a refusal or a failure that is none."""
+    """Return the response, or a JSON-RPC error for a status of 400 and above that has none."""
     status = response.status_code
     # By a bare 404 the transports know a server of the older protocol, and a session that is gone.
     if status < 400 or status == 404:
@@ -128,8 +140,10 @@ _NOT_FOUND: Final = 404
 
 
 class ReopeningClient(AgentHttpClient):
-    """Remembers how its session was opened. The transport above goes on with the first session's id, which
-    stands here for the one that is open now.
+    """An HTTP client that remembers how its session was opened and can open it again.
+
+    The transport above keeps the id of the first session. This client replaces it by the id of the session that
+    is open now.
     """
 
     def __init__(self, url: str, auth: SignedAuth, read_s: float = READ_S) -> None:
@@ -139,7 +153,7 @@ class ReopeningClient(AgentHttpClient):
         self._one_at_a_time = anyio.Lock()
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """The server's answer in the session that is open, if need be in a new one."""
+        """Return the server's answer in the open session; open a new session if need be."""
         asked = request.headers.get(_SESSION)
         if asked is None:
             response = await super().send(request, **options)

@@ -1,4 +1,7 @@
-"""Signs each request of an HTTP client for an agent (AM-02), anew and with the time at which it goes out."""
+"""The signature of an agent's HTTP requests (AM-02), and the private key that makes it.
+
+Each request is signed when it is sent, with the time at which it is sent.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,14 @@ _FILE_LIMIT: Final = 65536
 
 
 class KeyFileError(UsageError):
-    """The key file cannot be used. Says why, and shows nothing of what it holds."""
+    """The key file cannot be used. The text says why, and shows none of the file's content."""
 
 
 class AgentKey:
-    """The key in a file. To rotate it, replace the file (`os.replace`): one that is written in place may be
-    seen half written, and is refused for that moment.
+    """The private key in a file that only its owner may read; read again when the file has changed.
+
+    To rotate the key, replace the file (`os.replace`). A file that is written in place may be read half
+    written, and is refused at that moment.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -47,8 +52,10 @@ class AgentKey:
         return f"AgentKey({str(self._path)!r})"
 
     def current(self) -> RSAPrivateKey:
-        """The key as the file has it now. Raises KeyFileError, also when it once could be read and now is gone
-        or open to others: who takes a key away wants it to be used no more.
+        """Return the key that the file holds now.
+
+        Raises KeyFileError, also for a file that was usable before and was deleted or made readable by others:
+        the owner may have withdrawn the key.
         """
         with self._lock:
             try:
@@ -88,9 +95,10 @@ _CALL: Final = b"tools/call"
 
 
 class SigningTimes:
-    """Gives the second under which a body is signed: now, or the first one later in which it was not yet.
+    """Gives the second under which a body is signed: now, or the next one in which it was not signed yet.
 
-    Equal calls in one second would have one signature, and the server would take the second for a replay.
+    Equal calls in one second would have the same signature, and the server would refuse the second one as a
+    replay.
     """
 
     def __init__(self) -> None:
@@ -99,7 +107,10 @@ class SigningTimes:
         self._cleared_at = 0
 
     def next_for(self, signer: str, body: bytes, now: int) -> int:
-        """The timestamp for a body. Raises Refused when the body was signed for all the seconds ahead."""
+        """Return the timestamp for a body.
+
+        Raises Refused when the body was signed for all seconds that a timestamp may be ahead.
+        """
         digest = hashlib.sha256(signer.encode("utf-8") + b"\0" + body).digest()
         with self._lock:
             if abs(now - self._cleared_at) >= 1:
@@ -117,8 +128,10 @@ _TIMES: Final = SigningTimes()
 
 
 class SignedAuth(httpx2.Auth):
-    """Adds the agent's name, the time and the signature. Raises KeyFileError when the key cannot be used, and
-    Refused when one call is made too often in a second.
+    """Adds the agent's name, the time and the signature to each request.
+
+    A request raises KeyFileError when the key cannot be used, and Refused when the same call is made too often
+    in a second.
     """
 
     requires_request_body = True

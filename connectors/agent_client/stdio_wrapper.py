@@ -1,9 +1,9 @@
-"""An MCP server over stdio that signs what it gets and passes it on (AM-10): any client that can run a command
-takes part.
+"""An MCP server over stdio that signs messages and passes them on to the gateway (AM-10).
 
-**Delivers** each message once, in the order of the protocol, to the agent MCP server and its answers back.
-**Acknowledges when** the server has answered. **Loses** no request silently: one that the gateway did not
-answer is answered with a JSON-RPC error, as are those that are open when the input ends.
+Any MCP client that can run a command can take part by it. **Delivers** each message once, in the order of the
+protocol, to the agent MCP server and its answers back. **Acknowledges when** the server has answered. **Loses**
+no request silently: a request without an answer from the gateway is answered with a JSON-RPC error. So are the
+requests that are open when the input ends.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ from schemas.errors import TrunklineError, UsageError
 
 
 class MessageHeaders:
-    """Follows one connection. The newer protocol says its version in each message, the older one in its
-    handshake; over HTTP both say it in a header, too.
+    """The HTTP headers that repeat fields of a JSON-RPC message, for messages of one stdio connection.
+
+    The newer protocol states its version in each message, the older one in its handshake. Over HTTP both also
+    state it in a header.
     """
 
     def __init__(self) -> None:
@@ -57,7 +59,7 @@ class MessageHeaders:
         self._version: str | None = None
 
     def of_request(self, message: JSONRPCMessage) -> dict[str, str]:
-        """The headers of a message on its way to the server."""
+        """Return the headers of a message to the server."""
         if not isinstance(message, JSONRPCRequest | JSONRPCNotification):
             return self._version_header(self._version)
         if isinstance(message, JSONRPCRequest) and message.method == "initialize":
@@ -76,7 +78,7 @@ class MessageHeaders:
         return headers
 
     def see_answer(self, message: JSONRPCResponse | JSONRPCError) -> None:
-        """Learn the version from the answer to a handshake."""
+        """Learn the protocol version from the answer to a handshake."""
         if message.id not in self._handshakes:
             return
         self._handshakes.discard(message.id)
@@ -111,7 +113,7 @@ class StdioWrapper:
         self._ended = False
 
     async def run(self) -> None:
-        """Until the client's input ends and all is answered, or `_DRAIN_S` after that."""
+        """Run until the client's input ends and all requests are answered, at most `_DRAIN_S` longer."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._answers)
             await self._requests()
@@ -166,7 +168,7 @@ def _cancelled_by(message: JSONRPCMessage) -> RequestId | None:
 
 
 async def serve(address: str, auth: SignedAuth) -> None:
-    """Serve stdin and stdout until stdin ends. A signal, and a fault of ours, end the process at once."""
+    """Serve stdin and stdout until stdin ends. A signal or an internal error ends the process at once."""
     async with anyio.create_task_group() as tasks:
         await tasks.start(_end_at_a_signal)
         async with stdio_server() as client:
@@ -197,7 +199,7 @@ def _say(text: str) -> None:
 
 
 def main(environment: Mapping[str, str] = os.environ) -> int:
-    """Serve the agent of the environment and return the exit code."""
+    """Serve the agent that the environment names, and return the exit code."""
     try:
         needed = (AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE)
         if missing := [name for name in needed if not environment.get(name)]:

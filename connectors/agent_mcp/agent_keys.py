@@ -1,4 +1,7 @@
-"""Whose keys are good: an index of the live view, asked with each request (AM-02, AM-03)."""
+"""The registered keys of agents: an index of the live view that each request is checked against.
+
+Requirements AM-02 and AM-03.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,9 @@ _DIGEST: Final = Prehashed(hashes.SHA256())
 
 
 class AgentKeys:
-    """The keys of agents, kept up to date by the live view's changes. Thread-safe: one thread changes, any
-    thread looks up. `clock`: seconds since 1970 UTC.
+    """The keys of agents, kept up to date by changes of the live view.
+
+    Thread-safe: one thread applies changes, any thread looks up. `clock` returns seconds since 1970 UTC.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -41,7 +45,10 @@ class AgentKeys:
         self._changed: set[tuple[str, str]] | None = set()
 
     def load(self, rows: Iterable[AgentKeyRow]) -> None:
-        """Take in what the live view held when it was opened; what came by `changed` meanwhile is there."""
+        """Add the rows that the live view held when it was opened.
+
+        A change that `changed` applied meanwhile wins.
+        """
         for row in rows:
             with self._lock:
                 if self._changed is None or (row.agent_name, row.key_id) not in self._changed:
@@ -50,7 +57,7 @@ class AgentKeys:
             self._changed = None
 
     def changed(self, change: AppliedChange) -> None:
-        """Take in a change of the live view."""
+        """Apply a change of the live view."""
         if not isinstance(change.row, AgentKeyRow):
             return
         with self._lock:
@@ -68,18 +75,20 @@ class AgentKeys:
                 del self._keys[row.agent_name]
 
     def registered_agents(self) -> list[str]:
-        """The agents that have a key, by name."""
+        """Return the names of the agents that have a key, sorted."""
         with self._lock:
             return sorted(self._keys)
 
     def is_registered(self, agent_name: str) -> bool:
-        """Whether the agent has a key."""
+        """Return whether the agent has a key."""
         with self._lock:
             return agent_name in self._keys
 
     def verify_signature(self, agent_name: str, timestamp: str, body: bytes, signature: str) -> str | None:
-        """Why the request is not the agent's; None when it is. The same words, and the same work, for an agent
-        that nobody knows as for a wrong signature.
+        """Return why the signature is not the agent's, or None if it is.
+
+        For an unknown agent the text and the work are the same as for a wrong signature, so that neither
+        reveals which agents exist.
         """
         now = self._clock()
         seconds = timestamp_seconds(timestamp)
@@ -106,8 +115,10 @@ class AgentKeys:
 
 
 def _fitting(public_key: str, length: int, number: int) -> rsa.RSAPublicKey | None:
-    """The key, if a signature of this length, read as a number, can be one of its at all. What cannot is not
-    tried: it would be refused sooner than others, and the time would tell of the key.
+    """Return the key if a signature of this length and value can be one of its signatures, else None.
+
+    Other keys are not tried. They would refuse the signature faster than the right key, and the time would
+    reveal the key.
     """
     key, modulus = _parsed(public_key)
     return key if (modulus.bit_length() + 7) // 8 == length and number < modulus else None
@@ -115,7 +126,7 @@ def _fitting(public_key: str, length: int, number: int) -> rsa.RSAPublicKey | No
 
 @lru_cache(maxsize=_PARSED)
 def _parsed(public_key: str) -> tuple[rsa.RSAPublicKey | None, int]:
-    """A key and its modulus; 0, which fits nothing, for what is past the door, which looks at keys."""
+    """Return a key and its modulus. The modulus 0, which fits no signature, stands for an unusable key."""
     try:
         key = serialization.load_pem_public_key(public_key.encode("ascii"))
     except ValueError:
@@ -125,8 +136,10 @@ def _parsed(public_key: str) -> tuple[rsa.RSAPublicKey | None, int]:
 
 @lru_cache(maxsize=1024)
 def _nobodys(length: int) -> rsa.RSAPublicKey:
-    """A key for signatures of this length, to which nobody has the other half. It begins with ones, so that
-    hardly a number is too large for it and it takes as long as a real one.
+    """Return a public key for signatures of this length whose private half nobody has.
+
+    Its modulus begins with ones, so that hardly any signature is too large for it. A check takes as long as
+    with a real key.
     """
     bits = 8 * length
     return rsa.RSAPublicNumbers(_EXPONENT, (1 << bits) - 1 - (secrets.randbits(bits - 64) & ~1)).public_key()

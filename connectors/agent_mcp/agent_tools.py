@@ -1,8 +1,9 @@
-"""What the tools of the agent MCP door do (AM-04, AM-05): each for the agent that has signed the call.
+"""The functions of the agent MCP server's tools (AM-04, AM-05), for the agent that signed the call.
 
-**Delivers** a message once for each idempotency key. **Acknowledges when** it is in the log and settled.
-**Loses when** never silently: a call that ended in an error may or may not have had its effect; with the same
-idempotency key it has it once. A broadcast that was cut off in the middle is completed in this way.
+**Delivers** a message once for each idempotency key. **Acknowledges when** the message is in the log and
+settled. **Loses when** never silently: a call that ended in an error may or may not have had its effect.
+Repeated with the same idempotency key, it has its effect once. This also completes a broadcast that was
+interrupted.
 """
 
 from __future__ import annotations
@@ -47,15 +48,16 @@ _ANSWER_CHARACTERS: Final = 4 * 1024 * 1024
 
 
 class AgentTools:
-    """The tools over an open hub. Each raises ApiError with the reason for a refusal, BackboneUnreachable
-    while Kafka is away.
+    """The tools over an open hub.
+
+    Each raises ApiError with the reason of a refusal, and BackboneUnreachable while Kafka is away.
     """
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
 
     async def discover_agents(self, agent: str, asked: DiscoverAgents) -> dict[str, Any]:
-        """The agents that take part, by name."""
+        """Return the agents that take part, by name."""
         rows = [
             row
             for row in self._hub.live_view.all(ParticipantRow)
@@ -65,8 +67,10 @@ class AgentTools:
         return {"agents": [_agent_as_json(row) for row in sorted(rows, key=lambda row: row.agent_name)]}
 
     async def send_to_agent(self, agent: str, asked: SendToAgent) -> dict[str, Any]:
-        """Put a message into the mailbox of another, or one's own. With `ttl_seconds` it expires so long after
-        the first call with its idempotency key: a repeated call is the same message, with the same expiry.
+        """Put a message into the mailbox of another agent, or of the sender itself.
+
+        With `ttl_seconds` the message expires this long after the first call with its idempotency key. A
+        repeated call is the same message with the same expiry.
         """
         caller = Caller(agent, AGENT)
         decision = evaluate_message(self._hub.live_view, caller, asked.target_agent_id, KIND)
@@ -94,7 +98,7 @@ class AgentTools:
         return {"messageId": message_id, "timestamp": None if row is None else row.posted_at // 1000}
 
     async def broadcast_message(self, agent: str, asked: BroadcastMessage) -> dict[str, Any]:
-        """Put a message into the mailbox of everybody else who takes part now, and of the operator."""
+        """Put a message into the mailbox of each other agent that takes part now, and of the operator."""
         self._check_length(asked.message)
         broadcast_id = request_uuid(f"{DOOR}/{agent}", asked.idempotency_key)
         recipients = broadcast_recipients(self._hub.live_view, agent)
@@ -107,8 +111,10 @@ class AgentTools:
         return {"messageId": str(broadcast_id), "recipientCount": len(recipients)}
 
     async def get_my_messages(self, agent: str, asked: GetMyMessages) -> dict[str, Any]:
-        """The agent's own messages, and how many there are; it takes none. `more`: how many fit the question
-        and are not shown, because of its limit or because the answer would be too long.
+        """Return the agent's own messages and their number. The messages stay in the mailbox.
+
+        `more` is the number of messages that match and are left out, because of the limit or the length of the
+        answer.
         """
         ids = self._hub.mailboxes.messages((DEFAULT_REALM, agent))
         if len(ids) <= _AT_ONCE:
@@ -131,14 +137,14 @@ class AgentTools:
         return {"messages": shown, "more": len(wanted) - len(shown), "statistics": statistics(rows)}
 
     async def mark_read(self, agent: str, asked: MarkRead) -> dict[str, Any]:
-        """Mark the agent's own messages; those that it does not have are named."""
+        """Mark the agent's own messages as read. The answer names the ids that are not in its mailbox."""
         marks = await mark_read(
             self._hub, [(DEFAULT_REALM, agent)], asked.message_ids, door=DOOR, principal=agent
         )
         return {"marked": len(marks.marked), "unknown": marks.unknown, "notMarked": marks.not_marked}
 
     async def update_my_status(self, agent: str, asked: UpdateMyStatus) -> dict[str, Any]:
-        """Say what the agent is doing, and what it can."""
+        """Record the agent's status and capabilities."""
         body = AgentUpdated(
             agent_name=agent,
             request_id=str(request_uuid(f"{DOOR}/{agent}", asked.idempotency_key)),
@@ -162,7 +168,7 @@ class AgentTools:
             raise ApiError(413, TOO_LARGE, f"a message has at most {limit} bytes, this one {size}")
 
     def _as_many_as_fit(self, rows: list[MessageRow]) -> list[dict[str, Any]]:
-        """The first of them, at least one, with no more content than an answer may hold."""
+        """Return the first messages, at least one, that fit into one answer by the length of their content."""
         shown: list[dict[str, Any]] = []
         left = _ANSWER_CHARACTERS
         for row in rows:
@@ -187,7 +193,7 @@ class AgentTools:
 
 
 def statistics(rows: Iterable[MessageRow]) -> dict[str, Any]:
-    """How many messages: all, unread, by sender and by priority."""
+    """Return the number of messages in all, unread, by sender and by priority."""
     rows = list(rows)
     by_priority = Counter(row.priority for row in rows)
     return {

@@ -1,7 +1,7 @@
-"""The agent MCP door: the application on port 3100 (AM-01), streamable HTTP at `/mcp`, SSE at `/sse`.
+"""The agent MCP application on port 3100 (AM-01): streamable HTTP at `/mcp`, server-sent events at `/sse`.
 
-Streamable HTTP keeps no session, so any gateway answers any call. SSE is one connection to one gateway, and
-only who opened it may post to it.
+Streamable HTTP keeps no session, so any gateway answers any call. An SSE connection belongs to one gateway, and
+only the agent that opened it may post to it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LIBRARY: Final = "mcp"
 
 
 class _WithoutText(logging.Handler):
-    """Its texts and its tracebacks quote bodies, headers and addresses."""
+    """A log handler that drops the text and traceback of records, which quote bodies, headers and addresses."""
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[0] if isinstance(record.exc_info, tuple) else None
@@ -59,7 +59,7 @@ class _WithoutText(logging.Handler):
 
 
 def keep_texts_out_of_log() -> None:
-    """Do it for this process, from WARNING on."""
+    """Log records of the `mcp` library from WARNING on, without their text, in this process."""
     library = logging.getLogger(_LIBRARY)
     library.handlers[:] = [_WithoutText(logging.WARNING)]
     library.setLevel(logging.WARNING)
@@ -80,7 +80,7 @@ _INSTRUCTIONS: Final = (
 
 
 class AgentMcp:
-    """The door over a hub that is not open yet. `opened` is to be called when it is; `app` has a lifespan."""
+    """The application over a hub that is not open yet. Call `opened` when it is; `app` has a lifespan."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -125,7 +125,7 @@ class AgentMcp:
         self.app = AccessLog(routes, hub.metrics, hub.strangers)
 
     def opened(self) -> None:
-        """Load the keys: the live view is there."""
+        """Load the keys from the live view, which is open now."""
         self._keys.load(self._hub.live_view.all(AgentKeyRow))
 
     @asynccontextmanager
@@ -170,7 +170,7 @@ class AgentMcp:
 
 
 class _Application:
-    """What Starlette takes for an application and not for a function of a request."""
+    """An object that Starlette treats as an ASGI application, not as a function of a request."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -180,7 +180,7 @@ class _Application:
 
 
 def _security(settings: Settings) -> TransportSecuritySettings:
-    """Where it listens, and where agents find it: a proxy may hand on the Host that they asked for."""
+    """Return the allowed Host headers: where the server listens, and where agents find it through a proxy."""
     found = {
         "127.0.0.1",
         "localhost",

@@ -1,4 +1,4 @@
-"""One tool of an MCP server of ours, as `tools/list` shows it: the form of its arguments, and its hints."""
+"""Building blocks of our MCP servers: a tool as `tools/list` describes it, its arguments, and its results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 
 
 class ToolArguments(BaseModel):
-    """What a tool takes: names in camel case, nothing that is unknown, no value of another type."""
+    """The arguments of a tool: names in camel case, no unknown names, no values of another type."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel)
 
@@ -25,7 +25,10 @@ def tool_of(
     destroys: bool = False,
     is_idempotent: bool = False,
 ) -> types.Tool:
-    """The tool with the schema of its arguments. None of ours reaches beyond the backbone."""
+    """Return the description of a tool with the JSON schema of its arguments.
+
+    No tool of ours reaches beyond the backbone, so `open_world_hint` is always false.
+    """
     schema = arguments.model_json_schema(by_alias=True)
     return types.Tool(
         name=name,

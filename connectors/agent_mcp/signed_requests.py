@@ -1,8 +1,9 @@
-"""Lets nobody through without a signature (AM-02): checked on the raw body, in front of everything else.
+"""The middleware that lets only signed requests through (AM-02). It checks the raw body before any other code.
 
-**Refused**: missing, unknown, wrong or old signatures (403), and those of calls that change something a second
-time (403); a body over the limit (413); what is not JSON by CM-02 (400). **Recorded**: each refusal, as
-`request.refused`; each call that changes something, as `agent.called`, before it is looked at.
+**Refused**: missing, unknown, wrong or old signatures (403), a signature that is used again for a call that
+changes something (403), a body over the limit (413), and a body that is not JSON by CM-02 (400). **Recorded**:
+each refusal, as `request.refused`; each call that changes something, as `agent.called`, before it is carried
+out.
 """
 
 from __future__ import annotations
@@ -44,13 +45,15 @@ _ROUTE: Final = "MCP"
 
 
 def body_limit_bytes(payload_bytes: int) -> int:
-    """How long a request may be where a message may have `payload_bytes`."""
+    """Return the largest size of a request when a message may have `payload_bytes`."""
     return _ESCAPES * payload_bytes + _AROUND_BYTES
 
 
 class SignedRequests:
-    """ASGI middleware. `only_reads`: whether a tool changes nothing; each other may be called once for each
-    signature. `paths`: those of the door, which metrics and log name.
+    """ASGI middleware that checks signatures.
+
+    `only_reads` returns whether a tool changes nothing; each other tool may be called once per signature.
+    `paths` are the paths that metrics and log name.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class SignedRequests:
         self._limit_bytes = body_limit_bytes(hub.settings.limits.payload_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check one request and hand it on."""
+        """Check one request and pass it on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -93,7 +96,7 @@ class SignedRequests:
         await self._app(scope, _again(body, receive), send)
 
     def _signer(self, request: Request, body: bytes) -> tuple[str, bytes]:
-        """The agent that signed the request, and the signature. Raises ApiError (403)."""
+        """Return the agent that signed the request, and the signature. Raises ApiError (403)."""
         values = {}
         for name in (AGENT_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER):
             found = request.headers.getlist(name)
@@ -109,8 +112,10 @@ class SignedRequests:
         return agent_name, signature_bytes(signature) or b""
 
     async def _note_call(self, agent_name: str, signature: bytes, body: bytes) -> None:
-        """Remember the signature of a call that changes something. Raises ApiError: 403 when it is remembered
-        already, 400 for what is no JSON, 503 while Kafka is away.
+        """Record the signature of a call that changes something.
+
+        Raises ApiError: 403 for a signature that was recorded before, 400 for a body that is no JSON, 503 while
+        Kafka is away.
         """
         tool = _called_tool(body)
         if tool is None or self._only_reads(tool):
@@ -137,9 +142,9 @@ class SignedRequests:
 
 
 def _called_tool(body: bytes) -> str | None:
-    """The tool that a request calls, None when it calls none. Raises ApiError (400).
+    """Return the tool that a request calls, or None if it calls none. Raises ApiError (400).
 
-    Whatever is sent to be taken for several requests, or for two things at once, is no JSON by CM-02.
+    A body that could be read as several requests, or in two ways, is no JSON by CM-02.
     """
     if not body:
         return None
@@ -165,7 +170,7 @@ def _headers(error: ApiError) -> dict[str, str] | None:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body that was read, and then what comes after it."""
+    """Return a `receive` that yields the body that was read, then what follows it."""
     given = False
 
     async def receive_again() -> Message:

@@ -1,7 +1,9 @@
-"""The SSE connections of agents (AM-01): few for each agent, and none outlives its agent or a silent reader.
+"""The SSE connections of agents (AM-01), with a limit per agent.
 
-**Delivers** the answers to what the same agent posts, on the connection that it opened. **Loses** those of a
-connection that is cut off; what was called has had its effect, and is asked for with the same idempotency key.
+A connection ends when its agent has no key any more, and when its client does not read. **Delivers** the
+answers to the messages that the same agent posts, on the connection that the agent opened. **Loses** the
+answers of a connection that is cut off. The calls have had their effect; the agent can repeat them with the
+same idempotency key.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _CHECK_S: Final = 1.0
 
 
 class SseSessions:
-    """`serve` is the application of the stream, `post` that of what is posted to it."""
+    """The connections. `serve` is the ASGI application of the stream, `post` that of messages posted to it."""
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class SseSessions:
             self._metrics.readers(DOOR, -1)
 
     async def post(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Take one message for a connection of the same agent."""
+        """Accept one message for a connection of the same agent."""
         if self._unsent[scope[PRINCIPAL]] >= _UNSENT:
             await _busy("read the answers first")(scope, receive, send)
             return
@@ -102,7 +104,7 @@ class SseSessions:
 
 
 class _BoundedSend:
-    """The connection's `send`: who does not read for `_SEND_S` is cut off."""
+    """The connection's `send`, which cuts off a client that does not read for `_SEND_S`."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._abort = scope.get(ABORT)
@@ -122,7 +124,7 @@ class _BoundedSend:
             self.on_silence()
 
     async def end(self) -> None:
-        """End the answer in order, if it has begun and not ended."""
+        """Complete the response if it has begun and not ended."""
         if not self._is_open:
             return
         with anyio.move_on_after(_END_S) as waiting:
@@ -132,7 +134,7 @@ class _BoundedSend:
 
 
 class _Answers:
-    """The transport's stream of answers, of which it is known how many wait to be sent."""
+    """The transport's stream of answers, which counts the answers that wait to be sent."""
 
     def __init__(self, stream: Any, agent: str, unsent: Counter[str]) -> None:
         self._stream = stream
@@ -140,7 +142,7 @@ class _Answers:
         self._unsent = unsent
 
     async def send(self, item: Any) -> None:
-        """Hand on one answer when the one before it has been sent."""
+        """Send one answer after the one before it was sent."""
         self._unsent[self._agent] += 1
         try:
             await self._stream.send(item)
@@ -148,7 +150,7 @@ class _Answers:
             _one_less(self._unsent, self._agent)
 
     async def aclose(self) -> None:
-        """No more answers."""
+        """Close the stream."""
         await self._stream.aclose()
 
     async def __aenter__(self) -> _Answers:

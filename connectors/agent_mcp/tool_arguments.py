@@ -1,4 +1,4 @@
-"""What the tools of the agent MCP door take and give (AM-04): their names, arguments and descriptions."""
+"""The names, arguments and descriptions of the agent MCP server's tools (AM-04)."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ _DESCRIPTIONS: Final = {
 
 
 def described_tools() -> list[types.Tool]:
-    """The tools as `tools/list` shows them."""
+    """Return the tools as `tools/list` shows them."""
     return [
         tool_of(
             name,

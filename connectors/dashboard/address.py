@@ -1,4 +1,4 @@
-"""The address of the dashboard, for people and for programs that send them there."""
+"""The address of the dashboard, for people and for programs that show it to them."""
 
 from __future__ import annotations
 

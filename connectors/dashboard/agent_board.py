@@ -1,4 +1,4 @@
-"""The agents as the dashboard shows them: participants, and whoever works on a task without having joined."""
+"""The agents as the dashboard shows them: participants, and agents that only work on a task."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _STOPPED_SHOWN: Final = 50
 
 
 def worker_key(task_id: str) -> str:
-    """Return the key of the row of the agent that works on a task without having joined."""
+    """Return the key of the row of an agent that works on a task without having joined."""
     return f"task:{task_id}"
 
 
 class AgentBoard:
-    """Rows of agents; each has a `key`, the participant's name or `task:<task id>`."""
+    """The rows of agents. The `key` of a row is the participant's name or `task:<task id>`."""
 
     def __init__(self, live_view: LiveView, mailboxes: MailboxIndex) -> None:
         self._live_view = live_view
         self._mailboxes = mailboxes
 
     def rows(self) -> list[dict[str, Any]]:
-        """Participants by name, those that have stopped last; then the agents of running tasks."""
+        """Return the participants by name, then agents of running tasks, then stopped participants."""
         participants = self._live_view.all(ParticipantRow)
         stopped = sorted((p for p in participants if p.status == STOPPED), key=lambda p: -(p.stopped_at or 0))
         present = sorted((p for p in participants if p.status != STOPPED), key=lambda p: p.agent_name)
@@ -50,9 +50,10 @@ class AgentBoard:
     def changed(
         self, agents: Iterable[str], tasks: Iterable[str], turned: Container[str]
     ) -> list[dict[str, Any]]:
-        """Return the rows of these agents and of those who work on these tasks, as they are now; `gone` for a
-        row that is none any more. `turned`: the agents that have joined or stopped, so that the row of the task
-        they were spawned for may have gone or come.
+        """Return the current rows of these agents and of the agents that work on these tasks.
+
+        A row that was removed has `gone`. `turned` are the agents that have joined or stopped: by that, the row
+        of the task that they were spawned for may be removed or added.
         """
         found: list[dict[str, Any]] = []
         names, touched = set(agents), set(tasks)

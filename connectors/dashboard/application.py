@@ -1,7 +1,7 @@
-"""The dashboard's web application (AM-11 to AM-13): the page, what it asks for, and who may ask.
+"""The dashboard's web application (AM-11 to AM-13): the page, its data, and who may read it.
 
-**Delivers** what the live view knows, as it changes. Reads only: nothing here appends a record, but that a
-refused request is recorded as at the hub.
+**Delivers** the state of the live view, as it changes. It only reads; the one record that it appends is that of
+a refused request, as the hub does.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ INDEX: Final = "index.html"
 
 
 class PageFile(NamedTuple):
-    """One file."""
+    """One file of the page."""
 
     content: bytes
     media_type: str
     etag: str
 
     def answer(self, request: Request) -> Response:
-        """The file, or that the browser has it already."""
+        """Return the response with the file, or status 304 if the browser has it already."""
         headers = {"ETag": self.etag, "Cache-Control": "no-cache"}
         if request.headers.get("if-none-match") == self.etag:
             return Response(status_code=304, headers=headers)
@@ -67,7 +67,7 @@ class PageFile(NamedTuple):
 
 
 def page_files() -> dict[str, PageFile]:
-    """All files of the page by name."""
+    """Return all files of the page by name. They are read once; no other file is served."""
     found = {}
     for path in sorted(_FOLDER.iterdir()):
         if path.suffix in _TYPES:
@@ -78,7 +78,7 @@ def page_files() -> dict[str, PageFile]:
 
 
 class Dashboard:
-    """The application over a hub that is not open yet; `opened` is called when it is."""
+    """The application over a hub that is not open yet. Call `opened` when it is."""
 
     send_buffer_bytes = SEND_BUFFER_BYTES
 
@@ -93,7 +93,7 @@ class Dashboard:
         self.app = self._application()
 
     def opened(self) -> None:
-        """Begin where the log ends now; what was rejected before is read from the ledger meanwhile."""
+        """Start at the end of the log. Earlier rejections are read from the ledger in the background."""
         self.pulse.begin()
         self.broadcast.start_here()
         settings, live_view = self._hub.settings, self._hub.live_view

@@ -1,4 +1,9 @@
-"""Who comes in to the dashboard: bearer token or cookie, login and logout."""
+"""Authentication at the dashboard: a bearer token, or the cookie that a login with such a token gives.
+
+The cookie is not a token. A browser sends cookies to every port of a host, so another program that listens on
+this machine may see it. It opens only the dashboard, which only reads. It names its principal and part of the
+token's hash, under a MAC that every gateway of this log can check. It is invalid once the token is revoked.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +35,7 @@ NEEDED: Final = Action.EVENTS_READ
 
 
 class Logins:
-    """Gives cookies and knows them again. `clock`: seconds since 1970 UTC."""
+    """Issues cookies and checks them. `clock` returns seconds since 1970 UTC."""
 
     def __init__(
         self,
@@ -47,13 +52,13 @@ class Logins:
         self._clock = clock
 
     def caller_of(self, authorization: str | None, cookie: str | None) -> Caller | Unidentified:
-        """Who asks, by the header if there is one, else by the cookie."""
+        """Return the caller, by the header if there is one, else by the cookie."""
         if authorization is not None or cookie is None:
             return self._identities.identify(authorization)
         return self._of_cookie(cookie)
 
     def cookie_for(self, token: str) -> tuple[Caller | Unidentified, str]:
-        """Whose token it is, and the cookie for it; "" for who gets none."""
+        """Return the owner of a token and a cookie for it. The cookie is "" for an owner who may not look."""
         caller = self._identities.identify(f"Bearer {token}")
         if isinstance(caller, Unidentified) or not decide(caller, NEEDED).allowed:
             return caller, ""
@@ -85,7 +90,7 @@ _TOKEN_LIMIT: Final = 1024
 
 
 class Entrance:
-    """Asked by each handler, with the template of its route."""
+    """The check that each handler calls with the template of its route."""
 
     def __init__(
         self, logins: Logins, refusals: RefusalRecorder, port: int, *, is_secure: bool = False
@@ -97,7 +102,10 @@ class Entrance:
         self.cookie_name = f"trunkline_{port}"
 
     def admit(self, request: Request, route: str) -> Caller:
-        """The caller, who may look. Raises ApiError: 401 for nobody known, 403 without the right."""
+        """Return the caller of a request.
+
+        Raises ApiError: 401 for an unknown caller, 403 for one without the right to look.
+        """
         request.scope["trunkline_route"] = route
         caller = self._caller(request)
         # Each page begins without a cookie: that is answered, and not worth a record.
@@ -107,7 +115,7 @@ class Entrance:
     def check(
         self, request: Request, caller: Caller | Unidentified, route: str, is_recorded: bool = True
     ) -> Caller:
-        """Raise ApiError for who may not look, and record it."""
+        """Return the caller if it may look; else record the refusal and raise ApiError."""
         if isinstance(caller, Unidentified):
             if is_recorded:
                 self._refusals.record(UNAUTHORIZED, caller.why, caller.principal, route)
@@ -121,7 +129,7 @@ class Entrance:
         return caller
 
     def still_holds(self, request: Request, caller: Caller) -> bool:
-        """Whether a long answer's caller may still look."""
+        """Return whether the caller of a long answer may still look."""
         return self._caller(request) == caller
 
     def _caller(self, request: Request) -> Caller | Unidentified:
@@ -130,7 +138,7 @@ class Entrance:
         )
 
     def set_cookie(self, answer: Response, value: str) -> None:
-        """Give a browser its cookie; "" takes it away."""
+        """Set the browser's cookie; the value "" deletes it."""
         life = f"Max-Age={SESSION_S if value else 0}"
         flags = "Path=/; HttpOnly; SameSite=Strict" + ("; Secure" if self._is_secure else "")
         answer.headers["set-cookie"] = f"{self.cookie_name}={value}; {life}; {flags}"
@@ -141,7 +149,7 @@ def add_login_routes(app: FastAPI, entrance: Entrance, body_limit_bytes: int) ->
 
     @app.post("/api/login")
     async def login(request: Request) -> Response:
-        """Take a token, give a cookie."""
+        """Check a token and set a cookie."""
         request.scope["trunkline_route"] = "/api/login"
         # Only what a script of our own page can send: no form of another page has this type.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
@@ -158,7 +166,7 @@ def add_login_routes(app: FastAPI, entrance: Entrance, body_limit_bytes: int) ->
 
     @app.post("/api/logout")
     async def logout(request: Request) -> Response:
-        """Forget the cookie."""
+        """Delete the cookie."""
         request.scope["trunkline_route"] = "/api/logout"
         answer = json_answer({})
         entrance.set_cookie(answer, "")

@@ -1,9 +1,9 @@
-"""The live events of the dashboard: frames that are written once and sent to all who follow.
+"""The live events of the dashboard: frames that are written once and sent to all readers.
 
-**Delivers** each frame to each reader, in order; a reader has a number in the ring of frames and nothing else.
-**Loses when** a reader does not read: its connection is cut, nobody waits for it, and nothing is kept for it.
-It comes again with the position that it has, and gets what it missed from memory or the ledger; where that is
-too much, or too old, an event `reset` says that it must ask for a new snapshot.
+**Delivers** each frame to each reader, in order. The only state of a reader is its number in the ring of
+frames. **Loses when** a reader does not read: its connection is cut, and nothing is kept for it. It reconnects
+with the log position that it has reached, and gets the records since then from memory or the ledger. Where
+these are too many or too old, an event `reset` tells it to load a new snapshot.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from connectors.dashboard.event_frames import (
     FrameWriter,
     events_text,
 )
-from connectors.dashboard.past_records import records_between, records_in_memory
+from connectors.dashboard.past_records_reader import records_between, records_in_memory
 from connectors.dashboard.pulse import PULSE_S, Pulse
 from connectors.dashboard.rejections import Rejections
 from connectors.gateway.services.hub import Hub
@@ -39,7 +39,10 @@ _FORM: Final = re.compile(r"e(\d{1,9}):((?:\d{1,15}\.)*\d{1,15})").fullmatch
 
 
 class LogPosition:
-    """Next offsets by partition, of one epoch of the topic."""
+    """A position in the log: the next offset of each partition, in one epoch of the topic.
+
+    It is the id of an event, and is the same at every gateway.
+    """
 
     def __init__(self, epoch: int, offsets: Mapping[int, int]) -> None:
         self.epoch = epoch
@@ -49,21 +52,21 @@ class LogPosition:
         return f"e{self.epoch}:" + ".".join(str(self.offsets[number]) for number in sorted(self.offsets))
 
     def copy(self) -> LogPosition:
-        """The same place, to go on from."""
+        """Return a copy of the position."""
         return LogPosition(self.epoch, self.offsets)
 
     def advance(self, records: Iterable[SettledRecord]) -> None:
-        """Go on to behind these records."""
+        """Move the position behind these records."""
         for record in records:
             partition, offset = record.position
             self.offsets[partition] = max(self.offsets.get(partition, 0), offset + 1)
 
     def is_ahead_of(self, other: LogPosition) -> bool:
-        """Whether this one is beyond the other in any partition."""
+        """Return whether this position is beyond the other in any partition."""
         return any(offset > other.offsets.get(number, 0) for number, offset in self.offsets.items())
 
     def up_to(self, other: LogPosition) -> dict[int, tuple[int, int]]:
-        """By partition, what is missing from here to the other: first offset, and the end."""
+        """Return the range of offsets from here to the other position, by partition; the end is exclusive."""
         return {
             number: (offset, other.offsets[number])
             for number, offset in self.offsets.items()
@@ -72,7 +75,7 @@ class LogPosition:
 
 
 def parsed_position(text: str, epoch: int, partitions: int) -> LogPosition | None:
-    """The position that a reader has sent; None for what is none of this log."""
+    """Return the position that a reader has sent, or None for a text that is no position of this log."""
     found = _FORM(text) if len(text) <= LENGTH_LIMIT else None
     if found is None or int(found[1]) != epoch:
         return None
@@ -104,7 +107,7 @@ class _Held(NamedTuple):
 
 
 class EventBroadcast:
-    """`run` it in the event loop that `follow` is used in."""
+    """The ring of frames. Run `run` in the event loop that `follow` is used in."""
 
     def __init__(self, hub: Hub, writer: FrameWriter, pulse: Pulse, rejections: Rejections) -> None:
         self._hub = hub
@@ -121,7 +124,7 @@ class EventBroadcast:
         self.readers = 0
 
     def start_here(self) -> None:
-        """What is settled from now on is told; when the live view is open."""
+        """Start with the records that are settled from now on. Call it when the live view is open."""
         # Records stand in the feed a moment before the offsets say so: without them some would never be told.
         # What comes meanwhile is told twice.
         self._cursor = self._feed.newest
@@ -130,7 +133,7 @@ class EventBroadcast:
 
     @property
     def position(self) -> str:
-        """Where in the log the newest frame ends."""
+        """The position in the log where the newest frame ends."""
         return str(self._at)
 
     async def run(self) -> None:
@@ -160,7 +163,7 @@ class EventBroadcast:
             await asyncio.sleep(max(0.0, FRAME_S - _GATHER_S - spent))
 
     def _skip(self) -> None:
-        """So much came at once that the feed has forgotten some of it."""
+        """Start again at the end, because the feed dropped records before they were read."""
         self.start_here()
         text = self._reset("too much was settled at once")
         self._add(Frame(text, text))
@@ -187,8 +190,9 @@ class EventBroadcast:
     async def follow(
         self, role: str, last_event_id: str | None, goes_on: Callable[[], bool]
     ) -> AsyncIterator[bytes]:
-        """The events for one reader: `hello` and what comes from now on, or what it missed and what comes then.
-        Ends when it is too far behind.
+        """Yield the events for one reader: `hello` or the missed records, then everything from now on.
+
+        Ends when the reader is too far behind.
         """
         self.readers += 1
         self._hub.metrics.readers(DOOR, 1)
@@ -227,14 +231,14 @@ class EventBroadcast:
             self._hub.metrics.readers(DOOR, -1)
 
     def _held_after(self, last_event_id: str) -> int | None:
-        """The number of the newest frame that ends at this very position, if it is in the ring."""
+        """Return the number of the newest frame that ends at this position, or None if the ring has none."""
         for behind, held in enumerate(reversed(self._ring)):
             if held.position == last_event_id:
                 return self._newest - behind
         return None
 
     async def _missed(self, role: str, last_event_id: str) -> tuple[list[bytes], int]:
-        """What comes between a reader's position and the newest frame, and that frame's number."""
+        """Return the events between a reader's position and the newest frame, and that frame's number."""
         kafka = self._hub.settings.kafka
         since = parsed_position(last_event_id, kafka.epoch, kafka.partitions)
         deadline = time.monotonic() + _OTHER_GATEWAY_S
@@ -255,7 +259,7 @@ class EventBroadcast:
         return texts, number
 
     def _records(self, since: LogPosition, now: LogPosition) -> Sequence[SettledRecord] | None:
-        """All records between two positions, oldest first; None when they are too many or not all there."""
+        """Return all records between two positions, oldest first; None if too many or not all available."""
         wanted = since.up_to(now)
         count = sum(end - first for first, end in wanted.values())
         if count > RESUME_RECORDS:

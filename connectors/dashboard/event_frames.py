@@ -1,8 +1,8 @@
-"""Server-sent events out of settled records: what has changed, and each verdict.
+"""Server-sent events made of settled records: rows that have changed, and the verdict of each record.
 
-A frame is all that was settled in a moment. A thing that changed ten times in it is told once, as it is now;
-each record has its verdict. Only the last event of a frame has an id, which says where in the log one is after
-it: who breaks off in the middle gets the whole frame again.
+A frame holds all that was settled in a short time. A row that changed several times in it is sent once, in its
+current state; each record has its verdict. Only the last event of a frame has an id, the log position after the
+frame. A reader that loses its connection within a frame gets the whole frame again.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ _SAID: Final = ("message_id", "from", "kind", "priority")
 
 
 class Frame(NamedTuple):
-    """The bytes of a frame for the operator, and for all others; the same where nothing differs."""
+    """The bytes of a frame for the operator, and for all other readers."""
 
     full: bytes
     public: bytes
 
     def of(self, role: str) -> bytes:
-        """The bytes for this role."""
+        """Return the bytes for this role."""
         return self.full if role == OPERATOR else self.public
 
 
 def events_text(events: Mapping[str, Any], position: str) -> bytes:
-    """These events, the last of them with the position as its id."""
+    """Return the text of these events; the last event has the position as its id."""
     # orjson escapes line breaks, so each event's data is one line.
     parts = [f"event: {name}\ndata: ".encode() + orjson.dumps(data) for name, data in events.items()]
     return b"\n\n".join(parts) + f"\nid: {position}\n\n".encode()
 
 
 class FrameWriter:
-    """Writes frames; asks the live view for the rows as they are now."""
+    """Writes frames. It asks the live view for the current rows."""
 
     def __init__(self, hub: Hub, board: AgentBoard) -> None:
         self._live_view = hub.live_view
@@ -57,7 +57,7 @@ class FrameWriter:
         self._board = board
 
     def frame(self, records: Sequence[SettledRecord], position: str) -> Frame:
-        """The frame of what was settled up to a position."""
+        """Return the frame of the records that were settled up to a position."""
         changes = self._changes([record for record in records if record.verdict == ACCEPTED])
         public = [verdict_as_json(record) for record in records if is_shown(record, VIEWER)]
         shown = events_text({**changes, VERDICT_EVENT: public}, position)
@@ -87,16 +87,16 @@ class FrameWriter:
                 if (row := self._live_view.get(JobRow, name)) is not None
             ],
             TASK_EVENT: [
-                task_as_json(self._live_view, row)
+                task_as_json(self._live_view, task)
                 for name in touched[TASK]
-                if (row := self._live_view.get(TaskRow, name)) is not None
+                if (task := self._live_view.get(TaskRow, name)) is not None
             ],
             MESSAGE_EVENT: messages,
         }
         return {name: data for name, data in found.items() if data}
 
     def _message(self, record: SettledRecord, mailbox: str) -> dict[str, Any]:
-        """What happened in a mailbox; of a message that was posted all but what it says."""
+        """Return a change of a mailbox; a message that was posted is described without its body."""
         realm, _, recipient = mailbox.partition("/")
         said: Any = {}
         if record.type == MESSAGE_POSTED:
@@ -115,7 +115,7 @@ class FrameWriter:
 
 
 def _agent_events(rows: Sequence[dict[str, Any]], came: Collection[str]) -> dict[str, list[dict[str, Any]]]:
-    """Return rows of agents by the name of their event (AM-06). `came`: the keys of those that are new."""
+    """Return rows of agents by the name of their event (AM-06). `came` holds the keys of the new rows."""
     found: dict[str, list[dict[str, Any]]] = {AGENT_CREATED: [], AGENT_CHANGED: [], AGENT_REMOVED: []}
     for row in rows:
         if row.get("gone") or row["status"] == STOPPED:

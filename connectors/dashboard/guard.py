@@ -1,7 +1,7 @@
-"""The first thing that a request to the dashboard meets (AM-13): Host and Origin, and headers for each answer.
+"""The first check of a request to the dashboard (AM-13): Host and Origin; it also adds headers to each answer.
 
-A page of somebody else's, in the same browser, may send requests to a loopback port under any name that it lets
-point there (DNS rebinding), and from any origin. Such a request is answered with 403, whatever it asks for.
+A page of another site, in the same browser, may send requests to a loopback port under any name that resolves
+to it (DNS rebinding), and from any origin. Such a request is answered with 403.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NO_STORE: Final = (b"cache-control", b"no-store")
 
 
 class Guard:
-    """ASGI middleware. `scheme`, `host` and `port`: where the dashboard is told to listen."""
+    """ASGI middleware. `scheme`, `host` and `port` are the address that the dashboard listens on."""
 
     def __init__(self, app: ASGIApp, host: str, port: int, scheme: str = "http") -> None:
         self._app = app
@@ -60,7 +60,7 @@ class Guard:
         self._hosts = set(self._written((*_LOOPBACK_NAMES, host)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse what is not for us, else pass it on; either way the answer gets its headers."""
+        """Refuse a request of another site, or pass it on. Either way the answer gets the headers."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -1,6 +1,6 @@
-"""Once a second: how much is settled, how far live view and tables are behind, what waits.
+"""The figures of each second: records settled, lag of the live view and the tables, depth of the mailboxes.
 
-The figures are those of this gateway; what they are about (log, tables, mailboxes) is the same at all of them.
+The rates are those of this gateway. The log, the tables and the mailboxes are the same at all gateways.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED
 
 
 class TableFreshness:
-    """Asked once a second or so, by one thread at a time."""
+    """The lag of the Delta view tables behind the log, read from their commits. For one thread at a time."""
 
     def __init__(self, settings: Settings, live_view: LiveView) -> None:
         self._live_view = live_view
@@ -35,8 +35,9 @@ class TableFreshness:
         self._views = ViewProgressReader(settings)
 
     def measure(self) -> dict[str, Any]:
-        """Return `records` that are settled and not in the tables, and how old the oldest of them is in
-        milliseconds; None for both while there are no tables, or they cannot be read just now.
+        """Return the settled records that the tables lack, and the age of the oldest of them.
+
+        Both `records` and `behind_ms` (milliseconds) are None while there are no tables or they cannot be read.
         """
         self._lag.look(self._live_view.next_offsets())
         try:
@@ -54,7 +55,7 @@ SHOWN: Final = 200
 
 
 class MailboxDepths:
-    """Depth and oldest message of a mailbox. Not thread-safe: for one thread at a time."""
+    """The depth and the oldest message of each mailbox. For one thread at a time."""
 
     def __init__(self, live_view: LiveView, index: MailboxIndex) -> None:
         self._live_view = live_view
@@ -62,7 +63,7 @@ class MailboxDepths:
         self._oldest: dict[Mailbox, tuple[str, int]] = {}
 
     def deepest(self) -> dict[str, Any]:
-        """The deepest mailboxes, and the sums over all."""
+        """Return the deepest mailboxes, and the sums over all mailboxes."""
         depths = self._index.depths()
         for gone in self._oldest.keys() - depths.keys():
             del self._oldest[gone]
@@ -109,7 +110,7 @@ _HISTORY: Final = 300
 
 
 class Pulse:
-    """`settled` is called on the live view's thread, `beat` by one thread at a time."""
+    """The figures. `settled` is called on the live view's thread, `beat` by one thread at a time."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -125,13 +126,13 @@ class Pulse:
         self.mailboxes: dict[str, Any] = {"mailboxes": [], "messages": 0, "total": 0}
 
     def begin(self) -> None:
-        """Forget what was settled to catch up with the log: that took as long as it took."""
+        """Forget the records that were settled to catch up with the log, whose lag says nothing about now."""
         with self._lock:
             self._verdicts.clear()
             self._lag_s = 0.0
 
     def settled(self, records: Sequence[SettledRecord]) -> None:
-        """Count what was settled, and how long it took since Kafka had it."""
+        """Count settled records and the time since Kafka received them."""
         if not records:
             return
         now = time.time()
@@ -144,7 +145,7 @@ class Pulse:
                 self._jobs_changed = self._jobs_changed or record.stream.startswith(job)
 
     def beat(self) -> dict[str, Any]:
-        """The figures since the last time, and as they are now."""
+        """Return the figures since the last call."""
         with self._lock:
             verdicts, self._verdicts = self._verdicts, Counter()
             lag_s, self._lag_s = self._lag_s, 0.0
@@ -171,5 +172,5 @@ class Pulse:
         return {**figures, "jobs": self._jobs, "kafka_is_away": self._hub.appender.away is not None}
 
     def history(self) -> list[dict[str, Any]]:
-        """The figures of the last minutes, oldest first."""
+        """Return the figures of the last minutes, oldest first."""
         return list(self._history)

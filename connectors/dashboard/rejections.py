@@ -1,4 +1,4 @@
-"""What was rejected, by reason: how often, and the newest events behind each count."""
+"""Rejected records by reason: their number, and the newest records of each reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from connectors.dashboard.past_records import newest_rejected, rejected_before
+from connectors.dashboard.past_records_reader import newest_rejected, rejected_before
 from connectors.dashboard.shown_rows import is_shown
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
@@ -30,7 +30,7 @@ _LOADED: Final = 1000
 
 
 class Rejections:
-    """Kept from what is settled, and loaded from the ledger for the time before. Thread-safe."""
+    """The rejections since the start, and those of the ledger before it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,7 +39,7 @@ class Rejections:
         self._newest: dict[str, list[tuple[int, Position, SettledRecord]]] = {}
 
     def settled(self, records: Sequence[SettledRecord]) -> None:
-        """Take in what was settled; called on the live view's thread."""
+        """Add settled records; called on the live view's thread."""
         with self._lock:
             for record in records:
                 self._first.setdefault(record.position.partition, record.position.offset)
@@ -48,8 +48,9 @@ class Rejections:
                     self._keep(record)
 
     def load(self, settings: Settings, live_view: LiveView) -> None:
-        """Add what was rejected before the first record that was heard of here; only counted where it is long
-        ago. Logs what it cannot read.
+        """Add the rejections of the ledger before the first record that `settled` received.
+
+        All are counted, but only the newest are kept. Logs a ledger that cannot be read.
         """
         with self._lock:
             before = {**live_view.next_offsets(), **self._first}
@@ -66,7 +67,7 @@ class Rejections:
                     self._keep(record)
 
     def by_reason(self, role: str) -> list[dict[str, Any]]:
-        """Each reason with its count and the time of its newest event, the most frequent first."""
+        """Return each reason with its count and the time of its newest record, the most frequent first."""
         with self._lock:
             return [
                 {"reason": reason, "count": count, "last_ms": self._last_ms(reason, role)}
@@ -74,7 +75,7 @@ class Rejections:
             ]
 
     def newest(self, reason: str | None, role: str, limit: int) -> list[SettledRecord]:
-        """The newest records that were rejected for this reason, or any, newest first."""
+        """Return the newest records that were rejected for this reason, or for any, newest first."""
         with self._lock:
             if reason is None:
                 held = sorted((one for kept in self._newest.values() for one in kept), key=_when)

@@ -1,4 +1,4 @@
-"""`GET /api/events`: what changes, by server-sent events."""
+"""The page's data: live events, snapshot, agents, mailboxes, jobs, one job's timeline, rejections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastapi import FastAPI, Header, Path, Query, Request, Response
 from connectors.dashboard.agent_board import AgentBoard
 from connectors.dashboard.entrance import Entrance
 from connectors.dashboard.event_broadcast import DOOR, LENGTH_LIMIT, EventBroadcast
-from connectors.dashboard.past_records import job_history
+from connectors.dashboard.past_records_reader import job_history
 from connectors.dashboard.pulse import Pulse
 from connectors.dashboard.rejections import KEPT, Rejections
 from connectors.dashboard.shown_rows import is_shown, job_as_json, jobs_by_state, jobs_page, record_as_json
@@ -46,7 +46,7 @@ class Shown(NamedTuple):
 
 
 def add_data_routes(app: FastAPI, hub: Hub, entrance: Entrance, shown: Shown) -> None:
-    """Add what the page reads."""
+    """Add the routes of the page's data."""
     _add_snapshot(app, hub, entrance, shown)
     _add_jobs(app, hub, entrance)
     _add_rejections(app, hub, entrance, shown)
@@ -65,7 +65,10 @@ def _add_snapshot(app: FastAPI, hub: Hub, entrance: Entrance, shown: Shown) -> N
 
     @app.get("/api/snapshot")
     async def show_snapshot(request: Request) -> Response:
-        """All that a page begins with. Asked for when `/api/events` has said hello, nothing is missed."""
+        """Return all that a page starts with.
+
+        A page asks for it after the event `hello`, so that there is no gap to the live events.
+        """
         caller = entrance.admit(request, "/api/snapshot")
         position = shown.broadcast.position
         found = await asyncio.to_thread(snapshot, caller.role)
@@ -74,13 +77,13 @@ def _add_snapshot(app: FastAPI, hub: Hub, entrance: Entrance, shown: Shown) -> N
 
     @app.get("/api/agents")
     async def list_agents(request: Request) -> Response:
-        """Participants, then the agents of running tasks, then those that have stopped."""
+        """Return participants, then agents of running tasks, then participants that have stopped."""
         entrance.admit(request, "/api/agents")
         return json_answer({"agents": await asyncio.to_thread(shown.board.rows)})
 
     @app.get("/api/mailboxes")
     async def list_mailboxes(request: Request) -> Response:
-        """The deepest mailboxes, as of the last second."""
+        """Return the deepest mailboxes, at most a second old."""
         entrance.admit(request, "/api/mailboxes")
         return json_answer(shown.pulse.mailboxes)
 
@@ -95,13 +98,16 @@ def _add_jobs(app: FastAPI, hub: Hub, entrance: Entrance) -> None:
         after: Annotated[str | None, Query(pattern=JOB_ID_PATTERN)] = None,
         limit: Limit = LIST_LIMIT,
     ) -> Response:
-        """A page of jobs, newest first; `next` is the `after` of the page that follows, null for the last."""
+        """Return a page of jobs, newest first.
+
+        `next` is the `after` of the following page, null for the last page.
+        """
         entrance.admit(request, "/api/jobs")
         return json_answer(await asyncio.to_thread(jobs_page, hub.live_view, state, after, limit))
 
     @app.get("/api/jobs/{job_id}")
     async def show_job(request: Request, job_id: JobPath, after: Offset | None = None) -> Response:
-        """One job and its records, oldest first; with `after` only those beyond that offset."""
+        """Return one job and its records, oldest first; with `after` only the records beyond that offset."""
         caller = entrance.admit(request, "/api/jobs/{job_id}")
         if hub.job_row(job_id) is None:
             raise not_found("no job with this id")
@@ -138,7 +144,7 @@ def _add_rejections(app: FastAPI, hub: Hub, entrance: Entrance, shown: Shown) ->
         reason: Annotated[str | None, Query(pattern=r"^[a-z_]{1,40}$")] = None,
         limit: Annotated[int, Query(ge=1, le=KEPT)] = _FIRST_REJECTED,
     ) -> Response:
-        """Each reason with its count, and the newest events that were rejected for one, or for any."""
+        """Return each reason with its count, and the newest records rejected for one reason, or for any."""
         caller = entrance.admit(request, "/api/rejections")
         return json_answer(await asyncio.to_thread(_rejections, shown, reason, caller.role, limit))
 
@@ -148,7 +154,7 @@ def _add_rejections(app: FastAPI, hub: Hub, entrance: Entrance, shown: Shown) ->
         partition: Annotated[int, Path(ge=0, le=1023)],
         offset: Annotated[int, Path(ge=0, le=_OFFSET_LIMIT)],
     ) -> Response:
-        """One settled record, from memory or from the ledger."""
+        """Return one settled record, from memory or from the ledger."""
         caller = entrance.admit(request, "/api/records/{partition}/{offset}")
         position = Position(partition, offset)
         found = hub.live_view.feed.find(position)
@@ -168,7 +174,7 @@ SEND_BUFFER_BYTES: Final = 256 * 1024
 
 
 def add_event_routes(app: FastAPI, hub: Hub, entrance: Entrance, broadcast: EventBroadcast) -> None:
-    """Add `/api/events`."""
+    """Add `/api/events`, the stream of server-sent events."""
     places = StreamPlaces()
 
     @app.get(EVENTS)
@@ -177,8 +183,9 @@ def add_event_routes(app: FastAPI, hub: Hub, entrance: Entrance, broadcast: Even
         last_event_id: Annotated[str | None, Header(alias="Last-Event-ID", max_length=LENGTH_LIMIT)] = None,
         after: Annotated[str | None, Query(max_length=LENGTH_LIMIT)] = None,
     ) -> Response:
-        """Follow agents, jobs, tasks, messages and verdicts. `after`: as Last-Event-ID, for who makes a new
-        connection by hand.
+        """Stream agents, jobs, tasks, messages and verdicts.
+
+        `after` is the same as Last-Event-ID, for a client that reconnects by itself.
         """
         caller = entrance.admit(request, EVENTS)
         if not places.take(caller.principal):

@@ -1,4 +1,4 @@
-"""Rows and records as the dashboard's answers show them; times are milliseconds since 1970 UTC."""
+"""Rows and records in the form of the dashboard's answers. Times are milliseconds since 1970 UTC."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _OPERATORS_KINDS: Final = frozenset({PRINCIPAL, CONTROL})
 
 
 def milliseconds(moment: int | None) -> int | None:
-    """Microseconds since 1970 as milliseconds."""
+    """Return microseconds since 1970 as milliseconds."""
     return None if moment is None else moment // 1000
 
 
 def shortened(text: str | None) -> str | None:
-    """The beginning of a text that may be long."""
+    """Return the beginning of a text that may be long."""
     return text if text is None or len(text) <= _TEXT else text[: _TEXT - 1] + "…"
 
 
 def job_as_json(live_view: LiveView, row: JobRow) -> dict[str, Any]:
-    """A job. Of two rows of one job, that with the higher `offset` is the newer."""
+    """Return a job as JSON. Of two versions of one job, the one with the higher `offset` is newer."""
     return {
         "job_id": row.job_id,
         "status": row.status,
@@ -49,7 +49,7 @@ def job_as_json(live_view: LiveView, row: JobRow) -> dict[str, Any]:
 
 
 def task_as_json(live_view: LiveView, row: TaskRow) -> dict[str, Any]:
-    """A task."""
+    """Return a task as JSON."""
     return {
         "task_id": row.task_id,
         "status": row.status,
@@ -66,7 +66,7 @@ def _moments(row: JobRow | TaskRow, *names: str) -> dict[str, int | None]:
 
 
 def jobs_page(live_view: LiveView, state: str | None, after: str | None, limit: int) -> dict[str, Any]:
-    """At most `limit` jobs in this state, newest first; `after`: the last job of the page before."""
+    """Return at most `limit` jobs in this state, newest first. `after` is the last job of the page before."""
     rows: Iterable[JobRow] = (row for row in live_view.all(JobRow) if state in (None, row.status))
     last = None if after is None else live_view.get(JobRow, after)
     if last is not None:
@@ -80,7 +80,7 @@ def jobs_page(live_view: LiveView, state: str | None, after: str | None, limit: 
 
 
 def jobs_by_state(live_view: LiveView) -> dict[str, int]:
-    """How many jobs are in each state."""
+    """Return the number of jobs in each state."""
     return Counter(row.status for row in live_view.all(JobRow))
 
 
@@ -89,17 +89,17 @@ def _age(row: JobRow) -> tuple[int, str]:
 
 
 def is_shown(record: SettledRecord, role: str) -> bool:
-    """Whether somebody of this role sees that there is such a record."""
+    """Return whether a caller with this role may know that the record exists."""
     return role == OPERATOR or kind_of(record) not in _OPERATORS_KINDS
 
 
 def kind_of(record: SettledRecord) -> str:
-    """The kind of a record's stream."""
+    """Return the kind of a record's stream."""
     return record.stream.partition("/")[0]
 
 
 def verdict_as_json(record: SettledRecord) -> dict[str, Any]:
-    """What the fold said of a record, without its body."""
+    """Return the verdict of a record, without the record's body."""
     return {
         "position": list(record.position),
         "stream": record.stream,
@@ -111,8 +111,10 @@ def verdict_as_json(record: SettledRecord) -> dict[str, Any]:
 
 
 def record_as_json(record: SettledRecord, role: str) -> dict[str, Any]:
-    """A settled record with its body, masked as in the ledger. Who is not the operator sees the bodies of jobs
-    and sessions alone; `raw`: the beginning of a body that is no JSON object.
+    """Return a settled record with its body, masked as in the ledger.
+
+    A caller who is not the operator sees only the bodies of jobs and sessions. `raw` is the beginning of a body
+    that is no JSON object.
     """
     found = settled_as_json(record)
     found["logged_ms"] = record.logged_at_us // 1000

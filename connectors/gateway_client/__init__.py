@@ -1,1 +1,4 @@
-"""A client of the HTTP hub: requests, TLS, the event stream and registry following."""
+"""A client of the gateway over HTTP: requests, TLS, the operator's token, events, copies of registries.
+
+It must not import the gateway.
+"""

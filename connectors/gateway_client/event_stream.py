@@ -1,7 +1,7 @@
-"""Follows the gateway's settled stream: server-sent events, read on a thread of their own.
+"""A reader of the gateway's settled stream: server-sent events, received on a thread of their own.
 
-A connection that is lost is made again with `Last-Event-ID`, with back-off, so that nothing is missed as
-long as the gateway still has it in memory; what it has not is told by an event `gap`.
+A lost connection is made again with `Last-Event-ID`, after a back-off. So no event is missed as long as the
+gateway still has it in memory; events that it no longer has are announced by an event `gap`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STOP_S: Final = 5.0
 
 
 class ServerEvent(NamedTuple):
-    """One event: its name, its decoded JSON, and the id that a reader resumes from."""
+    """One event: its name, its decoded JSON, and the id to resume from."""
 
     name: str
     data: Any
@@ -40,10 +40,10 @@ class ServerEvent(NamedTuple):
 
 
 class EventStream:
-    """One stream of the gateway. Opened by `with`; `next` hands out events in order.
+    """One stream of the gateway. Open it with `with`; `next` returns its events in order.
 
-    `lost` is told why, once for each connection that ended, and None when there is one again. After
-    `give_up_s` seconds without a connection `next` raises BackboneUnreachable.
+    `lost` is called with a reason once for each connection that ends, and with None when there is one again.
+    After `give_up_s` seconds without a connection, `next` raises BackboneUnreachable.
     """
 
     def __init__(
@@ -74,7 +74,10 @@ class EventStream:
         self.close()
 
     def next(self, timeout_s: float) -> ServerEvent | None:
-        """The next event, None when none came in time. Raises what ended the stream: TrunklineError."""
+        """Return the next event, or None if none arrives in time.
+
+        Raises the TrunklineError that ended the stream.
+        """
         try:
             found = self._found.get(timeout=max(0.0, timeout_s))
         except queue.Empty:
@@ -84,14 +87,17 @@ class EventStream:
         return found
 
     def first(self, timeout_s: float) -> ServerEvent:
-        """The first event, the snapshot. Raises as `next`, and BackboneUnreachable when it does not come."""
+        """Return the first event, the snapshot.
+
+        Raises the errors of `next`, and BackboneUnreachable when the event does not arrive in time.
+        """
         found = self.next(timeout_s)
         if found is None:
             raise self._client.unreachable("it sends no snapshot")
         return found
 
     def close(self) -> None:
-        """End the connection and the thread."""
+        """Close the connection and end the thread."""
         self._closed.set()
         if self._socket is not None:
             # Closing a socket does not wake up the thread that reads from it; shutting it down does.
@@ -132,7 +138,7 @@ class EventStream:
             failures += 1
 
     def _connection(self) -> Iterator[ServerEvent | None]:
-        """The events of one connection; first None, when it stands."""
+        """Yield None when a connection is made, then its events."""
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-cache"}
         if self._last_id is not None:
             headers["Last-Event-ID"] = self._last_id

@@ -1,4 +1,4 @@
-"""HTTPS to and from the gateway: whom its clients trust, what it shows, and what an error of TLS means."""
+"""TLS of the gateway: the certificates that clients trust and listeners show, and texts for TLS errors."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ CA_VARIABLE: Final = "TRUNKLINE_CA_CERTS"
 
 
 def trust(url: str, ca_certs: Path | str | None) -> ssl.SSLContext | None:
-    """What a client of the gateway at `url` verifies it with: this authority, else those of the machine. None
-    for plain HTTP, which has no use for the 25 ms that reading them takes. Raises SettingsError.
+    """Return the TLS context that verifies the gateway at `url`, or None for plain HTTP.
+
+    The context trusts the authority in `ca_certs`, else those of the machine. Raises SettingsError.
     """
     if not url.startswith("https:"):
         return None
@@ -38,9 +39,9 @@ def connection_options(url: str, ca_certs: Path | str | None) -> dict[str, Any]:
 
 
 def listener_context(gateway: GatewaySettings) -> ssl.SSLContext | None:
-    """What the gateway's listeners show, TLS 1.2 or later; None for plain HTTP.
+    """Return the TLS context of the gateway's listeners, for TLS 1.2 and later; None for plain HTTP.
 
-    Raises SettingsError for what cannot be read, and for a key that others can read.
+    Raises SettingsError for a file that cannot be read, and for a key that others can read.
     """
     if gateway.certfile is None:
         if gateway.keyfile is not None:
@@ -57,7 +58,7 @@ def listener_context(gateway: GatewaySettings) -> ssl.SSLContext | None:
 
 
 def open_plain_listeners(settings: Settings) -> dict[str, str]:
-    """Return the gateway's listeners that other machines reach without TLS: setting → address."""
+    """Return the gateway's listeners that other machines reach without TLS: their addresses by setting."""
     if settings.gateway.certfile is not None:
         return {}
     listeners = {"gateway.host": settings.gateway.host}
@@ -69,7 +70,8 @@ def open_plain_listeners(settings: Settings) -> dict[str, str]:
 
 
 def check_listeners(settings: Settings) -> None:
-    """Raise SettingsError when a listener would take tokens in clear from other machines, unless
+    """Raise SettingsError when a listener would receive tokens in clear text from other machines.
+
     `gateway.allow_plaintext` allows it.
     """
     if settings.gateway.allow_plaintext:
@@ -83,7 +85,7 @@ def check_listeners(settings: Settings) -> None:
 
 
 def explained(error: BaseException | str) -> str:
-    """An error of a request, with the setting to look at where TLS is what went wrong."""
+    """Return the text of a request's error; for a TLS error it names the setting to check."""
     said = str(error) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in said:
         return (

@@ -1,4 +1,4 @@
-"""Keeps copies of the registries of jobs and sessions up to date, by the gateway's settled stream."""
+"""Copies of the registries of jobs and sessions, kept up to date by the gateway's settled stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOOK_UP_MOST: Final = 200
 
 
 class RowChange(NamedTuple):
-    """A row of `kind` (job or session) that has changed; `by`: the principal whose record did it."""
+    """A row of `kind` (job or session) that has changed. `by` is the principal whose record changed it."""
 
     kind: str
     name: str
@@ -29,10 +29,10 @@ class RowChange(NamedTuple):
 
 
 class RegistryFollower:
-    """The rows by name, in `jobs` and `sessions`. Feed it with `take`; `refresh` looks up what has changed.
+    """The rows by name, in `jobs` and `sessions`. Pass events to `take`; `refresh` looks up the changed rows.
 
-    A gateway that does not answer ends nothing here: `failure` is set until the next `refresh`, and what has
-    changed is looked up later. Its stream is what gives up, after a longer time.
+    A gateway that does not answer is not fatal: `failure` is set until the next `refresh`, which looks the
+    changed rows up. The event stream gives up after a longer time.
     """
 
     def __init__(self, gateway: GatewayClient) -> None:
@@ -66,14 +66,17 @@ class RegistryFollower:
                 self._changed[kind, name] = event.data["principal"]
 
     def touch(self, sessions: Iterable[str], jobs: Iterable[str]) -> None:
-        """Have these looked up with the next `refresh`."""
+        """Mark these rows to be looked up by the next `refresh`."""
         for name in sessions:
             self._changed.setdefault((SESSION, name), None)
         for name in jobs:
             self._changed.setdefault((JOB, name), None)
 
     def refresh(self) -> list[RowChange]:
-        """Look up what has changed since the last call. Raises TrunklineError, but not BackboneUnreachable."""
+        """Look up the rows that have changed since the last call.
+
+        Raises TrunklineError, but for BackboneUnreachable it sets `failure`.
+        """
         found: list[RowChange] = []
         self.failure = None
         for kind, name in list(self._changed)[:_LOOK_UP_MOST]:
@@ -93,8 +96,9 @@ class RegistryFollower:
         return found
 
     def job_status(self, job_id: str) -> str | None:
-        """A job's state, asked for when it is not among the rows; None for an unknown job, and while it cannot
-        be asked for.
+        """Return a job's state; ask the gateway if the job is not among the rows.
+
+        None means that the job is unknown or that the gateway does not answer.
         """
         if job_id not in self.jobs and job_id not in self._unknown and self.failure is None:
             try:
@@ -108,5 +112,5 @@ class RegistryFollower:
 
 
 def follow_registries(gateway: GatewayClient, **options: Any) -> EventStream:
-    """The stream to feed a RegistryFollower with: everything that this caller may see."""
+    """Return the stream for a RegistryFollower: all events that this caller may see."""
     return EventStream(gateway, path_of("events"), **options)

@@ -1,1 +1,4 @@
-"""The management MCP door (AM-09): an operator's MCP host spawns, lists, stops agents and writes to them."""
+"""The management MCP server (AM-09): an operator's MCP host starts agents and reads the operator's messages.
+
+It is a client of the gateway over HTTP and must not import the gateway.
+"""

@@ -1,8 +1,8 @@
-"""The management MCP server (AM-09): agents and the operator's messages for an operator's MCP host.
+"""The management MCP server (AM-09), which serves one MCP host over stdin and stdout.
 
-It speaks JSON-RPC on stdin and stdout and writes nothing else there; what it has to say besides goes to stderr.
-It keeps nothing: the gateway does, so any number of these may run, and agents outlive them. When stdin ends,
-calls that are open are finished and answered first. A signal ends it at once.
+It writes only JSON-RPC to stdout, and its own messages to stderr. All state is in the gateway, so any number of
+these servers may run, and agents outlive them. When stdin ends, open calls are finished and answered first. A
+signal ends the process at once.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ManagementMcp:
         requests: ObjectReceiveStream[SessionMessage | Exception],
         answers: ObjectSendStream[SessionMessage],
     ) -> None:
-        """Serve until `requests` ends and what is open is answered."""
+        """Serve until `requests` ends and all open requests are answered."""
         to_server, from_client = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         to_client, from_server = anyio.create_memory_object_stream[SessionMessage](0)
         open_calls = _OpenCalls()
@@ -111,7 +111,7 @@ class ManagementMcp:
 
 
 class _OpenCalls:
-    """Which requests have no answer yet."""
+    """The requests that have no answer yet."""
 
     def __init__(self) -> None:
         self._ids: set[str | int] = set()
@@ -154,8 +154,10 @@ async def _serve(settings: Settings) -> None:
 
 
 def serve(settings: Settings) -> int:
-    """Serve stdin and stdout until stdin ends; returns the exit code. A signal ends the process at once: a
-    thread reads stdin, and nothing but a line or its end would wake it up.
+    """Serve stdin and stdout until stdin ends, and return the exit code.
+
+    A signal ends the process at once: a thread reads stdin, and only a line or the end of stdin would wake it
+    up.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)

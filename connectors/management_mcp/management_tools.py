@@ -1,10 +1,10 @@
-"""What the tools of the management MCP door take and do (AM-09): each asks the gateway as the operator.
+"""The tools of the management MCP server (AM-09): their arguments and their functions.
 
-**Delivers** each spawn and each message once for each idempotency key. Without one, the key is this server's
-own and the id of the call: a call that is delivered twice starts one agent, and so does one that the client of
-the gateway sends again because no answer came. Two calls are two spawns; of two with one `agentId` the second
-is refused.
-**Loses when** never silently: an error for a gateway that is away tells the key to try again with.
+Each function asks the gateway as the operator. **Delivers** each spawn and each message once for each
+idempotency key. Without a key from the caller, the key is made of this server's own id and the id of the call.
+So a call that is delivered twice, or that the gateway's client sends again, starts one agent. Two calls are two
+spawns; of two spawns with one `agentId` the second is refused. **Loses when** never silently: when the gateway
+is away, the error names the key to try again with.
 """
 
 from __future__ import annotations
@@ -79,8 +79,9 @@ class MarkMessagesRead(ToolArguments):
 
 
 class ManagementTools:
-    """The tools. Each raises what the gateway's client raises, with the gateway's own words; none may be called
-    on an event loop's thread.
+    """The tools. Each raises the errors of GatewayClient, with the gateway's own text.
+
+    The functions block, so none may be called on the thread of an event loop.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -89,7 +90,8 @@ class ManagementTools:
 
     def spawn_agent(self, asked: SpawnAgent, call: str) -> dict[str, Any]:
         """Start an agent and wait until it runs. The answer has the dashboard's address, if there is one.
-        Raises Refused when it was not started, with the reason.
+
+        Raises Refused with the reason when the agent was not started.
         """
         body = {"agent_name": asked.agent_id, "task": asked.task, "capabilities": asked.capabilities}
         path = path_of("participants", "spawn")
@@ -100,13 +102,13 @@ class ManagementTools:
         return shown
 
     def list_agents(self, asked: ListAgents, call: str) -> dict[str, Any]:
-        """The agents that take part now, by name, spawned or not."""
+        """Return the agents that take part now, by name, whether or not they were spawned."""
         with GatewayClient(self._settings) as gateway:
             found = gateway.get(path_of("participants"))
         return {"agents": [_shown(row) for row in found["participants"]]}
 
     def stop_agent(self, asked: StopAgent, call: str) -> dict[str, Any]:
-        """Stop an agent; one that has stopped already stays so. Raises NotFound."""
+        """Stop an agent; an agent that has stopped is left as it is. Raises NotFound."""
         with GatewayClient(self._settings) as gateway:
             return _shown(gateway.post(path_of("participants", asked.agent_id, "stop")))
 
@@ -144,7 +146,7 @@ class ManagementTools:
         return str(uuid.uuid5(self._own, call))
 
     def tool(self, name: str) -> tuple[type[BaseModel], Callable[[Any, str], dict[str, Any]]] | None:
-        """The arguments and the function of a tool, None for an unknown one."""
+        """Return the arguments and the function of a tool, or None for an unknown tool."""
         model = ARGUMENTS.get(name)
         return None if model is None else (model, getattr(self, name))
 
@@ -174,7 +176,7 @@ _DESCRIPTIONS: Final = {
 
 
 def described_tools() -> list[types.Tool]:
-    """The tools as `tools/list` shows them."""
+    """Return the tools as `tools/list` shows them."""
     return [
         tool_of(
             name,
@@ -189,7 +191,7 @@ def described_tools() -> list[types.Tool]:
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """A participant in the words of the agents' own tools."""
+    """Return a participant with the field names of the agents' own tools."""
     found = {
         "agentId": row["id"],
         "task": row["task"],

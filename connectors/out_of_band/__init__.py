@@ -1,1 +1,4 @@
-"""The out-of-band door (XP-11): signed commands that change which listeners there are, over a Unix socket."""
+"""The out-of-band command door (XP-11): signed commands over a Unix socket that change the listeners.
+
+It uses the gateway's services and must not import the pump or the command line.
+"""

@@ -1,4 +1,4 @@
-"""Gives a signed command to the gateway, over its Unix socket (XP-11).
+"""The client of out-of-band commands: it signs a command and sends it to the gateway's Unix socket (XP-11).
 
 answer = give_command(settings, RemoveListener("search"))
 """
@@ -34,10 +34,19 @@ _MESSAGE_LIMIT: Final = 600
 
 
 def give_command(settings: Settings, action: Action, key_file: Path | None = None) -> dict[str, Any]:
-    """Sign a command with the key in `key_file` (the operator's), give it, and return the answer.
+    """Sign a command, send it to the gateway, and return the gateway's answer.
 
-    Raises UsageError (400, 413, no usable key), Refused (403, 409), NotFound (404), BackboneUnreachable when no
-    gateway serves commands here, or when it did not answer: then it is open whether the command counts.
+    Args:
+        settings: The settings, which name the socket.
+        action: The command.
+        key_file: The private key to sign with; None for the operator's.
+
+    Raises:
+        UsageError: The command was malformed or too large (400, 413), or there is no usable key.
+        Refused: The gateway refused the command (403, 409).
+        NotFound: The command names an unknown listener (404).
+        BackboneUnreachable: No gateway serves commands here, or it did not answer. In the second case the
+            command may or may not have been carried out.
     """
     key = load_private_key(key_file or private_key_file(settings))
     try:

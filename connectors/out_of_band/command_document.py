@@ -1,9 +1,9 @@
-"""A command as a document (XP-11), read by the gateway, made by whoever signs. `commands.xsd` has its form.
+"""The XML document of a command (XP-11), written by the signer and read by the gateway; see `commands.xsd`.
 
     command_bytes(RemoveListener("search"), nonce="7c1f…", issued=now, key_id="0f3a…")
     read_command(body).action
 
-What is signed is the document's bytes, so nothing of a command is repaired, and none has anything around it.
+The signature covers the document's bytes. So a command is never repaired, and nothing may surround it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _TOOLS, _PROMPT, _TIMEOUT = "tools", "system_prompt", "timeout_s"
 
 @dataclass(frozen=True)
 class AddListener:
-    """`fields`: those of an entry of conf/organism.yaml, as far as they are given."""
+    """Add a listener. `fields` are the fields of an entry of conf/organism.yaml that are given."""
 
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RemoveListener:
-    """The listener of this name."""
+    """Remove the listener of this name."""
 
     name: str
 
@@ -53,12 +53,12 @@ class HotReload:
 
 @dataclass(frozen=True)
 class ListListeners:
-    """Show the listeners there are. Changes nothing."""
+    """List the listeners. Changes nothing."""
 
 
 @dataclass(frozen=True)
 class GetStatus:
-    """Show the version of the organism and how many messages wait and are handled. Changes nothing."""
+    """Show the organism's version and the number of messages that wait and are leased. Changes nothing."""
 
 
 Action = AddListener | RemoveListener | HotReload | ListListeners | GetStatus
@@ -72,7 +72,7 @@ _TAGS: Final = {kind: tag for tag, kind in _EMPTY.items()}
 
 @dataclass(frozen=True)
 class Command:
-    """What a document says. Nothing of it is believed before its signature is."""
+    """The content of a document, not to be trusted before the signature is checked."""
 
     nonce: str
     issued: datetime
@@ -81,7 +81,7 @@ class Command:
 
 
 class CommandRefused(ValueError):
-    """The document is no command. `reason` is `malformed` or `too_large`; the message says why."""
+    """The document is no command. `reason` is `malformed` or `too_large`; the text says why."""
 
     def __init__(self, reason: str, why: str) -> None:
         super().__init__(why)
@@ -89,7 +89,7 @@ class CommandRefused(ValueError):
 
 
 def read_command(body: bytes) -> Command:
-    """What a document says. Raises CommandRefused."""
+    """Return the command in a document. Raises CommandRefused."""
     try:
         repaired = repair(body, _LIMITS, root_tag="command")
     except XmlRefused as error:
@@ -110,7 +110,7 @@ def read_command(body: bytes) -> Command:
 
 
 def command_bytes(action: Action, *, nonce: str, issued: datetime, key_id: str) -> bytes:
-    """The document, as it is signed and sent. Raises ValueError for text that XML cannot hold."""
+    """Return the document to sign and send. Raises ValueError for a text that XML cannot hold."""
     root = etree.Element(f"{{{NAMESPACE}}}command", nsmap={None: NAMESPACE})
     root.set("nonce", nonce)
     root.set("issued", issued.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z")

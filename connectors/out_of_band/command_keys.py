@@ -1,8 +1,7 @@
-"""The keys of out-of-band commands (XP-11): Ed25519, one public key a file `*.pub` in a folder of its own.
+"""The keys of out-of-band commands (XP-11): Ed25519, one public key per file `*.pub` in a folder of their own.
 
-Whoever has the private half of one of them may change which listeners there are. The gateway makes the
-operator's pair at its first start. A public key that is put into the folder counts at once, and one that is
-taken out counts no more.
+The owner of a private key may change the listeners. The gateway makes the operator's pair of keys at its first
+start. A public key is valid as soon as it is put into the folder, and invalid as soon as it is removed.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ _OF_OTHERS_TO_WRITE: Final = 0o022
 
 @dataclass(frozen=True)
 class CommandKey:
-    """A public key whose commands count. `name` is its file's, and stands in the ledger."""
+    """A public key whose commands are accepted. `name` is the name of its file, which the ledger records."""
 
     name: str
     key_id: str
     public: Ed25519PublicKey
 
     def has_signed(self, body: bytes, signature: str) -> bool:
-        """Whether `signature`, in base64, is this key's over exactly these bytes. Never raises."""
+        """Return whether `signature`, in base64, is this key's over exactly these bytes. Never raises."""
         given = _signature_bytes(signature)
         if given is None:
             return False
@@ -59,15 +58,16 @@ class CommandKey:
 
 @dataclass(frozen=True)
 class KeyFolder:
-    """The keys of a folder by key id, and what is wrong with its other files, by file name."""
+    """The keys of a folder by key id, and the faults of its other files by file name."""
 
     keys: dict[str, CommandKey]
     faults: dict[str, str]
 
 
 def ensure_operator_key(settings: Settings) -> None:
-    """Make the operator's pair where the folder has no key at all. Of several gateways that start at once, one
-    makes it. Raises SettingsError when it cannot be made.
+    """Make the operator's pair of keys if the folder has no key at all.
+
+    When several gateways start at once, one makes it. Raises SettingsError when it cannot be made.
     """
     folder = settings.command_keys_path
     try:
@@ -84,12 +84,12 @@ def ensure_operator_key(settings: Settings) -> None:
 
 
 def private_key_file(settings: Settings) -> Path:
-    """Where the operator's own private key lies."""
+    """Return the path of the operator's own private key."""
     return settings.command_keys_path / f"{OPERATOR}{PRIVATE}"
 
 
 def read_keys(folder: Path) -> KeyFolder:
-    """All public keys of a folder. Never raises: what cannot be believed is a fault."""
+    """Return all public keys of a folder. Never raises: an unusable file is reported as a fault."""
     keys: dict[str, CommandKey] = {}
     faults: dict[str, str] = {}
     try:
@@ -109,7 +109,10 @@ def read_keys(folder: Path) -> KeyFolder:
 
 
 def load_private_key(path: Path) -> Ed25519PrivateKey:
-    """A private key that is its owner's alone. Raises UsageError that never shows what the file holds."""
+    """Return a private key from a file that only its owner can read.
+
+    Raises UsageError, which shows none of the file's content.
+    """
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise UsageError(f"{path} is readable by others; run: chmod 600 {path}")
@@ -124,18 +127,18 @@ def load_private_key(path: Path) -> Ed25519PrivateKey:
 
 
 def public_pem(key: Ed25519PublicKey) -> str:
-    """A public key as it lies in its file."""
+    """Return a public key in PEM, the content of its file."""
     pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return pem.decode("ascii")
 
 
 def key_id(key: Ed25519PublicKey) -> str:
-    """What a key is named by: the first 16 hex digits of the SHA-256 of its DER (SubjectPublicKeyInfo)."""
+    """Return the id of a key: the first 16 hex digits of the SHA-256 of its DER (SubjectPublicKeyInfo)."""
     return key_id_of(public_pem(key))
 
 
 def sign(key: Ed25519PrivateKey, body: bytes) -> str:
-    """The signature over a command's bytes, in base64, as it stands in the header."""
+    """Return the signature over a command's bytes in base64, as the header holds it."""
     return base64.b64encode(key.sign(body)).decode("ascii")
 
 
@@ -147,7 +150,7 @@ def _private_pem(key: Ed25519PrivateKey) -> str:
 
 
 def _signature_bytes(signature: str) -> bytes | None:
-    """What the base64 of a signature says; one notation alone."""
+    """Return the bytes of a signature in base64, or None for any other notation."""
     try:
         given = base64.b64decode(signature.encode("ascii"), validate=True)
     except (UnicodeEncodeError, binascii.Error):
@@ -157,7 +160,7 @@ def _signature_bytes(signature: str) -> bytes | None:
 
 
 def _command_key(path: Path) -> CommandKey:
-    """The key in a file. Raises ValueError that says why it does not count."""
+    """Return the key in a file. Raises ValueError with the reason why the key is not accepted."""
     name = path.name.removesuffix(PUBLIC)
     if not is_name(name):
         raise ValueError("its name is none that may stand in the ledger: letters, digits, '.', '_', '-'")

@@ -1,13 +1,13 @@
 """The out-of-band door (XP-11): `POST /commands` over a Unix socket, signed commands that change the listeners.
 
-**Delivers** each command as one record of `control/organism`: the record is the change, so no change is made
-that is not in the ledger. **Acknowledges when** the log has settled it and the mailboxes of the listeners are
-open or closed. **Loses when** never silently: a command without an answer may or may not count; sent again it
-is refused as replayed if it did.
+**Delivers** each command as one record of `control/organism`. The record is the change, so every change is in
+the ledger. **Acknowledges when** the log has settled the record and the listeners' mailboxes are opened or
+closed. **Loses when** never silently: a command without an answer may or may not have been carried out. If it
+was, it is refused as replayed when it is sent again.
 
-**Refused**, in this order, and recorded under `refused/commands`: too large, what XP-03 refuses or
-`commands.xsd` does not know, an unknown key, a wrong signature, a time too far from ours, a nonce that was
-used.
+**Refused**, in this order, and recorded under `refused/commands`: a command that is too large, that XP-03
+refuses or that `commands.xsd` does not know; an unknown key; a wrong signature; a time too far from ours; a
+used nonce.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _STATUS: Final = {TOO_LARGE: 413, MALFORMED: 400, UNAUTHORIZED: 403, POLICY: 403
 
 
 class _Refused(ApiError):
-    """A command is refused, and recorded as `recorded`."""
+    """A command is refused. `recorded` is the reason that the ledger records."""
 
     def __init__(self, recorded: RefusalReason, why: str, *, reason: str = "", status: int = 0) -> None:
         super().__init__(status or _STATUS[recorded], reason or recorded, why)
@@ -95,7 +95,7 @@ class _Refused(ApiError):
 
 
 class OutOfBandDoor:
-    """The door over a hub that is not open yet. It shares the log with the doors on ports, and no route."""
+    """The door over a hub that is not open yet. It has no route in common with the doors on ports."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -140,7 +140,7 @@ class OutOfBandDoor:
             return error_response(500, INTERNAL, "the gateway failed; its log says where")
 
     async def _signer(self, command: Command, body: bytes, request: Request) -> CommandKey:
-        """Whose command it is. Raises _Refused."""
+        """Return the key that signed the command. Raises _Refused."""
         folder = await asyncio.to_thread(read_keys, self._hub.settings.command_keys_path)
         for name, why in folder.faults.items():
             log.warning("command_key_skipped", file=name, why=why)
@@ -153,8 +153,10 @@ class OutOfBandDoor:
         return key
 
     def _check_new(self, command: Command) -> None:
-        """Refuse a nonce that was signed for before. The log knows those that have changed something; here are
-        those that were refused by this process: at another gateway, or at the next one, they could count later.
+        """Refuse a nonce that was used before.
+
+        The log knows the nonces of commands that changed something. This process remembers those of commands
+        that it refused: another gateway, or the next one, could accept these later.
         """
         now = time.monotonic()
         self._nonces = {nonce: at for nonce, at in self._nonces.items() if at > now - 2 * WINDOW_S}
@@ -188,7 +190,7 @@ class OutOfBandDoor:
         return answer
 
     def _shown(self, action: ListListeners | GetStatus) -> dict[str, Any]:
-        """Return the listeners without their schemas, or the numbers of the whole."""
+        """Return the listeners without their schemas, or the numbers of the whole organism."""
         listeners = self._hub.listeners
         rows = listeners.active()
         if isinstance(action, GetStatus):
@@ -209,7 +211,7 @@ class OutOfBandDoor:
     async def _applied(
         self, change: OrganismLoaded | ListenerAdded | ListenerRemoved, principal: str, said: dict[str, Any]
     ) -> Response:
-        """Make the change; its record is written before anything else is done."""
+        """Apply the change. Its record is written before anything else is done."""
         try:
             applied: Applied = await apply_change(self._hub, change, door=DOOR, principal=principal)
         except ApiError as error:
@@ -223,7 +225,7 @@ class OutOfBandDoor:
         return json_answer(answer, verdict=applied.verdict)
 
     def _note(self, error: ApiError, principal: str | None) -> None:
-        """Record a refusal; what the fold has rejected is in the ledger already."""
+        """Record a refusal. The ledger already has a record that the fold rejected."""
         if isinstance(error, _Refused):
             self._refusals.record(error.recorded, str(error.detail)[:500], principal, _ROUTE)
         elif isinstance(error, NotRead):
@@ -251,7 +253,7 @@ def _check_time(command: Command) -> None:
 
 
 def _listener(action: AddListener) -> Listener:
-    """The listener that a command adds. Raises _Refused."""
+    """Return the listener that a command adds. Raises _Refused."""
     where = "add-listener"
     try:
         entry = entry_from(dict(action.fields), where)
@@ -273,7 +275,7 @@ def _replayed() -> _Refused:
 
 
 async def _unknown(request: Request, error: Exception) -> Response:
-    """No such route, or a wrong method."""
+    """Answer a request for an unknown route or with a wrong method."""
     assert isinstance(error, HTTPException)  # noqa: S101  it is registered for these
     headers = None if error.headers is None else dict(error.headers)
     return http_error_response(error.status_code, headers)

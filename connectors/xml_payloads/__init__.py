@@ -1,1 +1,4 @@
-"""Payload types of listeners: dataclasses to and from XML, their XSDs, and answers about faults."""
+"""Payload classes with their XML, XSD and JSON schema, and the messages between gateway and pump.
+
+It must not import the pump or the gateway.
+"""

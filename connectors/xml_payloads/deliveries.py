@@ -1,4 +1,4 @@
-"""What a listener answered, taken apart into payloads (XP-06), each fit to be sent."""
+"""The exchange between gateway and pump: listeners, leased messages, and the outcome with its answers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ _REASON_LIMIT: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One payload that a listener answers. `to` None: to every listener of its root tag, or to who asked."""
+    """One payload that a listener answers. `to` None means each listener of its root tag, or the sender."""
 
     to: str | None
     kind: str
@@ -92,7 +92,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What came of a message. `huh`: the one answer says what was wrong; `nack`: it is given back."""
+    """The outcome of a message.
+
+    With `huh`, the one answer says what was wrong; with `nack`, the lease is given back.
+    """
 
     message: LeasedMessage
     outcome: Literal["handled", "huh", "nack"]
@@ -100,7 +103,7 @@ class Done:
     answers: Sequence[Answer] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """As the gateway takes it."""
+        """Return the outcome as the gateway reads it."""
         return {
             "listener": self.message.listener,
             "message_id": self.message.message_id,
@@ -114,14 +117,14 @@ class Done:
 
 
 class AnswerFault(ValueError):
-    """A listener's answer cannot be used; `str()` says why, without quoting it."""
+    """A listener's answer cannot be used. `str()` says why, without quoting it."""
 
 
 _NAMESPACE_LIMIT: Final = 200
 
 
 def payloads_of(answer: object, limits: XmlLimits) -> list[Answer]:
-    """The payloads of an answer: bare, or each in an envelope with its `<to>`. None is no answer.
+    """Return the payloads of an answer: bare, or each in an envelope with its `<to>`. None is no answer.
 
     Raises AnswerFault, which says what was wrong and quotes nothing.
     """

@@ -1,7 +1,7 @@
 """The answer `<huh>` (XP-02): what was wrong with a message, and what would have been right.
 
-It shows nothing of threads, no value of the message, and little of the rest: its reader may be a language
-model, and what it is told ends up in that model's context.
+It shows nothing of threads, no value of the message, and little else. Its reader may be a language model, whose
+context the text becomes part of.
 """
 
 from __future__ import annotations
@@ -33,8 +33,12 @@ class Huh:
 
 
 def huh(fault: Faulty | str, *, about_tag: str | None, step: str | None = None) -> bytes:
-    """The payload that tells a sender of a fault. `about_tag` is the root tag of the message, None if it had
-    none; `step` is where it failed, by default the fault's own.
+    """Return the payload that reports a fault to a sender.
+
+    Args:
+        fault: The fault, or a text that says what was wrong.
+        about_tag: The root tag of the message, None if it had none.
+        step: The step that failed; None for the fault's own.
     """
     if isinstance(fault, Faulty):
         why, expected, where = fault.why, fault.expected, step or fault.step
@@ -67,12 +71,15 @@ _VALUES: Final = (
 
 
 def wrong_root(kind: PayloadType, tag: str) -> str:
-    """What to say of a payload with another root tag."""
+    """Return the fault text for a payload with another root tag."""
     return f'the payload is <{quoted(tag)}>, asked for is <{kind.root_tag} xmlns="{kind.namespace}">'
 
 
 def schema_fault(kind: PayloadType, element: Any) -> str:
-    """What the schema has against an element. It is asked anew: a list of errors is no thread's own."""
+    """Return the schema's errors for an element, without values, in words that its writer can act on.
+
+    It validates with a schema of its own, because threads that share a schema share its list of errors.
+    """
     schema = kind.compiled()
     if schema.validate(element):
         return "the payload is not valid"

@@ -1,7 +1,8 @@
-"""Values of payloads that are text in XML: how each is written, read, and named in XSD and in JSON schema.
+"""Payload values that are text in XML: how each type is written, read, and named in XSD and JSON schema.
 
-The XSD takes exactly what the Python type can hold, where XSD can say so: years of four digits, microseconds
-at the finest. What it cannot say (24:00:00, a class's own rules) is a fault of the value.
+The XSD accepts exactly the values that the Python type can hold, where XSD can express it: years of four
+digits, microseconds at the finest. For all else (24:00:00, rules of a class) the reader reports a fault of the
+value.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 @dataclass(frozen=True)
 class Leaf:
-    """A type whose values are text. `write` and `read` raise ValueError for what they cannot take."""
+    """A type whose values are text. `write` and `read` raise ValueError for a value that they cannot take."""
 
     xsd_type: str
     write: Callable[[Any], str]
@@ -153,7 +154,10 @@ LEAVES: Final[dict[type, Leaf]] = {
 
 
 def leaf_of(hint: Any) -> Leaf | None:
-    """The leaf for a type, None if it is none. Raises TypeError for an Enum or Literal that XML cannot tell."""
+    """Return the leaf for a type, or None for a type that is no leaf.
+
+    Raises TypeError for an Enum or Literal whose values XML cannot tell apart.
+    """
     if get_origin(hint) is Literal:
         return _choice({str(value): value for value in get_args(hint)}, get_args(hint))
     if isinstance(hint, type) and issubclass(hint, Enum):
@@ -164,7 +168,7 @@ def leaf_of(hint: Any) -> Leaf | None:
 
 
 def _choice(by_text: dict[str, Any], values: Any) -> Leaf:
-    """One of some texts or integers, written as they are."""
+    """Return the leaf for one of some texts or integers, written as they are."""
     if not values or not all(isinstance(v, str | int) and not isinstance(v, bool) for v in values):
         raise TypeError("its values must be texts or integers")
     if len(by_text) != len(values):

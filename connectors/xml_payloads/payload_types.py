@@ -39,7 +39,7 @@ C = TypeVar("C", bound=type)
 
 @dataclass(frozen=True)
 class PayloadType:
-    """A registered payload class and what is derived from it."""
+    """A registered payload class and the documents that are derived from it."""
 
     cls: type
     root_tag: str
@@ -56,26 +56,28 @@ class PayloadType:
 
     @cached_property
     def schema(self) -> Any:
-        """The compiled schema, one for all who only ask whether something is valid."""
+        """The compiled schema, shared by all callers that only need to know whether an element is valid."""
         return self.compiled()
 
     def read(self, element: Any) -> Any:
-        """The value of an element that is valid by the schema. Raises Faulty("value")."""
+        """Return the value of an element that is valid by the schema. Raises Faulty("value")."""
         return read_record(self.shape, element)
 
     def write(self, instance: Any) -> bytes:
-        """The canonical element of a value. Raises ValueError for what XML cannot hold."""
+        """Return the canonical element of a value. Raises ValueError for a value that XML cannot hold."""
         return written_payload(self.root_tag, self.namespace, self.shape, instance)
 
     def compiled(self) -> Any:
-        """A schema object of its own: its list of errors is shared by all who use it."""
+        """Return a new schema object. Callers that share a schema object share its list of errors."""
         return etree.XMLSchema(etree.fromstring(self.xsd.encode()))
 
 
 def payload(root_tag: str | None = None, namespace: str | None = None) -> Callable[[C], C]:
-    """Make a dataclass a payload. Without a root tag it is the class's name in lower case, words joined by
-    hyphens; without a namespace `urn:trunkline:payload:<root tag>:1`. Raises TypeError for a class that XML
-    cannot hold, naming the field, and for names that are none.
+    """Make a dataclass a payload class.
+
+    The default root tag is the class's name in lower case, its words joined by hyphens. The default namespace
+    is `urn:trunkline:payload:<root tag>:1`. Raises TypeError for an invalid name, and for a class that XML
+    cannot hold, with the field.
     """
 
     def decorated(cls: C) -> C:
@@ -102,7 +104,7 @@ def payload(root_tag: str | None = None, namespace: str | None = None) -> Callab
 
 
 def payload_type_of(cls: type) -> PayloadType:
-    """What was derived from a decorated class. Raises TypeError for a class that was not decorated itself."""
+    """Return the payload type of a decorated class. Raises TypeError if the class itself was not decorated."""
     found = cls.__dict__.get(ATTRIBUTE)
     if not isinstance(found, PayloadType):
         raise TypeError(f"{cls.__name__} is no payload: decorate it with @payload()")
@@ -110,12 +112,15 @@ def payload_type_of(cls: type) -> PayloadType:
 
 
 def to_xml(instance: Any) -> bytes:
-    """The canonical payload element of a value. Raises ValueError for what XML cannot hold, with the field."""
+    """Return the canonical payload element of a value.
+
+    Raises ValueError with the field for a value that XML cannot hold.
+    """
     return payload_type_of(type(instance)).write(instance)
 
 
 def from_element(cls: type, element: Any) -> Any:
-    """The value of a payload element without comments. Raises Faulty("value")."""
+    """Return the value of a payload element without comments. Raises Faulty("value")."""
     kind = payload_type_of(cls)
     if element.tag != kind.qualified_tag:
         raise Faulty("value", f"not a <{kind.root_tag}> of {kind.namespace}", kind.example.decode())

@@ -1,7 +1,7 @@
-"""Derived schemas on the disk (XP-01): `<folder>/<listener>/<root tag>/v1.xsd`, a new version for each change.
+"""Derived schemas on disk (XP-01): `<folder>/<listener>/<root tag>/v1.xsd`, a new version for each change.
 
-The files are for people and other programs. What is compiled is what the class says: a file that was changed
-by hand is no schema of a listener, it only makes the next version.
+The files are for people and other programs. The pump compiles the schema of the class. A file that was edited
+by hand is not used; it only causes the next version.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from schemas.wire.ids import is_name
 
 
 def cached_schema(folder: Path, listener: str, kind: PayloadType) -> Any:
-    """The compiled schema of a payload, its text being the newest version on the disk. Any number of
-    processes may ask at once. Raises ValueError for a listener's name that CM-01 forbids, and OSError.
+    """Return the compiled schema of a payload, and write its text as the newest version on disk.
+
+    Any number of processes may call it at once. Raises ValueError for a listener's name that CM-01 forbids, and
+    OSError.
     """
     if not is_name(listener):
         raise ValueError(f"not a name of a listener: {listener!r}")
@@ -40,7 +42,7 @@ def _version(path: Path) -> int:
 
 
 def _write_once(path: Path, content: bytes) -> bool:
-    """Whether this call has made the file: whole, or not at all."""
+    """Return whether this call made the file. The file is written whole or not at all."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with draft.open("xb") as file:

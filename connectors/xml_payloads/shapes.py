@@ -1,4 +1,4 @@
-"""What a dataclass looks like as XML: its fields in order, each a leaf, a record or a list of one of them."""
+"""The form of a dataclass in XML: its fields in order, each a leaf, a record or a list of one of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MISSING: Final = dataclasses.MISSING
 
 @dataclass(frozen=True)
 class Slot:
-    """A field: the element `tag`, once, at most once (`optional` or with a default) or any number of times."""
+    """A field as an element `tag`: once, at most once (optional or with a default), or any number of times."""
 
     name: str
     tag: str
@@ -28,7 +28,7 @@ class Slot:
 
     @property
     def is_required(self) -> bool:
-        """Whether the element must be there."""
+        """Whether the element must be present."""
         return not self.is_list and not self.is_optional and self.default is _MISSING
 
 
@@ -42,7 +42,7 @@ class Record:
 
 
 def record_of(cls: type, namespace: str, above: tuple[type, ...] = ()) -> Record:
-    """The shape of a dataclass. Raises TypeError for one that XML or XSD cannot hold, naming the field."""
+    """Return the form of a dataclass. Raises TypeError, with the field, for one that XML or XSD cannot hold."""
     if not dataclasses.is_dataclass(cls):
         raise TypeError(f"{cls.__name__} is no dataclass")
     if cls in above:
@@ -84,7 +84,7 @@ def _slot(cls: type, field: dataclasses.Field[Any], hint: Any, namespace: str, a
 
 
 def _unfolded(hint: Any, where: str) -> tuple[Any, bool, bool]:
-    """The type of one element, and whether it is a list or may be None."""
+    """Return the type of one element, and whether the field is a list and whether it may be None."""
     is_optional = False
     if get_origin(hint) in (Union, types.UnionType):
         others = [part for part in get_args(hint) if part is not types.NoneType]
@@ -102,7 +102,7 @@ def _unfolded(hint: Any, where: str) -> tuple[Any, bool, bool]:
 
 
 def _default(field: dataclasses.Field[Any], where: str, is_list: bool, is_optional: bool) -> Any:
-    """The default, made once to look at it; `dataclasses.MISSING` where there is none."""
+    """Return a field's default, made once for inspection; `dataclasses.MISSING` if there is none."""
     default = field.default
     if field.default_factory is not _MISSING:
         default = field.default_factory()

@@ -1,4 +1,4 @@
-"""Values of payloads to XML and back. What is written is canonical, and valid by the derived schema."""
+"""Payload values to XML and back. The XML is canonical, and valid by the derived schema."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from connectors.xml_wire.faults import Faulty, quoted
 
 
 def written_payload(root_tag: str, namespace: str, record: Record, value: Any) -> bytes:
-    """The canonical form of `value`. Raises ValueError for what XML cannot hold, naming the field."""
+    """Return the canonical form of `value`. Raises ValueError, with the field, for one that XML cannot hold."""
     declared = escape(namespace, {'"': "&quot;"})
     content = _written(record, value, record.cls.__name__)
     return f'<{root_tag} xmlns="{declared}">{content}</{root_tag}>'.encode()
@@ -45,7 +45,7 @@ def _written_item(slot: Slot, item: Any, where: str) -> str:
 
 
 def read_record(record: Record, element: Any) -> Any:
-    """The value of an element. Raises Faulty("value"), also for an element that no schema has looked at."""
+    """Return the value of an element, whether or not a schema has checked it. Raises Faulty("value")."""
     values: dict[str, Any] = {}
     by_tag = record.by_tag
     for child in element:
@@ -80,7 +80,7 @@ def _read_item(slot: Slot, child: Any) -> Any:
 
 
 def _fill(record: Record, values: dict[str, Any]) -> None:
-    """What was left out: an empty list, None, or the class's own default."""
+    """Add the fields that were left out: an empty list, None, or the class's own default."""
     for slot in record.slots:
         if slot.name in values:
             continue

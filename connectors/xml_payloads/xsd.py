@@ -1,4 +1,4 @@
-"""What is derived from a payload's shape: its XSD, an example, and how a language model calls it (XP-01)."""
+"""The documents that are derived from a payload's form: XSD, example, and tool description (XP-01)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _INDENT = "  "
 
 
 def derived_xsd(root_tag: str, namespace: str, record: Record) -> str:
-    """The schema of a payload. Elements stand in the order of the fields; no attributes, no other content."""
+    """Return the schema of a payload: elements in the order of the fields, no attributes, no other content."""
     lines = [
         '<?xml version="1.0" encoding="UTF-8"?>',
         '<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema"',
@@ -60,7 +60,7 @@ def _element(slot: Slot, level: int) -> list[str]:
 
 
 def derived_example(root_tag: str, namespace: str, record: Record) -> bytes:
-    """A payload that the schema takes, with each field once."""
+    """Return a payload that the schema accepts, with each field once."""
     declared = f" xmlns={quoteattr(namespace)}"
     return f"<{root_tag}{declared}>{_example_content(record)}</{root_tag}>".encode()
 
@@ -81,7 +81,7 @@ def _example_value(slot: Slot) -> str:
 
 
 def derived_tool_description(root_tag: str, record: Record) -> dict[str, Any]:
-    """Name, description and JSON schema of the fields, as a language model takes a tool."""
+    """Return name, description and JSON schema of the fields, as a language model takes a tool."""
     return {
         "name": root_tag,
         "description": description_of(record.cls),
@@ -90,7 +90,10 @@ def derived_tool_description(root_tag: str, record: Record) -> dict[str, Any]:
 
 
 def description_of(cls: type) -> str:
-    """A class's own docstring; a dataclass without one has its signature there, which says nothing."""
+    """Return a class's own docstring, or "".
+
+    The docstring that dataclasses generate, the class's signature, does not count.
+    """
     text = inspect.cleandoc(cls.__doc__ or "")
     return "" if text.startswith(f"{cls.__name__}(") else text
 

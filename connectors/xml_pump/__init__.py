@@ -1,12 +1,15 @@
-"""The XML message pump (XP-01 to XP-15). The pipeline is a pure library: bytes in, values out.
+"""The XML message pump (XP-01 to XP-15): a process that leases messages and runs the handlers of listeners.
 
-@payload(namespace="urn:example:calculator:1")
-@dataclass
-class Calculate:
-    expression: str
+    @payload(namespace="urn:example:calculator:1")
+    @dataclass
+    class Calculate:
+        expression: str
 
-pipeline = Pipeline(payload_type_of(Calculate))
-pipeline.run(document).value
+    pipeline = Pipeline(payload_type_of(Calculate))
+    pipeline.run(document).value
+
+The pipeline is a pure library: bytes in, values out. The pump talks to the gateway over HTTP and must not
+import it.
 """
 
 from connectors.xml_payloads.huh import HUH_NAMESPACE, Huh, huh

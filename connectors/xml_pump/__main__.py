@@ -1,4 +1,4 @@
-"""Runs a pump: `python -m connectors.xml_pump`."""
+"""Run a pump: `python -m connectors.xml_pump`."""
 
 import sys
 

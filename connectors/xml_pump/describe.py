@@ -1,8 +1,10 @@
-"""Tells what handlers take, as JSON: `python -m connectors.xml_pump.describe MODULE:NAME …`
+"""Describe handlers as JSON.
 
-The last line of standard output is one object: by the name of each handler its `root_tag`, `namespace`, `xsd`,
-`example`, and `tool` (for language models), or `error`: why it is no handler. The gateway asks this way, so
-that it need not import users' code.
+    python -m connectors.xml_pump.describe MODULE:NAME …
+
+The last line of standard output is one object. By the name of each handler it holds `root_tag`, `namespace`,
+`xsd`, `example` and `tool` (for language models), or `error`: why it is no handler. The gateway runs this
+program, so that it need not import users' code.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from connectors.xml_pump.handlers import HandlerError, load_handler
 
 
 def described(name: str) -> dict[str, Any]:
-    """What one handler takes; or `error`."""
+    """Return the description of one handler, or `error`."""
     try:
         kind = load_handler(name).payload
     except HandlerError as error:
@@ -32,7 +34,7 @@ def described(name: str) -> dict[str, Any]:
 
 
 def main(names: Sequence[str]) -> int:
-    """Print the descriptions. Returns the exit code."""
+    """Print the descriptions and return the exit code."""
     # Whatever a module prints when it is imported is not part of the answer.
     with contextlib.redirect_stdout(sys.stderr):
         found = {name: described(name) for name in names}

@@ -1,7 +1,7 @@
-"""Delivers one message to its listener and awaits what comes of it; it decides nothing else (XP-08, XP-13).
+"""The delivery of one message to its listener (XP-08, XP-13).
 
-A handler that raises, takes too long or answers what nobody can send leads to a <huh> to the sender. What is
-logged of a message is its id, never what it says.
+A handler that raises, takes too long or answers with unusable XML leads to a `<huh>` to the sender. The log
+names a message by its id and never quotes its content.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _CANCEL_S: Final = 1.0
 
 
 class Delivered(NamedTuple):
-    """What came of a message. `stray`: its handler, which was cancelled and runs on."""
+    """The result of a delivery. `stray` is a handler that was cancelled and still runs."""
 
     done: Done
     stray: asyncio.Task[Any] | None = None
 
 
 class _HandlerFailed(Exception):
-    """`why` is for the sender, and says nothing of what the handler said."""
+    """A handler failed. `why` is the text for the sender, without the handler's own words."""
 
     def __init__(self, why: str, stray: asyncio.Task[Any] | None = None) -> None:
         super().__init__(why)
@@ -64,7 +64,7 @@ class _HandlerFailed(Exception):
 
 
 class _EndTried(Exception):
-    """A handler raised what ends a program."""
+    """A handler raised an exception that would end the program."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -72,8 +72,10 @@ class _EndTried(Exception):
 
 
 class Dispatcher:
-    """Delivers messages with the listeners of a table. `answer_bytes`: how large all answers to a message may
-    be together, as JSON. `spent`: told of the tokens that a listener has spent.
+    """Delivers messages with the listeners of a table.
+
+    `answer_bytes` is the largest size of all answers to one message together, as JSON. `spent` is called with a
+    listener and the number of tokens that it has spent.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class Dispatcher:
         self._spent = spent
 
     async def deliver(self, message: LeasedMessage, table: ListenerTable) -> Delivered:
-        """Run the message's pipeline and its listener. Never raises, but when it is cancelled itself."""
+        """Run the message's pipeline and its listener. Only a cancellation of the caller is raised."""
         if message.is_orphan:
             why = "the listener was removed before it came to your message"
             return Delivered(_huh(message, why, "routing", message.kind))
@@ -149,8 +151,8 @@ class Dispatcher:
     def _payload(self, message: LeasedMessage, listener: RunnableListener) -> tuple[str, bytes] | None:
         """Return root tag and canonical bytes of the payload; None for a text of another door.
 
-        A text is a payload if it is an element that the listener takes, whatever its door calls its kind: the
-        kind of an MCP message is always `message`, that of a file a topic.
+        A text is a payload if it is an element that the listener takes. The kind that its door gave it does not
+        count: the kind of an MCP message is always `message`, that of a file a topic.
         """
         if message.content_type == _XML:
             return message.kind, message.body.encode("utf-8", "replace")
@@ -184,7 +186,7 @@ class Dispatcher:
 
 
 async def _bounded(asked: Awaitable[Any], message: LeasedMessage) -> Any:
-    """What a listener's code gives back within its time. Raises _HandlerFailed; AnswerFault passes."""
+    """Return the result of a listener's code within its time limit. Raises _HandlerFailed, AnswerFault."""
     task = asyncio.create_task(_guarded(asked), name=task_name(message))
     task.add_done_callback(_looked_at)
     try:
@@ -210,7 +212,7 @@ async def _bounded(asked: Awaitable[Any], message: LeasedMessage) -> Any:
 
 
 def _looked_at(task: asyncio.Task[Any]) -> None:
-    """Nobody may wait for it any more, and asyncio would log what it raised, with all its words."""
+    """Read the task's exception. Otherwise asyncio would log it with all its text."""
     if not task.cancelled():
         task.exception()
 
@@ -224,25 +226,25 @@ async def _guarded(asked: Awaitable[Any]) -> Any:
 
 
 def task_name(message: LeasedMessage) -> str:
-    """The name of the task that runs a message's handler."""
+    """Return the name of the task that runs a message's handler."""
     return f"handler/{message.listener}/{message.timeout_ms}"
 
 
 def limit_in(name: str) -> tuple[float, str] | None:
-    """From that name: how long the handler may take, in seconds, and whose it is; None for another task."""
+    """Return the time limit in seconds and the listener in a task's name; None for another task."""
     kind, _, rest = name.partition("/")
     listener, _, timeout_ms = rest.rpartition("/")
     return (int(timeout_ms) / 1000, listener) if kind == "handler" and timeout_ms.isdecimal() else None
 
 
 def _place(error: BaseException) -> str:
-    """Where it was raised; never what it says, which may be a message's content."""
+    """Return the place where an error was raised, without its text, which may quote a message."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
 
 
 def _text_of(body: str) -> str:
-    """The text that a body is: of doors that speak JSON, also a JSON string or `{"text": …}`."""
+    """Return the text of a body. Doors that speak JSON send it as a JSON string or as `{"text": …}`."""
     if body[:1] not in ('"', "{"):
         return body
     try:

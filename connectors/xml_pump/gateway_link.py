@@ -1,4 +1,7 @@
-"""How a pump talks to the gateway (XP-08): begin, lease, settle, look up. Any gateway of the log will do."""
+"""The pump's requests to the gateway (XP-08): start, lease, settle, history.
+
+Any gateway of the log can answer them.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,12 @@ _AWAY: Final = frozenset({408, 429, 502, 503, 504})
 
 
 class NotTaken(TrunklineError):
-    """The gateway is there and takes this request never."""
+    """The gateway refuses this request and would refuse it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """What a pump gets. `suspects`: how many messages wait that were handed out before."""
+    """The answer to a lease. `suspects` is the number of waiting messages that were handed out before."""
 
     version: int
     suspects: int
@@ -39,32 +42,34 @@ class Leased:
 
 
 class Link(Protocol):
-    """What a pump asks the gateway. All of it raises BackboneUnreachable while there is no gateway or no Kafka,
-    Refused when the token is not good for it, NotTaken when the request itself is wrong.
+    """The requests of a pump to the gateway.
+
+    Each raises BackboneUnreachable while there is no gateway or no Kafka, Refused when the token lacks the
+    right, and NotTaken when the request itself is wrong.
     """
 
     async def started(self, pump: str) -> int:
-        """Begin; what an earlier pump of this name held is given back. Returns how many messages that were."""
+        """Begin: the messages that an earlier pump of this name held are given back. Returns their number."""
 
     async def listeners(self) -> tuple[int, Sequence[ListenerInfo]]:
-        """The active listeners, and the organism's version."""
+        """Return the organism's version and the active listeners."""
 
     async def lease(
         self, pump: str, wants: Mapping[str, int], free: int, wait_ms: int, version: int, *, alone: bool
     ) -> Leased:
-        """Messages to handle; waits up to `wait_ms` for one."""
+        """Return messages to handle; wait up to `wait_ms` for one."""
 
     async def settle(
         self, pump: str, done: Sequence[Mapping[str, Any]], request_id: str
     ) -> Sequence[Mapping[str, Any]]:
-        """Tell what came of messages. The same again, with the same id, is the same request."""
+        """Report the outcome of messages. The same outcome with the same id is the same request."""
 
     async def history(self, listener: str, thread: str, limit: int) -> Sequence[SaidMessage]:
-        """What was said in a conversation, oldest first."""
+        """Return the messages of a conversation, oldest first."""
 
 
 class GatewayLink:
-    """The gateway that the settings name, asked with the operator's token."""
+    """The link to the gateway that the settings name, with the operator's token."""
 
     def __init__(self, settings: Settings) -> None:
         self._http = HttpConnections(settings.gateway_url, read_token(settings), settings.gateway.ca_certs)
@@ -98,7 +103,7 @@ class GatewayLink:
         return list(answer["results"])
 
     async def history(self, listener: str, thread: str, limit: int) -> Sequence[SaidMessage]:
-        """See Link; but it waits while the gateway is away, as long as the handler's time lasts."""
+        """See Link. While the gateway is away it waits, as long as the handler's time limit lets it."""
         asked = {"listener": listener, "thread": thread, "limit": limit}
         wait_s = _AWAY_S[0]
         while True:
@@ -112,7 +117,7 @@ class GatewayLink:
         return msgspec.convert(answer["messages"], list[SaidMessage])
 
     def close(self) -> None:
-        """End its connections."""
+        """Close the connections."""
         self._http.close()
 
     async def _post(
@@ -139,7 +144,7 @@ class GatewayLink:
 
 
 def _reason(body: bytes) -> str:
-    """The reason that an answer names, and none of its words: they may quote what was sent."""
+    """Return the reason in an answer, without its message, which may quote the request."""
     try:
         reason = orjson.loads(body)["reason"]
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Handlers: what a listener runs for each of its messages (XP-06), and how they are found by their names.
+"""Handlers: the functions that listeners run for each of their messages (XP-06), and how they are loaded.
 
     @payload("calculate", namespace="urn:example:calculator:1")
     @dataclass
@@ -10,8 +10,8 @@
     async def add(message):
         return to_xml(Result(message.payload.first + message.payload.second))
 
-A handler holds no state: any pump process may get the next message. It must not block the event loop, which
-all handlers of a process share.
+A handler holds no state: any pump process may get the next message. It must not block the event loop, which all
+handlers of a process share.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ HISTORY_LIMIT = 100
 
 @dataclass(frozen=True, slots=True)
 class SaidMessage:
-    """A message of a conversation. `is_own`: the listener itself said it, to `to`. `in_reply_to`: the id of the
-    message that it answers.
+    """A message of a conversation.
+
+    `is_own` means that the listener itself sent it, to `to`. `in_reply_to` is the id of the message that it
+    answers.
     """
 
     message_id: str
@@ -48,16 +50,18 @@ class SaidMessage:
 
 
 class HistoryReader(Protocol):
-    """Where the context asks what was said."""
+    """The source of a conversation's messages."""
 
     async def history(self, listener: str, thread: str, limit: int) -> Sequence[SaidMessage]:
-        """The newest messages of a conversation, oldest first."""
+        """Return the newest messages of a conversation, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerContext:
-    """The second argument of a handler. `thread`: the listener's own name of the conversation. `tools`:
-    descriptions of the listeners that it sees, for a language model: name, description, input_schema.
+    """The second argument of a handler: what it may ask for besides its message (XP-06, XP-09).
+
+    `listener` is its name. `thread` is the listener's own name of the conversation. `tools` describes the
+    listeners that it sees, for a language model: name, description, input_schema.
     """
 
     listener: str
@@ -66,7 +70,7 @@ class HandlerContext:
     reader: HistoryReader
 
     async def history(self, limit: int = HISTORY_LIMIT) -> Sequence[SaidMessage]:
-        """What was said in this conversation, as the listener knows it, oldest first."""
+        """Return the messages of this conversation that the listener knows, oldest first."""
         return await self.reader.history(self.listener, self.thread, limit)
 
 
@@ -77,15 +81,16 @@ _WHY_LIMIT: Final = 300
 
 
 class HandlerError(UsageError):
-    """A handler cannot be used; the message says what to do."""
+    """A handler cannot be used. The text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerMessage:
-    """A message as its handler gets it. `payload`: an instance of the listener's class, or of one of its
-    `replies`; None for what else comes as a reply. `xml`: the payload as it came. `sender` is never what the
-    sender says. `thread`: the listener's name of the conversation, opaque. `is_reply`: it answers a message of
-    this listener.
+    """A message as its handler gets it.
+
+    `payload` is an instance of the listener's class, or of one of its `replies`; it is None for any other
+    reply. `xml` is the payload as it came. The gateway sets `sender`; the sender cannot choose it. `thread` is
+    the listener's opaque name of the conversation. `is_reply` means that it answers a message of this listener.
     """
 
     payload: Any
@@ -99,7 +104,7 @@ class ListenerMessage:
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A function with what it takes. `wants_context`: it has a second parameter."""
+    """A function with its payload types. `wants_context` means that it has a second parameter."""
 
     function: Callable[..., Awaitable[bytes | None]]
     payload: PayloadType
@@ -108,10 +113,10 @@ class Handler:
 
 
 def handles(payload_class: type, *, replies: Sequence[type] = ()) -> Callable[[_Function], _Function]:
-    """Mark `async def f(message)` or `async def f(message, context)` as a handler of a payload class.
+    """Mark a function as a handler of a payload class.
 
-    `replies`: classes of the answers that it understands, to what it asked itself. Raises TypeError for what
-    cannot be a handler.
+    The function is `async def f(message)` or `async def f(message, context)`. `replies` are the classes of the
+    answers to its own messages that it understands. Raises TypeError for a function that cannot be a handler.
     """
 
     kind, kinds = payload_type_of(payload_class), tuple(payload_type_of(one) for one in replies)
@@ -129,13 +134,13 @@ def handles(payload_class: type, *, replies: Sequence[type] = ()) -> Callable[[_
 
 
 def load_handler(name: str) -> Handler:
-    """The handler that `module:attribute` names. Raises HandlerError."""
+    """Return the handler that `module:attribute` names. Raises HandlerError."""
     module, attribute = split_name(name)
     return handler_in(imported(module), attribute)
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Module and attribute of `module:attribute`. Raises HandlerError."""
+    """Return module and attribute of `module:attribute`. Raises HandlerError."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise HandlerError(f"{name!r}: write module:attribute, such as my_handlers.calculator:add")
@@ -143,20 +148,20 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def imported(module: str) -> ModuleType:
-    """The module. Raises HandlerError with the reason, whatever the module does when it is imported."""
+    """Return the module, imported if need be. Raises HandlerError for any error of the import."""
     return _guarded(module, importlib.import_module)
 
 
 def imported_anew(module: str) -> ModuleType:
-    """The module as its source is now, as a new module object: what runs still keeps the old one.
+    """Return a new module object of the current source; running handlers keep the old one.
 
-    Nothing changes when it cannot be imported. Raises HandlerError.
+    Nothing changes when the import fails. Raises HandlerError.
     """
     return _guarded(module, _import_anew)
 
 
 def handler_in(module: ModuleType, attribute: str) -> Handler:
-    """The handler of this name in a module. Raises HandlerError."""
+    """Return the handler of this name in a module. Raises HandlerError."""
     found = attribute_in(module, attribute)
     handler = getattr(found, _ATTRIBUTE, None)
     if not isinstance(handler, Handler):
@@ -167,7 +172,7 @@ def handler_in(module: ModuleType, attribute: str) -> Handler:
 
 
 def attribute_in(module: ModuleType, attribute: str) -> Any:
-    """What a module has by this name. Raises HandlerError."""
+    """Return a module's attribute. Raises HandlerError."""
     try:
         return getattr(module, attribute)
     except AttributeError:
@@ -183,10 +188,13 @@ def _guarded(module: str, how: Callable[[str], ModuleType]) -> ModuleType:
 
 
 class _FromSource(SourceFileLoader):
-    """Never from a cached compilation: its time is in whole seconds, and a file may change twice in one."""
+    """A loader that ignores the cached compilation.
+
+    The cache compares times in whole seconds, and a file may change twice in one second.
+    """
 
     def get_code(self, fullname: str) -> CodeType:
-        """The code of the source as it is now."""
+        """Compile the current source."""
         path = self.get_filename(fullname)
         return self.source_to_code(self.get_data(path), path)
 

@@ -1,7 +1,7 @@
-"""The listeners that a pump can run, each with its handler and its pipelines; swapped as one when the organism
-changes (XP-01, XP-09, XP-12).
+"""The listeners that a pump can run, each with its handler and its pipelines (XP-01, XP-09, XP-12).
 
-What runs keeps what it began with: a swap makes a new table and changes nothing in the old one.
+A change of the organism makes a new table and leaves the old one as it is: messages in progress keep the table
+that they began with.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ RAW_ARGUMENT: Final = "xml"
 
 @dataclass(frozen=True, slots=True)
 class RunnableListener:
-    """A listener with all that is needed to run it. `pipelines`: by root tag, of what it takes; what it
-    understands as an answer is in `reply_pipelines`.
+    """A listener with all that is needed to run it.
+
+    `pipelines` and `reply_pipelines` are by root tag: for the messages that it takes, and for the answers that
+    it understands.
     """
 
     info: ListenerInfo
@@ -51,7 +53,7 @@ class RunnableListener:
 
     @property
     def kind(self) -> PayloadType | None:
-        """The payload that its handler takes."""
+        """The payload type that its handler takes."""
         return None if self.handler is None else self.handler.payload
 
 
@@ -64,18 +66,20 @@ class ListenerTable:
     runnable: Mapping[str, RunnableListener] = field(default_factory=dict)
 
     def tools_of(self, info: ListenerInfo) -> tuple[Mapping[str, Any], ...]:
-        """What a listener sees of the others, as a language model is told of them (XP-09)."""
+        """Return the other listeners that a listener sees, described as tools of a language model (XP-09)."""
         seen = sorted(name for name in self.listeners if info.sees(name))
         return tuple(self._tool(self.listeners[name]) for name in seen)
 
     def kind_of(self, name: str) -> PayloadType | None:
-        """The payload type of a listener, where there is a class."""
+        """Return the payload type of a listener, or None for a listener without a class."""
         found = self.runnable.get(name)
         return None if found is None else found.kind
 
     def _tool(self, info: ListenerInfo) -> Mapping[str, Any]:
-        """Describe a listener as a tool: by the file's description, else its class's docstring, else its
-        capability, which may be no more than a label.
+        """Return a listener's description as a tool.
+
+        The text is the description in the organism's file, else the docstring of the class, else the
+        capability, which may be only a label.
         """
         kind, given = self.kind_of(info.name), str(info.options.get("description") or "")
         if kind is not None:
@@ -92,9 +96,9 @@ class ListenerTable:
 
 
 class TableMaker:
-    """Makes a table of the listeners that the gateway names, and remembers which modules it has loaded.
+    """Makes tables of the gateway's listeners, and remembers which modules it has loaded.
 
-    A module is loaded anew when its file has changed since; what it imports itself is not.
+    A module is loaded again when its file has changed since. The modules that it imports are not.
     """
 
     def __init__(
@@ -109,11 +113,11 @@ class TableMaker:
 
     @property
     def system_pipeline(self) -> Pipeline:
-        """The pipeline for what is bound for no listener's class (XP-10)."""
+        """The pipeline for messages that no listener's class describes (XP-10)."""
         return self._system
 
     def make(self, version: int, infos: Sequence[ListenerInfo]) -> ListenerTable:
-        """A table of these listeners. What cannot be loaded is told in the log, and not run here."""
+        """Return a table of these listeners. One that cannot be loaded is logged and does not run here."""
         looked_at: dict[str, ModuleType] = {}
         runnable: dict[str, RunnableListener] = {}
         for info in infos:
@@ -149,7 +153,7 @@ class TableMaker:
         )
 
     def _module(self, name: str, looked_at: dict[str, ModuleType]) -> ModuleType:
-        """The module, looked at once for each table."""
+        """Return the module. Each table checks it for changes once."""
         if name in looked_at:
             return looked_at[name]
         known = self._modules.get(name)

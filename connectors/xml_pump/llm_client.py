@@ -1,7 +1,7 @@
-"""What a language model's listener needs of a client (XP-15): one call, and what it gives back.
+"""The client of a language model that a listener needs (XP-15), and the limit of its tokens a minute (XP-08).
 
-A client is named in `conf/organism.yaml` as `client: module:attribute`: an object with `complete`, or a class
-whose instances have it.
+A client is named in `conf/organism.yaml` as `client: module:attribute`. It is an object with `complete`, or a
+class whose instances have it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from connectors.xml_pump.handlers import HandlerError
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message as a model sees it. `role`: `user` who asks, `assistant` the model itself, `tool` what came
-    back from a listener that it called, `system` a remark of the pump. `name`: who said it, or to whom a call
-    went. `content` is XML, but for remarks. `call`: the message id of the call that it is, or that it answers.
+    """One message as a model sees it.
+
+    `role` is `user` for the requester, `assistant` for the model itself, `tool` for the answer of a listener
+    that it called, and `system` for a remark of the pump. `name` is the sender, or the recipient of a call.
+    `content` is XML, except for remarks. `call` is the message id of the call that the message is or answers.
     """
 
     role: Literal["user", "assistant", "tool", "system"]
@@ -31,7 +33,7 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a listener that the model sees: its name, and its arguments as its `input_schema` has them."""
+    """A call of a listener that the model sees: its name, and arguments by its `input_schema`."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -39,8 +41,9 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a model says: calls, or a text for who asked, or both. Neither means that it waits for what is still
-    to come. `tokens`: what it has cost, for the limit a minute.
+    """The model's answer: calls, a text for the requester, or both.
+
+    Neither means that the model waits for answers. `tokens` is its cost, for the limit a minute.
     """
 
     text: str = ""
@@ -50,7 +53,7 @@ class Completion:
 
 @runtime_checkable
 class LlmClient(Protocol):
-    """Asks a language model. Several calls run at once; it must not block the event loop."""
+    """A client of a language model. Several calls run at once, and it must not block the event loop."""
 
     async def complete(
         self,
@@ -59,11 +62,11 @@ class LlmClient(Protocol):
         messages: Sequence[ChatMessage],
         tools: Sequence[Mapping[str, Any]],
     ) -> Completion:
-        """What the model says next. Whatever it raises becomes a <huh> to who asked."""
+        """Return the model's next answer. Any exception becomes a `<huh>` to the requester."""
 
 
 def client_of(found: object, name: str) -> LlmClient:
-    """The client that an attribute is, or makes. Raises HandlerError."""
+    """Return the client that an attribute is, or makes. Raises HandlerError."""
     if inspect.isclass(found):
         try:
             found = found()
@@ -81,8 +84,10 @@ _MINUTE_S = 60.0
 
 
 class TokenRate:
-    """The tokens of the last minute against a limit. Before the first answer one message at a time may begin:
-    nobody knows yet what one costs.
+    """The tokens of the last minute against a limit: the number of further messages that may begin.
+
+    Each pump process counts for itself and keeps to its share of the limit. Before the first answer the cost of
+    a message is unknown, so one message at a time may begin.
     """
 
     def __init__(self, per_minute: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -93,7 +98,7 @@ class TokenRate:
         self._last_cost: float | None = None
 
     def spend(self, tokens: int) -> None:
-        """An answer has cost so much."""
+        """Add the cost of an answer."""
         tokens = max(0, tokens)
         self._spent.append((self._clock(), tokens))
         self._sum += tokens
@@ -101,7 +106,7 @@ class TokenRate:
         self._last_cost = tokens if self._last_cost is None else (self._last_cost + tokens) / 2
 
     def places(self, under_way: int, most: int) -> int:
-        """How many more may begin, at most `most`, when `under_way` have begun and not ended."""
+        """Return how many more messages may begin, at most `most`, while `under_way` are in progress."""
         self._forget()
         left = self.per_minute - self._sum
         if left <= 0:

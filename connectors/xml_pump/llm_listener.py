@@ -1,10 +1,10 @@
-"""A listener that a language model answers for (XP-15): it sees the conversation and its tools, and says what
-is next.
+"""A listener that a language model answers for (XP-15).
 
-One message leads to one question to the model. What it was told is in the log, so any pump may ask the next
-time: the model gets the conversation up to the message that came, with what it still waits for. It may call
-listeners that it was given; a call to anybody else goes the same way and is answered by a <huh>, because to it
-there is nobody else (XP-09).
+The model sees the conversation and its tools, and says what is next. One message leads to one question to the
+model. The conversation is in the log, so any pump may ask the next time. The model gets the conversation up to
+the message that came, with the answers that it still waits for. It may call the listeners that it was given. A
+call of any other listener is sent the same way and answered with a `<huh>`, because the model cannot know of it
+(XP-09).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def answer_llm(
     table: ListenerTable,
     limits: XmlLimits,
 ) -> tuple[Sequence[Answer], int]:
-    """What the model answers, and how many tokens it took."""
+    """Return the model's answers, and the number of tokens that they took."""
     info, client = listener.info, listener.client
     assert client is not None  # noqa: S101  a listener of this type has one
     said = _up_to(message_id, await context.history(_HISTORY), message)
@@ -60,7 +60,7 @@ async def answer_llm(
 
 
 def conversation(said: Sequence[SaidMessage], tools: set[str]) -> list[ChatMessage]:
-    """What was said, as a model is told of it; last of all, whose answers it still waits for."""
+    """Return the conversation as messages to a model. A last remark names the answers still to come."""
     own = {one.message_id for one in said if one.is_own}
     found = []
     for one in said:
@@ -80,8 +80,9 @@ def conversation(said: Sequence[SaidMessage], tools: set[str]) -> list[ChatMessa
 
 
 def _up_to(message_id: str, said: Sequence[SaidMessage], message: ListenerMessage) -> Sequence[SaidMessage]:
-    """The conversation as it was when the message came. Two answers that come at once are two questions to the
-    model, and only in the second it has both.
+    """Return the conversation as it was when the message came.
+
+    Two answers that arrive together lead to two questions to the model, and only the second one contains both.
     """
     for place, one in enumerate(said):
         if one.message_id == message_id:
@@ -93,8 +94,9 @@ def _up_to(message_id: str, said: Sequence[SaidMessage], message: ListenerMessag
 
 
 def _call(call: ToolCall, table: ListenerTable, limits: XmlLimits) -> Answer:
-    """A call as a message. What cannot be said in the listener's own form goes as text, and the listener says
-    what it takes.
+    """Return a call as a message.
+
+    Arguments that do not fit the listener's own form are sent as text, and the listener answers what it takes.
     """
     name = _NOT_A_NAME.sub("_", call.name)[:128].lstrip("._-") or "nobody"
     kind = table.kind_of(call.name)
@@ -115,7 +117,7 @@ def _call(call: ToolCall, table: ListenerTable, limits: XmlLimits) -> Answer:
 
 
 def _text(text: str, limits: XmlLimits) -> list[Answer]:
-    """A model's text: the payloads that it holds, if it is XML, else as a text."""
+    """Return the payloads that a model's text holds if it is XML, else the text as one payload."""
     if text.lstrip().startswith("<"):
         try:
             found = payloads_of(text.encode("utf-8", "replace"), limits)
@@ -130,9 +132,9 @@ def _text(text: str, limits: XmlLimits) -> list[Answer]:
 
 
 def arguments_as_xml(kind: PayloadType, arguments: Mapping[str, Any]) -> bytes | None:
-    """The payload that JSON arguments mean, in the order of the class's fields; None when XML cannot hold it.
+    """Return the payload for JSON arguments, in the order of the class's fields; None if XML cannot hold it.
 
-    Whether it is right is for the listener to say: a model learns from the <huh>.
+    The listener checks the payload, because a model learns from the `<huh>`.
     """
     root = etree.Element(kind.qualified_tag, nsmap={None: kind.namespace})
     try:

@@ -1,7 +1,7 @@
-"""Ends the process when a handler blocks the event loop: nothing else in the process would get its turn again.
+"""A watchdog that ends the process when a handler blocks the event loop, which stops all other handlers too.
 
-What the process had under way is given back when its successor starts, and a message whose handler does this
-three times is dead (XP-13).
+The messages in progress are given back when the next process starts. A message whose handler does this three
+times is dead (XP-13).
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ def _end(code: int) -> None:
 
 
 class LoopWatchdog:
-    """A thread that looks whether the loop still turns. `limit_of`: how long the task that has the loop may
-    keep it, in seconds, and whose it is; it is called in the thread. Start it in the loop's thread.
+    """A thread that checks whether the event loop still runs. Start it in the loop's thread.
 
-    Code that keeps Python's own lock while it blocks, as a C extension may, is out of its reach.
+    `limit_of` is called in the watchdog's thread. It returns how long the current task may keep the loop, in
+    seconds, and its listener. The watchdog cannot see code that holds Python's global interpreter lock while it
+    blocks, as a C extension may.
     """
 
     def __init__(
@@ -51,13 +52,13 @@ class LoopWatchdog:
         self._thread = threading.Thread(target=self._watch, name="loop-watchdog", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._loop = asyncio.get_running_loop()
         self._beat()
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop the thread."""
         self._stopping.set()
         if self._timer is not None:
             self._timer.cancel()

@@ -1,8 +1,8 @@
-"""The listener that tells of the others (XP-14): which there are, and what one takes.
+"""The listener that describes the others (XP-14): it lists them and shows the payload that one takes.
 
-It is asked by `<meta xmlns="urn:trunkline:meta:1"><list/></meta>` or with `<describe listener="NAME"/>` inside,
-and answers by what the organism's file allows: `admin` (the operator), `all` or `none`. Who was given some
-listeners only is told of those only.
+The question is `<meta xmlns="urn:trunkline:meta:1"><list/></meta>`, or the same with `<describe
+listener="NAME"/>` inside. The organism's file allows the answers to `admin` (the operator), `all` or `none`. A
+listener that sees only some listeners gets only these.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def answer_meta(
     listeners: Mapping[str, ListenerInfo],
     limits: XmlLimits,
 ) -> Sequence[Answer]:
-    """The answer to a question about the listeners. Raises Faulty."""
+    """Return the answer to a question about the listeners. Raises Faulty."""
     if message.root_tag != META_TAG:
         # A <huh> or another answer: it has asked nothing.
         return ()

@@ -1,13 +1,13 @@
-"""A listener's pipeline (XP-02): bytes in, a value out, or what to tell the sender.
+"""A listener's pipeline (XP-02): bytes in; a value out, or a fault for the sender.
 
     pipeline = Pipeline(payload_type_of(Calculate))
     taken = pipeline.run(document)
     taken.value, taken.notes
 
-The steps, in their order: `repair` (parsed once; mended only if it must be; comments, processing instructions
-and schema hints go out of the tree), `canonicalization` (C14N, of what is kept: the payload), `envelope`,
-`extraction`, `payload`, `value`. Nothing is parsed twice. `Pipeline(None)` is the system's (XP-10): the same
-without a schema, and the value is the element itself.
+The steps in order are `repair` (parse once; mend if necessary; remove comments, processing instructions and
+schema hints), `canonicalization` (C14N of the payload), `envelope`, `extraction`, `payload`, `value`. Nothing
+is parsed twice. `Pipeline(None)` is the system's pipeline (XP-10): it has no schema, and its value is the
+element itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STEPS: Final = ("repair", "canonicalization", "envelope", "extraction", "payload
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a pipeline has made of a document. `step_ns` is empty unless the run was timed."""
+    """The result of a pipeline. `step_ns` is empty unless the run was timed."""
 
     message: OpenedMessage
     value: Any
@@ -38,14 +38,14 @@ class Taken:
 
 
 class Pipeline:
-    """The pipeline of one listener. Any number of threads may use it at once."""
+    """The pipeline of one listener. Thread-safe."""
 
     __slots__ = ("_kind", "_limits", "_validate")
 
     def __init__(
         self, kind: PayloadType | None, schema: Any = None, limits: XmlLimits = DEFAULT_LIMITS
     ) -> None:
-        """`schema` is the compiled schema of `kind`, made from it if not given."""
+        """Make a pipeline. `schema` is the compiled schema of `kind`; None for the kind's own."""
         self._kind = kind
         self._limits = limits
         self._validate: Callable[[Any], bool] | None = None
@@ -53,7 +53,10 @@ class Pipeline:
             self._validate = (schema if schema is not None else kind.schema).validate
 
     def run(self, document: bytes, *, timed: bool = False) -> Taken:
-        """All steps on a whole document. Raises XmlRefused, and Faulty for what becomes a `<huh>`."""
+        """Run all steps on a whole document.
+
+        Raises XmlRefused, and Faulty for a fault that becomes a `<huh>`.
+        """
         marks = [perf_counter_ns()] if timed else None
         repaired = repair(document, self._limits)
         _mark(marks)
@@ -75,8 +78,9 @@ class Pipeline:
         return Taken(message, value, message.notes, spent)
 
     def take_payload(self, payload: bytes) -> Any:
-        """The steps from the payload check on, for a payload element alone, from whatever door: it is parsed
-        as carefully as a document. Raises XmlRefused, Faulty.
+        """Run the steps from the payload check on, for a payload element alone, from any door.
+
+        The element is parsed as carefully as a document. Raises XmlRefused, Faulty.
         """
         tag = self._kind.root_tag if self._kind else "message"
         repaired = repair(payload, self._limits, root_tag=tag)

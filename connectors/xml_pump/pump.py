@@ -1,15 +1,13 @@
-"""The pump: decides how many messages run at once, gets them, has them delivered, tells what came of them
-(XP-08).
+"""The pump: it decides how many messages run at once, leases them, and reports their outcome (XP-08).
 
-**Delivers** each message that it leased to its listener, and what the listener answered to the gateway.
-**Acknowledges when** the handler has ended; the answers are in the acknowledgement.
-**Loses when** never: what it held when it was killed is handed out again, and an answer whose acknowledgement
-came too late is not sent.
+**Delivers** each leased message to its listener, and the listener's answers to the gateway. **Acknowledges
+when** the handler has ended; the acknowledgement contains the answers. **Loses when** never: the messages that
+a killed pump held are leased again, and answers whose acknowledgement came too late are not sent.
 
-It takes no more than it has places for, and asks again when a place gets free. What was handed out before, to
-a pump that may have died of it, runs alone: the pump lets what runs come to its end, asks for one of these,
-and half of the time it goes on with the rest. What does not come to its end soon is not waited for; then the
-turn of these comes later.
+It leases no more messages than it has places for, and asks again when a place gets free. A message that was
+leased before, by a pump that may have died of it, runs alone: the pump waits until all handlers have ended and
+leases one such message. Half of the time it goes on with the others. It does not wait long for a slow handler;
+then the turn of these messages comes later.
 """
 
 from __future__ import annotations
@@ -57,8 +55,10 @@ class _Poll:
 
 
 class Pump:
-    """One pump. `concurrency`: how many messages it handles at once, of all listeners. `share`: this pump's
-    part of each limit of tokens a minute. Everything runs in one event loop.
+    """One pump, in one event loop.
+
+    `concurrency` is the number of messages of all listeners that it handles at once. `share` is this pump's
+    part of each limit of tokens a minute.
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class Pump:
 
     @property
     def under_way(self) -> list[LeasedMessage]:
-        """What it handles now."""
+        """The messages that it handles now."""
         return list(self._runs.values())
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
-        """Pump until `stop` is set; then let what runs come to its end. Raises Refused, NotTaken."""
+        """Pump until `stop` is set, then wait for the running handlers. Raises Refused, NotTaken."""
         watch = asyncio.create_task(self._watch(stop))
         try:
             released = await self._until_there("started", lambda: self._link.started(self.name))
@@ -132,7 +132,7 @@ class Pump:
         self._news.set()
 
     async def _news_within(self, seconds: float) -> None:
-        """Wait until a request or a handler has ended, or a signal came."""
+        """Wait until a request or a handler has ended, or a signal came, for at most this time."""
         soonest = min([seconds, *(at - time.monotonic() for at in (self._ask_at,) if at > time.monotonic())])
         try:
             async with asyncio.timeout(max(0.001, soonest)):
@@ -142,7 +142,7 @@ class Pump:
         self._news.clear()
 
     def _ask(self) -> None:
-        """Ask for messages, if there are places that no request under way asks for."""
+        """Lease messages if there are places that no open request asks for."""
         if len(self._polls) >= _POLLS or time.monotonic() < self._ask_at:
             return
         asked: Counter[str] = Counter()
@@ -177,7 +177,10 @@ class Pump:
                 self._suspects_turn_at = now  # nobody else needs the time
 
     async def _lease(self, wants: Mapping[str, int], free: int, wait_ms: int, *, alone: bool) -> Leased | None:
-        """What the gateway gives; None when it is away, after a while, or when the pump is to end."""
+        """Return the leased messages.
+
+        None means that the gateway is away, after a pause, or that the pump is to end.
+        """
         version = self._table.version
         return await self._until_there(
             "lease", lambda: self._link.lease(self.name, wants, free, wait_ms, version, alone=alone), attempts=1
@@ -193,7 +196,7 @@ class Pump:
         self._news.set()
 
     async def _take(self, leased: Leased) -> None:
-        """Begin with what was leased, with the listeners as they are now."""
+        """Start the handlers of the leased messages, with the current listeners."""
         self._suspects = leased.suspects
         if not leased.suspects:
             self._vain_s = 0.0
@@ -229,11 +232,11 @@ class Pump:
                 self._strays -= 1
 
     def _is_busy(self) -> bool:
-        """Whether a message is under way that nothing is told of yet."""
+        """Return whether a message is in progress whose outcome was not reported yet."""
         return len(self._runs) > self._strays
 
     async def _run_alone(self) -> None:
-        """Let everything come to its end, then handle one message that was handed out before."""
+        """Wait until all handlers have ended, then handle one message that was leased before."""
         deadline = time.monotonic() + self._drain_s
         while (self._is_busy() or self._polls) and not self._stopping and self._failure is None:
             left = deadline - time.monotonic()
@@ -262,12 +265,12 @@ class Pump:
         self._suspects_turn_at = time.monotonic() + took_s
 
     def _postpone_suspects(self, least_s: float) -> None:
-        """A turn was in vain: the next comes later, and later each time."""
+        """Postpone the next turn of messages that were leased before, longer each time."""
         self._vain_s = min(max(self._vain_s * 2, least_s), _TURN_S[1])
         self._suspects_turn_at = time.monotonic() + self._vain_s
 
     async def _change(self, version: int | None) -> None:
-        """Fetch the listeners anew, unless somebody else just did."""
+        """Load the listeners again, unless another task just did."""
         async with self._changing:
             if version == self._table.version:
                 return
@@ -294,8 +297,9 @@ class Pump:
     async def _until_there(
         self, what: str, ask: Callable[[], Awaitable[_Found]], attempts: int | None = None
     ) -> _Found | None:
-        """The answer, after growing waits while the gateway is away; None when the pump is to end, or after so
-        many attempts and the wait behind them.
+        """Return the answer; while the gateway is away, ask again after growing pauses.
+
+        None means that the pump is to end, or that this many attempts failed.
         """
         attempt = 0
         while not self._stopping:
@@ -319,7 +323,7 @@ class Pump:
             await asyncio.sleep(min(left, 0.1))
 
     async def _end(self) -> None:
-        """Let what runs come to its end, give back what does not, and wait until that is told."""
+        """Wait for the running handlers and the reports; give back the messages of handlers that do not end."""
         if self._polls or self._runs:
             log.info("ending", under_way=len(self._runs))
         pending: set[asyncio.Task[Any]] = {*self._polls, *self._runs}

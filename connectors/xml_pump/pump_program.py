@@ -1,7 +1,11 @@
 """The program of a pump process: `python -m connectors.xml_pump`.
 
-Any number may run, on any machine that reaches a gateway; each takes a name of its own. SIGTERM and SIGINT let
-it take nothing new and finish what runs; what does not end in time is given back.
+Any number may run, on any machine that reaches a gateway, each under a name of its own. After SIGTERM or SIGINT
+it leases nothing more and waits for its handlers. Messages whose handlers do not end in time are given back.
+
+When a pump starts, the gateway gives back the messages that an earlier pump of the same name held. So no two
+running pumps may have one name. Each locks a file below the data directory, the first that is free. The name is
+in the file, so the next process that locks it has the same name.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ _PUMPS_MOST: Final = 1000
 
 
 def take_name(folder: Path) -> tuple[str, IO[bytes]]:
-    """A name that no living pump has, and the file whose lock keeps it ours until it is closed.
+    """Return a name that no running pump has, and the locked file; the name is reserved until it is closed.
 
     Raises OSError, TrunklineError.
     """
@@ -70,7 +74,7 @@ _STRAY_S: Final = 1.0
 
 
 def make_pump(settings: Settings, name: str) -> tuple[Pump, GatewayLink]:
-    """A pump under these settings; in the loop that will run it. Raises UsageError."""
+    """Return a pump with these settings. Call it in the loop that will run it. Raises UsageError."""
     link = GatewayLink(settings)
     limits = XmlLimits(document_bytes=settings.limits.payload_bytes)
     request_bytes = settings.limits.payload_bytes - _REQUEST_MARGIN
@@ -120,12 +124,12 @@ async def run(settings: Settings, name: str, ready_file: Path | None) -> None:
 
 
 def _task_failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """A task of a handler's own that failed: what kind of error it was, and not its words."""
+    """Log the type of an error in a handler's own task, without its text."""
     log.error("task_failed", error=type(context.get("exception")).__name__)
 
 
 async def _end_strays() -> None:
-    """Handlers that run on though they were cancelled, twice by now, end with the process."""
+    """End the process if handlers still run although they were cancelled, by now twice."""
     strays = {task for task in asyncio.all_tasks() if limit_in(task.get_name()) is not None}
     if strays:
         await asyncio.wait(strays, timeout=_STRAY_S)
@@ -135,7 +139,7 @@ async def _end_strays() -> None:
 
 
 def main() -> int:
-    """Run a pump until SIGTERM or SIGINT. Returns the exit code."""
+    """Run a pump until SIGTERM or SIGINT, and return the exit code."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))  # until the loop takes them
     try:

@@ -1,7 +1,7 @@
-"""Tells the gateway what came of messages, many in one request, until it has answered (XP-08).
+"""Reports of outcomes to the gateway, many in one request (XP-08).
 
-Nothing that was done is forgotten while the process lives: without a gateway the same request is sent again
-and again, with growing waits.
+No outcome is lost while the process lives: without a gateway the same request is sent again and again, after
+growing pauses.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ class _Item(NamedTuple):
 
 
 class Settler:
-    """Gathers what was done and tells it. `request_bytes`: how large a request may be. For one event loop."""
+    """Gathers outcomes and reports them, in one event loop.
+
+    `request_bytes` is the largest size of a request.
+    """
 
     def __init__(self, link: Link, pump: str, request_bytes: int) -> None:
         self._link = link
@@ -50,7 +53,7 @@ class Settler:
         self._timer: asyncio.TimerHandle | None = None
 
     async def settle(self, done: Done) -> None:
-        """Return when the gateway has answered for this message."""
+        """Report an outcome, and return when the gateway has answered."""
         loop = asyncio.get_running_loop()
         body = done.as_json()
         item = _Item(done, body, len(orjson.dumps(body)) + 1, loop.create_future())
@@ -60,7 +63,7 @@ class Settler:
         await item.told
 
     def give_up(self) -> None:
-        """Stop telling; what is not told yet is given back by the gateway in its own time."""
+        """Stop reporting. The gateway gives back the other messages when their leases expire."""
         if self._timer is not None:
             self._timer.cancel()
         for task in self._sending:
@@ -113,7 +116,10 @@ class Settler:
             _told(item)
 
     async def _tell_otherwise(self, batch: Sequence[_Item], error: Exception) -> None:
-        """A request that is not taken: each message by itself, then without its answers, then not at all."""
+        """Replace a request that was refused.
+
+        First each message is reported by itself, then without its answers, then not at all.
+        """
         if len(batch) > 1:
             for item in batch:
                 await self._tell([item])

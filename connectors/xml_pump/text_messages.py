@@ -1,4 +1,4 @@
-"""What other doors say, as a payload class: `<text kind="…">` (the design's table of doors).
+"""Text messages of other doors as a payload class: `<text kind="…">`.
 
 @handles(Note, replies=(Text,))
 async def hear(message):
@@ -32,7 +32,7 @@ _XSD: Final = f"""<?xml version="1.0" encoding="UTF-8"?>
 
 @dataclass(frozen=True)
 class Text:
-    """A text, and what its sender's door calls its kind."""
+    """A text, and the kind that its sender's door gave it."""
 
     kind: str
     body: str
@@ -40,7 +40,7 @@ class Text:
 
 @dataclass(frozen=True)
 class _TextType(PayloadType):
-    """Not derived: the kind is an attribute, and the text stands in the element itself."""
+    """A payload type that is not derived: the kind is an attribute, and the element holds the text."""
 
     def read(self, element: Any) -> Text:
         return Text(element.get("kind", ""), element.text or "")

@@ -1,4 +1,4 @@
-"""XML that strangers send: safe parsing, repair, limits, the envelope and its faults.
+"""XML of unknown senders: safe parsing, repair, limits, the envelope and its faults.
 
-Knows no listener and no pump.
+It must not import the packages of listeners, payload classes or the pump.
 """

@@ -1,9 +1,9 @@
-"""The envelope `<message>` (XP-04): opened, checked by `envelope.xsd`, written anew for who receives it.
+"""The envelope `<message>` (XP-04): opened, checked by `envelope.xsd`, and written again for its recipient.
 
     opened = open_document(body)
     opened.to, opened.root_tag, opened.payload
 
-`<from>` is read as a claim and believed by nobody: `wrapped` writes the sender that the pump knows.
+`<from>` is only a claim of the sender. `wrapped` writes the sender that the pump knows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CLAIMED: Final = "not believed: <from> is written by the pump, whatever stands 
 
 @dataclass(frozen=True, slots=True)
 class OpenedMessage:
-    """What stood in an envelope. `payload` is the canonical form of the payload element alone."""
+    """The content of an envelope. `payload` is the canonical form of the payload element alone."""
 
     to: str | None
     thread: str | None
@@ -46,7 +46,8 @@ class OpenedMessage:
 def open_document(data: bytes, limits: XmlLimits = DEFAULT_LIMITS) -> OpenedMessage:
     """Repair a document, check that it is one envelope with one payload, and take the payload out.
 
-    Raises XmlRefused for what is dropped and Faulty("envelope") for what its sender is told about.
+    Raises XmlRefused for a document that is dropped, and Faulty("envelope") for a fault that its sender is told
+    about.
     """
     repaired = repair(data, limits)
     canonical = canonical_payload(repaired.root, repaired.notes, limits)
@@ -55,9 +56,9 @@ def open_document(data: bytes, limits: XmlLimits = DEFAULT_LIMITS) -> OpenedMess
 
 
 def open_answer(data: bytes, limits: XmlLimits = DEFAULT_LIMITS) -> list[OpenedMessage]:
-    """The payloads that a handler has answered, in their order: bare, or each in an envelope with its `<to>`.
+    """Return the payloads of a handler's answer in order: bare, or each in an envelope with its `<to>`.
 
-    Text around them is left out, with a note. No payload and no text is no answer: an empty list. Raises
+    Text around them is left out, with a note. An answer without payload and text is an empty list. Raises
     XmlRefused, Faulty.
     """
     repaired = repair_answer(data, limits)
@@ -75,7 +76,7 @@ def open_answer(data: bytes, limits: XmlLimits = DEFAULT_LIMITS) -> list[OpenedM
 
 
 def wrapped(payload: bytes, *, sender: str, to: str | None, thread: str | None) -> bytes:
-    """The document as its recipient sees it. `payload` is canonical, as `OpenedMessage` holds it."""
+    """Return the document for the recipient. `payload` is canonical, as `OpenedMessage` holds it."""
     # A payload that declares no default namespace must not fall into the envelope's.
     prefix = "" if _DEFAULT_NAMESPACE.match(payload) else "m:"
     lines = [f'<{prefix}message xmlns{":m" if prefix else ""}="{ENVELOPE_NAMESPACE}">']
@@ -86,9 +87,9 @@ def wrapped(payload: bytes, *, sender: str, to: str | None, thread: str | None) 
 
 
 def text_payload(kind: str, body: str) -> bytes:
-    """The payload for a message of another door: `<text kind="…">`, canonical.
+    """Return the canonical payload of a message from another door: `<text kind="…">`.
 
-    A character that XML cannot hold is U+FFFD in it.
+    U+FFFD replaces a character that XML cannot hold.
     """
     kind = escape(NOT_XML.sub(REPLACEMENT, kind), {'"': "&quot;", "\t": "&#x9;", "\n": "&#xA;", "\r": "&#xD;"})
     kind = kind.replace("&gt;", ">")
@@ -103,14 +104,15 @@ def check_envelope(root: Any, notes: tuple[str, ...] = ()) -> None:
 
 
 def canonical_payload(root: Any, notes: tuple[str, ...], limits: XmlLimits) -> bytes:
-    """The canonical bytes of what must be the payload: the last element of the envelope. Raises XmlRefused,
-    Faulty. The rest of the envelope is kept nowhere, so it has no bytes.
+    """Return the canonical bytes of the last element of the envelope, which must be the payload.
+
+    The rest of the envelope is not kept, so it has no canonical bytes. Raises XmlRefused, Faulty.
     """
     return _canonical(root[-1], notes, limits) if len(root) else b""
 
 
 def taken_out(root: Any, canonical: bytes, notes: tuple[str, ...]) -> OpenedMessage:
-    """What stands in an envelope that was checked. Raises Faulty."""
+    """Return the content of an envelope that was checked. Raises Faulty."""
     to = thread = claimed = None
     *heads, payload = root
     for head in heads:
@@ -149,7 +151,7 @@ def _canonical(element: Any, notes: tuple[str, ...], limits: XmlLimits) -> bytes
 
 
 def _root_name(payload: Any, notes: tuple[str, ...]) -> tuple[str, str]:
-    """Namespace and root tag of a payload."""
+    """Return namespace and root tag of a payload. Raises Faulty."""
     name = payload.tag
     namespace, _, tag = name[1:].rpartition("}") if name[0] == "{" else ("", "", name)
     if not is_name(tag):
@@ -172,7 +174,10 @@ _HEADS: Final = ("from", "to", "thread")
 
 
 def envelope_fault(root: Any, namespace: str) -> str:
-    """The first thing that is wrong with `root` as an envelope of `namespace`."""
+    """Return the first fault of `root` as an envelope of `namespace`, in words that its writer can act on.
+
+    The schema only states that there is a fault.
+    """
     name = etree.QName(root)
     if name.localname != "message":
         return f'a bare <{quoted(name.localname)}>: put it into an envelope, <message xmlns="{namespace}">'

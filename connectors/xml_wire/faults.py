@@ -1,4 +1,4 @@
-"""The two ways in which a document can be wrong: it is refused, or its sender is told what would be right."""
+"""The limits of a document, and the two ways in which it can be wrong: refused, or answered with a `<huh>`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from connectors.terminal.terminal_text import escaped
 
 @dataclass(frozen=True, slots=True)
 class XmlLimits:
-    """What is larger is refused as `too_large`, before anything costly is done with it.
+    """The limits of a document of the pump (XP-03). A larger one is refused as `too_large` before costly work.
 
-    `attributes` counts those of one tag, namespace declarations among them: canonicalization sorts them by
-    insertion, and a hundred thousand cost 18 s. A namespace is repeated in canonical form wherever its
-    prefix is used, so a long one times many elements would be a bomb without any entity.
+    `attributes` counts the attributes of one tag with its namespace declarations: canonicalization sorts them
+    by insertion, and a hundred thousand cost 18 s. A namespace is repeated in canonical form wherever its
+    prefix is used, so a long one in many elements would be a bomb without any entity.
     """
 
     document_bytes: int = 1024 * 1024
@@ -32,7 +32,7 @@ Step = Literal["envelope", "payload", "value", "routing"]
 
 
 def quoted(text: str) -> str:
-    """A piece of the input for a message: printable, and never more than 60 characters of it."""
+    """Return a piece of the input for a message: printable, and at most 60 characters long."""
     shown = escaped(text)
     return shown if len(shown) <= QUOTED_CHARACTERS else shown[: QUOTED_CHARACTERS - 1] + "…"
 
@@ -49,10 +49,10 @@ class XmlRefused(ValueError):
 
 
 class Faulty(ValueError):
-    """The document is XML but not what was asked for. It becomes a `<huh>` to its sender (XP-02).
+    """The document is XML but not as expected. Its sender gets a `<huh>` (XP-02).
 
-    `step` failed; `why` says what was wrong without any value of the input; `expected` shows what would have
-    been right; `notes` are those of the repair, which may explain the fault.
+    `step` is the step that failed. `why` says what was wrong, without any value of the input. `expected` shows
+    what would have been right. `notes` are the notes of the repair, which may explain the fault.
     """
 
     def __init__(self, step: Step, why: str, expected: str = "", notes: tuple[str, ...] = ()) -> None:

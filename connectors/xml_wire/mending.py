@@ -1,10 +1,10 @@
-"""Mend what language models and people write for XML, and prove that nothing of it was lost (XP-02).
+"""Mend the XML that language models and people write, and prove that no part of it was lost (XP-02).
 
-libxml2's recovery drops text, entities, attributes and everything after the first element, and says little
-about it. So what can be mended in the text is mended here, with a note: prose and code fences around the
-document, ampersands, stray `<`, entities of HTML, curly quotes, control characters. What is left for the
-recovery is where elements end. Whatever else it changes is a refusal: the tags, the attributes and the text
-of its tree must be those of the source, in the same order.
+libxml2's recovery drops text, entities, attributes and everything after the first element, and reports little
+of it. So this module mends the text itself, with a note for each change: prose and code fences around the
+document, ampersands, stray `<`, entities of HTML, curly quotes, control characters. libxml2 only has to recover
+where elements end. The tags, attributes and text of its tree must be those of the source, in the same order;
+any other change is refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WHITE: Final = " \t\r\n"
 
 @dataclass
 class Mended:
-    """A mended document, and what of the source must be found again in the tree made from it."""
+    """A mended document, and the parts of the source that the tree made from it must contain."""
 
     text: str = ""
     notes: tuple[str, ...] = ()
@@ -47,8 +47,10 @@ class Mended:
 
 
 def mended(text: str, root_tag: str | None) -> Mended:
-    """The document in `text`: the first `root_tag` to the end of the last, or, if there is none, the first
-    element to the last tag. With None all of it, as the content of `<answer>`. Raises XmlRefused.
+    """Return the mended document in `text`. Raises XmlRefused.
+
+    The document is the text from the first `root_tag` to the end of the last. If there is none, it is the first
+    element to the last tag. With None it is the whole text, as the content of `<answer>`.
     """
     pieces = broken_pieces(text)
     if pieces and pieces[-1].kind is Kind.UNCLOSED:
@@ -66,7 +68,10 @@ def mended(text: str, root_tag: str | None) -> Mended:
 
 
 def proven_notes(document: Mended, root: Any, errors: Any) -> tuple[str, ...]:
-    """What libxml2 has recovered, as notes. Raises XmlRefused if it changed more than where elements end."""
+    """Return the changes of libxml2's recovery as notes.
+
+    Raises XmlRefused if it changed more than where elements end.
+    """
     if root is None:
         raise XmlRefused("malformed", "no XML in it")
     for error in errors:
@@ -98,7 +103,7 @@ def _local(name: str) -> str:
 
 
 def _cut_out(pieces: list[Token], root_tag: str, result: Mended) -> list[Token]:
-    """The pieces of the document itself, without what stands around it."""
+    """Return the pieces of the document itself, without the text around it."""
     opening = [i for i, piece in enumerate(pieces) if piece.kind in (Kind.START, Kind.EMPTY)]
     if not opening:
         raise XmlRefused("malformed", "no XML element in it")
@@ -116,8 +121,9 @@ def _cut_out(pieces: list[Token], root_tag: str, result: Mended) -> list[Token]:
 
 
 def _check_end(pieces: list[Token], result: Mended) -> None:
-    """A document whose end is missing is taken if only end tags are: what is cut in a value may be any part
-    of it. Raises XmlRefused for others. An end tag that is cut itself, `</mess`, is taken out.
+    """Accept a document whose end is missing if only end tags are missing; else raise XmlRefused.
+
+    A value that is cut may have lost any part of itself. An end tag that is cut itself, `</mess`, is removed.
     """
     if pieces[-1].kind is Kind.TEXT and not pieces[-1].text.strip(_WHITE):
         del pieces[-1]
@@ -174,7 +180,7 @@ def _mended_tag(piece: Token, result: Mended) -> str:
 
 
 def _plain(text: str, result: Mended) -> str:
-    """What a text means: references resolved, an ampersand that begins none taken as itself."""
+    """Return a text with its references resolved; an ampersand that begins no reference stays as it is."""
 
     def resolved(found: re.Match[str]) -> str:
         decimal, hexadecimal, name = found.groups()

@@ -1,12 +1,12 @@
-"""Bytes of strangers become a tree, safely (XP-02, XP-03): nothing is expanded, fetched or lost in silence.
+"""Bytes of unknown senders become a tree, safely (XP-02, XP-03): nothing is expanded, fetched or silently lost.
 
     repaired = repair(data)
     canonical_bytes(repaired.root)
 
-A well-formed document is parsed once, strictly. Only one that is not is repaired (`xml_mending`), and each
-thing that was mended is a note. Any DOCTYPE is refused before a parser sees it. A document in which the word
-stands in a comment or a CDATA section is no such document: it is taken if it is well-formed, and refused
-otherwise, because in broken XML nobody can say where a comment ends.
+A well-formed document is parsed once, strictly. Only a document that is not well-formed is repaired
+(`mending`), and each change is a note. Any DOCTYPE is refused before a parser sees it. The word may stand in a
+comment or a CDATA section of a well-formed document. A document with the word that is not well-formed is
+refused, because in broken XML nobody can say where a comment ends.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _SMALL_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """A document's tree, and what was mended to get it. No note: it was well-formed."""
+    """A document's tree, and the changes of its repair. A well-formed document has none."""
 
     root: Any
     notes: tuple[str, ...] = ()
 
 
 def repair(data: bytes, limits: XmlLimits = DEFAULT_LIMITS, *, root_tag: str = "message") -> Repaired:
-    """The tree of a document. `root_tag` is the element looked for when prose stands around the XML.
+    """Return the tree of a document. Raises XmlRefused.
 
-    Comments and processing instructions are out of the tree, with a note, and so are hints where to fetch a
-    schema. Raises XmlRefused.
+    `root_tag` is the element to look for when there is prose around the XML. Comments, processing instructions
+    and hints where to fetch a schema are removed from the tree, with a note.
     """
     data, is_strict = guarded(data, limits)
     try:
@@ -58,7 +58,7 @@ def repair(data: bytes, limits: XmlLimits = DEFAULT_LIMITS, *, root_tag: str = "
 
 
 def repair_answer(data: bytes, limits: XmlLimits = DEFAULT_LIMITS) -> Repaired:
-    """The same for a text with any number of elements: they are the children of the root, `<answer>`."""
+    """Repair a text with any number of elements. They are the children of the root, `<answer>`."""
     data, is_strict = guarded(data, limits)
     if data.startswith(b"<?xml") and (end := data.find(b"?>")) > 0:
         data = data[end + 2 :]
@@ -73,9 +73,9 @@ def repair_answer(data: bytes, limits: XmlLimits = DEFAULT_LIMITS) -> Repaired:
 
 
 def canonical_bytes(element: Any) -> bytes:
-    """Exclusive C14N of an element, without comments and without what follows it.
+    """Return the exclusive C14N of an element, without comments and without the text behind it.
 
-    Raises ValueError for a namespace that is no absolute URI: such a name means something else elsewhere.
+    Raises ValueError for a namespace that is no absolute URI: its meaning would depend on the place.
     """
     try:
         return bytes(etree.tostring(element, method="c14n", exclusive=True, with_comments=False))
@@ -84,9 +84,9 @@ def canonical_bytes(element: Any) -> bytes:
 
 
 def guarded(data: bytes, limits: XmlLimits) -> tuple[bytes, bool]:
-    """The document without its byte order mark, and whether it may only be parsed strictly, never repaired.
+    """Return the document without its byte order mark, and whether it must be parsed strictly, never repaired.
 
-    Raises XmlRefused for what no parser must see.
+    Raises XmlRefused for a document that no parser must see.
     """
     if len(data) > limits.document_bytes:
         raise XmlRefused("too_large", f"{len(data)} bytes: a document has {limits.document_bytes} at most")
@@ -109,7 +109,10 @@ def guarded(data: bytes, limits: XmlLimits) -> tuple[bytes, bool]:
 
 
 def tidied(root: Any, data: bytes, limits: XmlLimits) -> tuple[str, ...]:
-    """Bring the tree of well-formed `data` near its canonical form; what was left out. Raises XmlRefused."""
+    """Bring the tree of well-formed `data` near its canonical form, and return notes of the parts left out.
+
+    Raises XmlRefused.
+    """
     if data.count(b"<") > limits.depth:
         _check_depth(root, limits)
     if data.count(b"=") > limits.attributes:
@@ -131,7 +134,7 @@ def tidied(root: Any, data: bytes, limits: XmlLimits) -> tuple[str, ...]:
 
 
 def _check_declarations(text: str) -> None:
-    """Raise XmlRefused for a declaration that stands outside of comments, CDATA and processing instructions."""
+    """Raise XmlRefused for a declaration outside of comments, CDATA sections and processing instructions."""
     pieces = tokens(text)
     for piece in pieces:
         # No `<` of a well-formed document is stray; that of a declaration is, to these tokens.
@@ -141,7 +144,7 @@ def _check_declarations(text: str) -> None:
 
 
 def _parser(*, recover: bool = False) -> Any:
-    """The thread's own parser: one that threads share makes them wait for one another."""
+    """Return this thread's own parser. Threads that share a parser wait for one another."""
     name = "recovering" if recover else "strict"
     parser = getattr(_LOCAL, name, None)
     if parser is None:
@@ -161,7 +164,7 @@ def _parser(*, recover: bool = False) -> Any:
 
 
 def _repaired(document: Mended, limits: XmlLimits) -> Repaired:
-    """Parse what was mended; let libxml2 recover what is still wrong, and prove that it has lost nothing."""
+    """Parse a mended document; let libxml2 recover what is still wrong, and prove that no part was lost."""
     data = document.text.encode()
     # Mending must not make what was refused before.
     if _DECLARATION.search(data):
@@ -206,7 +209,7 @@ def _check_depth(root: Any, limits: XmlLimits) -> None:
 
 
 def _deeper_than(depth: int) -> Any:
-    """A compiled question, per thread: an XPath object lets one thread in at a time."""
+    """Return this thread's compiled XPath for a depth; an XPath object serves one thread at a time."""
     known = _LOCAL.__dict__.setdefault("depths", {})
     if depth not in known:
         known[depth] = etree.XPath(f"boolean({'/*' * (depth + 1)})")
@@ -235,7 +238,10 @@ def _check_namespaces(data: bytes, limits: XmlLimits) -> None:
 
 
 def _check_references(data: bytes) -> None:
-    """libxml2 writes a namespace as it is: with an ampersand, the canonical form would mean something else."""
+    """Raise XmlRefused for a namespace with an ampersand.
+
+    libxml2 writes a namespace as it is, so the canonical form would mean something else.
+    """
     for token in tokens(data.decode()):
         if token.kind in (Kind.START, Kind.EMPTY):
             for value in re.findall(r"""xmlns[^\s=]*+\s*+=\s*+("[^"]*+"|'[^']*+')""", token.text):

@@ -1,7 +1,7 @@
-"""Where markup begins and ends in a text, without a parser: what must be known before one may see it.
+"""The pieces of markup in a text, found without a parser, for checks before a parser may see the text.
 
-In a well-formed document a `<` stands nowhere but at the start of markup, so reading from left to right is
-exact. In others it is a guess, and what is made of it is proven afterwards (`xml_mending`).
+In a well-formed document a `<` stands only at the start of markup, so reading from left to right is exact. In
+other documents it is a guess, and the result is proven afterwards (`mending`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PIECES_LIMIT: Final = 50_000
 
 
 class Kind(Enum):
-    """What a piece of a document is."""
+    """The kind of a piece of a document."""
 
     TEXT = "text"
     START = "start tag"
@@ -32,7 +32,7 @@ class Kind(Enum):
 
 
 class Token(NamedTuple):
-    """A piece of a document. For a CDATA section `text` is what is in it, for others all of it."""
+    """A piece of a document. `text` is the content of a CDATA section, and the whole piece for other kinds."""
 
     kind: Kind
     text: str
@@ -49,7 +49,7 @@ _SECTIONS: Final = (
 
 
 def broken_pieces(text: str) -> list[Token]:
-    """The pieces of a text that is no well-formed document. Raises XmlRefused for more than are worth it."""
+    """Return the pieces of a text that is not well-formed. Raises XmlRefused for too many pieces."""
     pieces: list[Token] = []
     strays = 0
     for token in tokens(text):
@@ -65,7 +65,7 @@ def broken_pieces(text: str) -> list[Token]:
 
 
 def tokens(text: str) -> Iterator[Token]:
-    """The pieces of `text`, in order, in linear time. After an unclosed section there is nothing more."""
+    """Yield the pieces of `text`, in order, in linear time. An unclosed section is the last piece."""
     here = 0
     while here < len(text):
         mark = text.find("<", here)

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from connectors.audit.verification import verify
-from connectors.dashboard.past_records import newest_rejected, records_between, rejected_before
+from connectors.dashboard.past_records_reader import newest_rejected, records_between, rejected_before
 from connectors.file_bridge.mailbox_reader import known_messages
 from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from connectors.ledger_files.message_export import export_messages

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from connectors.dashboard.event_broadcast import RESUME_RECORDS, LogPosition, parsed_position
-from connectors.dashboard.past_records import history_of_job, records_between, rejected_before
+from connectors.dashboard.past_records_reader import history_of_job, records_between, rejected_before
 from schemas.streams.job.job_registry import registration_record
 from schemas.streams.task.task_registry import TaskCancellation, TaskCreation, task_record
 from schemas.wire.record import REQUEST_REFUSED

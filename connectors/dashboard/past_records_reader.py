@@ -1,4 +1,7 @@
-"""One job's timeline: its settled records, from memory and from the ledger, oldest first."""
+"""Settled records of the past, read from memory and from the ledger.
+
+They are the records that a reader missed, one job's history, and rejections before the start of the gateway.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,9 @@ HISTORY_RECORDS: Final = 500
 
 
 def records_between(settings: Settings, ranges: Mapping[int, tuple[int, int]]) -> list[SettledRecord]:
-    """The records of these partitions from the first offset up to the second, exclusive, as far as the ledger
-    has them. Raises TrunklineError.
+    """Return the records of these ranges of offsets, by partition, as far as the ledger has them.
+
+    A range's end is exclusive. Raises TrunklineError.
     """
     terms = [
         (pc.field("partition") == partition) & (pc.field("offset") >= first) & (pc.field("offset") < end)
@@ -37,17 +41,17 @@ def records_between(settings: Settings, ranges: Mapping[int, tuple[int, int]]) -
 
 
 def history_of_job(settings: Settings, job_id: str) -> list[SettledRecord]:
-    """The newest records of a job. Raises TrunklineError."""
+    """Return the newest records of a job. Raises TrunklineError."""
     return newest_where(settings, LedgerFilter(stream_kind=JOB, stream_id=job_id), HISTORY_RECORDS)
 
 
 def newest_rejected(settings: Settings, count: int) -> list[SettledRecord]:
-    """The newest records that were rejected, oldest first. Raises TrunklineError."""
+    """Return the newest records that were rejected, oldest first. Raises TrunklineError."""
     return newest_where(settings, LedgerFilter(verdict=REJECTED), count)
 
 
 def rejected_before(settings: Settings, offsets: Mapping[int, int]) -> dict[str, int]:
-    """By reason, how many records before these offsets were rejected. Raises TrunklineError."""
+    """Return the number of rejected records before these offsets, by reason. Raises TrunklineError."""
     path = settings.table_path(LEDGER)
     terms = [
         (pc.field("partition") == partition) & (pc.field("offset") < offset)
@@ -70,8 +74,10 @@ _ALL: Final = 1_000_000
 def job_history(
     settings: Settings, live_view: LiveView, job_id: str, after: int | None
 ) -> tuple[list[SettledRecord], bool]:
-    """The newest records of a job after this offset of its partition, and whether there may be older ones that
-    are left out. Raises TrunklineError when the ledger cannot be read.
+    """Return the newest records of a job after this offset, and whether older ones may be left out.
+
+    The records come from memory and from the ledger, oldest first. `after` is an offset of the job's partition.
+    Raises TrunklineError when the ledger cannot be read.
     """
     stream = stream_key(JOB, job_id)
     in_memory = [record for record in records_in_memory(live_view.feed) if record.stream == stream]
@@ -85,7 +91,7 @@ def job_history(
 
 
 def records_in_memory(feed: SettledFeed) -> list[SettledRecord]:
-    """All records that a feed holds, as they were settled."""
+    """Return all records that a feed holds, in the order of settling."""
     cursor = 0
     while True:
         try:
