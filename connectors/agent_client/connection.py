@@ -63,7 +63,7 @@ async def agent_client(
     trusted = None if ca_certs is None else os.fspath(ca_certs)
     key = AgentKey(key_path)
     auth = SignedAuth(agent_id, key)
-    # Looked at before anything goes out, for an error that says what it is.
+    # Read the key before the first request, so that a bad key is reported as such.
     key.current()
     raised: BaseException | None = None
     try:
@@ -76,7 +76,7 @@ async def agent_client(
                 raised = error
                 raise
     except BaseExceptionGroup as group:
-        # The transports' task groups wrap what ends them: whoever uses us wants the error itself.
+        # The transports' task groups wrap errors in groups; the caller wants the error itself.
         if raised is not None and any(leaf is raised for leaf in _leaves(group)):
             raise raised from None
         raise _known(_leaves(group)[0]) from group
@@ -114,7 +114,7 @@ async def _streamable(address: str, auth: SignedAuth, ca_certs: str | None) -> A
 def _known(error: BaseException) -> BaseException:
     """Return our own error for an error of the library, or the error itself if there is none."""
     if isinstance(error, httpx2.HTTPStatusError):
-        # The older transport looks at the status alone; what our HTTP client says of it stands in the body.
+        # The older transport reads only the status. The body has the text of our HTTP client.
         try:
             told = jsonrpc_message_adapter.validate_json(error.response.content)
         except ValueError:

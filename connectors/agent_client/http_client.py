@@ -26,13 +26,13 @@ from connectors.gateway_client.gateway_tls import CA_VARIABLE, connection_option
 from connectors.terminal.terminal_text import escaped
 from schemas.errors import Refused, UsageError
 
-# Codes of JSON-RPC errors, out of those that are free for an application.
+# Codes of JSON-RPC errors, of the range that is free for applications.
 UNREACHABLE: Final = -32050
 REFUSED: Final = -32051
 KEY_UNUSABLE: Final = -32052
 NONCE: Final = "trunkline/nonce"
 CONNECT_S: Final = 5.0
-# The server says something on an open stream at least every 15 s; a silence of this length is an outage.
+# The server sends on an open stream at least every 15 s, so a silence of this length is an outage.
 READ_S: Final = 60.0
 _NAMES: Final = {UNREACHABLE: "unreachable", REFUSED: "refused", KEY_UNUSABLE: "key_unusable"}
 _JSON: Final = "application/json"
@@ -70,7 +70,7 @@ class AgentHttpClient(httpx2.AsyncClient):
         """Return the server's answer, or an answer that says why there is none."""
         try:
             response = await super().send(request, **options)
-            # Read here, where a connection that breaks can still be told.
+            # Read the body here, where a broken connection can still be reported.
             if response.headers.get("content-type", "").startswith(_JSON) or response.status_code >= 400:
                 await response.aread()
         except KeyFileError as error:
@@ -111,7 +111,7 @@ def endpoint(url: str, path: str) -> str:
 def _explained(request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
     """Return the response, or a JSON-RPC error for a status of 400 and above that has none."""
     status = response.status_code
-    # By a bare 404 the transports know a server of the older protocol, and a session that is gone.
+    # The transports recognize a server of the older protocol, and a closed session, by a bare 404.
     if status < 400 or status == 404:
         return response
     told: Any = None
@@ -122,7 +122,7 @@ def _explained(request: httpx2.Request, response: httpx2.Response) -> httpx2.Res
     if isinstance(told, dict):
         if "jsonrpc" in told:
             return response
-        # So the gateway says why.
+        # The form of the gateway's own errors.
         if isinstance(told.get("message"), str):
             text = told["message"]
     text = f"the gateway answers {status}: {escaped(text[:_TEXT_LIMIT])}"
@@ -165,7 +165,7 @@ class ReopeningClient(AgentHttpClient):
         if response.status_code != _NOT_FOUND or request.method == "DELETE":
             return response
         async with self._one_at_a_time:
-            # Of several requests that fail together the first opens the session for all.
+            # Of several requests that fail together, the first one opens the session for all.
             if self._current.get(asked, asked) == used and not await self._reopened(request, asked):
                 return response
         again = httpx2.Request(request.method, request.url, headers=request.headers, content=request.content)

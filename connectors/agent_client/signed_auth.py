@@ -27,7 +27,7 @@ from schemas.streams.agents.agent_signing import (
 )
 from schemas.wire.ids import is_name
 
-# No key is longer, and a file that never ends is not read.
+# No key is longer. The limit also ends the reading of an endless file.
 _FILE_LIMIT: Final = 65536
 
 
@@ -59,7 +59,7 @@ class AgentKey:
         """
         with self._lock:
             try:
-                # A pipe in its place would have us wait for ever.
+                # O_NONBLOCK, because opening a pipe would wait for a writer.
                 fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             except (OSError, ValueError) as error:
                 why = error.strerror if isinstance(error, OSError) else "no path"
@@ -87,9 +87,9 @@ class AgentKey:
         return self._key
 
 
-# So far ahead of the clock a timestamp may be: well inside the server's 300 s, whatever our clocks differ.
+# The most seconds that a timestamp may be ahead of the clock: well inside the 300 s that the server accepts.
 _AHEAD_S: Final = 120
-# What was signed is remembered so long behind the clock, for a clock that is put back a little.
+# How long signed bodies are remembered, for a clock that is set back a little.
 _KEPT_S: Final = 10
 _CALL: Final = b"tools/call"
 
@@ -123,7 +123,7 @@ class SigningTimes:
             return at
 
 
-# One for the process: two clients of one agent must not sign the same, either.
+# One for the process, because two clients of one agent must not make equal signatures either.
 _TIMES: Final = SigningTimes()
 
 
@@ -147,7 +147,7 @@ class SignedAuth(httpx2.Auth):
         """Sign the request and send it once."""
         body = request.content
         now = int(time.time())
-        # A read may have the signature of another: it changes nothing, so it is no replay.
+        # Two reads may have the same signature: they change nothing, so they are no replay.
         timestamp = str(self._times.next_for(self._agent_id, body, now) if _CALL in body else now)
         request.headers[AGENT_HEADER] = self._agent_id
         request.headers[TIMESTAMP_HEADER] = timestamp

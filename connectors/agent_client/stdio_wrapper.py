@@ -97,7 +97,7 @@ def _is_plain(text: str) -> bool:
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
-# After the input's end: shorter than the two seconds after which a client's host ends us by force.
+# The wait after the input's end. A client's host kills this process after two seconds.
 _DRAIN_S: Final = 1.5
 
 
@@ -137,7 +137,7 @@ class StdioWrapper:
                     continue
                 self._open[message.id] = None
             elif (cancelled := _cancelled_by(message)) is not None:
-                # Nobody waits for its answer any more, and there may be none.
+                # The client does not wait for the answer any more, and there may be none.
                 self._open.pop(cancelled, None)
             metadata = ClientMessageMetadata(headers=self._headers.of_request(message))
             await self._to_server.send(SessionMessage(message, metadata))
@@ -178,10 +178,10 @@ async def serve(address: str, auth: SignedAuth) -> None:
                     streamable_http_client(address, http_client=http) as server,
                 ):
                     await StdioWrapper(client, server).run()
-            except Exception as error:  # noqa: BLE001  the input may stay open, and nobody would answer it
+            except Exception as error:  # noqa: BLE001  end the process, because nothing would answer an input that stays open
                 _say(repr(error))
                 os._exit(1)
-            # What was sent is written before we end: the writer stops when its stream is closed.
+            # Close the stream, so that the writer writes all that was sent and stops.
             await client[1].aclose()
         tasks.cancel_scope.cancel()
 
@@ -190,7 +190,7 @@ async def _end_at_a_signal(*, task_status: TaskStatus[None]) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         task_status.started()
         async for number in signals:
-            # A thread reads the input, and nothing but a line or the end of it would wake it up.
+            # A thread reads the input, and only a line or the end of the input would wake it up.
             os._exit(128 + number)
 
 

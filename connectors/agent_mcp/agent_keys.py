@@ -23,8 +23,9 @@ from schemas.fold.view_rows import AgentKeyRow
 from schemas.streams.agents.agent_signing import WINDOW_S, signature_bytes, timestamp_seconds
 from schemas.streams.principal.principals import ACTIVE
 
-# Keys are tried so often at least before a signature is refused: as many as an agent has that changes its key,
-# so that the time tells nobody which agents there are.
+# The least number of keys that are tried before a signature is refused. An agent that changes its key has two,
+# so
+# the time of the check does not reveal which agents exist.
 _TRIES: Final = 2
 _PARSED: Final = 4096
 _EXPONENT: Final = 65537
@@ -41,7 +42,7 @@ class AgentKeys:
         self._clock = clock
         self._lock = threading.Lock()
         self._keys: dict[str, dict[str, AgentKeyRow]] = {}
-        # Until the rows are loaded: what has changed meanwhile, and may come as it was before.
+        # The keys that have changed until the rows are loaded; `load` may bring their older rows. Then None.
         self._changed: set[tuple[str, str]] | None = set()
 
     def load(self, rows: Iterable[AgentKeyRow]) -> None:

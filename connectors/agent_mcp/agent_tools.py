@@ -41,9 +41,9 @@ from schemas.wire.verdicts import REJECTED, SEQ_CONFLICT, TOO_LARGE, UNKNOWN_REC
 KIND: Final = "message"
 TEXT: Final = "text/plain"
 _PLACE: Final = {priority: place for place, priority in enumerate(PRIORITIES)}
-# So many messages are looked at within a millisecond or two.
+# A mailbox of this size is read within a millisecond or two.
 _AT_ONCE: Final = 1000
-# All that waits in a mailbox could be more than there is memory for.
+# The content of a whole mailbox may be larger than the memory.
 _ANSWER_CHARACTERS: Final = 4 * 1024 * 1024
 
 
@@ -81,7 +81,7 @@ class AgentTools:
         message_id = str(request_uuid(f"{DOOR}/{agent}", asked.idempotency_key))
         known = self._hub.mailboxes.mailbox_of(message_id)
         if known is not None and known != (DEFAULT_REALM, asked.target_agent_id):
-            # Each mailbox knows its own ids alone.
+            # A mailbox detects repeated ids only among its own messages.
             raise ApiError(409, SEQ_CONFLICT, "this idempotency key was used for another recipient")
         posting = partial(_posting, agent, asked.target_agent_id, asked.message, message_id, asked.priority)
         expires_at = None
@@ -91,7 +91,7 @@ class AgentTools:
         settled = await self._hub.appender.settle(posting(expires_at=expires_at))
         first_expiry = self._expires_at(asked.target_agent_id, message_id)
         if settled.verdict == REJECTED and expires_at and first_expiry not in (None, expires_at):
-            # A call with the same key was settled meanwhile; its clock counts.
+            # A call with the same key was settled meanwhile; its expiry counts.
             settled = await self._hub.appender.settle(posting(expires_at=first_expiry))
         refuse_rejected(settled)
         row = self._message(asked.target_agent_id, message_id)
@@ -119,7 +119,7 @@ class AgentTools:
         ids = self._hub.mailboxes.messages((DEFAULT_REALM, agent))
         if len(ids) <= _AT_ONCE:
             return self._mailbox(agent, asked, ids)
-        # The event loop serves all agents; a long look is not for it.
+        # The event loop serves all agents, so a long search runs in a thread.
         return await asyncio.to_thread(self._mailbox, agent, asked, ids)
 
     def _mailbox(self, agent: str, asked: GetMyMessages, ids: list[str]) -> dict[str, Any]:

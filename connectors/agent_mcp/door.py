@@ -104,7 +104,7 @@ class AgentMcp:
         keep_texts_out_of_log()
         routes = Starlette(
             routes=[
-                # A stream to read is only at /sse: here there is no session that could tell anything on one.
+                # POST only: there is no session here whose stream could be read with GET. /sse has one.
                 Route(MCP_PATH, StreamableHTTPASGIApp(self._streams), methods=["POST"]),
                 Route(SSE_PATH, _Application(sse.serve), methods=["GET"]),
                 Mount(MESSAGES_PATH, app=sse.post),
@@ -120,7 +120,7 @@ class AgentMcp:
             ],
             lifespan=self._lifespan,
         )
-        # A path is right or unknown.
+        # Do not redirect a path with an additional slash.
         routes.router.redirect_slashes = False
         self.app = AccessLog(routes, hub.metrics, hub.strangers)
 
@@ -158,7 +158,7 @@ class AgentMcp:
             return tool_error(UNREACHABLE, f"{error}; try again, with the same idempotencyKey")
         except TrunklineError as error:
             return tool_error(INTERNAL, str(error))
-        except Exception as error:  # noqa: BLE001  its text may quote what nobody should read
+        except Exception as error:  # noqa: BLE001  its text may quote confidential input
             where = traceback.extract_tb(error.__traceback__)[-1]
             log.error(
                 "tool_failed",
@@ -189,5 +189,5 @@ def _security(settings: Settings) -> TransportSecuritySettings:
         urlsplit(settings.mcp_server_url).hostname,
     }
     hosts = sorted(f"[{host}]" if ":" in host else host for host in found if host)
-    # At its scheme's own port a Host names none.
+    # A Host header names no port if it is the default port of the scheme.
     return TransportSecuritySettings(allowed_hosts=[*hosts, *(f"{host}:*" for host in hosts)])

@@ -37,8 +37,8 @@ from schemas.wire.verdicts import ACCEPTED, MALFORMED, REJECTED, TOO_LARGE, UNAU
 
 DOOR: Final = "mcp"
 PRINCIPAL: Final = "trunkline_principal"
-# Around a message of the greatest length: JSON-RPC and names. `\uXXXX` takes at most three times the bytes of
-# what it says, control characters aside.
+# Space around a message of the greatest length, for JSON-RPC and names. `\uXXXX` takes at most three times the
+# bytes of its character, except for control characters.
 _AROUND_BYTES: Final = 64 * 1024
 _ESCAPES: Final = 3
 _ROUTE: Final = "MCP"
@@ -91,7 +91,7 @@ class SignedRequests:
             await answer(scope, receive, send)
             return
         scope[PRINCIPAL] = agent_name
-        # By this the transports know whose a session is.
+        # The transports read the owner of a session from this.
         scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=agent_name, scopes=[]))
         await self._app(scope, _again(body, receive), send)
 
@@ -129,7 +129,7 @@ class SignedRequests:
             raise unavailable(str(error)) from None
         except TrunklineError as error:
             raise ApiError(500, INTERNAL, str(error)) from None
-        if settled.verdict == REJECTED:  # it has stopped, and its keys are about to be taken out
+        if settled.verdict == REJECTED:  # the agent has stopped, and its keys are about to be removed
             raise _forbidden(settled.why or "this agent takes no part")
         if settled.verdict != ACCEPTED:
             raise _forbidden("this signature was used before: sign each call anew")

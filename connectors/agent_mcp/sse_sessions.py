@@ -28,9 +28,9 @@ from connectors.gateway.web.metrics import Metrics
 
 log = structlog.stdlib.get_logger(__name__)
 
-# An agent needs one; a second one while the first is being missed.
+# An agent needs one connection, and a second one while it has not noticed the loss of the first.
 _PER_AGENT: Final = 8
-# Answers that wait for the reader. Each may be long, so who does not read is not given more.
+# The most answers that wait for a reader. Each may be long, so a client that does not read gets no more.
 _UNSENT: Final = 32
 _SEND_S: Final = 10.0
 _END_S: Final = 1.0
@@ -59,7 +59,7 @@ class SseSessions:
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection until its end."""
-        # The transport looks, too, but then raises what nobody expects.
+        # The transport checks this too, but raises an error that nothing handles.
         refused = await self._security.validate_request(Request(scope), is_post=False)
         agent = scope[PRINCIPAL]
         if refused is None and self._open[agent] >= _PER_AGENT:

@@ -94,7 +94,7 @@ ARGUMENTS: Final[dict[str, type[ToolArguments]]] = {
     "mark_read": MarkRead,
     "update_my_status": UpdateMyStatus,
 }
-# All others change something, and each call of them needs a signature of its own.
+# All other tools change something, so each of their calls needs a signature of its own.
 ONLY_READS: Final = frozenset({"discover_agents", "get_my_messages"})
 _DESCRIPTIONS: Final = {
     "discover_agents": "List the agents that take part, with what they do and what they can.",

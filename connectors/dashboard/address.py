@@ -12,6 +12,6 @@ def address_of(settings: Settings) -> str:
     The caller checks that `dashboard.port` is not 0, which means that there is no dashboard.
     """
     host = settings.dashboard.host
-    if host in ("0.0.0.0", "::"):  # noqa: S104  everywhere is here, too
+    if host in ("0.0.0.0", "::"):  # noqa: S104  a wildcard includes this machine
         host = "127.0.0.1"
     return f"{address_at(settings.http_scheme, host, settings.dashboard.port)}/"

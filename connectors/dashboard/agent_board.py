@@ -14,7 +14,7 @@ from schemas.wire.message import DEFAULT_REALM
 
 STOPPED: Final = "stopped"
 WORKING: Final = "working"
-# Of those that have stopped, the newest.
+# The number of stopped agents that are shown, the newest first.
 _STOPPED_SHOWN: Final = 50
 
 

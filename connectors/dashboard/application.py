@@ -133,7 +133,7 @@ class Dashboard:
         while True:
             try:
                 await self.broadcast.run()
-            except Exception:  # the page without live events is no use, and a hub needs no page
+            except Exception:  # the page needs its live events, and the hub does not need the page
                 log.exception("dashboard_events_failed")
             await asyncio.sleep(_AGAIN_S)
 

@@ -30,7 +30,7 @@ SESSION_S: Final = 7 * 24 * 3600
 _PURPOSE: Final = "dashboard login"
 _DIGEST_LENGTH: Final = 32
 _COOKIE_LIMIT: Final = 512
-# All that the dashboard shows is read by those who may follow everything.
+# The right to look at the dashboard is the right to follow all events.
 NEEDED: Final = Action.EVENTS_READ
 
 
@@ -98,7 +98,8 @@ class Entrance:
         self.logins = logins
         self._is_secure = is_secure
         self._refusals = refusals
-        # Cookies know no ports: two dashboards on one machine must not throw out each other's.
+        # Cookies ignore ports, so the name keeps two dashboards on one machine from replacing each other's
+        # cookie.
         self.cookie_name = f"trunkline_{port}"
 
     def admit(self, request: Request, route: str) -> Caller:
@@ -108,7 +109,7 @@ class Entrance:
         """
         request.scope["trunkline_route"] = route
         caller = self._caller(request)
-        # Each page begins without a cookie: that is answered, and not worth a record.
+        # Each page starts without a cookie. That refusal is not worth a record.
         came_with_something = "authorization" in request.headers or self.cookie_name in request.cookies
         return self.check(request, caller, f"{request.method} {route}", came_with_something)
 
@@ -151,7 +152,7 @@ def add_login_routes(app: FastAPI, entrance: Entrance, body_limit_bytes: int) ->
     async def login(request: Request) -> Response:
         """Check a token and set a cookie."""
         request.scope["trunkline_route"] = "/api/login"
-        # Only what a script of our own page can send: no form of another page has this type.
+        # Only a script of our own page can send this type; a form of another page cannot.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise malformed("a login is application/json")
         body = await StrictRequest(request.scope, request.receive, body_limit_bytes).json()

@@ -86,15 +86,16 @@ def parsed_position(text: str, epoch: int, partitions: int) -> LogPosition | Non
 log = structlog.stdlib.get_logger(__name__)
 
 DOOR: Final = "dashboard"
-# Between two frames, so that 500 records a second are a dozen events a second for a page; and what the first
-# record after a silence waits for company.
+# The time between two frames, so that 500 records a second make a dozen events a second for a page. And the
+# time
+# that the first record after a silence waits for others.
 FRAME_S: Final = 0.08
 _GATHER_S: Final = 0.01
 _FRAME_RECORDS: Final = 2000
-# What a reader may be behind: ten seconds at full speed.
+# The number of frames that a reader may be behind: ten seconds at full speed.
 RING_FRAMES: Final = 120
 _RING_BYTES: Final = 16 * 1024 * 1024
-# What is looked up for one that comes again; a snapshot is cheaper than more.
+# The most records that are looked up for a reader that reconnects. A snapshot is cheaper than more.
 RESUME_RECORDS: Final = 5000
 _RESUME_FRAME: Final = 250
 _OTHER_GATEWAY_S: Final = 2.0
@@ -117,7 +118,7 @@ class EventBroadcast:
         self._rejections = rejections
         self._ring: deque[_Held] = deque()
         self._bytes = 0
-        self._newest = 0  # the number of the ring's last frame; they count from 1
+        self._newest = 0  # the number of the ring's last frame, counted from 1
         self._fresh = asyncio.Event()
         self._cursor = 0
         self._at = LogPosition(hub.settings.kafka.epoch, {})
@@ -125,8 +126,9 @@ class EventBroadcast:
 
     def start_here(self) -> None:
         """Start with the records that are settled from now on. Call it when the live view is open."""
-        # Records stand in the feed a moment before the offsets say so: without them some would never be told.
-        # What comes meanwhile is told twice.
+        # The feed has records a moment before the offsets include them. Without `advance` some would never be
+        # sent.
+        # Records that arrive meanwhile are sent twice.
         self._cursor = self._feed.newest
         self._at = LogPosition(self._at.epoch, self._hub.live_view.next_offsets())
         self._at.advance(records_in_memory(self._feed))
@@ -156,7 +158,7 @@ class EventBroadcast:
             if self.readers:
                 self._add(self._writer.frame(records, self.position))
             else:
-                # Nobody would read them; who comes again finds the records themselves in memory.
+                # There are no readers. One that reconnects gets the records themselves from memory.
                 self._ring.clear()
                 self._bytes = 0
             spent = time.monotonic() - began
@@ -243,7 +245,7 @@ class EventBroadcast:
         since = parsed_position(last_event_id, kafka.epoch, kafka.partitions)
         deadline = time.monotonic() + _OTHER_GATEWAY_S
         while since is not None and since.is_ahead_of(self._at) and time.monotonic() < deadline:
-            # Another gateway was quicker.
+            # The reader was at another gateway that is further ahead.
             await asyncio.sleep(FRAME_S)
         number, now = self._newest, self._at.copy()
         if since is None or since.is_ahead_of(now):

@@ -15,7 +15,7 @@ from connectors.gateway.web.answers import error_response
 from schemas.wire.verdicts import POLICY
 
 _LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
-_WILDCARDS: Final = ("0.0.0.0", "::", "")  # noqa: S104  compared with, not listened on
+_WILDCARDS: Final = ("0.0.0.0", "::", "")  # noqa: S104  compared, not bound
 _USUAL_PORTS: Final = {"http": 80, "https": 443}
 _OUR_SITES: Final = (b"same-origin", b"none")
 
@@ -90,7 +90,8 @@ class Guard:
         if any(origin.lower() != self._origin + hosts[0].lower() for origin in origins):
             return "the dashboard does not answer to pages of another Origin"
         site, mode = found.get(b"sec-fetch-site", [b"none"]), found.get(b"sec-fetch-mode", [b""])
-        # Somebody may follow a link to the page itself: it says nothing before it has asked for its data.
+        # A link of another site may lead to the page itself, which shows nothing before it has asked for its
+        # data.
         if site[-1] not in _OUR_SITES and not (scope["path"] == "/" and mode[-1] == b"navigate"):
             return "the dashboard does not answer to pages of another site"
         return None
@@ -98,7 +99,7 @@ class Guard:
     def _allowed(self, scope: Scope) -> set[str]:
         server = scope.get("server")
         if self._is_wildcard and server is not None:
-            # By an address nobody is misled: only names can be made to point elsewhere.
+            # An IP address is safe: only names can be made to resolve to another address.
             return self._hosts | set(self._written((server[0],)))
         return self._hosts
 

@@ -82,7 +82,7 @@ def job_history(
     stream = stream_key(JOB, job_id)
     in_memory = [record for record in records_in_memory(live_view.feed) if record.stream == stream]
     found = {record.position: record for record in in_memory}
-    # Who has the job up to a record that is in memory gets all that came since from there.
+    # A caller that has the job up to a record in memory gets all later records from memory.
     if after is None or all(position.offset > after for position in found):
         for record in history_of_job(settings, job_id):
             found.setdefault(record.position, record)

@@ -50,7 +50,7 @@ class TableFreshness:
         return {"records": sum(lag.records.values()), "behind_ms": round(lag.seconds * 1000)}
 
 
-# More than these nobody looks through; the sum counts all.
+# The number of mailboxes that are shown. The sums include all.
 SHOWN: Final = 200
 
 
@@ -84,7 +84,7 @@ class MailboxDepths:
         }
 
     def _oldest_us(self, mailbox: Mailbox) -> int | None:
-        # What comes later is younger: the oldest stays it until it is handed out.
+        # Later messages are newer, so the oldest one stays the oldest until it is delivered.
         known = self._oldest.get(mailbox)
         if known is not None and self._posted_at(mailbox, known[0]) == known[1]:
             return known[1]

@@ -22,9 +22,9 @@ from schemas.wire.verdicts import FOLD_FAILED, REJECTED
 
 log = structlog.stdlib.get_logger(__name__)
 
-# Of each reason; a count says how many there were in all.
+# The number of records that are kept of each reason. All are counted.
 KEPT: Final = 200
-# A body may be a mebibyte, and these stay: larger ones are read from the ledger when somebody asks.
+# Larger values are not kept. They are read from the ledger when a caller asks for them.
 _VALUE_BYTES: Final = 8192
 _LOADED: Final = 1000
 

@@ -25,7 +25,8 @@ from schemas.errors import TrunklineError
 from schemas.fold.view_rows import REGISTRY_JOBS
 
 _OFFSET_LIMIT: Final = 10**15
-# Answers that read the ledger, at once: nobody can keep all threads of the gateway busy with them.
+# The number of answers that may read the ledger at once, so that callers cannot occupy all threads of the
+# gateway.
 _LEDGER_READERS: Final = 2
 _FIRST_JOBS: Final = 200
 _FIRST_REJECTED: Final = 50
@@ -168,7 +169,7 @@ def _add_rejections(app: FastAPI, hub: Hub, entrance: Entrance, shown: Shown) ->
 
 EVENTS: Final = "/api/events"
 EVENT_STREAM: Final = "text/event-stream"
-# How long one write may wait for the client; and what the kernel takes for it meanwhile.
+# The longest time that one write waits for the client, and the size of the kernel's send buffer.
 STALLED_S: Final = 5.0
 SEND_BUFFER_BYTES: Final = 256 * 1024
 

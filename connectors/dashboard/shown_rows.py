@@ -17,7 +17,7 @@ from schemas.wire.record import JOB_REGISTERED, JOB_SECRET_ROTATED
 
 _TEXT: Final = 300
 _RAW_BYTES: Final = 4096
-# Whose tokens there are, and what the topic is, is the operator's business.
+# Only the operator may see principals and the records about the topic.
 _OPERATORS_KINDS: Final = frozenset({PRINCIPAL, CONTROL})
 
 
@@ -127,5 +127,5 @@ def record_as_json(record: SettledRecord, role: str) -> dict[str, Any]:
 
 
 def _may_be_raw(record: SettledRecord) -> bool:
-    # In a body of these stand hashes and sealed secrets, which only a JSON object can be shown without.
+    # The bodies of these records hold hashes and sealed secrets, which can be removed only from a JSON object.
     return kind_of(record) not in _OPERATORS_KINDS and record.type not in (JOB_REGISTERED, JOB_SECRET_ROTATED)

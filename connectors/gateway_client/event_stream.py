@@ -100,7 +100,7 @@ class EventStream:
         """Close the connection and end the thread."""
         self._closed.set()
         if self._socket is not None:
-            # Closing a socket does not wake up the thread that reads from it; shutting it down does.
+            # Shut the socket down, because closing it does not wake up the thread that reads from it.
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join(_STOP_S)
@@ -108,7 +108,7 @@ class EventStream:
     def _run(self) -> None:
         try:
             self._follow()
-        except Exception as error:  # noqa: BLE001  handed to the reader
+        except Exception as error:  # noqa: BLE001  passed to the reader
             self._put(error)
 
     def _follow(self) -> None:
@@ -143,7 +143,7 @@ class EventStream:
         if self._last_id is not None:
             headers["Last-Event-ID"] = self._last_id
         with (
-            # A client of its own: its connection is cut from another thread.
+            # A client of its own, because another thread closes its connection.
             self._client.connection(_SILENCE_S) as http,
             http.stream("GET", self._path, params=self._parameters, headers=headers) as answer,
         ):

@@ -12,7 +12,7 @@ from schemas.keys.private_files import check_key_file
 from schemas.settings.http_address import is_loopback
 from schemas.settings.settings import GatewaySettings, Settings, SettingsError
 
-# In an agent's environment: the authority that signed the gateway's certificate.
+# A variable of an agent's environment: the authority that signed the gateway's certificate.
 CA_VARIABLE: Final = "TRUNKLINE_CA_CERTS"
 
 

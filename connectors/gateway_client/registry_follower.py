@@ -14,7 +14,7 @@ from schemas.wire.verdicts import ACCEPTED
 
 Row = dict[str, Any]
 _PATHS: Final = {JOB: "jobs", SESSION: "sessions"}
-# More changes than this at once: read the rows as they are asked for, not one by one.
+# The most rows that one `refresh` looks up.
 _LOOK_UP_MOST: Final = 200
 
 
@@ -49,7 +49,7 @@ class RegistryFollower:
     def take(self, event: ServerEvent) -> None:
         """Note an event of the stream."""
         if event.name == SNAPSHOT:
-            # After a gap the rows are all there is to know; what has changed shows when they are compared.
+            # After a gap the changes themselves are lost. Comparing the rows finds the rows that have changed.
             for kind, view in ((JOB, REGISTRY_JOBS), (SESSION, REGISTRY_SESSIONS)):
                 for row in event.data["rows"].get(view, ()):
                     name = row["job_id"] if kind == JOB else row["session"]

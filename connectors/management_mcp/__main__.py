@@ -3,7 +3,7 @@
 import signal
 import sys
 
-# Until it serves, which takes a second, an interrupt just ends it.
+# An interrupt during the imports, which take a second, ends the process at once.
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from connectors.management_mcp.management_server import main  # noqa: E402

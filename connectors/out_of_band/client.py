@@ -28,7 +28,8 @@ from schemas.settings.settings import Settings
 from schemas.streams.control.organism import TIMEOUT_MS_MOST
 
 PATH: Final = "/commands"
-# A removal is answered when nothing of the listener's runs any more, which its own time limit bounds.
+# A removal is answered when no handler of the listener runs any more, and the time limit of a handler bounds
+# that.
 ANSWER_S: Final = TIMEOUT_MS_MOST / 1000 + 60
 _MESSAGE_LIMIT: Final = 600
 

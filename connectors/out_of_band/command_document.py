@@ -26,7 +26,7 @@ COMMAND_BYTES: Final = 128 * 1024
 _LIMITS: Final = XmlLimits(document_bytes=COMMAND_BYTES, depth=8)
 _SCHEMA: Final = etree.XMLSchema(etree.parse(str(Path(__file__).with_name("commands.xsd"))))
 _WHY_CHARACTERS: Final = 300
-# Attributes of add-listener by field; elements are `tools` and `system_prompt`.
+# Fields that are attributes of add-listener. `tools` and `system_prompt` are elements.
 _TEXTS: Final = ("name", "type", "capability", "root_tag", "namespace", "handler", "model", "client")
 _NUMBERS: Final = ("concurrency", "per_minute", "tokens_per_minute")
 _TOOLS, _PROMPT, _TIMEOUT = "tools", "system_prompt", "timeout_s"

@@ -76,7 +76,7 @@ def ensure_operator_key(settings: Settings) -> None:
         private = private_key_file(settings)
         if not private.exists():
             make_first(private, _private_pem(Ed25519PrivateKey.generate()))
-        # Also after a gateway that was killed between the two files.
+        # This also completes a pair after a gateway was killed between the two files.
         make_first(folder / f"{OPERATOR}{PUBLIC}", public_pem(load_private_key(private).public_key()))
     except (OSError, UsageError) as error:
         why = str(error) if isinstance(error, UsageError) else type(error).__name__
@@ -165,7 +165,7 @@ def _command_key(path: Path) -> CommandKey:
     if not is_name(name):
         raise ValueError("its name is none that may stand in the ledger: letters, digits, '.', '_', '-'")
     try:
-        # Not to wait for the writer of a pipe that somebody has put there.
+        # O_NONBLOCK, because opening a pipe would wait for a writer.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):

@@ -79,7 +79,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 DOOR: Final = "commands"
 PATH: Final = "/commands"
-# How far the time that a command says may be from ours.
+# The largest difference between a command's time and ours.
 WINDOW_S: Final = 300
 REPLAYED: Final = "replayed"
 _ROUTE: Final = f"POST {PATH}"
@@ -122,7 +122,7 @@ class OutOfBandDoor:
             try:
                 return await self._act(command, key.name)
             except BackboneUnreachable:
-                # Nobody knows whether it counts: given again, the log tells.
+                # Allow the same command again: the log knows whether it was carried out.
                 self._nonces.pop(command.nonce, None)
                 raise
         except ApiError as error:
@@ -134,7 +134,7 @@ class OutOfBandDoor:
             return error_response(503, away.reason, str(away.detail), dict(away.headers or {}))
         except TrunklineError as error:
             return error_response(500, INTERNAL, str(error))
-        except Exception as error:  # noqa: BLE001  its text may quote what nobody should read
+        except Exception as error:  # noqa: BLE001  its text may quote confidential input
             where = traceback.extract_tb(error.__traceback__)[-1]
             log.error("command_failed", error=type(error).__name__, where=f"{where.name}:{where.lineno}")
             return error_response(500, INTERNAL, "the gateway failed; its log says where")
@@ -266,7 +266,7 @@ def _listener(action: AddListener) -> Listener:
 
 
 def _refuse_content(why: str) -> NoReturn:
-    # Well signed, but what it names cannot be taken: nothing is wrong with the document.
+    # The signature and the document are valid, but its content is not.
     raise _Refused(MALFORMED, why, reason=ILLEGAL_TRANSITION, status=409)
 
 
@@ -276,6 +276,6 @@ def _replayed() -> _Refused:
 
 async def _unknown(request: Request, error: Exception) -> Response:
     """Answer a request for an unknown route or with a wrong method."""
-    assert isinstance(error, HTTPException)  # noqa: S101  it is registered for these
+    assert isinstance(error, HTTPException)  # noqa: S101  registered for HTTPException only
     headers = None if error.headers is None else dict(error.headers)
     return http_error_response(error.status_code, headers)

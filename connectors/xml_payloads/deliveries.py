@@ -70,7 +70,7 @@ def leased_from(message: Mapping[str, Any]) -> LeasedMessage:
 
 
 def _from_json(found: Mapping[str, Any], kind: type[_Kind]) -> _Kind:
-    # A field that is null has its default.
+    # A field that is null gets its default.
     return msgspec.convert({name: value for name, value in found.items() if value is not None}, kind)
 
 

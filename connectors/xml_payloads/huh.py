@@ -63,7 +63,7 @@ def _clipped(text: str, limit: int) -> str:
 
 _SHOWN: Final = 3
 _LIMIT: Final = 200
-# Greedy: a value may hold quotes and these very words.
+# Greedy, because a value may contain quotes and the same words.
 _VALUES: Final = (
     (re.compile(r": '.*' is not a valid value", re.DOTALL), ": this is not a valid value"),
     (re.compile(r"The value '.*' (?=is not|has )", re.DOTALL), "its value "),
@@ -87,7 +87,7 @@ def schema_fault(kind: PayloadType, element: Any) -> str:
     said: list[str] = []
     for error in found:
         text = _worded(error.message, kind.namespace)
-        # One wrong value is told twice, by its facet and by its type.
+        # libxml2 reports a wrong value twice, by its facet and by its type.
         if text not in said and not any(known.startswith(text.split(":")[0] + ":") for known in said):
             said.append(text)
     more = f"; and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""

@@ -19,7 +19,7 @@ from xml.sax.saxutils import escape
 
 from connectors.xml_wire.mending import NOT_XML
 
-# Python refuses to turn longer texts into int, and a Decimal of 1E+999999 is a text of a million digits.
+# Python refuses to convert longer texts to int, and the Decimal 1E+999999 is a text of a million digits.
 DIGITS: Final = 4000
 _ZONE_LIMIT: Final = timedelta(hours=14)
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,4000}").fullmatch
@@ -179,7 +179,7 @@ def _choice(by_text: dict[str, Any], values: Any) -> Leaf:
 
     def write(value: Any) -> str:
         text = texts.get(value) if isinstance(value, str | int | Enum) else None
-        # 1 == True: what is equal may still be another type.
+        # 1 == True, so equal values may have different types.
         if text is None or type(value) is not type(by_text[text]):
             raise ValueError("it is none of the values")
         return escape(text)

@@ -32,7 +32,8 @@ from schemas.wire.ids import is_name
 
 ATTRIBUTE: Final = "__payload_type__"
 _ENVELOPE_NAMESPACE: Final = "urn:trunkline:envelope:1"
-# Printable ASCII that needs no escape, with a scheme: a relative name means something else elsewhere.
+# Printable ASCII that needs no escape, with a scheme, because the meaning of a relative URI depends on its
+# place.
 _NAMESPACE: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:[A-Za-z0-9._~:/?#@!$()*+,;=%-]{1,200}").fullmatch
 C = TypeVar("C", bound=type)
 

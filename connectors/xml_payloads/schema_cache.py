@@ -49,7 +49,7 @@ def _write_once(path: Path, content: bytes) -> bool:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        # A link, not a rename: it fails where another process was first.
+        # A link, unlike a rename, fails if another process was first.
         with contextlib.suppress(FileExistsError):
             os.link(draft, path)
             return True

@@ -63,7 +63,7 @@ def read_record(record: Record, element: Any) -> Any:
         _fill(record, values)
     try:
         return record.cls(**values)
-    except Exception as error:  # noqa: BLE001  a class's own rules may raise anything
+    except Exception as error:  # noqa: BLE001  the class's __post_init__ may raise any error
         raise Faulty("value", f"{record.cls.__name__}: {escaped(str(error))[:200]}") from None
 
 

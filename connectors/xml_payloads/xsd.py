@@ -76,7 +76,7 @@ def _example_value(slot: Slot) -> str:
         try:
             return slot.shape.write(slot.default)
         except ValueError:
-            pass  # a default that cannot be written shows no example
+            pass  # use the sample for a default that cannot be written
     return slot.shape.write(slot.shape.sample)
 
 
@@ -112,7 +112,7 @@ def _slot_schema(slot: Slot) -> dict[str, Any]:
     found: dict[str, Any] = {"type": "array", "items": item} if slot.is_list else item
     if slot.description:
         found["description"] = slot.description
-    # What JSON writes as it is: no Enum, no NaN.
+    # Only types that JSON can represent exactly: no Enum, no NaN.
     if type(slot.default) in (str, int, bool):
         found["default"] = slot.default
     return found

@@ -35,7 +35,7 @@ def described(name: str) -> dict[str, Any]:
 
 def main(names: Sequence[str]) -> int:
     """Print the descriptions and return the exit code."""
-    # Whatever a module prints when it is imported is not part of the answer.
+    # Output of a module during its import is not part of the answer.
     with contextlib.redirect_stdout(sys.stderr):
         found = {name: described(name) for name in names}
     print(json.dumps(found))

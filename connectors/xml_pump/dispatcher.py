@@ -39,12 +39,12 @@ log = structlog.stdlib.get_logger(__name__)
 
 HUH_TAG: Final = "huh"
 TEXT_TAG: Final = "text"
-# The root tag of a text, after comments and declarations. Atomic, so that no text makes it slow.
+# The root tag of a text, after comments and declarations. Atomic groups, so that no text makes it slow.
 _ROOT_TAG: Final = re.compile(
     r"(?>\s+|<\?.*?\?>|<!--.*?-->)*+<(?:[\w.-]+:)?([A-Za-z_][\w.-]*)", re.ASCII | re.DOTALL
 )
 _XML: Final = "application/xml"
-# So long a handler that was cancelled may tidy up.
+# The time that a cancelled handler has to clean up.
 _CANCEL_S: Final = 1.0
 
 
@@ -121,7 +121,7 @@ class Dispatcher:
         except _HandlerFailed as error:
             told = f"the listener {message.listener} failed: {error}"
             return Delivered(_huh(message, told, "handler", about), error.stray)
-        except Exception as error:  # noqa: BLE001  our own mistake ends no pump, and its words may quote the message
+        except Exception as error:  # noqa: BLE001  an internal error must not end the pump, and its text may quote the message
             name = type(error).__name__
             log.error("delivery_failed", message_id=message.message_id, error=name, place=_place(error))
             return Delivered(_huh(message, f"the pump itself failed with {name}", "pump", about))
@@ -138,11 +138,12 @@ class Dispatcher:
         if pipeline is not None:
             value = pipeline.take_payload(payload)
         elif listener.kind is None or message.is_reply or (tag == HUH_TAG and message.kind == HUH_TAG):
-            # What no class describes: an answer, a <huh>, or anything for a listener without a class (XP-10).
+            # No class describes the payload: a reply, a <huh>, or any message for a listener without a class
+            # (XP-10).
             self._system.take_payload(payload)
             value = None
         else:
-            # Its own pipeline says what it takes.
+            # The listener's own pipeline reports the fault.
             value = next(iter(listener.pipelines.values())).take_payload(payload)
         return ListenerMessage(
             value, payload, tag, message.sender, message.sender_verified, message.thread, message.is_reply
@@ -180,7 +181,7 @@ class Dispatcher:
             self._spent(info.name, tokens)
             return list(answers)
         handler = listener.handler
-        assert handler is not None  # noqa: S101  the table holds none without
+        assert handler is not None  # noqa: S101  listeners of this type have a handler
         arguments = (taken, context) if handler.wants_context else (taken,)
         return payloads_of(await _bounded(handler.function(*arguments), message), self._limits)
 
@@ -221,7 +222,7 @@ async def _guarded(asked: Awaitable[Any]) -> Any:
     try:
         return await asked
     except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
-        # One of these would end the loop, and with it everybody else's handler.
+        # These exceptions would end the event loop and all other handlers.
         raise _EndTried(type(error).__name__) from None
 
 

@@ -111,7 +111,7 @@ class GatewayLink:
                 answer = await self._post(f"{_PUMP}/history", asked)
                 break
             except BackboneUnreachable:
-                # The handler that asks has time, and no other way to know.
+                # The handler has time, and no other way to read the conversation.
                 await asyncio.sleep(wait_s)
                 wait_s = min(wait_s * 2, _AWAY_S[1])
         return msgspec.convert(answer["messages"], list[SaidMessage])

@@ -118,7 +118,6 @@ def handles(payload_class: type, *, replies: Sequence[type] = ()) -> Callable[[_
     The function is `async def f(message)` or `async def f(message, context)`. `replies` are the classes of the
     answers to its own messages that it understands. Raises TypeError for a function that cannot be a handler.
     """
-
     kind, kinds = payload_type_of(payload_class), tuple(payload_type_of(one) for one in replies)
 
     def mark(function: _Function) -> _Function:

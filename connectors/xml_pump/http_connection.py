@@ -18,7 +18,7 @@ from connectors.gateway_client.gateway_tls import explained, trust
 from schemas.errors import BackboneUnreachable, UsageError
 
 _CONNECT_S: Final = 5.0
-# Shorter than the gateway keeps an idle connection.
+# Shorter than the time for which the gateway keeps an idle connection.
 _IDLE_S: Final = 30.0
 _HEAD_LIMIT: Final = 64 * 1024
 _BODY_LIMIT: Final = 64 * 1024 * 1024
@@ -80,7 +80,7 @@ class HttpConnections:
         """Close the idle connections."""
         while self._idle:
             writer = self._idle.pop().writer
-            # TLS would want to say good-bye, and nobody waits for that any more.
+            # A TLS connection would wait for the closing handshake of its peer.
             writer.close() if self._tls is None else writer.transport.abort()
 
     async def _ask(self, request: bytes) -> HttpAnswer:
@@ -97,7 +97,7 @@ class HttpConnections:
             await kept.writer.drain()
             answer, is_kept = await _read_answer(kept.reader)
         finally:
-            # Also when this is cancelled: a connection with half an answer in it is of no use.
+            # Close it also on cancellation: a connection with half an answer cannot be reused.
             if is_kept:
                 self._idle.append(kept._replace(since=time.monotonic()))
             else:

@@ -76,7 +76,7 @@ def client_of(found: object, name: str) -> LlmClient:
         raise HandlerError(
             f"{name} is no client: give it async def complete(model, system_prompt, messages, tools)"
         )
-    assert isinstance(found, LlmClient)  # noqa: S101  the line before has looked
+    assert isinstance(found, LlmClient)  # noqa: S101  checked by the lines before
     return found
 
 
@@ -102,7 +102,7 @@ class TokenRate:
         tokens = max(0, tokens)
         self._spent.append((self._clock(), tokens))
         self._sum += tokens
-        # What the next will cost: between what it was before and what it was now.
+        # The expected cost of the next answer: the mean of the previous expectation and this cost.
         self._last_cost = tokens if self._last_cost is None else (self._last_cost + tokens) / 2
 
     def places(self, under_way: int, most: int) -> int:
@@ -113,7 +113,8 @@ class TokenRate:
             return 0
         if self._last_cost is None:
             return max(0, min(most, 1 - under_way))
-        # One is always let through while anything is left: else one that costs more than the limit never ran.
+        # Let one message through while any tokens are left. Otherwise one that costs more than the limit would
+        # never run.
         fitting = max(1, int(left / max(1.0, self._last_cost)))
         return max(0, min(most, fitting - under_way))
 

@@ -43,7 +43,7 @@ async def answer_llm(
 ) -> tuple[Sequence[Answer], int]:
     """Return the model's answers, and the number of tokens that they took."""
     info, client = listener.info, listener.client
-    assert client is not None  # noqa: S101  a listener of this type has one
+    assert client is not None  # noqa: S101  a listener of this type has a client
     said = _up_to(message_id, await context.history(_HISTORY), message)
     completion = await client.complete(
         str(info.options.get("model") or ""),

@@ -20,7 +20,7 @@ log = structlog.stdlib.get_logger(__name__)
 EXIT_BLOCKED: Final = 70
 _BEAT_S: Final = 0.25
 _LOOK_S: Final = 0.25
-# A machine under load gives the loop its turn late; that is no handler's fault.
+# On a machine under load the loop runs late, through no fault of a handler.
 MARGIN_S: Final = 1.0
 
 
@@ -74,7 +74,7 @@ class LoopWatchdog:
             now = time.monotonic()
             was_held, looked_at = now - looked_at > 4 * _LOOK_S, now
             if was_held:
-                # The whole process stood still, as after SIGSTOP: the loop has its turn first.
+                # The whole process was stopped, as by SIGSTOP. Let the loop run first.
                 self._beat_at = now
                 continue
             held_s = now - self._beat_at

@@ -39,7 +39,7 @@ def answer_meta(
 ) -> Sequence[Answer]:
     """Return the answer to a question about the listeners. Raises Faulty."""
     if message.root_tag != META_TAG:
-        # A <huh> or another answer: it has asked nothing.
+        # A <huh> or another reply asks nothing.
         return ()
     question = _question(message.xml, limits)
     tag = etree.QName(question).localname

@@ -34,15 +34,15 @@ log = structlog.stdlib.get_logger(__name__)
 _Found = TypeVar("_Found")
 
 _POLLS: Final = 4
-# What waits at the gateway ends by itself soon enough for a pump that is to end.
+# Short enough that a pump that is to end need not cancel a waiting request.
 _WAIT_MS: Final = 1000
-# A second request waits only as long as the first may not know of a place.
+# A further request waits a shorter time, because the first one may not know of a free place.
 _MORE_WAIT_MS: Final = 250
-# When there was nothing for it, so long the pump does not ask in the same way.
+# Pauses of the pump after an empty answer.
 _REST_S: Final = 0.1
 _ALONE_REST_S: Final = 0.5
 _TURN_S: Final = (0.05, 5.0)
-# So long it asks for nothing, to handle a message alone.
+# The longest time that the pump leases nothing, in order to handle a message alone.
 _DRAIN_S: Final = 5.0
 _FINISH_S: Final = 8.0
 _TELL_S: Final = 3.0
@@ -171,10 +171,10 @@ class Pump:
         await self._take(leased)
         now = time.monotonic()
         if not leased.messages and now - begun < wait_ms / 2000:
-            # It was told so at once, and would be the next time.
+            # The gateway answered at once, and would do so again.
             self._ask_at = now + _REST_S
             if leased.suspects and not self._vain_s:
-                self._suspects_turn_at = now  # nobody else needs the time
+                self._suspects_turn_at = now  # no other message needs the time
 
     async def _lease(self, wants: Mapping[str, int], free: int, wait_ms: int, *, alone: bool) -> Leased | None:
         """Return the leased messages.
@@ -222,7 +222,7 @@ class Pump:
             delivered = Delivered(Done(message, NACK, "the pump ends"))
         await self._settler.settle(delivered.done)
         if delivered.stray is not None and not self._stopping:
-            # It holds its place until it has really ended.
+            # The handler keeps its place until it has really ended.
             log.error("handler_ignores_cancel", listener=message.listener, message_id=message.message_id)
             self._strays += 1
             self._news.set()
@@ -241,7 +241,7 @@ class Pump:
         while (self._is_busy() or self._polls) and not self._stopping and self._failure is None:
             left = deadline - time.monotonic()
             if left <= 0:
-                # It may run for an hour, and others have places.
+                # The slow handler may run for an hour, and other messages have places.
                 self._postpone_suspects(self._drain_s)
                 return
             await self._news_within(min(1.0, left))
@@ -255,7 +255,7 @@ class Pump:
         if leased is not None:
             await self._take(leased)
         if leased is None or not leased.messages:
-            # Another pump has it, or its listener may have none now.
+            # Another pump has the message, or its listener has no place now.
             self._postpone_suspects(_ALONE_REST_S)
             return
         self._vain_s = 0.0
@@ -278,7 +278,7 @@ class Pump:
             if found is None:
                 return
             version, infos = found
-            # Importing a handler may take its time, and others run.
+            # Importing a handler may take long, and other handlers run.
             self._table = await asyncio.to_thread(self._maker.make, version, infos)
             limits = {one.name: one.tokens_per_minute for one in infos if one.tokens_per_minute is not None}
             self._rates = {name: self._rate(name, limit) for name, limit in limits.items()}

@@ -53,7 +53,7 @@ def take_name(folder: Path) -> tuple[str, IO[bytes]]:
             continue
         name = lock.read(200).decode("ascii", "replace").strip()
         if not is_name(name) or "." in name:
-            # Other machines number theirs, too.
+            # The random part distinguishes pumps of other machines, which have the same numbers.
             name = f"pump-{number}-{secrets.token_hex(4)}"
             lock.seek(0)
             lock.truncate()
@@ -67,7 +67,7 @@ log = structlog.stdlib.get_logger("connectors.xml_pump")  # __name__ may be __ma
 READY_FILE: Final = "TRUNKLINE_READY_FILE"
 SCHEMAS_FOLDER: Final = "listener_schemas"
 NAMES_FOLDER: Final = "xml_pump"
-# What a request has beside what it tells.
+# Space in a request for all fields besides the outcomes.
 _REQUEST_MARGIN: Final = 2048
 _OWN_LIMIT_S: Final = 30.0
 _STRAY_S: Final = 1.0
@@ -109,7 +109,7 @@ async def run(settings: Settings, name: str, ready_file: Path | None) -> None:
         found = None if task is None else limit_in(task.get_name())
         if found is not None:
             return found
-        # A task that a handler made for itself, or one of ours.
+        # A task that a handler has created, or one of the pump.
         longest = max((message.timeout_ms / 1000 for message in pump.under_way), default=0.0)
         return max(longest, _OWN_LIMIT_S), "unknown"
 
@@ -141,7 +141,7 @@ async def _end_strays() -> None:
 def main() -> int:
     """Run a pump until SIGTERM or SIGINT, and return the exit code."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(0))  # until the loop takes them
+        signal.signal(number, lambda *_: sys.exit(0))  # until the event loop handles them
     try:
         settings = load_settings()
     except SettingsError as error:

@@ -21,13 +21,13 @@ from schemas.errors import BackboneUnreachable, Refused
 
 log = structlog.stdlib.get_logger(__name__)
 
-# What ends within this time travels in one request.
+# Outcomes within this time are sent in one request.
 _GATHER_S: Final = 0.002
 _IN_FLIGHT: Final = 4
 _ITEMS: Final = 100
 BACKOFF_S: Final = (0.1, 2.0)
 _SETTLED: Final = ("accepted", "duplicate")
-# What reading an answer raises that is not as agreed.
+# Errors of reading an answer that has another form than agreed.
 _UNREADABLE: Final = (AttributeError, KeyError, TypeError)
 
 
@@ -104,13 +104,13 @@ class Settler:
                 log.warning("gateway_away", what="settle", messages=len(batch), why=why, wait_s=wait_s)
                 await asyncio.sleep(wait_s)
                 wait_s = min(wait_s * 2, BACKOFF_S[1])
-            except Exception as error:  # noqa: BLE001  refused, or no answer of ours: never again the same
+            except Exception as error:  # noqa: BLE001  the same request would be refused again
                 await self._tell_otherwise(batch, error)
                 return
         for item in batch:
             message_id = item.done.message.message_id
             if verdicts.get(message_id) not in _SETTLED:
-                # Its lease has run out, and another pump has it or has had it.
+                # Its lease has expired, and another pump has leased the message.
                 where = {"listener": item.done.message.listener, "message_id": message_id}
                 log.warning("not_settled", **where, reason=reasons.get(message_id))
             _told(item)

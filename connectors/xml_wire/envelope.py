@@ -77,7 +77,7 @@ def open_answer(data: bytes, limits: XmlLimits = DEFAULT_LIMITS) -> list[OpenedM
 
 def wrapped(payload: bytes, *, sender: str, to: str | None, thread: str | None) -> bytes:
     """Return the document for the recipient. `payload` is canonical, as `OpenedMessage` holds it."""
-    # A payload that declares no default namespace must not fall into the envelope's.
+    # With a prefix for the envelope, a payload without a default namespace does not inherit the envelope's.
     prefix = "" if _DEFAULT_NAMESPACE.match(payload) else "m:"
     lines = [f'<{prefix}message xmlns{":m" if prefix else ""}="{ENVELOPE_NAMESPACE}">']
     for name, value in (("from", sender), ("to", to), ("thread", thread)):
@@ -158,7 +158,7 @@ def _root_name(payload: Any, notes: tuple[str, ...]) -> tuple[str, str]:
         why = f"the root tag <{quoted(tag)}> is no name: ASCII letters, digits, '.', '_', '-', 128 at most"
         raise Faulty("payload", why, EXAMPLE, notes)
     if not namespace and tag == "message":
-        # In an answer it would be taken for an envelope whose namespace was forgotten.
+        # In an answer it would look like an envelope without its namespace.
         raise Faulty("envelope", "the payload is a <message> without a namespace of its own", EXAMPLE, notes)
     if namespace == ENVELOPE_NAMESPACE:
         why = f"<{quoted(tag)}> is in the envelope's namespace; give the payload its own xmlns"

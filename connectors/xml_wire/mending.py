@@ -84,7 +84,7 @@ def proven_notes(document: Mended, root: Any, errors: Any) -> tuple[str, ...]:
         raise XmlRefused("malformed", "more than one element at the top, or a tag that cannot be read")
     if sum(len(element.attrib) for element in elements) != document.attributes:
         raise XmlRefused("malformed", "an attribute cannot be read")
-    # Behind the root nothing counts but white space; before it there is nothing.
+    # Behind the root only white space may be lost. Before the root there is no text.
     kept, source = "".join(root.itertext()), "".join(document.content)
     if not source.startswith(kept) or source[len(kept) :].strip(_WHITE):
         raise XmlRefused("malformed", "tags do not match, and mending them would lose text; close each of them")
@@ -111,7 +111,7 @@ def _cut_out(pieces: list[Token], root_tag: str, result: Mended) -> list[Token]:
     begin, tag = named[0], _local(pieces[named[0]].name)
     ends = [i for i in range(begin, len(pieces)) if pieces[i].kind in (Kind.END, Kind.EMPTY)]
     ends = [i for i in ends if _local(pieces[i].name) == tag]
-    # Without its end tag it goes on to the end of the text.
+    # Without its end tag the document extends to the end of the text.
     end = ends[-1] + 1 if ends else len(pieces)
     for where, around in (("before", pieces[:begin]), ("after", pieces[end:])):
         left = "".join(piece.text for piece in around if piece.kind is not Kind.INSTRUCTION)
@@ -186,7 +186,7 @@ def _plain(text: str, result: Mended) -> str:
         decimal, hexadecimal, name = found.groups()
         if decimal or hexadecimal:
             number = int(decimal) if decimal else int(hexadecimal, 16)
-            # A control character is replaced below; what is no character at all is here.
+            # A control character is replaced later. A number that is no character becomes NUL here.
             return chr(number) if number < 0xD800 or 0xE000 <= number <= 0x10FFFF else "\0"
         if name in _PREDEFINED:
             return _PREDEFINED[name]

@@ -29,7 +29,7 @@ _ENCODINGS: Final = {b"utf-8", b"utf8", b"us-ascii", b"ascii"}
 _REFERENCE_IN_NAMESPACE: Final = re.compile(rb"xmlns[^\s=<>]*+\s*+=\s*+(?:\"[^\"&]*+&|'[^'&]*+&)")
 _INSTANCE: Final = "{http://www.w3.org/2001/XMLSchema-instance}"
 _LOCAL: Final = threading.local()
-# Below that, a namespace cannot be long and often used enough to hurt.
+# In a smaller document, no namespace can be long and used often enough to do harm.
 _SMALL_BYTES: Final = 4096
 
 
@@ -94,7 +94,7 @@ def guarded(data: bytes, limits: XmlLimits) -> tuple[bytes, bool]:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise XmlRefused("malformed", f"not UTF-8: byte {error.start} cannot be read") from None
-    # UTF-16 of plain text is UTF-8, too, with a NUL for every other character.
+    # UTF-16 of plain text is also valid UTF-8, in which every other character is NUL.
     if b"\0" in data:
         raise XmlRefused("malformed", "not UTF-8 text: it holds NUL bytes")
     if data.startswith(b"\xef\xbb\xbf"):
@@ -127,7 +127,7 @@ def tidied(root: Any, data: bytes, limits: XmlLimits) -> tuple[str, ...]:
             if count := sum(1 for _ in root.iter(kind)):
                 etree.strip_tags(root, kind)
                 notes.append(f"left out: {name} ({count})")
-    # A validator follows the hints; a type named in the document is not for the sender to choose.
+    # A validator would follow schema hints, and the sender must not choose a type by `xsi:type`.
     if b"chemaLocation" in data or b":type" in data:
         notes += _without_hints(root)
     return tuple(notes)
@@ -137,7 +137,7 @@ def _check_declarations(text: str) -> None:
     """Raise XmlRefused for a declaration outside of comments, CDATA sections and processing instructions."""
     pieces = tokens(text)
     for piece in pieces:
-        # No `<` of a well-formed document is stray; that of a declaration is, to these tokens.
+        # A well-formed document has no stray `<`. The tokens report that of a declaration as stray.
         if piece.kind is Kind.STRAY:
             behind = next(pieces, piece)
             raise _doctype() if _DECLARATION.match(f"<{behind.text[:80]}".encode()) else _unrepaired()
@@ -149,7 +149,7 @@ def _parser(*, recover: bool = False) -> Any:
     parser = getattr(_LOCAL, name, None)
     if parser is None:
         parser = etree.XMLParser(
-            encoding="utf-8",  # whatever the document says, and before it can say anything
+            encoding="utf-8",  # set here, so that the document's declaration is ignored
             recover=recover,
             resolve_entities=False,
             load_dtd=False,
@@ -166,7 +166,7 @@ def _parser(*, recover: bool = False) -> Any:
 def _repaired(document: Mended, limits: XmlLimits) -> Repaired:
     """Parse a mended document; let libxml2 recover what is still wrong, and prove that no part was lost."""
     data = document.text.encode()
-    # Mending must not make what was refused before.
+    # Mending must not create a declaration, which was refused before.
     if _DECLARATION.search(data):
         raise _doctype()
     if len(data) > 2 * limits.document_bytes:
@@ -217,7 +217,7 @@ def _deeper_than(depth: int) -> Any:
 
 
 def _check_attributes(data: bytes, limits: XmlLimits) -> None:
-    # The first look is cheap and may be wrong: a text may be full of equal signs.
+    # This first check is cheap and may be wrong: a text may contain many equal signs.
     if all(piece.count(b"=") <= limits.attributes for piece in data.split(b"<")):
         return
     for token in tokens(data.decode()):
@@ -252,8 +252,8 @@ def _check_references(data: bytes) -> None:
 def _without_hints(root: Any) -> list[str]:
     names = set()
     for element in root.iter(etree.Element):
-        for name in element.keys():  # noqa: SIM118  its own iterator gives children
-            # xsi:nil stays, for the schema to refuse: without it an absent value would read as an empty one.
+        for name in element.keys():  # noqa: SIM118  iterating over an element yields its children
+            # xsi:nil stays, so that the schema refuses it. Without it a null would be read as an empty value.
             if name.startswith(_INSTANCE) and name != f"{_INSTANCE}nil":
                 del element.attrib[name]
                 names.add(name.removeprefix(_INSTANCE))

@@ -39,7 +39,7 @@ class Token(NamedTuple):
     name: str = ""
 
 
-# Possessive: each character is looked at once, whatever comes.
+# Possessive, so that each character is read once, whatever the input is.
 _TAG: Final = re.compile(r"""</?+([^\W\d][\w.:-]*+)(?:[^<>"']++|"[^"<]*+"|'[^'<]*+')*+>""")
 _SECTIONS: Final = (
     ("<![CDATA[", "]]>", Kind.CDATA),
