@@ -87,7 +87,8 @@ class SignedRequests:
             await self._note_call(agent_name, signature, body)
         except ApiError as error:
             self._note_refusal(error, agent_name)
-            answer = error_response(error.status_code, error.reason, str(error.detail), _headers(error))
+            headers = dict(error.headers or {})
+            answer = error_response(error.status_code, error.reason, str(error.detail), headers)
             await answer(scope, receive, send)
             return
         scope[PRINCIPAL] = agent_name
@@ -163,10 +164,6 @@ def _called_tool(body: bytes) -> str | None:
 
 def _forbidden(why: str) -> ApiError:
     return ApiError(403, UNAUTHORIZED, why)
-
-
-def _headers(error: ApiError) -> dict[str, str] | None:
-    return None if error.headers is None else dict(error.headers)
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

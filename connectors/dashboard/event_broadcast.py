@@ -14,18 +14,12 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from itertools import islice
+from typing import Final
 
 import structlog
 
-from connectors.dashboard.event_frames import (
-    HELLO_EVENT,
-    PULSE_EVENT,
-    RESET_EVENT,
-    Frame,
-    FrameWriter,
-    events_text,
-)
+from connectors.dashboard.event_frames import Frame, FrameWriter, events_text
 from connectors.dashboard.past_records_reader import records_between, records_in_memory
 from connectors.dashboard.pulse import PULSE_S, Pulse
 from connectors.dashboard.rejections import Rejections
@@ -102,11 +96,6 @@ _OTHER_GATEWAY_S: Final = 2.0
 _TICK_S: Final = 1.0
 
 
-class _Held(NamedTuple):
-    frame: Frame
-    position: str
-
-
 class EventBroadcast:
     """The ring of frames. Run `run` in the event loop that `follow` is used in."""
 
@@ -116,7 +105,7 @@ class EventBroadcast:
         self._writer = writer
         self._pulse = pulse
         self._rejections = rejections
-        self._ring: deque[_Held] = deque()
+        self._ring: deque[tuple[str, Frame]] = deque()
         self._bytes = 0
         self._newest = 0  # the number of the ring's last frame, counted from 1
         self._fresh = asyncio.Event()
@@ -156,7 +145,7 @@ class EventBroadcast:
                 continue
             self._at.advance(records)
             if self.readers:
-                self._add(self._writer.frame(records, self.position))
+                self._add(*self._writer.frame(records, self.position))
             else:
                 # There are no readers. One that reconnects gets the records themselves from memory.
                 self._ring.clear()
@@ -167,8 +156,7 @@ class EventBroadcast:
     def _skip(self) -> None:
         """Start again at the end, because the feed dropped records before they were read."""
         self.start_here()
-        text = self._reset("too much was settled at once")
-        self._add(Frame(text, text))
+        self._add(self._reset("too much was settled at once"))
 
     async def _beat(self) -> None:
         while True:
@@ -176,16 +164,16 @@ class EventBroadcast:
             if self.readers:
                 reasons = self._rejections.by_reason(VIEWER)
                 told = {**figures, **self._pulse.mailboxes, "reasons": reasons, "readers": self.readers}
-                text = events_text({PULSE_EVENT: told}, self.position)
-                self._add(Frame(text, text))
+                self._add(events_text({"pulse": told}, self.position))
             await asyncio.sleep(PULSE_S)
 
-    def _add(self, frame: Frame) -> None:
-        self._ring.append(_Held(frame, self.position))
+    def _add(self, full: bytes, public: bytes | None = None) -> None:
+        """Append a frame to the ring. Without `public` it is the same for all readers."""
+        self._ring.append((self.position, Frame(full, public or full)))
         self._newest += 1
-        self._bytes += len(frame.full)
+        self._bytes += len(full)
         while len(self._ring) > 1 and (len(self._ring) > RING_FRAMES or self._bytes > _RING_BYTES):
-            self._bytes -= len(self._ring.popleft().frame.full)
+            self._bytes -= len(self._ring.popleft()[1].full)
         fresh, self._fresh = self._fresh, asyncio.Event()
         fresh.set()
 
@@ -202,7 +190,7 @@ class EventBroadcast:
             number = self._newest
             yield b"retry: 1000\n\n"
             if last_event_id is None:
-                yield events_text({HELLO_EVENT: {"position": self.position}}, self.position)
+                yield events_text({"hello": {"position": self.position}}, self.position)
             else:
                 held = self._held_after(last_event_id)
                 if held is not None:
@@ -218,9 +206,7 @@ class EventBroadcast:
                     self._hub.metrics.dropped(DOOR)
                     return
                 if number < self._newest:
-                    frames = [
-                        self._ring[place].frame.of(role) for place in range(number - oldest, len(self._ring))
-                    ]
+                    frames = [frame.of(role) for _, frame in islice(self._ring, number - oldest, None)]
                     number = self._newest
                     yield b"".join(frames)
                     continue
@@ -234,8 +220,8 @@ class EventBroadcast:
 
     def _held_after(self, last_event_id: str) -> int | None:
         """Return the number of the newest frame that ends at this position, or None if the ring has none."""
-        for behind, held in enumerate(reversed(self._ring)):
-            if held.position == last_event_id:
+        for behind, (position, _) in enumerate(reversed(self._ring)):
+            if position == last_event_id:
                 return self._newest - behind
         return None
 
@@ -280,8 +266,7 @@ class EventBroadcast:
         return sorted(found.values(), key=lambda record: (record.logged_at_us, record.position))
 
     def _reset(self, why: str) -> bytes:
-        said: dict[str, Any] = {"why": why, "position": self.position}
-        return events_text({RESET_EVENT: said}, self.position)
+        return events_text({"reset": {"why": why, "position": self.position}}, self.position)
 
 
 def _is_in(record: SettledRecord, wanted: dict[int, tuple[int, int]]) -> bool:

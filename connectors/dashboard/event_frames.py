@@ -24,9 +24,6 @@ from schemas.wire.ids import AGENT, JOB, MAILBOX, TASK
 from schemas.wire.record import AGENT_JOINED, AGENT_STOPPED, MESSAGE_POSTED, TASK_STARTED
 from schemas.wire.verdicts import ACCEPTED
 
-JOB_EVENT, TASK_EVENT = "job", "task"
-MESSAGE_EVENT, VERDICT_EVENT = "message", "verdict"
-PULSE_EVENT, HELLO_EVENT, RESET_EVENT = "pulse", "hello", "reset"
 _SAID: Final = ("message_id", "from", "kind", "priority")
 
 
@@ -60,11 +57,11 @@ class FrameWriter:
         """Return the frame of the records that were settled up to a position."""
         changes = self._changes([record for record in records if record.verdict == ACCEPTED])
         public = [verdict_as_json(record) for record in records if is_shown(record, VIEWER)]
-        shown = events_text({**changes, VERDICT_EVENT: public}, position)
+        shown = events_text({**changes, "verdict": public}, position)
         if len(public) == len(records):
             return Frame(shown, shown)
         whole = [verdict_as_json(record) for record in records]
-        return Frame(events_text({**changes, VERDICT_EVENT: whole}, position), shown)
+        return Frame(events_text({**changes, "verdict": whole}, position), shown)
 
     def _changes(self, records: Sequence[SettledRecord]) -> dict[str, Any]:
         touched: dict[str, dict[str, None]] = {AGENT: {}, JOB: {}, TASK: {}}
@@ -81,17 +78,17 @@ class FrameWriter:
                 messages.append(self._message(record, name))
         found = {
             **_agent_events(self._board.changed(touched[AGENT], touched[TASK], turned), came),
-            JOB_EVENT: [
+            "job": [
                 job_as_json(self._live_view, row)
                 for name in touched[JOB]
                 if (row := self._live_view.get(JobRow, name)) is not None
             ],
-            TASK_EVENT: [
+            "task": [
                 task_as_json(self._live_view, task)
                 for name in touched[TASK]
                 if (task := self._live_view.get(TaskRow, name)) is not None
             ],
-            MESSAGE_EVENT: messages,
+            "message": messages,
         }
         return {name: data for name, data in found.items() if data}
 

@@ -67,10 +67,9 @@ class RegistryFollower:
 
     def touch(self, sessions: Iterable[str], jobs: Iterable[str]) -> None:
         """Mark these rows to be looked up by the next `refresh`."""
-        for name in sessions:
-            self._changed.setdefault((SESSION, name), None)
-        for name in jobs:
-            self._changed.setdefault((JOB, name), None)
+        for kind, names in ((SESSION, sessions), (JOB, jobs)):
+            for name in names:
+                self._changed.setdefault((kind, name), None)
 
     def refresh(self) -> list[RowChange]:
         """Look up the rows that have changed since the last call.

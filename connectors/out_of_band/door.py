@@ -127,8 +127,7 @@ class OutOfBandDoor:
                 raise
         except ApiError as error:
             self._note(error, principal)
-            headers = None if error.headers is None else dict(error.headers)
-            return error_response(error.status_code, error.reason, str(error.detail), headers)
+            return error_response(error.status_code, error.reason, str(error.detail), dict(error.headers or {}))
         except BackboneUnreachable as error:
             away = unavailable(f"{error}; 'trunkline organism show' tells whether it counts")
             return error_response(503, away.reason, str(away.detail), dict(away.headers or {}))
@@ -277,5 +276,4 @@ def _replayed() -> _Refused:
 async def _unknown(request: Request, error: Exception) -> Response:
     """Answer a request for an unknown route or with a wrong method."""
     assert isinstance(error, HTTPException)  # noqa: S101  registered for HTTPException only
-    headers = None if error.headers is None else dict(error.headers)
-    return http_error_response(error.status_code, headers)
+    return http_error_response(error.status_code, dict(error.headers or {}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
@@ -110,9 +110,7 @@ class Done:
             "request_id": self.message.request_id,
             "outcome": self.outcome,
             "reason": self.reason[:_REASON_LIMIT],
-            "answers": [
-                {"to": a.to, "kind": a.kind, "namespace": a.namespace, "body": a.body} for a in self.answers
-            ],
+            "answers": [asdict(answer) for answer in self.answers],
         }
 
 

@@ -12,38 +12,24 @@ The pipeline is a pure library: bytes in, values out. The pump talks to the gate
 import it.
 """
 
-from connectors.xml_payloads.huh import HUH_NAMESPACE, Huh, huh
+from connectors.xml_payloads.huh import Huh
 from connectors.xml_payloads.payload_types import PayloadType, from_element, payload, payload_type_of, to_xml
 from connectors.xml_payloads.schema_cache import cached_schema
-from connectors.xml_pump.pipeline import Pipeline, Taken
+from connectors.xml_pump.pipeline import Pipeline
 from connectors.xml_pump.text_messages import Text
-from connectors.xml_wire.envelope import (
-    ENVELOPE_NAMESPACE,
-    TEXT_NAMESPACE,
-    OpenedMessage,
-    open_answer,
-    open_document,
-    text_payload,
-    wrapped,
-)
+from connectors.xml_wire.envelope import open_answer, open_document, text_payload, wrapped
 from connectors.xml_wire.faults import Faulty, XmlLimits, XmlRefused
 
 __all__ = [
-    "ENVELOPE_NAMESPACE",
-    "HUH_NAMESPACE",
-    "TEXT_NAMESPACE",
     "Faulty",
     "Huh",
-    "OpenedMessage",
     "PayloadType",
     "Pipeline",
-    "Taken",
     "Text",
     "XmlLimits",
     "XmlRefused",
     "cached_schema",
     "from_element",
-    "huh",
     "open_answer",
     "open_document",
     "payload",

@@ -25,20 +25,19 @@ from connectors.xml_payloads.deliveries import (
     LeasedMessage,
     payloads_of,
 )
-from connectors.xml_payloads.huh import HUH_NAMESPACE, huh
+from connectors.xml_payloads.huh import HUH_NAMESPACE, HUH_TAG, huh
 from connectors.xml_pump.handlers import HandlerContext, HistoryReader, ListenerMessage
 from connectors.xml_pump.listener_table import LLM, META, ListenerTable, RunnableListener
 from connectors.xml_pump.llm_listener import answer_llm
 from connectors.xml_pump.meta_listener import answer_meta
 from connectors.xml_pump.pipeline import Pipeline
+from connectors.xml_pump.text_messages import TEXT_TAG
 from connectors.xml_wire.envelope import text_payload
 from connectors.xml_wire.faults import Faulty, XmlLimits, XmlRefused
 from connectors.xml_wire.safe_xml import canonical_bytes, repair
 
 log = structlog.stdlib.get_logger(__name__)
 
-HUH_TAG: Final = "huh"
-TEXT_TAG: Final = "text"
 # The root tag of a text, after comments and declarations. Atomic groups, so that no text makes it slow.
 _ROOT_TAG: Final = re.compile(
     r"(?>\s+|<\?.*?\?>|<!--.*?-->)*+<(?:[\w.-]+:)?([A-Za-z_][\w.-]*)", re.ASCII | re.DOTALL
@@ -64,11 +63,7 @@ class _HandlerFailed(Exception):
 
 
 class _EndTried(Exception):
-    """A handler raised an exception that would end the program."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
+    """A handler raised an exception that would end the program; the text is its name."""
 
 
 class Dispatcher:
@@ -189,7 +184,7 @@ class Dispatcher:
 async def _bounded(asked: Awaitable[Any], message: LeasedMessage) -> Any:
     """Return the result of a listener's code within its time limit. Raises _HandlerFailed, AnswerFault."""
     task = asyncio.create_task(_guarded(asked), name=task_name(message))
-    task.add_done_callback(_looked_at)
+    task.add_done_callback(_retrieve_exception)
     try:
         await asyncio.wait({task}, timeout=message.timeout_ms / 1000)
         if not task.done():
@@ -206,13 +201,13 @@ async def _bounded(asked: Awaitable[Any], message: LeasedMessage) -> Any:
         return task.result()
     if isinstance(failure, AnswerFault):
         raise failure
-    name = failure.name if isinstance(failure, _EndTried) else type(failure).__name__
+    name = str(failure) if isinstance(failure, _EndTried) else type(failure).__name__
     where = {"listener": message.listener, "message_id": message.message_id}
     log.warning("handler_failed", **where, error=name, place=_place(failure))
     raise _HandlerFailed(f"it raised {name}")
 
 
-def _looked_at(task: asyncio.Task[Any]) -> None:
+def _retrieve_exception(task: asyncio.Task[Any]) -> None:
     """Read the task's exception. Otherwise asyncio would log it with all its text."""
     if not task.cancelled():
         task.exception()

@@ -9,7 +9,7 @@ import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import orjson
@@ -34,61 +34,38 @@ class NotTaken(TrunklineError):
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """The answer to a lease. `suspects` is the number of waiting messages that were handed out before."""
+    """The answer to a lease. `redelivered` is the number of waiting messages that were leased before."""
 
     version: int
-    suspects: int
+    redelivered: int
     messages: Sequence[LeasedMessage]
 
 
-class Link(Protocol):
-    """The requests of a pump to the gateway.
+class GatewayLink:
+    """A pump's requests to the gateway that the settings name, with the operator's token.
 
     Each raises BackboneUnreachable while there is no gateway or no Kafka, Refused when the token lacks the
     right, and NotTaken when the request itself is wrong.
     """
-
-    async def started(self, pump: str) -> int:
-        """Begin: the messages that an earlier pump of this name held are given back. Returns their number."""
-
-    async def listeners(self) -> tuple[int, Sequence[ListenerInfo]]:
-        """Return the organism's version and the active listeners."""
-
-    async def lease(
-        self, pump: str, wants: Mapping[str, int], free: int, wait_ms: int, version: int, *, alone: bool
-    ) -> Leased:
-        """Return messages to handle; wait up to `wait_ms` for one."""
-
-    async def settle(
-        self, pump: str, done: Sequence[Mapping[str, Any]], request_id: str
-    ) -> Sequence[Mapping[str, Any]]:
-        """Report the outcome of messages. The same outcome with the same id is the same request."""
-
-    async def history(self, listener: str, thread: str, limit: int) -> Sequence[SaidMessage]:
-        """Return the messages of a conversation, oldest first."""
-
-
-class GatewayLink:
-    """The link to the gateway that the settings name, with the operator's token."""
 
     def __init__(self, settings: Settings) -> None:
         self._http = HttpConnections(settings.gateway_url, read_token(settings), settings.gateway.ca_certs)
         self._timeout_s = settings.gateway.settle_timeout_s + _MARGIN_S
 
     async def started(self, pump: str) -> int:
-        """See Link."""
+        """Begin, give back the messages that an earlier pump of this name held, and return their number."""
         answer = await self._post(f"{_PUMP}/started", {"pump": pump})
         return int(answer["released"])
 
     async def listeners(self) -> tuple[int, Sequence[ListenerInfo]]:
-        """See Link."""
+        """Return the organism's version and the active listeners."""
         answer = await self._ask("GET", _LISTENERS, None, self._timeout_s)
         return int(answer["version"]), [listener_from(row) for row in answer["listeners"]]
 
     async def lease(
         self, pump: str, wants: Mapping[str, int], free: int, wait_ms: int, version: int, *, alone: bool
     ) -> Leased:
-        """See Link."""
+        """Return messages to handle; wait up to `wait_ms` for one."""
         asked = {"pump": pump, "wants": wants, "free": free, "alone": alone, "wait_ms": wait_ms}
         asked["version"] = version
         answer = await self._post(f"{_PUMP}/lease", asked, wait_ms / 1000)
@@ -98,12 +75,15 @@ class GatewayLink:
     async def settle(
         self, pump: str, done: Sequence[Mapping[str, Any]], request_id: str
     ) -> Sequence[Mapping[str, Any]]:
-        """See Link."""
+        """Report the outcome of messages. The same outcome with the same id is the same request."""
         answer = await self._post(f"{_PUMP}/settle", {"pump": pump, "done": done}, request_id=request_id)
         return list(answer["results"])
 
     async def history(self, listener: str, thread: str, limit: int) -> Sequence[SaidMessage]:
-        """See Link. While the gateway is away it waits, as long as the handler's time limit lets it."""
+        """Return the messages of a conversation, oldest first.
+
+        While the gateway is away it waits, as long as the handler's time limit lets it.
+        """
         asked = {"listener": listener, "thread": thread, "limit": limit}
         wait_s = _AWAY_S[0]
         while True:

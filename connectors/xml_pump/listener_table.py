@@ -101,20 +101,12 @@ class TableMaker:
     A module is loaded again when its file has changed since. The modules that it imports are not.
     """
 
-    def __init__(
-        self,
-        schemas_folder: Path,
-        limits: XmlLimits,
-    ) -> None:
+    def __init__(self, schemas_folder: Path, limits: XmlLimits) -> None:
         self._schemas_folder = schemas_folder
         self._limits = limits
         self._modules: dict[str, tuple[str, ModuleType]] = {}
-        self._system = Pipeline(None, limits=limits)
-
-    @property
-    def system_pipeline(self) -> Pipeline:
-        """The pipeline for messages that no listener's class describes (XP-10)."""
-        return self._system
+        # The pipeline for messages that no listener's class describes (XP-10).
+        self.system_pipeline = Pipeline(None, limits=limits)
 
     def make(self, version: int, infos: Sequence[ListenerInfo]) -> ListenerTable:
         """Return a table of these listeners. One that cannot be loaded is logged and does not run here."""

@@ -17,17 +17,17 @@ from typing import Any, Final
 from lxml import etree  # type: ignore[import-untyped]
 
 from connectors.xml_payloads.deliveries import Answer, AnswerFault, payloads_of
+from connectors.xml_payloads.huh import HUH_TAG
 from connectors.xml_payloads.payload_types import PayloadType
 from connectors.xml_payloads.shapes import Record
 from connectors.xml_pump.handlers import HandlerContext, ListenerMessage, SaidMessage
 from connectors.xml_pump.listener_table import RAW_ARGUMENT, ListenerTable, RunnableListener
 from connectors.xml_pump.llm_client import ChatMessage, Completion, ToolCall
+from connectors.xml_pump.text_messages import TEXT_TAG
 from connectors.xml_wire.envelope import TEXT_NAMESPACE, text_payload
 from connectors.xml_wire.faults import XmlLimits
 from connectors.xml_wire.safe_xml import canonical_bytes
 
-TEXT_TAG: Final = "text"
-HUH_TAG: Final = "huh"
 ANSWER_KIND: Final = "answer"
 _HISTORY: Final = 200
 _NOT_A_NAME: Final = re.compile(r"[^A-Za-z0-9._-]")
@@ -106,25 +106,24 @@ def _call(call: ToolCall, table: ListenerTable, limits: XmlLimits) -> Answer:
             return Answer(name, kind.root_tag, kind.namespace, body.decode("utf-8"))
     raw = call.arguments.get(RAW_ARGUMENT)
     if kind is None and isinstance(raw, str):
-        try:
-            found = payloads_of(raw.encode("utf-8", "replace"), limits)
-        except AnswerFault:
-            found = []
+        found = _payloads(raw, limits)
         if len(found) == 1:
             return Answer(name, found[0].kind, found[0].namespace, found[0].body)
     shown = json.dumps(call.arguments, ensure_ascii=False, default=str)
     return Answer(name, TEXT_TAG, TEXT_NAMESPACE, text_payload("call", shown).decode("utf-8"))
 
 
+def _payloads(text: str, limits: XmlLimits) -> list[Answer]:
+    try:
+        return payloads_of(text.encode("utf-8", "replace"), limits)
+    except AnswerFault:
+        return []
+
+
 def _text(text: str, limits: XmlLimits) -> list[Answer]:
     """Return the payloads that a model's text holds if it is XML, else the text as one payload."""
-    if text.lstrip().startswith("<"):
-        try:
-            found = payloads_of(text.encode("utf-8", "replace"), limits)
-        except AnswerFault:
-            found = []
-        if found:
-            return found
+    if text.lstrip().startswith("<") and (found := _payloads(text, limits)):
+        return found
     body = text_payload(ANSWER_KIND, text)
     if len(body) > limits.document_bytes:
         raise AnswerFault("the language model's text is too large")

@@ -23,7 +23,7 @@ import structlog
 
 from connectors.xml_payloads.deliveries import NACK, Done, LeasedMessage
 from connectors.xml_pump.dispatcher import Delivered, Dispatcher
-from connectors.xml_pump.gateway_link import Leased, Link
+from connectors.xml_pump.gateway_link import GatewayLink, Leased
 from connectors.xml_pump.listener_table import ListenerTable, TableMaker
 from connectors.xml_pump.llm_client import TokenRate
 from connectors.xml_pump.settling import BACKOFF_S, Settler
@@ -64,7 +64,7 @@ class Pump:
     def __init__(
         self,
         name: str,
-        link: Link,
+        link: GatewayLink,
         maker: TableMaker,
         dispatcher: Callable[[Callable[[str, int], None]], Dispatcher],
         settler: Settler,
@@ -92,8 +92,8 @@ class Pump:
         self._news = asyncio.Event()
         self._stopping = False
         self._failure: BaseException | None = None
-        self._suspects = 0
-        self._suspects_turn_at = 0.0
+        self._redelivered = 0
+        self._redelivered_turn_at = 0.0
         self._ask_at = 0.0
         self._away_s = 0.0
         self._vain_s = 0.0
@@ -116,7 +116,7 @@ class Pump:
             while not self._stopping:
                 if self._failure is not None:
                     raise self._failure
-                if self._suspects and time.monotonic() >= self._suspects_turn_at:
+                if self._redelivered and time.monotonic() >= self._redelivered_turn_at:
                     await self._run_alone()
                 else:
                     self._ask()
@@ -173,8 +173,8 @@ class Pump:
         if not leased.messages and now - begun < wait_ms / 2000:
             # The gateway answered at once, and would do so again.
             self._ask_at = now + _REST_S
-            if leased.suspects and not self._vain_s:
-                self._suspects_turn_at = now  # no other message needs the time
+            if leased.redelivered and not self._vain_s:
+                self._redelivered_turn_at = now  # no other message needs the time
 
     async def _lease(self, wants: Mapping[str, int], free: int, wait_ms: int, *, alone: bool) -> Leased | None:
         """Return the leased messages.
@@ -197,8 +197,8 @@ class Pump:
 
     async def _take(self, leased: Leased) -> None:
         """Start the handlers of the leased messages, with the current listeners."""
-        self._suspects = leased.suspects
-        if not leased.suspects:
+        self._redelivered = leased.redelivered
+        if not leased.redelivered:
             self._vain_s = 0.0
         if leased.version != self._table.version and not self._stopping:
             await self._change(leased.version)
@@ -242,7 +242,7 @@ class Pump:
             left = deadline - time.monotonic()
             if left <= 0:
                 # The slow handler may run for an hour, and other messages have places.
-                self._postpone_suspects(self._drain_s)
+                self._postpone_redelivered(self._drain_s)
                 return
             await self._news_within(min(1.0, left))
         if self._stopping or self._failure is not None:
@@ -256,18 +256,18 @@ class Pump:
             await self._take(leased)
         if leased is None or not leased.messages:
             # Another pump has the message, or its listener has no place now.
-            self._postpone_suspects(_ALONE_REST_S)
+            self._postpone_redelivered(_ALONE_REST_S)
             return
         self._vain_s = 0.0
         while self._is_busy() and not self._stopping and self._failure is None:
             await self._news_within(1.0)
         took_s = min(max(time.monotonic() - begun, _TURN_S[0]), _TURN_S[1])
-        self._suspects_turn_at = time.monotonic() + took_s
+        self._redelivered_turn_at = time.monotonic() + took_s
 
-    def _postpone_suspects(self, least_s: float) -> None:
+    def _postpone_redelivered(self, least_s: float) -> None:
         """Postpone the next turn of messages that were leased before, longer each time."""
         self._vain_s = min(max(self._vain_s * 2, least_s), _TURN_S[1])
-        self._suspects_turn_at = time.monotonic() + self._vain_s
+        self._redelivered_turn_at = time.monotonic() + self._vain_s
 
     async def _change(self, version: int | None) -> None:
         """Load the listeners again, unless another task just did."""

@@ -16,7 +16,7 @@ import structlog
 
 from connectors.xml_payloads.deliveries import HUH, NACK, Answer, Done
 from connectors.xml_payloads.huh import HUH_NAMESPACE, huh
-from connectors.xml_pump.gateway_link import Link, NotTaken
+from connectors.xml_pump.gateway_link import GatewayLink, NotTaken
 from schemas.errors import BackboneUnreachable, Refused
 
 log = structlog.stdlib.get_logger(__name__)
@@ -44,7 +44,7 @@ class Settler:
     `request_bytes` is the largest size of a request.
     """
 
-    def __init__(self, link: Link, pump: str, request_bytes: int) -> None:
+    def __init__(self, link: GatewayLink, pump: str, request_bytes: int) -> None:
         self._link = link
         self._pump = pump
         self._request_bytes = request_bytes
@@ -96,8 +96,7 @@ class Settler:
         while True:
             try:
                 results = await self._link.settle(self._pump, [item.body for item in batch], request_id)
-                verdicts = {str(result["message_id"]): result.get("verdict") for result in results}
-                reasons = {str(result["message_id"]): result.get("reason") for result in results}
+                found = {str(one["message_id"]): (one.get("verdict"), one.get("reason")) for one in results}
                 break
             except (BackboneUnreachable, Refused, *_UNREADABLE) as error:
                 why = "its answer cannot be read" if isinstance(error, _UNREADABLE) else str(error)
@@ -109,10 +108,11 @@ class Settler:
                 return
         for item in batch:
             message_id = item.done.message.message_id
-            if verdicts.get(message_id) not in _SETTLED:
+            verdict, reason = found.get(message_id, (None, None))
+            if verdict not in _SETTLED:
                 # Its lease has expired, and another pump has leased the message.
                 where = {"listener": item.done.message.listener, "message_id": message_id}
-                log.warning("not_settled", **where, reason=reasons.get(message_id))
+                log.warning("not_settled", **where, reason=reason)
             _told(item)
 
     async def _tell_otherwise(self, batch: Sequence[_Item], error: Exception) -> None:

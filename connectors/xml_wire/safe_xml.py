@@ -48,13 +48,7 @@ def repair(data: bytes, limits: XmlLimits = DEFAULT_LIMITS, *, root_tag: str = "
     and hints where to fetch a schema are removed from the tree, with a note.
     """
     data, is_strict = guarded(data, limits)
-    try:
-        root = etree.fromstring(data, _parser())
-    except etree.XMLSyntaxError as error:
-        if is_strict or _is_beyond(error):
-            raise _refused(error, is_strict) from None
-        return _repaired(mended(data.decode(), root_tag), limits)
-    return Repaired(root, tidied(root, data, limits))
+    return _tree(data, data, root_tag, limits, is_strict)
 
 
 def repair_answer(data: bytes, limits: XmlLimits = DEFAULT_LIMITS) -> Repaired:
@@ -62,14 +56,18 @@ def repair_answer(data: bytes, limits: XmlLimits = DEFAULT_LIMITS) -> Repaired:
     data, is_strict = guarded(data, limits)
     if data.startswith(b"<?xml") and (end := data.find(b"?>")) > 0:
         data = data[end + 2 :]
-    wrapped = b"<answer>" + data + b"</answer>"
+    return _tree(b"<answer>" + data + b"</answer>", data, None, limits, is_strict)
+
+
+def _tree(document: bytes, source: bytes, root_tag: str | None, limits: XmlLimits, is_strict: bool) -> Repaired:
+    """Parse a document, and mend its source if it is not well-formed and may be mended."""
     try:
-        root = etree.fromstring(wrapped, _parser())
+        root = etree.fromstring(document, _parser())
     except etree.XMLSyntaxError as error:
         if is_strict or _is_beyond(error):
             raise _refused(error, is_strict) from None
-        return _repaired(mended(data.decode(), None), limits)
-    return Repaired(root, tidied(root, wrapped, limits))
+        return _repaired(mended(source.decode(), root_tag), limits)
+    return Repaired(root, tidied(root, document, limits))
 
 
 def canonical_bytes(element: Any) -> bytes:
