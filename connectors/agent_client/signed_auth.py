@@ -72,17 +72,19 @@ class AgentKey:
     def _read(self, fd: int) -> RSAPrivateKey:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise KeyFileError(f"the key file {self._path} is no file")
+            raise KeyFileError(f"the key file {self._path} is not a regular file")
         if found.st_mode & 0o077:
             mode = stat.S_IMODE(found.st_mode)
-            raise KeyFileError(f"the key file {self._path} is open to others ({mode:04o}): chmod 600 it")
+            raise KeyFileError(
+                f"the key file {self._path} is readable by others ({mode:04o}); run: chmod 600 {self._path}"
+            )
         seen = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
         if self._key is None or seen != self._seen:
             self._key = None
             try:
                 self._key = load_private_key(os.read(fd, _FILE_LIMIT))
             except (OSError, ValueError) as error:
-                raise KeyFileError(f"the key file {self._path} holds no key to sign with: {error}") from None
+                raise KeyFileError(f"the key file {self._path} holds no usable key: {error}") from None
             self._seen = seen
         return self._key
 

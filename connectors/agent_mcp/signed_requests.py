@@ -102,11 +102,11 @@ class SignedRequests:
         for name in (AGENT_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER):
             found = request.headers.getlist(name)
             if len(found) != 1:
-                raise _forbidden(f"the request needs the header {name}, once")
+                raise _forbidden(f"the request must have the header {name} exactly once")
             values[name] = found[0]
         agent_name, signature = values[AGENT_HEADER], values[SIGNATURE_HEADER]
         if not is_name(agent_name):
-            raise _forbidden(f"{AGENT_HEADER} is no name")
+            raise _forbidden(f"{AGENT_HEADER} is not a valid name")
         why_not = self._keys.verify_signature(agent_name, values[TIMESTAMP_HEADER], body, signature)
         if why_not is not None:
             raise _forbidden(why_not)
@@ -131,7 +131,7 @@ class SignedRequests:
         except TrunklineError as error:
             raise ApiError(500, INTERNAL, str(error)) from None
         if settled.verdict == REJECTED:  # the agent has stopped, and its keys are about to be removed
-            raise _forbidden(settled.why or "this agent takes no part")
+            raise _forbidden(settled.why or "this agent does not take part")
         if settled.verdict != ACCEPTED:
             raise _forbidden("this signature was used before: sign each call anew")
 

@@ -71,7 +71,7 @@ class Logins:
             return Unidentified("log in again: the cookie is not one of this backbone")
         expiry, principal, digest = said.split(":")
         if int(expiry) <= self._clock():
-            return Unidentified("log in again: it is a week ago", principal)
+            return Unidentified("log in again: the login has expired", principal)
         if principal == OPERATOR:
             if hmac.compare_digest(digest, self._operator_digest):
                 return Caller(OPERATOR, OPERATOR)
@@ -154,11 +154,11 @@ def add_login_routes(app: FastAPI, entrance: Entrance, body_limit_bytes: int) ->
         request.scope["trunkline_route"] = "/api/login"
         # Only a script of our own page can send this type; a form of another page cannot.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise malformed("a login is application/json")
+            raise malformed("a login must be application/json")
         body = await StrictRequest(request.scope, request.receive, body_limit_bytes).json()
         token = body.get("token") if isinstance(body, dict) else None
         if not isinstance(token, str) or not 0 < len(token) <= _TOKEN_LIMIT:
-            raise malformed('a login is {"token": "..."}')
+            raise malformed('the body of a login is {"token": "..."}')
         found, cookie = entrance.logins.cookie_for(token)
         caller = entrance.check(request, found, "POST /api/login")
         answer = json_answer({"principal": caller.principal, "role": caller.role})

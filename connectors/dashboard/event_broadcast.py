@@ -235,10 +235,10 @@ class EventBroadcast:
             await asyncio.sleep(FRAME_S)
         number, now = self._newest, self._at.copy()
         if since is None or since.is_ahead_of(now):
-            return [self._reset("this is no position of this log")], number
+            return [self._reset("this is not a position of this log")], number
         records = await asyncio.to_thread(self._records, since, now)
         if records is None:
-            return [self._reset("what came since is too much, or not to be had any more")], number
+            return [self._reset("the missed records are too many or no longer available")], number
         texts = []
         for place in range(0, len(records), _RESUME_FRAME):
             part = records[place : place + _RESUME_FRAME]

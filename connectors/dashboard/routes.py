@@ -163,7 +163,7 @@ def _add_rejections(app: FastAPI, hub: Hub, entrance: Entrance, shown: Shown) ->
             async with ledger:
                 found = await asyncio.to_thread(verdict_in_ledger, hub.settings, position)
         if found is None or not is_shown(found, caller.role):
-            raise not_found("no record is settled there, or it is not in the ledger yet")
+            raise not_found("no record was settled at this position, or it is not in the ledger yet")
         return json_answer(record_as_json(found, caller.role))
 
 
@@ -190,7 +190,7 @@ def add_event_routes(app: FastAPI, hub: Hub, entrance: Entrance, broadcast: Even
         """
         caller = entrance.admit(request, EVENTS)
         if not places.take(caller.principal):
-            raise unavailable("too many followers at once; come again later", BUSY)
+            raise unavailable("too many readers at once; try again later", BUSY)
 
         def goes_on() -> bool:
             return not hub.stopping.is_set() and entrance.still_holds(request, caller)

@@ -55,7 +55,7 @@ def give_command(settings: Settings, action: Action, key_file: Path | None = Non
             action, nonce=secrets.token_hex(16), issued=datetime.now(UTC), key_id=key_id(key.public_key())
         )
     except ValueError as error:
-        raise UsageError(f"a command cannot say that: {error}") from None
+        raise UsageError(f"this text cannot be in a command: {error}") from None
     status, answer = post_command(settings.command_socket, body, sign(key, body))
     if status == 200:
         return answer

@@ -101,11 +101,11 @@ def read_command(body: bytes) -> Command:
     root = repaired.root
     if not _SCHEMA.validate(root):
         said = escaped(str(_SCHEMA.error_log.last_error.message))[:_WHY_CHARACTERS]
-        raise CommandRefused(MALFORMED, f"not as commands.xsd has it: {said}")
+        raise CommandRefused(MALFORMED, f"does not match commands.xsd: {said}")
     try:
         issued = datetime.fromisoformat(root.get("issued"))
     except ValueError:
-        raise CommandRefused(MALFORMED, "issued: there is no such moment") from None
+        raise CommandRefused(MALFORMED, "issued: not a valid time") from None
     return Command(root.get("nonce"), issued, root.get("key"), _action(root[0]))
 
 

@@ -94,7 +94,7 @@ def read_keys(folder: Path) -> KeyFolder:
     faults: dict[str, str] = {}
     try:
         if folder.stat().st_mode & _OF_OTHERS_TO_WRITE:
-            return KeyFolder({}, {folder.name: "others can write to this folder: no key in it counts"})
+            return KeyFolder({}, {folder.name: "others can write to this folder, so no key in it is accepted"})
         names = sorted(entry.name for entry in os.scandir(folder) if entry.name.endswith(PUBLIC))
     except OSError as error:
         return KeyFolder({}, {folder.name: f"cannot be read: {error.strerror}"})
@@ -163,7 +163,7 @@ def _command_key(path: Path) -> CommandKey:
     """Return the key in a file. Raises ValueError with the reason why the key is not accepted."""
     name = path.name.removesuffix(PUBLIC)
     if not is_name(name):
-        raise ValueError("its name is none that may stand in the ledger: letters, digits, '.', '_', '-'")
+        raise ValueError("its name is not valid in the ledger: use letters, digits, '.', '_', '-'")
     try:
         # O_NONBLOCK, because opening a pipe would wait for a writer.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
@@ -176,7 +176,7 @@ def _command_key(path: Path) -> CommandKey:
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror}") from None
     except UnsupportedAlgorithm:
-        raise ValueError("a key of a kind that is not known") from None
+        raise ValueError("an unknown kind of key") from None
     if not isinstance(key, Ed25519PublicKey):
         raise ValueError("not an Ed25519 key")
     return CommandKey(name, key_id(key), key)

@@ -129,7 +129,7 @@ class OutOfBandDoor:
             self._note(error, principal)
             return error_response(error.status_code, error.reason, str(error.detail), dict(error.headers or {}))
         except BackboneUnreachable as error:
-            away = unavailable(f"{error}; 'trunkline organism show' tells whether it counts")
+            away = unavailable(f"{error}; 'trunkline organism show' shows whether it was carried out")
             return error_response(503, away.reason, str(away.detail), dict(away.headers or {}))
         except TrunklineError as error:
             return error_response(500, INTERNAL, str(error))
@@ -145,10 +145,10 @@ class OutOfBandDoor:
             log.warning("command_key_skipped", file=name, why=why)
         key = folder.keys.get(command.key_id)
         if key is None:
-            raise _Refused(UNAUTHORIZED, "the key is none of those whose commands count")
+            raise _Refused(UNAUTHORIZED, "unknown key: it is not among the accepted command keys")
         given = request.headers.getlist(SIGNATURE_HEADER)
         if len(given) != 1 or not key.has_signed(body, given[0]):
-            raise _Refused(UNAUTHORIZED, "the signature is not that key's over this command")
+            raise _Refused(UNAUTHORIZED, "the signature does not match the key and the command")
         return key
 
     def _check_new(self, command: Command) -> None:
@@ -247,7 +247,7 @@ def _check_time(command: Command) -> None:
         when = "ago" if off_s > 0 else "from now"
         raise _Refused(
             UNAUTHORIZED,
-            f"issued {abs(off_s):.0f} s {when}; a command is good for {WINDOW_S} s around its time",
+            f"issued {abs(off_s):.0f} s {when}; a command is valid for {WINDOW_S} s around its time",
         )
 
 
@@ -270,7 +270,7 @@ def _refuse_content(why: str) -> NoReturn:
 
 
 def _replayed() -> _Refused:
-    return _Refused(UNAUTHORIZED, "this command was given before: its nonce is used", reason=REPLAYED)
+    return _Refused(UNAUTHORIZED, "this command was sent before: its nonce is used", reason=REPLAYED)
 
 
 async def _unknown(request: Request, error: Exception) -> Response:

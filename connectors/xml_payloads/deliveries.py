@@ -140,7 +140,7 @@ def payloads_of(answer: object, limits: XmlLimits) -> list[Answer]:
     found = []
     for one in opened:
         if one.to is not None and not is_name(one.to):
-            raise AnswerFault("its answer has a <to> that is no name")
+            raise AnswerFault("its answer has a <to> that is not a valid name")
         # An underscore may begin an element, but no root tag.
         if not one.root_tag[0].isalpha() or len(one.namespace) > _NAMESPACE_LIMIT:
             raise AnswerFault("its answer has a root tag or a namespace that no listener can have")

@@ -85,9 +85,9 @@ def payload(root_tag: str | None = None, namespace: str | None = None) -> Callab
         tag = root_tag or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", cls.__name__).lower()
         space = namespace or f"urn:trunkline:payload:{tag}:1"
         if not is_name(tag) or not re.match("[A-Za-z]", tag):
-            raise TypeError(f"{cls.__name__}: {tag!r} is no root tag (a name that begins with a letter)")
+            raise TypeError(f"{cls.__name__}: {tag!r} is not a root tag (a name that begins with a letter)")
         if not _NAMESPACE(space) or space == _ENVELOPE_NAMESPACE:
-            raise TypeError(f"{cls.__name__}: {space!r} is no namespace for a payload")
+            raise TypeError(f"{cls.__name__}: {space!r} is not a namespace for a payload")
         shape = record_of(cls, space)
         found = PayloadType(
             cls,
@@ -108,7 +108,7 @@ def payload_type_of(cls: type) -> PayloadType:
     """Return the payload type of a decorated class. Raises TypeError if the class itself was not decorated."""
     found = cls.__dict__.get(ATTRIBUTE)
     if not isinstance(found, PayloadType):
-        raise TypeError(f"{cls.__name__} is no payload: decorate it with @payload()")
+        raise TypeError(f"{cls.__name__} is not a payload: decorate it with @payload()")
     return found
 
 

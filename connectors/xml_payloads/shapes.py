@@ -44,7 +44,7 @@ class Record:
 def record_of(cls: type, namespace: str, above: tuple[type, ...] = ()) -> Record:
     """Return the form of a dataclass. Raises TypeError, with the field, for one that XML or XSD cannot hold."""
     if not dataclasses.is_dataclass(cls):
-        raise TypeError(f"{cls.__name__} is no dataclass")
+        raise TypeError(f"{cls.__name__} is not a dataclass")
     if cls in above:
         raise TypeError(f"{cls.__name__} holds itself: its depth would have no end")
     hints = get_type_hints(cls, localns={cls.__name__: cls})

@@ -56,7 +56,7 @@ def read_record(record: Record, element: Any) -> Any:
         if slot.is_list:
             values.setdefault(slot.name, []).append(value)
         elif slot.name in values:
-            raise Faulty("value", f"<{slot.name}> stands there twice")
+            raise Faulty("value", f"<{slot.name}> occurs twice")
         else:
             values[slot.name] = value
     if len(values) < len(record.slots):
@@ -72,7 +72,7 @@ def _read_item(slot: Slot, child: Any) -> Any:
     if isinstance(shape, Record):
         return read_record(shape, child)
     if len(child):
-        raise Faulty("value", f"<{slot.name}> holds text only, there is an element in it")
+        raise Faulty("value", f"<{slot.name}> holds only text, but there is an element in it")
     try:
         return shape.read(child.text or "")
     except ValueError:

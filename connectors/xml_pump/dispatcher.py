@@ -90,7 +90,7 @@ class Dispatcher:
     async def deliver(self, message: LeasedMessage, table: ListenerTable) -> Delivered:
         """Run the message's pipeline and its listener. Only a cancellation of the caller is raised."""
         if message.is_orphan:
-            why = "the listener was removed before it came to your message"
+            why = "the listener was removed before it handled your message"
             return Delivered(_huh(message, why, "routing", message.kind))
         listener = table.runnable.get(message.listener)
         if listener is None:

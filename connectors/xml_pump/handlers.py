@@ -165,7 +165,7 @@ def handler_in(module: ModuleType, attribute: str) -> Handler:
     handler = getattr(found, _ATTRIBUTE, None)
     if not isinstance(handler, Handler):
         raise HandlerError(
-            f"{module.__name__}:{attribute} is no handler: decorate it with @handles(PayloadClass)"
+            f"{module.__name__}:{attribute} is not a handler: decorate it with @handles(PayloadClass)"
         )
     return handler
 

@@ -74,7 +74,7 @@ def client_of(found: object, name: str) -> LlmClient:
             raise HandlerError(f"{name}: cannot be made without arguments ({type(error).__name__})") from error
     if not inspect.iscoroutinefunction(getattr(found, "complete", None)):
         raise HandlerError(
-            f"{name} is no client: give it async def complete(model, system_prompt, messages, tools)"
+            f"{name} is not a client: give it async def complete(model, system_prompt, messages, tools)"
         )
     assert isinstance(found, LlmClient)  # noqa: S101  checked by the lines before
     return found

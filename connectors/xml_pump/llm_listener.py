@@ -52,7 +52,7 @@ async def answer_llm(
         context.tools,
     )
     if not isinstance(completion, Completion):
-        raise AnswerFault("the language model's client gave back no Completion")
+        raise AnswerFault("the language model's client returned no Completion")
     answers = [_call(call, table, limits) for call in completion.calls]
     if completion.text:
         answers += _text(completion.text, limits)

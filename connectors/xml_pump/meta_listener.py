@@ -51,7 +51,7 @@ def answer_meta(
         named = question.get("listener")
         found = [one for one in _seen_by(own, message.sender, listeners) if one.name == named]
         if not found:
-            raise Faulty("value", "there is no listener of the name that you ask for", "a name of <list/>")
+            raise Faulty("value", "there is no listener of this name", "a name of <list/>")
         body, kind = _description(found[0]), DESCRIPTION_TAG
     return (Answer(message.sender, kind, META_NAMESPACE, body.decode("utf-8")),)
 

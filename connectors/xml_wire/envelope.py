@@ -27,7 +27,7 @@ _SPACE: Final = f"{{{ENVELOPE_NAMESPACE}}}"
 _MESSAGE, _FROM, _TO, _THREAD = (f"{_SPACE}{name}" for name in ("message", "from", "to", "thread"))
 _SCHEMA: Final = etree.XMLSchema(file=str(Path(__file__).with_name("envelope.xsd")))
 _DEFAULT_NAMESPACE: Final = re.compile(rb"<[^\s:>]+ xmlns=\"[^\"]")
-_CLAIMED: Final = "not believed: <from> is written by the pump, whatever stands there"
+_CLAIMED: Final = "ignored: the pump writes <from> itself"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def _root_name(payload: Any, notes: tuple[str, ...]) -> tuple[str, str]:
     name = payload.tag
     namespace, _, tag = name[1:].rpartition("}") if name[0] == "{" else ("", "", name)
     if not is_name(tag):
-        why = f"the root tag <{quoted(tag)}> is no name: ASCII letters, digits, '.', '_', '-', 128 at most"
+        why = f"the root tag <{quoted(tag)}> is not a name: ASCII letters, digits, '.', '_', '-', 128 at most"
         raise Faulty("payload", why, EXAMPLE, notes)
     if not namespace and tag == "message":
         # In an answer it would look like an envelope without its namespace.
@@ -187,7 +187,7 @@ def envelope_fault(root: Any, namespace: str) -> str:
     if root.attrib:
         return f"<message> takes no attributes, it has {quoted(next(iter(root.attrib)))}"
     if (root.text or "").strip() or any((child.tail or "").strip() for child in root):
-        return "text stands in <message> itself; text belongs into the payload"
+        return "there is text directly in <message>; put it into the payload"
     heads = [c for c in root if etree.QName(c).namespace == namespace and etree.QName(c).localname in _HEADS]
     payloads = [child for child in root if child not in heads]
     return _heads_fault(heads) or _payload_fault(payloads, namespace) or _order_fault(root, payloads)
@@ -197,17 +197,17 @@ def _heads_fault(heads: list[Any]) -> str:
     for head in heads:
         tag = etree.QName(head).localname
         if len(head):
-            return f"<{tag}> holds text only; there is an element in it, perhaps because it is not closed"
+            return f"<{tag}> holds only text; there is an element in it, perhaps because it is not closed"
         if head.attrib:
             return f"<{tag}> takes no attributes"
     tags = [etree.QName(head).localname for head in heads]
     twice = [tag for tag in _HEADS if tags.count(tag) > 1]
-    return f"<{twice[0]}> stands there twice; send one message to each" if twice else ""
+    return f"<{twice[0]}> occurs twice; send one message to each recipient" if twice else ""
 
 
 def _payload_fault(payloads: list[Any], namespace: str) -> str:
     if not payloads:
-        return "there is no payload; one element belongs behind <to> and <thread>"
+        return "there is no payload; put one element after <to> and <thread>"
     if len(payloads) > 1:
         tags = ", ".join(f"<{quoted(etree.QName(payload).localname)}>" for payload in payloads[:3])
         return f"{len(payloads)} payloads ({tags}{', …' if len(payloads) > 3 else ''}); an envelope holds one"
@@ -226,9 +226,9 @@ def _order_fault(root: Any, payloads: list[Any]) -> str:
         text = root.findtext(f"{{*}}{tag}")
         if text is not None and tag in tags and not text.strip():
             return f"<{tag}> is empty; give {what}, or leave it out"
-    wrong = (
-        "<to> is no name of a listener (letters, digits, '.', '_', '-', 128 at most)" if "to" in tags else ""
-    )
-    return (
-        " or ".join(filter(None, [wrong, "<thread> is no UUID" if "thread" in tags else ""])) or "not as asked"
-    )
+    wrong = []
+    if "to" in tags:
+        wrong.append("<to> is not the name of a listener (letters, digits, '.', '_', '-', 128 at most)")
+    if "thread" in tags:
+        wrong.append("<thread> is not a UUID")
+    return " or ".join(wrong) or "it does not match the schema"

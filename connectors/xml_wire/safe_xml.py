@@ -78,7 +78,7 @@ def canonical_bytes(element: Any) -> bytes:
     try:
         return bytes(etree.tostring(element, method="c14n", exclusive=True, with_comments=False))
     except etree.C14NError:
-        raise ValueError("a namespace is no absolute URI, as urn:example:calculator:1 is") from None
+        raise ValueError("a namespace is not an absolute URI, such as urn:example:calculator:1") from None
 
 
 def guarded(data: bytes, limits: XmlLimits) -> tuple[bytes, bool]:
@@ -168,7 +168,7 @@ def _repaired(document: Mended, limits: XmlLimits) -> Repaired:
     if _DECLARATION.search(data):
         raise _doctype()
     if len(data) > 2 * limits.document_bytes:
-        raise XmlRefused("too_large", "the document is beyond the limit once it is mended")
+        raise XmlRefused("too_large", "the mended document is over the limit")
     notes = document.notes
     try:
         root = etree.fromstring(data, _parser())
@@ -194,7 +194,7 @@ def _refused(error: Any, is_strict: bool) -> XmlRefused:
 
 
 def _unrepaired() -> XmlRefused:
-    return XmlRefused("malformed", "a DOCTYPE is named in it and it is not well-formed: it is not repaired")
+    return XmlRefused("malformed", "it names a DOCTYPE and is not well-formed, so it is not repaired")
 
 
 def _doctype() -> XmlRefused:

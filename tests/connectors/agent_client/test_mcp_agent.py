@@ -172,7 +172,7 @@ def test_the_operator_ends_it_by_any_door(text: str, door: SignedDoor, key_file:
         ({"AGENT_ID": "", "AGENT_KEY_PATH": ""}, "set AGENT_ID, AGENT_KEY_PATH"),
         ({"AGENT_ID": "a b"}, "an agent's name has letters"),
         ({"MCP_SERVER_URL": "ftp://h"}, "http://host:port"),
-        ({"AGENT_KEY_PATH": "."}, "the key file . is no file"),
+        ({"AGENT_KEY_PATH": "."}, "the key file . is not a regular file"),
     ],
 )
 def test_it_says_what_is_wrong_with_its_environment(changes: dict[str, str], why: str, key_file: Path) -> None:

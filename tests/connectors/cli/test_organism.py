@@ -118,7 +118,7 @@ def test_another_key_counts_only_when_it_is_in_the_folder(trunkline: CommandLine
     )
     refused = trunkline.call("organism", "reload", "--key", str(private))
     assert refused.returncode == 4
-    assert "the key is none of those whose commands count" in refused.stderr
+    assert "unknown key: it is not among the accepted command keys" in refused.stderr
     private.chmod(0o644)
     assert "chmod 600" in trunkline.call("organism", "reload", "--key", str(private)).stderr
 

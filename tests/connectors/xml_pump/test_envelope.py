@@ -17,7 +17,7 @@ def test_an_opened_document_tells_who_where_and_what() -> None:
     opened = open_document(enveloped(calculate(), heads).encode())
     assert (opened.to, opened.thread, opened.claimed_sender) == ("calculator", THREAD, "ann")
     assert (opened.root_tag, opened.namespace, opened.payload) == ("calculate", SPACE, CANONICAL)
-    assert opened.notes == ("not believed: <from> is written by the pump, whatever stands there",)
+    assert opened.notes == ("ignored: the pump writes <from> itself",)
 
 
 def test_a_payload_is_canonical_whatever_it_was_written_like() -> None:
@@ -84,8 +84,8 @@ def test_nothing_is_no_answer(answer: bytes) -> None:
         ("I do not know.", "text without any payload"),
         (f"{calculate()}<message><to>x</to></message>", "no xmlns"),
         (f"{HEAD}</message>", "no payload"),
-        ("<é/>", "is no name"),
-        ("<a xmlns='b'/>", "no absolute URI"),
+        ("<é/>", "is not a name"),
+        ("<a xmlns='b'/>", "not an absolute URI"),
         (f"<x xmlns='{'urn:trunkline:envelope:1'}'/>", "envelope's namespace"),
     ],
 )

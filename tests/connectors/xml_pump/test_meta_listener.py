@@ -66,9 +66,9 @@ def test_a_description_has_schema_and_example_as_text():
 def test_who_was_given_some_listeners_is_told_of_no_others():
     assert "hidden" in ask(LIST, "all")
     assert "hidden" not in ask(LIST, "all", "agent")
-    with pytest.raises(Faulty, match="there is no listener of the name"):
+    with pytest.raises(Faulty, match="there is no listener of this name"):
         ask('<describe listener="hidden"/>', "all", "agent")
-    with pytest.raises(Faulty, match="there is no listener of the name"):
+    with pytest.raises(Faulty, match="there is no listener of this name"):
         ask('<describe listener="nobody"/>', "all")
 
 

@@ -145,7 +145,7 @@ def test_a_class_that_cannot_be_read_back_is_refused_and_its_field_is_named() ->
     for fields, why in cases:
         with pytest.raises(TypeError, match=rf"Wrong\.bad: .*{why}"):
             payload()(dataclasses.make_dataclass("Wrong", fields))
-    with pytest.raises(TypeError, match="no dataclass"):
+    with pytest.raises(TypeError, match="not a dataclass"):
         payload()(int)
 
 

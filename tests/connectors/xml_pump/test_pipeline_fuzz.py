@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from connectors.xml_payloads import huh
+from connectors.xml_payloads.huh import huh
 from connectors.xml_pump import (
     Faulty,
     Pipeline,

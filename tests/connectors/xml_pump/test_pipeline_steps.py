@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.xml_payloads import huh
+from connectors.xml_payloads.huh import huh
 from connectors.xml_pump import (
     Faulty,
     Huh,
