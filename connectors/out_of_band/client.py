@@ -5,13 +5,14 @@ answer = give_command(settings, RemoveListener("search"))
 
 from __future__ import annotations
 
+import http.client
 import json
 import secrets
+import socket
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
-
-import httpx2
 
 from connectors.out_of_band.command_document import Action, command_bytes
 from connectors.out_of_band.command_keys import (
@@ -31,6 +32,7 @@ PATH: Final = "/commands"
 # A removal is answered when no handler of the listener runs any more, and the time limit of a handler bounds
 # that.
 ANSWER_S: Final = TIMEOUT_MS_MOST / 1000 + 60
+_ANSWER_BYTES: Final = 1024 * 1024
 _MESSAGE_LIMIT: Final = 600
 
 
@@ -73,28 +75,42 @@ def post_command(
         signature: The value of the signature header; None sends no such header.
         timeout_s: The longest time to wait for the answer.
     """
+    # Not httpx2, which leaves its socket open when it cannot connect to a Unix socket.
+    connection = _UnixConnection(path, timeout_s)
     headers = {"Content-Type": "application/xml"}
     if signature is not None:
         headers[SIGNATURE_HEADER] = signature
-    try:
-        with (
-            address_of(path) as address,
-            httpx2.Client(transport=httpx2.HTTPTransport(uds=address), timeout=timeout_s) as http,
-        ):
-            answer = http.post(f"http://localhost{PATH}", content=body, headers=headers)
-            return answer.status_code, _decoded(answer.content)
-    except (OSError, httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-        why = error.strerror if isinstance(error, OSError) else None
-        raise BackboneUnreachable(
-            f"no gateway takes commands at {path} ({why or error}). 'trunkline up' starts it; "
-            "commands are given on its own machine, to xml_pump.command_socket"
-        ) from None
-    except httpx2.TransportError as error:
-        why = str(error) or type(error).__name__
-        raise BackboneUnreachable(
-            f"the gateway at {path} did not answer ({why}), and may or may not have carried out the command: "
-            "see 'trunkline organism show'"
-        ) from None
+    with closing(connection):
+        try:
+            connection.connect()
+        except OSError as error:
+            raise BackboneUnreachable(
+                f"no gateway takes commands at {path} ({error.strerror or error}). 'trunkline up' starts it; "
+                "commands are given on its own machine, to xml_pump.command_socket"
+            ) from None
+        try:
+            connection.request("POST", PATH, body, headers)
+            answer = connection.getresponse()
+            return answer.status, _decoded(answer.read(_ANSWER_BYTES))
+        except (OSError, http.client.HTTPException) as error:
+            why = str(error) or type(error).__name__
+            raise BackboneUnreachable(
+                f"the gateway at {path} did not answer ({why}). It may have carried out the command: "
+                "see 'trunkline organism show'"
+            ) from None
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path, self._wait_s = path, timeout_s
+
+    def connect(self) -> None:
+        """Connect to the socket."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self._wait_s)
+        with address_of(self._path) as address:
+            self.sock.connect(address)
 
 
 def _decoded(raw: bytes) -> dict[str, Any]:

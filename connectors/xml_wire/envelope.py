@@ -27,7 +27,7 @@ _SPACE: Final = f"{{{ENVELOPE_NAMESPACE}}}"
 _MESSAGE, _FROM, _TO, _THREAD = (f"{_SPACE}{name}" for name in ("message", "from", "to", "thread"))
 _SCHEMA: Final = etree.XMLSchema(file=str(Path(__file__).with_name("envelope.xsd")))
 _DEFAULT_NAMESPACE: Final = re.compile(rb"<[^\s:>]+ xmlns=\"[^\"]")
-_CLAIMED: Final = "ignored: the pump writes <from> itself"
+_CLAIMED: Final = "<from> is ignored: the pump writes it itself"
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ GOOD_DOCUMENTS = [
         "all heads",
         NOTED,
         enveloped(calculate(), f"<from>ann</from><to>c</to><thread>{THREAD}</thread>"),
-        "believed",
+        "is ignored",
     ),
     case("thread in upper case", ACCEPTED, enveloped(calculate(), f"<thread>{THREAD.upper()}</thread>")),
     case("XML declaration", ACCEPTED, '<?xml version="1.0" encoding="UTF-8"?>\n' + GOOD),
@@ -147,12 +147,12 @@ REPAIRABLE_DOCUMENTS = [
     case("a comment with two hyphens", NOTED, holding("1<!-- a -- b --> + 2"), "a comment"),
     case("processing instructions", NOTED, holding("1 + 2<?php evil() ?>"), "processing instructions (1)"),
     case("a DOCTYPE in a comment", ACCEPTED, f"<!-- {DOCTYPE} -->{GOOD}"),
-    case("a forged sender", NOTED, enveloped(calculate(), "<from>operator</from><to>c</to>"), "not believed"),
+    case("a forged sender", NOTED, enveloped(calculate(), "<from>operator</from><to>c</to>"), "is ignored"),
     case(
         "a forged sender with markup in it",
         NOTED,
         enveloped(calculate(), "<from>&lt;to>x</from>"),
-        "not believed",
+        "is ignored",
     ),
     case(
         "a hint where the schema is",

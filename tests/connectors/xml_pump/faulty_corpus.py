@@ -72,7 +72,7 @@ FAULTY_DOCUMENTS = [
         "takes no attributes",
     ),
     case("another root tag", HUH, enveloped('<shutdown xmlns="urn:x:1"/>'), "<calculate xmlns="),
-    case("a root tag that is no name", HUH, enveloped('<_é xmlns="urn:x:1"/>'), "is no name"),
+    case("a root tag that is no name", HUH, enveloped('<_é xmlns="urn:x:1"/>'), "is not a name"),
     case(
         "a field that is missing", HUH, enveloped(calculate("<digits>1</digits>")), "Expected is ( expression )"
     ),

@@ -17,7 +17,7 @@ def test_an_opened_document_tells_who_where_and_what() -> None:
     opened = open_document(enveloped(calculate(), heads).encode())
     assert (opened.to, opened.thread, opened.claimed_sender) == ("calculator", THREAD, "ann")
     assert (opened.root_tag, opened.namespace, opened.payload) == ("calculate", SPACE, CANONICAL)
-    assert opened.notes == ("ignored: the pump writes <from> itself",)
+    assert opened.notes == ("<from> is ignored: the pump writes it itself",)
 
 
 def test_a_payload_is_canonical_whatever_it_was_written_like() -> None:
