@@ -14,13 +14,7 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import JSONRPCError, jsonrpc_message_adapter
 
-from connectors.agent_client.http_client import (
-    KEY_UNUSABLE,
-    REFUSED,
-    UNREACHABLE,
-    AgentHttpClient,
-    endpoint,
-)
+from connectors.agent_client.http_client import KEY_UNUSABLE, REFUSED, UNREACHABLE, AgentHttpClient, endpoint
 from connectors.agent_client.signed_auth import AgentKey, KeyFileError, SignedAuth
 from connectors.terminal.terminal_text import escaped
 from schemas.errors import BackboneUnreachable, Refused, TrunklineError

@@ -29,7 +29,7 @@ from connectors.agent_mcp.agent_tools import AgentTools
 from connectors.agent_mcp.mcp_tool import tool_error, tool_result
 from connectors.agent_mcp.signed_requests import PRINCIPAL, SignedRequests, body_limit_bytes
 from connectors.agent_mcp.sse_sessions import SseSessions
-from connectors.agent_mcp.tool_arguments import ARGUMENTS, ONLY_READS, described_tools
+from connectors.agent_mcp.tool_arguments import ARGUMENTS, ONLY_READS, TOOLS
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.access_log import AccessLog
 from connectors.gateway.web.answers import INTERNAL, UNREACHABLE, ApiError
@@ -87,7 +87,7 @@ class AgentMcp:
         self._keys = AgentKeys()
         hub.live_view.on_change(self._keys.changed)
         self._tools = AgentTools(hub)
-        self._described = types.ListToolsResult(tools=described_tools())
+        self._described = types.ListToolsResult(tools=TOOLS)
         self._server: Server[Any] = Server(
             NAME, version="1", instructions=_INSTRUCTIONS, on_list_tools=self._list, on_call_tool=self._call
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Container, Mapping
 from typing import Any
 
 from mcp import types
@@ -16,31 +17,32 @@ class ToolArguments(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel)
 
 
-def tool_of(
-    name: str,
-    arguments: type[ToolArguments],
-    description: str,
+def described_tools(
+    arguments: Mapping[str, type[ToolArguments]],
+    descriptions: Mapping[str, str],
     *,
-    only_reads: bool = False,
-    destroys: bool = False,
-    is_idempotent: bool = False,
-) -> types.Tool:
-    """Return the description of a tool with the JSON schema of its arguments.
+    only_reads: Container[str],
+    idempotent: Container[str],
+    destroys: Container[str] = (),
+) -> list[types.Tool]:
+    """Return tools as `tools/list` shows them, with the JSON schemas of their arguments.
 
-    No tool of ours reaches beyond the backbone, so `open_world_hint` is always false.
+    The last three arguments name the tools with these hints. No tool of ours reaches beyond the backbone, so
+    `open_world_hint` is always false.
     """
-    schema = arguments.model_json_schema(by_alias=True)
-    return types.Tool(
-        name=name,
-        description=description,
-        input_schema={key: value for key, value in schema.items() if key not in ("title", "description")},
-        annotations=types.ToolAnnotations(
-            read_only_hint=only_reads,
-            destructive_hint=destroys,
-            idempotent_hint=is_idempotent,
+    found = []
+    for name, model in arguments.items():
+        schema = model.model_json_schema(by_alias=True)
+        hints = types.ToolAnnotations(
+            read_only_hint=name in only_reads,
+            destructive_hint=name in destroys,
+            idempotent_hint=name in idempotent,
             open_world_hint=False,
-        ),
-    )
+        )
+        schema = {key: value for key, value in schema.items() if key not in ("title", "description")}
+        tool = types.Tool(name=name, description=descriptions[name], input_schema=schema, annotations=hints)
+        found.append(tool)
+    return found
 
 
 def tool_result(answer: dict[str, Any]) -> types.CallToolResult:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from mcp import types
 from pydantic import Field
 
-from connectors.agent_mcp.mcp_tool import ToolArguments, tool_of
+from connectors.agent_mcp.mcp_tool import ToolArguments, described_tools
 from schemas.wire.message import PRIORITIES
 from schemas.wire.wire_body import Capabilities, Name
 
@@ -107,17 +106,6 @@ _DESCRIPTIONS: Final = {
     "mark_read": "Say which of your messages you have dealt with.",
     "update_my_status": "Tell others what you are doing and what you can do.",
 }
-
-
-def described_tools() -> list[types.Tool]:
-    """Return the tools as `tools/list` shows them."""
-    return [
-        tool_of(
-            name,
-            model,
-            _DESCRIPTIONS[name],
-            only_reads=name in ONLY_READS,
-            is_idempotent=name in ("mark_read", "update_my_status"),
-        )
-        for name, model in ARGUMENTS.items()
-    ]
+TOOLS: Final = described_tools(
+    ARGUMENTS, _DESCRIPTIONS, only_reads=ONLY_READS, idempotent=("mark_read", "update_my_status")
+)

@@ -21,7 +21,7 @@ from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
 from connectors.agent_mcp.mcp_tool import tool_error, tool_result
-from connectors.management_mcp.management_tools import ARGUMENTS, ManagementTools, described_tools
+from connectors.management_mcp.management_tools import ARGUMENTS, TOOLS, ManagementTools
 from connectors.terminal.terminal_text import escaped
 from schemas.errors import BackboneUnreachable, NotFound, Refused, TrunklineError, UsageError
 from schemas.settings.settings import Settings, SettingsError, load_settings
@@ -49,7 +49,7 @@ class ManagementMcp:
 
     def __init__(self, settings: Settings) -> None:
         self._tools = ManagementTools(settings)
-        self._described = types.ListToolsResult(tools=described_tools())
+        self._described = types.ListToolsResult(tools=TOOLS)
         self._server: Server[Any] = Server(
             NAME, version="1", instructions=_INSTRUCTIONS, on_list_tools=self._list, on_call_tool=self._call
         )

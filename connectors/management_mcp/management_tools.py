@@ -14,10 +14,9 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any, Final
 
-from mcp import types
 from pydantic import BaseModel, Field
 
-from connectors.agent_mcp.mcp_tool import ToolArguments, tool_of
+from connectors.agent_mcp.mcp_tool import ToolArguments, described_tools
 from connectors.dashboard.address import address_of
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.errors import BackboneUnreachable
@@ -173,21 +172,13 @@ _DESCRIPTIONS: Final = {
     ),
     "mark_messages_read": "Mark messages of the operator's mailbox as read.",
 }
-
-
-def described_tools() -> list[types.Tool]:
-    """Return the tools as `tools/list` shows them."""
-    return [
-        tool_of(
-            name,
-            model,
-            _DESCRIPTIONS[name],
-            only_reads=name in ("list_agents", "get_messages"),
-            destroys=name == "stop_agent",
-            is_idempotent=name not in ("spawn_agent", "send_message"),
-        )
-        for name, model in ARGUMENTS.items()
-    ]
+TOOLS: Final = described_tools(
+    ARGUMENTS,
+    _DESCRIPTIONS,
+    only_reads=("list_agents", "get_messages"),
+    idempotent=ARGUMENTS.keys() - {"spawn_agent", "send_message"},
+    destroys=("stop_agent",),
+)
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import asyncio
 import time
 import traceback
 from datetime import UTC, datetime
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import structlog
 from starlette.applications import Starlette
@@ -121,6 +121,9 @@ class OutOfBandDoor:
             self._check_new(command)
             try:
                 return await self._act(command, key.name)
+            except OrganismError as error:
+                # The signature and the document are valid, but the content is not.
+                raise _Refused(MALFORMED, str(error), reason=ILLEGAL_TRANSITION, status=409) from None
             except BackboneUnreachable:
                 # Allow the same command again: the log knows whether it was carried out.
                 self._nonces.pop(command.nonce, None)
@@ -175,13 +178,10 @@ class OutOfBandDoor:
             self._check_free([listener])
             addition = ListenerAdded(request_id=command.nonce, listener=listener)
             return await self._applied(addition, principal, {"listener": listener.name})
-        try:
-            file = self._hub.settings.xml_pump.organism_file
-            if file is None:
-                raise OrganismError("xml_pump.organism_file names no file to reload")
-            organism = await asyncio.to_thread(load_organism, PROJECT_ROOT / file)
-        except OrganismError as error:
-            _refuse_content(str(error))
+        file = self._hub.settings.xml_pump.organism_file
+        if file is None:
+            raise OrganismError("xml_pump.organism_file names no file to reload")
+        organism = await asyncio.to_thread(load_organism, PROJECT_ROOT / file)
         self._check_free(organism.listeners)
         loaded = OrganismLoaded(request_id=command.nonce, digest=organism.digest, listeners=organism.listeners)
         answer = await self._applied(loaded, principal, {"listeners": len(organism.listeners)})
@@ -252,21 +252,13 @@ def _check_time(command: Command) -> None:
 
 
 def _listener(action: AddListener) -> Listener:
-    """Return the listener that a command adds. Raises _Refused."""
+    """Return the listener that a command adds. Raises OrganismError."""
     where = "add-listener"
-    try:
-        entry = entry_from(dict(action.fields), where)
-        if isinstance(entry, AgentEntry):
-            return agent_of(entry)
-        handlers = [] if entry.handler is None else [entry.handler]
-        return listener_of(entry, describe_handlers(handlers) if handlers else {}, where)
-    except OrganismError as error:
-        _refuse_content(str(error))
-
-
-def _refuse_content(why: str) -> NoReturn:
-    # The signature and the document are valid, but its content is not.
-    raise _Refused(MALFORMED, why, reason=ILLEGAL_TRANSITION, status=409)
+    entry = entry_from(dict(action.fields), where)
+    if isinstance(entry, AgentEntry):
+        return agent_of(entry)
+    handlers = [] if entry.handler is None else [entry.handler]
+    return listener_of(entry, describe_handlers(handlers) if handlers else {}, where)
 
 
 def _replayed() -> _Refused:

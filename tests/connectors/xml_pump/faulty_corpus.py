@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from tests.connectors.xml_pump.document_corpus import (
-    HUH,
-    XSI,
-    case,
-    holding,
-)
+from tests.connectors.xml_pump.document_corpus import HUH, XSI, case, holding
 from tests.connectors.xml_pump.pump_payloads import GOOD, HEAD, SPACE, calculate, enveloped
 
 XINCLUDE = '<xi:include xmlns:xi="http://www.w3.org/2001/XInclude" href="CANARY" parse="text"/>'

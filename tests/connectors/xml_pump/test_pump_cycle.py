@@ -13,14 +13,7 @@ import yaml
 from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import BrokerProcess, wait_until
 from tests.connectors.xml_pump.pump_handlers import RELEASE, SPACE
-from tests.connectors.xml_pump.pump_stack import (
-    HANDLERS,
-    PumpStack,
-    document,
-    element,
-    listener,
-    pump_stack,
-)
+from tests.connectors.xml_pump.pump_stack import HANDLERS, PumpStack, document, element, listener, pump_stack
 
 SAMPLE: dict[str, Any] = yaml.safe_load((PROJECT_ROOT / "conf" / "organism.yaml").read_text())
 SAMPLE_SPACE = "urn:trunkline:sample:1"
