@@ -75,11 +75,6 @@ class AgentKeys:
             if not keys:
                 del self._keys[row.agent_name]
 
-    def registered_agents(self) -> list[str]:
-        """Return the names of the agents that have a key, sorted."""
-        with self._lock:
-            return sorted(self._keys)
-
     def is_registered(self, agent_name: str) -> bool:
         """Return whether the agent has a key."""
         with self._lock:

@@ -20,35 +20,9 @@ from connectors.live.table_lag import TableLag
 from connectors.live.table_progress_reader import ViewProgressReader
 from schemas.errors import TrunklineError
 from schemas.fold.view_rows import MessageRow
-from schemas.settings.settings import Settings
 from schemas.wire.ids import JOB
 from schemas.wire.message import MESSAGE_PENDING
 from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED
-
-
-class TableFreshness:
-    """The lag of the Delta view tables behind the log, read from their commits. For one thread at a time."""
-
-    def __init__(self, settings: Settings, live_view: LiveView) -> None:
-        self._live_view = live_view
-        self._lag = TableLag(live_view)
-        self._views = ViewProgressReader(settings)
-
-    def measure(self) -> dict[str, Any]:
-        """Return the settled records that the tables lack, and the age of the oldest of them.
-
-        Both `records` and `behind_ms` (milliseconds) are None while there are no tables or they cannot be read.
-        """
-        self._lag.look(self._live_view.next_offsets())
-        try:
-            progress = self._views.read()
-        except TrunklineError:
-            progress = None
-        if progress is None:
-            return {"records": None, "behind_ms": None}
-        lag = self._lag.behind(progress.offsets)
-        return {"records": sum(lag.records.values()), "behind_ms": round(lag.seconds * 1000)}
-
 
 # The number of mailboxes that are shown. The sums include all.
 SHOWN: Final = 200
@@ -114,7 +88,8 @@ class Pulse:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._freshness = TableFreshness(hub.settings, hub.live_view)
+        self._lag = TableLag(hub.live_view)
+        self._views = ViewProgressReader(hub.settings)
         self._depths = MailboxDepths(hub.live_view, hub.mailboxes)
         self._lock = threading.Lock()
         self._verdicts: Counter[str] = Counter()
@@ -155,7 +130,7 @@ class Pulse:
         now = time.monotonic()
         seconds, self._beat_at = max(now - self._beat_at, 0.001), now
         self.mailboxes = self._depths.deepest()
-        tables = self._freshness.measure()
+        records_behind, behind_ms = self._table_lag()
         figures = {
             "at_ms": round(time.time() * 1000),
             "settled_per_s": round(verdicts.total() / seconds, 1),
@@ -164,12 +139,27 @@ class Pulse:
             REJECTED: verdicts[REJECTED],
             "live_lag_ms": round(max(0.0, lag_s) * 1000),
             "live_lag_records": sum(self._hub.live_view.lag().values()),
-            "tables_behind_records": tables["records"],
-            "tables_behind_ms": tables["behind_ms"],
+            "tables_behind_records": records_behind,
+            "tables_behind_ms": behind_ms,
             "messages": self.mailboxes["messages"],
         }
         self._history.append(figures)
         return {**figures, "jobs": self._jobs, "kafka_is_away": self._hub.appender.away is not None}
+
+    def _table_lag(self) -> tuple[int, int] | tuple[None, None]:
+        """Return the number of settled records that the view tables lack, and the oldest one's age in ms.
+
+        Both are None while there are no tables or they cannot be read.
+        """
+        self._lag.look(self._hub.live_view.next_offsets())
+        try:
+            progress = self._views.read()
+        except TrunklineError:
+            progress = None
+        if progress is None:
+            return None, None
+        lag = self._lag.behind(progress.offsets)
+        return sum(lag.records.values()), round(lag.seconds * 1000)
 
     def history(self) -> list[dict[str, Any]]:
         """Return the figures of the last minutes, oldest first."""

@@ -146,17 +146,17 @@ def split_name(name: str) -> tuple[str, str]:
     return module, attribute
 
 
-def imported(module: str) -> ModuleType:
-    """Return the module, imported if need be. Raises HandlerError for any error of the import."""
-    return _guarded(module, importlib.import_module)
+def imported(module: str, *, anew: bool = False) -> ModuleType:
+    """Return the module, imported if need be. Raises HandlerError for any error of the import.
 
-
-def imported_anew(module: str) -> ModuleType:
-    """Return a new module object of the current source; running handlers keep the old one.
-
-    Nothing changes when the import fails. Raises HandlerError.
+    `anew` makes a new module object of the current source; running handlers keep the old one. Nothing changes
+    when the import fails.
     """
-    return _guarded(module, _import_anew)
+    try:
+        return _import_anew(module) if anew else importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        why = f"{type(error).__name__}: {error}"[:_WHY_LIMIT]
+        raise HandlerError(f"cannot import {module} ({why}); is its folder in PYTHONPATH?") from error
 
 
 def handler_in(module: ModuleType, attribute: str) -> Handler:
@@ -176,14 +176,6 @@ def attribute_in(module: ModuleType, attribute: str) -> Any:
         return getattr(module, attribute)
     except AttributeError:
         raise HandlerError(f"{module.__name__} has no {attribute}: name what it defines") from None
-
-
-def _guarded(module: str, how: Callable[[str], ModuleType]) -> ModuleType:
-    try:
-        return how(module)
-    except (Exception, SystemExit) as error:
-        why = f"{type(error).__name__}: {error}"[:_WHY_LIMIT]
-        raise HandlerError(f"cannot import {module} ({why}); is its folder in PYTHONPATH?") from error
 
 
 class _FromSource(SourceFileLoader):

@@ -24,7 +24,6 @@ from connectors.xml_pump.handlers import (
     attribute_in,
     handler_in,
     imported,
-    imported_anew,
     split_name,
 )
 from connectors.xml_pump.llm_client import LlmClient, client_of
@@ -150,7 +149,7 @@ class TableMaker:
             return looked_at[name]
         known = self._modules.get(name)
         if known is None or known[0] != _source_digest(known[1]):
-            module = imported(name) if known is None else imported_anew(name)
+            module = imported(name, anew=known is not None)
             known = self._modules[name] = (_source_digest(module), module)
         looked_at[name] = known[1]
         return known[1]

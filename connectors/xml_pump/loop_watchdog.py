@@ -24,10 +24,6 @@ _LOOK_S: Final = 0.25
 MARGIN_S: Final = 1.0
 
 
-def _end(code: int) -> None:
-    os._exit(code)
-
-
 class LoopWatchdog:
     """A thread that checks whether the event loop still runs. Start it in the loop's thread.
 
@@ -39,7 +35,7 @@ class LoopWatchdog:
     def __init__(
         self,
         limit_of: Callable[[asyncio.Task[object] | None], tuple[float, str]],
-        end: Callable[[int], None] = _end,
+        end: Callable[[int], object] = os._exit,
         margin_s: float = MARGIN_S,
     ) -> None:
         self._margin_s = margin_s
@@ -80,11 +76,9 @@ class LoopWatchdog:
             held_s = now - self._beat_at
             if held_s <= self._margin_s:
                 continue
-            limit_s, whose = self._limit_of(self._current())
+            task = None if self._loop is None else asyncio.current_task(self._loop)
+            limit_s, whose = self._limit_of(task)
             if held_s > limit_s + self._margin_s + _BEAT_S:
                 log.error("event_loop_blocked", listener=whose, blocked_s=round(held_s, 1), limit_s=limit_s)
                 self._end(EXIT_BLOCKED)
                 return
-
-    def _current(self) -> asyncio.Task[object] | None:
-        return None if self._loop is None else asyncio.current_task(self._loop)

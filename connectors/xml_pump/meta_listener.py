@@ -90,12 +90,9 @@ def _list(found: Sequence[ListenerInfo]) -> bytes:
 
 
 def _listener(parent: Any, one: ListenerInfo) -> Any:
-    element = etree.SubElement(parent, f"{{{META_NAMESPACE}}}listener")
-    element.set("name", one.name)
-    element.set("root_tag", one.root_tag)
-    element.set("namespace", one.namespace)
-    element.set("capability", one.capability)
-    return element
+    names = ("name", "root_tag", "namespace", "capability")
+    attributes = {name: getattr(one, name) for name in names}
+    return etree.SubElement(parent, f"{{{META_NAMESPACE}}}listener", attributes)
 
 
 def _description(one: ListenerInfo) -> bytes:

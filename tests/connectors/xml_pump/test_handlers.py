@@ -15,7 +15,6 @@ from connectors.xml_pump.handlers import (
     handler_in,
     handles,
     imported,
-    imported_anew,
     load_handler,
 )
 
@@ -133,7 +132,7 @@ def test_a_module_loaded_anew_is_another_one_and_the_old_one_goes_on(
     old = handler_in(imported("swapped"), "answer")
     # Of the same length, within the same second: no cached compilation may be taken for it.
     file.write_text(SOURCE.replace("NUMBER = 1", "NUMBER = 2"))
-    new = handler_in(imported_anew("swapped"), "answer")
+    new = handler_in(imported("swapped", anew=True), "answer")
 
     def answer_of(handler: Any) -> int:
         return int(handler.function.__globals__["NUMBER"])
@@ -141,5 +140,5 @@ def test_a_module_loaded_anew_is_another_one_and_the_old_one_goes_on(
     assert (answer_of(old), answer_of(new)) == (1, 2)
     file.write_text("def (")
     with pytest.raises(HandlerError):
-        imported_anew("swapped")
+        imported("swapped", anew=True)
     assert answer_of(handler_in(imported("swapped"), "answer")) == 2
