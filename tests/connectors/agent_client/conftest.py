@@ -1,4 +1,4 @@
-"""What the tests of the agent's side share: a key in a file, and a door that knows it."""
+"""Fixtures of the agent's side: a key in a file, and a server that knows it."""
 
 from __future__ import annotations
 

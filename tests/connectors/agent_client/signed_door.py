@@ -64,7 +64,7 @@ class SignedDoor:
         return f"http://127.0.0.1:{self.port}"
 
     def calls(self) -> list[Seen]:
-        """What was asked of tools."""
+        """Return the calls of tools."""
         return [one for one in self.seen if b"tools/call" in one.body]
 
     def write(self, sender: str, to: str, content: str) -> str:

@@ -47,7 +47,7 @@ SEND = ("send_to_agent", {"targetAgentId": "bo", "message": "hi"})
 
 
 def with_client(use: Callable[[Client], Awaitable[Any]], url: str, key: Path, **options: Any) -> Any:
-    """What `use` gives for a client of `ann`."""
+    """Return the result of `use` for a client of `ann`."""
 
     async def connected() -> Any:
         async with agent_client(url, "ann", key, **options) as client:

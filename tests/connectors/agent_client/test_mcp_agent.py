@@ -48,7 +48,7 @@ def agent(url: str, key: Path | str, give_up_s: float = 30, **changes: str) -> I
 
 
 def told(door: SignedDoor, name: str) -> list[str]:
-    """What stands in a mailbox."""
+    """Return the messages of a mailbox."""
     return [message["content"] for message in door.mail_of(name)]
 
 

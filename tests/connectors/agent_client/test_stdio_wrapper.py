@@ -42,7 +42,7 @@ INITIALIZE = {
 
 
 def environment(url: str, key: Path | str, agent: str = "ann") -> dict[str, str]:
-    """What the wrapper is given."""
+    """Return the environment of the wrapper."""
     names = {"AGENT_ID": agent, "AGENT_KEY_PATH": str(key), "MCP_SERVER_URL": url}
     return {"PATH": os.environ["PATH"], "PYTHONPATH": str(PROJECT_ROOT), **names}
 

@@ -21,7 +21,7 @@ KEYRING = Keyring({"test": b"k" * 32}, "test")
 
 
 class FoldedHub:
-    """What AgentTools asks of a hub. A record is settled at once; `now_us` is the log's clock."""
+    """The part of a hub that AgentTools uses. A record is settled at once; `now_us` is the log's clock."""
 
     def __init__(self) -> None:
         self.settings = Settings()

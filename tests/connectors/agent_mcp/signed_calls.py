@@ -70,7 +70,7 @@ class SignedCaller:
         return self.client.post(path, content=body, headers=given)
 
     def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
-        """What a tool answers, which is no error."""
+        """Return the answer of a tool, which must not be an error."""
         found = self.tool(tool, **arguments)
         assert not found.get("isError"), found
         return dict(found["structuredContent"])

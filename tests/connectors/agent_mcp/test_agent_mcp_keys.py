@@ -27,7 +27,7 @@ LET_IN, REFUSED = {200}, {403}
 
 
 def answers(caller: SignedCaller) -> set[int]:
-    """What the door says to a reading call of the agent, and to one that changes something."""
+    """Return the statuses of a reading call of the agent and of a call that changes something."""
     bodies = (call_body("get_my_messages"), call_body("update_my_status", status="idle"))
     return {caller.post(body).status_code for body in bodies}
 

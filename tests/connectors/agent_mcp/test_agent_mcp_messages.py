@@ -232,7 +232,7 @@ def test_a_broadcast_reaches_everybody_else_once_also_when_it_is_repeated(
     assert first["recipientCount"] == len(agents) - 1 + 1  # not the sender, but the operator
     for caller, count in ((ann, 0), (bo, 1), (cy, 1)):
         assert [one["content"] for one in caller.messages()] == ["to all"] * count
-    # Who has come since gets it when it is repeated, and nobody a second time.
+    # An agent that has joined since gets it when it is repeated, and no agent gets it twice.
     late = new_caller("late")
     assert ann.call("broadcast_message", message="to all", idempotencyKey="b1") == first | {
         "recipientCount": first["recipientCount"] + 1

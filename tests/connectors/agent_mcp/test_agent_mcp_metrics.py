@@ -1,4 +1,4 @@
-"""What `/metrics` says of agents that speak MCP (HH-13 for this door)."""
+"""The metrics of agents that speak MCP (HH-13 for this door)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may come in at the agent MCP door (AM-02): each part of a signed request changed, left out, doubled."""
+"""Signatures at the agent MCP server (AM-02): each part of a request changed, left out, doubled."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_other_hosts_and_origins_are_refused(ann: SignedCaller, shared_gateway: 
     assert ann.post(body, Origin="http://evil.example").status_code == 403
     answer = ann.client.get("/sse", headers=ann.headers() | {"Host": "evil.example:3100"})
     assert answer.status_code == 421
-    # What goes wrong behind an answer is logged after it.
+    # An error after the answer is logged after it.
     assert ann.messages() == []
     assert "Traceback" not in shared_gateway.program.log()
 

@@ -22,7 +22,7 @@ TOOLS = {
 
 
 async def called(client: Any, tool: str, **arguments: Any) -> dict[str, Any]:
-    """What a tool answers, which is no error."""
+    """Return the answer of a tool, which must not be an error."""
     found = await client.call_tool(tool, arguments)
     assert not found.is_error, found.content
     return dict(found.structured_content)

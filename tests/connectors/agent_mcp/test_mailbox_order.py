@@ -37,7 +37,7 @@ YEAR_S = 365 * 86400
 
 @dataclass
 class Known:
-    """What the model knows of a message."""
+    """The model's state of a message."""
 
     message_id: str
     sender: str
@@ -132,7 +132,7 @@ class Mailbox:
                 one.gone, one.leased = True, False
 
     def expire(self) -> None:
-        """What is over is said to be over."""
+        """Expired messages are reported as expired."""
         for one in self.known:
             if one.is_over and not one.read and not one.gone and not one.leased:
                 record = expiry_record(DEFAULT_REALM, ME, one.message_id, door="reactor", principal="reactor")

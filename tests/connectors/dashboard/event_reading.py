@@ -56,7 +56,7 @@ class Events:
 
 
 class Seen:
-    """What came so far, without the pulses; `until` reads on."""
+    """The events so far, without the pulses; `until` reads on."""
 
     def __init__(self, events: Events) -> None:
         self._events = events

@@ -1,4 +1,4 @@
-"""Who gets to see the dashboard: tokens, cookies, Host and Origin, and what a browser is told to allow."""
+"""Access to the dashboard: tokens, cookies, Host and Origin, and the headers for browsers."""
 
 from __future__ import annotations
 

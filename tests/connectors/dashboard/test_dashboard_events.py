@@ -200,7 +200,7 @@ def test_readers_that_do_not_read_are_dropped_and_nobody_waits_for_them(dashboar
         before = gateway.memory_info().rss
         wait_until(lambda: len(connections()) <= 1, 30, "the silent ones are dropped")
         assert gateway.memory_info().rss - before < 20 * 2**20
-        # What it says goes to those who read, as before.
+        # Its events go to the readers, as before.
         append(publisher, [registration_record("ffffffff", "s", "a job", keyring)])
         seen.until(lambda s: len(s.told_jobs()) > 4000)
     for one in silent:

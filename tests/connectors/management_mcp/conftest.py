@@ -84,7 +84,7 @@ def operator(gateway: McpGateway) -> Iterator[httpx.Client]:
 
 
 def participants(operator: httpx.Client, **wanted: str) -> list[dict[str, Any]]:
-    """Who takes part, as the hub shows it."""
+    """Return the participants as the hub shows them."""
     return list(operator.get(PARTICIPANTS, params=wanted).json()["participants"])
 
 
@@ -100,7 +100,7 @@ def key_files(settings: Settings) -> list[Path]:
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """What the server runs with."""
+    """Return the environment of the server."""
     # Buffered, as a host starts it: what is printed then comes out late, where it could do harm.
     own = {"PYTHONPATH": str(PROJECT_ROOT), "PATH": os.environ["PATH"], "PYTHONUNBUFFERED": ""}
     return program_environment(settings) | own
@@ -118,7 +118,7 @@ def management(settings: Settings, mode: Any = "auto", **variables: str) -> Any:
 
 
 async def done(client: Any, tool: str, **arguments: Any) -> dict[str, Any]:
-    """What a tool answers, which is no error."""
+    """Return the answer of a tool, which must not be an error."""
     found = await client.call_tool(tool, arguments)
     assert not found.is_error, found.content
     return dict(found.structured_content)

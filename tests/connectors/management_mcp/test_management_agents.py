@@ -32,7 +32,7 @@ MESSAGES = "/api/hub/messages"
 
 
 def told(operator: httpx.Client) -> list[tuple[str, Any]]:
-    """Who has written what to the operator."""
+    """Return the senders and texts of the operator's messages."""
     found = operator.get("/api/hub/mailboxes/default/operator").json()["messages"]
     return [(message["sender"], message["body"]) for message in found]
 

@@ -66,7 +66,7 @@ def test_a_broadcast_reaches_all_that_take_part_and_the_operator_but_not_its_sen
         assert worker.post(BROADCAST, json=body).json()["recipients"] == 3
     assert [message["sender"] for message in mailbox(operator, "operator")] == ["board"]
     assert mailbox(operator, "board") == []
-    # Who comes after the first attempt gets it by the second.
+    # A participant that joins after the first attempt gets it by the second.
     joined(operator, tmp_path, "late")
     assert operator.post(BROADCAST, json=body, headers=key).json()["recipients"] == 3
     assert (len(mailbox(operator, "late")), len(mailbox(operator, "ann"))) == (1, 2)
@@ -142,7 +142,7 @@ def test_the_operator_alone_clears_a_mailbox_and_no_other_is_touched(
             cleared = await anyio.to_thread.run_sync(lambda: operator.post(clear, headers=key))
             assert (cleared.status_code, cleared.json()) == (200, {"cleared": 2})
             found = await done(client, "get_my_messages")
-            # What was read stays: it is no longer in anybody's way.
+            # Messages that were read stay in the mailbox, and hinder no other.
             assert [message["id"] for message in found["messages"]] == [read]
             assert (found["statistics"]["total"], found["statistics"]["unread"]) == (1, 0)
 

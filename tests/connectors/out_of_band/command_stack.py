@@ -100,7 +100,7 @@ class CommandStack:
             return int(client.get("/api/hub/listeners").json()["version"])
 
     def refusals(self) -> list[dict[str, Any]]:
-        """What is recorded of refused commands, in order."""
+        """Return the records of refused commands, in order."""
         return [one.body for one in read_log(self.settings) if one.stream == "refused/commands"]
 
     def organism_log(self) -> list[Logged]:

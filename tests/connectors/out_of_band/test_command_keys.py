@@ -68,7 +68,7 @@ def test_the_operators_pair_is_made_once_and_only_where_there_is_no_key(settings
     (folder / "operator.pub").unlink()
     ensure_operator_key(settings)
     assert list(read_keys(folder).keys) == [key_id(private.public_key())]
-    # Whoever has keys of her own has no other.
+    # A folder with keys of its own gets no other.
     private_key_file(settings).unlink()
     (folder / "operator.pub").rename(folder / "ann.pub")
     ensure_operator_key(settings)

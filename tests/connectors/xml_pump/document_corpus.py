@@ -15,7 +15,7 @@ from tests.connectors.xml_pump.pump_payloads import GOOD, SPACE, THREAD, calcula
 
 
 class Outcome(Enum):
-    """What becomes of a document."""
+    """The outcome of a document."""
 
     ACCEPTED = "accepted"
     NOTED = "accepted with a note"

@@ -92,7 +92,7 @@ def note(what: str, **fields: Any) -> None:
 
 
 def note_message(what: str, message: ListenerMessage) -> None:
-    """What a handler gets to see."""
+    """The arguments of a handler."""
     seen = {"sender": message.sender, "verified": message.sender_verified, "thread": message.thread}
     note(what, **seen, root_tag=message.root_tag, is_reply=message.is_reply, xml=message.xml.decode())
 

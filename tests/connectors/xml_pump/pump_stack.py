@@ -114,7 +114,7 @@ class PumpStack:
         self.pumps.clear()
 
     def notes(self, what: str) -> list[dict[str, Any]]:
-        """What handlers have noted."""
+        """Return the notes of the handlers."""
         file = self.folder / f"{what}.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 

@@ -88,7 +88,7 @@ def said(
 
 @dataclass
 class History:
-    """What was said."""
+    """Return a message of the conversation."""
 
     messages: Sequence[SaidMessage] = ()
 
@@ -114,7 +114,7 @@ LISTENERS = (
 
 
 def deliver(says: Completion, folder: Path, history: Sequence[SaidMessage] = (), spent: Any = None) -> Done:
-    """What comes of a message to the model, which says this."""
+    """Return the outcome of a message to the model, which answers this."""
     CLIENT.says = says
     CLIENT.told.clear()
     maker = TableMaker(folder, LIMITS)
@@ -274,7 +274,7 @@ def test_a_client_is_an_object_or_a_class_with_complete():
 def test_no_more_begins_than_the_tokens_of_a_minute_allow():
     now = [0.0]
     rate = TokenRate(100, clock=lambda: now[0])
-    # What one costs is not known yet.
+    # The cost of a message is not known yet.
     assert (rate.places(0, 8), rate.places(1, 8)) == (1, 0)
     rate.spend(20)
     assert (rate.places(0, 8), rate.places(3, 8), rate.places(0, 2)) == (4, 1, 2)

@@ -1,4 +1,4 @@
-"""What is derived from a payload class (XP-01), and what no class of payloads can be."""
+"""The documents that are derived from a payload class (XP-01), and classes that cannot be one."""
 
 from __future__ import annotations
 

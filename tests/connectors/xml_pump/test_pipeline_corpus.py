@@ -57,7 +57,7 @@ def test_each_document_of_the_corpus_has_its_outcome(case: Case, tmp_path: Path)
         outcome, told = Outcome.HUH, fault.why
         answer = huh(fault, about_tag=None)
         assert fault.expected, "nothing says what would be right"
-        # What the sender gets is a payload that its own pipeline takes.
+        # The sender gets a payload that its own pipeline takes.
         assert isinstance(Pipeline(payload_type_of(Huh)).take_payload(answer), Huh)
         told_all = answer.decode()
         assert SECRET not in told_all

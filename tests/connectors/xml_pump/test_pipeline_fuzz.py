@@ -1,4 +1,4 @@
-"""Whatever comes in, the pipeline has an answer (XP-02, XP-03), and what it takes it takes again as it is."""
+"""The pipeline has an outcome for any input (XP-02, XP-03), and takes again what it has taken."""
 
 from __future__ import annotations
 

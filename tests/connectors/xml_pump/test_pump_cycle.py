@@ -71,7 +71,7 @@ def test_of_two_that_are_asked_the_fast_one_is_heard_before_the_slow_one_is_done
     begun, *replies = stack.notes("relay")
     assert (begun["sender"], begun["verified"], begun["is_reply"]) == (asker.name, True, False)
     assert [(one["sender"], one["is_reply"]) for one in replies] == [("fast", True), ("slow", True)]
-    # Who asks knows one thread, each who is asked another.
+    # The asking listener knows one thread, and each asked listener another.
     (fast,), (slow,) = stack.notes("fast"), stack.notes("slow")
     assert {one["thread"] for one in replies} == {begun["thread"]}
     assert len({begun["thread"], fast["thread"], slow["thread"]}) == 3

@@ -1,4 +1,4 @@
-"""What a pump decides: how many at once, what runs alone, what is told again, what is given back at its end."""
+"""The decisions of a pump: how many messages at once, which run alone, reports and the end."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Queue:
         return 0
 
     async def listeners(self) -> tuple[int, Sequence[ListenerInfo]]:
-        """Those of the test."""
+        """Return the listeners of the test."""
         return self.version, self.infos
 
     async def lease(

@@ -14,7 +14,7 @@ from tests.connectors.xml_pump.pump_stack import Poster, PumpStack, document, el
 
 NORMAL, EACH = 9, 8
 EVERY_S = 0.5
-# What is sent last may take this long to be answered, or as long as it took without the flood.
+# The last message may take this long to be answered, or as long as it took without the flood.
 GRACE_S = 2.5
 ALONE_S = 20.0
 KEPT = 0.8

@@ -110,7 +110,7 @@ def test_pumps_killed_under_load_lose_no_message_and_answer_none_twice(stack: Pu
         for behind in (0, 40):
             asker.answers(begin + behind)
             died |= kill(stack, stack.pumps[-2])
-        # Who was hit twice already is done before anybody is hit again: three times would be death.
+        # Messages that were hit twice finish before any other is hit: a third time would make them dead.
         hit = {one["number"] for one in stack.notes("began") if one["pid"] in died}
         wait_until(partial(are_answered, asker, hit), 30, "what was hit is done")
 

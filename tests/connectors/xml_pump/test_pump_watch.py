@@ -1,4 +1,4 @@
-"""What a pump process stands on: a watch over its event loop, and a small HTTP client."""
+"""The parts below a pump: the watchdog of its event loop, and a small HTTP client."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
 def asked(answers: list[bytes], count: int) -> tuple[list[HttpAnswer | Exception], int]:
-    """What came of so many requests, and over how many connections."""
+    """Return the results of this many requests, and the number of connections."""
 
     async def run() -> tuple[list[HttpAnswer | Exception], int]:
         served, port, clients = await server(answers)

@@ -18,7 +18,7 @@ from connectors.xml_pump import XmlRefused
 from connectors.xml_wire.safe_xml import canonical_bytes, repair
 from schemas.settings.settings import PROJECT_ROOT
 
-# What the recovery of libxml2 makes of it: in each something is gone, changed, or there twice.
+# Documents from which libxml2's recovery loses something, changes it, or doubles it.
 LOSSES = {
     "an ampersand": ("<a>x & y</a>", b"<a>x  y</a>"),
     "an unknown entity": ("<a>x &foo; y</a>", None),
@@ -36,7 +36,7 @@ LOSSES = {
 
 
 def recovered(text: str) -> bytes | None:
-    """What libxml2 alone makes of it."""
+    """Return the tree that libxml2 alone makes of it."""
     root = etree.fromstring(text.encode(), etree.XMLParser(recover=True, resolve_entities=False))
     try:
         return bytes(etree.tostring(root, method="c14n"))
