@@ -59,7 +59,7 @@ class EventStream:
         self._path = path
         self._parameters = {k: v for k, v in (parameters or {}).items() if v is not None}
         self._give_up_s = give_up_s
-        self._tell = lost
+        self._on_lost = lost
         self._found: queue.Queue[ServerEvent | Exception] = queue.Queue(_WAITING)
         self._closed = threading.Event()
         self._socket: socket.socket | None = None
@@ -112,13 +112,13 @@ class EventStream:
             self._put(error)
 
     def _follow(self) -> None:
-        since, failures, told = time.monotonic(), 0, False
+        since, failures, is_lost = time.monotonic(), 0, False
         while not self._closed.is_set():
             try:
                 for event in self._connection():
-                    if told:
-                        self._tell(None)
-                    since, failures, told = time.monotonic(), 0, False
+                    if is_lost:
+                        self._on_lost(None)
+                    since, failures, is_lost = time.monotonic(), 0, False
                     if event is not None:
                         self._last_id = event.id or self._last_id
                         self._put(event)
@@ -129,9 +129,9 @@ class EventStream:
                 why = str(error) or type(error).__name__
             if self._closed.is_set():
                 return
-            if not told:
-                self._tell(why)
-                told = True
+            if not is_lost:
+                self._on_lost(why)
+                is_lost = True
             if time.monotonic() - since > self._give_up_s:
                 raise self._client.unreachable(why)
             self._closed.wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])

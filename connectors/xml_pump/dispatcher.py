@@ -62,7 +62,7 @@ class _HandlerFailed(Exception):
         self.stray = stray
 
 
-class _EndTried(Exception):
+class _ExitRaised(Exception):
     """A handler raised an exception that would end the program; the text is its name."""
 
 
@@ -114,8 +114,8 @@ class Dispatcher:
             log.warning("answer_unusable", listener=message.listener, message_id=message.message_id)
             return Delivered(_huh(message, f"the listener {message.listener} failed: {error}", "answer", about))
         except _HandlerFailed as error:
-            told = f"the listener {message.listener} failed: {error}"
-            return Delivered(_huh(message, told, "handler", about), error.stray)
+            why = f"the listener {message.listener} failed: {error}"
+            return Delivered(_huh(message, why, "handler", about), error.stray)
         except Exception as error:  # noqa: BLE001  an internal error must not end the pump, and its text may quote the message
             name = type(error).__name__
             log.error("delivery_failed", message_id=message.message_id, error=name, place=_place(error))
@@ -131,15 +131,15 @@ class Dispatcher:
             pipelines.reverse()
         pipeline = next((found[tag] for found in pipelines if tag in found), None)
         if pipeline is not None:
-            value = pipeline.take_payload(payload)
+            value = pipeline.run_payload(payload)
         elif listener.kind is None or message.is_reply or (tag == HUH_TAG and message.kind == HUH_TAG):
             # No class describes the payload: a reply, a <huh>, or any message for a listener without a class
             # (XP-10).
-            self._system.take_payload(payload)
+            self._system.run_payload(payload)
             value = None
         else:
             # The listener's own pipeline reports the fault.
-            value = next(iter(listener.pipelines.values())).take_payload(payload)
+            value = next(iter(listener.pipelines.values())).run_payload(payload)
         return ListenerMessage(
             value, payload, tag, message.sender, message.sender_verified, message.thread, message.is_reply
         )
@@ -201,7 +201,7 @@ async def _bounded(asked: Awaitable[Any], message: LeasedMessage) -> Any:
         return task.result()
     if isinstance(failure, AnswerFault):
         raise failure
-    name = str(failure) if isinstance(failure, _EndTried) else type(failure).__name__
+    name = str(failure) if isinstance(failure, _ExitRaised) else type(failure).__name__
     where = {"listener": message.listener, "message_id": message.message_id}
     log.warning("handler_failed", **where, error=name, place=_place(failure))
     raise _HandlerFailed(f"it raised {name}")
@@ -218,7 +218,7 @@ async def _guarded(asked: Awaitable[Any]) -> Any:
         return await asked
     except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
         # These exceptions would end the event loop and all other handlers.
-        raise _EndTried(type(error).__name__) from None
+        raise _ExitRaised(type(error).__name__) from None
 
 
 def task_name(message: LeasedMessage) -> str:

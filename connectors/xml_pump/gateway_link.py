@@ -16,7 +16,7 @@ import orjson
 
 from connectors.gateway_client.operator_token import read_token
 from connectors.xml_payloads.deliveries import LeasedMessage, ListenerInfo, leased_from, listener_from
-from connectors.xml_pump.handlers import SaidMessage
+from connectors.xml_pump.handlers import ConversationMessage
 from connectors.xml_pump.http_connection import HttpConnections
 from schemas.errors import BackboneUnreachable, Refused, TrunklineError
 from schemas.settings.settings import Settings
@@ -79,7 +79,7 @@ class GatewayLink:
         answer = await self._post(f"{_PUMP}/settle", {"pump": pump, "done": done}, request_id=request_id)
         return list(answer["results"])
 
-    async def history(self, listener: str, thread: str, limit: int) -> Sequence[SaidMessage]:
+    async def history(self, listener: str, thread: str, limit: int) -> Sequence[ConversationMessage]:
         """Return the messages of a conversation, oldest first.
 
         While the gateway is away it waits, as long as the handler's time limit lets it.
@@ -94,7 +94,7 @@ class GatewayLink:
                 # The handler has time, and no other way to read the conversation.
                 await asyncio.sleep(wait_s)
                 wait_s = min(wait_s * 2, _AWAY_S[1])
-        return msgspec.convert(answer["messages"], list[SaidMessage])
+        return msgspec.convert(answer["messages"], list[ConversationMessage])
 
     def close(self) -> None:
         """Close the connections."""

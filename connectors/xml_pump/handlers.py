@@ -33,7 +33,7 @@ HISTORY_LIMIT = 100
 
 
 @dataclass(frozen=True, slots=True)
-class SaidMessage:
+class ConversationMessage:
     """A message of a conversation.
 
     `is_own` means that the listener itself sent it, to `to`. `in_reply_to` is the id of the message that it
@@ -52,7 +52,7 @@ class SaidMessage:
 class HistoryReader(Protocol):
     """The source of a conversation's messages."""
 
-    async def history(self, listener: str, thread: str, limit: int) -> Sequence[SaidMessage]:
+    async def history(self, listener: str, thread: str, limit: int) -> Sequence[ConversationMessage]:
         """Return the newest messages of a conversation, oldest first."""
 
 
@@ -69,7 +69,7 @@ class HandlerContext:
     tools: tuple[Mapping[str, Any], ...]
     reader: HistoryReader
 
-    async def history(self, limit: int = HISTORY_LIMIT) -> Sequence[SaidMessage]:
+    async def history(self, limit: int = HISTORY_LIMIT) -> Sequence[ConversationMessage]:
         """Return the messages of this conversation that the listener knows, oldest first."""
         return await self.reader.history(self.listener, self.thread, limit)
 

@@ -20,7 +20,7 @@ from connectors.xml_payloads.deliveries import Answer, AnswerFault, payloads_of
 from connectors.xml_payloads.huh import HUH_TAG
 from connectors.xml_payloads.payload_types import PayloadType
 from connectors.xml_payloads.shapes import Record
-from connectors.xml_pump.handlers import HandlerContext, ListenerMessage, SaidMessage
+from connectors.xml_pump.handlers import ConversationMessage, HandlerContext, ListenerMessage
 from connectors.xml_pump.listener_table import RAW_ARGUMENT, ListenerTable, RunnableListener
 from connectors.xml_pump.llm_client import ChatMessage, Completion, ToolCall
 from connectors.xml_pump.text_messages import TEXT_TAG
@@ -59,7 +59,7 @@ async def answer_llm(
     return answers, completion.tokens
 
 
-def conversation(said: Sequence[SaidMessage], tools: set[str]) -> list[ChatMessage]:
+def conversation(said: Sequence[ConversationMessage], tools: set[str]) -> list[ChatMessage]:
     """Return the conversation as messages to a model. A last remark names the answers still to come."""
     own = {one.message_id for one in said if one.is_own}
     found = []
@@ -79,7 +79,9 @@ def conversation(said: Sequence[SaidMessage], tools: set[str]) -> list[ChatMessa
     return found
 
 
-def _up_to(message_id: str, said: Sequence[SaidMessage], message: ListenerMessage) -> Sequence[SaidMessage]:
+def _up_to(
+    message_id: str, said: Sequence[ConversationMessage], message: ListenerMessage
+) -> Sequence[ConversationMessage]:
     """Return the conversation as it was when the message came.
 
     Two answers that arrive together lead to two questions to the model, and only the second one contains both.
@@ -87,7 +89,7 @@ def _up_to(message_id: str, said: Sequence[SaidMessage], message: ListenerMessag
     for place, one in enumerate(said):
         if one.message_id == message_id:
             return said[: place + 1]
-    last = SaidMessage(
+    last = ConversationMessage(
         message_id, message.sender, None, message.root_tag, message.xml.decode("utf-8"), False, None
     )
     return [*said, last]

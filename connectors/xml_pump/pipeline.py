@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from connectors.xml_payloads.huh import schema_fault, wrong_root
 from connectors.xml_payloads.payload_types import PayloadType
-from connectors.xml_wire.envelope import OpenedMessage, canonical_payload, check_envelope, taken_out
+from connectors.xml_wire.envelope import OpenedMessage, canonical_payload, check_envelope, content_of
 from connectors.xml_wire.faults import DEFAULT_LIMITS, Faulty, XmlLimits
 from connectors.xml_wire.safe_xml import repair
 
@@ -28,7 +28,7 @@ STEPS: Final = ("repair", "canonicalization", "envelope", "extraction", "payload
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class PipelineResult:
     """The result of a pipeline. `step_ns` is empty unless the run was timed."""
 
     message: OpenedMessage
@@ -52,7 +52,7 @@ class Pipeline:
         if kind is not None:
             self._validate = (schema if schema is not None else kind.schema).validate
 
-    def run(self, document: bytes, *, timed: bool = False) -> Taken:
+    def run(self, document: bytes, *, timed: bool = False) -> PipelineResult:
         """Run all steps on a whole document.
 
         Raises XmlRefused, and Faulty for a fault that becomes a `<huh>`.
@@ -65,7 +65,7 @@ class Pipeline:
         _mark(marks)
         check_envelope(root, notes)
         _mark(marks)
-        message = taken_out(root, canonical, notes)
+        message = content_of(root, canonical, notes)
         _mark(marks)
         element = root[-1]
         self._check(element, message.notes)
@@ -73,11 +73,11 @@ class Pipeline:
         value = self._value(element, message.notes)
         _mark(marks)
         if marks is None:
-            return Taken(message, value, message.notes)
+            return PipelineResult(message, value, message.notes)
         spent = {step: end - begin for step, (begin, end) in zip(STEPS, pairwise(marks), strict=True)}
-        return Taken(message, value, message.notes, spent)
+        return PipelineResult(message, value, message.notes, spent)
 
-    def take_payload(self, payload: bytes) -> Any:
+    def run_payload(self, payload: bytes) -> Any:
         """Run the steps from the payload check on, for a payload element alone, from any door.
 
         The element is parsed as carefully as a document. Raises XmlRefused, Faulty.

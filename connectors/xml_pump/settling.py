@@ -35,7 +35,7 @@ class _Item(NamedTuple):
     done: Done
     body: Mapping[str, Any]
     size: int
-    told: asyncio.Future[None]
+    reported: asyncio.Future[None]
 
 
 class Settler:
@@ -60,7 +60,7 @@ class Settler:
         self._waiting.append(item)
         if self._timer is None:
             self._timer = loop.call_later(_GATHER_S, self._send_waiting)
-        await item.told
+        await item.reported
 
     def give_up(self) -> None:
         """Stop reporting. The gateway gives back the other messages when their leases expire."""
@@ -72,7 +72,7 @@ class Settler:
     def _send_waiting(self) -> None:
         self._timer = None
         while self._waiting and len(self._sending) < _IN_FLIGHT:
-            task = asyncio.create_task(self._tell(self._next_batch()))
+            task = asyncio.create_task(self._report(self._next_batch()))
             self._sending.add(task)
             task.add_done_callback(self._sent)
 
@@ -91,7 +91,7 @@ class Settler:
         batch, self._waiting = self._waiting[:count], self._waiting[count:]
         return batch
 
-    async def _tell(self, batch: Sequence[_Item]) -> None:
+    async def _report(self, batch: Sequence[_Item]) -> None:
         request_id, wait_s = uuid.uuid4().hex, BACKOFF_S[0]
         while True:
             try:
@@ -104,7 +104,7 @@ class Settler:
                 await asyncio.sleep(wait_s)
                 wait_s = min(wait_s * 2, BACKOFF_S[1])
             except Exception as error:  # noqa: BLE001  the same request would be refused again
-                await self._tell_otherwise(batch, error)
+                await self._report_otherwise(batch, error)
                 return
         for item in batch:
             message_id = item.done.message.message_id
@@ -113,16 +113,16 @@ class Settler:
                 # Its lease has expired, and another pump has leased the message.
                 where = {"listener": item.done.message.listener, "message_id": message_id}
                 log.warning("not_settled", **where, reason=reason)
-            _told(item)
+            _finish(item)
 
-    async def _tell_otherwise(self, batch: Sequence[_Item], error: Exception) -> None:
+    async def _report_otherwise(self, batch: Sequence[_Item], error: Exception) -> None:
         """Replace a request that was refused.
 
         First each message is reported by itself, then without its answers, then not at all.
         """
         if len(batch) > 1:
             for item in batch:
-                await self._tell([item])
+                await self._report([item])
             return
         (item,) = batch
         done = item.done
@@ -130,16 +130,16 @@ class Settler:
         why = str(error) if isinstance(error, NotTaken) else type(error).__name__
         log.error("not_taken", **where, outcome=done.outcome, why=why)
         if done.outcome == NACK or done.reason == _UNSENDABLE:
-            _told(item)
+            _finish(item)
             return
         body = huh(_UNSENDABLE, about_tag=done.message.kind, step="answer").decode("utf-8")
         other = Done(done.message, HUH, _UNSENDABLE, (Answer(None, "huh", HUH_NAMESPACE, body),))
-        await self._tell([_Item(other, other.as_json(), item.size, item.told)])
+        await self._report([_Item(other, other.as_json(), item.size, item.reported)])
 
 
 _UNSENDABLE: Final = "the listener's answer cannot be sent"
 
 
-def _told(item: _Item) -> None:
-    if not item.told.done():
-        item.told.set_result(None)
+def _finish(item: _Item) -> None:
+    if not item.reported.done():
+        item.reported.set_result(None)

@@ -52,7 +52,7 @@ def open_document(data: bytes, limits: XmlLimits = DEFAULT_LIMITS) -> OpenedMess
     repaired = repair(data, limits)
     canonical = canonical_payload(repaired.root, repaired.notes, limits)
     check_envelope(repaired.root, repaired.notes)
-    return taken_out(repaired.root, canonical, repaired.notes)
+    return content_of(repaired.root, canonical, repaired.notes)
 
 
 def open_answer(data: bytes, limits: XmlLimits = DEFAULT_LIMITS) -> list[OpenedMessage]:
@@ -111,7 +111,7 @@ def canonical_payload(root: Any, notes: tuple[str, ...], limits: XmlLimits) -> b
     return _canonical(root[-1], notes, limits) if len(root) else b""
 
 
-def taken_out(root: Any, canonical: bytes, notes: tuple[str, ...]) -> OpenedMessage:
+def content_of(root: Any, canonical: bytes, notes: tuple[str, ...]) -> OpenedMessage:
     """Return the content of an envelope that was checked. Raises Faulty."""
     to = thread = claimed = None
     *heads, payload = root
@@ -136,7 +136,7 @@ def _answered(child: Any, notes: tuple[str, ...], limits: XmlLimits) -> OpenedMe
         return OpenedMessage(None, None, None, tag, namespace, canonical, notes)
     canonical = canonical_payload(child, notes, limits)
     check_envelope(child, notes)
-    return taken_out(child, canonical, notes)
+    return content_of(child, canonical, notes)
 
 
 def _canonical(element: Any, notes: tuple[str, ...], limits: XmlLimits) -> bytes:

@@ -15,7 +15,7 @@ from connectors.xml_payloads.deliveries import Done, leased_from, listener_from
 from connectors.xml_payloads.payload_types import payload_type_of
 from connectors.xml_pump import payload
 from connectors.xml_pump.dispatcher import Dispatcher
-from connectors.xml_pump.handlers import HandlerError, SaidMessage, handles
+from connectors.xml_pump.handlers import ConversationMessage, HandlerError, handles
 from connectors.xml_pump.listener_table import TableMaker
 from connectors.xml_pump.llm_client import ChatMessage, Completion, TokenRate, ToolCall, client_of
 from connectors.xml_pump.llm_listener import arguments_as_xml, conversation
@@ -82,17 +82,17 @@ CLIENT = Scripted()
 
 def said(
     message_id: str, sender: str, body: str, *, to: str | None = None, about: str | None = None
-) -> SaidMessage:
-    return SaidMessage(message_id, sender, to, "kind", body, sender == "model", about)
+) -> ConversationMessage:
+    return ConversationMessage(message_id, sender, to, "kind", body, sender == "model", about)
 
 
 @dataclass
 class History:
     """Return a message of the conversation."""
 
-    messages: Sequence[SaidMessage] = ()
+    messages: Sequence[ConversationMessage] = ()
 
-    async def history(self, listener: str, thread: str, limit: int) -> Sequence[SaidMessage]:
+    async def history(self, listener: str, thread: str, limit: int) -> Sequence[ConversationMessage]:
         """All of it."""
         assert (listener, thread) == ("model", "t")
         return self.messages
@@ -113,7 +113,9 @@ LISTENERS = (
 )
 
 
-def deliver(says: Completion, folder: Path, history: Sequence[SaidMessage] = (), spent: Any = None) -> Done:
+def deliver(
+    says: Completion, folder: Path, history: Sequence[ConversationMessage] = (), spent: Any = None
+) -> Done:
     """Return the outcome of a message to the model, which answers this."""
     CLIENT.says = says
     CLIENT.told.clear()
@@ -185,7 +187,7 @@ def test_calls_become_payloads_to_those_whom_they_name(tmp_path: Path):
     done = deliver(Completion(calls=calls), tmp_path)
     order, note, stranger, wrong = done.answers
     assert (order.to, order.kind, order.namespace) == ("fetcher", "order", SPACE)
-    value = Pipeline(payload_type_of(Order)).take_payload(order.body.encode())
+    value = Pipeline(payload_type_of(Order)).run_payload(order.body.encode())
     assert value == Order("tea & <milk>", 2, ["a", "b"], True)
     assert (note.to, note.kind) == ("person", "note")
     assert (stranger.to, stranger.kind) == ("nobody_at_all", "text")
@@ -197,7 +199,7 @@ def test_arguments_that_do_not_fit_are_for_the_listener_to_refuse():
     body = arguments_as_xml(kind, {"what": "tea", "cuont": 2})
     assert body is not None
     with pytest.raises(Faulty):
-        Pipeline(kind).take_payload(body)
+        Pipeline(kind).run_payload(body)
 
 
 @pytest.mark.requirement("XP-15")

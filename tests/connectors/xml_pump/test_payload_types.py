@@ -24,7 +24,7 @@ def test_the_schema_takes_the_example_and_the_pipeline_reads_it(cls: type) -> No
     kind = payload_type_of(cls)
     element = etree.fromstring(kind.example)
     assert kind.schema.validate(element), kind.schema.error_log
-    value = Pipeline(kind).take_payload(kind.example)
+    value = Pipeline(kind).run_payload(kind.example)
     assert isinstance(value, cls)
     assert from_element(cls, element) == value
     # The example shows every field, so what is read of it is written as it was.
@@ -177,4 +177,4 @@ def test_a_namespace_is_an_absolute_uri_and_not_the_envelopes(space: str) -> Non
 
 def test_a_payload_without_fields_is_one() -> None:
     cls = payload("ping")(dataclasses.make_dataclass("Ping", []))
-    assert Pipeline(payload_type_of(cls)).take_payload(to_xml(cls())) == cls()
+    assert Pipeline(payload_type_of(cls)).run_payload(to_xml(cls())) == cls()

@@ -60,7 +60,7 @@ def test_a_value_is_written_as_canonical_and_valid_xml_and_read_as_it_was(value:
     assert KIND.schema.validate(element), KIND.schema.error_log
     assert from_element(EveryKind, element) == value
     assert canonical_bytes(element) == written
-    taken = PIPELINE.take_payload(written)
+    taken = PIPELINE.run_payload(written)
     assert taken == value
     assert type(taken.number) is float
     assert taken.moment.utcoffset() == value.moment.utcoffset()
@@ -68,17 +68,17 @@ def test_a_value_is_written_as_canonical_and_valid_xml_and_read_as_it_was(value:
 
 @pytest.mark.parametrize("number", [math.inf, -math.inf, 5e-324, 1.7976931348623157e308, -0.0, 0.1])
 def test_the_farthest_floats_arrive(number: float) -> None:
-    taken = PIPELINE.take_payload(to_xml(replace(ONE, number=number)))
+    taken = PIPELINE.run_payload(to_xml(replace(ONE, number=number)))
     assert (taken.number, math.copysign(1, taken.number)) == (number, math.copysign(1, number))
 
 
 def test_not_a_number_arrives_as_such_and_an_int_in_a_float_as_float() -> None:
-    assert math.isnan(PIPELINE.take_payload(to_xml(replace(ONE, number=math.nan))).number)
-    assert PIPELINE.take_payload(to_xml(replace(ONE, number=3))).number == 3.0
+    assert math.isnan(PIPELINE.run_payload(to_xml(replace(ONE, number=math.nan))).number)
+    assert PIPELINE.run_payload(to_xml(replace(ONE, number=3))).number == 3.0
 
 
 def test_integers_of_up_to_4000_digits_arrive() -> None:
-    assert PIPELINE.take_payload(to_xml(replace(ONE, whole=-(10**4000) + 1))).whole == -(10**4000) + 1
+    assert PIPELINE.run_payload(to_xml(replace(ONE, whole=-(10**4000) + 1))).whole == -(10**4000) + 1
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_text_that_is_no_value_is_told_with_the_field_and_an_example(
     field: str, text: str, step: str
 ) -> None:
     with pytest.raises(Faulty) as told:
-        PIPELINE.take_payload(changed(field, text))
+        PIPELINE.run_payload(changed(field, text))
     assert told.value.step == step
     assert field in told.value.why
     assert told.value.expected == KIND.example.decode()
@@ -190,7 +190,7 @@ def test_a_text_that_is_no_value_is_told_with_the_field_and_an_example(
     ],
 )  # fmt: skip
 def test_each_way_to_write_a_value_in_xml_is_read(field: str, text: str, value: Any) -> None:
-    assert getattr(PIPELINE.take_payload(changed(field, text)), field) == value
+    assert getattr(PIPELINE.run_payload(changed(field, text)), field) == value
 
 
 def test_what_is_left_out_is_the_default_none_or_an_empty_list() -> None:
@@ -198,7 +198,7 @@ def test_what_is_left_out_is_the_default_none_or_an_empty_list() -> None:
     for part in (b"<maybe>x</maybe>", b"<numbers>1</numbers>", b"<tries>3</tries>"):
         assert part in written
         written = written.replace(part, b"")
-    taken = PIPELINE.take_payload(written)
+    taken = PIPELINE.run_payload(written)
     assert (taken.maybe, taken.numbers, taken.tries) == (None, [], 3)
 
 
@@ -230,5 +230,5 @@ class Strict:
 
 def test_a_rule_of_the_class_is_told_as_a_fault_of_the_value() -> None:
     with pytest.raises(Faulty, match="share is from 0 to 1") as told:
-        Pipeline(payload_type_of(Strict)).take_payload(to_xml(Strict(1.0)).replace(b"1.0", b"1.5"))
+        Pipeline(payload_type_of(Strict)).run_payload(to_xml(Strict(1.0)).replace(b"1.0", b"1.5"))
     assert told.value.step == "value"

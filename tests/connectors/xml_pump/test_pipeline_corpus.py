@@ -58,7 +58,7 @@ def test_each_document_of_the_corpus_has_its_outcome(case: Case, tmp_path: Path)
         answer = huh(fault, about_tag=None)
         assert fault.expected, "nothing says what would be right"
         # The sender gets a payload that its own pipeline takes.
-        assert isinstance(Pipeline(payload_type_of(Huh)).take_payload(answer), Huh)
+        assert isinstance(Pipeline(payload_type_of(Huh)).run_payload(answer), Huh)
         told_all = answer.decode()
         assert SECRET not in told_all
     else:
@@ -92,8 +92,8 @@ def test_what_is_told_quotes_no_value_and_little_else() -> None:
         b"</expression>", f"</expression><digits>{secret}</digits>".encode()
     )
     with pytest.raises(Faulty) as told:
-        PIPELINE.take_payload(document)
+        PIPELINE.run_payload(document)
     assert "hunter2" not in huh(told.value, about_tag="calculate").decode()
     with pytest.raises(Faulty) as told:
-        PIPELINE.take_payload(document.replace(b"digits", b"d" * 3000))
+        PIPELINE.run_payload(document.replace(b"digits", b"d" * 3000))
     assert huh(told.value, about_tag="x" * 3000).count(b"d" * 201) == 0

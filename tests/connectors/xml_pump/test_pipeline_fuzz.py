@@ -50,9 +50,9 @@ def answered(document: bytes) -> None:
             again = pipeline.run(seen).message
             assert (again.payload, again.to, again.thread) == (message.payload, message.to, message.thread)
             assert again.claimed_sender == "ann"
-            pipeline.take_payload(message.payload)
+            pipeline.run_payload(message.payload)
             assert open_answer(message.payload)[0].payload == message.payload
-    for taken in (LISTENER.take_payload, open_answer):
+    for taken in (LISTENER.run_payload, open_answer):
         try:
             found = taken(document)
         except (XmlRefused, Faulty):
@@ -89,7 +89,7 @@ def test_a_text_that_was_not_escaped_arrives_as_it_was_written(text: str, stray:
 @given(st.text(), st.text())
 def test_a_message_of_another_door_is_canonical_xml_whatever_it_holds(kind: str, body: str) -> None:
     payload = text_payload(kind, body)
-    element = SYSTEM.take_payload(payload)
+    element = SYSTEM.run_payload(payload)
     assert canonical_bytes(element) == payload
     if body.isprintable() and kind.isprintable():
         assert (element.text or "", element.get("kind")) == (body, kind)

@@ -63,11 +63,11 @@ def test_a_fault_tells_what_was_repaired_before_it() -> None:
 def test_a_huh_says_what_was_wrong_and_what_would_be_right() -> None:
     with pytest.raises(Faulty) as told:
         Pipeline(KIND).run(GOOD.replace("expression>", "formula>").encode())
-    found = Pipeline(payload_type_of(Huh)).take_payload(huh(told.value, about_tag="calculate"))
+    found = Pipeline(payload_type_of(Huh)).run_payload(huh(told.value, about_tag="calculate"))
     assert (found.about, found.step) == ("calculate", "payload")
     assert found.why == "Element 'formula': This element is not expected. Expected is ( expression )."
-    assert Pipeline(KIND).take_payload(found.expected.encode())
-    found = Pipeline(payload_type_of(Huh)).take_payload(
+    assert Pipeline(KIND).run_payload(found.expected.encode())
+    found = Pipeline(payload_type_of(Huh)).run_payload(
         huh("it took too long\x07", about_tag=None, step="handler")
     )
     assert found == Huh("", "handler", "it took too long\ufffd", "")
@@ -83,19 +83,19 @@ def test_the_system_takes_every_payload_and_refuses_what_all_refuse() -> None:
         system.run(enveloped("").encode())
     with pytest.raises(XmlRefused, match="DOCTYPE"):
         system.run(b"<!DOCTYPE a>" + GOOD.encode())
-    text = system.take_payload(text_payload("ask", "Is it < 2?"))
+    text = system.run_payload(text_payload("ask", "Is it < 2?"))
     assert (text.get("kind"), text.text) == ("ask", "Is it < 2?")
 
 
 def test_a_payload_of_another_door_is_parsed_as_carefully_as_a_document() -> None:
     pipeline = Pipeline(KIND)
-    assert pipeline.take_payload(calculate().encode()) == Calculate("1 + 2")
-    assert pipeline.take_payload(calculate("<expression>a & b</expression>").encode()) == Calculate("a & b")
+    assert pipeline.run_payload(calculate().encode()) == Calculate("1 + 2")
+    assert pipeline.run_payload(calculate("<expression>a & b</expression>").encode()) == Calculate("a & b")
     for body in (b"", b"hello", b"<!DOCTYPE a>" + calculate().encode(), calculate().encode("utf-16")):
         with pytest.raises(XmlRefused):
-            pipeline.take_payload(body)
+            pipeline.run_payload(body)
     with pytest.raises(Faulty, match="asked for is <calculate"):
-        pipeline.take_payload(b"<calculate/>")
+        pipeline.run_payload(b"<calculate/>")
 
 
 @pytest.mark.requirement("XP-01")
@@ -152,7 +152,7 @@ def test_a_listener_that_is_no_name_has_no_folder(tmp_path: Path, listener: str)
 
 def open_tree(text: str) -> object:
     """The tree of a payload."""
-    return Pipeline(None).take_payload(text.encode())
+    return Pipeline(None).run_payload(text.encode())
 
 
 def test_what_is_written_is_what_a_document_holds() -> None:

@@ -16,7 +16,7 @@ from connectors.xml_payloads.deliveries import LeasedMessage, ListenerInfo, leas
 from connectors.xml_pump import payload, to_xml
 from connectors.xml_pump.dispatcher import Dispatcher
 from connectors.xml_pump.gateway_link import Leased, NotTaken
-from connectors.xml_pump.handlers import ListenerMessage, SaidMessage, handles
+from connectors.xml_pump.handlers import ConversationMessage, ListenerMessage, handles
 from connectors.xml_pump.listener_table import TableMaker
 from connectors.xml_pump.pump import Pump
 from connectors.xml_pump.settling import Settler
@@ -140,7 +140,7 @@ class Queue:
             return self.unreadable.pop(0)
         return [{"message_id": one["message_id"], "verdict": "accepted", "reason": None} for one in done]
 
-    async def history(self, listener: str, thread: str, limit: int) -> Sequence[SaidMessage]:
+    async def history(self, listener: str, thread: str, limit: int) -> Sequence[ConversationMessage]:
         """Nothing was said."""
         return []
 

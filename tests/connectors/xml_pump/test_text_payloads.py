@@ -13,7 +13,7 @@ import pytest
 from connectors.xml_payloads.deliveries import Done, leased_from, listener_from
 from connectors.xml_pump import payload, to_xml
 from connectors.xml_pump.dispatcher import Dispatcher
-from connectors.xml_pump.handlers import ListenerMessage, SaidMessage, handles
+from connectors.xml_pump.handlers import ConversationMessage, ListenerMessage, handles
 from connectors.xml_pump.listener_table import TableMaker
 from connectors.xml_wire.faults import XmlLimits
 
@@ -37,7 +37,7 @@ async def step(message: ListenerMessage) -> bytes:
 class NoHistory:
     """A conversation in which nothing was said."""
 
-    async def history(self, listener: str, thread: str, limit: int) -> Sequence[SaidMessage]:
+    async def history(self, listener: str, thread: str, limit: int) -> Sequence[ConversationMessage]:
         """Return nothing."""
         return ()
 
