@@ -72,7 +72,7 @@ class SseSessions:
         try:
             await self._serve(agent, scope, receive, _BoundedSend(scope, send))
         finally:
-            _one_less(self._open, agent)
+            self._open -= Counter([agent])
             self._metrics.readers(DOOR, -1)
 
     async def post(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -147,7 +147,7 @@ class _Answers:
         try:
             await self._stream.send(item)
         finally:
-            _one_less(self._unsent, self._agent)
+            self._unsent -= Counter([self._agent])
 
     async def aclose(self) -> None:
         """Close the stream."""
@@ -162,9 +162,3 @@ class _Answers:
 
 def _busy(why: str) -> Any:
     return error_response(429, BUSY, why, {"Retry-After": str(RETRY_AFTER_S)})
-
-
-def _one_less(counts: Counter[str], agent: str) -> None:
-    counts[agent] -= 1
-    if not counts[agent]:
-        del counts[agent]

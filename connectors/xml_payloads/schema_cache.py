@@ -6,14 +6,12 @@ by hand is not used; it only causes the next version.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import secrets
 from pathlib import Path
 from typing import Any
 
 from connectors.xml_payloads.payload_types import PayloadType
+from schemas.keys.first_file import make_first
 from schemas.wire.ids import is_name
 
 
@@ -32,27 +30,10 @@ def cached_schema(folder: Path, listener: str, kind: PayloadType) -> Any:
         newest = max(map(_version, versions.iterdir()), default=0)
         if newest and (versions / f"v{newest}.xsd").read_bytes() == written:
             return kind.compiled()
-        if _write_once(versions / f"v{newest + 1}.xsd", written):
-            return kind.compiled()
+        # If another process makes this version first, the next round compares with that one.
+        make_first(versions / f"v{newest + 1}.xsd", kind.xsd)
 
 
 def _version(path: Path) -> int:
     found = re.fullmatch(r"v([1-9][0-9]{0,8})\.xsd", path.name)
     return int(found[1]) if found else 0
-
-
-def _write_once(path: Path, content: bytes) -> bool:
-    """Return whether this call made the file. The file is written whole or not at all."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        with draft.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        # A link, unlike a rename, fails if another process was first.
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, path)
-            return True
-        return False
-    finally:
-        draft.unlink(missing_ok=True)
