@@ -84,7 +84,7 @@ def test_a_replayed_command_is_refused_and_does_nothing_again(stack: CommandStac
     status, answer = stack.post(body, signature)
     assert (status, answer["reason"]) == (403, "replayed")
     assert name in stack.listeners()
-    refusal = stack.wait_refused("given before")
+    refusal = stack.wait_refused("sent before")
     assert (refusal["reason"], refusal["principal"]) == ("unauthorized", "operator")
 
 
@@ -100,7 +100,7 @@ def test_a_key_counts_while_its_file_is_in_the_folder(stack: CommandStack):
     name, key = stack.added(), Ed25519PrivateKey.generate()
     status, answer = stack.give(RemoveListener(name), key=key)
     assert (status, answer["reason"]) == (403, "unauthorized")
-    assert stack.wait_refused("the key is none")["principal"] == "anonymous"
+    assert stack.wait_refused("unknown key")["principal"] == "anonymous"
     file = stack.settings.command_keys_path / "ann.pub"
     file.write_text(public_pem(key.public_key()))
     file.chmod(0o644)
@@ -217,7 +217,7 @@ def test_refusals_are_recorded_at_a_bounded_rate(stack: CommandStack):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"name": "x", "handler": f"{MODULE}:not_a_handler"}, "no handler"),
+        ({"name": "x", "handler": f"{MODULE}:not_a_handler"}, "not a handler"),
         ({"name": "x", "handler": "no_such_module:f"}, "cannot import"),
         ({"name": "x", "handler": f"{MODULE}:add", "root_tag": "other"}, "root_tag"),
         ({"name": "x", "handler": f"{MODULE}:add", "namespace": "urn:other"}, "namespace"),
