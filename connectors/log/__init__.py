@@ -1,4 +1,4 @@
-"""Reading and writing the Kafka log: publisher, topic, tails and the end of the log.
+"""Reading and writing the Kafka log: the publisher, the topic, the tails and the end of the log.
 
-Imports nothing else of `connectors` but `terminal`.
+Imports nothing else of `connectors` but `retry`.
 """

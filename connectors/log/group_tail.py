@@ -1,4 +1,4 @@
-"""A member of a consumer group: the records of its partitions as they come, with its progress in Kafka."""
+"""A member of a consumer group: yields the records of its partitions and commits its progress to Kafka."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ log = structlog.stdlib.get_logger(__name__)
 
 _JOINED_WITHIN_S: Final = 20.0
 _OPTIONS: Final = {
-    # The smallest that a broker takes by default: how long the partitions of a killed member lie idle.
+    # The smallest value that a broker accepts by default. The partitions of a killed member are idle so long.
     "session.timeout.ms": 6_000,
     "heartbeat.interval.ms": 1_500,
     "auto.offset.reset": "earliest",
-    # A follow-up may be a quarter of a second late; each record fetched by itself costs more than all else.
+    # A derived record may be a quarter of a second late. To fetch each record by itself costs more than all
+    # else.
     "fetch.min.bytes": 64 * 1024,
     "fetch.wait.max.ms": 250,
     "queued.min.messages": 1000,
@@ -32,30 +33,33 @@ _OPTIONS: Final = {
 
 
 class GroupTail:
-    """What the group has not done, of the partitions that are this member's. For one thread.
+    """The uncommitted records of the partitions that Kafka has assigned to this member. For one thread.
 
-    A new group, or one whose offsets the log no longer has, begins with the log's first record. Raises
-    BackboneUnreachable where no bootstrap server takes a connection.
+    A new group, or one whose offsets the log no longer has, begins with the log's first record.
+
+    Raises:
+        BackboneUnreachable: No bootstrap server accepts a connection.
     """
 
     def __init__(self, kafka: KafkaSettings, group: str) -> None:
         self._kafka = kafka
         self._group = group
         self._revoked = False
-        # Since when nobody has said which partitions are ours; None while that is known.
+        # Since when this member waits for its partitions; None while they are assigned.
         self._unassigned_since: float | None = time.monotonic()
         self._consumer = TopicConsumer(kafka, _OPTIONS | {"client.id": "trunkline-reactor", "group.id": group})
         self._consumer.client.subscribe([kafka.topic], on_assign=self._assign, on_revoke=self._revoke)
 
     def poll(self, timeout_s: float, most: int) -> list[Record]:
-        """What has come since, at most `most`; empty when nothing came within `timeout_s` seconds.
+        """Return at most `most` new records; none if none arrives within `timeout_s` seconds.
 
-        Raises BackboneUnreachable while Kafka is away or refuses us. Close the tail then: what the client had
-        taken from Kafka by then is passed over by another poll.
+        Raises:
+            BackboneUnreachable: Kafka is unreachable or refuses us. Close the tail then: another poll would
+                skip the records that the client had already fetched.
         """
         self._revoked = False
         messages = self._consumer.messages(timeout_s, most)
-        self._tell_unassigned()
+        self._log_unassigned()
         if self._revoked:
             self._begin_at_committed()
             return []
@@ -67,9 +71,10 @@ class GroupTail:
         return with_all_headers(self._kafka, found)
 
     def commit(self, records: Iterable[Record]) -> None:
-        """Say in Kafka that these records, and all of their partitions before them, are done.
+        """Commit these records, and all records before them in their partitions, as done.
 
-        Raises BackboneUnreachable, also when the group has given a partition to another member.
+        Raises:
+            BackboneUnreachable: Kafka is unreachable, or has assigned a partition to another member.
         """
         ends: dict[int, int] = {}
         for record in records:
@@ -90,10 +95,10 @@ class GroupTail:
         self._consumer.close()
 
     def _begin_at_committed(self) -> None:
-        """Read again what is not committed of the partitions that are ours now.
+        """Seek back to the committed offsets of the assigned partitions.
 
-        One poll may take partitions away, give others, and read on in those: of what it brought nobody can
-        tell what was read before. Dropped, it would be passed over, for the place in the log is behind it.
+        One poll may revoke partitions, assign others and read them. It is unknown which of its records were
+        read before. To drop them without seeking would skip them, because the client's position is behind them.
         """
         client = self._consumer.client
         try:
@@ -106,12 +111,13 @@ class GroupTail:
         self._unassigned_since = None
 
     def _revoke(self, consumer: Any, partitions: list[Partition]) -> None:
-        """The partitions are no longer ours; within `poll`, or `close`."""
+        """Note that the partitions were revoked; called within `poll` or `close`."""
         self._revoked, self._unassigned_since = True, time.monotonic()
 
-    def _tell_unassigned(self) -> None:
-        """The client says nothing while the group's coordinator is away. It goes on waiting: a slow member may
-        hold up the group for minutes.
+    def _log_unassigned(self) -> None:
+        """Log now and then that no partition is assigned; the client does not report a missing coordinator.
+
+        The member goes on waiting: a slow member may hold up the group for minutes.
         """
         since = self._unassigned_since
         if since is not None and time.monotonic() - since > _JOINED_WITHIN_S:

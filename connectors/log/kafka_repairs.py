@@ -1,6 +1,6 @@
-"""Repairs of kafka-python 3.0.12, without which its consumers do not survive what a log and a network hold.
+"""Patches of kafka-python 3.0.12, so that its consumers survive odd header names and an unreachable broker.
 
-Each is checked by a test that fails without it; look at them again with another version.
+A test fails without each patch. Check them again with another version of the library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kafka.record.default_records import DefaultRecordBatch  # type: ignore[impo
 
 @cache
 def repair_kafka_client() -> None:
-    """Repair the library in this process, once."""
+    """Patch the library in this process, once."""
     _read_any_header_name()
     _close_refused_sockets()
 
@@ -31,9 +31,9 @@ class _TolerantBuffer(bytearray):
 
 
 def _read_any_header_name() -> None:
-    """Read header names that are not UTF-8 as Java does, with U+FFFD in them.
+    """Decode header names that are not UTF-8 as Java does, with U+FFFD in them.
 
-    `poll` would raise for such a record, for ever: one record would stop everything behind it.
+    Otherwise `poll` raises for such a record again and again, and no later record is read.
     """
     read = DefaultRecordBatch._read_msg
 
@@ -48,9 +48,7 @@ def _read_any_header_name() -> None:
 
 
 def _close_refused_sockets() -> None:
-    """Close the socket of a connection that failed; each attempt left one open, four a second while Kafka is
-    away.
-    """
+    """Close the socket of a failed connection; the library leaks one for each attempt, four a second."""
     connect = KafkaNetSocket.sock_connect
 
     async def connect_or_close(factory: Any, net: Any, sock: Any, *rest: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Making the one topic, with its topology as the first record."""
+"""Creation of the one topic, with its topology as the first record, and the state of its replicas."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ from schemas.streams.control.control_fold import topology_record
 
 @dataclass(frozen=True)
 class Replication:
-    """How often Kafka holds the topic, and where it holds it less often than it should.
+    """The replicas of the topic, and the partitions whose replicas are not all in sync.
 
-    `replicas`: the smallest number of copies of a partition. `missing`: for each partition with copies that are
-    not in sync, how many are. `min_in_sync`: how many must be, or Kafka refuses records.
+    Attributes:
+        replicas: The smallest number of replicas of a partition.
+        min_in_sync: With fewer replicas in sync, Kafka refuses records.
+        missing: The number of replicas in sync, by partition, where it is lower than the number of replicas.
     """
 
     replicas: int
@@ -43,7 +45,7 @@ class Replication:
 
     @property
     def refusing(self) -> list[int]:
-        """The partitions that take no record now."""
+        """The partitions that accept no records now."""
         return [number for number, in_sync in self.missing.items() if in_sync < self.min_in_sync]
 
 
@@ -68,11 +70,16 @@ def replication(kafka: KafkaSettings) -> Replication:
 
 
 def ensure_topic(settings: Settings) -> bool:
-    """Make the topic where it is missing and store its topology as the first record; then check it.
+    """Create the topic if it is missing, with its topology as the first record; then check it.
 
-    Returns whether the topic was made by this call. Several callers at once do no harm: one creates, and a
-    topology stored twice is a duplicate. Raises what `check_topic` raises; LogLostError instead of making a
-    topic whose records the ledger has.
+    Several callers may run at once: one of them creates the topic, and a second topology record is a duplicate.
+
+    Returns:
+        Whether this call created the topic.
+
+    Raises:
+        LogLostError: The topic is missing, but the ledger has its records.
+        TrunklineError: As `check_topic`.
     """
     was_made = False
     kafka = settings.kafka

@@ -1,9 +1,8 @@
-"""Reads the one topic's tail for the live view: a Kafka consumer without a group, from given offsets."""
+"""The tail of the topic for the live view: a Kafka consumer without a group, from given offsets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Final, Self
 
 from confluent_kafka import KafkaError as ClientError
@@ -16,32 +15,36 @@ from schemas.errors import TrunklineError
 from schemas.settings.settings import KafkaSettings
 from schemas.wire.record import Record
 
-# Few enough that the first of a full poll does not wait long for its verdict.
+# Few enough that the first record of a full poll does not wait long for its verdict.
 POLL_RECORDS: Final = 500
 _OPTIONS: Final = {
     "client.id": "trunkline-live-view",
-    # It wants a name, and joins no group: the partitions are assigned, no offset is kept in Kafka, and it need
-    # not be allowed to.
+    # The client requires a name, but joins no group: it assigns its partitions itself, commits no offset, and
+    # needs no permission for the group.
     "group.id": "trunkline-live-view",
     "auto.offset.reset": "error",
     "enable.partition.eof": True,
     "fetch.wait.max.ms": 500,
-    # What waits for us in the client; below it, the next is fetched at once.
+    # The client fetches ahead while fewer records than this wait in it.
     "queued.min.messages": 20 * POLL_RECORDS,
 }
 
 
 class OffsetsGoneError(TrunklineError):
-    """The log does not have an offset from which it is to be read."""
+    """The log does not have an offset from which the tail has to read."""
 
 
 class LogTail:
-    """Every partition's records from `offsets` on (a partition that is absent: from 0), as they come.
+    """A reader of all partitions from `offsets` on; from 0 in a partition that is not named.
 
-    A context manager, for one thread. Raises BackboneUnreachable where no bootstrap server takes a connection.
+    A context manager, for one thread.
 
-    `reached`: by partition, the offset up to which (exclusive) all has been given; what is no record, as the
-    end of a transaction, counts, too.
+    Attributes:
+        reached: The offset after the last one that was read, by partition. Offsets without a record, such as
+            the end of a transaction, count as read.
+
+    Raises:
+        BackboneUnreachable: No bootstrap server accepts a connection.
     """
 
     def __init__(self, kafka: KafkaSettings, offsets: Mapping[int, int]) -> None:
@@ -56,38 +59,38 @@ class LogTail:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._consumer.close()
 
     def poll(self, timeout_s: float) -> list[Record]:
-        """What has come since, at most POLL_RECORDS; empty when nothing came within `timeout_s` seconds.
+        """Return at most POLL_RECORDS new records; none if none arrives within `timeout_s` seconds.
 
-        Raises OffsetsGoneError, and BackboneUnreachable while Kafka is away or refuses us.
+        Raises:
+            OffsetsGoneError: The log does not have the offset to read from.
+            BackboneUnreachable: Kafka is unreachable or refuses us.
         """
         found = []
         for one in self._consumer.messages(timeout_s, POLL_RECORDS):
             if one.error() is not None:
-                self._look_at(one)
+                self._handle_error(one)
                 continue
             found.append(message_record(one))
             self.reached[one.partition()] = one.offset() + 1
         return with_all_headers(self._kafka, found)
 
     def ends(self) -> dict[int, int]:
-        """By partition, where the log ends as Kafka last said; a partition of which it has not is absent."""
+        """Return the end of each partition as of Kafka's last answer; partitions without one are absent."""
         client = self._consumer.client
         known = {one.partition: client.get_watermark_offsets(one, cached=True) for one in self._where}
         return {number: found[1] for number, found in known.items() if found is not None and found[1] >= 0}
 
-    def _look_at(self, message: Any) -> None:
+    def _handle_error(self, message: Any) -> None:
         error = message.error()
         if error.code() == ClientError._PARTITION_EOF:
             self.reached[message.partition()] = message.offset()
             return
         if error.code() == ClientError.GROUP_AUTHORIZATION_FAILED:
-            return  # it looks for its group's coordinator, and needs none
+            return  # the client looks for a coordinator of the group, and needs none
         if error.code() in (ClientError._AUTO_OFFSET_RESET, ClientError.OFFSET_OUT_OF_RANGE):
             raise OffsetsGoneError(error.str())
         raise self._consumer.trouble(error)

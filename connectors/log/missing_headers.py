@@ -1,4 +1,4 @@
-"""Headers that librdkafka's consumer does not give, read by kafka-python: slower, and rarely needed."""
+"""Headers that librdkafka's consumer cannot return, read by kafka-python, which is slower and rarely needed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ _POLL_RECORDS: Final = 500
 
 
 def with_all_headers(kafka: KafkaSettings, found: list[Record]) -> list[Record]:
-    """Where librdkafka has no headers there may be some: more than 100,000, or of a form that Java reads. A
-    record of ours has some, so the slower client can be asked what there is. Raises BackboneUnreachable.
+    """Return the records, with their headers where librdkafka returned none.
+
+    It returns none for more than 100,000 headers, and for some encodings that Java reads. Our own records
+    always have headers, so records without any are rare. Raises BackboneUnreachable.
     """
     bare = [record for record in found if not record.header_names]
     for partition in {record.partition for record in bare}:
@@ -35,8 +37,9 @@ def with_all_headers(kafka: KafkaSettings, found: list[Record]) -> list[Record]:
 
 
 def records_between(kafka: KafkaSettings, partition: int, first: int, last: int) -> dict[int, Record]:
-    """By offset, the records of a partition from `first` to `last`, read by kafka-python. Raises
-    BackboneUnreachable, also when they do not come within REACH_TIMEOUT_S.
+    """Return the records of a partition from offset `first` to `last`, by offset, read by kafka-python.
+
+    Raises BackboneUnreachable, also if they do not arrive within REACH_TIMEOUT_S.
     """
     where = TopicPartition(kafka.topic, partition)
     found: dict[int, Record] = {}
@@ -64,7 +67,7 @@ def records_between(kafka: KafkaSettings, partition: int, first: int, last: int)
 
 
 def consumer_options(kafka: KafkaSettings) -> dict[str, Any]:
-    """What a consumer of kafka-python is told that reads the topic."""
+    """Return the options of a consumer of kafka-python that reads the topic."""
     repair_kafka_client()
     return {
         **client_options(kafka),
@@ -76,7 +79,7 @@ def consumer_options(kafka: KafkaSettings) -> dict[str, Any]:
         "fetch_max_wait_ms": 500,
         "max_partition_fetch_bytes": max(1024 * 1024, kafka.record_limit_bytes),
         "max_poll_records": _POLL_RECORDS,
-        # kafka-python's CRC is Python, 60 ns a byte; the log's bytes are checked by Spark, too.
+        # kafka-python computes the CRC in Python, 60 ns a byte. Spark checks the log's bytes, too.
         "check_crcs": False,
         "allow_auto_create_topics": False,
         "metrics_enabled": False,

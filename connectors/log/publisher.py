@@ -1,14 +1,14 @@
-"""The publisher: the only Kafka producer. Every record of every door goes through here.
+"""The publisher: the only Kafka producer, through which every record of every door passes.
 
-**Delivers** each record at least once, records of one stream in the order of their `append` calls.
+**Delivers** each record at least once, and the records of one stream in the order of their `append` calls.
 **Acknowledges when** all in-sync replicas have the record (`acks=all`, idempotent producer).
-**Loses when** never silently: a future that fails means that the record may or may not be in the log, and
-the caller sends it again through a new publisher.
+**Loses when** never silently. If a future fails, the record may or may not be in the log, and the caller sends
+it again through a new publisher.
 
-A publisher that has failed once stays failed: the records behind one that has timed out are not sent, or a
-job's end would overtake the progress before it.
+A publisher that has failed once stays failed. It does not send the records behind one that timed out: otherwise
+a job's end could overtake the progress before it.
 
-The client is confluent-kafka, which does Kafka's work outside the interpreter (decision 0023).
+The client is confluent-kafka, which works outside the interpreter (decision 0023).
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from connectors.log.topic_consumer import client_options
 from schemas.errors import BackboneUnreachable, Refused, TrunklineError
 from schemas.log_access.event_topic import REACH_TIMEOUT_S, partition_for, reach_kafka
-from schemas.log_access.kafka_clients import SILENT, librdkafka_options, librdkafka_unreachable
+from schemas.log_access.kafka_clients import librdkafka_unreachable
 from schemas.settings.settings import KafkaSettings, Settings
 from schemas.wire.record import OVERSIZE_PREFIX_BYTES, OutgoingRecord, oversized
 
 OUTSTANDING_LIMIT_BYTES: Final = 64 * 1024 * 1024
 _RECORD_OVERHEAD_BYTES: Final = 512
-# How long one waits for Kafka's answers at once, at most.
+# The longest single wait for Kafka's answers.
 _TICK_S: Final = 0.1
 _STOP_S: Final = 2.0
 _METADATA_S: Final = 1.0
-# A longer record travels alone. What the broker refuses is a batch: so it is known whose fault it was.
+# A longer record travels alone. The broker refuses whole batches, so it is known which long record was refused.
 _BATCH_BYTES: Final = 16 * 1024
-# What the broker counts beside the record itself: the head of a batch of one.
+# The broker counts the head of a batch in addition to the record.
 _BATCH_HEAD_BYTES: Final = 64
 _OF_THE_RECORD: Final = (
     KafkaError.INVALID_RECORD,
@@ -52,26 +52,31 @@ _Answered = Callable[[KafkaError | None, Any], None]
 
 
 class Position(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Where a record lies in the log. Ordered by partition, then offset."""
+    """The place of a record in the log. Ordered by partition, then offset."""
 
     partition: int
     offset: int
 
     def __iter__(self) -> Iterator[int]:
-        """Partition and offset."""
+        """Yield the partition and the offset."""
         yield self.partition
         yield self.offset
 
 
 class RecordRefused(Refused):
-    """Kafka refused this one record for its own sake (size, form). Sending the same again will not help."""
+    """Kafka refused this one record because of its size or form. Sending it again will not help."""
 
 
 class Append(Future[Position]):
-    """The promise of one append. Callbacks run on the producer's thread, in the log's order per partition."""
+    """The future of one append. Callbacks run on the producer's thread, in the log's order per partition."""
 
     def result(self, timeout: float | None = None) -> Position:
-        """The record's position. Raises RecordRefused, or BackboneUnreachable, also after `timeout` seconds."""
+        """Return the record's position.
+
+        Raises:
+            RecordRefused: Kafka refused this record.
+            BackboneUnreachable: Kafka did not acknowledge the record, or not within `timeout` seconds.
+        """
         try:
             return super().result(timeout)
         except TimeoutError:
@@ -79,12 +84,17 @@ class Append(Future[Position]):
 
 
 class Publisher:
-    """Appends records to the one topic. Thread-safe; use it as a context manager.
+    """A producer for the one topic. Thread-safe; use it as a context manager.
 
-    `linger_ms`: how long a record waits for others to travel with; 0 sends each at once. `cut_beyond`: longer
-    records are cut, by default at `limits.payload_bytes`. `in_flight`: how many requests to Kafka are under way
-    at once; with 1, what comes during a request travels in the next. Raises BackboneUnreachable when Kafka
-    cannot be reached within 10 s.
+    Args:
+        settings: The settings of Kafka and the payload limit.
+        linger_ms: How long a record waits for others, to be sent together; 0 sends each at once.
+        cut_beyond: Longer records are cut; by default at `limits.payload_bytes`.
+        in_flight: The number of simultaneous requests to Kafka. With 1, records that arrive during a request
+            are sent with the next one.
+
+    Raises:
+        BackboneUnreachable: Kafka cannot be reached within 10 s.
     """
 
     def __init__(
@@ -96,24 +106,23 @@ class Publisher:
         self._room = threading.Condition()
         self._outstanding_bytes = 0
         self._failure: Exception | None = None
-        # Held while a record is handed over, so that two threads cannot swap between cut and send.
+        # Held while a record is handed over, so that two threads cannot swap their records.
         self._order = threading.Lock()
-        self._promised: deque[tuple[float, Append]] = deque()  # deadline and promise, oldest first
+        self._pending: deque[tuple[float, Append]] = deque()  # deadline and future, oldest first
         self._closed = threading.Event()
-        self._said: KafkaError | None = None
+        self._client_error: KafkaError | None = None
         reach_kafka(kafka)
-        self._producer: Any = Producer(
-            producer_options(kafka, linger_ms=linger_ms, in_flight=in_flight) | {"error_cb": self._hear}
-        )
+        options = producer_options(kafka, linger_ms=linger_ms, in_flight=in_flight)
+        self._producer: Any = Producer(options | {"error_cb": self._on_error})
         self._fetch_metadata()
         self._service = threading.Thread(target=self._serve, name="publisher", daemon=True)
         self._service.start()
 
     def append(self, record: OutgoingRecord) -> Append:
-        """Hand `record` over; one that is too long is cut (`oversized`).
+        """Hand `record` over to Kafka; a record that is too long is cut (see `oversized`).
 
-        Blocks while 64 MiB wait to be sent. Never raises for Kafka's sake: the result carries the error,
-        so that a caller has one place for it.
+        Blocks while 64 MiB wait to be sent. Errors of Kafka are never raised here, but by the future's result,
+        so that a caller handles them in one place.
         """
         record = oversized(record, self._cut_beyond)
         size = len(record.value) + _RECORD_OVERHEAD_BYTES
@@ -124,7 +133,7 @@ class Publisher:
             if error is not None:
                 self._fail(KafkaException(error))
             self._give_room(size)
-            with suppress(InvalidStateError):  # overdue, and told so already
+            with suppress(InvalidStateError):  # overdue, and already failed
                 if error is None:
                     append.set_result(Position(message.partition(), message.offset()))
                 elif error.code() in _PURGED or len(record.value) <= _BATCH_BYTES:
@@ -138,7 +147,7 @@ class Publisher:
                 append.set_exception(self._unreachable(self._failure))
                 return append
             try:
-                with self._room:  # a failure comes before this or after it, and purges what was handed over
+                with self._room:  # a failure happens before this or after it, and purges the producer's queue
                     if self._failure is not None:
                         raise self._failure
                     self._send(record, answered)
@@ -149,21 +158,21 @@ class Publisher:
                     self._fail(error)
                 append.set_exception(why)
                 return append
-            self._promised.append((time.monotonic() + self._kafka.delivery_timeout_s, append))
+            self._pending.append((time.monotonic() + self._kafka.delivery_timeout_s, append))
         return append
 
     def has_room(self, record: OutgoingRecord) -> bool:
-        """Whether `append` would not block now."""
+        """Return whether `append` would not block now."""
         size = len(record.value) + _RECORD_OVERHEAD_BYTES
         return self._failure is not None or self._outstanding_bytes + size <= OUTSTANDING_LIMIT_BYTES
 
     def append_cut(self, record: OutgoingRecord) -> Append:
-        """`append` of what travels of an over-long body: for a record that Kafka refused whole."""
+        """Append the first part of a record that Kafka has refused because of its size."""
         limit = min(OVERSIZE_PREFIX_BYTES, max(0, len(record.value) - 1))
         return self.append(oversized(record, limit))
 
     def has_topic(self, timeout_s: float) -> bool:
-        """Ask Kafka whether the topic exists. Raises BackboneUnreachable if it does not answer in time."""
+        """Return whether Kafka has the topic. Raises BackboneUnreachable if Kafka does not answer in time."""
         try:
             found = self._producer.list_topics(self._kafka.topic, timeout=timeout_s)
         except KafkaException as error:
@@ -173,11 +182,11 @@ class Publisher:
 
     @property
     def failed(self) -> bool:
-        """Whether an append failed: this publisher will not send anything more."""
+        """Whether an append failed, so that this publisher sends no more records."""
         return self._failure is not None
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Wait for what was appended (at most `timeout_s`, by default the delivery timeout) and end."""
+        """Wait for pending appends, at most `timeout_s` (default: the delivery timeout), and stop."""
         self._closed.set()
         wait_s = self._kafka.delivery_timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + wait_s
@@ -194,46 +203,42 @@ class Publisher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _serve(self) -> None:
-        """Take in Kafka's answers until closed, and fail when one is overdue."""
-        while not self._closed.is_set() or (self._outstanding_bytes and self._failure is None):
+        """Handle Kafka's answers until closed, and fail when one is overdue."""
+        while self._failure is None and (not self._closed.is_set() or self._outstanding_bytes):
             self._poll()
-            while self._promised and self._promised[0][1].done():
-                self._promised.popleft()
-            if self._promised and self._promised[0][0] < time.monotonic():
+            while self._pending and self._pending[0][1].done():
+                self._pending.popleft()
+            if self._pending and self._pending[0][0] < time.monotonic():
                 self._fail(TimeoutError(f"no answer within {self._kafka.delivery_timeout_s:g} s"))
-            if self._failure is not None:
-                break
         if self._failure is not None:
-            self._tell_all(self._failure)
+            self._fail_pending(self._failure)
 
-    def _tell_all(self, failure: Exception) -> None:
+    def _fail_pending(self, failure: Exception) -> None:
         deadline = time.monotonic() + _STOP_S
         while len(self._producer) and time.monotonic() < deadline:
             self._poll()
-        for _, append in list(self._promised):
+        for _, append in list(self._pending):
             with suppress(InvalidStateError):
                 append.set_exception(self._unreachable(failure))
 
     def _poll(self) -> None:
         try:
             self._producer.poll(_TICK_S)
-        except KafkaException as error:  # the client has given up
+        except KafkaException as error:  # a fatal error of the client
             self._fail(error)
 
-    def _hear(self, error: KafkaError) -> None:
-        """The client tells of a trouble; on whichever thread polls. It goes on by itself unless it is fatal."""
-        self._said = error
+    def _on_error(self, error: KafkaError) -> None:
+        """Note an error of the client, on the thread that polls. The client recovers unless it is fatal."""
+        self._client_error = error
         if error.fatal():
             self._fail(KafkaException(error))
 
     def _fetch_metadata(self) -> None:
-        # Without it the first append would wait for it, and a refused login would be found out only then.
+        # Otherwise the first append would wait for the metadata, and a refused login would only show then.
         deadline = time.monotonic() + REACH_TIMEOUT_S
         while True:
             why: KafkaError | None = None
@@ -244,11 +249,12 @@ class Publisher:
                     return
             except KafkaException as error:
                 why = error.args[0]
-            self._producer.poll(_TICK_S)  # also a pause: that a topic is missing is answered at once
-            is_login = self._said is not None and self._said.code() == KafkaError._AUTHENTICATION
+            self._producer.poll(_TICK_S)  # also a pause: Kafka answers at once that a topic is missing
+            known = self._client_error
+            is_login = known is not None and known.code() == KafkaError._AUTHENTICATION
             if is_login or time.monotonic() > deadline:
-                self._producer.close()  # else its threads stay until the collector comes by
-                raise librdkafka_unreachable(self._kafka, self._said or why, f", topic {self._kafka.topic!r}")
+                self._producer.close()  # otherwise its threads live until the next garbage collection
+                raise librdkafka_unreachable(self._kafka, known or why, f", topic {self._kafka.topic!r}")
 
     def _send(self, record: OutgoingRecord, answered: _Answered) -> None:
         self._producer.produce(
@@ -282,43 +288,41 @@ class Publisher:
                 return
             self._failure = error
             self._room.notify_all()
-        # What waits is not sent any more; each is answered by the client with an error of its own.
-        with suppress(KafkaException):  # it has given up already
+        # Waiting records are not sent any more. The client reports an error for each of them.
+        with suppress(KafkaException):  # the client has already failed
             self._producer.purge(blocking=False)
 
     def _reason(self, error: Exception) -> TrunklineError:
-        """What a caller is told: whether it is the record's fault or Kafka's."""
-        is_record = isinstance(error, KafkaException) and error.args[0].code() in _OF_THE_RECORD
-        if not is_record:
+        """Return the exception for a caller: whether the record or Kafka caused the failure."""
+        if not (isinstance(error, KafkaException) and error.args[0].code() in _OF_THE_RECORD):
             return self._unreachable(error)
-        found = RecordRefused(f"Kafka refused the record: {error.args[0].str()}")
+        found = RecordRefused(f"Kafka refused the record: {_text_of(error)}")
         found.__cause__ = error
         return found
 
     def _unreachable(self, error: Exception | None) -> BackboneUnreachable:
-        found = BackboneUnreachable(
-            f"Kafka at {self._kafka.bootstrap_servers} did not take the record: {_told(error)}"
-        )
+        servers = self._kafka.bootstrap_servers
+        found = BackboneUnreachable(f"Kafka at {servers} did not take the record: {_text_of(error)}")
         found.__cause__ = error
         return found
 
 
-def _told(error: Exception | None) -> str:
-    """What an error says; librdkafka's exceptions hold an object that does."""
+def _text_of(error: Exception | None) -> str:
+    """Return the text of an error; librdkafka's exceptions hold an object that has it."""
     if isinstance(error, KafkaException):
         return str(error.args[0].str())
     return str(error or "too slow")
 
 
 def producer_options(kafka: KafkaSettings, *, linger_ms: int, in_flight: int) -> dict[str, Any]:
-    """What the client is told (librdkafka's CONFIGURATION.md has the names)."""
+    """Return the options of the producer (librdkafka's CONFIGURATION.md explains them)."""
     delivery_ms = int(kafka.delivery_timeout_s * 1000)
     return {
-        **librdkafka_options(kafka),
+        **client_options(kafka),
         "client.id": "trunkline-publisher",
         "enable.idempotence": True,
-        # A record that is given up stops the producer: none behind it overtakes it. That does not hold for
-        # librdkafka's own time-out, so the deadlines are ours (`_serve`), and end all that waits.
+        # A failed record stops the producer, so no later record overtakes it. librdkafka's own time-out does
+        # not guarantee that. So `_serve` watches the deadlines and fails all waiting records.
         "enable.gapless.guarantee": True,
         "message.timeout.ms": 0,
         "acks": "all",
@@ -328,12 +332,7 @@ def producer_options(kafka: KafkaSettings, *, linger_ms: int, in_flight: int) ->
         "socket.timeout.ms": 10_000,
         "message.max.bytes": kafka.record_limit_bytes - _BATCH_HEAD_BYTES,
         "batch.size": _BATCH_BYTES,
-        # The limit on what waits is ours, in bytes; these only have to be above it.
+        # The publisher limits the waiting bytes itself; the client's limits only have to be higher.
         "queue.buffering.max.messages": 0,
         "queue.buffering.max.kbytes": 4 * OUTSTANDING_LIMIT_BYTES // 1024,
-        "reconnect.backoff.max.ms": 1000,
-        "allow.auto.create.topics": False,
-        "enable.metrics.push": False,
-        # What it has to say comes to `error_cb`; else it would write to stderr.
-        "logger": SILENT,
     }

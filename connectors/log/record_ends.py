@@ -1,6 +1,6 @@
-"""Where the log's records end, for whoever has settled it up to some offsets.
+"""The ends of the log's records, for a program that has settled the log up to some offsets.
 
-What is no record, as the end of a transaction, takes an offset, too, and nobody ever settles it.
+The end of a transaction takes an offset without being a record, so no program ever settles it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _POLL_S: Final = 0.2
 
 
 def record_ends(settings: Settings, settled: Mapping[int, int]) -> dict[int, int]:
-    """By partition, the log's end; what is in `settled` where no record comes after that.
+    """Return the log's end by partition, or the offset in `settled` where no record follows it.
 
-    Raises BackboneUnreachable and what `check_topic` raises.
+    Raises BackboneUnreachable, and as `check_topic`.
     """
     check_topic(settings)
     with closing(LogEnd(settings.kafka)) as log_end:
@@ -35,10 +35,10 @@ def record_ends(settings: Settings, settled: Mapping[int, int]) -> dict[int, int
 def _without_records(
     kafka: KafkaSettings, behind: Mapping[int, int], ends: Mapping[int, int]
 ) -> dict[int, int]:
-    """Those of `behind` after which there is no record. Where that cannot be seen there may be some."""
+    """Return the part of `behind` after which the log has no record, as far as that can be read in time."""
     found: dict[int, int] = {}
     unseen, deadline = set(behind), time.monotonic() + _LOOK_S
-    # Offsets that the log no longer has were records that are missing.
+    # Offsets that the log no longer has were records.
     with LogTail(kafka, {**ends, **behind}) as tail, suppress(OffsetsGoneError):
         while unseen and time.monotonic() < deadline:
             unseen -= {record.partition for record in tail.poll(_POLL_S)}
