@@ -1,7 +1,9 @@
-"""Writes one job's history from the ledger into a folder (JE-12): meta.json, status.json, events.ndjson.
+"""The export of one job's history from the ledger into a folder (JE-12).
 
-Needs neither gateway nor brokers. The folder appears whole or not at all, and is never overwritten. Sealed
-secrets stay out: an export is made to be handed on.
+The folder gets meta.json, status.json and events.ndjson.
+
+It needs neither gateway nor brokers. The folder appears whole or not at all, and is never overwritten. Sealed
+secrets are left out, because an export is made to be handed on.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import json
 import os
 import secrets
 import shutil
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -32,7 +35,7 @@ _MOMENTS: Final = ("registered_at", "picked_at", "started_at", "ended_at")
 
 
 class Export(NamedTuple):
-    """What was written: the folder, the job's state by the ledger, how many records."""
+    """A written export: its folder, the job's state by the ledger, and the number of records."""
 
     folder: Path
     status: str | None
@@ -40,12 +43,11 @@ class Export(NamedTuple):
 
 
 def export_job(settings: Settings, job_id: str, to: Path) -> Export:
-    """Write the job's export. Raises NotFound when the ledger has nothing of it, UsageError if `to` exists."""
+    """Write the job's export. Raises NotFound if the ledger lacks the job, UsageError if `to` exists."""
     if to.exists() or to.is_symlink():
         raise UsageError(f"--to: {to} is there already; it is not overwritten")
     where = LedgerFilter(stream_kind=JOB, stream_id=job_id)
-    # Once more than what a line shows: the table is read at one version.
-    part = LedgerReader(settings).rows(where, (*JSON_COLUMNS,))
+    part = LedgerReader(settings).rows(where, JSON_COLUMNS)
     rows = part.rows.to_pylist()
     if not rows:
         raise NotFound(
@@ -62,7 +64,7 @@ def export_job(settings: Settings, job_id: str, to: Path) -> Export:
 
 
 def ledger_status(settings: Settings, job_id: str) -> str | None:
-    """The job's state by the ledger, None when it has no record of it or there is no ledger yet."""
+    """Return the job's state by the ledger; None if the ledger lacks the job, or there is no ledger yet."""
     reader = LedgerReader(settings)
     if not reader.exists():
         return None
@@ -73,25 +75,25 @@ def ledger_status(settings: Settings, job_id: str) -> str | None:
 
 
 def _meta(job_id: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the registration said, and by whom it came."""
-    found: dict[str, Any] = {"job_id": job_id}
+    """Return the contents of the job's registration, and who registered it."""
     for row in rows:
         if row["type"] == JOB_REGISTERED and row["verdict"] == ACCEPTED:
             body = _body(_without_sealed(row)["value"])
-            found |= {name: body.get(name) for name in ("description", "session", "broker")}
-            found["registered_by"] = f"{row['door']}/{row['principal']}"
-            found["registered_at"] = iso_time(row["logged_at"], "microseconds")
-            found["topic"] = row["topic"]
-            break
-    return found
+            return {
+                "job_id": job_id,
+                **{name: body.get(name) for name in ("description", "session", "broker")},
+                "registered_by": f"{row['door']}/{row['principal']}",
+                "registered_at": iso_time(row["logged_at"], "microseconds"),
+                "topic": row["topic"],
+            }
+    return {"job_id": job_id}
 
 
 def _status(job_id: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The job's row as the last change of the ledger made it, and how many records got which verdict."""
-    verdicts: dict[str, int] = {}
+    """Return the job's row after the last change, and the number of records by verdict."""
+    verdicts = Counter(row["verdict"] for row in rows)
     found: dict[str, Any] = {"job_id": job_id, "status": None}
     for row in rows:
-        verdicts[row["verdict"]] = verdicts.get(row["verdict"], 0) + 1
         for change in json.loads(row["changes"] or "[]"):
             if change["view"] == REGISTRY_JOBS and change["key"] == job_id and change["row"] is not None:
                 found = change["row"]
@@ -103,7 +105,7 @@ def _status(job_id: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _without_sealed(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with a registration's sealed texts left out."""
+    """Return the row without the sealed texts of a registration."""
     if row["type"] != JOB_REGISTERED or row["value"] is None:
         return row
     body = _body(row["value"])
@@ -134,7 +136,7 @@ def _write(to: Path, documents: dict[str, str]) -> None:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-        # Onto a folder that holds something, and onto a file, this fails.
+        # This fails if the target is a file or a folder that is not empty.
         draft.rename(to)
     except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)

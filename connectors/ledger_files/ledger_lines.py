@@ -1,4 +1,4 @@
-"""One line for one row of the ledger: aligned text for people, JSON for programs."""
+"""Lines of text for rows of the ledger: aligned text for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from connectors.terminal.terminal_text import escaped
+from schemas.tables.ledger import COLUMNS
 from schemas.wire.record import JOB_EVENT
 from schemas.wire.strict_json import MalformedJsonError, decode
 from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED
@@ -25,32 +26,8 @@ LINE_COLUMNS: Final = (
     "masked",
     "value",
 )
-# All but what only refold and replay open.
-JSON_COLUMNS: Final = (
-    "topic",
-    "partition",
-    "offset",
-    "stream_kind",
-    "stream_id",
-    "door",
-    "principal",
-    "ce_id",
-    "type",
-    "seq",
-    "sent_at",
-    "logged_at",
-    "verdict",
-    "reason",
-    "why",
-    "late",
-    "masked",
-    "status_after",
-    "fold_version",
-    "value",
-    "changes",
-    "accepted_offset",
-    "wire",
-)
+# Only a refold and a replay read the other columns.
+JSON_COLUMNS: Final = tuple(name for name in COLUMNS if name not in ("value_sealed", "entries"))
 _TIME_WIDTH, _STREAM_WIDTH, _SEQ_WIDTH, _EVENT_WIDTH, _VERDICT_WIDTH = 24, 16, 4, 19, 9
 LINE_HEADING: Final = (
     f"{'TIME (UTC)':<{_TIME_WIDTH}}  {'STREAM':<{_STREAM_WIDTH}}  {'SEQ':>{_SEQ_WIDTH}}  "
@@ -61,7 +38,7 @@ _TEXT_LIMIT: Final = 120
 
 
 def text_line(row: dict[str, Any], *, coloured: bool = False) -> str:
-    """One aligned line of a row with `LINE_COLUMNS`; whatever an agent wrote stands there escaped."""
+    """Return a row with `LINE_COLUMNS` as an aligned line; texts of agents are escaped."""
     event, detail = _event_and_detail(row)
     verdict = f"{row['verdict']:<{_VERDICT_WIDTH}}"
     if coloured:
@@ -72,18 +49,19 @@ def text_line(row: dict[str, Any], *, coloured: bool = False) -> str:
     marks = ["late"] if row["late"] else []
     if row["masked"]:
         marks.append(f"masked {row['masked']}")
-    told = "  ".join([escaped(text)[:_TEXT_LIMIT], *(f"[{escaped(mark)}]" for mark in marks)])
+    detail = "  ".join([escaped(text)[:_TEXT_LIMIT], *(f"[{escaped(mark)}]" for mark in marks)])
     moment = iso_time(row["logged_at"], "milliseconds")
     line = (
         f"{moment:<{_TIME_WIDTH}}  {stream:<{_STREAM_WIDTH}}  {seq:>{_SEQ_WIDTH}}  "
-        f"{escaped(event)[:_EVENT_WIDTH]:<{_EVENT_WIDTH}}  {verdict}  {told}"
+        f"{escaped(event)[:_EVENT_WIDTH]:<{_EVENT_WIDTH}}  {verdict}  {detail}"
     )
     return line.rstrip()
 
 
 def json_line(row: dict[str, Any]) -> str:
-    """A row as one JSON object: times in ISO 8601 with Z, `value` as text or, where it is not UTF-8, as
-    `value_base64`, `changes` as JSON. Control characters are escaped as JSON does.
+    """Return a row as one JSON object, in ASCII.
+
+    Times are in ISO 8601 with Z. `value` is a text, or `value_base64` if it is not UTF-8. `changes` is JSON.
     """
     found: dict[str, Any] = {}
     for name, value in row.items():
@@ -98,12 +76,12 @@ def json_line(row: dict[str, Any]) -> str:
             found[name] = json.loads(value)
         else:
             found[name] = value
-    # ASCII only: bidirectional marks and the like are no more obeyed than control characters.
+    # ASCII only, so that no terminal obeys bidirectional marks or control characters.
     return json.dumps(found, separators=(",", ":"))
 
 
 def iso_time(moment: datetime, precision: str) -> str:
-    """A moment in UTC as ISO 8601 with Z."""
+    """Return a moment as ISO 8601 in UTC with Z."""
     return moment.astimezone(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
 
 

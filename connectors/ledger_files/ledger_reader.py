@@ -1,14 +1,14 @@
-"""Reads the Delta table `ledger` without Spark: whole, its newest rows, or commit by commit as they land.
+"""A reader of the Delta table `ledger` without Spark: all rows, the newest ones, or commit by commit.
 
-A whole read takes one version of the table. Following reads the `add` actions (dataChange) of each next
-commit in `_delta_log`; on an object store through deltalake's own storage layer.
+To read all rows takes one version of the table. `follow` reads the `add` actions (dataChange) of each new
+commit in `_delta_log`, on an object store through deltalake's own storage layer.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import reduce
 from math import inf
@@ -33,7 +33,7 @@ _NO_TABLE_POLL_S: Final = 0.25
 _GAP_CHECK_POLLS: Final = 100
 _FILES_AT_ONCE: Final = 4
 _ORDER: Final = [("logged_at", "ascending"), ("partition", "ascending"), ("offset", "ascending")]
-# The statistics of a file. Spark cuts times in them to milliseconds.
+# A statistic of each file. Spark cuts times in them to milliseconds.
 _NEWEST_ROW: Final = "max.logged_at"
 _STATISTICS_STEP_US: Final = 1000
 _MOMENT: Final = LEDGER_ARROW.field("logged_at").type
@@ -41,7 +41,7 @@ _ORDER_COLUMNS: Final = tuple(name for name, _ in _ORDER)
 
 
 class LedgerPart(NamedTuple):
-    """Rows of the ledger and the version of the table that they were read from or added in."""
+    """Rows of the ledger, and the version of the table that they were read from or added in."""
 
     version: int
     rows: pa.Table
@@ -49,7 +49,11 @@ class LedgerPart(NamedTuple):
 
 @dataclass(frozen=True)
 class LedgerFilter:
-    """Which rows are wanted; None is any. `since`: Kafka's append time at or after it (with a time zone)."""
+    """A filter of rows by equal columns; None matches any value.
+
+    Attributes:
+        since: Match rows with this append time of Kafka, or a later one (with a time zone).
+    """
 
     stream_kind: str | None = None
     stream_id: str | None = None
@@ -57,14 +61,16 @@ class LedgerFilter:
     reason: str | None = None
     door: str | None = None
     type: str | None = None
+    partition: int | None = None
+    offset: int | None = None
     since: datetime | None = None
 
     def expression(self) -> pc.Expression | None:
-        """The filter as an Arrow expression; None lets every row through."""
+        """Return the filter as an Arrow expression; None matches every row."""
         terms = [
-            pc.field(name) == pa.scalar(wanted)
-            for name in ("stream_kind", "stream_id", "verdict", "reason", "door", "type")
-            if (wanted := getattr(self, name)) is not None
+            pc.field(field.name) == pa.scalar(wanted, LEDGER_ARROW.field(field.name).type)
+            for field in fields(self)
+            if field.name != "since" and (wanted := getattr(self, field.name)) is not None
         ]
         if self.since is not None:
             terms.append(pc.field("logged_at") >= pa.scalar(self.since, _MOMENT))
@@ -75,23 +81,23 @@ ALL_ROWS: Final = LedgerFilter()
 
 
 class LedgerReader:
-    """Reads the ledger that the settings name. Keeps no file open between calls."""
+    """A reader of the ledger that the settings name. It keeps no file open between calls."""
 
     def __init__(self, settings: Settings) -> None:
         self.path = settings.table_path(LEDGER)
 
     def exists(self) -> bool:
-        """Whether the table is there: it appears with the first settled record."""
+        """Return whether there is a table: it appears with the first settled record."""
         return bool(DeltaTable.is_deltatable(self.path))
 
     def version(self) -> int | None:
-        """The table's newest version, None while there is no table."""
+        """Return the table's newest version, or None while there is no table."""
         return self._open().version() if self.exists() else None
 
     def rows(self, where: LedgerFilter = ALL_ROWS, columns: Sequence[str] | None = None) -> LedgerPart:
-        """All rows that `where` wants, in the order of Kafka's append time, partition and offset.
+        """Return all rows that match `where`, in the order of Kafka's append time, partition and offset.
 
-        Only `columns`, all when None. Raises NotFound when there is no table.
+        With all columns if `columns` is None. Raises NotFound if there is no table.
         """
         table = self._open()
         found = dataset_of(table).to_table(filter=where.expression(), columns=_with_order(columns))
@@ -100,10 +106,10 @@ class LedgerReader:
     def newest_rows(
         self, count: int, where: LedgerFilter = ALL_ROWS, columns: Sequence[str] | None = None
     ) -> LedgerPart:
-        """The newest `count` rows that `where` wants, oldest first. Reads the files with the newest rows first,
-        by their statistics, until no other file can have a newer one than those found.
+        """Return the newest `count` rows that match `where`, oldest first.
 
-        Raises NotFound when there is no table.
+        Files with newer rows, by their statistics, are read first, until no other file can have a newer row
+        than those found. Raises NotFound if there is no table.
         """
         table = self._open()
         files, at_once = _newest_first(table), _FILES_AT_ONCE
@@ -124,11 +130,19 @@ class LedgerReader:
         stop: Callable[[], bool] = lambda: False,
         poll_s: float = POLL_S,
     ) -> Iterator[LedgerPart]:
-        """The rows that each commit after `after_version` adds, as soon as it lands, without end.
+        """Yield the rows that each commit after `after_version` adds, as soon as it is there, without end.
 
-        None: what lands from now on; -1: from the first commit. Waits for a table that does not exist yet.
-        `stop` is asked at least every `poll_s` seconds. A commit without wanted rows is passed over.
-        Raises TrunklineError when commits, or their files, are gone that should come next.
+        Waits for a table that does not exist yet, and skips commits without matching rows.
+
+        Args:
+            after_version: None: start with the next commit; -1: start with the first one.
+            where: The rows to yield.
+            columns: The columns to read; None: all.
+            stop: Called at least every `poll_s` seconds; the iterator ends when it returns True.
+            poll_s: The pause between looks at the table's log, in seconds.
+
+        Raises:
+            TrunklineError: The next commits, or their files, were removed.
         """
         version = (self.version() if self.exists() else -1) if after_version is None else after_version
         assert version is not None  # noqa: S101  for the type checker: the table exists
@@ -163,7 +177,7 @@ class LedgerReader:
 
     def _check_gap(self, storage: FileSystem, version: int) -> None:
         newest = self._open().version()
-        # Looked at again: it may have landed between the poll and this.
+        # Check again: the commit may have appeared since the poll.
         if newest >= version and _added_files(storage, version) is None:
             raise TrunklineError(
                 f"commit {version} of the ledger is not in its log any more (the newest is {newest}): "
@@ -172,32 +186,32 @@ class LedgerReader:
 
 
 class _File(NamedTuple):
-    """A data file: all its rows were logged before this moment."""
+    """A data file, and a moment in microseconds before which all its rows were logged."""
 
     path: str
     before_us: float
 
 
 def _newest_first(table: DeltaTable) -> list[_File]:
-    """The table's files by their newest row. Not by their age: a compaction writes old rows into new files."""
+    """Return the table's files, newest row first. A compaction writes old rows into new files."""
     actions = pa.table(table.get_add_actions(flatten=True))
     paths = [unquote(path) for path in actions.column("path").to_pylist()]
     newest: list[int | None] = [None] * len(paths)
     if _NEWEST_ROW in actions.column_names:
         newest = actions.column(_NEWEST_ROW).cast(_MOMENT).cast(pa.int64()).to_pylist()
-    # A file without statistics may hold anything.
+    # A file without statistics may have any rows.
     bounds = [inf if moment is None else moment + _STATISTICS_STEP_US for moment in newest]
     return sorted(map(_File, paths, bounds), key=lambda file: file.before_us, reverse=True)
 
 
 def _oldest_us(rows: pa.Table) -> int:
-    """When the first of rows in order was logged."""
+    """Return when the first of the ordered rows was logged."""
     found: int = rows.column("logged_at")[0].cast(pa.int64()).as_py()
     return found
 
 
 def _added_files(storage: FileSystem, version: int) -> list[str] | None:
-    """The files that commit `version` adds for new rows, None while there is no such commit."""
+    """Return the files that commit `version` adds for new rows, or None while there is no such commit."""
     path = f"_delta_log/{version:020d}.json"
     if storage.get_file_info([path])[0].type != FileType.File:
         return None

@@ -1,9 +1,10 @@
-"""Writes all messages into one Parquet file (AM-07), by command and every hour: for DuckDB and its like.
+"""The export of all messages into one Parquet file (AM-07), by command and every hour, for DuckDB and the like.
 
 **Reads** the Delta tables `mailbox` and `message_bodies`. **Owns** `agent_mcp.export_file`.
-**Guarantees** that the file is whole: it is written under another name and put in its place. Each gateway looks
-whether the file is older than `agent_mcp.export_interval_ms` and writes it then; of two that do so at once the
-later one's stays. **On restart** the age of the file counts on.
+**Guarantees** that the file is whole: it is written under another name and then renamed. Each gateway writes
+the file when it is older than `agent_mcp.export_interval_ms`. If two gateways write at once, the later file
+stays.
+**On restart** the age of the file decides as before.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -21,6 +23,7 @@ import pyarrow.parquet as pq
 import structlog
 
 from connectors.ledger_files.message_export_reader import EXPORT_SCHEMA, TablesUnread, exported_messages
+from connectors.retry.backoff import retry
 from schemas.errors import NotFound, TrunklineError, UsageError
 from schemas.fold.settled import AppliedChange
 from schemas.settings.settings import PROJECT_ROOT, Settings
@@ -31,16 +34,14 @@ FILE_NAME: Final = "messages.parquet"
 _PARQUET: Final = b"PAR1"
 _ROW_GROUP_ROWS: Final = 65_536
 _ROW_GROUP_BYTES: Final = 64 * 1024 * 1024
-_ATTEMPTS: Final = 3
-_AGAIN_S: Final = 0.5
-# What a killed export has left is older; one that is under way is younger.
+# An older draft was left by a killed export; a younger one may still be in use.
 _OLD_DRAFT_S: Final = 6 * 3600.0
 _LOOK_S: Final = 30.0
 _STOP_S: Final = 10.0
 
 
 class Export(NamedTuple):
-    """What was written: where, how many messages, how many bytes."""
+    """A written export: its file, the number of messages, and its size in bytes."""
 
     file: Path
     messages: int
@@ -48,34 +49,34 @@ class Export(NamedTuple):
 
 
 class ExportStopped(Exception):
-    """Whoever wanted the export wants it no more; nothing of it is left."""
+    """The caller has stopped the export; its draft was removed."""
 
 
 def export_file(settings: Settings) -> Path:
-    """Where the hourly export lies."""
+    """Return the path of the hourly export."""
     chosen = settings.agent_mcp.export_file
     return settings.data_path / "export" / FILE_NAME if chosen is None else PROJECT_ROOT / chosen
 
 
 def export_messages(settings: Settings, file: Path, is_stopping: Callable[[], bool] = lambda: False) -> Export:
-    """Write all messages into `file`, in the place of an older export. Raises UsageError when something else is
-    there or it cannot be written, NotFound while there are no messages, ExportStopped, TrunklineError.
+    """Write all messages into `file`, in the place of an older export.
+
+    Raises:
+        UsageError: `file` is no export, or cannot be written.
+        NotFound: There are no messages yet.
+        ExportStopped: `is_stopping` returned True.
+        TrunklineError: The tables cannot be read, or the disk cannot be written.
     """
-    _check_place(file)
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            return _written(exported_messages(settings), file, is_stopping)
-        except TablesUnread:
-            if attempt == _ATTEMPTS or is_stopping():
-                raise
-        except OSError as error:
-            raise TrunklineError(f"the messages could not be written to {file}: {error.strerror}") from error
-        time.sleep(_AGAIN_S)
-    raise AssertionError
+    _prepare_place(file)
+    try:
+        export = partial(_write, settings, file, is_stopping)
+        return retry(export, on=(TablesUnread,), times=3, pause_s=0.5)
+    except OSError as error:
+        raise TrunklineError(f"the messages could not be written to {file}: {error.strerror}") from error
 
 
-def _check_place(file: Path) -> None:
-    """Make the folder. Raises UsageError for a place that is not ours to write to."""
+def _prepare_place(file: Path) -> None:
+    """Make the folder and remove old drafts. Raises UsageError if `file` must not be overwritten."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if file.is_symlink() or file.exists():
@@ -90,13 +91,13 @@ def _check_place(file: Path) -> None:
         raise UsageError(f"cannot write {file}: {error.strerror}") from None
 
 
-def _written(parts: Iterable[pa.Table], file: Path, is_stopping: Callable[[], bool]) -> Export:
+def _write(settings: Settings, file: Path, is_stopping: Callable[[], bool]) -> Export:
     draft = file.with_name(f".{file.name}.{os.urandom(4).hex()}.draft")
     try:
         with draft.open("wb") as sink:
             messages = 0
             with pq.ParquetWriter(sink, EXPORT_SCHEMA, compression="zstd") as writer:
-                for group in _row_groups(parts):
+                for group in _row_groups(exported_messages(settings)):
                     if is_stopping():
                         raise ExportStopped
                     writer.write_table(group)
@@ -112,7 +113,7 @@ def _written(parts: Iterable[pa.Table], file: Path, is_stopping: Callable[[], bo
 
 
 def _row_groups(parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """`parts`, small ones put together: a row group has a price of its own, for whoever reads the file."""
+    """Join small parts, because each row group costs the readers of the file time."""
     held: list[pa.Table] = []
     rows = size = 0
     for part in parts:
@@ -126,7 +127,7 @@ def _row_groups(parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 
 class MessageExporter:
-    """A companion of the gateway that keeps the export young enough. `clock`: seconds since 1970 UTC."""
+    """A background service of the gateway that renews the export. `clock`: seconds since 1970 UTC."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
         self._settings = settings
@@ -137,23 +138,23 @@ class MessageExporter:
         self._thread = threading.Thread(target=self._run, name="message-export", daemon=True)
 
     def open(self) -> None:
-        """From now on look at the file's age."""
+        """Start to watch the file's age."""
         self._thread.start()
 
     def close(self) -> None:
-        """End; an export that is under way is given up."""
+        """Stop; a running export is abandoned."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join(_STOP_S)
 
     def on_change(self, change: AppliedChange) -> None:
-        """Nothing: the tables are read, not the live view."""
+        """Do nothing: this service reads the tables, not the live view."""
 
     def registered(self, job_id: str) -> None:
-        """Nothing: jobs are others' affair."""
+        """Do nothing: this service has no interest in jobs."""
 
     def is_due(self) -> bool:
-        """Whether the file is not there, or too old; one from the future is too old, too."""
+        """Return whether the file is missing, too old, or from the future."""
         try:
             age_s = self._clock() - self._file.stat().st_mtime
         except OSError:

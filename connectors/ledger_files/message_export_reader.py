@@ -1,8 +1,8 @@
-"""Reads all messages from the Delta tables `mailbox` and `message_bodies`, as rows of an export (AM-07).
+"""A reader of all messages from the Delta tables `mailbox` and `message_bodies`, as rows of an export (AM-07).
 
-The tables are read at one version each, `mailbox` first: a body is written before its row in `mailbox`, so that
-no message is without one. Memory is bounded by `_MESSAGES_AT_ONCE` rows without their bodies, for each of which
-groups the bodies are read through, and by a few batches of bodies.
+Each table is read at one version, `mailbox` first. A body is written before its row in `mailbox`, so every
+message has one. Memory is bounded by `_MESSAGES_AT_ONCE` rows without bodies and a few batches of bodies. For
+each such group of rows, all bodies are read once.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from schemas.wire.message import CLAIMED, READ
 _KEY: Final = ["realm", "recipient", "message_id"]
 _HEAD: Final = [*_KEY, "sender", "priority", "status", "posted_at", "sent_at"]
 _MESSAGES_AT_ONCE: Final = 250_000
-# A body has up to a mebibyte, so few are decoded at once; small ones are put together again.
+# A body has up to a mebibyte, so few are decoded at once. Small batches are joined again.
 _ROWS_DECODED: Final = 32
 _HEADS_DECODED: Final = 16_384
 _ROWS_JOINED: Final = 65_536
 _BYTES_JOINED: Final = 32 * 1024 * 1024
 _MOMENT: Final = pa.timestamp("us", tz="UTC")
 
-# Required columns are so in the file, too: a reader may count on them.
+# Required columns are also required in the file, so that readers can rely on them.
 EXPORT_SCHEMA: Final = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
@@ -49,14 +49,16 @@ EXPORT_SCHEMA: Final = pa.schema(
 
 
 class TablesUnread(TrunklineError):
-    """The tables could not be read just now: files go away under a reader when tables are tidied up, or swapped
-    for rebuilt ones.
-    """
+    """The tables could not be read just now, because maintenance or a rebuild has removed files."""
 
 
 def exported_messages(settings: Settings) -> Iterator[pa.Table]:
-    """All messages, in parts of `EXPORT_SCHEMA` and in no order. Raises NotFound while there are no tables,
-    TablesUnread, TrunklineError when a message has no body.
+    """Yield all messages in tables of `EXPORT_SCHEMA`, in no particular order.
+
+    Raises:
+        NotFound: There are no tables yet.
+        TablesUnread: The tables cannot be read now.
+        TrunklineError: A message has no body.
     """
     try:
         yield from _read(settings)
@@ -75,7 +77,7 @@ def _read(settings: Settings) -> Iterator[pa.Table]:
     for heads in _grouped(mailbox, _HEAD, _HEADS_DECODED, _MESSAGES_AT_ONCE, None):
         keys, found = _keys(heads), 0
         for part in _grouped(bodies, [*_KEY, "body"], _ROWS_DECODED, _ROWS_JOINED, _BYTES_JOINED):
-            # Where in `heads` the message of a body is, null if it is not among them.
+            # The index in `heads` of the message of each body, null if it is not among them.
             places = pc.index_in(_keys(part), value_set=keys)
             wanted = places.is_valid()
             places = places.filter(wanted)
@@ -92,7 +94,7 @@ def _read(settings: Settings) -> Iterator[pa.Table]:
 def _grouped(
     table: DeltaTable, columns: list[str], decoded: int, rows_most: int, bytes_most: int | None
 ) -> Iterator[pa.Table]:
-    """The rows of a table in parts of about `rows_most` rows or `bytes_most` bytes."""
+    """Yield the rows of a table in parts of about `rows_most` rows or `bytes_most` bytes."""
     batches: list[pa.RecordBatch] = []
     rows = held = 0
     for batch in small_batches(table, columns, decoded):
@@ -106,7 +108,7 @@ def _grouped(
 
 
 def _keys(table: pa.Table) -> pa.Array:
-    """One text for each row; no part of a key holds a slash."""
+    """Return one text for each row; no part of a key contains a slash."""
     keys = pc.binary_join_element_wise(*(table[name].cast(pa.string()) for name in _KEY), "/")
     return keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
 
@@ -131,7 +133,7 @@ def _rows(heads: pa.Table, bodies: pa.ChunkedArray) -> pa.Table:
 
 
 def _moment(said: str | None) -> datetime | None:
-    """What the sender says of when it was written, where that is a time in UTC."""
+    """Return the sending time that the sender claims, or None if it is no time in UTC."""
     if said is None or not is_utc_timestamp(said):
         return None
     whole, _, fraction = said[:-1].partition(".")
