@@ -1,6 +1,6 @@
-"""What the live view knows: every stream's entries and every view's rows, and the fold applied to them.
+"""The state of the live view: the entries of all streams, the rows of all views, and the fold over them.
 
-No thread and no Kafka here: records go in one after another, in the order of each partition.
+This module has no threads and no Kafka. The caller applies records one by one, in the order of each partition.
 """
 
 from __future__ import annotations
@@ -22,50 +22,52 @@ from schemas.wire.ids import parse_stream_key
 from schemas.wire.record import Record
 
 _NEVER: Final = -1
-# Messages that are claimed, read, expired or dropped stay in the tables for ever; here only the newest of them.
+# The tables keep messages in a final status for ever. Here only the newest of them are kept.
 FINAL_MESSAGES: Final = 50_000
 FINAL_BODIES_CHARACTERS: Final = 64 * 1024 * 1024
 
 
 class LiveState:
-    """Entries by stream and rows by view and key, kept by the same fold as Spark's.
+    """Entries by stream and rows by view and key, made by the same fold as Spark's.
 
-    One thread calls `apply`; any thread reads. `applied_beyond`: for a stream whose loaded entries are ahead
-    of where the log is read from, the offset up to which they have it.
+    One thread calls `apply`; any thread reads.
+
+    Attributes:
+        applied_beyond: The last offset that the loaded entries of a stream include, by stream, where they are
+            ahead of the offset from which the log is read.
     """
 
     def __init__(self, keyring: Keyring) -> None:
         self._keyring = keyring
-        # Held while a record changes a stream, so that nobody copies half of a change.
+        # Held while a record changes a stream, so that no reader copies half of a change.
         self._lock = threading.Lock()
         self.entries_by_stream: dict[str, Entries] = {}
         self.applied_beyond: dict[str, int] = {}
         self.rows_by_view: dict[str, dict[str, Row]] = {name: {} for name in VIEWS}
         self.offsets_by_view: dict[str, dict[str, int]] = {name: {} for name in VIEWS}
-        # Keys, and the lengths of the bodies.
-        self._final: deque[str] = deque()
-        self._final_lengths: deque[int] = deque()
+        # The messages in a final status, oldest first: their keys and the lengths of their bodies.
+        self._final: deque[tuple[str, int]] = deque()
         self._final_characters = 0
 
     def clear(self) -> None:
-        """Forget everything: before loading anew."""
-        self.entries_by_stream.clear()
-        self.applied_beyond.clear()
-        self._final.clear()
-        self._final_lengths.clear()
+        """Forget everything, to load the tables again."""
         self._final_characters = 0
+        for known in (self.entries_by_stream, self.applied_beyond, self._final):
+            known.clear()
         for name in VIEWS:
             self.rows_by_view[name].clear()
             self.offsets_by_view[name].clear()
 
     def note_final(self, keys: Iterable[str]) -> None:
-        """Count loaded messages that are final, the oldest first, among those of which the newest are kept."""
+        """Note loaded messages in a final status, oldest first; only the newest of them are kept in memory."""
         for key in keys:
             self._add_final(key)
 
     def apply(self, record: Record, on_change: Callable[[AppliedChange], None]) -> SettledRecord | None:
-        """Settle `record`. None: its stream has it already, from the tables, and nothing is done."""
-        stream = _stream_of(record)
+        """Settle `record`. Return None, and do nothing, if the loaded state of its stream includes it."""
+        stream = None
+        if record.key is not None and parse_stream_key(record.key) is not None:
+            stream = record.key.decode("ascii")
         if stream is not None and record.offset <= self.applied_beyond.get(stream, _NEVER):
             return None
         known = None if stream is None else self.entries_by_stream.get(stream)
@@ -82,7 +84,7 @@ class LiveState:
 
     def _change(self, change: AppliedChange) -> bool:
         offsets, rows = self.offsets_by_view[change.view], self.rows_by_view[change.view]
-        # A table of rows may be ahead of that of the entries: what it has is newer then.
+        # A loaded table of rows may be ahead of the table of entries. Then the row in it is newer.
         if change.offset < offsets.get(change.key, _NEVER):
             return False
         offsets[change.key] = change.offset
@@ -95,15 +97,15 @@ class LiveState:
         return True
 
     def _keep_newest(self, final: str) -> None:
-        """Forget the messages that have been final for longest when there are too many."""
+        """Forget the messages that reached a final status first, if there are too many."""
         self._add_final(final)
         while len(self._final) > 1 and (
             len(self._final) > FINAL_MESSAGES or self._final_characters > FINAL_BODIES_CHARACTERS
         ):
-            oldest = self._final.popleft()
-            self._final_characters -= self._final_lengths.popleft()
+            oldest, length = self._final.popleft()
+            self._final_characters -= length
             row = self.rows_by_view[MAILBOX_VIEW].get(oldest)
-            # Its id may have been used again since.
+            # The id may have been used again since.
             if isinstance(row, MessageRow) and row.ended_at is not None and oldest != final:
                 for view in (MAILBOX_VIEW, MESSAGE_BODIES):
                     self.rows_by_view[view].pop(oldest, None)
@@ -112,25 +114,18 @@ class LiveState:
     def _add_final(self, key: str) -> None:
         body = self.rows_by_view[MESSAGE_BODIES].get(key)
         length = len(body.body) if isinstance(body, MessageBodyRow) else 0
-        self._final.append(key)
-        self._final_lengths.append(length)
+        self._final.append((key, length))
         self._final_characters += length
 
     def entries(self, stream: str) -> Entries:
-        """A copy of a stream's entries; none for a stream that nobody knows."""
+        """Return a copy of a stream's entries; an unknown stream has none."""
         with self._lock:
             known = self.entries_by_stream.get(stream)
             return Entries() if known is None else known.copy()
 
     def streams(self) -> list[str]:
-        """The streams that have entries."""
+        """Return the streams that have entries."""
         return list(self.entries_by_stream)
-
-
-def _stream_of(record: Record) -> str | None:
-    if record.key is None or parse_stream_key(record.key) is None:
-        return None
-    return record.key.decode("ascii")
 
 
 def _shown(record: Record, settled: Settled) -> SettledRecord:

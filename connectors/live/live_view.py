@@ -1,11 +1,11 @@
-"""The live view: the fold on the Kafka tail, in memory, answering in milliseconds what Delta keeps for ever.
+"""The live view: the fold over the tail of the log, in memory, which answers in milliseconds.
 
-Delivers: rows, entries and verdicts as of a position in the log that only rises; started from the Delta
-views where there are any, then the tail of the topic. Reconnects for ever while Kafka is away.
-Acknowledges when: `wait_settled` returns the verdict of a position, once its record went through the fold.
-Loses when: never; what it knows it reads again at the next start.
+Delivers: rows, entries and verdicts as of a position in the log that only rises. The view starts from the Delta
+views, if there are any, and then follows the topic. It reconnects for ever while Kafka is unreachable.
+Acknowledges when: the record at a position went through the fold; then `wait_settled` returns its verdict.
+Loses when: never; the view reads its state again at the next start.
 
-A record that was settled before this view started has its verdict in the ledger, and `wait_settled` looks
+The ledger has the verdicts of records that were settled before this view started. `wait_settled` reads them
 there.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from connectors.live.view_reader import load_views
 from connectors.log.live_tail import LogTail, OffsetsGoneError
 from connectors.log.log_end import LogEnd
 from connectors.log.publisher import Append, Position
+from connectors.retry.backoff import Backoff
 from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.fold.entries import Entries
 from schemas.fold.settled import AppliedChange
@@ -43,24 +43,24 @@ log = structlog.stdlib.get_logger(__name__)
 R = TypeVar("R", bound=Row)
 
 _POLL_S: Final = 0.2
-# Each poll that finds something wakes the threads that wait for it. While records come this fast they are taken
-# together, twice as long when many came at once, for the processor is full then. Else each is taken at once.
+# Each poll that returns records wakes the waiting threads. At a high rate of records the view pauses before a
+# poll to take several together: twice as long if many came at once, because the processor is busy then.
 _TOGETHER_PER_S: Final = 800
 _TOGETHER_S: Final = 0.005
 _MANY: Final = 8
 _LATELY_S: Final = 0.1
-_BACKOFF_S: Final = (0.1, 0.2, 0.5, 1.0)
-_TELL_AGAIN_S: Final = 60.0
 _REACH_S: Final = 10.0
 _STALLED_S: Final = 60.0
-_LOOK_UP_S: Final = (0.05, 0.1, 0.2, 0.5)
 _CLOSE_S: Final = 10.0
 
 
 class LiveView:
     """Rows, entries and verdicts of the settled log. Thread-safe; `open` it first, `close` it at the end.
 
-    `failure` is set when the tail gave up; every wait raises BackboneUnreachable then.
+    Attributes:
+        feed: The newest settled records.
+        failure: The reason why the view stopped following the log, or None. When it is set, every wait raises
+            BackboneUnreachable.
     """
 
     def __init__(self, settings: Settings, keyring: Keyring) -> None:
@@ -80,10 +80,12 @@ class LiveView:
         self.failure: Exception | None = None
 
     def open(self) -> None:
-        """Load the tables, follow the log, and return when what is in it now is settled.
+        """Load the tables, follow the log, and return when all its current records are settled.
 
-        Raises what `check_topic`, `check_fold_version` and `load_views` raise, TrunklineError when the tables
-        are of another log, and BackboneUnreachable when nothing is settled for a minute.
+        Raises:
+            BackboneUnreachable: No record was settled for a minute.
+            TrunklineError: The tables belong to another log; or as `check_topic`, `check_fold_version` and
+                `load_views`.
         """
         check_topic(self._settings)
         check_fold_version(self._settings)
@@ -106,8 +108,8 @@ class LiveView:
             self._wait_progress(deadline, f"the log up to {ends}")
 
     def load(self) -> None:
-        """Load the tables; `open` does it. Raises what `load_views` raises."""
-        # Nothing that is loaded is garbage, and all of it stays: the collector need not look at it, now or
+        """Load the tables; `open` calls this. Raises as `load_views`."""
+        # No loaded object is garbage, and all of them stay. So the collector need not look at them, now or
         # later.
         gc.disable()
         try:
@@ -117,13 +119,13 @@ class LiveView:
         gc.freeze()
 
     def close(self) -> None:
-        """Stop following. Waits that are under way end with BackboneUnreachable."""
+        """Stop following the log. Current waits end with BackboneUnreachable."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(_CLOSE_S)
         self._end.close()
         self._break_waits(BackboneUnreachable("the live view was closed"))
-        # What `load` has kept from the collector, and all that was garbage then, is its own again.
+        # Give the objects that `load` froze back to the collector.
         gc.unfreeze()
 
     def get(self, row_type: type[R], key: str) -> R | None:
@@ -135,49 +137,53 @@ class LiveView:
         return cast("list[R]", list(self._state.rows_by_view[row_type.VIEW].values()))
 
     def row(self, view: str, key: str) -> Row | None:
-        """The row of `view` under `key`, None where there is none. Raises KeyError for an unknown view."""
+        """Return the row of `view` under `key`, or None. Raises KeyError for an unknown view."""
         return self._state.rows_by_view[view].get(key)
 
     def rows(self, view: str) -> list[Row]:
-        """All rows of `view`, in no order."""
+        """Return all rows of `view`, in no particular order."""
         return list(self._state.rows_by_view[view].values())
 
     def row_offset(self, view: str, key: str) -> int | None:
-        """The offset of the record that made the row what it is, None for a key that never had one."""
+        """Return the offset of the record that last changed the row; None for a key that never had a row."""
         return self._state.offsets_by_view[view].get(key)
 
     def entries(self, stream: str) -> Entries:
-        """A copy of the entries of a stream such as `job/0a1b2c3d`."""
+        """Return a copy of the entries of a stream such as `job/0a1b2c3d`."""
         return self._state.entries(stream)
 
     def streams(self) -> list[str]:
-        """The streams that have entries."""
+        """Return the streams that have entries."""
         return self._state.streams()
 
     def next_offsets(self) -> dict[int, int]:
-        """By partition, the offset up to which (exclusive) the log is settled here."""
+        """Return the first offset that is not settled here, by partition."""
         return dict(self._next)
 
     def lag(self) -> dict[int, int]:
-        """By partition, how many records the log is ahead, as Kafka last said."""
+        """Return how many records of the log are not settled here, by partition, as of Kafka's last answer."""
         return {number: max(0, self._seen_ends.get(number, 0) - done) for number, done in self._next.items()}
 
     def on_change(self, callback: Callable[[AppliedChange], None]) -> None:
-        """Call `callback` on the tail's thread for each change of a row, also those of the replay at the
-        start. Register before `open`; it must be quick, and what it raises is logged.
+        """Call `callback` on the view's thread for each change of a row, also for the replay at the start.
+
+        Register it before `open`. It must be quick; its exceptions are logged.
         """
         self._callbacks.append(callback)
 
     def on_settled(self, callback: Callable[[Sequence[SettledRecord]], None]) -> None:
-        """Call `callback` on the tail's thread with what was settled, some records at a time, in order. As with
-        `on_change`.
+        """Call `callback` on the view's thread with settled records, some at a time, in order.
+
+        The rules of `on_change` apply.
         """
         self._watchers.append(callback)
 
     def wait_settled(self, position: Position, timeout_s: float) -> SettledRecord:
-        """The verdict on the record at `position`, out of the ledger for what is not in memory.
+        """Return the settled record at `position`, from the ledger if it is not in memory.
 
-        Raises BackboneUnreachable after `timeout_s`, TrunklineError when the ledger cannot be read.
+        Raises:
+            BackboneUnreachable: The record was not settled within `timeout_s`.
+            TrunklineError: The ledger cannot be read.
         """
         deadline = time.monotonic() + timeout_s
         promise: Future[SettledRecord | None] = Future()
@@ -193,8 +199,9 @@ class LiveView:
         return found if found is not None else self._look_up(position, deadline)
 
     async def settled_after(self, append: Append, timeout_s: float) -> SettledRecord:
-        """`wait_settled` for an asyncio task and what is being appended: no event loop is woken for Kafka's
-        acknowledgement. Raises what the append raises, too.
+        """Wait as `wait_settled`, in an asyncio task, for a record that is being appended.
+
+        Kafka's acknowledgement does not wake the event loop. Raises also what the append raises.
         """
         deadline = time.monotonic() + timeout_s
         promise: asyncio.Future[SettledRecord | None] = asyncio.get_running_loop().create_future()
@@ -214,42 +221,44 @@ class LiveView:
         return await asyncio.to_thread(self._look_up, append.result(), deadline)
 
     def _promise_settled(self, append: Future[Position], promise: asyncio.Future[SettledRecord | None]) -> None:
-        """Kafka has answered; on the publisher's thread."""
+        """Handle Kafka's answer to an append; called on the publisher's thread."""
         error = append.exception()
         if isinstance(error, Exception):
             self._waits.resolve([(promise, error)])
             return
         position = append.result()
         self._waits.add(position, promise)
-        if promise.done():  # nobody waits any more
+        if promise.done():  # the caller no longer waits
             self._waits.remove(position, promise)
             return
         try:
             found, is_to_come = self._known(position)
         except BackboneUnreachable as why:
             self._waits.resolve([(promise, why)])
-            return
-        if not is_to_come:
-            self._waits.resolve([(promise, found)])
+        else:
+            if not is_to_come:
+                self._waits.resolve([(promise, found)])
 
     def wait_offset(self, position: Position, timeout_s: float) -> None:
-        """Return when everything up to and including `position` is settled. Raises BackboneUnreachable."""
+        """Wait until every record up to and including `position` is settled. Raises BackboneUnreachable."""
         deadline = time.monotonic() + timeout_s
         while not self._is_settled(position):
             self._wait_progress(deadline, f"offset {position.offset} of partition {position.partition}")
 
     def catch_up(self, timeout_s: float) -> None:
-        """Ask Kafka where the log ends now, and return when that is settled. Raises BackboneUnreachable."""
+        """Ask Kafka for the end of the log and wait until it is settled. Raises BackboneUnreachable."""
         deadline = time.monotonic() + timeout_s
         ends = self._end.offsets(timeout_s)
         while not self._are_settled(ends):
             self._wait_progress(deadline, "the end of the log")
 
     def _known(self, position: Position) -> tuple[SettledRecord | None, bool]:
-        """What is in memory, and whether the verdict is to come to a promise that was made before. Raises
-        BackboneUnreachable when it will not come.
+        """Return the record if it is in memory, and whether a promise made before this call will be resolved.
+
+        Raises BackboneUnreachable if the record will not be settled.
         """
-        # In this order: what is settled after the first look is found by the second, or is promised.
+        # The order matters: a record settled after the first check is found by the second, or resolves a
+        # promise.
         settled_before = self._is_settled(position)
         found = self.feed.find(position)
         is_to_come = found is None and not settled_before
@@ -264,21 +273,21 @@ class LiveView:
         return all(self._next[number] >= end for number, end in ends.items())
 
     def _look_up(self, position: Position, deadline: float) -> SettledRecord:
-        """The verdict of what was settled before this view started, or so long ago that it is forgotten."""
-        for attempt in itertools.count():
-            found = verdict_in_ledger(self._settings, position)
-            if found is not None:
-                return found
+        """Read a verdict from the ledger: of a record settled before the start, or no longer in memory."""
+        backoff = Backoff(0.05, 0.5)
+        while (found := verdict_in_ledger(self._settings, position)) is None:
             left = deadline - time.monotonic()
-            if left <= 0 or self._closing.wait(min(left, _LOOK_UP_S[min(attempt, len(_LOOK_UP_S) - 1)])):
+            if left <= 0 or self._closing.wait(min(left, backoff.next_s())):
                 break
+        else:
+            return found
         raise BackboneUnreachable(
             f"offset {position.offset} of partition {position.partition} was settled a while ago and is not "
             f"in memory; the ledger below {self._settings.tables_root} does not have its verdict yet"
         )
 
     def _wait_progress(self, deadline: float, what: str) -> None:
-        """Wait until something was settled. Raises BackboneUnreachable at the deadline or a failure."""
+        """Wait until any record is settled. Raises BackboneUnreachable at the deadline or a failure."""
         with self._progress:
             self._check_failure()
             left = deadline - time.monotonic()
@@ -292,31 +301,29 @@ class LiveView:
         if self._closing.is_set():
             raise BackboneUnreachable("the live view was closed")
 
-    # From here on the tail's thread.
+    # The methods below run on the view's own thread.
 
     def _follow(self) -> None:
-        attempt, told, told_at = 0, "", 0.0
+        backoff = Backoff()
         while not self._closing.is_set():
             try:
                 with LogTail(self._settings.kafka, self._next) as tail:
                     while not self._closing.is_set():
                         if self._settle_poll(tail):
-                            attempt = 0
+                            backoff.reset()
             except OffsetsGoneError as error:
                 self._give_up(TrunklineError(f"the log does not have the offsets {self._next}: {error}"))
             except BackboneUnreachable as error:
-                delay_s = _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
-                attempt += 1
-                if str(error) != told or time.monotonic() - told_at > _TELL_AGAIN_S:
-                    told, told_at = str(error), time.monotonic()
-                    log.warning("kafka_away", why=told, again_in_s=delay_s)
-                self._closing.wait(delay_s)
+                pause_s = backoff.next_s()
+                if backoff.is_to_log(str(error)):
+                    log.warning("kafka_away", why=str(error), again_in_s=pause_s)
+                self._closing.wait(pause_s)
             except Exception as error:
                 log.exception("live_view_failed")
                 self._give_up(error)
 
     def _settle_poll(self, tail: LogTail) -> bool:
-        """Whether something came."""
+        """Settle the records of one poll, and return whether there were any."""
         if self._pace.is_fast and time.monotonic() - self._settled_at < _TOGETHER_S:
             time.sleep(_TOGETHER_S if self._last_count < _MANY else 2 * _TOGETHER_S)
         settled: list[SettledRecord] = []
@@ -365,14 +372,14 @@ class LiveView:
 
 
 class _Pace:
-    """Whether records came fast in the last tenth of a second."""
+    """A measurement of the rate of records, over a tenth of a second at a time."""
 
     def __init__(self) -> None:
         self.is_fast = False
         self._began, self._counted = 0.0, 0
 
     def count(self, records: int, now: float) -> None:
-        """So many have come, `now` seconds on some clock."""
+        """Note that `records` have come at the moment `now`, in seconds of any clock."""
         self._counted += records
         if now - self._began >= _LATELY_S:
             self.is_fast = self._counted > _TOGETHER_PER_S * (now - self._began)

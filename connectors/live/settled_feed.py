@@ -1,7 +1,7 @@
-"""The newest settled records in memory, for those who follow along: a ring with a rising cursor.
+"""The feed of the newest settled records: a ring in memory with a rising cursor.
 
-The live view's tail thread adds; any thread reads; asyncio tasks wait. Nobody has a queue of their own: a
-reader that is too slow learns that what it missed is gone (`FellBehind`), and costs nothing meanwhile.
+The live view's thread adds records, any thread reads them, and asyncio tasks wait for them. Readers have no
+queue of their own. A reader that is too slow gets `FellBehind`, and costs no memory before that.
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ from connectors.log.publisher import Position
 
 FEED_RECORDS: Final = 20_000
 FEED_BYTES: Final = 32 * 1024 * 1024
-# What a record takes beside its value: the struct, its strings, its places in ring and index.
+# The memory of a record beside its value: the struct, its strings, its places in ring and index.
 _RECORD_OVERHEAD_BYTES: Final = 700
 
 
 class SettledRecord(msgspec.Struct, frozen=True, gc=False):
-    """One record and what the fold says of it. `principal` is `<door>/<principal>`; `value` is the body as it
-    may be shown, masked where it must be; `logged_at_us` is Kafka's append time, microseconds since 1970 UTC.
+    """One record and its verdict by the fold.
+
+    Attributes:
+        principal: `<door>/<principal>`.
+        value: The body as it may be shown, with secrets masked.
+        logged_at_us: Kafka's append time in microseconds since 1970 UTC.
     """
 
     position: Position
@@ -43,7 +47,7 @@ class SettledRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class FellBehind(Exception):
-    """What comes after a cursor is not in memory any more. `oldest`: the smallest cursor that still works."""
+    """The records after a cursor are no longer in memory. `oldest`: the smallest cursor that still works."""
 
     def __init__(self, cursor: int, oldest: int) -> None:
         super().__init__(f"cursor {cursor} is gone, the oldest is {oldest}")
@@ -67,7 +71,7 @@ class SettledFeed:
         self.newest = 0
 
     def extend(self, records: Sequence[SettledRecord]) -> None:
-        """Add records and wake who waits, each event loop once. For the tail thread alone."""
+        """Add records and wake the waiting tasks, each event loop once. For the live view's thread alone."""
         if not records:
             return
         with self._lock:
@@ -80,18 +84,18 @@ class SettledFeed:
                 cursor = self._oldest() + 1
                 gone = self._ring.pop(cursor)
                 self._bytes -= _size(gone)
-                # Another cursor stands there if the position came again: the log was made anew.
+                # Another cursor is here if the position came again, in a log that was created again.
                 if self._cursors.get(gone.position) == cursor:
                     del self._cursors[gone.position]
             waiting, self._waiting = self._waiting, {}
         for loop, futures in waiting.items():
-            with suppress(RuntimeError):  # a loop that has ended waits no more
+            with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(_wake, futures)
 
     def since(self, cursor: int, limit: int) -> tuple[list[SettledRecord], int]:
-        """At most `limit` records after `cursor`, and the cursor to go on from.
+        """Return at most `limit` records after `cursor`, and the cursor for the next call.
 
-        Raises FellBehind when some of them are gone.
+        Raises FellBehind if some of the records after `cursor` are no longer in memory.
         """
         with self._lock:
             if cursor < self._oldest():
@@ -100,13 +104,13 @@ class SettledFeed:
             return [self._ring[number] for number in range(cursor + 1, last + 1)], max(cursor, last)
 
     def find(self, position: Position) -> SettledRecord | None:
-        """The record at `position`, None when it is not (or no longer) in memory."""
+        """Return the record at `position`, or None if it is not in memory."""
         with self._lock:
             cursor = self._cursors.get(position)
             return None if cursor is None else self._ring[cursor]
 
     async def wait_beyond(self, cursor: int) -> None:
-        """Return when there is a record after `cursor`. Wrap it in a time-out to send pings."""
+        """Wait until there is a record after `cursor`. Callers that send pings wrap it in a time-out."""
         loop = asyncio.get_running_loop()
         while True:
             with self._lock:
@@ -121,7 +125,7 @@ class SettledFeed:
                 raise
 
     def _oldest(self) -> int:
-        """The smallest cursor that works."""
+        """Return the smallest cursor that works."""
         return self.newest - len(self._ring)
 
     def _is_too_large(self) -> bool:

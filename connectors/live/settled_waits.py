@@ -1,4 +1,4 @@
-"""Those who wait for the verdict on one position: threads and asyncio tasks, woken by the tail thread."""
+"""The threads and asyncio tasks that wait for the verdict on a position, woken by the live view's thread."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from contextlib import suppress
 from connectors.live.settled_feed import SettledRecord
 from connectors.log.publisher import Position
 
+_Answer = SettledRecord | Exception | None
 _Promise = Future[SettledRecord | None]
 _AsyncPromise = asyncio.Future[SettledRecord | None]
 
 
 class SettledWaits:
-    """Promises by position. A promise yields None when its record was passed over, not settled. Thread-safe.
+    """Promises (futures) by position. Thread-safe.
 
-    Add a promise first and then look whether the record is settled already: so none is missed.
+    A promise yields None if its record was skipped instead of settled. A caller first adds its promise and then
+    checks whether the record is already settled, so that it misses none.
     """
 
     def __init__(self) -> None:
@@ -26,12 +28,12 @@ class SettledWaits:
         self._promises: dict[Position, list[_Promise | _AsyncPromise]] = {}
 
     def add(self, position: Position, promise: _Promise | _AsyncPromise) -> None:
-        """Keep `promise` (of the running event loop, if it is asyncio's) until `position` is settled."""
+        """Remember `promise` (of the running event loop, if it is asyncio's) until `position` is settled."""
         with self._lock:
             self._promises.setdefault(position, []).append(promise)
 
     def remove(self, position: Position, promise: _Promise | _AsyncPromise) -> None:
-        """Forget a promise, kept or not."""
+        """Forget a promise, whether or not it is resolved."""
         with self._lock:
             waiting = self._promises.get(position, [])
             if promise in waiting:
@@ -40,48 +42,42 @@ class SettledWaits:
                 self._promises.pop(position, None)
 
     def keep(self, records: Sequence[SettledRecord], passed_over: Sequence[Position] = ()) -> None:
-        """Keep the promises for what was settled; each event loop is woken once."""
+        """Resolve the promises for settled and skipped records; each event loop is woken once."""
         if not self._promises:
             return
-        kept: list[tuple[_Promise | _AsyncPromise, SettledRecord | None]] = []
+        found: list[tuple[Position, SettledRecord | None]] = [(record.position, record) for record in records]
+        found += [(position, None) for position in passed_over]
         with self._lock:
-            for record in records:
-                kept += [(promise, record) for promise in self._promises.pop(record.position, ())]
-            for position in passed_over:
-                kept += [(promise, None) for promise in self._promises.pop(position, ())]
+            kept = [(one, record) for position, record in found for one in self._promises.pop(position, ())]
         self.resolve(kept)
 
     def fail(self, error: Exception) -> None:
-        """Break every promise with `error`."""
+        """Fail every promise with `error`."""
         with self._lock:
             broken = [promise for promises in self._promises.values() for promise in promises]
             self._promises.clear()
         self.resolve([(promise, error) for promise in broken])
 
     @staticmethod
-    def resolve(
-        answers: Sequence[tuple[_Promise | _AsyncPromise, SettledRecord | Exception | None]],
-    ) -> None:
-        """Answer promises, from any thread; each event loop is woken once."""
-        by_loop: dict[
-            asyncio.AbstractEventLoop, list[tuple[_AsyncPromise, SettledRecord | Exception | None]]
-        ] = {}
+    def resolve(answers: Sequence[tuple[_Promise | _AsyncPromise, _Answer]]) -> None:
+        """Resolve promises, from any thread; each event loop is woken once."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_AsyncPromise, _Answer]]] = {}
         for promise, answer in answers:
             if isinstance(promise, Future):
                 _answer(promise, answer)
             else:
                 by_loop.setdefault(promise.get_loop(), []).append((promise, answer))
         for loop, of_loop in by_loop.items():
-            with suppress(RuntimeError):  # a loop that has ended waits no more
+            with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(_answer_all, of_loop)
 
 
-def _answer_all(answers: Sequence[tuple[_AsyncPromise, SettledRecord | Exception | None]]) -> None:
+def _answer_all(answers: Sequence[tuple[_AsyncPromise, _Answer]]) -> None:
     for promise, answer in answers:
         _answer(promise, answer)
 
 
-def _answer(promise: _Promise | _AsyncPromise, answer: SettledRecord | Exception | None) -> None:
+def _answer(promise: _Promise | _AsyncPromise, answer: _Answer) -> None:
     if promise.done():
         return
     if isinstance(answer, Exception):

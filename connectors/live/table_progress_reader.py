@@ -1,8 +1,8 @@
-"""How far the ledger and the view tables are, read from the newest commits of their logs and not from data.
+"""The progress of the ledger and of the view tables, read from the newest commits of their Delta logs.
 
 The ledger's commits carry an entry of the audit chain, which names the next offset of each partition (decision
-0020), and how long the micro-batch took. Commits of `stream_entries` carry the views' progress. Both readers
-follow the log of their table from where they were, so that a look costs one or two small files.
+0020), and the duration of the micro-batch. Commits of `stream_entries` carry the views' progress. Both readers
+follow the log of their table, so that a call reads one or two small files.
 """
 
 from __future__ import annotations
@@ -26,14 +26,19 @@ from schemas.tables.delta_files import table_storage
 from schemas.tables.ledger import LEDGER
 from schemas.tables.view_progress import ViewProgress, read_progress
 
-# Maintenance commits a few times between two micro-batches. What lies further back is in the chain file.
+# Maintenance commits a few times between two micro-batches. Older entries are in the chain file.
 _LOOK_BACK: Final = 50
 
 
 class LedgerProgress(msgspec.Struct, frozen=True):
-    """How far the ledger is. `ends`: per partition the first offset that is not in it, none for an empty one.
-    `rows`: how many rows the audit chain covers. Of the newest micro-batch: `committed_at_s` (seconds since
-    1970 UTC), `batch_s` (how many seconds it took) and `batch_rows`; None where its commit does not say it.
+    """The progress of the ledger.
+
+    Attributes:
+        ends: The first offset that is not in the ledger, by partition; empty for an empty ledger.
+        rows: The number of rows that the audit chain covers.
+        committed_at_s: Commit time of the newest micro-batch, in seconds since 1970 UTC; None if unknown.
+        batch_s: Duration of the newest micro-batch in seconds; None if unknown.
+        batch_rows: Rows of the newest micro-batch; None if unknown.
     """
 
     ends: dict[int, int]
@@ -44,12 +49,12 @@ class LedgerProgress(msgspec.Struct, frozen=True):
 
 
 class _Batch(msgspec.Struct):
-    # A part of the commit's metadata that jobs/settling/once_sink.py writes, and that older commits lack.
+    # A part of the commit's metadata that jobs/settling/once_sink.py writes. Older commits lack it.
     batch_ms: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class _Followed:
-    """A table that is opened once and then follows its log."""
+    """A table that is opened once and then updated by its log."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -61,7 +66,7 @@ class _Followed:
             # An open table that has been removed has no newer version, and would stay as it was.
             if "://" not in self._path and not Path(self._path, "_delta_log").is_dir():
                 self._table = None
-            # Not by `is_deltatable`, which keeps Python's lock: a store that hangs would stop the program.
+            # `is_deltatable` keeps Python's global lock, so a store that hangs would stop the program.
             elif self._table is None:
                 self._table = DeltaTable(self._path)
             else:
@@ -70,13 +75,13 @@ class _Followed:
         except TableNotFoundError:
             return None
         except (DeltaError, OSError, pa.ArrowException) as error:
-            # The tables are being swapped for rebuilt ones, or cleaned up: opened anew the next time.
+            # The tables are being swapped for rebuilt ones, or cleaned up. The next call opens the table again.
             self._table = None
             raise TrunklineError(f"the table at {self._path} cannot be read: {error}") from error
 
 
 class LedgerProgressReader:
-    """Reads how far the ledger of these settings is. For one thread at a time."""
+    """A reader of the ledger's progress. For one thread at a time."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -102,7 +107,7 @@ class LedgerProgressReader:
     def _newest_batch(self, storage: FileSystem, version: int) -> LedgerProgress | None:
         seen, known = (-1, None) if self._known is None else self._known
         if seen > version:
-            # The ledger was made anew.
+            # The ledger was created again.
             seen, known = -1, None
         for number in range(version, max(seen, version - _LOOK_BACK), -1):
             found = _batch_in_commit(storage, number)
@@ -111,7 +116,7 @@ class LedgerProgressReader:
         return known
 
     def _without_a_commit(self, table: DeltaTable) -> LedgerProgress:
-        """Return the progress by the chain file: the log has only commits of maintenance."""
+        """Return the progress by the chain file, for a log that has only commits of maintenance."""
         line = last_in_file(chain_file(self._settings, str(table.metadata().id)))
         if line is not None:
             return LedgerProgress(dict(line.entry.ends), line.entry.rows)
@@ -123,7 +128,7 @@ class LedgerProgressReader:
 
 
 class ViewProgressReader:
-    """Reads how far the view tables of these settings are. For one thread at a time."""
+    """A reader of the progress of the view tables. For one thread at a time."""
 
     def __init__(self, settings: Settings) -> None:
         self._followed = _Followed(settings.table_path(STREAM_ENTRIES))
@@ -135,7 +140,7 @@ class ViewProgressReader:
 
 
 def _batch_in_commit(storage: FileSystem, version: int) -> LedgerProgress | None:
-    """The progress by one commit, None for a commit of maintenance and for one that the log was cleaned of."""
+    """Return the progress by one commit; None if it is of maintenance or was removed from the log."""
     try:
         with storage.open_input_stream(f"_delta_log/{version:020d}.json") as stream:
             actions = [orjson.loads(text) for text in stream.read().splitlines() if text]

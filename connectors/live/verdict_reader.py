@@ -1,4 +1,4 @@
-"""Reads from the ledger what the live view has forgotten or never saw: verdicts, the newest of a type, ids."""
+"""Reading of settled records from the ledger that the live view does not have in memory."""
 
 from __future__ import annotations
 
@@ -19,45 +19,29 @@ from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import LEDGER_ARROW
 from schemas.wire.record import MESSAGE_POSTED
 
-_COLUMNS: Final = [
-    "partition",
-    "offset",
-    "stream_kind",
-    "stream_id",
-    "type",
-    "ce_id",
-    "door",
-    "principal",
-    "verdict",
-    "reason",
-    "why",
-    "late",
-    "status_after",
-    "seq",
-    "logged_at",
-    "value",
-]
+_UNUSED: Final = {"topic", "sent_at", "masked", "fold_version", "value_sealed", "changes", "entries", "wire"}
+_COLUMNS: Final = [name for name in LEDGER_ARROW.names if name not in {*_UNUSED, "accepted_offset"}]
 
 
 def verdict_in_ledger(settings: Settings, position: Position) -> SettledRecord | None:
-    """The settled record at `position`, None while the ledger does not have it. Raises TrunklineError."""
+    """Return the settled record at `position`, or None if the ledger lacks it. Raises TrunklineError."""
     where = (pc.field("partition") == position.partition) & (pc.field("offset") == position.offset)
     found = _settled(_rows(settings, where, _COLUMNS))
     return found[0] if found else None
 
 
 def settled_where(settings: Settings, where: pc.Expression) -> list[SettledRecord]:
-    """The settled records that `where` wants, in no order; none without a ledger. Raises TrunklineError."""
+    """Return the settled records that match `where`, unordered. Raises TrunklineError."""
     return _settled(_rows(settings, where, _COLUMNS))
 
 
 def newest_settled(settings: Settings, record_type: str, count: int) -> list[SettledRecord]:
-    """The newest `count` records of a type, oldest first; none without a ledger. Raises TrunklineError."""
+    """Return the newest `count` records of a type, oldest first. Raises TrunklineError."""
     return newest_where(settings, LedgerFilter(type=record_type), count)
 
 
 def newest_where(settings: Settings, where: LedgerFilter, count: int) -> list[SettledRecord]:
-    """The newest `count` records that `where` wants, as `newest_settled`."""
+    """Return the newest `count` records that match `where`, as `newest_settled`."""
     reader = LedgerReader(settings)
     if not reader.exists():
         return []
@@ -89,22 +73,24 @@ def _record_of(row: dict[str, Any], logged_at_us: int) -> SettledRecord:
 
 
 def ids_by_door(settings: Settings, door: str, since_s: float) -> set[str]:
-    """The CloudEvents ids of what `door` has put into the ledger since a moment of Kafka's clock (seconds since
-    1970). Raises TrunklineError.
+    """Return the CloudEvents ids of the records from `door` since a moment, in seconds since 1970 UTC.
+
+    The moment is of Kafka's clock. Raises TrunklineError.
     """
-    since = pa.scalar(int(since_s * 1e6), LEDGER_ARROW.field("logged_at").type)
-    found = _rows(settings, (pc.field("logged_at") >= since) & (pc.field("door") == door), ["ce_id"])
+    found = _rows(settings, _by_door(door, since_s), ["ce_id"])
     return {ce_id for ce_id in found.column("ce_id").to_pylist() if ce_id is not None}
 
 
 def postings_by_door(settings: Settings, door: str, since_s: float) -> set[tuple[str, str]]:
-    """Stream and id of each message that `door` has posted since then, as the ledger has them. As
-    `ids_by_door`.
-    """
-    since = pa.scalar(int(since_s * 1e6), LEDGER_ARROW.field("logged_at").type)
-    where = (pc.field("logged_at") >= since) & (pc.field("door") == door) & (pc.field("type") == MESSAGE_POSTED)
+    """Return stream and id of each message from `door` since a moment, as `ids_by_door`."""
+    where = _by_door(door, since_s) & (pc.field("type") == MESSAGE_POSTED)
     found = _rows(settings, where, ["stream_kind", "stream_id", "ce_id"]).to_pylist()
     return {(f"{row['stream_kind']}/{row['stream_id']}", row["ce_id"]) for row in found}
+
+
+def _by_door(door: str, since_s: float) -> pc.Expression:
+    since = pa.scalar(int(since_s * 1e6), LEDGER_ARROW.field("logged_at").type)
+    return (pc.field("logged_at") >= since) & (pc.field("door") == door)
 
 
 def _rows(settings: Settings, where: pc.Expression, columns: list[str]) -> pa.Table:
@@ -112,7 +98,7 @@ def _rows(settings: Settings, where: pc.Expression, columns: list[str]) -> pa.Ta
     try:
         if not DeltaTable.is_deltatable(path):
             return LEDGER_ARROW.empty_table().select(columns)
-        # The files' statistics leave out nearly all of them when a position is asked for.
+        # By their statistics, nearly all files are skipped in a search for one position.
         return dataset_of(DeltaTable(path)).to_table(filter=where, columns=columns)
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise TrunklineError(f"the ledger at {path} cannot be read: {error}") from error

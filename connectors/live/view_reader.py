@@ -1,12 +1,11 @@
-"""Reads the view tables into the live view's memory, without Spark: entries first, then the rows.
+"""Loading of the view tables into the live view's memory, without Spark: entries first, then the rows.
 
-The version of `stream_entries` is pinned, and its commit says up to which offsets it has the log. The
+The version of `stream_entries` is pinned, and its commit names the offsets up to which it has the log. The
 tables of rows are opened after it and written before it, so they are at those offsets or beyond.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from connectors.live.live_state import FINAL_MESSAGES, LiveState
+from connectors.retry.backoff import retry
 from schemas.errors import TrunklineError
 from schemas.fold.entries import Entries
 from schemas.fold.settled import FOLD_VERSION
@@ -42,9 +42,10 @@ from schemas.tables.view_progress import read_progress
 from schemas.wire.ids import AGENT, CONTAINER, JOB, MAILBOX, PRINCIPAL, SESSION, TASK
 
 BATCH_ROWS: Final = 16_384
-_ATTEMPTS: Final = 4
 _AGAIN_S: Final = 0.5
-# Where a stream of this kind that has entries has its row: in one of these.
+# Files disappear under a reader while the tables are being swapped for rebuilt ones.
+_UNREADABLE: Final = (DeltaError, OSError, pa.ArrowException, KeyError)
+# A stream of this kind that has entries has a row in one of these views.
 _VIEWS_OF_KIND: Final = {
     JOB: (REGISTRY_JOBS,),
     SESSION: (REGISTRY_SESSIONS,),
@@ -54,45 +55,35 @@ _VIEWS_OF_KIND: Final = {
     AGENT: (REGISTRY_AGENTS, REGISTRY_PARTICIPANTS, REGISTRY_MQTT_AGENTS),
     CONTAINER: (REGISTRY_CONTAINERS,),
 }
-_ENTRY_COLUMNS: Final = [
-    "stream_kind",
-    "stream_id",
-    "entry",
-    "value",
-    "fold_version",
-    "partition",
-    "last_offset",
-]
 
 
 def load_views(settings: Settings, state: LiveState) -> dict[int, int]:
-    """Fill `state` from the tables; returns the offsets to read the log from, none where there are no tables.
+    """Fill `state` from the tables, and return the offsets from which to read the log.
 
-    Raises TrunklineError when there are tables that cannot be read, are incomplete, or of a newer fold.
+    Returns:
+        The offsets by partition; empty if there are no tables.
+
+    Raises:
+        TrunklineError: There are tables, but they cannot be read, are incomplete, or are of a newer fold.
     """
     if not DeltaTable.is_deltatable(settings.table_path(STREAM_ENTRIES)):
         return {}
-    for attempt in range(1, _ATTEMPTS + 1):
-        state.clear()
-        try:
-            return _load(settings, state)
-        # Files go away under a reader when the tables are being swapped for rebuilt ones.
-        except (DeltaError, OSError, pa.ArrowException, KeyError) as error:
-            if attempt == _ATTEMPTS:
-                raise TrunklineError(
-                    f"the view tables below {settings.tables_root} cannot be read: {error}; "
-                    "rebuild_views makes them anew from the ledger"
-                ) from error
-        time.sleep(_AGAIN_S)
-    raise AssertionError
+    try:
+        return retry(lambda: _load(settings, state), on=_UNREADABLE, times=4, pause_s=_AGAIN_S)
+    except _UNREADABLE as error:
+        raise TrunklineError(
+            f"the view tables below {settings.tables_root} cannot be read: {error}; "
+            "rebuild_views makes them anew from the ledger"
+        ) from error
 
 
 def _load(settings: Settings, state: LiveState) -> dict[int, int]:
+    state.clear()
     path = settings.table_path(STREAM_ENTRIES)
     table = DeltaTable(path)
     offsets = dict(read_progress(table).offsets)
-    kinds = _load_entries(_batches(table, _ENTRY_COLUMNS), offsets, state)
-    # `mailbox` before `message_bodies`: the other way round than they are written, so that no body is missing.
+    kinds = _load_entries(_batches(table, VIEW_ARROW[STREAM_ENTRIES].names), offsets, state)
+    # `mailbox` before `message_bodies`, the reverse of the order of writing, so that no body is missing.
     for view in reversed(VIEWS.values()):
         path = settings.table_path(view.VIEW)
         if DeltaTable.is_deltatable(path):
@@ -112,7 +103,8 @@ def _load(settings: Settings, state: LiveState) -> dict[int, int]:
 
 
 def _wanted(view: str, table: DeltaTable, state: LiveState) -> pc.Expression | None:
-    """Which rows are kept in memory: all, but of messages that are final only the newest, and their bodies.
+    """Return a filter of the rows to load, None for all: of messages in a final status only the newest.
+
     `mailbox` is loaded before `message_bodies`.
     """
     if view == MAILBOX_VIEW:
@@ -141,14 +133,14 @@ def _note_final(state: LiveState) -> None:
 def _batches(
     table: DeltaTable, columns: list[str], wanted: pc.Expression | None = None
 ) -> Iterator[pa.RecordBatch]:
-    # Little is read ahead: Arrow's copy of a whole table would stand beside ours.
+    # Read little ahead, so that Arrow's copy of the table does not double the memory.
     yield from dataset_of(table).to_batches(
         columns=columns, filter=wanted, batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1
     )
 
 
 def _load_entries(batches: Iterator[pa.RecordBatch], offsets: Mapping[int, int], state: LiveState) -> set[str]:
-    """Fill in the entries; returns the kinds of stream that have some, and so must have rows."""
+    """Load the entries, and return the kinds of stream that have entries and so must have rows."""
     entries_by_stream, kinds, names = state.entries_by_stream, set(), _Shared()
     for batch in batches:
         newest = pc.max(batch.column("fold_version")).as_py()
@@ -157,7 +149,7 @@ def _load_entries(batches: Iterator[pa.RecordBatch], offsets: Mapping[int, int],
                 f"the view tables were made by fold version {newest}, this program has {FOLD_VERSION}: "
                 "start the newer program"
             )
-        # Requests and gates alone leave entries of a mailbox that no message was ever posted into.
+        # A mailbox may have entries of requests and gates alone, without a message that was ever posted.
         is_row = pc.or_(
             pc.not_equal(batch.column("stream_kind"), MAILBOX), pc.equal(batch.column("entry"), LAST)
         )
@@ -171,12 +163,12 @@ def _load_entries(batches: Iterator[pa.RecordBatch], offsets: Mapping[int, int],
             if entries is None:
                 entries = entries_by_stream[stream] = Entries()
             entries.load(key, value)
-        _note_what_is_ahead(batch.append_column("stream", streams), offsets, state)
+        _note_streams_ahead(batch.append_column("stream", streams), offsets, state)
     return kinds
 
 
-def _note_what_is_ahead(batch: pa.RecordBatch, offsets: Mapping[int, int], state: LiveState) -> None:
-    """Keep the offsets of streams that have more than `offsets` promise, so that nothing is applied twice."""
+def _note_streams_ahead(batch: pa.RecordBatch, offsets: Mapping[int, int], state: LiveState) -> None:
+    """Note the offsets of streams whose entries are ahead of `offsets`, so that no record is applied twice."""
     partitions = batch.column("partition")
     for number in pc.unique(partitions).to_pylist():
         ahead = pc.and_(
@@ -210,13 +202,13 @@ def _load_rows(batches: Iterator[pa.RecordBatch], view: type[Row], state: LiveSt
 
 
 class _Shared:
-    """The texts of one column as Python values, equal ones as one object where they repeat a lot."""
+    """The values of one column, where equal values become one object if they repeat a lot."""
 
     def __init__(self) -> None:
         self._known: dict[Any, Any] = {}
 
     def of(self, column: pa.Array) -> list[Any]:
-        """The values of `column`."""
+        """Return the values of `column`."""
         values: list[Any] = column.to_pylist()
         if pc.count_distinct(column).as_py() * 8 > len(values):
             return values
