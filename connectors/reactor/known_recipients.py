@@ -1,48 +1,40 @@
-"""Who has a mailbox, told from rows alone: the hub, the operator, agents of all kinds, principals."""
+"""The check whether a recipient has a mailbox, by the rows of the live view alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeVar
 
 from schemas.fold.life_cycles import STOPPED
-from schemas.fold.view_rows import (
-    REGISTRY_AGENTS,
-    REGISTRY_LISTENERS,
-    REGISTRY_MQTT_AGENTS,
-    REGISTRY_PARTICIPANTS,
-    REGISTRY_PRINCIPALS,
-    AgentRow,
-    ListenerRow,
-    MqttAgentRow,
-    ParticipantRow,
-    PrincipalRow,
-    Row,
-)
+from schemas.fold.view_rows import AgentRow, ListenerRow, MqttAgentRow, ParticipantRow, PrincipalRow, Row
 from schemas.streams.agents.agent_registry import DEFINED
 from schemas.streams.agents.mqtt_agents import REGISTERED
 from schemas.streams.principal.principals import ACTIVE, HUB, OPERATOR
 
-Rows = Callable[[str, str], Row | None]
-"""`row(view, key)`."""
+R = TypeVar("R", bound=Row)
+# The status with which a row of each type stands for a mailbox.
+_STATUSES: Final[dict[type[Any], str]] = {
+    AgentRow: DEFINED,
+    MqttAgentRow: REGISTERED,
+    ListenerRow: ACTIVE,
+    PrincipalRow: ACTIVE,
+}
 
 
-def has_mailbox(row: Rows, name: str) -> bool:
-    """Whether there is a mailbox of this name: the hub's, the operator's, an agent's (defined, taking part, or
-    registered for MQTT), a listener's or a principal's.
+class GetRow(Protocol):
+    """A look-up of one row by its type and key, as `LiveView.get`; None where there is no such row."""
+
+    def __call__(self, row_type: type[R], key: str, /) -> R | None:
+        """Return the row of type `row_type` under `key`."""
+
+
+def has_mailbox(get: GetRow, name: str) -> bool:
+    """Return whether there is a mailbox of this name.
+
+    The hub, the operator, agents (defined, participating, or registered for MQTT), active listeners and active
+    principals have one.
     """
-    if name in (HUB, OPERATOR):
+    participant = get(ParticipantRow, name)
+    if name in (HUB, OPERATOR) or (participant is not None and participant.status != STOPPED):
         return True
-    agent = row(REGISTRY_AGENTS, name)
-    if isinstance(agent, AgentRow) and agent.status == DEFINED:
-        return True
-    participant = row(REGISTRY_PARTICIPANTS, name)
-    if isinstance(participant, ParticipantRow) and participant.status != STOPPED:
-        return True
-    by_mqtt = row(REGISTRY_MQTT_AGENTS, name)
-    if isinstance(by_mqtt, MqttAgentRow) and by_mqtt.status == REGISTERED:
-        return True
-    listener = row(REGISTRY_LISTENERS, name)
-    if isinstance(listener, ListenerRow) and listener.status == ACTIVE:
-        return True
-    principal = row(REGISTRY_PRINCIPALS, name)
-    return isinstance(principal, PrincipalRow) and principal.status == ACTIVE
+    rows = ((get(row_type, name), status) for row_type, status in _STATUSES.items())
+    return any(row is not None and row.status == status for row, status in rows)

@@ -1,14 +1,15 @@
-"""The reactor: appends what follows from settled records in other streams, each follow-up once.
+"""The reactor: appends the records that follow from settled records in other streams.
 
-Delivers: every follow-up at least once, under an id that hangs on its cause alone; the fold takes the first
-and calls the others duplicates. Any number of reactors share the partitions as one consumer group.
-Acknowledges when: Kafka has acknowledged the follow-ups of what was polled; only then are offsets committed.
-Loses when: Kafka refuses a follow-up for its own sake; that is logged, and the reactor goes on.
+Delivers: every derived record at least once, under an id that depends on its cause alone. The fold accepts the
+first one and calls the others duplicates. Any number of reactors share the partitions as one consumer group.
+Acknowledges when: Kafka has acknowledged the records derived from a poll. Only then are offsets committed.
+Loses when: Kafka refuses a derived record because of its content. The reactor logs that and goes on.
 
-Without committed offsets (a new group, or Kafka has forgotten an old one) it begins with the log's first
-record and derives everything again. But a mailbox knows its messages for a week and a session its newest 256
-requests: so for causes older than a minute the ledger is asked, and what it has of this door since then is not
-appended again; while it cannot be read, the reactor waits. What is polled at once is less than a session knows.
+Without committed offsets (a new group, or Kafka has forgotten an old one) the reactor begins with the log's
+first record and derives everything again. But a mailbox remembers its messages for a week and a session its
+newest 256 requests. So for causes older than a minute the reactor looks into the ledger, and skips the records
+that it has already appended. While the ledger cannot be read, the reactor waits. One poll returns fewer records
+than a session remembers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Final
 
@@ -28,12 +29,13 @@ from connectors.live.verdict_reader import ids_by_door, postings_by_door
 from connectors.log.group_tail import GroupTail
 from connectors.log.publisher import Append, Position, Publisher, RecordRefused
 from connectors.mqtt_bridge.bridge_records import DOOR as MQTT
-from connectors.reactor.follow_ups import DOOR, follow_ups
-from connectors.reactor.verdict_follow_ups import follow_ups_of_verdict, hangs_on_verdict
-from connectors.reactor.xml_follow_ups import XML_DOOR, may_lead_to_more, xml_follow_ups
+from connectors.reactor.derived_records import DOOR, derived_records
+from connectors.reactor.verdict_records import depends_on_verdict, records_by_verdict
+from connectors.reactor.xml_records import XML_DOOR, may_have_effects, xml_records
+from connectors.retry.backoff import Backoff
 from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import REGISTRY_SESSIONS, Row, SessionRow
+from schemas.fold.view_rows import Row, SessionRow
 from schemas.settings.settings import Settings
 from schemas.wire.record import OutgoingRecord, Record
 
@@ -42,26 +44,25 @@ log = structlog.stdlib.get_logger(__name__)
 _POLL_S: Final = 0.2
 _POLL_RECORDS: Final = 100
 _OLD_S: Final = 60.0
-# How far the clocks of two brokers may be apart.
+# The greatest difference between the clocks of two brokers.
 _CLOCKS_APART_S: Final = 60.0
 _SETTLE_TICK_S: Final = 0.5
-# A live view that was closed answers at once.
+# A closed live view answers at once, so a pause is needed.
 _CLOSED_TICK_S: Final = 0.02
-_BACKOFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
 _STOP_S: Final = 10.0
 _ACK_GRACE_S: Final = 5.0
-# What the headers of a record may take of what Kafka lets through.
+# The part of Kafka's record limit that is reserved for headers.
 _HEADERS_BYTES: Final = 8 * 1024
 
 
 def _no_step(name: str) -> None:
-    """What is called at each step: `seen`, `before_append`, `appended`, `acknowledged`, `committed`."""
+    """Do nothing at a step: `seen`, `before_append`, `appended`, `acknowledged` or `committed`."""
 
 
 class Reactor:
-    """Follows the topic in the group `settings.gateway.reactor_group`. `start` it once, `stop` it once.
+    """A thread that follows the topic in the consumer group `settings.gateway.reactor_group`.
 
-    `step` is called on its thread at each step: tests kill the process there.
+    Call `start` once and `stop` once. `step` is called on the thread at each step, for tests.
     """
 
     def __init__(self, settings: Settings, live_view: LiveView, step: Callable[[str], None] = _no_step) -> None:
@@ -78,38 +79,39 @@ class Reactor:
         self._thread = threading.Thread(target=self._run, name="reactor", daemon=True)
 
     def start(self) -> None:
-        """Start its thread and return at once; it connects by itself, for as long as it takes."""
-        self._sessions.load(self._live_view.rows(REGISTRY_SESSIONS))
+        """Start the thread and return at once; the thread connects to Kafka, for as long as it takes."""
+        for row in self._live_view.all(SessionRow):
+            self._sessions.add(row)
         self._thread.start()
 
     def stop(self) -> None:
-        """End it and leave the group. What is not committed is done again by the next one."""
+        """Stop the thread and leave the group. The next reactor repeats the work that is not committed."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(_STOP_S)
 
     def _run(self) -> None:
-        attempt = 0
+        backoff = Backoff(most_s=2.0)
         while not self._stopping.is_set():
             try:
-                self._forget_appended()
-                # What an agent said is longer as a message; only what Kafka would refuse is cut.
+                self._already, self._posted_already, self._known_since_s = set(), set(), math.inf
+                # A record of an agent grows when it becomes a message. Cut only what Kafka would refuse.
                 cut_beyond = self._settings.kafka.record_limit_bytes - _HEADERS_BYTES
                 with Publisher(self._settings, cut_beyond=cut_beyond) as publisher:
                     kafka = self._settings.kafka
                     with closing(GroupTail(kafka, self._settings.gateway.reactor_group)) as tail:
                         while not self._stopping.is_set():
                             if self._turn(tail, publisher):
-                                attempt = 0
+                                backoff.reset()
             except BackboneUnreachable as error:
-                log.warning("reactor_waits", why=str(error))
+                if backoff.is_to_log(str(error)):
+                    log.warning("reactor_waits", why=str(error))
             except Exception:
                 log.exception("reactor_failed")
-            self._stopping.wait(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)])
-            attempt += 1
+            self._stopping.wait(backoff.next_s())
 
     def _turn(self, tail: GroupTail, publisher: Publisher) -> bool:
-        """Poll, append what follows, wait for Kafka, commit. Returns whether there was anything."""
+        """Poll, append the derived records, wait for Kafka, commit. Return whether records were polled."""
         polled = tail.poll(_POLL_S, _POLL_RECORDS)
         if not polled:
             return False
@@ -120,7 +122,7 @@ class Reactor:
         if oldest_s < min(self._known_since_s, time.time() - _OLD_S):
             self._find_appended_since(oldest_s)
         wanted = [found for record in polled for found in self._derive(record)]
-        # A cause that came twice has the same effect twice.
+        # A repeated cause has the same derived records.
         once = {(r.stream, r.ce_id, r.value): r for r in wanted}
         self._append([r for r in once.values() if self._is_wanted(r)], publisher)
         self._step("acknowledged")
@@ -129,13 +131,12 @@ class Reactor:
         return True
 
     def _wait_settled(self, polled: Sequence[Record]) -> bool:
-        """Wait until the live view has settled all of it; False when the reactor is to stop before that."""
-        for position in {
-            record.partition: Position(record.partition, record.offset) for record in polled
-        }.values():
+        """Wait until the live view has settled all records; return False if the reactor stops before that."""
+        last = {record.partition: record.offset for record in polled}
+        for partition, offset in last.items():
             while not self._stopping.is_set():
                 try:
-                    self._live_view.wait_offset(position, _SETTLE_TICK_S)
+                    self._live_view.wait_offset(Position(partition, offset), _SETTLE_TICK_S)
                     break
                 except BackboneUnreachable:
                     if self._live_view.failure is not None:
@@ -144,16 +145,13 @@ class Reactor:
         return not self._stopping.is_set()
 
     def _derive(self, record: Record) -> list[OutgoingRecord]:
-        row = self._live_view.row
+        get = self._live_view.get
         try:
-            found = follow_ups(record, row, self._sessions.made_for)
-            if hangs_on_verdict(record, row) or may_lead_to_more(record):
+            found = derived_records(record, get, self._sessions.made_for)
+            if depends_on_verdict(record, get) or may_have_effects(record):
                 settled = self._settled(Position(record.partition, record.offset))
-                found = [
-                    *found,
-                    *follow_ups_of_verdict(record, settled.verdict, settled.reason, row),
-                    *xml_follow_ups(record, settled.verdict, settled.why, row, self._live_view.rows),
-                ]
+                found += records_by_verdict(record, settled.verdict, settled.reason, get)
+                found += xml_records(record, settled.verdict, settled.why, get, self._live_view.all)
             return found
         except BackboneUnreachable:
             raise
@@ -162,21 +160,21 @@ class Reactor:
             return []
 
     def _settled(self, position: Position) -> SettledRecord:
-        """How a record was settled. Raises BackboneUnreachable while that is not known: do it all again."""
+        """Return how a record was settled. Raises BackboneUnreachable while that is unknown."""
         try:
             return self._live_view.wait_settled(position, self._settings.gateway.settle_timeout_s)
         except TrunklineError as error:
-            raise BackboneUnreachable(f"a verdict is not known: {error}") from error
+            raise BackboneUnreachable(f"the verdict of a record is unknown: {error}") from error
 
     def _is_wanted(self, record: OutgoingRecord) -> bool:
         identity = (record.stream, record.ce_id)
-        # An agent's message has the id that the agent gave it, which others may have used elsewhere.
+        # An agent's message has the id that the agent chose. Another agent may have used it in another mailbox.
         is_posted = record.door in (MQTT, XML_DOOR)
         already = identity in self._posted_already if is_posted else record.ce_id in self._already
         return not already and identity not in self._refused
 
     def _append(self, wanted: Sequence[OutgoingRecord], publisher: Publisher) -> None:
-        """Append and wait for the acknowledgements. Raises BackboneUnreachable: do it all again."""
+        """Append and wait for all acknowledgements. Raises BackboneUnreachable: then start again."""
         waiting: list[tuple[OutgoingRecord, Append]] = []
         for record in wanted:
             self._step("before_append")
@@ -194,11 +192,8 @@ class Reactor:
         if failure is not None:
             raise failure
 
-    def _forget_appended(self) -> None:
-        self._already, self._posted_already, self._known_since_s = set(), set(), math.inf
-
     def _find_appended_since(self, oldest_s: float) -> None:
-        # A follow-up is logged after its cause.
+        # A derived record is logged after its cause.
         since_s = oldest_s - _CLOCKS_APART_S
         try:
             self._already = ids_by_door(self._settings, DOOR, since_s)
@@ -206,7 +201,7 @@ class Reactor:
             self._posted_already = by_mqtt | by_xml
             self._known_since_s = oldest_s
         except TrunklineError as error:
-            raise BackboneUnreachable(f"what was appended before is not known: {error}") from error
+            raise BackboneUnreachable(f"cannot read which records were appended before: {error}") from error
 
 
 class _SessionsByJob:
@@ -216,22 +211,17 @@ class _SessionsByJob:
         self._lock = threading.Lock()
         self._names: dict[str, set[str]] = {}
 
-    def load(self, rows: Iterable[Row]) -> None:
-        """Add the sessions that were there before the first change was seen."""
-        for row in rows:
-            self._add(row)
-
     def changed(self, change: AppliedChange) -> None:
-        """Take in a change of a row; called on the live view's thread."""
-        if change.view == REGISTRY_SESSIONS:
-            self._add(change.row)
+        """Add the session of a changed row; called on the live view's thread."""
+        self.add(change.row)
 
     def made_for(self, job_id: str) -> list[str]:
-        """Return the names of the sessions that were made for a job, in no order."""
+        """Return the names of the sessions that were made for a job, in no particular order."""
         with self._lock:
             return list(self._names.get(job_id, ()))
 
-    def _add(self, row: Row | None) -> None:
+    def add(self, row: Row | None) -> None:
+        """Add a session, if `row` is the row of one that was made for a job."""
         if isinstance(row, SessionRow) and row.for_job is not None:
             with self._lock:
                 self._names.setdefault(row.for_job, set()).add(row.session)

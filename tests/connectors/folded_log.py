@@ -53,6 +53,11 @@ class FoldedLog:
             self.rows[change.view][change.key] = (record.partition, record.offset, change.row)
         return found
 
+    def get(self, row_type: type[Any], key: str) -> Any:
+        """Return a row, as `LiveView.get`."""
+        found = self.rows[row_type.VIEW].get(key)
+        return None if found is None else found[2]
+
     def write_entries(self, settings: Settings, offsets: dict[int, int]) -> None:
         """Write `stream_entries` with `offsets` as the commit's progress."""
         rows = []

@@ -11,7 +11,7 @@ import pytest
 from connectors.audit.verification import verify
 from connectors.live.live_view import LiveView
 from connectors.local_stack import LocalStack
-from connectors.reactor.follow_ups import DOOR
+from connectors.reactor.derived_records import DOOR
 from schemas.errors import TrunklineError
 from schemas.keys.sealing import ensure_keyring, load_keyring
 from schemas.settings.settings import Settings

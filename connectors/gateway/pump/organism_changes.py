@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import refuse_rejected
-from connectors.reactor.xml_follow_ups import gate_of
+from connectors.reactor.xml_records import gate_of
 from schemas.errors import BackboneUnreachable
 from schemas.fold.view_rows import ListenerRow
 from schemas.streams.control.organism import ListenerAdded, ListenerRemoved, OrganismLoaded, organism_record

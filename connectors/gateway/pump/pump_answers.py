@@ -14,7 +14,7 @@ from connectors.gateway.pump.pump_models import Done, GivenAnswer
 from connectors.gateway.rules.xml_recipients import recipients_of
 from connectors.gateway.services.conversations import Place, child_thread, thread_of
 from connectors.gateway.services.hub import Hub
-from connectors.reactor.xml_follow_ups import XML_CONTENT, XML_DOOR
+from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR
 from connectors.xml_payloads.huh import HUH_TAG, huh
 from connectors.xml_wire.faults import Faulty
 from schemas.fold.view_rows import REGISTRY_THREADS, MessageRow

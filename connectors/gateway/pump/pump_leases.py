@@ -15,7 +15,7 @@ from typing import Any, Final
 from connectors.gateway.pump.pump_models import LeaseRequest
 from connectors.gateway.services.conversations import thread_of
 from connectors.gateway.services.hub import Hub
-from connectors.reactor.xml_follow_ups import XML_DOOR
+from connectors.reactor.xml_records import XML_DOOR
 from schemas.fold.view_rows import MAILBOX_VIEW, MESSAGE_BODIES, ListenerRow, MessageBodyRow, MessageRow
 from schemas.streams.mailboxes.mailbox_requests import lease_record, nack_record
 from schemas.streams.principal.principals import ACTIVE

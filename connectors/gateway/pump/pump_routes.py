@@ -35,7 +35,7 @@ from connectors.gateway.web.admission import asks_for
 from connectors.gateway.web.answers import iso_moment, json_answer, not_found, row_as_json
 from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action
-from connectors.reactor.xml_follow_ups import XML_CONTENT, XML_DOOR, answers_of
+from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR, answers_of
 from schemas.fold.view_rows import (
     MAILBOX_VIEW,
     MESSAGE_BODIES,

@@ -31,7 +31,7 @@ from connectors.gateway.web.answers import (
 from connectors.gateway.web.idempotency import IdempotencyKey, request_uuid
 from connectors.gateway.web.models import ERRORS, NamedThing
 from connectors.gateway.web.policy import Action, Caller, decide
-from connectors.reactor.xml_follow_ups import XML_CONTENT, XML_DOOR
+from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR
 from connectors.xml_payloads.huh import huh
 from connectors.xml_wire.envelope import OpenedMessage, open_document
 from connectors.xml_wire.faults import Faulty, XmlLimits, XmlRefused

@@ -113,7 +113,7 @@ def is_known_recipient(live_view: LiveView, recipient: str, *, per_token: bool =
     """Whether there is a mailbox of this name (`has_mailbox`); where tokens have mailboxes of their own, also
     that of a token that is valid now.
     """
-    return has_mailbox(live_view.row, recipient) or (per_token and _is_of_valid_token(live_view, recipient))
+    return has_mailbox(live_view.get, recipient) or (per_token and _is_of_valid_token(live_view, recipient))
 
 
 def broadcast_recipients(live_view: LiveView, sender: str) -> list[str]:

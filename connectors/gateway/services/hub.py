@@ -31,7 +31,7 @@ from connectors.gateway.web.refusals import DOOR, RefusalRecorder
 from connectors.launcher.launcher_file import read_launchers
 from connectors.launcher.local_processes import LocalProcessLauncher
 from connectors.live.live_view import LiveView
-from connectors.reactor.lease_keeper import LeaseKeeper
+from connectors.reactor.lease_expiry import LeaseExpiryMonitor
 from schemas.errors import TrunklineError
 from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import (
@@ -108,7 +108,7 @@ class Hub:
         self.agents = AgentRegistrar(settings, live_view, self.appender)
         self.tasks = TaskKeeper(settings, keyring, live_view, self.appender, launcher)
         self.organism = OrganismKeeper(settings, live_view, self.appender)
-        leases = LeaseKeeper(live_view, self.appender.append_unattended)
+        leases = LeaseExpiryMonitor(live_view, self.appender.append_unattended)
         self.companions = (*companions, bridges, self.agents, self.tasks, self.organism, leases)
         self._pruned: dict[str, None] = {}
         self.stopping = asyncio.Event()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
@@ -19,7 +19,7 @@ from connectors.organism.organism_file import Organism, OrganismError, load_orga
 from connectors.reactor.known_recipients import has_mailbox
 from schemas.errors import TrunklineError
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import REGISTRY_LISTENERS, Row
+from schemas.fold.view_rows import ListenerRow, Row
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.control.organism import ORGANISM_STREAM, OrganismLoaded, organism_record
 from schemas.streams.control.organism_fold import loaded_digest, organism_version
@@ -29,6 +29,7 @@ from schemas.wire.verdicts import REJECTED
 log = structlog.stdlib.get_logger(__name__)
 
 DOOR: Final = "hub"
+R = TypeVar("R", bound=Row)
 PRINCIPAL: Final = "hub"
 _RETRY_S: Final = 1.0
 _CLOSE_S: Final = 10.0
@@ -117,8 +118,8 @@ class OrganismKeeper:
 def check_names(live_view: LiveView, names: Iterable[str]) -> None:
     """Raise OrganismError for a listener's name that somebody else has: its mailbox would be another's."""
 
-    def others(view: str, key: str) -> Row | None:
-        return None if view == REGISTRY_LISTENERS else live_view.row(view, key)
+    def others(row_type: type[R], key: str) -> R | None:
+        return None if row_type is ListenerRow else live_view.get(row_type, key)
 
     for name in names:
         if name in RESERVED_PRINCIPALS or has_mailbox(others, name):

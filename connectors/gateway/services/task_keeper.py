@@ -37,7 +37,7 @@ from connectors.launcher.protocol import (
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
 from connectors.processes.session_host import host_name
-from connectors.reactor.follow_ups import completes_a_task, stopped_with_task
+from connectors.reactor.derived_records import completes_a_task, stopped_with_task
 from schemas.errors import TrunklineError
 from schemas.fold import life_cycles as states
 from schemas.fold.settled import AppliedChange
@@ -46,13 +46,13 @@ from schemas.fold.view_rows import (
     MESSAGE_BODIES,
     REGISTRY_AGENTS,
     REGISTRY_CONTAINERS,
-    REGISTRY_PARTICIPANTS,
     REGISTRY_TASKS,
     REGISTRY_TOKENS,
     AgentRow,
     ContainerRow,
     MessageBodyRow,
     MessageRow,
+    ParticipantRow,
     TaskRow,
     TokenRow,
 )
@@ -318,7 +318,7 @@ class TaskKeeper:
         self._keys.remove(task_id)
         task = self._live_view.row(REGISTRY_TASKS, task_id)
         if isinstance(task, TaskRow) and task.image is not None:
-            participant = self._live_view.row(REGISTRY_PARTICIPANTS, task.agent_name)
+            participant = self._live_view.get(ParticipantRow, task.agent_name)
             stopped = stopped_with_task(task, participant)
             if stopped is not None:
                 self._appender.settle_in_thread(stopped)

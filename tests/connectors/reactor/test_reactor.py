@@ -1,4 +1,4 @@
-"""The reactor on a real Kafka: what follows from what, once, also when it is killed at any of its steps."""
+"""The reactor on a real Kafka: each derived record once, also when it is killed at any of its steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kafka.admin import KafkaAdminClient
 import connectors.reactor.reactor as reactor_module
 from connectors.live.live_view import LiveView
 from connectors.log.kafka_topic import ensure_topic
-from connectors.reactor.follow_ups import DOOR, follow_up_id, follow_ups
+from connectors.reactor.derived_records import DOOR, derived_id, derived_records
 from connectors.reactor.reactor import Reactor
 from schemas.fold.view_rows import MAILBOX_VIEW, MESSAGE_BODIES, REGISTRY_JOBS, REGISTRY_SESSIONS
 from schemas.keys.sealing import Keyring
@@ -51,7 +51,7 @@ def lives(job: str, keyring, times: int = 2) -> list[OutgoingRecord]:
     ]
 
 
-def follow_ups_of(view: LiveView) -> list[tuple[str, str, str]]:
+def derived_records_of(view: LiveView) -> list[tuple[str, str, str]]:
     """Stream, type and verdict of all that the reactor's door appended."""
     found, _ = view.feed.since(0, 100_000)
     return [
@@ -61,7 +61,7 @@ def follow_ups_of(view: LiveView) -> list[tuple[str, str, str]]:
     ]
 
 
-def expected_follow_ups(jobs) -> Counter:
+def expected_records(jobs) -> Counter:
     """What must be accepted once for each of `jobs`."""
     assigned = [(f"session/s{job[-1]}", "session.job_assigned") for job in jobs]
     ended = [(f"session/s{job[-1]}", "session.job_ended") for job in jobs]
@@ -70,20 +70,22 @@ def expected_follow_ups(jobs) -> Counter:
 
 def accepted(view: LiveView) -> Counter:
     """The reactor's accepted records."""
-    return Counter((stream, kind) for stream, kind, verdict in follow_ups_of(view) if verdict == "accepted")
+    return Counter(
+        (stream, kind) for stream, kind, verdict in derived_records_of(view) if verdict == "accepted"
+    )
 
 
 def duplicates(view: LiveView) -> int:
     """How many of the reactor's records were duplicates."""
-    return sum(verdict == "duplicate" for *_, verdict in follow_ups_of(view))
+    return sum(verdict == "duplicate" for *_, verdict in derived_records_of(view))
 
 
 def assert_each_happened_once(view: LiveView, jobs, timeout_s: float = 40) -> None:
-    """Wait for all follow-ups of `jobs`; none is rejected or accepted twice, the rows are right."""
-    wait_until(lambda: accepted(view).total() >= 3 * len(jobs), timeout_s, "all follow-ups")
+    """Wait for all derived records of `jobs`; none is rejected or accepted twice, the rows are right."""
+    wait_until(lambda: accepted(view).total() >= 3 * len(jobs), timeout_s, "all derived records")
     view.catch_up(10)
-    assert accepted(view) == expected_follow_ups(jobs)
-    assert {verdict for _, _, verdict in follow_ups_of(view)} <= {"accepted", "duplicate"}
+    assert accepted(view) == expected_records(jobs)
+    assert {verdict for _, _, verdict in derived_records_of(view)} <= {"accepted", "duplicate"}
     for job in jobs:
         session = view.row(REGISTRY_SESSIONS, f"s{job[-1]}")
         assert (session.job_id, session.jobs_ended, session.created_by) == (None, 1, "reactor/reactor")
@@ -129,7 +131,7 @@ def test_a_picked_and_ended_job_is_told_to_its_session_and_to_who_registered_it(
         assert said.body == f'{{"detail":"all done","job_id":"{JOBS[0]}","status":"completed"}}'
         assert (told.sender, told.kind, told.from_verified) == ("trunkline", "job.completed", True)
         ended_by = view.row(REGISTRY_JOBS, JOBS[0]).ended_by
-        assert told.message_id == follow_up_id(ended_by, MESSAGE_POSTED)
+        assert told.message_id == derived_id(ended_by, MESSAGE_POSTED)
         ends = view.next_offsets()
         wait_until(lambda: {n: e for n, e in ends.items() if e} == committed(settings), 20, "commits")
     assert set(steps) == set(STEPS)
@@ -202,13 +204,13 @@ class DyingReactor:
 
 
 @pytest.mark.requirement("CM-04")
-def test_killed_at_any_step_every_follow_up_still_happens_once(settings, keyring, tmp_path):
+def test_killed_at_any_step_every_derived_record_still_happens_once(settings, keyring, tmp_path):
     dying = {step: DyingReactor(settings, keyring, step, tmp_path) for step in STEPS}
     for one in dying.values():
         one.wait()
     with ExitStack() as stack:
         views = {step: stack.enter_context(opened(one.settings, keyring)) for step, one in dying.items()}
-        before = {step: Counter(follow_ups_of(view)) for step, view in views.items()}
+        before = {step: Counter(derived_records_of(view)) for step, view in views.items()}
         # All at once: each has to wait until the session of the killed one times out.
         for step, view in views.items():
             stack.enter_context(reacting(dying[step].settings, view))
@@ -224,7 +226,7 @@ def test_killed_at_any_step_every_follow_up_still_happens_once(settings, keyring
             assert_each_happened_once(view, JOBS)
 
 
-def test_two_reactors_of_one_group_share_the_work_and_each_follow_up_happens_once(settings, keyring):
+def test_two_reactors_of_one_group_share_the_work_and_each_derived_record_happens_once(settings, keyring):
     with (
         opened(settings, keyring) as view,
         opened(settings, keyring) as other,
@@ -257,7 +259,7 @@ def test_what_the_ledger_has_of_the_reactor_is_not_appended_again_from_an_old_lo
         with reacting(settings, view):
             assert_each_happened_once(view, JOBS)
         write_ledger(settings, view)
-        before = len(follow_ups_of(view))
+        before = len(derived_records_of(view))
         gateway = settings.gateway.model_copy(update={"reactor_group": f"new-{settings.kafka.topic}"})
         anew = settings.model_copy(update={"gateway": gateway})
         with reacting(anew, view):
@@ -265,7 +267,7 @@ def test_what_the_ledger_has_of_the_reactor_is_not_appended_again_from_an_old_lo
             ends = {n: end for n, end in view.next_offsets().items() if end}
             wait_until(lambda: committed(anew) == ends, 20, "the log's end")
         view.catch_up(10)
-        assert len(follow_ups_of(view)) == before
+        assert len(derived_records_of(view)) == before
 
 
 def write_ledger(settings, view) -> None:
@@ -285,15 +287,15 @@ def write_ledger(settings, view) -> None:
     write_deltalake(settings.table_path(LEDGER), pa.table(columns))
 
 
-def test_a_follow_up_that_kafka_refuses_is_skipped_and_the_others_happen(settings, keyring, monkeypatch):
-    original = reactor_module.follow_ups
-    monkeypatch.setattr(reactor_module, "follow_ups", lambda *asked: _swollen(original(*asked)))
+def test_a_derived_record_that_kafka_refuses_is_skipped_and_the_others_happen(settings, keyring, monkeypatch):
+    original = reactor_module.derived_records
+    monkeypatch.setattr(reactor_module, "derived_records", lambda *asked: _swollen(original(*asked)))
     # The limits are raised so that the broker, not the publisher, has to refuse.
     limits = settings.limits.model_copy(update={"payload_bytes": 64 * 1024 * 1024})
     wide = with_kafka(settings.model_copy(update={"limits": limits}), record_limit_bytes=4 * 1024 * 1024)
     with opened(settings, keyring) as view, reacting(wide, view):
         append_all(settings, [record for job in JOBS[:5] for record in lives(job, keyring)])
-        wait_until(lambda: accepted(view).total() >= 10, 40, "the sessions' follow-ups")
+        wait_until(lambda: accepted(view).total() >= 10, 40, "the sessions' derived records")
         view.catch_up(10)
         assert {kind for _, kind in accepted(view)} == {"session.job_assigned", "session.job_ended"}
         append_all(settings, lives(JOBS[5], keyring))
@@ -309,18 +311,18 @@ def _swollen(found: list[OutgoingRecord]) -> list[OutgoingRecord]:
 
 
 def test_a_record_that_cannot_be_reacted_to_stops_nobody(settings, keyring, monkeypatch):
-    def fail_for_the_first(record, row, made_for):
+    def fail_for_the_first(record, get, made_for):
         if record.key == f"job/{JOBS[0]}".encode():
             raise RuntimeError("a bug")
-        return follow_ups(record, row, made_for)
+        return derived_records(record, get, made_for)
 
-    monkeypatch.setattr(reactor_module, "follow_ups", fail_for_the_first)
+    monkeypatch.setattr(reactor_module, "derived_records", fail_for_the_first)
     with opened(settings, keyring) as view, reacting(settings, view):
         append_all(settings, [record for job in JOBS[:2] for record in lives(job, keyring)])
-        wait_until(lambda: accepted(view) == expected_follow_ups(JOBS[1:2]), 30, "the second job's")
+        wait_until(lambda: accepted(view) == expected_records(JOBS[1:2]), 30, "the second job's")
 
 
-def test_kafka_away_for_a_while_only_delays_the_follow_ups(settings, keyring, kafka_broker):
+def test_kafka_away_for_a_while_only_delays_the_derived_records(settings, keyring, kafka_broker):
     with opened(settings, keyring) as view, reacting(settings, view):
         append_all(settings, lives(JOBS[0], keyring))
         assert_each_happened_once(view, JOBS[:1])
@@ -345,11 +347,7 @@ def test_a_pick_that_came_again_later_under_another_id_has_no_effect(keyring):
             record.value, record.type, key=record.key, ce_id=record.ce_id, sender="http/s1", offset=offset
         )
         folded.add(made)
-        return follow_ups(
-            made,
-            lambda view, key: folded.rows[view][key][2] if key in folded.rows[view] else None,
-            lambda job_id: (),
-        )
+        return derived_records(made, folded.get, lambda job_id: ())
 
     job = JOBS[0]
     assert settled(registration(job, keyring), 1) == []

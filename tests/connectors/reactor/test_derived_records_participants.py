@@ -1,12 +1,12 @@
-"""What follows for a spawned agent when its task ends (AM-06), without Kafka."""
+"""Derived records for a spawned agent when its task ends (AM-06), without Kafka."""
 
 from __future__ import annotations
 
 import pytest
 
-from connectors.reactor.follow_ups import follow_ups, stopped_with_task
+from connectors.reactor.derived_records import derived_records, stopped_with_task
 from schemas.fold.settled import Settled
-from schemas.fold.view_rows import REGISTRY_PARTICIPANTS, ParticipantRow
+from schemas.fold.view_rows import ParticipantRow
 from schemas.streams.agents.participants import AgentJoined, participant_record
 from schemas.streams.task.task_registry import (
     TaskCancellation,
@@ -16,7 +16,7 @@ from schemas.streams.task.task_registry import (
     task_record,
 )
 from schemas.wire.record import AGENT_STOPPED, OutgoingRecord, Record
-from tests.connectors.reactor.test_follow_ups_hub import Folded
+from tests.connectors.reactor.test_derived_records_hub import Folded
 from tests.schemas.hub_records import public_key
 from tests.schemas.job_records import said
 
@@ -57,11 +57,11 @@ def joined(task_id: str | None = "t1", request_id: str = "j") -> OutgoingRecord:
 
 
 def follow(log: Folded, record: Record) -> list[OutgoingRecord]:
-    return follow_ups(record, log.row, lambda job_id: ())
+    return derived_records(record, log.get, lambda job_id: ())
 
 
 def participant(log: Folded) -> ParticipantRow:
-    row = log.row(REGISTRY_PARTICIPANTS, "ann")
+    row = log.get(ParticipantRow, "ann")
     assert isinstance(row, ParticipantRow)
     return row
 
@@ -101,7 +101,7 @@ def test_nothing_stops_that_has_another_task_or_none_or_joined_again() -> None:
     assert follow(log, end) == []
 
 
-def test_only_the_record_that_ended_the_task_has_a_follow_up() -> None:
+def test_only_the_record_that_ended_the_task_has_a_derived_record() -> None:
     log = Folded()
     log.add(started())
     log.add(joined())

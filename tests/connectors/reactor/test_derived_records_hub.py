@@ -1,4 +1,4 @@
-"""What follows from a message that says that its sender's task is completed (HH-07), without Kafka."""
+"""Derived records of a message that says that its sender's task is completed (HH-07), without Kafka."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from connectors.reactor.follow_ups import follow_ups
+from connectors.reactor.derived_records import derived_records
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
-from schemas.fold.view_rows import MAILBOX_VIEW, REGISTRY_TASKS, MessageRow, Row, TaskRow
+from schemas.fold.view_rows import MessageRow, Row, TaskRow
 from schemas.streams.fold import settle
 from schemas.streams.task.task_registry import (
     TaskCancellation,
@@ -57,21 +57,25 @@ class Folded:
                 self._rows[change.view, change.key] = change.row
         return settled, record
 
-    def row(self, view: str, key: str) -> Row | None:
-        """The row of `view` under `key`."""
-        return self._rows.get((view, key))
+    def get(self, row_type: type[Any], key: str) -> Any:
+        """Return a row, as `LiveView.get`."""
+        return self._rows.get((row_type.VIEW, key))
 
     def follow(self, record: Record) -> list[OutgoingRecord]:
-        """What follows from a record, as of now."""
-        return [made for made in follow_ups(record, self.row, lambda job_id: ()) if made.type != MESSAGE_READ]
+        """Return the records that follow from `record` now, without readings."""
+        return [
+            made for made in derived_records(record, self.get, lambda job_id: ()) if made.type != MESSAGE_READ
+        ]
 
     def readings(self, record: Record) -> list[OutgoingRecord]:
         """The hub's readings that follow."""
-        return [made for made in follow_ups(record, self.row, lambda job_id: ()) if made.type == MESSAGE_READ]
+        return [
+            made for made in derived_records(record, self.get, lambda job_id: ()) if made.type == MESSAGE_READ
+        ]
 
     def task(self, task_id: str) -> TaskRow:
         """The row of a task."""
-        row = self.row(REGISTRY_TASKS, task_id)
+        row = self.get(TaskRow, task_id)
         assert isinstance(row, TaskRow)
         return row
 
@@ -104,7 +108,7 @@ def started(task_id: str = "t1", sha256: str = "ab" * 32) -> OutgoingRecord:
 
 
 def followed(log: Folded, made: OutgoingRecord) -> list[OutgoingRecord]:
-    """What follows from a record that is accepted."""
+    """Return the records that follow from a record that is accepted."""
     settled, record = log.add(made)
     assert said(settled) == ("accepted", None)
     return log.follow(record)
@@ -138,7 +142,7 @@ def test_the_hub_reads_what_is_sent_to_it_and_nobody_elses():
         assert (reading.stream, reading.door) == ("mailbox/default/hub", "reactor")
         assert only(log.readings(record)).ce_id == reading.ce_id
         assert said(log.add(reading)[0]) == ("accepted", None)
-        row = log.row(MAILBOX_VIEW, f"default/hub/{message_id}")
+        row = log.get(MessageRow, f"default/hub/{message_id}")
         assert isinstance(row, MessageRow) and row.status == "read"
         # Once it is read nothing follows any more.
         assert log.readings(record) == []

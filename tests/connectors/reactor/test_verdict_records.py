@@ -1,4 +1,4 @@
-"""What follows from a record by its verdict: the same whoever derives it, nothing from what does not count."""
+"""Records derived by a verdict: always the same ones, and none from a record that does not count."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from connectors.mqtt_bridge.bridge_records import agent_said_record
-from connectors.reactor.verdict_follow_ups import follow_ups_of_verdict, hangs_on_verdict
+from connectors.reactor.verdict_records import depends_on_verdict, records_by_verdict
 from schemas.fold.settled import Settled
 from schemas.streams.agents.mqtt_agents import registration_record, removal_record, sign_said
 from schemas.streams.agents.participants import AgentStopped, participant_record
@@ -33,11 +33,6 @@ class Log(FoldedLog):
         for name in ("ann", "bob"):
             self.append(registration_record(name, f"secret of {name}", KEYRING, **BY))
 
-    def row(self, view: str, key: str) -> Any:
-        """As the live view's."""
-        found = self.rows[view].get(key)
-        return None if found is None else found[2]
-
     def append(self, made: OutgoingRecord) -> tuple[Record, Settled]:
         """Settle a record."""
         self.offset += 1
@@ -55,15 +50,15 @@ class Log(FoldedLog):
         return record, self.add(record)
 
     def says(self, seq: int = 1, secret: str = "secret of ann", **changed: Any) -> list[OutgoingRecord]:  # noqa: S107
-        """What follows from a word of ann's."""
+        """Return the records that follow from a message of ann's."""
         said = {"message_id": f"m{seq}", "to": "bob", "kind": "ask", "body": "?", "seq": seq, **changed}
         value = canonical(sign_said(said, secret))
         return self.after(*self.append(agent_said_record("p", "p/ann/outbox", value, None)))
 
     def after(self, record: Record, settled: Settled) -> list[OutgoingRecord]:
-        """What follows from it now."""
-        assert hangs_on_verdict(record, self.row)
-        return follow_ups_of_verdict(record, settled.verdict, settled.reason, self.row)
+        """Return the records that follow from `record` now."""
+        assert depends_on_verdict(record, self.get)
+        return records_by_verdict(record, settled.verdict, settled.reason, self.get)
 
 
 def body_of(record: OutgoingRecord) -> Any:
@@ -147,7 +142,7 @@ def test_only_a_believed_question_for_permission_is_told_and_only_to_who_wants_i
             f"job/{JOB}", f"id {log.offset}", "mqtt", "unverified", "job.event", canonical(document)
         )
         record, settled = log.append(made)
-        found = follow_ups_of_verdict(record, settled.verdict, settled.reason, log.row)
+        found = records_by_verdict(record, settled.verdict, settled.reason, log.get)
         assert len(found) == follows
         if found:
             assert body_of(found[0]) == {"job_id": JOB, "seq": 1, "detail": "may I?"}
@@ -169,5 +164,5 @@ def test_other_records_of_agents_hang_on_no_verdict() -> None:
     log = Log()
     stop = participant_record(AgentStopped(agent_name="ann", request_id="r9"), door="mqtt", principal="ann")
     record, _ = log.append(stop)
-    assert not hangs_on_verdict(record, log.row)
-    assert not hangs_on_verdict(make_record(b"?", key=b"\xff"), log.row)
+    assert not depends_on_verdict(record, log.get)
+    assert not depends_on_verdict(make_record(b"?", key=b"\xff"), log.get)

@@ -1,0 +1,217 @@
+"""Records that follow from a settled record in another stream, derived from the record and the rows alone.
+
+A derived record is always the same record with the same id, whenever and wherever it is derived. So the fold
+counts it once.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from connectors.reactor.known_recipients import GetRow
+from schemas.fold.life_cycles import JOB_TERMINAL, STOPPED, TERMINATED
+from schemas.fold.view_rows import JobRow, MessageBodyRow, MessageRow, ParticipantRow, SessionRow, TaskRow
+from schemas.streams.agents.participants import AgentStopped, participant_record
+from schemas.streams.job.job_registry import END, pick_id
+from schemas.streams.mailboxes.mailbox_requests import read_record
+from schemas.streams.principal.principals import HUB, REACTOR, SENDER
+from schemas.streams.session.session_registry import SessionJobAssigned, SessionJobEnded, session_record
+from schemas.streams.task.task_registry import RESULT_LIMIT_BYTES, TaskCompletion, result_text, task_record
+from schemas.wire.ids import JOB, MAILBOX, SESSION, TASK, is_name, parse_stream_key
+from schemas.wire.message import DEFAULT_REALM, MESSAGE_PENDING, Message, posting_record
+from schemas.wire.record import (
+    AGENT_STOPPED,
+    JOB_CANCELLED,
+    JOB_EVENT,
+    JOB_PICKED,
+    MESSAGE_POSTED,
+    SESSION_CREATED,
+    SESSION_JOB_ASSIGNED,
+    SESSION_JOB_ENDED,
+    TASK_COMPLETED,
+    BadEnvelopeError,
+    OutgoingRecord,
+    Record,
+    read_envelope,
+)
+from schemas.wire.strict_json import MalformedJsonError, canonical, decode
+from schemas.wire.wire_body import NOTE_LIMIT
+
+DOOR: Final = "reactor"
+BY_REACTOR: Final = {"door": DOOR, "principal": REACTOR}
+_NAMESPACE: Final = uuid.UUID("5f0c86f1-6c6f-4bb0-9f5e-0d6f3a1c7d52")
+_CAUSES: Final = frozenset({JOB_PICKED, JOB_EVENT, JOB_CANCELLED})
+
+MadeFor = Callable[[str], Iterable[str]]
+"""`made_for(job_id)`: the names of the sessions made for the job, including those that have ended."""
+
+
+def derived_records(record: Record, get: GetRow, made_for: MadeFor) -> list[OutgoingRecord]:
+    """Return the records that follow from the settled `record`; usually none.
+
+    The rows that `get` returns are those at `record`, or at any later time.
+    """
+    stream = parse_stream_key(record.key)
+    if stream is None or stream[0] not in (JOB, MAILBOX, SESSION, TASK):
+        return []
+    try:
+        envelope = read_envelope(record)
+    except BadEnvelopeError:
+        return []
+    if envelope.type == MESSAGE_POSTED:
+        completion = _completion(record, stream[1], get)
+        return [*completion, *system_readings(HUB, envelope.ce_id, stream[1], get)]
+    if stream[0] == TASK:
+        task = get(TaskRow, stream[1])
+        if task is None or task.ended_by != envelope.ce_id:
+            return []
+        stopped = stopped_with_task(task, get(ParticipantRow, task.agent_name))
+        return [] if stopped is None else [stopped]
+    if envelope.type == SESSION_CREATED:
+        return _end_of_late_session(stream[1], get)
+    job = get(JobRow, stream[1]) if envelope.type in _CAUSES else None
+    return [] if job is None else _job_records(job, envelope.type, envelope.ce_id, get, made_for)
+
+
+def _job_records(
+    job: JobRow, record_type: str | None, cause: str, get: GetRow, made_for: MadeFor
+) -> list[OutgoingRecord]:
+    """Return the records that follow when a session picks `job` or when it ends."""
+    if record_type == JOB_PICKED:
+        # Only the accepted pick has the id of the job's session. A repeated pick has the same id, and so do the
+        # records derived from it.
+        if job.session is None or cause != pick_id(job.job_id, job.session):
+            return []
+        assigned = SessionJobAssigned(session=job.session, job_id=job.job_id)
+        return [session_record(assigned, ce_id=derived_id(cause, SESSION_JOB_ASSIGNED), **BY_REACTOR)]
+    if cause != job.ended_by or job.status not in JOB_TERMINAL:
+        return []
+    picker = set() if job.session is None else {job.session}
+    made = {name for name in made_for(job.job_id) if _is_alive(get(SessionRow, name))}
+    ended = [_session_end(job, name, cause) for name in sorted(picker | made)]
+    if job.notify is not None and END not in job.notify:
+        return ended
+    body = {"job_id": job.job_id, "status": job.status, "detail": job.last_detail}
+    return [*ended, *notifications(job, f"job.{job.status}", body, derived_id(cause, MESSAGE_POSTED))]
+
+
+def notifications(job: JobRow, kind: str, body: dict[str, Any], message_id: str) -> list[OutgoingRecord]:
+    """Return the message to the principal that registered `job`; none if its name cannot be a mailbox."""
+    recipient = job.registered_by.partition("/")[2]
+    return [message_from_hub(recipient, kind, body, message_id)] if is_name(recipient) else []
+
+
+def message_from_hub(
+    recipient: str, kind: str, body: dict[str, Any], message_id: str, in_reply_to: str | None = None
+) -> OutgoingRecord:
+    """Return a message to `recipient` in the name of this system, with `body` as JSON."""
+    text = canonical(body).decode("utf-8")
+    fields = {"from": SENDER, "to": recipient, "kind": kind, "body": text, "in_reply_to": in_reply_to}
+    return verified_posting({"message_id": message_id, **fields}, **BY_REACTOR)
+
+
+def verified_posting(fields: dict[str, Any], *, door: str, principal: str) -> OutgoingRecord:
+    """Return the posting of a message whose sender is verified; `fields`: the others of `Message`, by alias."""
+    message = Message.model_validate({"from_verified": True, **fields})
+    return posting_record(message, door=door, principal=principal)
+
+
+def _end_of_late_session(name: str, get: GetRow) -> list[OutgoingRecord]:
+    """End a session that was made for a job which has already ended, perhaps at the same moment."""
+    session = get(SessionRow, name)
+    if session is None or session.for_job is None or not _is_alive(session):
+        return []
+    job = get(JobRow, session.for_job)
+    if job is None or job.status not in JOB_TERMINAL or job.ended_by is None:
+        return []
+    return [_session_end(job, name, job.ended_by)]
+
+
+def _is_alive(session: SessionRow | None) -> bool:
+    return session is not None and session.status != TERMINATED
+
+
+def stopped_with_task(task: TaskRow, participant: ParticipantRow | None) -> OutgoingRecord | None:
+    """Return the end of the participant that was spawned for an ended task, or None if there is none."""
+    if task.ended_by is None or participant is None:
+        return None
+    if participant.task_id != task.task_id or participant.status == STOPPED:
+        return None
+    ce_id = derived_id(task.ended_by, AGENT_STOPPED)
+    reason = f"its task is {task.status}" + (f": {task.error}" if task.error else "")
+    body = AgentStopped(agent_name=task.agent_name, request_id=ce_id, reason=reason[:NOTE_LIMIT])
+    return participant_record(body, ce_id=ce_id, **BY_REACTOR)
+
+
+def system_readings(reader: str, message_id: str, mailbox: str, get: GetRow) -> list[OutgoingRecord]:
+    """Mark a new message in the mailbox of the system principal `reader` as read.
+
+    No client ever drains the mailbox of such a principal.
+    """
+    posted = get(MessageRow, f"{mailbox}/{message_id}") if mailbox == f"{DEFAULT_REALM}/{reader}" else None
+    if posted is None or posted.status not in MESSAGE_PENDING:
+        return []
+    return [read_record(DEFAULT_REALM, reader, message_id, **BY_REACTOR)]
+
+
+def _completion(record: Record, mailbox: str, get: GetRow) -> list[OutgoingRecord]:
+    """Complete the sender's task if the payload of a message says that it is done (HH-07)."""
+    # Few messages contain this text, and all pass here.
+    if record.value is None or TASK_COMPLETED.encode() not in record.value:
+        return []
+    try:
+        message = Message.model_validate(decode(record.value)[0])
+    except (ValidationError, MalformedJsonError):
+        return []
+    text = completes_a_task(message.body)
+    if text is None or message.from_task is None or not message.from_verified:
+        return []
+    # Only the accepted message counts, not another one under an id that is taken.
+    body = get(MessageBodyRow, f"{mailbox}/{message.message_id}")
+    posted = get(MessageRow, f"{mailbox}/{message.message_id}")
+    if body is None or posted is None:
+        return []
+    accepted = (posted.sender, posted.from_task, posted.kind, body.body)
+    if accepted != (message.sender, message.from_task, message.kind, message.body):
+        return []
+    ce_id = derived_id(message.message_id, TASK_COMPLETED)
+    completion = TaskCompletion(task_id=message.from_task, request_id=ce_id, result=_shortened(text))
+    return [task_record(completion, ce_id=ce_id, **BY_REACTOR)]
+
+
+def completes_a_task(body: str) -> str | None:
+    """Return the result of the sender's task that `body` reports, as text (see `result_text`).
+
+    None means that the body does not say that the task is done.
+    """
+    try:
+        payload = decode(body.encode("utf-8"))[0]
+    except MalformedJsonError:
+        return None
+    if type(payload) is not dict or payload.get("event") != TASK_COMPLETED:
+        return None
+    result = payload.get("result")
+    return "" if result is None else result_text(result)
+
+
+def _shortened(text: str) -> str:
+    """Cut `text` to the limit of a result; the message has the whole text."""
+    raw = text.encode("utf-8")
+    return text if len(raw) <= RESULT_LIMIT_BYTES else raw[:RESULT_LIMIT_BYTES].decode("utf-8", "ignore")
+
+
+def derived_id(cause: str, effect: str) -> str:
+    """Return the id of one record that follows from the record with the CloudEvents id `cause`."""
+    return str(uuid.uuid5(_NAMESPACE, f"{cause}/{effect}"))
+
+
+def _session_end(job: JobRow, session: str, cause: str) -> OutgoingRecord:
+    # One end may close several sessions: the one that picked the job, and the sessions made for it.
+    is_picker = session == job.session
+    ce_id = derived_id(cause, SESSION_JOB_ENDED if is_picker else f"{SESSION_JOB_ENDED}/{session}")
+    body = SessionJobEnded.model_validate({"session": session, "job_id": job.job_id, "outcome": job.status})
+    return session_record(body, ce_id=ce_id, **BY_REACTOR)

@@ -1,0 +1,117 @@
+"""Records that follow from a record and its verdict: deliveries of MQTT messages (JE-26), and notifications.
+
+A message that an agent sent over MQTT is posted to its recipient, or the agent is notified of the reason. The
+principal that registered a job is notified when the job needs permission. As in `derived_records`, the record,
+its verdict and the rows alone decide, so the result is always the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from connectors.mqtt_bridge.bridge_records import DOOR as MQTT
+from connectors.reactor.derived_records import derived_id, message_from_hub, notifications, verified_posting
+from connectors.reactor.known_recipients import GetRow, has_mailbox
+from schemas.fold.view_rows import JobRow, MessageRow
+from schemas.streams.agents.mqtt_agents import body_text
+from schemas.streams.job.job_event import PERMISSION_REQUIRED
+from schemas.streams.job.job_registry import PERMISSION
+from schemas.wire.ids import AGENT, JOB, MAILBOX, parse_stream_key
+from schemas.wire.masking import MASK, mask_event
+from schemas.wire.message import DEFAULT_REALM
+from schemas.wire.record import (
+    AGENT_SAID,
+    JOB_EVENT,
+    MESSAGE_POSTED,
+    BadEnvelopeError,
+    Envelope,
+    OutgoingRecord,
+    Record,
+    read_envelope,
+)
+from schemas.wire.strict_json import decode
+from schemas.wire.verdicts import ACCEPTED, REJECTED, UNKNOWN_RECIPIENT
+
+UNDELIVERABLE: Final = "undeliverable"
+NEEDS_PERMISSION: Final = f"job.{PERMISSION_REQUIRED}"
+_PERMISSION: Final = PERMISSION_REQUIRED.encode()
+
+
+def depends_on_verdict(record: Record, get: GetRow) -> bool:
+    """Return whether records may follow from `record`, depending on its verdict. Usually none do."""
+    stream, envelope = _read(record)
+    if stream is None or envelope is None:
+        return False
+    kind, name = stream
+    if kind == JOB and envelope.type == JOB_EVENT:
+        mentions_permission = record.value is not None and _PERMISSION in record.value
+        return mentions_permission and _job_to_notify(get, name) is not None
+    if envelope.door != MQTT:
+        return False
+    return (kind, envelope.type) in ((AGENT, AGENT_SAID), (MAILBOX, MESSAGE_POSTED))
+
+
+def records_by_verdict(record: Record, verdict: str, reason: str | None, get: GetRow) -> list[OutgoingRecord]:
+    """Return the records that follow from `record`, which was settled with this verdict and reason."""
+    stream, envelope = _read(record)
+    if stream is None or envelope is None or not depends_on_verdict(record, get):
+        return []
+    if envelope.type == MESSAGE_POSTED:
+        if verdict != REJECTED:
+            return []
+        recipient, cause = stream[1].partition("/")[2], f"{stream[1]}/{envelope.ce_id}"
+        return [_undeliverable(envelope.principal, envelope.ce_id, recipient, reason or REJECTED, cause)]
+    if verdict != ACCEPTED:
+        return []
+    if envelope.type == AGENT_SAID:
+        return [_delivery(record, envelope, stream[1], get)]
+    return _permission_notice(record, envelope, stream[1], get)
+
+
+def _read(record: Record) -> tuple[tuple[str, str] | None, Envelope | None]:
+    try:
+        return parse_stream_key(record.key), read_envelope(record)
+    except BadEnvelopeError:
+        return None, None
+
+
+def _job_to_notify(get: GetRow, job_id: str) -> JobRow | None:
+    """Return the job if its registration asks for a message when it needs permission."""
+    job = get(JobRow, job_id)
+    return job if job is not None and job.notify is not None and PERMISSION in job.notify else None
+
+
+def _permission_notice(record: Record, envelope: Envelope, job_id: str, get: GetRow) -> list[OutgoingRecord]:
+    job, event = _job_to_notify(get, job_id), decode(record.value or b"")[0]
+    if job is None or event["event"] != PERMISSION_REQUIRED:
+        return []
+    masked, _ = mask_event(event)
+    body = {"job_id": job_id, "seq": event["seq"], "detail": event["detail"] if masked is None else MASK}
+    return notifications(job, NEEDS_PERMISSION, body, derived_id(envelope.ce_id, NEEDS_PERMISSION))
+
+
+def _delivery(record: Record, envelope: Envelope, agent: str, get: GetRow) -> OutgoingRecord:
+    """Return the posting of the agent's message, or a message to the agent if the recipient is unknown."""
+    said: dict[str, Any] = decode(record.value or b"")[0]
+    refusal = _undeliverable(agent, said["message_id"], said["to"], UNKNOWN_RECIPIENT, envelope.ce_id)
+    if not _is_deliverable(agent, said, refusal.ce_id, get):
+        return refusal
+    text, content_type = body_text(said["body"])
+    fields = {name: said[name] for name in ("message_id", "to", "kind")}
+    fields |= {name: said.get(name) for name in ("in_reply_to", "thread")}
+    fields |= {"priority": said.get("priority", "normal"), "content_type": content_type}
+    return verified_posting({"from": agent, "body": text, **fields}, door=MQTT, principal=agent)
+
+
+def _is_deliverable(agent: str, said: dict[str, Any], refusal_id: str, get: GetRow) -> bool:
+    """Return whether the recipient is known; an earlier decision that the mailboxes show stays valid."""
+    if get(MessageRow, f"{DEFAULT_REALM}/{agent}/{refusal_id}") is not None:
+        return False
+    if get(MessageRow, f"{DEFAULT_REALM}/{said['to']}/{said['message_id']}") is not None:
+        return True
+    return has_mailbox(get, said["to"])
+
+
+def _undeliverable(agent: str, message_id: str, recipient: str, reason: str, cause: str) -> OutgoingRecord:
+    body = {"message_id": message_id, "to": recipient, "reason": reason}
+    return message_from_hub(agent, UNDELIVERABLE, body, derived_id(cause, UNDELIVERABLE), message_id)

@@ -1,0 +1,181 @@
+"""Records that follow from a settled record of the XML pump: answers, threads, and mailboxes to open or close.
+
+As in `derived_records`, the record, its verdict and the rows alone decide. The gateway that has settled an
+acknowledgement posts its answers itself, at once. The reactor posts the answers of a gateway that was killed
+before that, under the same ids.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from connectors.reactor.derived_records import BY_REACTOR, system_readings, verified_posting
+from connectors.reactor.known_recipients import GetRow
+from connectors.xml_payloads.huh import HUH_TAG, huh
+from schemas.fold.view_rows import ListenerRow, MessageRow, ThreadRow
+from schemas.streams.control.organism import ORGANISM, ORGANISM_MODELS
+from schemas.streams.mailboxes.mailbox_fold import CLOSED
+from schemas.streams.mailboxes.mailbox_requests import MessageAck, gate_record
+from schemas.streams.mailboxes.threads import ThreadOpened, thread_record
+from schemas.streams.principal.principals import ACTIVE, SYSTEM
+from schemas.wire.ids import CONTROL, MAILBOX, parse_stream_key
+from schemas.wire.message import DEAD, DEFAULT_REALM, Message, posting_record
+from schemas.wire.record import (
+    MESSAGE_ACKED,
+    MESSAGE_NACKED,
+    MESSAGE_POSTED,
+    MESSAGE_RECLAIMED,
+    THREAD_OPENED,
+    BadEnvelopeError,
+    Envelope,
+    OutgoingRecord,
+    Record,
+    read_envelope,
+)
+from schemas.wire.strict_json import MalformedJsonError, decode
+from schemas.wire.verdicts import ACCEPTED, REJECTED
+
+XML_DOOR: Final = "xml"
+XML_CONTENT: Final = "application/xml"
+_NAMESPACE: Final = uuid.UUID("0d4b6c52-5d3e-5b1e-8f36-1f5a9e2c7a40")
+_ENDED: Final = frozenset({MESSAGE_RECLAIMED, MESSAGE_NACKED})
+
+AllListeners = Callable[[type[ListenerRow]], list[ListenerRow]]
+"""`LiveView.all`."""
+
+
+def xml_records(
+    record: Record, verdict: str, why: str | None, get: GetRow, all_rows: AllListeners
+) -> list[OutgoingRecord]:
+    """Return the records that follow from `record`, which was settled with this verdict; usually none."""
+    is_closed = verdict == REJECTED and why == CLOSED
+    stream = parse_stream_key(record.key)
+    if stream is None or not (verdict == ACCEPTED or is_closed) or not may_have_effects(record):
+        return []
+    try:
+        envelope = read_envelope(record)
+        body = decode(record.value or b"")[0]
+    except (BadEnvelopeError, MalformedJsonError):
+        return []
+    if is_closed:
+        return _closed_notice(envelope, body)
+    if stream[0] == CONTROL:
+        return _gates(record, envelope.ce_id, all_rows)
+    if envelope.type == MESSAGE_ACKED:
+        listener = stream[1].partition("/")[2]
+        found = [posting_record(answer, door=XML_DOOR, principal=listener) for answer in answers_of(body)]
+        return [one for one in found if get(MessageRow, f"{one.stream.partition('/')[2]}/{one.ce_id}") is None]
+    if envelope.type == MESSAGE_POSTED:
+        return [*_opened_threads(body, get), *system_readings(SYSTEM, envelope.ce_id, stream[1], get)]
+    return _death_notice(body, stream[1], get)
+
+
+def may_have_effects(record: Record) -> bool:
+    """Return whether records may follow from `record`, so that its verdict has to be known."""
+    if record.value is None or len(record.header_values) < 4 or record.key is None:
+        return False
+    kind = (record.header_values[3] or b"").decode("ascii", "replace")
+    if kind == MESSAGE_ACKED:
+        return b'"answers"' in record.value
+    if kind == MESSAGE_POSTED:
+        return b'"root_thread"' in record.value or record.key == f"{MAILBOX}/{DEFAULT_REALM}/{SYSTEM}".encode()
+    return kind in _ENDED or (kind in ORGANISM_MODELS and record.key == f"{CONTROL}/{ORGANISM}".encode())
+
+
+def answers_of(body: dict[str, Any]) -> list[Message]:
+    """Return the answers in the body of an acknowledgement."""
+    try:
+        return list(MessageAck.model_validate(body).answers or ())
+    except ValidationError:
+        return []
+
+
+def _opened_threads(body: dict[str, Any], get: GetRow) -> list[OutgoingRecord]:
+    """Open the thread that begins with a message, unless the rows show it; the fold has the last word.
+
+    A root thread has no row of its own: the rows of its threads name it.
+    """
+    parent, root, thread = body.get("parent_thread"), body.get("root_thread"), body.get("thread")
+    if parent is None or root is None or thread is None or get(ThreadRow, thread) is not None:
+        return []
+    opened = ThreadOpened(
+        thread=thread,
+        parent_thread=parent,
+        root_thread=root,
+        opened_by=body["from"],
+        seen_by=body["to"],
+        on_behalf_of=body.get("on_behalf_of") or body["from"],
+        kind=body["kind"],
+        message_id=body["message_id"],
+    )
+    return [thread_record(opened, _xml_id(thread, THREAD_OPENED), **BY_REACTOR)]
+
+
+def _gates(record: Record, cause: str, all_rows: AllListeners) -> list[OutgoingRecord]:
+    """Open and close the mailboxes of the listeners that this change of the organism added or removed."""
+    return [
+        gate_of(one, cause)
+        for one in all_rows(ListenerRow)
+        if (one.added_at if one.status == ACTIVE else one.removed_at) == record.logged_at_us
+    ]
+
+
+def gate_of(listener: ListenerRow, cause: str) -> OutgoingRecord:
+    """Return the record that opens or closes a listener's mailbox after the change `cause`, by its row."""
+    is_open = listener.status == ACTIVE
+    ce_id = _xml_id(cause, f"{'open' if is_open else 'close'}/{listener.listener}")
+    return gate_record(DEFAULT_REALM, listener.listener, ce_id, is_open=is_open, ce_id=ce_id, **BY_REACTOR)
+
+
+def _xml_id(cause: str, effect: str) -> str:
+    return str(uuid.uuid5(_NAMESPACE, f"{cause}/{effect}"))
+
+
+def _closed_notice(envelope: Envelope, body: dict[str, Any]) -> list[OutgoingRecord]:
+    """Notify a listener that answered another listener which was removed at that moment.
+
+    The sender of any other message gets the refusal from the gateway.
+    """
+    if envelope.type != MESSAGE_POSTED or envelope.door != XML_DOOR or body.get("in_reply_to") is None:
+        return []
+    if body["kind"] == HUH_TAG:
+        return []
+    cause = _xml_id(f"{body['to']}/{body['message_id']}", "closed")
+    why = huh("the listener was removed", about_tag=body["kind"], step="routing")
+    return [_huh_posting(SYSTEM, body, why, cause)]
+
+
+def _death_notice(body: dict[str, Any], mailbox: str, get: GetRow) -> list[OutgoingRecord]:
+    """Notify the sender of a message that its listener has failed to handle too often."""
+    realm, _, listener = mailbox.partition("/")
+    dead = get(MessageRow, f"{mailbox}/{body.get('message_id')}")
+    if dead is None or dead.status != DEAD or realm != DEFAULT_REALM:
+        return []
+    if get(ListenerRow, listener) is None or dead.kind == HUH_TAG:
+        return []
+    why = f"handling it failed {dead.attempts} times without an answer; it is not tried again"
+    text = huh(why, about_tag=dead.kind, step="handler")
+    names = ("message_id", "parent_thread", "root_thread")
+    about = {"from": dead.sender, **{name: getattr(dead, name) for name in names}}
+    return [_huh_posting(listener, about, text, _xml_id(f"{mailbox}/{dead.message_id}", DEAD))]
+
+
+def _huh_posting(sender: str, about: dict[str, Any], text: bytes, message_id: str) -> OutgoingRecord:
+    """Return an error message to the sender of the message `about`, in the same conversation."""
+    thread = about.get("parent_thread")
+    fields = {
+        "message_id": message_id,
+        "from": sender,
+        "to": about["from"],
+        "kind": HUH_TAG,
+        "body": text.decode("utf-8"),
+        "content_type": XML_CONTENT,
+        "in_reply_to": about["message_id"],
+        "thread": thread,
+        "root_thread": about.get("root_thread") if thread else None,
+    }
+    return verified_posting(fields, door=XML_DOOR, principal=sender)
