@@ -1,1 +1,4 @@
-"""`trunkline log rebuild`: makes the Kafka topic again from the ledger."""
+"""`trunkline log rebuild`: makes the Kafka topic again from the ledger.
+
+Imports `log`, but nothing else of `connectors`.
+"""

@@ -1,4 +1,4 @@
-"""The ledger as the log that it was made of: each row turned back into its Kafka record, in bounded memory."""
+"""The ledger read as a log: each row is turned back into its Kafka record, in bounded memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from schemas.tables.ledger import LEDGER, LedgerRow, record_of_row
 from schemas.tables.ledger_rows import RECORD_COLUMNS, rows_between
 from schemas.wire.record import JSON_CONTENT, NOT_UTF8, STANDARD_HEADERS, Record
 
-# The bytes of one window: the sum of its values, and so much for each row beside its value.
+# The limit of one window: the sum of its values, and of the overhead of each row.
 _WINDOW_BYTES: Final = 64 * 1024 * 1024
 _ROW_BYTES: Final = 1024
 _SCAN_ROWS: Final = 8_192
@@ -32,8 +32,12 @@ _KEPT: Final = tuple(at for at in range(len(STANDARD_HEADERS)) if at not in (_TI
 
 
 class LedgerRecord(NamedTuple):
-    """A record as the ledger gives it back. `is_whole`: all headers are the original ones. Otherwise `ce_time`
-    and `content-type` are not in the row: the former is the log's time, the latter what our doors write.
+    """A record as the ledger has it.
+
+    Attributes:
+        record: The record that was made of the row.
+        is_whole: Whether all headers are the original ones. Otherwise the row lacks `ce_time` and
+            `content-type`: the former is set to the log's time, the latter to the usual value.
     """
 
     record: Record
@@ -41,17 +45,16 @@ class LedgerRecord(NamedTuple):
 
     def is_same(self, found: Record) -> bool:
         """Return whether `found`, read from the log, is this record, in all that the ledger has of it."""
-        mine = self.record
-        if (mine.offset, mine.logged_at_us) != (found.offset, found.logged_at_us):
-            return False
-        return self.is_same_content(found)
+        mine = (self.record.offset, self.record.logged_at_us)
+        return mine == (found.offset, found.logged_at_us) and self.is_same_content(found)
 
     def is_same_content(self, found: Record) -> bool:
         """Return whether key, value and headers are the same; the log's time is not compared."""
-        mine = self.record
-        return (mine.key, mine.value) == (found.key, found.value) and _headers(mine, self.is_whole) == _headers(
-            found, self.is_whole
-        )
+        return _content(self.record, self.is_whole) == _content(found, self.is_whole)
+
+
+def _content(record: Record, is_whole: bool) -> tuple[bytes | None, bytes | None, object]:
+    return record.key, record.value, _headers(record, is_whole)
 
 
 def _headers(record: Record, is_whole: bool) -> object:
@@ -64,12 +67,18 @@ def _headers(record: Record, is_whole: bool) -> object:
 
 
 class LedgerLog:
-    """All records of the ledger at its newest version. `ends`: the first offset of each partition that it does
-    not hold; `bytes`: of all values together.
+    """All records of the ledger at its newest version.
 
-    Reading it looks at every row once: 5 bytes of memory a row. Raises NotFound when there is no ledger or no
-    row in it, and Refused when a log cannot be made of it: rows of another topic, a gap, an offset twice, or
-    a value that is sealed under a master key that `keyring` does not have.
+    The constructor looks at every row once, which takes 5 bytes of memory a row.
+
+    Attributes:
+        ends: The first offset of each partition that is not in the ledger.
+        bytes: The size of all values together.
+
+    Raises:
+        NotFound: There is no ledger, or it has no rows.
+        Refused: No log can be made of it, because of rows of another topic, a gap, a repeated offset, or a
+            value sealed under a master key that `keyring` lacks.
     """
 
     def __init__(self, settings: Settings, keyring: Keyring) -> None:
@@ -101,13 +110,14 @@ class LedgerLog:
 
     @property
     def count(self) -> int:
-        """How many records there are."""
+        """The number of records."""
         return sum(self.ends.values())
 
     def windows(self, partition: int, first: int = 0, end: int | None = None) -> Iterator[list[LedgerRecord]]:
-        """Yield the records of `partition` from offset `first` to before `end` (None: the ledger's end), in
-        order, some at a time: values of 64 MiB at most, or a single record. Raises TrunklineError when a row
-        cannot be turned back.
+        """Yield the records of `partition` from offset `first` to before `end`, in order, a window at a time.
+
+        A window has at most 64 MiB of values, or a single record. `end` None: the ledger's end. Raises
+        TrunklineError if a row cannot be turned back into a record.
         """
         if partition not in self._sizes:
             return
@@ -150,9 +160,9 @@ class LedgerLog:
                 f"{self._topic!r}: set kafka.topic to the ledger's. Nothing was changed"
             )
         if locked:
-            told = ", ".join(f"{key[:32]!r} ({count} records)" for key, count in sorted(locked.items()))
+            keys = ", ".join(f"{key[:32]!r} ({count} records)" for key, count in sorted(locked.items()))
             raise Refused(
-                f"master keys are missing, without which masked values cannot be opened: {told}. Put the key "
+                f"master keys are missing, without which masked values cannot be opened: {keys}. Put the key "
                 "file back from your copy (master_key_file), then run this again. Nothing was changed"
             )
 
@@ -173,7 +183,7 @@ def _lengths(column: pa.Array) -> npt.NDArray[np.int64]:
 
 
 class _Sizes:
-    """How long the row of each offset of a partition is, and how often there is one."""
+    """The size of the row of each offset of a partition, and how many rows there are of each."""
 
     def __init__(self) -> None:
         self._sizes = np.zeros(1024, dtype=np.uint32)
@@ -189,11 +199,11 @@ class _Sizes:
         self.end = max(self.end, last + 1)
         self._sizes[offsets] = sizes
         there, counts = np.unique(offsets, return_counts=True)
-        # More than twice is as bad as twice.
+        # Any number above two counts as two.
         self._times[there] = np.minimum(self._times[there] + counts, 2)
 
     def gaps(self, partition: int) -> Iterator[str]:
-        """Say which runs of offsets are missing, and which are there more than once."""
+        """Yield texts about the runs of offsets that are missing or repeated."""
         times = self._times[: self.end]
         for wrong, text in ((0, "missing"), (2, "there twice")):
             edges = np.flatnonzero(np.diff(np.concatenate(([0], times == wrong, [0]))))

@@ -1,9 +1,9 @@
-"""Makes the log again from the ledger, when Kafka's data is lost or has lost its end.
+"""The rebuild of the log from the ledger, after Kafka has lost its data or the end of it.
 
 Every record gets the partition, offset, time, key, headers and value that it had, as far as the ledger has
-them, so it folds to the row that is there. The records that the topic still holds are compared first, and
-nothing is changed when one differs; what is written is read back and compared. When a run was interrupted, the
-next one goes on from the topic's end.
+them. So it folds to the same row. First the records that are still in the topic are compared, and no change is
+made if one differs. Written records are read back and compared, too. After an interruption, the next run
+continues from the topic's end.
 """
 
 from __future__ import annotations
@@ -49,9 +49,15 @@ _READ_BACK: Final = (
 
 @dataclass
 class RebuildPlan:
-    """The findings and steps of a rebuild. By partition, `ledger`: the ledger's ends; `log`: the topic's ends,
-    empty where there is no topic; `planned`: what Spark had planned to settle, None where that is not known.
-    `replaces_topology`: the topic holds nothing but a new topology record, and is deleted first.
+    """The findings and steps of a rebuild.
+
+    Attributes:
+        ledger: The ledger's ends by partition.
+        log: The topic's ends by partition; empty if there is no topic.
+        planned: The ends up to which Spark had planned to settle the log, by partition; None if unknown.
+        replaces_topology: Whether the topic has only a new topology record, and is deleted first.
+        missing: The offsets to write, by partition: the first one and the one after the last.
+        lost: The offsets that Spark has planned but neither ledger nor log have, in the same form.
     """
 
     version: int
@@ -66,7 +72,7 @@ class RebuildPlan:
     lost: dict[int, tuple[int, int]] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Work out the ranges, each from its first offset to before its end."""
+        """Compute the ranges."""
         found = {} if self.replaces_topology else self.log
         self.missing = {n: (found.get(n, 0), end) for n, end in self.ledger.items() if found.get(n, 0) < end}
         known = {n: max(end, found.get(n, 0)) for n, end in self.ledger.items()}
@@ -78,13 +84,13 @@ class RebuildPlan:
 
     @property
     def to_write(self) -> int:
-        """How many records are missing in the topic."""
+        """The number of records that are missing in the topic."""
         return sum(end - first for first, end in self.missing.values())
 
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """The outcome of a rebuild. `checkpoint`: where Spark's checkpoint was moved, None if it is good."""
+    """The result of a rebuild. `checkpoint`: where Spark's checkpoint was moved, None if it stays valid."""
 
     written: int
     seconds: float
@@ -92,8 +98,9 @@ class Rebuilt:
 
 
 class LogRebuild:
-    """One rebuild: `plan` looks and compares, `run` writes. The caller makes sure that no other program writes
-    to the topic.
+    """One rebuild: `plan` reads and compares, `run` writes.
+
+    The caller makes sure that no other program writes to the topic.
     """
 
     def __init__(self, settings: Settings, keyring: Keyring, progress: Progress) -> None:
@@ -103,10 +110,12 @@ class LogRebuild:
         self._progress = progress
 
     def plan(self) -> RebuildPlan:
-        """Look at ledger and topic, change nothing.
+        """Read ledger and topic, and change nothing.
 
-        Raises what `LedgerLog` raises, BackboneUnreachable, and Refused: the ledger is of another topology, or
-        the topic holds records that the ledger does not, or no longer begins at its first record.
+        Raises:
+            Refused: The ledger is of another topology, the topic has records that differ from the ledger, or
+                the topic no longer has its first record.
+            TrunklineError: As `LedgerLog`, and BackboneUnreachable.
         """
         ledger = self._ledger = LedgerLog(self._settings, self._keyring)
         self._check_topology(ledger)
@@ -126,8 +135,9 @@ class LogRebuild:
         )
 
     def run(self, plan: RebuildPlan) -> Rebuilt:
-        """Do what `plan` says. Raises BackboneUnreachable, Refused, TrunklineError; then, and when it is
-        interrupted, the topic stays as one that no program starts on, and another run goes on.
+        """Carry out `plan`. Raises BackboneUnreachable, Refused, TrunklineError.
+
+        After an error or an interruption no program starts on the unfinished topic, and another run continues.
         """
         began = time.monotonic()
         if plan.replaces_topology:
@@ -159,15 +169,16 @@ class LogRebuild:
         said = None if first is None or beyond else _topology(first)
         wanted = (self._kafka.partitions, self._kafka.epoch)
         if said != wanted:
-            told = "does not begin with its topology" if said is None else f"has partitions and epoch {said}"
+            what = "does not begin with its topology" if said is None else f"has partitions and epoch {said}"
             raise Refused(
-                f"the ledger at {ledger.path} {told}, the settings say partitions={wanted[0]} and "
+                f"the ledger at {ledger.path} {what}, the settings say partitions={wanted[0]} and "
                 f"epoch={wanted[1]}: set both to what they were. Nothing was changed"
             )
 
     def _is_topology_alone(self, ledger: LedgerLog, state: TopicState) -> bool:
-        """Return whether the topic is as a first start makes it: the topology is its only record, with the
-        ledger's content and another time.
+        """Return whether the topology is the topic's only record, as after a first start.
+
+        Then the record has the ledger's content and another time.
         """
         where = partition_for(TOPOLOGY_STREAM.encode(), self._kafka.partitions)
         if any(end > (number == where) for number, end in state.ends.items()):
@@ -180,7 +191,7 @@ class LogRebuild:
         return record is not None and mine.is_same_content(record) and not mine.is_same(record)
 
     def _compare(self, ledger: LedgerLog, state: TopicState) -> None:
-        """Compare what is in the topic with the ledger. Raises Refused where it differs."""
+        """Compare the records in the topic with the ledger. Raises Refused if one differs."""
         cut = [f"{n} (at {first})" for n, first in state.begins.items() if first]
         if cut:
             raise Refused(
@@ -209,7 +220,7 @@ class LogRebuild:
 
 
 def _topology(record: Record) -> tuple[int, int] | None:
-    """Partitions and epoch, as the log's first record says; None for another record."""
+    """Return partitions and epoch of a topology record; None for another record."""
     headers: Mapping[str, Any] = dict(zip(record.header_names, record.header_values, strict=True))
     try:
         body = orjson.loads(record.value or b"")

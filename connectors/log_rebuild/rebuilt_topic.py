@@ -1,7 +1,7 @@
-"""The topic while a log is rebuilt in it: made, told whose times to keep, and given records at given offsets.
+"""The topic while a log is rebuilt in it: its creation, its configuration, and records at given offsets.
 
-While it is rebuilt, its `message.timestamp.type` is CreateTime: so records get the times that they had, and
-every program refuses the topic (`check_topic`) until it is whole and has been compared.
+During the rebuild, its `message.timestamp.type` is CreateTime. So records get their former times, and every
+program refuses the topic (`check_topic`) until it is complete and was compared.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from confluent_kafka import KafkaError as ClientError
@@ -37,7 +36,7 @@ from schemas.wire.record import Record
 
 _TIMESTAMP_TYPE: Final = "message.timestamp.type"
 _ANY_TIME: Final = str(2**63 - 1)
-# Times of any age, and from a clock that was ahead.
+# Accept times of any age, and times from a clock that was ahead.
 _REBUILDING: Final = {
     _TIMESTAMP_TYPE: REBUILDING_TIMESTAMPS,
     "message.timestamp.before.max.ms": _ANY_TIME,
@@ -61,8 +60,9 @@ class TopicState(NamedTuple):
 
 
 def topic_state(kafka: KafkaSettings) -> TopicState | None:
-    """Look at the topic; None when there is none. Raises BackboneUnreachable, and Refused for another partition
-    count than that of the settings.
+    """Return the extent of the topic, or None if there is no topic.
+
+    Raises BackboneUnreachable, and Refused if its partition count differs from the settings.
     """
     with admin_client(kafka) as admin:
         count = partition_count(admin, kafka.topic)
@@ -85,17 +85,16 @@ def topic_state(kafka: KafkaSettings) -> TopicState | None:
 
 
 def make_topic(kafka: KafkaSettings) -> None:
-    """Make the empty topic, to be rebuilt. Raises BackboneUnreachable."""
+    """Create the empty topic, to be rebuilt. Raises BackboneUnreachable."""
     config = topic_config(kafka) | _REBUILDING
+    topic = NewTopic(kafka.topic, kafka.partitions, kafka.replication_factor, topic_configs=config)
     with admin_client(kafka) as admin:
-        admin.create_topics(
-            [NewTopic(kafka.topic, kafka.partitions, kafka.replication_factor, topic_configs=config)]
-        )
+        admin.create_topics([topic])
         admin.wait_for_topics([kafka.topic], timeout_ms=int(REACH_TIMEOUT_S * 1000))
 
 
 def delete_topic(kafka: KafkaSettings) -> None:
-    """Delete the topic and return when it is gone. Raises BackboneUnreachable, also when that takes 30 s."""
+    """Delete the topic and wait until it is deleted. Raises BackboneUnreachable, also after 30 s."""
     deadline = time.monotonic() + _GONE_WITHIN_S
     with admin_client(kafka) as admin:
         admin.delete_topics([kafka.topic])
@@ -108,10 +107,10 @@ def delete_topic(kafka: KafkaSettings) -> None:
 
 
 def begin_rebuilding(kafka: KafkaSettings) -> None:
-    """Let the topic keep the times that records come with. Raises BackboneUnreachable."""
+    """Let the topic keep the times of appended records. Raises BackboneUnreachable."""
     _alter(kafka, _REBUILDING)
-    # A broker answers with the new configuration a moment before it applies it, and a record that is stamped in
-    # between has another time than its own for good.
+    # A broker reports the new configuration a moment before it applies it. A record that is stamped in between
+    # would keep the wrong time.
     time.sleep(_APPLIED_S)
 
 
@@ -139,10 +138,11 @@ def _timestamp_type(admin: Any, topic: str) -> str:
 
 
 class TopicWriter:
-    """Appends records to the topic, each at the offset that it names. A context manager, for one thread.
+    """A producer that appends records at their former offsets. A context manager, for one thread.
 
-    Raises BackboneUnreachable, also for what Kafka did not take, and Refused when a record got another offset
-    than its own: then somebody else has written to the topic meanwhile.
+    Raises:
+        BackboneUnreachable: Kafka is unreachable, or did not accept a record.
+        Refused: A record got another offset than its own, because another program has written to the topic.
     """
 
     def __init__(self, kafka: KafkaSettings) -> None:
@@ -154,7 +154,7 @@ class TopicWriter:
             "client.id": "trunkline-log-rebuild",
             "batch.size": min(_BATCH_BYTES, kafka.record_limit_bytes // 2),
             "queue.buffering.max.kbytes": _WAITING_KBYTES,
-            # Records that other clients have written may be as long as the topic allows.
+            # Records of other clients may be as long as the topic allows.
             "message.max.bytes": kafka.record_limit_bytes,
         }
         self._producer: Any = Producer(options)
@@ -162,15 +162,13 @@ class TopicWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is not None:
             self._producer.purge()
         self._producer.close()
 
     def append(self, records: Sequence[Record]) -> None:
-        """Append records of one partition, in their order; return when Kafka has acknowledged all of them."""
+        """Append records of one partition in order, and wait until Kafka has acknowledged all of them."""
         expected = iter([record.offset for record in records])
         self._answered_at = time.monotonic()
 
@@ -230,12 +228,13 @@ class TopicWriter:
 
 @contextmanager
 def reading(kafka: KafkaSettings, partition: int, first: int, end: int) -> Iterator[Iterator[Record]]:
-    """Give the records of a partition from offset `first` to before `end`, as they are asked for. The iterator
-    raises BackboneUnreachable, also when nothing comes for 30 s.
+    """Open an iterator over the records of a partition from offset `first` to before `end`.
+
+    The iterator raises BackboneUnreachable, also if no record arrives for 30 s.
     """
     options = {
         "client.id": "trunkline-log-rebuild",
-        "group.id": "trunkline-log-rebuild",  # it wants a name, and joins no group
+        "group.id": "trunkline-log-rebuild",  # required by the client, which joins no group
         "auto.offset.reset": "error",
         "enable.partition.eof": True,
         "queued.min.messages": 10 * _POLL_RECORDS,
@@ -259,7 +258,7 @@ def _records(kafka: KafkaSettings, consumer: TopicConsumer, first: int, end: int
                 found.append(message_record(message))
                 position = message.offset() + 1
             elif error.code() == ClientError._PARTITION_EOF:
-                # What is no record, as the end of a transaction, takes an offset, too.
+                # Offsets without a record, such as the end of a transaction, count as read.
                 position = max(position, message.offset())
             else:
                 raise consumer.trouble(error)

@@ -1,4 +1,4 @@
-"""The settling query's checkpoint as far as others need it: up to where Spark had planned to settle the log."""
+"""The offsets up to which Spark had planned to settle the log, by the checkpoint of the settling query."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ _QUERY: Final = "settle_events"
 
 
 def _folder(settings: Settings) -> Path | None:
-    """Where it is; None on an object store."""
+    """Return the folder of the checkpoint; None on an object store."""
     root = settings.checkpoints_root.removeprefix("file:")
     return None if "://" in root else Path(root) / _QUERY
 
 
 def planned_ends(settings: Settings) -> dict[int, int] | None:
-    """By partition, the end of the newest micro-batch that was planned: the log had all records before it. None
-    where there is no checkpoint on a local disk, or its newest plan cannot be read.
+    """Return the end of the newest planned micro-batch, by partition: the log had all records before it.
+
+    None if there is no checkpoint on a local disk, or its newest plan cannot be read.
     """
     folder = _folder(settings)
     if folder is None or not (folder / "offsets").is_dir():
@@ -31,7 +32,7 @@ def planned_ends(settings: Settings) -> dict[int, int] | None:
         return None
     newest = max(batches, key=lambda file: int(file.name))
     try:
-        # Spark's offset log: its version, the micro-batch's settings, then a line for each source.
+        # Spark's offset log has its version, the settings of the micro-batch, and a line for each source.
         source = orjson.loads(newest.read_text(encoding="utf-8").splitlines()[2])
         return {int(number): int(end) for number, end in source[settings.kafka.topic].items()}
     except (OSError, ValueError, LookupError, AttributeError):
@@ -39,8 +40,9 @@ def planned_ends(settings: Settings) -> dict[int, int] | None:
 
 
 def set_aside(settings: Settings) -> Path:
-    """Rename the checkpoint, so that `streams` makes a new one of the tables; returns its new place. Raises
-    TrunklineError.
+    """Rename the checkpoint, so that `streams` makes a new one from the tables; return its new place.
+
+    Raises TrunklineError.
     """
     folder = _folder(settings)
     assert folder is not None  # noqa: S101  for the type checker: `planned_ends` has found it
