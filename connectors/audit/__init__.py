@@ -1,1 +1,4 @@
-"""Checks the ledger against its audit chain, and the chain against its anchors, as an auditor does."""
+"""The audit: checks the ledger against its audit chain, and the chain against its signed anchors.
+
+Imports nothing else of `connectors`.
+"""

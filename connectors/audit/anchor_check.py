@@ -1,9 +1,10 @@
-"""Whether the chain still goes through every point that a signed anchor has fixed."""
+"""The check that the chain still contains every point that a signed anchor has fixed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -22,8 +23,13 @@ from schemas.integrity.audit_anchors import Anchor, Statement, is_signed_by
 
 
 class AnchorCheck(NamedTuple):
-    """What the anchors say. `newest`: the longest statement that the chain agrees with; `unreadable`: lines
-    that are no anchors, as a crash or a full disk may leave them.
+    """The result of the check of the anchors.
+
+    Attributes:
+        findings: The contradictions between anchors and chain.
+        good: The number of anchors that the chain agrees with.
+        newest: The longest statement among these, or None.
+        unreadable: The number of lines that are no anchors, as a crash or a full disk may leave them.
     """
 
     findings: list[Finding]
@@ -33,7 +39,7 @@ class AnchorCheck(NamedTuple):
 
 
 def moment_text(time_us: int) -> str:
-    """A time as ISO 8601; also one that no clock has shown."""
+    """Return a time as ISO 8601, or as a number of microseconds if it is out of range."""
     try:
         return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time_us)).isoformat("T", "seconds")
     except OverflowError:
@@ -45,7 +51,9 @@ def check_anchors(
 ) -> AnchorCheck:
     """Compare each anchor with the chain."""
     findings: list[Finding] = []
-    good, newest, beyond, others = 0, None, None, None
+    good: list[Statement] = []
+    beyond: list[Statement] = []
+    of_others: list[Statement] = []
     for number, anchor in enumerate(anchors, 1):
         if anchor is None:
             continue
@@ -54,9 +62,9 @@ def check_anchors(
             text = f"the anchor in line {number} is not signed by a key that was given (its key: {anchor.key})"
             findings.append(Finding(ANCHOR_FORGED, text))
         elif said.table != table_id:
-            others = said if others is None or said.rows >= others.rows else others
+            of_others.append(said)
         elif chain.last is None or said.length > chain.last.entry.number + 1:
-            beyond = said if beyond is None or said.length > beyond.length else beyond
+            beyond.append(said)
         elif chain.values.get(said.length - 1) != said.value:
             text = (
                 f"the chain is not the one that was anchored at {moment_text(said.time_us)}: "
@@ -64,11 +72,13 @@ def check_anchors(
             )
             findings.append(Finding(CHAIN_BROKEN, text, entry=said.length - 1))
         else:
-            good += 1
-            newest = said if newest is None or said.length > newest.length else newest
-    if beyond is not None:
-        findings += _cut_off(beyond, chain)
-    if others is not None:
+            good.append(said)
+    newest = max(good, key=attrgetter("length"), default=None)
+    if beyond:
+        findings += _cut_off(max(beyond, key=attrgetter("length")), chain)
+    if of_others:
+        # The newest one of the largest.
+        others = max(reversed(of_others), key=attrgetter("rows"))
         text = (
             f"there are anchors of another table ({others.table}) with {others.rows} rows at "
             f"{moment_text(others.time_us)}: the ledger was made anew. If you did that, move them away"
@@ -77,11 +87,11 @@ def check_anchors(
     if newest is None and not findings and chain.last is not None:
         text = "there is no anchor: a cut-off end, or a chain written anew, would not be seen"
         findings.append(Finding(ANCHORS_MISSING, text))
-    return AnchorCheck(findings, good, newest, sum(anchor is None for anchor in anchors))
+    return AnchorCheck(findings, len(good), newest, sum(anchor is None for anchor in anchors))
 
 
 def _cut_off(said: Statement, chain: CheckedChain) -> list[Finding]:
-    """What the longest anchor knows and the chain does not."""
+    """Return the findings for a chain that is shorter than the longest anchor says."""
     length = 0 if chain.last is None else chain.last.entry.number + 1
     ends = {} if chain.last is None else chain.last.entry.ends
     text = (

@@ -1,5 +1,7 @@
-"""Whether the audit chain is whole: each entry as it was written, after the one before it, and each offset from
-the chain's start to its end in one of them.
+"""The check that the audit chain is whole.
+
+Each entry must be as it was written and follow the one before it. Each offset from the chain's start to its end
+must be in one entry.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from connectors.audit.findings import (
 from schemas.integrity.audit_chain import BEFORE_THE_FIRST, ChainEntry, ChainLine, PartitionRoot, commit_root
 from schemas.integrity.ledger_leaves import ENCODINGS
 
-# An entry that claims more offsets of one partition than any micro-batch has must not cost our memory.
+# A limit for the offsets of one partition in an entry, more than any micro-batch has, to bound the memory.
 _OFFSETS_MOST: Final = 2**24
 
 
 class Span(NamedTuple):
-    """What one entry says of one partition."""
+    """The part of one entry about one partition."""
 
     number: int
     version: int
@@ -33,7 +35,7 @@ class Span(NamedTuple):
 
 
 class CheckedChain:
-    """Takes the chain's lines in their order and keeps what the other checks need."""
+    """The state of the check: takes the chain's lines in their order and keeps data for later checks."""
 
     def __init__(self, table_id: str) -> None:
         self.findings: list[Finding] = []
@@ -46,7 +48,7 @@ class CheckedChain:
         self._rows = 0
 
     def add_file(self, lines: Iterable[ChainLine | None], newest_version: int) -> None:
-        """The lines of the chain file, without those of commits after the version that is looked at."""
+        """Check the lines of the chain file, except those of commits after `newest_version`."""
         for number, line in enumerate(lines, 1):
             if line is None:
                 self._say(CHAIN_BROKEN, f"line {number} of the chain file is no entry")
@@ -54,7 +56,7 @@ class CheckedChain:
                 self._add(line)
 
     def add_log(self, lines: Iterable[ChainLine]) -> None:
-        """The entries that stand in the table's own log: those that the file has must be the same there."""
+        """Check the entries in the table's own log; those that are in the file, too, must be the same."""
         for line in lines:
             number = line.entry.number
             known = self.values.get(number)
@@ -65,7 +67,7 @@ class CheckedChain:
                 self._say(ENTRY_CHANGED, text, line)
 
     def _say(self, what: str, text: str, line: ChainLine | None = None, *where: int) -> None:
-        """`where`: partition, first and last offset."""
+        """Add a finding. `where`: partition, first and last offset."""
         partition, first, last = where or (None, None, None)
         number, version = (None, None) if line is None else (line.entry.number, line.version)
         self.findings.append(Finding(what, text, partition, first, last, number, version))
@@ -74,14 +76,13 @@ class CheckedChain:
         entry, before = line.entry, self.last
         expected = 0 if before is None else before.entry.number + 1
         if entry.number < expected:
-            self._say(
-                CHAIN_BROKEN, f"entry {entry.number} stands after entry {expected - 1} in the chain", line
-            )
+            text = f"entry {entry.number} stands after entry {expected - 1} in the chain"
+            self._say(CHAIN_BROKEN, text, line)
             return
         if entry.number > expected:
             text = f"entries {expected} to {entry.number - 1} of the chain are missing"
             self._say(ENTRIES_MISSING, text, line)
-            # What they have settled is missing with them, and is not missed again.
+            # Their offsets are missing with them, and are not reported again.
             self._ends = entry.ends | {root.partition: root.first for root in entry.partitions}
             self._rows = entry.rows - sum(root.rows for root in entry.partitions)
         elif entry.previous != (BEFORE_THE_FIRST if before is None else before.value):
@@ -132,8 +133,9 @@ class CheckedChain:
         self.last = line
 
     def _find_never_settled(self, root: PartitionRoot, end: int, line: ChainLine) -> None:
-        """Our topic has a record at each offset: nothing is ever deleted from it, and no producer of ours makes
-        transactions.
+        """Report offsets without a row.
+
+        The topic has a record at each offset: no record is ever deleted, and our producers use no transactions.
         """
         if root.first > end:
             text = f"never settled: {offsets_text(root.partition, end, root.first - 1)}"

@@ -1,4 +1,4 @@
-"""What an audit finds: each finding says what is wrong and where."""
+"""The findings of an audit: each one says which error was found, and where."""
 
 from __future__ import annotations
 
@@ -23,8 +23,16 @@ HIDDEN_ROWS: Final = "hidden_rows"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong. `text` is for people; the rest says where, as far as it is known: offsets
-    `first` to `last` of a partition, the number of the chain's entry, the version that its commit made.
+    """One error in the ledger or its chain. The fields about its place are None if they are unknown.
+
+    Attributes:
+        what: The kind of error, one of the constants above.
+        text: A description for people.
+        partition: The partition of the offsets.
+        first: The first offset.
+        last: The last offset.
+        entry: The number of the chain's entry.
+        version: The version of the table that the entry's commit made.
     """
 
     what: str
@@ -36,12 +44,10 @@ class Finding:
     version: int | None = None
 
     def fields(self) -> dict[str, Any]:
-        """What is known of it."""
+        """Return the fields that are known."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def offsets_text(partition: int, first: int, last: int) -> str:
-    """`partition 3, offset 7` or `partition 3, offsets 7 to 9`."""
-    return f"partition {partition}, offset{'' if first == last else 's'} {first}" + (
-        "" if first == last else f" to {last}"
-    )
+    """Return a text such as `partition 3, offset 7` or `partition 3, offsets 7 to 9`."""
+    return f"partition {partition}, " + (f"offset {first}" if first == last else f"offsets {first} to {last}")

@@ -1,4 +1,4 @@
-"""Reads the ledger as an auditor must: every file of one version, whatever the log says about what is in it."""
+"""A reader of the ledger for audits: all files of one version, whatever the log says about their contents."""
 
 from __future__ import annotations
 
@@ -24,20 +24,23 @@ from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import LEDGER_ARROW
 
 _BATCH_ROWS: Final = 16_384
-# What makes readers see something else than what stands in the files: rows taken out, columns renamed.
+# Features of Delta with which readers see other rows or columns than those in the files.
 _HIDING: Final = frozenset({"deletionVectors", "columnMapping"})
 
 
 class LedgerPart(NamedTuple):
-    """Which rows: of each partition those from an offset to before another; with `others` all rows of the
-    partitions that are not named as well.
+    """A part of the ledger's rows.
+
+    Attributes:
+        ranges: By partition, the first offset of the part and the offset after it.
+        others: Whether all rows of the partitions that are not named belong to the part, too.
     """
 
     ranges: Mapping[int, tuple[float, float]]
     others: bool
 
     def expression(self) -> ds.Expression | None:
-        """As a filter; None for all rows there are."""
+        """Return a filter for the part; None for all rows."""
         partition, offset = pc.field("partition"), pc.field("offset")
         if self.others and all(first == -inf and end == inf for first, end in self.ranges.values()):
             return None
@@ -52,7 +55,7 @@ class LedgerPart(NamedTuple):
         return reduce(lambda left, right: left | right, terms)
 
     def rows_of(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Those rows of `batch`."""
+        """Return the rows of `batch` that belong to the part."""
         expression = self.expression()
         if expression is None:
             return [batch] if batch.num_rows else []
@@ -60,7 +63,11 @@ class LedgerPart(NamedTuple):
 
 
 class LedgerFiles:
-    """The ledger at its newest version. Raises NotFound when there is none, TrunklineError."""
+    """The files of the ledger at its newest version. Raises NotFound if there is none, TrunklineError.
+
+    Attributes:
+        said: The statistics of each file by the table's log, by its path below the table.
+    """
 
     def __init__(self, settings: Settings) -> None:
         path = settings.table_path(LEDGER)
@@ -77,19 +84,19 @@ class LedgerFiles:
             actions = pa.table(self._table.get_add_actions(flatten=True))
             by_log = said_by_log(actions)
         except (DeltaError, pa.ArrowException, ValueError, OverflowError) as error:
-            raise TrunklineError(f"what the log of {path} says of its files cannot be read: {error}") from error
-        # What the log says of each file, by its path below the table.
+            raise TrunklineError(f"the statistics in the log of {path} cannot be read: {error}") from error
         self.said = {unquote(name): said for name, said in by_log.items()}
         self.paths = sorted(unquote(name) for name in actions.column("path").to_pylist())
 
     def log(self) -> LogPart:
-        """The entries of the audit chain in the commits up to this version that the log still has."""
+        """Return the entries of the audit chain in the commits up to this version that the log still has."""
         found = lines_in_log(self._storage)
         return found._replace(lines=[line for line in found.lines if line.version <= self.version])
 
     def hiding(self, encodings: Iterable[int]) -> list[str]:
-        """What in the table makes its readers see something else than what stands in its files: nothing, in a
-        ledger that we have made. `encodings`: those of its chain, whose columns it must have.
+        """Return the settings of the table with which readers see other data than the files have.
+
+        A ledger of this program has none. `encodings`: those of its chain, whose columns the table must have.
         """
         protocol, metadata = self._table.protocol(), self._table.metadata()
         features = set(protocol.reader_features or ()) & _HIDING
@@ -103,16 +110,17 @@ class LedgerFiles:
         needed = {name for encoding in encodings for name in ENCODINGS.get(encoding, ())}
         wrong = {name for name in here if here[name] != ours.get(name)} | needed - here.keys()
         if wrong:
-            found.append(f"the table has no such columns as we make, or others: {', '.join(sorted(wrong))}")
+            found.append(f"the table lacks columns of the ledger, or has others: {', '.join(sorted(wrong))}")
         return found
 
     def row_group_count(self, path: str) -> int:
-        """How many row groups a file has. Raises OSError, pyarrow.ArrowException."""
+        """Return how many row groups a file has. Raises OSError, pyarrow.ArrowException."""
         return int(self._fragment(path).num_row_groups)
 
     def row_groups(self, path: str, part: LedgerPart) -> Iterator[RowGroup]:
-        """Those of a file that may have rows of `part`, each with all its rows, in no particular order. Raises
-        OSError, pyarrow.ArrowException, ValueError.
+        """Yield the row groups of a file that may have rows of `part`, with all their rows, unordered.
+
+        Raises OSError, pyarrow.ArrowException, ValueError.
         """
         fragment = self._fragment(path)
         for group in fragment.split_by_row_group(part.expression(), schema=LEDGER_ARROW):

@@ -1,7 +1,7 @@
-"""Whether the ledger's rows are those that the chain's roots were taken over, in whatever files they lie.
+"""The check that the ledger's rows are those that the roots in the chain were made of.
 
-Rows are hashed as they come out of the files, in any order, and only their leaves are put into the order of
-offsets: 37 bytes a row. Of a large ledger a window of entries is checked at a time.
+Rows are hashed in the order in which they are read from the files. Only their hashes are put into the order of
+offsets, which takes 37 bytes a row. In a large ledger, a window of entries is checked at a time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HASHED_AT_ONCE: Final = 8_192
 
 
 class _Slots:
-    """The leaves of one partition in a window, one slot for each offset from its first span to its last."""
+    """The hashes of one partition in a window, with a slot for each offset from its first span to its last."""
 
     def __init__(self, spans: list[Span]) -> None:
         self.spans = spans
@@ -62,8 +62,12 @@ class _Slots:
 
 
 class RowCheck:
-    """Checks the rows of `files` against `chain`; then `findings`, and how many rows it has seen, and how many
-    of them lie before the chain's start.
+    """The check of the rows of `files` against `chain`. Call `run` once.
+
+    Attributes:
+        findings: The errors that were found.
+        rows: The number of rows in the files.
+        before_the_chain: The number of rows before the chain's start.
     """
 
     def __init__(
@@ -84,7 +88,7 @@ class RowCheck:
         self._unreadable: set[str] = set()
 
     def run(self) -> None:
-        """Check all of it."""
+        """Check all rows."""
         partitions = {span.root.partition for span in self._chain.spans} | set(self._chain.start)
         ends: dict[int, float] = dict.fromkeys(partitions, -inf)
         windows = list(_windows(self._chain.spans, self._window_rows)) or [[]]
@@ -100,7 +104,7 @@ class RowCheck:
                     ranges[partition] = ends[partition], end
                 ends[partition] = end
             self._check_window(LedgerPart(ranges, others=is_last), spans)
-        # A single window is read without a filter, and leaves nothing out.
+        # A single window is read without a filter, and so completely.
         if len(windows) > 1:
             self._find_unread()
         self.findings += self._statistics.findings
@@ -123,7 +127,7 @@ class RowCheck:
                 self.findings += _check_span(span, mine)
 
     def _batches(self, part: LedgerPart) -> Iterator[pa.RecordBatch]:
-        """The rows of all files, those of small files together: each batch has its price."""
+        """Yield the rows of all files. Small batches are joined, because each batch costs time."""
         waiting: list[pa.RecordBatch] = []
         for path in self._files.paths:
             if path in self._unreadable:
@@ -188,7 +192,7 @@ class RowCheck:
                 slots[partition].put(offsets[mine], leaves[mine])
 
     def _set_aside(self, partitions: Any, offsets: Any, added: dict[int, list[int]]) -> None:
-        """Rows that the chain does not cover: older than it, or nobody's."""
+        """Count rows that the chain does not cover: those before its start, and added ones."""
         for partition in (int(found) for found in np.unique(partitions)):
             mine = offsets[partitions == partition]
             beyond = mine[(mine < 0) | (mine >= self._chain.start.get(partition, 0))]
@@ -197,8 +201,9 @@ class RowCheck:
                 added.setdefault(partition, []).extend(beyond.tolist())
 
     def _check_counts(self) -> None:
-        """There are as many rows as there must be, wherever they were looked for: each offset below the chain's
-        start has had its row, and each entry says how many it has added.
+        """Compare the total number of rows with the chain.
+
+        Each offset below the chain's start must have a row, and each entry says how many rows it has added.
         """
         if self.findings:
             return
@@ -214,13 +219,13 @@ class RowCheck:
 
 
 def _windows(spans: Sequence[Span], most: int) -> Iterator[list[Span]]:
-    """Entries one after the other, so many that their offsets fit, all of one encoding."""
+    """Yield groups of successive entries of one encoding, whose offsets fit into `most` slots."""
     window: list[Span] = []
     ends: dict[int, int] = {}
     size = 0
     for span in spans:
         root = span.root
-        # With the holes between, which have slots as well.
+        # Holes between the spans have slots as well.
         cost = root.last + 1 - ends.get(root.partition, root.first)
         if window and (size + cost > most or span.encoding != window[0].encoding):
             yield window
@@ -234,7 +239,7 @@ def _windows(spans: Sequence[Span], most: int) -> Iterator[list[Span]]:
 
 
 def _check_span(span: Span, slots: _Slots) -> list[Finding]:
-    """Compare one partition's rows of one commit with what the chain says of them."""
+    """Compare one partition's rows of one commit with the chain's entry."""
     root = span.root
     begin, end = root.first - slots.first, root.last + 1 - slots.first
     times = slots.times[begin:end]
@@ -248,7 +253,7 @@ def _check_span(span: Span, slots: _Slots) -> list[Finding]:
     found = [finding(ROW_TWICE, "there more than once", *run) for run in _runs(twice)]
     present = np.flatnonzero(times)
     if len(present) < root.rows:
-        # With holes in Kafka's offsets nobody knows which of them are rows.
+        # With holes in Kafka's offsets it is unknown which of them should be rows.
         holes = root.last - root.first + 1 - root.rows
         text = "missing" if holes == 0 else f"{root.rows - len(present)} rows are missing among"
         missing = [int(at) + root.first for at in np.flatnonzero(times == 0)]
@@ -270,7 +275,7 @@ def _check_span(span: Span, slots: _Slots) -> list[Finding]:
 
 
 def _different(level: list[bytes], marks: str) -> list[int]:
-    """The nodes of `level` that have another mark."""
+    """Return the indexes of the nodes of `level` that have another mark."""
     try:
         known = base64.b64decode(marks, validate=True)
     except ValueError:
@@ -283,14 +288,11 @@ def _different(level: list[bytes], marks: str) -> list[int]:
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Rising numbers as runs without a gap, by their first and last."""
-    begin = None
-    for at, number in enumerate(numbers):
-        if begin is None:
-            begin = number
-        if at + 1 == len(numbers) or numbers[at + 1] > number + 1:
-            yield begin, number
-            begin = None
+    """Yield the first and last number of each run without a gap in rising numbers."""
+    if len(numbers):
+        breaks = np.flatnonzero(np.diff(numbers) > 1)
+        firsts, lasts = [0, *(breaks + 1).tolist()], [*breaks.tolist(), len(numbers) - 1]
+        yield from ((numbers[first], numbers[last]) for first, last in zip(firsts, lasts, strict=True))
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,8 +1,8 @@
-"""Whether what is said of rows is so: the log of each file, a file's footer of each of its row groups.
+"""The check of statistics: those of the files in the table's log, and those of row groups in a file's footer.
 
-Readers skip files and row groups by it, and some answer counts and bounds from it alone. So each row group is
-read as a whole, whatever is said of it, and then compared. Where nothing is said, as in files from before there
-were statistics, everybody reads the rows, and that is no finding.
+Readers skip files and row groups by their statistics, and some answer counts and bounds from them alone. So the
+audit reads each row group as a whole, whatever its statistics are, and then compares. Older files have no
+statistics; then every reader reads the rows, and that is no finding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOG_TIMES_LOSE_US: Final = 999
 
 
 class Bounds(NamedTuple):
-    """How many nulls a column has, its least and its greatest value; None where it is not known."""
+    """The number of nulls in a column, its least and its greatest value; None where it is not known."""
 
     nulls: int | None
     least: Any
@@ -32,8 +32,9 @@ class Bounds(NamedTuple):
 
 @dataclass
 class Said:
-    """What is said of some rows: how many they are, and the bounds of columns. Times may be greater than that
-    by `times_lose_us`.
+    """The statistics of some rows: their number and the bounds of columns.
+
+    Actual times may be greater than the bounds by `times_lose_us` microseconds.
     """
 
     rows: int | None
@@ -43,13 +44,13 @@ class Said:
 
 @dataclass
 class Seen:
-    """What is so."""
+    """The actual number of rows and bounds of columns."""
 
     rows: int = 0
     bounds: dict[str, Bounds] = field(default_factory=dict)
 
     def add(self, batch: pa.RecordBatch, names: list[str]) -> None:
-        """Count in the rows of `batch`, and these columns of it."""
+        """Add the rows of `batch`, with the columns `names`."""
         self.rows += batch.num_rows
         for name in names:
             column = comparable(batch.column(name))
@@ -57,7 +58,7 @@ class Seen:
             self._widen(name, Bounds(column.null_count, found["min"], found["max"]))
 
     def merge(self, other: Seen, names: list[str]) -> None:
-        """Count in what was seen of another row group."""
+        """Add the rows of another row group."""
         self.rows += other.rows
         for name in names:
             self._widen(name, other.bounds[name])
@@ -71,7 +72,7 @@ class Seen:
 
 
 class RowGroup(NamedTuple):
-    """The part `number` of the `parts` of a file: what the footer says of it, and how to read its rows."""
+    """The row group `number` of the `parts` of a file, with its statistics in the footer and a scanner."""
 
     number: int
     parts: int
@@ -80,7 +81,7 @@ class RowGroup(NamedTuple):
 
 
 def comparable(column: pa.Array) -> pa.Array:
-    """A column in the form in which it is compared: times as microseconds, texts as bytes."""
+    """Return a column in the form for comparisons: times as microseconds, texts as bytes."""
     if pa.types.is_timestamp(column.type):
         return column.cast(LEDGER_ARROW.field("logged_at").type).cast(pa.int64())
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
@@ -89,7 +90,7 @@ def comparable(column: pa.Array) -> pa.Array:
 
 
 def said_by_footer(metadata: parquet.RowGroupMetaData) -> Said:
-    """What a file's footer says of one of its row groups."""
+    """Return the statistics of a row group in the file's footer."""
     bounds = {}
     for number in range(metadata.num_columns):
         column = metadata.column(number)
@@ -102,7 +103,7 @@ def said_by_footer(metadata: parquet.RowGroupMetaData) -> Said:
 
 
 def said_by_log(actions: pa.Table) -> dict[str, Said]:
-    """What the log says of each file, by the path in it; `actions`: as delta-rs shows them, flattened."""
+    """Return the statistics of each file in the table's log, by path; `actions`: flattened, of delta-rs."""
     columns = {name: actions.column(name) for name in actions.column_names}
     names = [name for name in LEDGER_ARROW.names if f"null_count.{name}" in columns or f"min.{name}" in columns]
     rows = columns["num_records"].to_pylist()
@@ -120,8 +121,10 @@ def said_by_log(actions: pa.Table) -> dict[str, Said]:
 
 
 def contradiction(said: Said, seen: Seen) -> str | None:
-    """In what they differ. How many rows and nulls, and the bounds of numbers, must be equal; of texts and
-    times, which writers cut, all values must lie within.
+    """Return a text about the first difference, or None.
+
+    The numbers of rows and nulls, and the bounds of numbers, must be equal. Writers shorten the bounds of texts
+    and times, so there all values must be within the bounds.
     """
     if said.rows is not None and said.rows != seen.rows:
         return f"{said.rows} rows, and there are {seen.rows}"
@@ -149,7 +152,12 @@ def _fits(name: str, said: Bounds, there: Bounds, times_lose_us: int) -> bool:
 
 
 class StatisticsCheck:
-    """Looks on while rows are read; then `findings`, at most one a file, and `rows`: how many there are."""
+    """The check of the statistics while the rows are read.
+
+    Attributes:
+        rows: The number of rows in all row groups.
+        findings: The contradictions, at most one for each file.
+    """
 
     def __init__(self, by_log: dict[str, Said]) -> None:
         self.rows = 0
@@ -160,7 +168,7 @@ class StatisticsCheck:
         self._told: set[str] = set()
 
     def watched(self, path: str, group: RowGroup) -> Iterator[pa.RecordBatch]:
-        """All rows of a row group. Raises OSError, pyarrow.ArrowException, ValueError."""
+        """Yield all rows of a row group, and check them. Raises OSError, pyarrow.ArrowException, ValueError."""
         done = self._done.setdefault(path, set())
         if group.number in done:
             yield from group.scanner.to_batches()
@@ -182,7 +190,7 @@ class StatisticsCheck:
                 self._tell(path, f"the log says of it: {wrong}")
 
     def end(self, path: str, row_groups: int) -> None:
-        """Of a file that has so many row groups all is read that its footer has let through."""
+        """Check, after all reads, that the footer of a file has not hidden any of its row groups."""
         if len(self._done.get(path, ())) < row_groups:
             self._tell(path, "its footer keeps row groups from readers that ask for offsets")
 
@@ -193,5 +201,5 @@ class StatisticsCheck:
 
 
 def _with_none(seen: Seen, names: list[str]) -> Seen:
-    """The same of a row group that has given no batch at all."""
+    """Return `seen` with bounds without values, for a row group that had no batch at all."""
     return seen if seen.bounds else Seen(seen.rows, dict.fromkeys(names, Bounds(0, None, None)))

@@ -1,13 +1,13 @@
-"""The whole audit: rows against chain, chain against anchors.
+"""The whole audit: the rows against the chain, and the chain against the anchors.
 
-Read in an order in which a ledger that goes on growing meanwhile looks whole: first the anchors, then the
-table's version, then its log, then the chain file.
+The parts are read in this order, in which a growing ledger looks whole: first the anchors, then the table's
+version, then its log, then the chain file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,15 +24,19 @@ from schemas.integrity.audit_chain import lines_in_file
 from schemas.integrity.audit_files import anchor_public_key_file, anchors_file, chain_file, is_beside_the_ledger
 from schemas.settings.settings import Settings
 
-# More of them help nobody.
+# The number of findings to show; more of them help no reader.
 SHOWN_MOST: Final = 1000
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was found. `rows`: all of the ledger; `rows_before_the_chain` have no roots, because they are older;
-    `rows_not_anchored`: newer than the newest anchor. `anchors_beside`: the place of the anchors, where that is
-    beside the ledger.
+    """The result of an audit.
+
+    Attributes:
+        rows: The number of all rows of the ledger.
+        rows_before_the_chain: Rows that are older than the chain, and so have no roots.
+        rows_not_anchored: Rows that are newer than the newest anchor.
+        anchors_beside: The place of the anchors if it is beside the ledger, else None.
     """
 
     version: int
@@ -48,22 +52,15 @@ class Report:
 
     @property
     def is_true(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether the audit has found no error."""
         return not self.findings
 
     def fields(self) -> dict[str, Any]:
-        """As one JSON object."""
+        """Return the report as one JSON object."""
         shown = [finding.fields() for finding in self.findings[:SHOWN_MOST]]
         return {
             "true": self.is_true,
-            "version": self.version,
-            "rows": self.rows,
-            "rows_before_the_chain": self.rows_before_the_chain,
-            "rows_not_anchored": self.rows_not_anchored,
-            "entries": self.entries,
-            "anchors": self.anchors,
-            "anchors_unreadable": self.anchors_unreadable,
-            "anchored_at_us": self.anchored_at_us,
+            **{field.name: getattr(self, field.name) for field in fields(self)},
             "anchors_beside": None if self.anchors_beside is None else str(self.anchors_beside),
             "findings": shown,
             "findings_left_out": len(self.findings) - len(shown),
@@ -79,8 +76,19 @@ def verify(
     progress: Callable[[int], None] = lambda rows: None,
     window_rows: int = WINDOW_ROWS,
 ) -> Report:
-    """Check the ledger that the settings name. `anchors_at`: a folder or file of anchors, `public_keys`: files;
-    by default those of the settings. Raises NotFound when there is nothing to check, UsageError.
+    """Check the ledger that the settings name.
+
+    Args:
+        settings: The settings with the tables and the default places.
+        anchors_at: A folder or file of anchors; None: the place of the settings.
+        public_keys: Files with public keys; by default the one of the settings.
+        without_anchors: Check only the chain and the rows.
+        progress: Called with the number of rows that were read.
+        window_rows: The number of rows to check at a time.
+
+    Raises:
+        NotFound: There is nothing to check.
+        UsageError: There is no public key.
     """
     place = anchors_place(settings, anchors_at)
     anchors: list[Anchor | None] = []
@@ -121,7 +129,7 @@ def verify(
 
 
 def anchors_place(settings: Settings, named: Path | None) -> Path:
-    """The file with the anchors: in the folder that was named, or that file itself, or that of the settings."""
+    """Return the file with the anchors: in the folder `named`, or `named` itself, or that of the settings."""
     default = anchors_file(settings)
     if named is None:
         return default
