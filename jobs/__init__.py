@@ -1,4 +1,4 @@
 """The Spark jobs: programs that settle the log into the ledger and build the views.
 
-Only here Delta tables are written.
+Only these programs write Delta tables. They import `schemas`, but nothing of `connectors`.
 """

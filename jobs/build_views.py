@@ -1,11 +1,11 @@
-"""Builds the view tables out of `ledger`: registries, mailbox and `stream_entries`, by the changes in its rows.
+"""The job that builds the view tables from `ledger`: registries, mailbox and `stream_entries`.
 
 Reads: the table `ledger`, commit by commit, by its change data feed.
-Owns: the view tables; one writer at a time, held by a lock (view_lock.py).
-Guarantees: each table row is the last state of its key; a registry is never behind the offsets that the
-newest commit of `stream_entries` names; what is applied again changes nothing.
-On restart: goes on from the progress in the newest commit of `stream_entries`; what is read twice is recognised
-by `last_offset`. When a view table is missing, all are first built anew from the ledger.
+Owns: the view tables, under a lock for one writer at a time (view_lock.py).
+Guarantees: each row is the last state of its key. A registry is never behind the offsets that the newest commit
+of `stream_entries` names. Changes that are applied again have no effect.
+On restart: continues from the progress in the newest commit of `stream_entries`. Changes that are read twice
+are recognised by `last_offset`. If a view table is missing, all are first rebuilt from the ledger.
 
 delta-rs reads and merges, in this process (view_tables.py, decisions 0009 and 0012).
 """
@@ -20,9 +20,10 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from jobs.driver.background import BackgroundThread
 from jobs.ledger.ledger_table import create_ledger
 from jobs.rebuild_views import rebuild
-from jobs.views.view_changes import CHANGE_COLUMNS, changes_of
+from jobs.views.view_changes import CHANGE_COLUMNS, changes_of, newest
 from jobs.views.view_tables import are_complete, open_tables
 from schemas.errors import Refused
 from schemas.settings.settings import Settings
@@ -31,14 +32,16 @@ from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import LEDGER_ARROW
 from schemas.tables.view_progress import ViewProgress, read_progress
 
-# Rows that a round should read. What a commit holds is not known before, so the number of commits follows.
+# The number of rows that a round should read. The number of commits in a round is adapted to it.
 _ROUND_ROWS = 50_000
 
 
 class ViewBuilder:
-    """Applies the ledger's new commits to the view tables. For one thread.
+    """The writer that applies the ledger's new commits to the view tables. For one thread.
 
-    `lock` is held while tables are written: maintenance takes it to work between rounds.
+    Attributes:
+        lock: Held while tables are written. Maintenance takes it to work between rounds.
+        tables: The view tables by name.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -49,11 +52,11 @@ class ViewBuilder:
 
     @property
     def progress(self) -> ViewProgress:
-        """How far the tables are."""
+        """The progress of the tables."""
         return self.tables[STREAM_ENTRIES].progress
 
     def build(self) -> int:
-        """Apply the next commits; returns how many. Raises Refused when they cannot be read any more."""
+        """Apply the next commits, and return how many. Raises Refused if they can no longer be read."""
         ledger, seen = DeltaTable(self._ledger), self.progress.ledger_version
         last = min(ledger.version(), seen + self._span)
         commits = last - seen
@@ -63,51 +66,39 @@ class ViewBuilder:
         if rows.num_rows:
             self._apply(rows, last)
         else:
-            self._pass_over(last)
+            # Commits without rows are noted, too: they are removed from the log, and a restart would read them.
+            with self.lock:
+                self.tables[STREAM_ENTRIES].note(ViewProgress(self.progress.offsets, last))
         self._span = 2 * commits if rows.num_rows <= _ROUND_ROWS // 2 else max(1, commits // 2)
         return commits
 
     def _apply(self, rows: pa.Table, version: int) -> None:
-        """First to the registries, last, with the progress, to the entries."""
+        """Apply changes to the registries first, and last, with the progress, to the entries."""
         changes = changes_of(rows)
         with self.lock:
-            offsets = dict(self.progress.offsets)
-            for partition, offset in changes.next_offsets.items():
-                offsets[partition] = max(offset, offsets.get(partition, 0))
-            progress = ViewProgress(offsets, version)
+            progress = ViewProgress(newest(self.progress.offsets, changes.next_offsets), version)
             for name, table in self.tables.items():
                 table.apply(changes.tables[name], progress if name == STREAM_ENTRIES else None)
 
-    def _pass_over(self, version: int) -> None:
-        """Note commits without rows, too: the log is shortened behind them, and the next start would ask for
-        them.
-        """
-        with self.lock:
-            self.tables[STREAM_ENTRIES].note(ViewProgress(self.progress.offsets, version))
 
+class ViewThread(BackgroundThread):
+    """A thread that builds the views every `views.interval_ms` milliseconds, until `stop` or a failure.
 
-class ViewThread:
-    """Builds the views every `views.interval_ms` milliseconds, until `stop` or a failure."""
+    Attributes:
+        is_ready: Whether the views have reached the ledger's end.
+        failure: The reason why the thread ended by itself, or None.
+    """
 
     def __init__(self, settings: Settings, builder: ViewBuilder) -> None:
+        super().__init__("build_views")
         self._builder = builder
         self._interval_s = settings.views.interval_ms / 1000
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="build_views", daemon=True)
         self.is_ready = False
-        """Whether the views have been at the ledger's end."""
         self.failure: str | None = None
-        """Why it ended by itself."""
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End it after what it is doing."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
+    def stop(self, timeout_s: float | None = None) -> None:
+        """Stop the thread after its current round, however long that takes."""
+        super().stop(timeout_s)
 
     def _run(self) -> None:
         pause = 0.0
@@ -117,13 +108,13 @@ class ViewThread:
                 is_behind = self._builder.build() > 0
                 self.is_ready = self.is_ready or not is_behind
                 pause = max(0.0, self._interval_s - (time.monotonic() - began))
-        except Exception as error:  # noqa: BLE001  the driver says it and ends
+        except Exception as error:  # noqa: BLE001  the driver reports it and ends
             self.failure = f"{type(error).__name__}: {error}"
 
 
 def read_changes(ledger: DeltaTable, first: int, last: int) -> pa.Table:
-    """What build_views needs of the rows that the commits `first` to `last` have added. Raises Refused."""
-    # The name of a column goes into the SQL of delta-rs 1.6.6 as it stands, and one is a key word there.
+    """Return CHANGE_COLUMNS of the rows that the commits `first` to `last` have added. Raises Refused."""
+    # delta-rs 1.6.6 puts the names of columns into SQL without quotes, and one of them is a keyword.
     columns = [f'"{name}"' for name in CHANGE_COLUMNS]
     try:
         rows = pa.table(ledger.load_cdf(starting_version=first, ending_version=last, columns=columns))
@@ -132,14 +123,12 @@ def read_changes(ledger: DeltaTable, first: int, last: int) -> pa.Table:
             f"the ledger's commits {first} to {last} cannot be read, perhaps because maintenance has removed "
             f"them since the views were built last: build the views anew (jobs/rebuild_views.py). {error}"
         ) from error
-    # delta-rs gives view types, for which Arrow has few functions.
+    # delta-rs returns view types, for which Arrow has few functions.
     return rows.cast(pa.schema([LEDGER_ARROW.field(name) for name in CHANGE_COLUMNS]))
 
 
 def prepare(settings: Settings) -> None:
-    """Make what must be there before a ViewBuilder: a ledger and all view tables. Raises Refused,
-    WrongViewTable.
-    """
+    """Make the tables that a ViewBuilder needs: the ledger and all views. Raises Refused, WrongViewTable."""
     create_ledger(settings)
     path = settings.table_path(LEDGER)
     if are_complete(settings):
@@ -151,15 +140,15 @@ def prepare(settings: Settings) -> None:
             )
     else:
         if DeltaTable(path).version() > 0:
-            print(
-                "build_views: the view tables are not complete; building them from the ledger", file=sys.stderr
-            )
+            text = "build_views: the view tables are not complete; building them from the ledger"
+            print(text, file=sys.stderr)
         rebuild(settings)
 
 
 def catch_up(settings: Settings) -> None:
-    """Bring the views to the ledger's end and return. The caller holds the lock, if there may be another
-    writer. Raises Refused, WrongViewTable.
+    """Bring the views to the ledger's end. Raises Refused, WrongViewTable.
+
+    The caller holds the lock if there may be another writer.
     """
     prepare(settings)
     builder = ViewBuilder(settings)

@@ -1,15 +1,15 @@
-"""Builds all view tables anew from `ledger`, or checks them: by a refold of the raw bytes (`--check`).
+"""The rebuild of all view tables from `ledger`, and their check by a refold of the raw bytes (`--check`).
 
 Reads: the table `ledger`; with `--check` also the view tables and the master keys.
-Owns: nothing of its own. It writes `<table>.new` beside each view table, then swaps the two. Refuses while
-another process writes the views (view_lock.py); `--check` only reads and may run at any time.
-Guarantees: after a swap each view table is what the ledger's changes and entries say, and build_views goes on
-from there.
-On restart: a rebuild that was killed is begun anew; killed while it swapped, the tables that are in place are
-already the new ones, and build_views does not start before the rest is there.
+Owns: no table of its own. It writes `<table>.new` beside each view table and then swaps the two. It refuses to
+run while another process writes the views (view_lock.py). `--check` only reads and may run at any time.
+Guarantees: after a swap each view table has the rows of the ledger's changes and entries, and build_views
+continues from there.
+On restart: a killed rebuild starts again. If it was killed during the swap, the swapped tables are already the
+new ones, and build_views does not start before the rest is in place.
 
-Exit codes: 0 built, or equal; 3 there is no ledger; 4 the check found a difference, or a writer is running.
-The swap renames directories. Where tables are not on a local disk, missing ones are built in their place, and
+Exit codes: 0 built, or equal; 3 there is no ledger; 4 the check found a difference, or a writer is running. The
+swap renames directories. If the tables are not on a local disk, missing tables are built in their place, and
 complete ones must be deleted first.
 """
 
@@ -26,25 +26,26 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
+from jobs.driver.background import exit_code_of
 from jobs.refold import check_views
-from jobs.views.view_changes import CHANGE_COLUMNS, Key, RowChange, changes_of
+from jobs.views.view_changes import CHANGE_COLUMNS, Key, RowChange, changes_of, newest
 from jobs.views.view_lock import views_lock
 from jobs.views.view_tables import ViewTable, are_complete, open_tables
-from schemas.errors import NotFound, Refused, TrunklineError
+from schemas.errors import NotFound, Refused
 from schemas.keys.sealing import load_keyring
 from schemas.keys.umask import keep_files_private
-from schemas.settings.settings import Settings, SettingsError, load_settings
+from schemas.settings.settings import Settings, load_settings
 from schemas.streams.views import STREAM_ENTRIES, VIEW_TABLES
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER
 from schemas.tables.view_progress import ViewProgress
 
-# Ledger rows that are reduced to changes at once.
+# The number of ledger rows that are reduced to changes at once.
 _CHUNK_ROWS = 200_000
 
 
 def open_ledger(settings: Settings) -> DeltaTable:
-    """The ledger. Raises NotFound."""
+    """Open the ledger. Raises NotFound."""
     path = settings.table_path(LEDGER)
     try:
         return DeltaTable(path)
@@ -53,14 +54,16 @@ def open_ledger(settings: Settings) -> DeltaTable:
 
 
 def rebuild(settings: Settings) -> ViewProgress:
-    """Build the view tables from the ledger and put them in place of those there are. The caller holds the
-    lock. Raises NotFound, Refused."""
+    """Build the view tables from the ledger, and replace the existing ones. The caller holds the lock.
+
+    Raises NotFound, Refused.
+    """
     ledger = open_ledger(settings)
     root = settings.tables_root
     if "://" in root:
         if are_complete(settings):
             raise Refused(f"the views at {root} cannot be swapped there: delete the view tables and start anew")
-        # What an earlier attempt has left is of the same ledger, and filling in the same again changes nothing.
+        # Rows of an earlier attempt are of the same ledger. Applying the same changes again has no effect.
         return fill(open_tables(settings), ledger)
     tables = {}
     for name in VIEW_TABLES:
@@ -79,23 +82,17 @@ def fill(tables: dict[str, ViewTable], ledger: DeltaTable) -> ViewProgress:
     removed: dict[tuple[str, Key], int] = {}
     for rows in chunks(ledger):
         changes = changes_of(rows)
-        for partition, offset in changes.next_offsets.items():
-            offsets[partition] = max(offset, offsets.get(partition, 0))
+        offsets = newest(offsets, changes.next_offsets)
         for name, table in tables.items():
-            table.apply(
-                {
-                    key: change
-                    for key, change in changes.tables[name].items()
-                    if not is_outdated(removed, name, key, change)
-                }
-            )
+            found = changes.tables[name].items()
+            table.apply({key: one for key, one in found if not is_outdated(removed, name, key, one)})
     progress = ViewProgress(offsets, ledger.version())
     tables[STREAM_ENTRIES].note(progress)
     return progress
 
 
 def is_outdated(removed: dict[tuple[str, Key], int], name: str, key: Key, change: RowChange) -> bool:
-    """Whether the row was removed by a later record: files come in no order. Remembers removals."""
+    """Return whether a later record has removed the row, and note removals. Files come in no order."""
     last = removed.get((name, key), -1)
     if change.row is None and change.offset > last:
         removed[name, key] = change.offset
@@ -103,7 +100,7 @@ def is_outdated(removed: dict[tuple[str, Key], int], name: str, key: Key, change
 
 
 def chunks(ledger: DeltaTable) -> Iterator[pa.Table]:
-    """The columns that matter of all ledger rows, some rows at a time."""
+    """Yield CHANGE_COLUMNS of all ledger rows, some rows at a time."""
     held: list[pa.RecordBatch] = []
     count = 0
     for batch in dataset_of(ledger).to_batches(columns=list(CHANGE_COLUMNS)):
@@ -117,7 +114,7 @@ def chunks(ledger: DeltaTable) -> Iterator[pa.Table]:
 
 
 def swap(path: Path) -> None:
-    """Put `<path>.new` in the place of `path`. Readers that have the old files open keep them."""
+    """Replace `path` by `<path>.new`. Readers keep the old files that they have open."""
     old = path.with_name(f"{path.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():
@@ -144,30 +141,25 @@ def _print_check(settings: Settings, *, as_json: bool) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Rebuild or check; returns the exit code."""
+    """Rebuild or check the views, and return the exit code."""
     parser = argparse.ArgumentParser(prog="rebuild_views", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--check", action="store_true", help="refold the ledger's bytes and compare, change nothing"
     )
     parser.add_argument("--json", action="store_true", help="print what was found as one JSON object")
     args = parser.parse_args(arguments)
-    try:
+
+    def run() -> int:
         settings = load_settings()
         if args.check:
             return _print_check(settings, as_json=args.json)
         with views_lock(settings):
             progress = rebuild(settings)
-    except SettingsError as error:
-        print(f"rebuild_views: {error}", file=sys.stderr)
-        return 2
-    except TrunklineError as error:
-        print(f"rebuild_views: {error}", file=sys.stderr)
-        return error.exit_code
-    if args.json:
-        print(msgspec.json.encode(progress).decode())
-    else:
-        print(f"the views hold the ledger up to its version {progress.ledger_version}")
-    return 0
+        text = f"the views hold the ledger up to its version {progress.ledger_version}"
+        print(msgspec.json.encode(progress).decode() if args.json else text)
+        return 0
+
+    return exit_code_of("rebuild_views", run)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Where the settling job starts: from its checkpoint, from the topic's beginning, or from the tables.
+"""The start of the settling job: from its checkpoint, from the topic's beginning, or from the tables.
 
-The tables know all that a checkpoint knows: the ledger how far the log is settled, `stream_entries` what the
-streams remember. So a lost checkpoint is made anew from both, each at a pinned version. Anything that would
-settle a record twice or leave one out is refused, and the message says what to do.
+The tables have all the data of a checkpoint: the ledger has the progress, and `stream_entries` has the state of
+the streams. So a lost checkpoint is made again from both, each at a pinned version. A start that would settle a
+record twice or skip one is refused, and the message says what to do.
 """
 
 from __future__ import annotations
@@ -31,43 +31,47 @@ from schemas.tables.view_progress import ViewProgress, read_progress
 
 
 class RecoveryRefused(TrunklineError):
-    """The job cannot go on from the tables without losing or repeating records. Nothing was changed."""
+    """The job cannot continue from the tables without losing or repeating records. Nothing was changed."""
 
 
 class Recovery(NamedTuple):
-    """A start from the tables: the first offset per partition that is not settled, and pinned versions."""
+    """A start from the tables: the first unsettled offset by partition, and pinned versions of the tables."""
 
     next_offsets: dict[int, int]
     ledger_version: int
     entries_version: int
 
     def starting_offsets(self, kafka: KafkaSettings) -> dict[str, dict[str, int]]:
-        """For Spark's Kafka source: every partition of the topic by name."""
+        """Return the offsets of all partitions, in the form of Spark's Kafka source."""
         return {
             kafka.topic: {str(number): self.next_offsets.get(number, 0) for number in range(kafka.partitions)}
         }
 
     def state(self, spark: SparkSession, settings: Settings) -> GroupedData:
-        """The initial state, from the pinned version of `stream_entries`."""
+        """Return the initial state, from the pinned version of `stream_entries`."""
         path = settings.table_path(STREAM_ENTRIES)
         entries = read_table(spark, path, self.entries_version, VIEW_ARROW[STREAM_ENTRIES])
         return initial_state(entries, self.next_offsets, settings.kafka.partitions)
 
 
 def find_start(spark: SparkSession, settings: Settings, checkpoint: str) -> Recovery | None:
-    """How to start the query: by a recovery, or (None) from its checkpoint or the topic's beginning, which
-    Spark does by itself. Brings the views to the ledger's end where it needs them: their own query must not
-    run yet. A checkpoint in which no micro-batch was finished is discarded when the ledger has rows: it
-    may hold the state of another start.
+    """Decide how to start the query.
 
-    Raises CheckpointDamaged, RecoveryRefused, BackboneUnreachable, TrunklineError.
+    A recovery brings the views to the ledger's end, so their own thread must not run yet. A checkpoint without
+    a finished micro-batch is discarded if the ledger has rows, because it may have the state of another start.
+
+    Returns:
+        The recovery, or None to start from the checkpoint or the topic's beginning, as Spark does by itself.
+
+    Raises:
+        TrunklineError: CheckpointDamaged, RecoveryRefused, BackboneUnreachable, and others.
     """
     folder = CheckpointFolder(spark, checkpoint)
     found = folder.look()
     if found.last_batch is not None:
         _check_agreement(settings, found)
-        # Spark would wait for ever for offsets that the log no longer has. The views know up to where it was
-        # settled at least, without a look at the whole ledger.
+        # Spark would wait for ever for offsets that the log no longer has. The progress of the views is a lower
+        # bound of the settled offsets, and does not need a scan of the ledger.
         path = settings.table_path(STREAM_ENTRIES)
         if DeltaTable.is_deltatable(path):
             check_log(settings.kafka, read_progress(DeltaTable(path)).offsets)
@@ -84,13 +88,13 @@ def find_start(spark: SparkSession, settings: Settings, checkpoint: str) -> Reco
 
 
 def _check_agreement(settings: Settings, checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint of another time than the ledger: put back from a copy, or left by a deleted table."""
+    """Refuse a checkpoint that does not match the ledger: one of a backup, or of a deleted table."""
     assert checkpoint.last_batch is not None  # noqa: S101  for the type checker
     path = settings.table_path(LEDGER)
     committed = last_commit(path)
     if committed is None:
         if has_rows(path):
-            # Maintenance may have removed the old part of the table's log: nothing speaks against it.
+            # Maintenance may have removed the old part of the table's log, so there is no contradiction.
             return
         found = "has no rows"
     elif committed.query_id != checkpoint.query_id:
@@ -98,7 +102,7 @@ def _check_agreement(settings: Settings, checkpoint: Checkpoint) -> None:
     elif committed.batch_id not in (checkpoint.last_batch, checkpoint.last_batch + 1):
         found = f"ends with micro-batch {committed.batch_id}"
     else:
-        # One more than the checkpoint's: the job was killed between the two commits.
+        # If the ledger is one micro-batch ahead, the job was killed between the two commits.
         return
     raise RecoveryRefused(
         f"the checkpoint {checkpoint.path} does not belong to the ledger as it is: it finished micro-batch "
@@ -111,7 +115,7 @@ def _recovery(spark: SparkSession, settings: Settings) -> Recovery:
     ledger_version = DeltaTable(settings.table_path(LEDGER)).version()
     next_offsets = ledger_ends(spark, settings, ledger_version)
     check_log(settings.kafka, next_offsets)
-    # Here, because that job may start this one.
+    # Imported here, because that job may start this one.
     from jobs import build_views
 
     build_views.catch_up(settings)
@@ -121,12 +125,12 @@ def _recovery(spark: SparkSession, settings: Settings) -> Recovery:
 
 
 def ledger_ends(spark: SparkSession, settings: Settings, version: int) -> dict[int, int]:
-    """The first offset per partition that is not in the ledger at `version`.
+    """Return the first offset of each partition that is not in the ledger at `version`.
 
-    Raises RecoveryRefused unless the ledger holds, of our topic alone, each offset below it once.
+    Raises RecoveryRefused unless the ledger has each offset below it once, and no other topic.
     """
     ledger = read_table(spark, settings.table_path(LEDGER), version, LEDGER_ARROW)
-    # Distinct offsets, counted exactly by bitmaps of 32,768 each: no row leaves its task.
+    # Distinct offsets are counted exactly by bitmaps of 32,768 each, so that no row leaves its task.
     buckets = ledger.groupBy("topic", "partition", F.bitmap_bucket_number("offset").alias("bucket")).agg(
         F.count("*").alias("rows"),
         F.bitmap_count(F.bitmap_construct_agg(F.bitmap_bit_position("offset"))).alias("distinct"),
@@ -161,8 +165,9 @@ _FROM_THE_LOG: Final = (
 
 
 def check_log(kafka: KafkaSettings, next_offsets: Mapping[int, int]) -> None:
-    """Whether Kafka still has, in each partition, what comes after the ledger. Raises RecoveryRefused when it
-    begins beyond that or ends before; BackboneUnreachable.
+    """Check that Kafka still has the records after the ledger's end, in each partition.
+
+    Raises RecoveryRefused if a partition begins after that end or ends before it, and BackboneUnreachable.
     """
     with topic_reader(kafka) as consumer:
         assigned = sorted(consumer.assignment())
@@ -185,7 +190,7 @@ def check_log(kafka: KafkaSettings, next_offsets: Mapping[int, int]) -> None:
 
 
 def check_view_progress(progress: ViewProgress, next_offsets: Mapping[int, int]) -> None:
-    """Whether `stream_entries` has seen the whole ledger and no more. Raises RecoveryRefused."""
+    """Check that `stream_entries` has the whole ledger and no more. Raises RecoveryRefused."""
     for partition in sorted(next_offsets.keys() | progress.offsets.keys()):
         seen, settled = progress.offsets.get(partition, 0), next_offsets.get(partition, 0)
         if seen != settled:

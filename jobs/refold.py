@@ -1,9 +1,9 @@
-"""The parity check: the fold runs again over the raw bytes of the whole ledger, and must say the same.
+"""The parity check: the fold runs again over the raw bytes of the whole ledger, with the same results.
 
-Each ledger row is turned back into its Kafka record and settled; the verdict, the changes and the entries
-must be those in the row; what an earlier version of the fold has settled is taken over as it stands. The
-rows and entries that come out must be those in the view tables, as far as these say they are. Memory: one
-window of ledger rows, and the entries and rows of all streams.
+Each ledger row is turned back into its Kafka record and settled. The verdict, the changes and the entries must
+be those in the row; results of an earlier version of the fold are taken over. The resulting rows and entries
+must be those in the view tables, up to the progress of these. Memory: one window of ledger rows, and the
+entries and rows of all streams.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from jobs.views.view_changes import Key, RowChange, key_columns, next_offsets, row_changes, row_key
+from jobs.views.view_changes import Key, RowChange, ends_of, key_columns, row_changes, row_key
 from schemas.errors import NotFound
 from schemas.fold.entries import Entries, Writes
 from schemas.fold.settled import FOLD_VERSION, AppliedChange
@@ -37,9 +37,17 @@ _MOMENT: Final = pa.int64()
 
 
 class CheckResult(msgspec.Struct):
-    """`different`: how many differences; the first of them in words. `rows`: how many rows of each view table
-    were compared; `newer` of them were left out, because they are newer than the tables' progress. `adopted`:
-    how many records an earlier version of the fold has settled, whose word stands."""
+    """The result of a check.
+
+    Attributes:
+        records: The number of refolded records.
+        adopted: How many of them were settled by an earlier version of the fold, and were taken over.
+        different: The number of differences.
+        differences: Texts about the first differences.
+        rows: How many rows of each view table were compared.
+        newer: How many rows were not compared, because they are newer than the tables' progress.
+        offsets: The progress of the tables by partition.
+    """
 
     records: int = 0
     adopted: int = 0
@@ -50,14 +58,14 @@ class CheckResult(msgspec.Struct):
     offsets: dict[int, int] = msgspec.field(default_factory=dict)
 
     def differ(self, text: str) -> None:
-        """Count a difference and keep its text if it is among the first."""
+        """Count a difference, and keep its text if it is among the first."""
         self.different += 1
         if len(self.differences) < _SHOWN:
             self.differences.append(text)
 
 
 class Refold:
-    """Settles a ledger again, and keeps what its views should show up to `progress`."""
+    """A fold over the ledger again, which keeps the rows that the views should have up to `progress`."""
 
     def __init__(self, keyring: Keyring, progress: ViewProgress, result: CheckResult) -> None:
         self.expected: dict[str, dict[Key, RowChange]] = {table: {} for table in VIEW_TABLES}
@@ -68,7 +76,7 @@ class Refold:
         self._changes: dict[bytes | None, dict[tuple[str, str], AppliedChange]] = {}
 
     def settle(self, row: LedgerRow) -> None:
-        """Settle one row's record again, after all before it in its partition; compare and remember."""
+        """Settle one row's record again and compare; call it in the order of each partition."""
         self._result.records += 1
         where = f"ledger {row.partition}:{row.offset}"
         if row.fold_version < FOLD_VERSION:
@@ -77,9 +85,9 @@ class Refold:
         try:
             record = record_of_row(row, self._keyring)
         except (UnsealError, ValueError) as error:
-            self._result.differ(f"{where}: the record cannot be given back: {error}")
+            self._result.differ(f"{where}: the row cannot be turned back into a record: {error}")
             return
-        # What is no stream's key has no past and gets none.
+        # A record whose key names no stream has no earlier entries, and leaves none.
         known = self._streams.get(record.key)
         entries = Entries() if known is None else known
         settled = settle(record, entries, self._keyring)
@@ -93,7 +101,7 @@ class Refold:
             applied = AppliedChange(change.view, change.key, record.offset, change.row)
             changed[change.view, change.key] = applied
         if row.changes is not None or row.entries is not None:
-            # The stream's last row of a micro-batch: what the batch did stands here.
+            # The stream's last row of a micro-batch has the changes of the whole batch.
             self._compare_changes(where, row, list(self._changes.pop(record.key).values()))
             self._compare_entries(where, row, entries.take_writes())
         elif not changed:
@@ -102,9 +110,7 @@ class Refold:
             self._streams[record.key] = entries
 
     def _adopt(self, where: str, row: LedgerRow) -> None:
-        """Take over what an earlier version of the fold has decided: this one might decide otherwise, and goes
-        on from there.
-        """
+        """Take over the result of an earlier version of the fold; this version may decide otherwise."""
         self._result.adopted += 1
         if row.changes is None and row.entries is None:
             return
@@ -120,7 +126,7 @@ class Refold:
         entries.take_writes()
 
     def finish(self) -> None:
-        """After the last row: what was changed and never written down is a difference, too."""
+        """Report changes that no ledger row has; call it after the last row."""
         for key, changes in self._changes.items():
             name = (key or b"").decode("ascii", "replace")
             self._result.differ(f"{name}: {len(changes)} changes stand in no ledger row")
@@ -157,10 +163,10 @@ class Refold:
 
 
 def check_views(settings: Settings, ledger: DeltaTable, keyring: Keyring) -> CheckResult:
-    """Refold `ledger` at the version at which it is loaded, and compare. Raises NotFound without views."""
+    """Refold `ledger` at its newest version, and compare. Raises NotFound without views."""
     result = CheckResult()
     tables = {}
-    # The entries first: what the other tables hold beyond their progress is newer.
+    # The entries are opened first, so rows of the other tables beyond their progress are newer.
     for table in reversed(VIEW_TABLES):
         path = settings.table_path(table)
         if not DeltaTable.is_deltatable(path):
@@ -180,13 +186,9 @@ def check_views(settings: Settings, ledger: DeltaTable, keyring: Keyring) -> Che
 
 
 def ordered_rows(ledger: DeltaTable) -> Iterator[LedgerRow]:
-    """All rows by partition and offset, a window at a time, wherever in the files they lie."""
+    """Yield all rows by partition and offset, a window at a time, in whatever files they are."""
     dataset = dataset_of(ledger)
-    ends: dict[int, int] = {}
-    for batch in dataset.to_batches(columns=["partition", "offset"]):
-        for partition, end in next_offsets(pa.Table.from_batches([batch])).items():
-            ends[partition] = max(end, ends.get(partition, 0))
-    for partition, end in sorted(ends.items()):
+    for partition, end in ends_of(ledger).items():
         for first in range(0, end, _WINDOW):
             yield from rows_between(dataset, partition, first, first + _WINDOW)
 
@@ -198,7 +200,7 @@ def compare_table(
     progress: ViewProgress,
     result: CheckResult,
 ) -> None:
-    """Compare one view table with what it should hold; empties `expected`."""
+    """Compare one view table with its expected rows; empties `expected`."""
     names = VIEW_ARROW[table].names
     keys = key_columns(table)
     count = 0
@@ -215,7 +217,7 @@ def compare_table(
             continue
         cells = {**wanted.row, "partition": wanted.partition, "last_offset": wanted.offset}
         for name in names:
-            # A column that an earlier version did not have is empty.
+            # A column that is newer than the row's version of the fold is empty.
             refolded = cells.get(name)
             if refolded != row[name]:
                 result.differ(f"{where}: {name} is {_brief(row[name])}, refolded {_brief(refolded)}")
@@ -225,7 +227,7 @@ def compare_table(
 
 
 def table_rows(stored: DeltaTable, table: str) -> Iterator[dict[str, Any]]:
-    """The rows of a view table, times as microseconds."""
+    """Yield the rows of a view table, with times as microseconds."""
     for batch in dataset_of(stored).to_batches(columns=VIEW_ARROW[table].names):
         plain = {
             name: column.cast(_MOMENT) if pa.types.is_timestamp(column.type) else column

@@ -1,11 +1,11 @@
-"""Runs the jobs together in one driver: settle_events, build_views; maintenance and audit_trail beside them.
+"""The streaming driver: runs settle_events, build_views, maintenance and audit_trail together.
 
-Reads: what settle_events and build_views read.
-Owns: what they own; it holds the lock of the views (view_lock.py) as long as it runs.
-Guarantees: either all run or none: when one fails, all end, with exit code 1 and the reason.
-On restart: each goes on as it says of itself; settle_events first, because a recovery needs the views at rest.
+Reads: the inputs of settle_events and build_views.
+Owns: their outputs; it holds the lock of the views (view_lock.py) while it runs.
+Guarantees: either all run or none. If one fails, all stop, with exit code 1 and the reason.
+On restart: each continues as its module says; settle_events first, because a recovery needs the views at rest.
 
-Run it with spark-submit; settings as everywhere (conf/trunkline.yaml, TRUNKLINE__… variables).
+Run it with spark-submit, with the usual settings (conf/trunkline.yaml, TRUNKLINE__… variables).
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from jobs import build_views, settle_events
+from jobs.driver.background import exit_code_of
 from jobs.ledger.audit_trail import AuditThread
 from jobs.ledger.ledger_checkpoints import LedgerCheckpoints
 from jobs.maintain_tables import Maintenance
 from jobs.views.view_lock import views_lock
-from schemas.errors import BackboneUnreachable, TrunklineError
+from schemas.errors import BackboneUnreachable
 from schemas.keys.sealing import load_keyring
 from schemas.keys.umask import keep_files_private
 from schemas.log_access.event_topic import check_topic
-from schemas.settings.settings import Settings, SettingsError, load_settings
+from schemas.settings.settings import Settings, load_settings
 from schemas.tables.fold_version import check_fold_version
 
 PROGRAM = "run_streams"
@@ -38,11 +39,11 @@ _POLL_S = 0.2
 
 
 def prepare_session(settings: Settings) -> SparkSession:
-    """The session of the settling query. Raises BackboneUnreachable when a cluster's master takes no driver."""
+    """Return the session of the settling query. Raises BackboneUnreachable if Spark does not start."""
     try:
         spark = SparkSession.builder.appName(PROGRAM).getOrCreate()
     except Py4JError as error:
-        # The context that found no master, or was refused by it, has stopped itself: the log has said why.
+        # A context without a master, or refused by it, has stopped itself and logged the reason.
         raise BackboneUnreachable(
             "Spark did not start, for the reason above. On a cluster: is the master of spark.master there, and "
             f"does SPARK_CONF_DIR hold the cluster's secret? ({str(error).splitlines()[0]})"
@@ -54,11 +55,11 @@ def prepare_session(settings: Settings) -> SparkSession:
 def run(
     spark: SparkSession, settings: Settings, stopping: threading.Event, ready_file: Path | None
 ) -> str | None:
-    """Run all until `stopping` is set or one fails; returns why one failed. Raises what the starts raise."""
+    """Run all until `stopping` is set or one fails; return the reason of a failure. Raises as the starts."""
     with ExitStack() as parts:
         checkpoints = LedgerCheckpoints(settings)
         audit = AuditThread(settings)
-        # Stopped after the query, so that the last micro-batch is anchored.
+        # The audit stops after the query, so that the last micro-batch is anchored.
         parts.callback(audit.stop)
         query = settle_events.start(spark, settings, after_batch=checkpoints.committed)
         parts.callback(query.stop)
@@ -76,7 +77,7 @@ def run(
             if ready_file is not None and views.is_ready and settle_events.is_ready(query):
                 ready_file.touch()
                 ready_file = None
-        # What a query says after it was stopped in the middle of a micro-batch is no failure.
+        # An error of a query that was stopped in the middle of a micro-batch is no failure.
         reasons = [] if query.isActive else [f"{query.name}: {query.exception() or 'ended by itself'}"]
         if views.failure is not None:
             reasons.append(f"build_views: {views.failure}")
@@ -84,14 +85,14 @@ def run(
 
 
 def main() -> int:
-    """Run until SIGTERM or SIGINT, or until one fails. Exit codes as everywhere; 1: one failed."""
-    try:
-        settings = load_settings()
-        load_keyring(settings)
-        check_topic(settings)
-    except (SettingsError, TrunklineError) as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, SettingsError) else error.exit_code
+    """Run until SIGTERM or SIGINT, or until one part fails (exit code 1)."""
+    return exit_code_of(PROGRAM, _run_until_signal)
+
+
+def _run_until_signal() -> int:
+    settings = load_settings()
+    load_keyring(settings)
+    check_topic(settings)
     stopping = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -100,18 +101,14 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     named = os.environ.get("TRUNKLINE_READY_FILE")
-    try:
-        with views_lock(settings):
-            # A switch takes the same lock: looked at before it, the version could change until we have it.
-            check_fold_version(settings)
-            spark = prepare_session(settings)
-            try:
-                failure = run(spark, settings, stopping, Path(named) if named else None)
-            finally:
-                spark.stop()
-    except TrunklineError as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return error.exit_code
+    with views_lock(settings):
+        # A switch of the fold takes the same lock, so the version cannot change after this check.
+        check_fold_version(settings)
+        spark = prepare_session(settings)
+        try:
+            failure = run(spark, settings, stopping, Path(named) if named else None)
+        finally:
+            spark.stop()
     if failure is not None:
         print(f"{PROGRAM}: {failure}", file=sys.stderr)
     return 0 if failure is None else 1

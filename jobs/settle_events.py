@@ -1,12 +1,12 @@
-"""Settles `trunk.events` into the Delta table `ledger`: the fold, run by Spark, exactly once.
+"""The job that settles `trunk.events` into the Delta table `ledger`: the fold, run by Spark, exactly once.
 
 Reads: every record of the Kafka topic, from its beginning.
-Owns: the table `ledger` and the checkpoint `settle_events`; nobody else writes them.
-Guarantees: one row for each record, whatever its bytes; one commit a micro-batch; a record is settled after
-all records of its stream before it, once, also across kill -9.
-On restart: goes on from the checkpoint; a micro-batch that was in the table already is settled again for
-the state's sake and not written again. Without its checkpoint it goes on from the ledger and `stream_entries`
-(jobs/recovery.py), or refuses and says why.
+Owns: the table `ledger` and the checkpoint `settle_events`; no other program writes them.
+Guarantees: one row for each record, whatever its bytes, and one commit for each micro-batch. A record is
+settled once, after all earlier records of its stream, also across kill -9.
+On restart: continues from the checkpoint. A micro-batch that is already in the table is settled again to update
+the state, but not written again. Without its checkpoint, the job continues from the ledger and `stream_entries`
+(jobs/recovery.py), or refuses with a reason.
 
 jobs/run_streams.py runs it.
 """
@@ -45,14 +45,14 @@ from schemas.wire.record import STANDARD_HEADERS
 
 QUERY_NAME = "settle_events"
 _POLL_S = 0.2
-# After its first micro-batch, which comes at once, a query with this trigger does nothing for long.
+# With this trigger, a query is idle for long after its first micro-batch, which comes at once.
 _ONE_BATCH = "1 hour"
 
 
 def read_records(
     spark: SparkSession, settings: Settings, options: Mapping[str, str] | None = None
 ) -> DataFrame:
-    """The topic as a stream, from its beginning, with the headers. `options`: more of Spark's Kafka source."""
+    """Return the topic as a stream with headers. `options`: further options of Spark's Kafka source."""
     return (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", settings.kafka.bootstrap_servers)
@@ -61,9 +61,9 @@ def read_records(
         .option("startingOffsets", "earliest")
         .option("includeHeaders", "true")
         .option("failOnDataLoss", "true")
-        # After each fetch the client sends the next one, which waits at the log's end for more, and Spark's two
-        # questions for the partition's bounds wait behind it on the same connection: with Kafka's default of
-        # 500 ms, or with 50, that long in each micro-batch. Spark asks only for offsets that are there.
+        # After each fetch the client sends the next one, which waits at the log's end for more records. Spark's
+        # two requests for the partition's bounds wait behind it on the same connection, 500 ms by Kafka's
+        # default. Spark only asks for offsets that exist, so the fetch need not wait.
         .option("kafka.fetch.max.wait.ms", "1")
         .option("maxOffsetsPerTrigger", str(settings.spark.max_offsets_per_trigger))
         .options(**(options or {}))
@@ -77,7 +77,7 @@ def settle_frame(
     keyring_source: Callable[[], Keyring] | None = None,
     state: GroupedData | None = None,
 ) -> DataFrame:
-    """The ledger's files of a stream of Kafka records, as rows of LEDGER_FILE: of `settled_rows`."""
+    """Return the ledger's new files for a stream of Kafka records, as rows of LEDGER_FILE."""
     write = functools.partial(write_file, settings.table_path(LEDGER))
     return settled_rows(records, settings, keyring_source, state).mapInArrow(write, LEDGER_FILE)
 
@@ -88,8 +88,13 @@ def settled_rows(
     keyring_source: Callable[[], Keyring] | None = None,
     state: GroupedData | None = None,
 ) -> DataFrame:
-    """The packed ledger rows of a stream of Kafka records. `keyring_source` is called in each worker. `state`:
-    what a new checkpoint starts with; Spark reads it in a query's very first micro-batch alone.
+    """Return the packed ledger rows for a stream of Kafka records.
+
+    Args:
+        records: The stream of records.
+        settings: The settings of Kafka and Spark.
+        keyring_source: Called in each worker; by default it reads the key file.
+        state: The initial state for a new checkpoint. Spark reads it only in a query's first micro-batch.
     """
     processor = SettleStreams(keyring_source or functools.partial(worker_keyring, settings.key_file))
     return (
@@ -103,12 +108,12 @@ def settled_rows(
 
 
 def bucketed(records: DataFrame, settings: Settings) -> DataFrame:
-    """The records with their bucket, and their headers in flat columns.
+    """Return the records with their bucket, and their headers in flat columns.
 
-    Spark asks after each record how large the Arrow batch has become, and for a list column that costs as
-    much as the batch is long. So the usual headers travel as one binary cell, `usual_headers`: their values,
-    separated; and what is not usual (other names, a value missing, a value with the separator in it) as
-    JSON, `odd_headers`. A record without headers has neither.
+    Spark computes the size of the Arrow batch after each record, and for a list column that takes as long as
+    the batch is. So the usual headers travel as one binary cell, `usual_headers`, with separated values.
+    Unusual headers (other names, missing values, values with the separator) travel as JSON, `odd_headers`. A
+    record without headers has neither.
     """
     separator = F.lit(SEPARATOR)
     values = [F.get(F.col("headers"), F.lit(i))["value"] for i in range(len(STANDARD_HEADERS))]
@@ -124,7 +129,7 @@ def bucketed(records: DataFrame, settings: Settings) -> DataFrame:
 
 
 def worker_keyring(key_file: Path) -> Keyring:
-    """The keyring, read in the worker's own process: a key is never part of a serialized task."""
+    """Read the keyring in the worker's own process, so that no key is part of a serialized task."""
     secret = os.environ.get(MASTER_KEY_VARIABLE)
     return load_keyring(Settings(master_key_file=key_file, master_key=SecretStr(secret) if secret else None))
 
@@ -136,11 +141,16 @@ def start(
     available_now: bool = False,
     after_batch: Callable[[int], None] | None = None,
 ) -> StreamingQuery:
-    """Start the query, from its checkpoint, from the topic's beginning, or by a recovery from the tables.
+    """Start the query: from its checkpoint, from the topic's beginning, or by a recovery from the tables.
 
-    A recovery brings the views to the ledger's end, so their own query must not run yet. `available_now`:
-    the query ends when all that is in the topic is settled. `after_batch` is called with a micro-batch's id
-    when it is in the table and Spark does not know it yet. Raises what `recovery.find_start` raises.
+    A recovery brings the views to the ledger's end, so their own thread must not run yet. Raises as
+    `recovery.find_start`.
+
+    Args:
+        spark: The session.
+        settings: The settings of the tables, Kafka and Spark.
+        available_now: End the query when all current records of the topic are settled.
+        after_batch: Called with the id of each committed micro-batch, before Spark notes its end.
     """
     checkpoint = f"{settings.checkpoints_root}/{QUERY_NAME}"
     recovery = find_start(spark, settings, checkpoint)
@@ -163,14 +173,13 @@ def _load(
     checkpoint: str,
     after_batch: Callable[[int], None] | None,
 ) -> None:
-    """Make a new checkpoint of the tables: the query's first micro-batch, by a run of its own.
+    """Make a new checkpoint from the tables, by a separate run of the query's first micro-batch.
 
-    A run that carries the initial state plans it again in each micro-batch, for nothing.
+    A run with an initial state would plan it again in each later micro-batch.
     """
     offsets = {"startingOffsets": json.dumps(recovery.starting_offsets(settings.kafka))}
-    frame = settle_frame(
-        read_records(spark, settings, offsets), settings, state=recovery.state(spark, settings)
-    )
+    records = read_records(spark, settings, offsets)
+    frame = settle_frame(records, settings, state=recovery.state(spark, settings))
     query = _started(frame, settings, checkpoint, {"processingTime": _ONE_BATCH}, after_batch)
     while query.isActive and query.lastProgress is None:
         time.sleep(_POLL_S)
@@ -201,5 +210,5 @@ def _started(
 
 
 def is_ready(query: StreamingQuery) -> bool:
-    """Whether the query has read its sources and waits for records, or has settled some."""
+    """Return whether the query waits for records, or has settled some."""
     return query.lastProgress is not None or query.status["message"] == "Waiting for data to arrive"

@@ -1,1 +1,4 @@
-"""Writing the ledger table, its files, its audit chain and its checkpoints."""
+"""The table `ledger`: its data files, its commits' audit chain, and its checkpoints.
+
+Imports `driver`, `spark` and `views`, but no job.
+"""

@@ -1,10 +1,10 @@
-"""Keeps the audit chain for good, and anchors it: what the ledger's commits carry goes into the chain file.
+"""The audit trail: copies the audit chain from the ledger's commits into the chain file, and anchors it.
 
 Reads: the commits of the ledger.
 Owns: the chain file, the file of anchors, and the key that signs them.
-Guarantees: each commit's entry is in the chain file once, in order; Delta's log is not cleaned of one that is
-not. No micro-batch waits for it. It judges nothing: `./trunkline audit verify` does.
-On restart: goes on after the file's last line, which a crash may have left half written.
+Guarantees: each commit's entry is in the chain file once, in order. It stays in Delta's log until then. No
+micro-batch waits for it. The audit trail checks nothing: `./trunkline audit verify` does.
+On restart: continues after the file's last line, which a crash may have left incomplete.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import errno
 import fcntl
 import os
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Final
 
 from deltalake import DeltaTable
 
+from jobs.driver.background import BackgroundThread
 from schemas.integrity.audit_anchors import ensure_anchor_key, public_pem, sign_statement, statement_of
 from schemas.integrity.audit_chain import ChainLine, has_commit, last_in_file, line_in_commit, lines_in_log
 from schemas.integrity.audit_files import anchor_key_file, anchor_public_key_file, anchors_file, chain_file
@@ -33,7 +33,7 @@ _AFTER_A_FAILURE_S: Final = 10.0
 
 
 class AuditTrail:
-    """The chain file and the anchors of the ledger that the settings name, which must be there."""
+    """The chain file and the anchors of the ledger that the settings name. The ledger must exist."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -47,14 +47,14 @@ class AuditTrail:
         self._anchored_at = -float("inf")
 
     def catch_up(self) -> None:
-        """Write down all entries that the log has and the file has not, whatever is missing between."""
+        """Add all entries of the log that the file lacks, even if entries before them are missing."""
         self._look()
         found = lines_in_log(self._storage, -1 if self._last is None else self._last.version)
         self._append(found.lines)
         self._seen = found.version
 
     def follow(self) -> None:
-        """Write down the entries of the commits that came since the last call. Costs one look at the log."""
+        """Add the entries of the commits since the last call. It costs one look at the log."""
         if self._seen is None:
             self.catch_up()
             return
@@ -68,7 +68,7 @@ class AuditTrail:
         self._seen = version
 
     def anchor(self, *, at_once: bool = False) -> bool:
-        """Sign how far the chain is, if it has grown and it is time; returns whether it did."""
+        """Sign the state of the chain if it has grown and the interval has passed; return whether it did."""
         due = time.monotonic() - self._anchored_at >= self._settings.audit.anchor_interval_s
         if self._last is None or self._last.entry.number < self._anchored or not (due or at_once):
             return False
@@ -81,7 +81,7 @@ class AuditTrail:
         return True
 
     def _look(self) -> None:
-        """Read the file's end, unless it is as this left it."""
+        """Read the file's end, unless the file is unchanged."""
         size = self.path.stat().st_size if self.path.exists() else 0
         if size != self._size:
             self._last, self._size = last_in_file(self.path), size
@@ -92,14 +92,14 @@ class AuditTrail:
         is_new = not self.path.exists()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a+b") as file:
-            # Maintenance does this in another thread.
+            # Maintenance also appends, in another thread.
             fcntl.flock(file, fcntl.LOCK_EX)
             self._look()
             after = -1 if self._last is None else self._last.version
             wanted = [line for line in lines if line.version > after]
             if not wanted:
                 return
-            # What was being written at a crash: its entry is in the log.
+            # Drop a line that a crash has cut; its entry is in the log.
             file.truncate(_whole_bytes(self.path))
             file.write(b"".join(line.text() for line in wanted))
             file.flush()
@@ -110,7 +110,7 @@ class AuditTrail:
 
 
 def _add_public_key(path: Path, pem: str) -> None:
-    """Keep the public keys of all keys that have signed, the first one first."""
+    """Add the public key to those of all keys that have signed, in order of their first use."""
     if not path.exists():
         make_first(path, pem)
     if pem not in path.read_text(encoding="ascii"):
@@ -118,7 +118,7 @@ def _add_public_key(path: Path, pem: str) -> None:
 
 
 def _whole_bytes(path: Path) -> int:
-    """The size of a file without a last line that has no end."""
+    """Return the size of a file without an incomplete last line."""
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
@@ -132,12 +132,12 @@ def _whole_bytes(path: Path) -> int:
 
 
 def _append_line(path: Path, line: bytes) -> None:
-    """Append to a file that may let nobody do more than that."""
+    """Append a line to a file that may be append-only."""
     is_new = not path.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        # A line that a full disk has cut must not take this one with it.
+        # A line that a full disk has cut must not be joined with this one.
         is_whole = is_new or _whole_bytes(path) == path.stat().st_size
         text = line if is_whole else b"\n" + line
         written = os.write(file, text)
@@ -158,23 +158,15 @@ def _sync_folder(path: Path) -> None:
         os.close(folder)
 
 
-class AuditThread:
-    """Follows the ledger and anchors the chain on a thread of its own; `stop` does both once more."""
+class AuditThread(BackgroundThread):
+    """A thread that follows the ledger and anchors the chain, and does both once more at its end.
+
+    The ledger must exist before `start`.
+    """
 
     def __init__(self, settings: Settings) -> None:
+        super().__init__("audit_trail")
         self._settings = settings
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="audit_trail", daemon=True)
-
-    def start(self) -> None:
-        """Start, once the ledger is there."""
-        self._thread.start()
-
-    def stop(self, timeout_s: float = 10.0) -> None:
-        """End it, after the last micro-batch has been anchored."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
 
     def _run(self) -> None:
         trail: AuditTrail | None = None
@@ -186,7 +178,7 @@ class AuditThread:
                 trail = trail or AuditTrail(self._settings)
                 trail.follow()
                 trail.anchor(at_once=stopping)
-            except Exception as error:  # noqa: BLE001  the streams matter more; it is tried again
+            except Exception as error:  # noqa: BLE001  the streams go on; the next round tries again
                 pause = _AFTER_A_FAILURE_S
                 trail = None
                 print(f"audit_trail: {type(error).__name__}: {error}", file=sys.stderr)

@@ -1,17 +1,17 @@
-"""The head of the audit chain, as the settling query needs it: the next commit's entry names the one before.
+"""The head of the audit chain for the settling query: the next commit's entry refers to the previous one.
 
 Reads: the ledger's log and the chain file, once at a start.
-Guarantees: the chain has one entry for each commit of a micro-batch, in their order, also after a crash, a lost
-checkpoint or a new query. It holds for one settling job a ledger, as all of the ledger does.
+Guarantees: the chain has one entry for each commit of a micro-batch, in order, also after a crash, a lost
+checkpoint or a new query. This requires a single settling job for each ledger.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-import pyarrow as pa
 from deltalake import DeltaTable
 
+from jobs.views.view_changes import ends_of
 from schemas.errors import TrunklineError
 from schemas.integrity.audit_chain import (
     ChainEntry,
@@ -25,20 +25,21 @@ from schemas.integrity.audit_chain import (
 )
 from schemas.integrity.audit_files import chain_file
 from schemas.settings.settings import Settings
-from schemas.tables.delta_files import dataset_of, table_storage
+from schemas.tables.delta_files import table_storage
 from schemas.tables.ledger import LEDGER
 
 
 class LedgerChain:
-    """Gives each micro-batch's entry; one for each start of the query."""
+    """The maker of each micro-batch's entry. Each start of the query makes a new object."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._head: ChainEntry | FirstEntry | None = None
 
     def holds(self, query: str, batch: int, roots: Iterable[str]) -> bool:
-        """Whether this micro-batch, whose tasks handed on `roots`, is in the ledger: its offsets lie before the
-        chain's end. Raises TrunklineError when some of them do and others do not.
+        """Return whether a micro-batch with these `roots` is in the ledger, before the chain's end.
+
+        Raises TrunklineError if only a part of its offsets is.
         """
         head, brought = self._newest(), read_roots(roots)
         ends = head.start if isinstance(head, FirstEntry) else head.ends
@@ -55,7 +56,7 @@ class LedgerChain:
         return False
 
     def entry(self, query: str, batch: int, roots: Iterable[str]) -> ChainEntry:
-        """The entry of the micro-batch that is about to be committed, whose tasks handed on `roots`."""
+        """Return the entry of the next micro-batch to commit, with the `roots` of its tasks."""
         return next_entry(self._newest(), query, batch, roots)
 
     def _newest(self) -> ChainEntry | FirstEntry:
@@ -64,29 +65,20 @@ class LedgerChain:
         return self._head
 
     def committed(self, entry: ChainEntry) -> None:
-        """Its micro-batch is in the table."""
+        """Note that the micro-batch of `entry` was committed."""
         self._head = entry
 
 
 def _find_head(settings: Settings) -> ChainEntry | FirstEntry:
-    """The chain's newest entry. The log is cleaned after an hour, of nothing that the chain file has not."""
+    """Return the chain's newest entry. After an hour, entries may be in the chain file alone."""
     path = settings.table_path(LEDGER)
     table = DeltaTable(path)
     known = last_in_file(chain_file(settings, str(table.metadata().id)))
     lines = lines_in_log(table_storage(path), -1 if known is None else known.version).lines
     found = newest_entry(None if known is None else known.entry, lines)
-    return FirstEntry(str(table.metadata().id), _ends(table)) if found is None else found
+    # A ledger may be older than its chain, which then starts at the ledger's end.
+    return FirstEntry(str(table.metadata().id), ends_of(table)) if found is None else found
 
 
 def _places(roots: Iterable[PartitionRoot]) -> str:
     return ", ".join(f"offsets {root.first} to {root.last} of partition {root.partition}" for root in roots)
-
-
-def _ends(table: DeltaTable) -> dict[int, int]:
-    """The first offset of each partition that is not in the ledger: of one that is older than its chain."""
-    ends: dict[int, int] = {}
-    for batch in dataset_of(table).scanner(columns=["partition", "offset"]).to_batches():
-        found = pa.table(batch).group_by("partition").aggregate([("offset", "max")])
-        for row in found.to_pylist():
-            ends[row["partition"]] = max(ends.get(row["partition"], 0), row["offset_max"] + 1)
-    return dict(sorted(ends.items()))

@@ -1,7 +1,7 @@
-"""Keeps the ledger's transaction log short: a checkpoint every so many commits, beside the stream.
+"""Checkpoints of the ledger's transaction log, after a number of commits, outside the stream.
 
-A commit reads what came after the log's newest checkpoint, so there must be young ones (decision 0012). They
-are no part of a commit: nothing waits for them.
+A commit reads the part of the log after its newest checkpoint, so checkpoints must be recent (decision 0012).
+They are no part of a commit, so no micro-batch waits for them.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ EVERY_COMMITS: Final = 100
 
 
 class LedgerCheckpoints:
-    """Give `committed` to the settling query, and call `write_if_due` now and then, on one thread."""
+    """A counter of commits. Pass `committed` to the settling query, and call `write_if_due` regularly."""
 
     def __init__(self, settings: Settings) -> None:
         self._path = settings.table_path(LEDGER)
-        # The first at once: nobody knows how many commits the last run has left.
+        # The first checkpoint is written at once, because the number of commits since the last one is unknown.
         self._commits = EVERY_COMMITS
 
     def committed(self, batch_id: int) -> None:
-        """A micro-batch is in the table."""
+        """Count a committed micro-batch."""
         self._commits += 1
 
     def write_if_due(self) -> bool:
-        """Write a checkpoint if it is time for one; returns whether it did. What fails is told, and tried again
-        after as many commits.
+        """Write a checkpoint if one is due, and return whether it was written.
+
+        An error is reported, and the next attempt follows after as many commits.
         """
         if self._commits < EVERY_COMMITS:
             return False

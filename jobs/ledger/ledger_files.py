@@ -1,9 +1,9 @@
-"""The ledger's data files: each task writes its rows to one Parquet file, beside the rows that came before.
+"""The ledger's data files: each task writes its rows into one Parquet file.
 
-A file is part of the table from the commit that names it (once_sink.py); one whose task failed, or whose
-commit never came, is never read, and maintenance deletes it. So nothing but a file's name, statistics
-and Merkle roots goes through the JVM: rows went through it twice, and planning their 25 columns took a third
-of a micro-batch (decision 0012).
+A file becomes part of the table with the commit that names it (once_sink.py). A file of a failed task, or
+without a commit, is never read, and maintenance deletes it. So only a file's name, statistics and Merkle roots
+pass through the JVM. Before that, rows passed through it twice, and planning their 25 columns took a third of a
+micro-batch (decision 0012).
 """
 
 from __future__ import annotations
@@ -24,27 +24,29 @@ from jobs.spark.worker_heap import keep_modules
 from schemas.tables.delta_files import table_storage
 from schemas.tables.ledger_arrow import LEDGER_ARROW
 
-# What readers skip files by. Who looks for a stream reads all files: its rows are in most of them.
+# Columns with statistics by which readers skip files. A stream has rows in most files, so it needs none.
 SKIPPING_COLUMNS: Final = ("partition", "offset", "logged_at", "verdict")
 
 
 class FileStatistics:
-    """What the log says of a file: how many rows, and the bounds of SKIPPING_COLUMNS, which are never null."""
+    """The statistics of a file: the number of rows, and the bounds of SKIPPING_COLUMNS (never null)."""
 
     def __init__(self) -> None:
         self._rows = 0
         self._bounds: dict[str, list[Any]] = {name: [] for name in SKIPPING_COLUMNS}
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Count the rows of `batch`, which has some."""
+        """Add the rows of `batch`, which must not be empty."""
         self._rows += batch.num_rows
         for name, bounds in self._bounds.items():
             found = pc.min_max(batch.column(name)).as_py()
             bounds += [found["min"], found["max"]]
 
     def to_json(self) -> str:
-        """As in Delta's protocol, "Per-file Statistics". Kafka's times are whole milliseconds, as they must be
-        here."""
+        """Return the statistics in the form of Delta's protocol, "Per-file Statistics".
+
+        Times must be whole milliseconds there, and Kafka's times are.
+        """
         return json.dumps(
             {
                 "numRecords": self._rows,
@@ -62,8 +64,9 @@ def _plain(value: Any) -> Any:
 
 
 def write_file(table: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For `mapInArrow`, after its first argument: writes the ledger rows in the cells of the column `rows` to
-    a file below the path `table`; gives the row of LEDGER_FILE that says which, or none if there are no rows.
+    """Write the ledger rows in the cells of the column `rows` to a file below the path `table`.
+
+    Used by `mapInArrow`. Yields the row of LEDGER_FILE about the file, or none if there are no rows.
     """
     cells = (cell.as_buffer() for batch in batches for cell in batch.column("rows"))
     first = next(cells, None)

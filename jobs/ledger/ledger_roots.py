@@ -1,7 +1,7 @@
-"""The Merkle roots of what a task adds to the ledger, taken while it writes its file.
+"""The Merkle roots of the rows that a task adds to the ledger, computed while it writes its file.
 
-A partition's rows of a micro-batch are all in one task, in the order of their offsets: a bucket is a partition
-(buckets.py). Anything else is refused, because its root could not be checked later.
+A partition's rows of a micro-batch are all in one task, in the order of their offsets, because a bucket is a
+partition (buckets.py). Any other order is refused, because its root could not be checked later.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from schemas.integrity.ledger_leaves import ENCODINGS, NEWEST_ENCODING, ledger_l
 
 
 class FileRoots:
-    """Give it the batches that go into the file, in their order; then it tells the roots."""
+    """The roots of one file. Add the file's batches in order, then call `to_json`."""
 
     def __init__(self) -> None:
         self._leaves: dict[int, list[bytes]] = {}
         self._offsets: dict[int, tuple[int, int]] = {}
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Hash the rows of `batch`, which has some. Raises ValueError when they are not in order."""
+        """Hash the rows of `batch`, which must not be empty. Raises ValueError if they are not in order."""
         partitions = batch.column("partition")
         present = pc.unique(partitions).to_pylist()
         for partition in present:
@@ -35,5 +35,5 @@ class FileRoots:
             self._leaves.setdefault(partition, []).extend(ledger_leaves(rows, ENCODINGS[NEWEST_ENCODING]))
 
     def to_json(self) -> str:
-        """The roots, one for each partition."""
+        """Return the roots, one for each partition."""
         return roots_text(partition_root(p, self._offsets[p], leaves) for p, leaves in self._leaves.items())

@@ -1,4 +1,4 @@
-"""The ledger as a Delta table: made, and brought up to what this version writes, before anything appends."""
+"""The ledger as a Delta table: its creation, and its upgrade to this version's columns before any append."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from schemas.tables.fold_version import FOLD_PROPERTY, version_of
 from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import LEDGER_ARROW
 
-# Files that a reader may have open are never deleted.
+# The least time for which replaced files are kept, because readers may have them open.
 KEEP_AT_LEAST_H: Final = 1
 
 
 def keep_old_files_h(settings: Settings) -> int:
-    """For how many hours files that were replaced are kept."""
+    """Return for how many hours replaced files are kept."""
     return max(KEEP_AT_LEAST_H, round(settings.views.keep_old_files_h))
 
 
 def create_ledger(settings: Settings) -> None:
-    """Make an empty ledger where there is none: a stream cannot read a table that does not exist."""
+    """Make an empty ledger if there is none, because a stream cannot read a missing table."""
     path = settings.table_path(LEDGER)
     if not DeltaTable.is_deltatable(path):
         DeltaTable.create(path, LEDGER_ARROW, mode="ignore", name=LEDGER, configuration=_properties(settings))
 
 
 def prepare_ledger(settings: Settings) -> None:
-    """Make the ledger, or give the one that is there the columns and properties that it lacks.
+    """Make the ledger, or add the columns and properties that an existing one lacks.
 
-    Only while nothing appends: an append fails when a table's metadata changes meanwhile.
+    Call it only while no program appends: an append fails if the table's metadata changes meanwhile.
     """
     create_ledger(settings)
     table = DeltaTable(settings.table_path(LEDGER))
@@ -50,11 +50,11 @@ def prepare_ledger(settings: Settings) -> None:
 def _properties(settings: Settings) -> dict[str, str]:
     return {
         "delta.deletedFileRetentionDuration": f"interval {keep_old_files_h(settings)} hours",
-        # A directory of the log with tens of thousands of files makes each commit slow.
+        # With tens of thousands of files in the log's folder, each commit is slow.
         "delta.logRetentionDuration": "interval 1 hours",
-        # Others write the checkpoints (ledger_checkpoints.py), where no micro-batch waits for them.
+        # ledger_checkpoints.py writes the checkpoints, so that no micro-batch waits for them.
         "delta.checkpointInterval": "10000",
-        # What build_views follows. Appends need no further files for it.
+        # build_views reads the change data feed. Appends need no further files for it.
         "delta.enableChangeDataFeed": "true",
         "delta.dataSkippingStatsColumns": ",".join(SKIPPING_COLUMNS),
     }

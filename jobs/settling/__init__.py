@@ -1,1 +1,4 @@
-"""Settling records in Spark: the stateful query, its state and its sink."""
+"""The settling query's stateful operator, its state, its sink and its checkpoint.
+
+Imports `ledger`, `spark` and `views`, but no job.
+"""

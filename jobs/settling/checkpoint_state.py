@@ -1,8 +1,9 @@
-"""What a query's checkpoint is worth: there, lost, begun and not used, or damaged.
+"""The state of a query's checkpoint: usable, lost, not used yet, or damaged.
 
-Spark writes `metadata` (the query's id) once, when the checkpoint is made, then for each micro-batch a file
-in `offsets` before it and one in `commits` after it, each of them atomically. So a crash leaves few pictures,
-and every other one comes from outside. Works through Hadoop's file systems: the checkpoint may be a URI.
+Spark writes `metadata` (the query's id) once, when it makes the checkpoint. For each micro-batch it writes a
+file in `offsets` before it and one in `commits` after it, each of them atomically. So a crash can leave only a
+few states, and any other state has another cause. The module uses Hadoop's file systems, so the checkpoint may
+be a URI.
 """
 
 from __future__ import annotations
@@ -20,12 +21,17 @@ _OURS: Final = {"metadata", "offsets", "commits", "sources", "state"}
 
 
 class CheckpointDamaged(TrunklineError):
-    """The checkpoint cannot be used and was not lost as a whole. The message names the directory."""
+    """The checkpoint cannot be used, but is not lost as a whole. The message names the directory."""
 
 
 class Checkpoint(NamedTuple):
-    """What was found. `query_id` None: there is no checkpoint, or only what a query wrote after its checkpoint
-    was deleted. `last_batch` None: no micro-batch was ever finished in it.
+    """The state of a checkpoint.
+
+    Attributes:
+        path: The directory.
+        has_files: Whether there are any files.
+        query_id: The query's id; None if there is no checkpoint, or only files written after its deletion.
+        last_batch: The last finished micro-batch; None if none was ever finished.
     """
 
     path: str
@@ -35,7 +41,7 @@ class Checkpoint(NamedTuple):
 
 
 class CheckpointFolder:
-    """The directory of a checkpoint, on whatever file system it is."""
+    """The directory of a checkpoint, on any file system."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         jvm: Any = spark._jvm
@@ -45,7 +51,7 @@ class CheckpointFolder:
         self._read = jvm.org.apache.hadoop.io.IOUtils.readFullyToByteArray
 
     def look(self) -> Checkpoint:
-        """What the checkpoint is worth. Raises CheckpointDamaged."""
+        """Return the state of the checkpoint. Raises CheckpointDamaged."""
         names = self._names("")
         if not names:
             return Checkpoint(self.path, False, None, None)
@@ -58,7 +64,7 @@ class CheckpointFolder:
         if not commits and offsets <= {0}:
             return Checkpoint(self.path, True, query_id, None)
         if not offsets or not commits:
-            raise self._damaged(f"its folder {'commits' if offsets else 'offsets'} is empty or gone")
+            raise self._damaged(f"its folder {'commits' if offsets else 'offsets'} is empty or missing")
         last = max(commits)
         if last not in offsets or max(offsets) > last + 1:
             raise self._damaged(f"it began micro-batch {max(offsets)} and finished {last}")
@@ -66,12 +72,12 @@ class CheckpointFolder:
             if not self._text(name).startswith("v"):
                 raise self._damaged(f"its file {name} cannot be read")
         if not self._names("state/0"):
-            raise self._damaged("its folder state is empty or gone")
+            raise self._damaged("its folder state is empty or missing")
         return Checkpoint(self.path, True, query_id, last)
 
     def discard(self) -> None:
-        """Delete it. What is left when that is interrupted counts as no checkpoint."""
-        # Without `metadata` the rest is worth nothing, so that goes first.
+        """Delete the checkpoint. After an interruption, the rest counts as no checkpoint."""
+        # Without `metadata` the rest is no checkpoint, so it is deleted first.
         self._files.delete(self._at("metadata"), False)
         self._files.delete(self._new_path(self.path), True)
 
@@ -83,7 +89,7 @@ class CheckpointFolder:
         if not self._files.exists(folder):
             return set()
         names = {str(status.getPath().getName()) for status in self._files.listStatus(folder)}
-        # Temporary files and checksums of Hadoop's.
+        # Skip Hadoop's temporary files and checksums.
         return {name for name in names if not name.startswith(".")}
 
     def _batches(self, name: str) -> set[int]:
@@ -97,7 +103,7 @@ class CheckpointFolder:
             finally:
                 stream.close()
         except Py4JJavaError:
-            # Also where the bytes do not fit their checksum.
+            # Also raised if the bytes do not match their checksum.
             raise self._damaged(f"its file {name} cannot be read") from None
 
     def _query_id(self) -> str:
@@ -114,9 +120,10 @@ class CheckpointFolder:
 
 
 class CheckpointGuard:
-    """Stops a query whose checkpoint was deleted under it: what it writes there is lost, and the sooner it
-    starts anew the better. Called in each micro-batch; on a local disk that is one look at a file. On an
-    object store it asks nothing: there the next start finds out.
+    """A check in each micro-batch that stops a query whose checkpoint was deleted.
+
+    Anything that the query writes into the deleted checkpoint is lost. On a local disk the check looks at one
+    file. On an object store it does nothing, and the next start detects the deletion.
     """
 
     def __init__(self, path: str) -> None:
@@ -125,7 +132,7 @@ class CheckpointGuard:
         self._metadata = None if "://" in plain else Path(plain) / "metadata"
 
     def __call__(self) -> None:
-        """Raise CheckpointDamaged when the checkpoint is gone."""
+        """Raise CheckpointDamaged if the checkpoint was deleted."""
         if self._metadata is not None and not self._metadata.exists():
             raise CheckpointDamaged(
                 f"the checkpoint {self._path} was deleted under the running query; started again, the job goes "

@@ -1,7 +1,7 @@
-"""The settling job's state as it is loaded into a new checkpoint: packed cells, made of `stream_entries`.
+"""The settling job's initial state for a new checkpoint: packed cells, made from `stream_entries`.
 
-A cell is msgpack and holds some streams of one bucket with all their entries, and the bucket's last offset.
-Thousands of streams in a cell for the reason that packs records too: Spark walks rows one by one.
+A cell is msgpack. It has some streams of one bucket with all their entries, and the bucket's last offset. A
+cell has thousands of streams, because Spark handles rows one by one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PACKED: Final = "bucket int not null, state binary not null"
 
 
 class BucketShare(msgspec.Struct, frozen=True, array_like=True):
-    """One cell: entries by stream. Every cell of a bucket carries the bucket's last offset."""
+    """One cell: entries by stream. Every cell of a bucket has the bucket's last offset."""
 
     last_offset: int
     streams: dict[str, dict[str, bytes]]
@@ -33,13 +33,15 @@ unpack_share: Final = msgspec.msgpack.Decoder(BucketShare).decode
 
 
 def initial_state(entries: DataFrame, next_offsets: Mapping[int, int], partitions: int) -> GroupedData:
-    """The state of all buckets by `bucket`, for `transformWithState`.
+    """Return the state of all buckets, grouped by `bucket`, for `transformWithState`.
 
-    `entries`: the table `stream_entries`. `next_offsets`: per Kafka partition, the first offset that is not
-    settled; a partition that is not named has settled nothing.
+    Args:
+        entries: The table `stream_entries`.
+        next_offsets: The first unsettled offset by partition; 0 for partitions that are not named.
+        partitions: The number of the topic's partitions.
     """
     last = {bucket_key(partition): offset - 1 for partition, offset in next_offsets.items() if offset > 0}
-    # A bucket may have settled records and remember no stream: all were rejected.
+    # A bucket without streams may have settled records, if all of them were rejected.
     bare = entries.sparkSession.createDataFrame(
         [(bucket, bytearray(_encode(BucketShare(offset, {})))) for bucket, offset in last.items()], _PACKED
     )
@@ -60,8 +62,9 @@ def initial_state(entries: DataFrame, next_offsets: Mapping[int, int], partition
 def pack_streams(
     last_offsets: Mapping[int, int], batches: Iterable[pa.RecordBatch], cell_bytes: int = _CELL_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """For `mapInArrow`: columns `bucket`, `stream`, `entry`, `value`, sorted by the first two, in; `bucket`
-    and `state` out. A cell ends at the end of a stream, at about `cell_bytes`.
+    """Pack rows of `bucket`, `stream`, `entry`, `value`, sorted by the first two, into `bucket` and `state`.
+
+    Used by `mapInArrow`. A cell ends at the end of a stream, at about `cell_bytes`.
     """
     streams: dict[str, dict[str, bytes]] = {}
     bucket, size = -1, 0

@@ -1,9 +1,9 @@
-"""Exactly once into the ledger, from `foreachBatch`: the batch id rides in the commit it belongs to.
+"""The sink of the ledger for `foreachBatch`, exactly once: each commit has the id of its micro-batch.
 
-Delta's own sink reaches the same with a transaction version, at the price of building the table's snapshot
-again in every micro-batch (decision 0003). Here only the first micro-batch after a start can be a repeated
-one, so only that one looks back: whether the audit chain has gone past its offsets. It holds for one writer of
-micro-batches a table.
+Delta's own sink does the same with a transaction version, but builds the table's snapshot again in every
+micro-batch (decision 0003). Here only the first micro-batch after a start can be a repeated one. So only that
+one checks whether the audit chain already has its offsets. This requires a single writer of micro-batches for
+each table.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from pyspark.sql import DataFrame, Row
 from jobs.ledger.ledger_chain import LedgerChain
 from schemas.integrity.audit_chain import ChainEntry, Number, commit_metadata, line_in_metadata
 
-# More commits than maintenance can put between a micro-batch and its repetition.
+# More than the number of commits of maintenance between a micro-batch and its repetition.
 _LOOK_BACK: Final = 1000
-# ledger_checkpoints.py and maintain_tables.py do both, where no micro-batch waits for them.
+# ledger_checkpoints.py and maintain_tables.py do both, so that no micro-batch waits for them.
 _NOTHING_MORE: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-# How often a commit that lost the race to one of maintenance is tried at the next version.
+# The number of attempts for a commit that conflicts with commits of maintenance.
 _TRIES: Final = 20
 
 
 def commit_marker(
     query_id: str, batch_id: int, entry: ChainEntry | None = None, batch_ms: int | None = None
 ) -> str:
-    """Return a commit's userMetadata: query and micro-batch, its entry of the audit chain, and for `/metrics`
-    how many milliseconds the micro-batch took to its commit. The query's id lives in its checkpoint: a new
-    checkpoint, in which batch ids start anew, has new markers.
+    """Return a commit's userMetadata: query, micro-batch, audit entry, and duration for `/metrics`.
+
+    The query's id is in its checkpoint. So the markers of a new checkpoint, whose batch ids start again,
+    differ.
     """
     more: dict[str, object] = {} if entry is None else {"audit": commit_metadata(entry)}
     if batch_ms is not None:
@@ -56,8 +57,10 @@ class _Marker(msgspec.Struct):
 
 
 def last_commit(path: str, query_id: str | None = None) -> LastCommit | None:
-    """The newest micro-batch (of this query, if one is named) that is in the table, or None. Metadata of others
-    is passed over; a marker without an entry of the audit chain counts only where none has one.
+    """Return the newest micro-batch in the table (of this query, if one is named), or None.
+
+    Metadata of other programs is skipped. A marker without an entry of the audit chain counts only if no other
+    marker has an entry.
     """
     if not DeltaTable.is_deltatable(path):
         return None
@@ -83,13 +86,16 @@ def _marker_in(text: Any) -> LastCommit | None:
 
 
 class OnceSink:
-    """`foreachBatch` function that commits the files of each micro-batch, once: frames have the columns of
-    LEDGER_FILE, and running one writes its files.
+    """A `foreachBatch` function that commits the files of each micro-batch once.
 
-    `query_id` is set after the query has started (Spark tells the id only then); the first micro-batch
-    waits for it. `before_batch` is called before anything is written and may raise to stop the query;
-    `after_batch` is called with the batch id when a batch is in the table. `chain` gives each commit
-    its entry; without it there is none.
+    Frames have the columns of LEDGER_FILE, and their evaluation writes the files. The first micro-batch waits
+    for `started`, because Spark knows the query's id only after the start.
+
+    Args:
+        path: The table.
+        after_batch: Called with the batch id when a batch is in the table.
+        before_batch: Called before any write; it may raise to stop the query.
+        chain: Makes the entry of each commit; None: commits have no entries.
     """
 
     def __init__(
@@ -109,16 +115,17 @@ class OnceSink:
         self._table: DeltaTable | None = None
 
     def started(self, query_id: str) -> None:
-        """Tell the sink which query it serves."""
+        """Set the id of the query."""
         self._query_id = query_id
         self._known.set()
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Settle the micro-batch, and commit its files unless it is in the table already. An empty one has its
-        commit as well: a start compares its checkpoint with the table.
+        """Settle the micro-batch, and commit its files unless it is already in the table.
+
+        An empty micro-batch is committed, too, because a start compares the checkpoint with the table.
         """
         if not self._known.wait(timeout=60):
-            raise RuntimeError("the sink was never told its query: call started(query.id)")
+            raise RuntimeError("the sink does not know its query: call started(query.id)")
         assert self._query_id is not None  # noqa: S101  for the type checker
         began = time.monotonic()
         if self._before_batch is not None:
@@ -126,7 +133,7 @@ class OnceSink:
         files, repeated = frame.collect(), False
         if not self._looked_back:
             repeated = self._is_in_table(batch_id, files)
-        # In the table, but the state had not advanced: settled again for its sake, and the files are left over.
+        # A repeated micro-batch was settled again to update the state, and its files are not used.
         if not repeated:
             self.commit(files, batch_id, began)
         self._looked_back = True
@@ -141,7 +148,7 @@ class OnceSink:
         return last is not None and last.batch_id >= batch_id
 
     def commit(self, files: Sequence[Row], batch_id: int, began: float | None = None) -> None:
-        """Make `files` a part of the table, as one micro-batch that began at `began` (monotonic clock)."""
+        """Commit `files` as one micro-batch that began at `began` (monotonic clock)."""
         assert self._query_id is not None  # noqa: S101  for the type checker
         entry = None
         if self._chain is not None:
@@ -164,8 +171,9 @@ class OnceSink:
             self._chain.committed(entry)
 
     def _newest_table(self) -> DeltaTable:
-        """The table at its newest version. To follow the log takes half as long as to read the last checkpoint
-        and what came after it (decision 0012).
+        """Return the table at its newest version.
+
+        To follow the log takes half as long as to read it from the last checkpoint (decision 0012).
         """
         if self._table is None:
             self._table = DeltaTable(self._path)

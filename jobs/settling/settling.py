@@ -1,8 +1,8 @@
-"""The fold as a stateful operator: `transformWithState` over buckets of streams, packed records in and out.
+"""The fold as a stateful operator: `transformWithState` over buckets of streams, with packed records.
 
-A bucket is one Kafka partition of the topic, so that all records of a stream meet in one bucket, in the
-order of their offsets. Spark groups but does not order: the processor sorts the packed runs and refuses to
-go backwards, also against what the bucket has seen in earlier micro-batches.
+A bucket is one Kafka partition of the topic, so all records of a stream are in one bucket, in the order of
+their offsets. Spark groups records but does not sort them. So the processor sorts the packed runs, and refuses
+offsets that do not rise, also compared with earlier micro-batches.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ ROWS_PER_CELL = 20_000
 
 
 class OrderError(Exception):
-    """Records of one bucket came out of order, or again, inside one query. The query must stop."""
+    """Records of one bucket came out of order or twice within one query. The query must stop."""
 
 
 def unpack_runs(frames: Iterable[pd.DataFrame]) -> list[Record]:
-    """The records in frames of packed runs, run after run by their first offsets, however Spark sent them."""
+    """Return the records in frames of packed runs, sorted by the runs' first offsets."""
     runs = [run for frame in frames for run in zip(frame["first_offset"], frame["records"], strict=True)]
     runs.sort(key=lambda run: run[0])
     with _no_collection():
@@ -50,7 +50,7 @@ def unpack_runs(frames: Iterable[pd.DataFrame]) -> list[Record]:
 
 
 def in_order(records: list[Record], last_offset: int) -> int:
-    """The last offset of `records`, which must rise from beyond `last_offset`. Raises OrderError."""
+    """Return the last offset of `records`. Raises OrderError unless they rise from beyond `last_offset`."""
     for record in records:
         if record.offset <= last_offset:
             raise OrderError(
@@ -66,10 +66,10 @@ def settle_run(
     entries: Mapping[bytes | None, Entries],
     keyring: Keyring,
 ) -> list[LedgerRow]:
-    """The ledger rows of `records`, which are one bucket's share of a micro-batch, in their order.
+    """Return the ledger rows of `records`, one bucket's share of a micro-batch, in their order.
 
-    `entries` holds those of every key among the records. What a stream wrote and which rows of views it
-    changed stand on its last row, coalesced.
+    `entries` has those of every key among the records. The last row of each stream has all its written entries
+    and changed rows of views.
     """
     last = {record.key: position for position, record in enumerate(records)}
     changes: dict[bytes | None, dict[tuple[str, str], AppliedChange]] = {}
@@ -95,8 +95,8 @@ def settle_run(
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    # The rows of a run are many and free of cycles: the collector would walk them all, again and again, for
-    # nothing. It took a third of the time.
+    # The many rows of a run have no cycles, but the collector would scan them again and again. That took a
+    # third of the time.
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -107,7 +107,7 @@ def _no_collection() -> Iterator[None]:
 
 
 class SettleStreams(StatefulProcessor):
-    """Settles the records of one bucket. `keyring_source` is called once in each worker process."""
+    """The processor of one bucket's records. `keyring_source` is called once in each worker process."""
 
     def __init__(self, keyring_source: Callable[[], Keyring]) -> None:
         self._keyring_source = keyring_source
@@ -124,7 +124,7 @@ class SettleStreams(StatefulProcessor):
         rows: Iterator[pd.DataFrame],
         timerValues: TimerValues,  # noqa: N803
     ) -> Iterator[pd.DataFrame]:
-        """Settle the bucket's share of the micro-batch; yields cells of packed ledger rows."""
+        """Settle the bucket's share of the micro-batch, and yield cells of packed ledger rows."""
         if self._keyring is None:
             self._keyring = self._keyring_source()
         records = unpack_runs(rows)
@@ -145,18 +145,18 @@ class SettleStreams(StatefulProcessor):
         initialState: pd.DataFrame,  # type: ignore[override]  # noqa: N803
         timerValues: TimerValues,  # noqa: N803
     ) -> None:
-        """Load the bucket's streams as the tables know them, before its first record in a new checkpoint."""
+        """Load the bucket's streams from the tables, before its first record in a new checkpoint."""
         for cell in initialState["state"]:
             share = unpack_share(cell)
             self._streams.store(share.streams)
             self._bucket.update((share.last_offset,))
 
     def _open(self, records: list[Record]) -> dict[bytes | None, Entries]:
-        """The entries for every key among `records`; what is no stream's key has none and keeps none."""
+        """Return the entries of every key among `records`; a key that names no stream has none."""
         keys = list(dict.fromkeys(record.key for record in records))
         named = {key: key.decode("ascii") for key in keys if key and parse_stream_key(key)}
         stored = self._streams.load(list(named.values()))
-        # Asked for together: one by one, each would wait for an answer of the JVM.
+        # Requested together, because each single request would wait for an answer of the JVM.
         expected = ((named[record.key], expected_apart(record)) for record in records if record.key in named)
         apart = self._streams.load_apart(list(dict.fromkeys((s, key) for s, keys in expected for key in keys)))
 

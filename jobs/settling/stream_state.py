@@ -1,9 +1,9 @@
-"""The entries of a bucket's streams in Spark's state store: read and written many at a time.
+"""The entries of a bucket's streams in Spark's state store, read and written many at a time.
 
-PySpark's MapState asks the JVM one key at a time and waits for each answer (75 to 110 µs a stream, twice a
-micro-batch), and every answer carries its schema as JSON. Here the same messages go over the same socket in
-windows, which takes 15 to 25 µs. It leans on names of pyspark 4.2.0 that are not public; the version is
-pinned, and tests/jobs/test_settle_query.py fails if they change.
+PySpark's MapState requests one key at a time from the JVM and waits for each answer (75 to 110 µs for each
+stream, twice in each micro-batch). Every answer contains its schema as JSON. This module sends the same
+messages over the same socket in windows, which takes 15 to 25 µs. It uses names of pyspark 4.2.0 that are not
+public. The version is pinned, and tests/jobs/test_settle_query.py fails if they change.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pyspark.sql.streaming.stateful_processor import MapState
 
 from schemas.fold.entries import APART
 
-# Requests under way at once. Their answers (of reads) or they themselves (of writes) fit the socket's
-# buffers many times over, so that neither side waits for the other to read.
+# The number of requests in a window. Requests and answers of a window easily fit into the socket's buffers, so
+# that neither side waits for the other to read.
 _WINDOW: Final = 64
 _MISSING: Final = b""
-# The key of the one entry in a row of its own.
+# The key of the single entry in a row for an entry that is kept apart.
 _ONLY: Final = ""
 _HEADER: Final = struct.Struct("!ii")
 
@@ -33,14 +33,14 @@ _decode: Final = msgspec.msgpack.Decoder(dict[str, bytes]).decode
 
 
 class StateError(Exception):
-    """The JVM side could not serve the state; the micro-batch fails and Spark runs it again."""
+    """The JVM could not serve the state. The micro-batch fails, and Spark runs it again."""
 
 
 class StreamState:
     """The entries of streams in a MapState `stream string -> entries binary` of the current bucket.
 
-    A stream's entries are one row. Entries that are kept apart (schemas.fold.entries.APART) each have a row of
-    their own, `<stream> <entry>`, which is read on demand.
+    A stream's entries are one row. Each entry that is kept apart (schemas.fold.entries.APART) has its own row,
+    `<stream> <entry>`, which is read on demand.
     """
 
     def __init__(self, map_state: MapState) -> None:
@@ -49,7 +49,7 @@ class StreamState:
         self._name = map_state._stateName
 
     def load(self, streams: Sequence[str]) -> dict[str, dict[str, bytes]]:
-        """The entries of `streams` by stream; a new stream has none. Raises StateError."""
+        """Return the entries of `streams` by stream; a new stream has none. Raises StateError."""
         calls = (
             messages.MapStateCall(stateName=self._name, getValue=messages.GetValue(userKey=_row(stream)))
             for stream in streams
@@ -61,12 +61,12 @@ class StreamState:
         }
 
     def load_apart(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], bytes | None]:
-        """Entries that are kept apart, by stream and key; None where there is none. Raises StateError."""
+        """Return entries that are kept apart, by stream and key; None for missing ones. Raises StateError."""
         found = self.load([f"{stream} {key}" for stream, key in wanted])
         return {(stream, key): found[f"{stream} {key}"].get(_ONLY) for stream, key in wanted}
 
     def store(self, entries: Mapping[str, Mapping[str, bytes]]) -> None:
-        """Set the entries of streams; of those that are kept apart only the ones given. Raises StateError."""
+        """Set the entries of streams; entries kept apart that are not given stay. Raises StateError."""
         rows: dict[str, Mapping[str, bytes]] = {}
         for stream, stored in entries.items():
             rows[stream] = {key: value for key, value in stored.items() if not key.startswith(APART)}
@@ -93,7 +93,7 @@ class StreamState:
             message = messages.StateRequest(
                 stateVariableRequest=messages.StateVariableRequest(mapStateCall=call)
             ).SerializeToString()
-            # Version of the protocol, length, message.
+            # The version of the protocol, the length, the message.
             socket.write(_HEADER.pack(0, len(message)) + message)
             waiting += 1
             if waiting == _WINDOW:
@@ -113,7 +113,7 @@ class StreamState:
 
 
 def _row(cell: str | bytes) -> bytes:
-    # What PySpark sends for a row of one cell, without its walk over the types.
+    # The same bytes as PySpark sends for a row of one cell, without its walk over the types.
     return pickle.dumps((cell,), protocol=5)
 
 
@@ -126,7 +126,7 @@ def _cells(_schema: str) -> Callable[..., tuple[Any, ...]]:
 
 
 class _RowReader(pickle.Unpickler):
-    """Reads the JVM's pickled rows as tuples, without parsing the schema that each of them carries."""
+    """A reader of the JVM's pickled rows as tuples, which does not parse the schema in each of them."""
 
     _KNOWN: Final = {
         "_parse_datatype_json_string": str,
@@ -136,7 +136,7 @@ class _RowReader(pickle.Unpickler):
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        """The few callables that a row of binary cells needs; anything else is not a row of ours."""
+        """Return one of the few callables that a row of binary cells needs. Raises StateError for others."""
         if name not in self._KNOWN:
             raise StateError(f"unexpected {module}.{name} in a state row")
         return self._KNOWN[name]

@@ -1,1 +1,4 @@
-"""Memory and packing of records in Spark's Python workers."""
+"""Memory and packing of records in Spark's Python workers.
+
+Imports nothing else of the jobs.
+"""

@@ -1,8 +1,7 @@
-"""Packing: Kafka records travel to the fold, and ledger rows back, as Arrow IPC messages in single cells.
+"""Packing of Kafka records for the fold, and of ledger rows for the way back, as Arrow IPC in single cells.
 
-Spark's stateful operator hands Python one cell at a time (its pandas form walks rows, its Row form cells),
-which costs more than the fold itself. A cell that holds thousands of records costs as much as a cell that
-holds one: decision 0003 has the figures.
+Spark's stateful operator passes cells to Python one by one, which takes longer than the fold itself. A cell
+with thousands of records takes as long as a cell with one (decision 0003 has the figures).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ SEPARATOR: Final = b"\x1f"
 
 
 def to_cell(batch: pa.RecordBatch) -> bytes:
-    """`batch` as one Arrow IPC stream, schema included."""
+    """Return `batch` as one Arrow IPC stream, including its schema."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -40,14 +39,15 @@ def to_cell(batch: pa.RecordBatch) -> bytes:
 
 
 def from_cell(cell: bytes | pa.Buffer) -> pa.RecordBatch:
-    """The batch that `to_cell` packed. Raises pyarrow.ArrowInvalid for other bytes."""
+    """Return the batch that `to_cell` packed. Raises pyarrow.ArrowInvalid for other bytes."""
     with pa.ipc.open_stream(cell) as reader:
         return reader.read_next_batch()
 
 
 def pack_records(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For `mapInArrow`: columns `bucket` and RECORD_COLUMNS in; `bucket`, `first_offset`, `records` out, a
-    row for each batch and bucket.
+    """Pack rows of `bucket` and RECORD_COLUMNS into `bucket`, `first_offset` and `records`.
+
+    Used by `mapInArrow`. There is one row for each batch and bucket.
     """
     for batch in batches:
         for bucket in pc.unique(batch.column("bucket")):
@@ -64,7 +64,7 @@ def pack_records(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def records_of(batch: pa.RecordBatch) -> list[Record]:
-    """The records in a batch with RECORD_COLUMNS, in its order."""
+    """Return the records in a batch with RECORD_COLUMNS, in its order."""
     columns = {name: batch.column(name) for name in RECORD_COLUMNS}
     columns["timestamp"] = columns["timestamp"].cast(pa.int64())
     cells = zip(*(column.to_pylist() for column in columns.values()), strict=True)
@@ -75,7 +75,7 @@ def records_of(batch: pa.RecordBatch) -> list[Record]:
 
 
 def names_and_values(usual: bytes | None, odd: str | None) -> tuple[tuple[str, ...], tuple[bytes | None, ...]]:
-    """Header names and values out of the two columns that carry them."""
+    """Return header names and values from the two columns that contain them."""
     if usual is not None:
         return STANDARD_HEADERS, tuple(usual.split(SEPARATOR))
     pairs = [] if odd is None else json.loads(odd)

@@ -1,7 +1,7 @@
-"""What Spark's Python workers are spared: walking all that their modules have made, after each task.
+"""A shorter garbage collection in Spark's Python workers after each task.
 
-pyspark.daemon calls `gc.collect()` when a task has ended. With pyarrow, pandas and the models in memory that
-takes 100 ms and more, in each worker of a micro-batch, and frees next to nothing.
+pyspark.daemon calls `gc.collect()` at the end of each task. With pyarrow, pandas and the models in memory, that
+takes 100 ms and more in each worker of a micro-batch, and frees almost no memory.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import gc
 
 @functools.cache
 def keep_modules(task: str) -> None:
-    """Let the collector leave alone what is in this process now: what the first task of a kind has imported.
+    """Exclude the current objects of this process from garbage collection, once for each kind of task.
 
-    Once for each kind, for one worker runs several; what comes later is looked at as ever.
+    These are mostly the modules that the first task of a kind has imported. Later objects are collected as
+    usual.
     """
     gc.collect()
     gc.freeze()

@@ -1,1 +1,4 @@
-"""Writing the view tables."""
+"""The view tables: their changes, their one writer and its lock, and the buckets of the state.
+
+Imports nothing else of the jobs.
+"""

@@ -1,4 +1,4 @@
-"""Which bucket of the settling job's state a Kafka partition lives in, and where Spark puts it."""
+"""The buckets of the settling job's state, one for each Kafka partition, and Spark's placement of them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ _SPREAD = 64
 
 
 def bucket_key(partition: int) -> int:
-    """The state's key for a Kafka partition. It depends on the partition alone, for ever: the checkpoint
-    holds the state under it.
+    """Return the state's key for a Kafka partition; it never changes, because checkpoints contain it.
 
-    Spark places an integer key by Murmur3, and small consecutive integers often meet in one shuffle
-    partition. The key is the first integer from 1,024 times the partition on whose hash ends like the
-    partition's number, so that 2, 4, … 64 shuffle partitions get equal shares.
+    Spark places an integer key by Murmur3, which often puts small consecutive integers into one shuffle
+    partition. The key is the first integer, from 1,024 times the partition on, whose hash ends like the
+    partition's number. So 2, 4, … 64 shuffle partitions get equal shares.
     """
     candidate = partition * _SPREAD * 16
     while spark_hash(candidate) % _SPREAD != partition % _SPREAD:
@@ -23,7 +22,7 @@ def bucket_key(partition: int) -> int:
 
 
 def spark_hash(number: int) -> int:
-    """Spark's `hash()` of one 32-bit integer: Murmur3 x86 32-bit with seed 42, unsigned."""
+    """Return Spark's `hash()` of one 32-bit integer: Murmur3 x86 32-bit with seed 42, unsigned."""
     mask = 0xFFFFFFFF
     k = number * 0xCC9E2D51 & mask
     k = ((k << 15 | k >> 17) & mask) * 0x1B873593 & mask
@@ -36,6 +35,6 @@ def spark_hash(number: int) -> int:
 
 
 def bucket_column(partitions: int) -> Column:
-    """The bucket of the column `partition`, in a topic of so many partitions."""
+    """Return the bucket of the column `partition`, in a topic with `partitions` partitions."""
     keys = [F.lit(bucket_key(partition)) for partition in range(partitions)]
     return F.element_at(F.array(*keys), F.col("partition") + 1)

@@ -1,4 +1,4 @@
-"""A table at one version, for Spark without its Delta extension: deltalake reads the log, Spark the files.
+"""A table at one version for Spark without its Delta extension: deltalake reads the log, Spark reads the files.
 
 With the extension each micro-batch takes a tenth longer, and only a recovery reads tables (decision 0011).
 """
@@ -18,16 +18,16 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from schemas.errors import TrunklineError
 from schemas.tables.delta_files import dataset_of
 
-# Spark takes a path for a pattern.
+# Spark interprets a path as a pattern.
 _SPECIAL: Final = re.compile(r"([{}*?])")
 
 
 def read_table(spark: SparkSession, path: str, version: int, columns: pa.Schema) -> DataFrame:
-    """The rows of the table at `path` as of `version`, with these columns: none that it is partitioned by. A
-    column that a file lacks is null in its rows.
+    """Return the rows of the table at `path` as of `version`, with these columns.
 
-    Raises TrunklineError for a table with features of Delta of which a list of files does not tell, and when
-    files are gone.
+    The columns must not be partition columns. A column that a file lacks is null in its rows. Raises
+    TrunklineError for tables with features of Delta that a list of files does not show, and if files were
+    deleted.
     """
     table = DeltaTable(path, version=version)
     try:
@@ -42,6 +42,6 @@ def read_table(spark: SparkSession, path: str, version: int, columns: pa.Schema)
         return spark.createDataFrame([], schema)
     files = [_SPECIAL.sub(r"\\\1", f"{path}/{unquote(name)}") for name in names]
     frame = spark.read.schema(schema).parquet(*files)
-    if (found := len(frame.inputFiles())) != len(files):  # Spark passes over those that it does not find
+    if (found := len(frame.inputFiles())) != len(files):  # Spark skips missing files
         raise TrunklineError(f"{len(files) - found} files of version {version} of the table at {path} are gone")
     return frame

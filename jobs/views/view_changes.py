@@ -1,18 +1,20 @@
-"""What a run of ledger rows does to the view tables: the last change of each row and of each entry."""
+"""The changes of the view tables by a run of ledger rows: the last change of each row and of each entry."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake import DeltaTable
 
 from schemas.streams.views import STREAM_ENTRIES, VIEW_TABLES, VIEWS
+from schemas.tables.delta_files import dataset_of
 
-# The columns of the ledger that are read.
+# The columns of the ledger to read.
 CHANGE_COLUMNS: Final = (
     "partition",
     "offset",
@@ -30,12 +32,12 @@ Key = tuple[str, ...]
 
 
 def key_columns(table: str) -> tuple[str, ...]:
-    """The key columns of a view table."""
+    """Return the key columns of a view table."""
     return ENTRY_KEY if table == STREAM_ENTRIES else VIEWS[table].KEY
 
 
 class RowChange(NamedTuple):
-    """A row as it is since the record at `offset`, without its position; None: there is none any more."""
+    """A row as the record at `offset` has made it, without its position; None if that removed the row."""
 
     partition: int
     offset: int
@@ -43,7 +45,7 @@ class RowChange(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """The last change for each table and key, and per partition the offset after the last row seen."""
+    """The last change for each table and key, and the offset after the last row by partition."""
 
     tables: dict[str, dict[Key, RowChange]]
     next_offsets: dict[int, int]
@@ -79,20 +81,33 @@ def changes_of(ledger: pa.Table) -> Changes:
 
 
 def row_changes(partition: int, changes: bytes | str | None) -> Iterator[tuple[str, Key, RowChange]]:
-    """The table, key and change of each of a ledger row's `changes`."""
+    """Yield the table, key and change of each of a ledger row's `changes`."""
     for change in _decode_changes(changes or b"[]"):
         yield change.view, row_key(change.view, change.key), RowChange(partition, change.offset, change.row)
 
 
 def row_key(view: str, key: str) -> Key:
-    """The key columns of a row. The last of them may hold a slash, the others are names."""
+    """Return the key columns of a row. The last of them may contain a slash; the others are names."""
     return tuple(key.split("/", len(key_columns(view)) - 1))
 
 
 def next_offsets(ledger: pa.Table) -> dict[int, int]:
-    """Per partition the offset after the highest one among the rows."""
+    """Return the offset after the highest one among the rows, by partition."""
     highest = ledger.select(["partition", "offset"]).group_by("partition").aggregate([("offset", "max")])
     return {row["partition"]: row["offset_max"] + 1 for row in highest.to_pylist()}
+
+
+def ends_of(ledger: DeltaTable) -> dict[int, int]:
+    """Return the offset after the highest one in the ledger, by partition in order."""
+    ends: dict[int, int] = {}
+    for batch in dataset_of(ledger).to_batches(columns=["partition", "offset"]):
+        ends = newest(ends, next_offsets(pa.Table.from_batches([batch])))
+    return dict(sorted(ends.items()))
+
+
+def newest(known: Mapping[int, int], found: Mapping[int, int]) -> dict[int, int]:
+    """Return the higher offset of both, by partition."""
+    return {**known, **{number: max(offset, known.get(number, 0)) for number, offset in found.items()}}
 
 
 def _keep(changes: dict[Key, RowChange], key: Key, change: RowChange) -> None:

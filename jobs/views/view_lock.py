@@ -1,4 +1,4 @@
-"""One writer of the view tables at a time on this machine: a lock that the kernel frees with its holder."""
+"""The lock for one writer of the view tables on this machine; the kernel releases it with its process."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from schemas.settings.settings import Settings
 
 
 def lock_path(settings: Settings) -> Path:
-    """The lock file; what stands in it is the pid of its last holder."""
+    """Return the lock file. It contains the pid of its last holder."""
     return settings.data_path / "run" / "views.lock"
 
 
 @contextmanager
 def views_lock(settings: Settings) -> Iterator[None]:
-    """Hold the lock, or raise Refused, naming the process that holds it."""
+    """Hold the lock. Raises Refused, with the pid of the holder, if another process holds it."""
     path = lock_path(settings)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:

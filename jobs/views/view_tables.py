@@ -1,9 +1,9 @@
-"""A view table and its one writer: MERGE by delta-rs in this process, at a cost that does not grow with it.
+"""A view table and its one writer: MERGE by delta-rs, at a cost that does not grow with the table.
 
-A table is partitioned by `shelf`. New and changed rows go to the current shelf, which is closed when it holds
-SHELF_ROWS rows; a row that changes leaves its shelf for the current one. The writer knows which shelf each
-key is on, so a MERGE reads and rewrites only the shelves of the rows that change, and rows that have come to
-rest are left alone (decision 0009). Spark never writes these tables.
+A table is partitioned by `shelf`. New and changed rows go to the current shelf, which is closed when it has
+SHELF_ROWS rows. A row that changes leaves its shelf for the current one. The writer knows the shelf of each
+key. So a MERGE reads and rewrites only the shelves of the changed rows, and unchanged rows are not touched
+(decision 0009). Spark never writes these tables.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import NO_PROGRESS, ViewProgress, read_progress
 
 SHELF: Final = "shelf"
-# A shelf of entries is then below 1 MB: what a micro-batch rewrites at most of each shelf it touches.
+# A shelf of entries is then below 1 MB, which a micro-batch rewrites at most for each changed shelf.
 SHELF_ROWS: Final = 2048
-# Shelves that rest are put together until they hold so many.
+# Unchanged shelves are joined until they have so many rows.
 _RESTING_ROWS: Final = 16_384
-# Appends to the current shelf that make a file each before they are put together.
+# The number of appends to the current shelf, with a file each, before its files are joined.
 _LOOSE_FILES: Final = 32
 
 
 class Held(NamedTuple):
-    """Where a row is, and the offset that made it."""
+    """The shelf of a row, and the offset of the record that made it."""
 
     shelf: int
     offset: int
 
 
 class WrongViewTable(TrunklineError):
-    """A table has other columns than this version writes. Build the views anew."""
+    """A table has other columns than this version writes. The views must be rebuilt."""
 
 
 def table_schema(table: str) -> pa.Schema:
-    """The columns of a view table as it is stored."""
+    """Return the columns of a stored view table."""
     return VIEW_ARROW[table].append(pa.field(SHELF, pa.int32(), nullable=False))
 
 
 def create_table(path: str, table: str, keep_h: float) -> DeltaTable:
-    """Make an empty view table. `keep_h`: hours for which files that were replaced are kept."""
+    """Make an empty view table. `keep_h`: how many hours replaced files are kept."""
     return DeltaTable.create(
         path,
         table_schema(table),
@@ -60,7 +60,7 @@ def create_table(path: str, table: str, keep_h: float) -> DeltaTable:
         partition_by=[SHELF],
         configuration={
             "delta.checkpointInterval": "100",
-            # A log of tens of thousands of files makes each commit slow.
+            # With tens of thousands of files in the log, each commit is slow.
             "delta.logRetentionDuration": "interval 1 hours",
             "delta.deletedFileRetentionDuration": f"interval {max(1, round(keep_h))} hours",
             "delta.dataSkippingStatsColumns": ",".join((*key_columns(table), "last_offset")),
@@ -69,7 +69,7 @@ def create_table(path: str, table: str, keep_h: float) -> DeltaTable:
 
 
 def open_table(path: str, table: str, keep_h: float) -> DeltaTable:
-    """The table, made if it is not there. Raises WrongViewTable."""
+    """Open the table; make it if it is missing. Raises WrongViewTable."""
     try:
         found = DeltaTable(path)
     except TableNotFoundError:
@@ -81,7 +81,7 @@ def open_table(path: str, table: str, keep_h: float) -> DeltaTable:
 
 
 class ViewTable:
-    """One view table, opened by its one writer. Not safe for several threads."""
+    """One view table, opened by its one writer. For one thread at a time."""
 
     def __init__(self, path: str, table: str, keep_h: float = 24.0) -> None:
         self.name = table
@@ -108,9 +108,9 @@ class ViewTable:
         return len(self._index)
 
     def apply(self, changes: Mapping[Key, RowChange], progress: ViewProgress | None = None) -> bool:
-        """Make the changes that the table does not have yet, in one commit, which carries `progress`.
+        """Apply the changes that the table does not have yet, in one commit with `progress`.
 
-        Returns whether anything was committed. Applied again, the same changes change nothing.
+        Return whether there was a commit. The same changes applied again have no effect.
         """
         fresh = {key: change for key, change in changes.items() if self._is_news(key, change)}
         if not fresh:
@@ -143,13 +143,13 @@ class ViewTable:
         self.delta.update_incremental()
 
     def _commit(self, progress: ViewProgress | None = None) -> CommitProperties:
-        """What a commit carries. Every one says how far the table is, so that the newest one always does."""
+        """Return the properties of a commit. Each commit has the progress, so that the newest one has it."""
         if self.name != STREAM_ENTRIES:
             return CommitProperties()
         return (self.progress if progress is None else progress).commit_properties()
 
     def _set_progress(self, progress: ViewProgress | None) -> None:
-        # Only now that it is in the table: what maintenance commits after a failed write must not claim it.
+        # Set only after the commit: after a failed write, commits of maintenance must have the old progress.
         if progress is not None:
             self.progress = progress
 
@@ -160,7 +160,7 @@ class ViewTable:
         return held.offset < change.offset
 
     def _place(self, keys: Iterable[Key]) -> dict[Key, int]:
-        """The shelf for each row to be written."""
+        """Return the shelf for each row to write."""
         current = max(self._sizes, default=0)
         size = self._sizes[current]
         placed = {}
@@ -179,7 +179,7 @@ class ViewTable:
             position = {"partition": change.partition, "last_offset": change.offset, SHELF: placed.get(key)}
             named = dict(zip(self._keys, key, strict=True)) if change.row is None else change.row
             rows.append({**named, **position, "removed": change.row is None})
-        # What is removed has no more than its key.
+        # A removed row has only its key.
         fields = [field.with_nullable(True) for field in self._schema]
         return pa.Table.from_pylist(rows, pa.schema([*fields, pa.field("removed", pa.bool_())]))
 
@@ -215,7 +215,7 @@ class ViewTable:
                 self._sizes[placed[key]] += 1
 
     def _gather(self, touched: Iterable[int]) -> None:
-        """Put the files of a shelf together when it has many: each append leaves one."""
+        """Join the files of a shelf if it has many; each append adds one."""
         for shelf in set(touched):
             self._touched.add(shelf)
             self._loose[shelf] += 1
@@ -223,15 +223,17 @@ class ViewTable:
                 self.compact_shelf(shelf)
 
     def compact_shelf(self, shelf: int) -> None:
-        """Put the files of a shelf together."""
+        """Join the files of a shelf."""
         self._loose[shelf] = 0
         self.delta.optimize.compact(
             partition_filters=[(SHELF, "=", str(shelf))], commit_properties=self._commit()
         )
 
     def tidy(self, keep_h: float) -> None:
-        """Put together the shelves that nothing changed since the last time, delete files that were replaced
-        more than `keep_h` hours ago, and shorten the log. Changes no row."""
+        """Join unchanged shelves, delete files that were replaced `keep_h` hours ago, and shorten the log.
+
+        Unchanged shelves are those without changes since the last call. No row is changed.
+        """
         current = max(self._sizes, default=0)
         resting = [
             shelf
@@ -278,7 +280,7 @@ class ViewTable:
 
 
 def _groups(shelves: Iterable[int], sizes: Mapping[int, int]) -> list[list[int]]:
-    """Neighbouring shelves that together hold no more than a resting shelf may; two at least."""
+    """Return groups of at least two neighbouring shelves that fit into one unchanged shelf."""
     groups: list[list[int]] = []
     filled = _RESTING_ROWS
     for shelf in shelves:
@@ -291,7 +293,7 @@ def _groups(shelves: Iterable[int], sizes: Mapping[int, int]) -> list[list[int]]
 
 
 def are_complete(settings: Settings) -> bool:
-    """Whether all view tables are there and say how far they are."""
+    """Return whether all view tables exist and have their progress."""
     paths = [settings.table_path(name) for name in VIEW_TABLES]
     if not all(DeltaTable.is_deltatable(path) for path in paths):
         return False
@@ -299,6 +301,6 @@ def are_complete(settings: Settings) -> bool:
 
 
 def open_tables(settings: Settings) -> dict[str, ViewTable]:
-    """All view tables, in the order in which a micro-batch writes them. Raises WrongViewTable."""
+    """Open all view tables, in the order of writing. Raises WrongViewTable."""
     keep_h = settings.views.keep_old_files_h
     return {name: ViewTable(settings.table_path(name), name, keep_h) for name in VIEW_TABLES}
