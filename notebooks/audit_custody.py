@@ -1,13 +1,14 @@
-"""The steps of one event from the wire to the views, for the custody notebook: commits, Kafka's copy, a refold.
+"""The steps of one event from the message to the views, for the custody notebook.
 
-Commits are found by the Delta log: those that are cleaned away, an hour after a checkpoint, are not found any
-more, and then a step has no time.
+The steps are commits, Kafka's copy, and a refold. Commits are found by the Delta log. An hour after a
+checkpoint they are removed from it, and then the step has no time.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -31,20 +32,20 @@ from schemas.tables.delta_files import dataset_of_files, table_storage
 from schemas.tables.ledger import COLUMNS, LEDGER, LedgerRow, record_of_row
 from schemas.tables.ledger_arrow import LEDGER_ARROW
 
-# The clocks of Kafka and of the job that commits may differ by so much.
+# The greatest difference between the clocks of Kafka and of the committing job.
 _CLOCKS_APART = pd.Timedelta(seconds=60)
 _KAFKA_WAIT_S = 10.0
 
 
 class Commit(NamedTuple):
-    """One commit of a Delta table; `actions` as they stand in its log."""
+    """One commit of a Delta table; `actions` as in its log."""
 
     version: int
     committed_at: pd.Timestamp
     actions: list[dict[str, Any]]
 
     def named(self, kind: str) -> list[dict[str, Any]]:
-        """The actions of one kind."""
+        """Return the actions of one kind."""
         return [action[kind] for action in self.actions if kind in action]
 
 
@@ -59,19 +60,16 @@ def _commit(storage: FileSystem, version: int) -> Commit | None:
 
 
 def commits_since(path: str, moment: pd.Timestamp) -> Iterator[Commit]:
-    """The commits of a table from about `moment` on that its log still has, oldest first."""
+    """Yield the commits of a table from about `moment` on that its log still has, oldest first."""
     storage = table_storage(path)
     files = storage.get_file_info(FileSelector("_delta_log", allow_not_found=True))
     versions = sorted(int(f.base_name[:20]) for f in files if f.base_name[20:] == ".json")
-    low, high = 0, len(versions)
-    while low < high:
-        middle = (low + high) // 2
-        commit = _commit(storage, versions[middle])
-        if commit is None or commit.committed_at < moment - _CLOCKS_APART:
-            low = middle + 1
-        else:
-            high = middle
-    for version in versions[low:]:
+
+    def is_late(version: int) -> bool:
+        commit = _commit(storage, version)
+        return commit is not None and commit.committed_at >= moment - _CLOCKS_APART
+
+    for version in versions[bisect_left(versions, True, key=is_late) :]:
         commit = _commit(storage, version)
         if commit is not None:
             yield commit
@@ -79,13 +77,13 @@ def commits_since(path: str, moment: pd.Timestamp) -> Iterator[Commit]:
 
 def _added(commit: Commit) -> Iterator[tuple[str, dict[str, Any]]]:
     for add in commit.named("add"):
-        # A compaction writes old rows into new files, and says that it changes no data.
+        # A compaction writes old rows into new files, without `dataChange`.
         if add["dataChange"]:
             yield unquote(add["path"]), json.loads(add.get("stats") or "{}")
 
 
 def ledger_commit(audit: Audit, partition: int, offset: int, logged_at: pd.Timestamp) -> Commit | None:
-    """The commit that brought one row into the ledger; None when the log, or the file, is gone."""
+    """Return the commit that added one row to the ledger; None if its log entry or file was removed."""
     if audit.version(LEDGER) is None:
         return None
     path = audit.path(LEDGER)
@@ -105,7 +103,7 @@ def ledger_commit(audit: Audit, partition: int, offset: int, logged_at: pd.Times
 
 
 def views_commit(audit: Audit, partition: int, offset: int, logged_at: pd.Timestamp) -> Commit | None:
-    """The commit of `stream_entries` with which every view had this offset; None when it is not known."""
+    """Return the commit of `stream_entries` with which every view had this offset; None if unknown."""
     if audit.version(STREAM_ENTRIES) is None:
         return None
     name = f"trunkline/offset/{partition}"
@@ -116,8 +114,9 @@ def views_commit(audit: Audit, partition: int, offset: int, logged_at: pd.Timest
 
 
 def settle_times(audit: Audit, around: pd.Timestamp, most: int = 200) -> pd.DataFrame:
-    """For the rows of up to `most` commits of the ledger from about `around` on: how long, in seconds, each
-    took from Kafka to the commit.
+    """Return how many seconds each row took from Kafka to its commit in the ledger.
+
+    The rows are those of up to `most` commits, from about `around` on.
     """
     parts = [pd.DataFrame({"partition": [], "offset": [], "seconds": []}).astype({"seconds": float})]
     if audit.version(LEDGER) is None:
@@ -136,7 +135,7 @@ def settle_times(audit: Audit, around: pd.Timestamp, most: int = 200) -> pd.Data
 
 
 def own_keyring(audit: Audit) -> Keyring | None:
-    """The master keys, where they may be read here."""
+    """Return the master keys, or None if this process may not read them."""
     try:
         return load_keyring(audit.settings)
     except SettingsError:
@@ -144,7 +143,7 @@ def own_keyring(audit: Audit) -> Keyring | None:
 
 
 def stream_rows(audit: Audit, kind: str, name: str, last_offset: int) -> list[LedgerRow]:
-    """All rows of a stream up to an offset, in the order of the log."""
+    """Return all rows of a stream up to an offset, in the order of the log."""
     where = (pc.field("stream_kind") == kind) & (pc.field("stream_id") == name)
     where &= pc.field("offset") <= last_offset
     found = audit.arrow(LEDGER, list(COLUMNS), where).sort_by("offset")
@@ -155,7 +154,7 @@ def stream_rows(audit: Audit, kind: str, name: str, last_offset: int) -> list[Le
 
 
 def refolded(rows: list[LedgerRow], keyring: Keyring) -> Settled | None:
-    """What the fold says today of the last of these records, after all before it: signature, order, end."""
+    """Settle these records again with the current fold, and return the result for the last one."""
     entries, settled = Entries(), None
     for row in rows:
         settled = settle(record_of_row(row, keyring), entries, keyring)
@@ -163,7 +162,7 @@ def refolded(rows: list[LedgerRow], keyring: Keyring) -> Settled | None:
 
 
 class KafkaCopy(NamedTuple):
-    """A record as Kafka has it."""
+    """A record in Kafka."""
 
     value: bytes | None
     key: bytes | None
@@ -172,7 +171,7 @@ class KafkaCopy(NamedTuple):
 
 
 def kafka_copy(audit: Audit, partition: int, offset: int) -> KafkaCopy | str:
-    """The record as it stands in Kafka, or a sentence that says why it cannot be had."""
+    """Return the record in Kafka, or a sentence that says why it cannot be read."""
     kafka = audit.settings.kafka
     try:
         with topic_reader(kafka, [partition]) as consumer:

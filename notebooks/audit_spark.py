@@ -1,4 +1,4 @@
-"""Spark for an audit notebook: a session that only reads, and the tables as the audit has opened them."""
+"""Spark for an audit notebook: a session that only reads, and the tables at the audit's versions."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from schemas.tables.view_arrow import VIEW_ARROW
 
 
 def spark_session(settings: Settings) -> SparkSession:
-    """A session on the Spark of this process; if there is none yet, one as the settings' section `spark` says.
+    """Return a session on the Spark of this process, which is started by the settings `spark` if needed.
 
-    Raises TrunklineError when no Java 17 is found.
+    Raises TrunklineError if there is no Java 17.
     """
     running = SparkSession.getActiveSession()
     session = _started(settings) if running is None else running.newSession()
@@ -60,11 +60,11 @@ def _started(settings: Settings) -> SparkSession:
 
 
 def frame(spark: SparkSession, audit: Audit, name: str) -> DataFrame:
-    """A table as `audit` opened it; without rows where there is none yet."""
+    """Return a table at the version of `audit`; without rows if there is no table yet."""
     schema = LEDGER_ARROW if name == LEDGER else VIEW_ARROW[name]
     version = audit.version(name)
     if version is None:
-        # Not of an empty list, which would come from a Python process.
+        # An empty list would start a Python process.
         fields = from_arrow_schema(schema, prefer_timestamp_ntz=False).fields
         columns = [functions.lit(None).cast(field.dataType).alias(field.name) for field in fields]
         return spark.range(0).select(*columns)

@@ -1,15 +1,17 @@
-"""What the audit notebooks share: the tables as they stood at one moment, a window of time, the look of plots.
+"""The common parts of the audit notebooks: the tables at one moment, a window of time, and plots.
 
-**Reads** the Delta tables through Arrow, without a JVM: of what is installed here that opens fastest
+**Reads** the Delta tables through Arrow, without a JVM, which is the fastest installed way to open them
 (docs/how-to/use_the_audit_notebooks.md has the figures).
-**Guarantees** that one notebook sees one version of each table, the views
-no newer than the ledger, whatever is written meanwhile. Nothing is written.
+**Guarantees** that one notebook sees one version of each table, with views that are no newer than the ledger.
+It writes no data.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from functools import reduce
+from operator import and_
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -41,7 +43,7 @@ COLOURS = {
     "pending": "#9cc4de",
 }
 INK, FAINT = "#222222", "#dddddd"
-# Told apart also by those who do not see red and green, and in grey (after Okabe and Ito).
+# Distinguishable in grey, and for people who do not see red and green (after Okabe and Ito).
 _SERIES = (
     "#0072b2",
     "#e69f00",
@@ -54,7 +56,7 @@ _SERIES = (
     "#000000",
     "#b5a642",
 )
-# Times that lie closer are drawn over ten seconds.
+# A time axis covers at least ten seconds.
 _LEAST_DAYS = 10 / 86_400
 _LEAST_SECONDS = 0.001
 _LANE_WIDTH, _GOLDEN = 0.4, 0.618034
@@ -62,10 +64,16 @@ _MOMENT = LEDGER_ARROW.field("logged_at").type
 
 
 class Audit:
-    """The tables of one data directory, each at the version it had when this was made.
+    """The tables of one data directory, each at the version that it had when this object was made.
 
-    `since` and `until` (ISO 8601, UTC; else those of the environment) bound `ledger` by Kafka's time;
-    `whole_ledger` and `view` have no bounds. `seen`: per partition the first offset that is not in the views.
+    Args:
+        data_dir: The data directory; None: the one of the settings.
+        since: The beginning of the window for `ledger`, by Kafka's time (ISO 8601, UTC); None: as the
+            environment says.
+        until: The end of the window, in the same form.
+
+    Attributes:
+        seen: The first offset that is not in the views, by partition.
     """
 
     def __init__(self, data_dir: str | None = None, since: str | None = None, until: str | None = None) -> None:
@@ -73,7 +81,8 @@ class Audit:
         self.settings: Settings = load_settings(os.environ | given)
         self.since, self.until = _moment(since or setting("since")), _moment(until or setting("until"))
         self._tables: dict[str, DeltaTable] = {}
-        # First how far the views are, then their rows: these are as far, or farther. And the ledger after all.
+        # Open the progress of the views first, then their rows, then the ledger, so that each is at least as
+        # new.
         for name in (STREAM_ENTRIES, *reversed(VIEWS), LEDGER):
             if DeltaTable.is_deltatable(self.settings.table_path(name)):
                 self._tables[name] = DeltaTable(self.settings.table_path(name))
@@ -81,43 +90,40 @@ class Audit:
         self.seen = (NO_PROGRESS if entries is None else read_progress(entries)).offsets
 
     def version(self, name: str) -> int | None:
-        """The version at which a table is read, None where there is no table."""
+        """Return the version at which a table is read, or None if there is no table."""
         table = self._tables.get(name)
         return None if table is None else table.version()
 
     def path(self, name: str) -> str:
-        """Where a table lies."""
+        """Return the path of a table."""
         return self.settings.table_path(name)
 
     def whole_ledger(
         self, columns: Sequence[str] | None = None, where: pc.Expression | None = None
     ) -> pd.DataFrame:
-        """Rows of the ledger by time, partition and offset, from its first row on."""
+        """Return rows of the whole ledger, by time, partition and offset."""
         order = [("logged_at", "ascending"), ("partition", "ascending"), ("offset", "ascending")]
         wanted = None if columns is None else list(dict.fromkeys([*columns, "logged_at", *POSITION]))
         return self.arrow(LEDGER, wanted, where).sort_by(order).to_pandas()
 
     def ledger(self, columns: Sequence[str] | None = None, where: pc.Expression | None = None) -> pd.DataFrame:
-        """As `whole_ledger`, of the window of time."""
+        """Return rows of the ledger in the window of time, as `whole_ledger`."""
         bounds = [] if where is None else [where]
         if self.since is not None:
             bounds.append(pc.field("logged_at") >= pa.scalar(self.since, _MOMENT))
         if self.until is not None:
             bounds.append(pc.field("logged_at") < pa.scalar(self.until, _MOMENT))
-        both = None
-        for bound in bounds:
-            both = bound if both is None else both & bound
-        return self.whole_ledger(columns, both)
+        return self.whole_ledger(columns, reduce(and_, bounds) if bounds else None)
 
     def view(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """The rows of a view; none where there is no table yet."""
+        """Return the rows of a view; none if there is no table yet."""
         wanted = VIEW_ARROW[name].names if columns is None else list(columns)
         return self.arrow(name, wanted).to_pandas()
 
     def arrow(
         self, name: str, columns: Sequence[str] | None = None, where: pc.Expression | None = None
     ) -> pa.Table:
-        """Rows of any of the tables, as Arrow has them; none where there is no table yet."""
+        """Return rows of any table as an Arrow table; none if there is no table yet."""
         table = self._tables.get(name)
         if table is None:
             schema = LEDGER_ARROW if name == LEDGER else VIEW_ARROW[name]
@@ -126,12 +132,12 @@ class Audit:
             return dataset_of(table).to_table(columns=columns, filter=where)
         except FileNotFoundError as error:
             raise RuntimeError(
-                f"files of {name} are gone since this notebook opened it: the tables were tidied up or made "
-                "anew. Run it again from its first cell"
+                f"files of {name} were deleted since this notebook opened it, by maintenance or a rebuild: "
+                "run the notebook again from its first cell"
             ) from error
 
     def in_window(self, moments: pd.Series) -> pd.Series:
-        """Which of these times lie in the window."""
+        """Return which of these times are in the window."""
         inside = moments.notna()
         if self.since is not None:
             inside &= moments >= self.since
@@ -140,11 +146,11 @@ class Audit:
         return inside
 
     def is_seen(self, rows: pd.DataFrame) -> pd.Series:
-        """Which rows of the ledger the views have seen: only these can be compared with them."""
+        """Return which rows of the ledger are in the views, and so can be compared with them."""
         return rows["offset"] < rows["partition"].map(self.seen).fillna(0)
 
     def told(self) -> str:
-        """What was opened, in a sentence."""
+        """Return a sentence about the opened ledger."""
         if self.version(LEDGER) is None:
             return (
                 f"There is no ledger below {self.settings.tables_root} yet: it appears with the first settled "
@@ -164,12 +170,12 @@ def _moment(text: str | None) -> pd.Timestamp | None:
 
 
 def setting(name: str) -> str | None:
-    """A parameter out of the environment: `TRUNKLINE_AUDIT_<NAME>`, None when it is not set."""
+    """Return a parameter from the environment, `TRUNKLINE_AUDIT_<NAME>`, or None if it is not set."""
     return os.environ.get(f"TRUNKLINE_AUDIT_{name.upper()}") or None
 
 
 def listed(rows: pd.DataFrame, otherwise: str) -> pd.DataFrame | None:
-    """The rows for the notebook to show; where there are none, a sentence is printed."""
+    """Return the rows for the notebook to show; if there are none, print a sentence instead."""
     if len(rows):
         return rows
     print(otherwise)
@@ -177,7 +183,7 @@ def listed(rows: pd.DataFrame, otherwise: str) -> pd.DataFrame | None:
 
 
 def shown(value: object, most: int = 400) -> str | None:
-    """Bytes of a record as text that is safe to look at: what is no plain character is escaped."""
+    """Return bytes of a record as a text that is safe to show, with escaped control characters."""
     if not isinstance(value, bytes):
         return None
     text = value[:most].decode("utf-8", "backslashreplace")
@@ -186,18 +192,18 @@ def shown(value: object, most: int = 400) -> str | None:
 
 
 def seconds(later: pd.Series, earlier: pd.Series) -> pd.Series:
-    """The time between two columns of times, in seconds; also of empty ones."""
+    """Return the time between two columns of times, in seconds; the columns may be empty."""
     return (pd.to_datetime(later, utc=True) - pd.to_datetime(earlier, utc=True)).dt.total_seconds()
 
 
 def counted(rows: pd.DataFrame, by: list[str], name: str) -> pd.DataFrame:
-    """How many rows there are of each kind, most first; what is missing is shown as a dash."""
+    """Count the rows of each kind, most frequent first; a missing value is shown as a dash."""
     plain = rows[by].astype(object).where(rows[by].notna(), "-")
     return plain.groupby(by).size().rename(name).sort_values(ascending=False, kind="stable").to_frame()
 
 
 def quantiles(values: pd.Series, by: pd.Series) -> pd.DataFrame:
-    """Count, median, 95th and 99th percentile and the longest, in seconds, of each group."""
+    """Return count, median, 95th and 99th percentile and maximum of each group, in seconds."""
     found = values.groupby(by).agg(
         count="count",
         p50=lambda group: group.quantile(0.5),
@@ -209,7 +215,7 @@ def quantiles(values: pd.Series, by: pd.Series) -> pd.DataFrame:
 
 
 def new_plot(title: str, x: str = "", y: str = "", *, height: float = 3.2, width: float = 9.0) -> Axes:
-    """Axes with a title and named units, plain: no frame, a faint grid, white ground."""
+    """Return axes with a title and units, in a plain style: no frame, a faint grid, a white background."""
     _, axes = plt.subplots(figsize=(width, height), facecolor="white", layout="constrained")
     axes.set_title(title, loc="left", color=INK, fontsize=11)
     axes.set_xlabel(x, color=INK)
@@ -223,8 +229,8 @@ def new_plot(title: str, x: str = "", y: str = "", *, height: float = 3.2, width
 
 
 def by_time(axes: Axes) -> None:
-    """Give the axes readable times in UTC, with the date at their end, over at least `_LEAST_DAYS`."""
-    # Not the limits that matplotlib has set, which are days around a single moment.
+    """Give the axes readable times in UTC, with the date at the end, over at least `_LEAST_DAYS`."""
+    # The limits of matplotlib would be days around a single moment.
     left, right = axes.dataLim.intervalx
     margin = max(0.1 * (right - left), _LEAST_DAYS - (right - left)) / 2
     axes.set_xlim(left - margin, right + margin)
@@ -262,8 +268,9 @@ def whole_numbers(axis: Axis) -> None:
 
 
 def lanes_apart(lanes: Iterable[float]) -> list[float]:
-    """Return a place for each point near its lane, so that points of one moment do not hide each other. Equal
-    lanes give equal places.
+    """Return a place near its lane for each point, so that points of one moment do not hide each other.
+
+    Equal lanes give equal places.
     """
     return [lane + _LANE_WIDTH * (number * _GOLDEN % 1 - 0.5) for number, lane in enumerate(lanes)]
 
@@ -274,12 +281,12 @@ def with_room(axes: Axes, rows: int) -> None:
 
 
 def palette(names: Iterable[object]) -> list[str]:
-    """As many colours as names; from the eleventh on they come again."""
+    """Return as many colours as names; after ten they repeat."""
     return [_SERIES[number % len(_SERIES)] for number, _ in enumerate(names)]
 
 
 def say_instead(axes: Axes, sentence: str) -> None:
-    """What a plot says that has nothing to show."""
+    """Show a sentence in the place of an empty plot."""
     axes.set_title("", loc="left")
     axes.axis("off")
     axes.figure.set_size_inches(9, 0.6)
@@ -287,7 +294,7 @@ def say_instead(axes: Axes, sentence: str) -> None:
 
 
 def stacked_bars(axes: Axes, table: pd.DataFrame) -> None:
-    """A bar for each row of `table`, longest on top, with a piece for each column and the sum at its end."""
+    """Draw a bar for each row of `table`, longest on top, with a part for each column and the sum."""
     table = table.loc[table.sum(axis=1).sort_values().index]
     left = pd.Series(0, index=table.index)
     names = [str(name) for name in table.index]
