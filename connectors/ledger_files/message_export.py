@@ -12,17 +12,21 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 
-from connectors.ledger_files.message_export_reader import EXPORT_SCHEMA, TablesUnread, exported_messages
+from connectors.ledger_files.message_export_reader import (
+    EXPORT_SCHEMA,
+    TablesUnread,
+    exported_messages,
+    joined,
+)
 from connectors.retry.backoff import retry
 from schemas.errors import NotFound, TrunklineError, UsageError
 from schemas.fold.settled import AppliedChange
@@ -97,7 +101,8 @@ def _write(settings: Settings, file: Path, is_stopping: Callable[[], bool]) -> E
         with draft.open("wb") as sink:
             messages = 0
             with pq.ParquetWriter(sink, EXPORT_SCHEMA, compression="zstd") as writer:
-                for group in _row_groups(exported_messages(settings)):
+                # Each row group costs the readers of the file time, so small parts are joined.
+                for group in joined(exported_messages(settings), _ROW_GROUP_ROWS, _ROW_GROUP_BYTES):
                     if is_stopping():
                         raise ExportStopped
                     writer.write_table(group)
@@ -110,20 +115,6 @@ def _write(settings: Settings, file: Path, is_stopping: Callable[[], bool]) -> E
         draft.unlink(missing_ok=True)
         raise
     return Export(file, messages, size_bytes)
-
-
-def _row_groups(parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Join small parts, because each row group costs the readers of the file time."""
-    held: list[pa.Table] = []
-    rows = size = 0
-    for part in parts:
-        held.append(part)
-        rows, size = rows + part.num_rows, size + part.nbytes
-        if rows >= _ROW_GROUP_ROWS or size >= _ROW_GROUP_BYTES:
-            yield pa.concat_tables(held)
-            held, rows, size = [], 0, 0
-    if held:
-        yield pa.concat_tables(held)
 
 
 class MessageExporter:

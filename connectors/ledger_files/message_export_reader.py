@@ -7,8 +7,9 @@ each such group of rows, all bodies are read once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
+from math import inf
 from typing import Final
 
 import pyarrow as pa
@@ -74,9 +75,10 @@ def _read(settings: Settings) -> Iterator[pa.Table]:
             "message that 'streams' has settled"
         )
     mailbox, bodies = (DeltaTable(path) for path in paths)
-    for heads in _grouped(mailbox, _HEAD, _HEADS_DECODED, _MESSAGES_AT_ONCE, None):
+    for heads in joined(_tables(mailbox, _HEAD, _HEADS_DECODED), _MESSAGES_AT_ONCE):
         keys, found = _keys(heads), 0
-        for part in _grouped(bodies, [*_KEY, "body"], _ROWS_DECODED, _ROWS_JOINED, _BYTES_JOINED):
+        found_bodies = _tables(bodies, [*_KEY, "body"], _ROWS_DECODED)
+        for part in joined(found_bodies, _ROWS_JOINED, _BYTES_JOINED):
             # The index in `heads` of the message of each body, null if it is not among them.
             places = pc.index_in(_keys(part), value_set=keys)
             wanted = places.is_valid()
@@ -91,20 +93,22 @@ def _read(settings: Settings) -> Iterator[pa.Table]:
             )
 
 
-def _grouped(
-    table: DeltaTable, columns: list[str], decoded: int, rows_most: int, bytes_most: int | None
-) -> Iterator[pa.Table]:
-    """Yield the rows of a table in parts of about `rows_most` rows or `bytes_most` bytes."""
-    batches: list[pa.RecordBatch] = []
-    rows = held = 0
-    for batch in small_batches(table, columns, decoded):
-        batches.append(batch)
-        rows, held = rows + batch.num_rows, held + batch.nbytes
-        if rows >= rows_most or (bytes_most is not None and held >= bytes_most):
-            yield pa.Table.from_batches(batches)
-            batches, rows, held = [], 0, 0
+def joined(parts: Iterable[pa.Table], rows_most: int, bytes_most: float = inf) -> Iterator[pa.Table]:
+    """Join successive tables until they have about `rows_most` rows or `bytes_most` bytes."""
+    held: list[pa.Table] = []
+    rows = size = 0
+    for part in parts:
+        held.append(part)
+        rows, size = rows + part.num_rows, size + part.nbytes
+        if rows >= rows_most or size >= bytes_most:
+            yield pa.concat_tables(held)
+            held, rows, size = [], 0, 0
     if rows:
-        yield pa.Table.from_batches(batches)
+        yield pa.concat_tables(held)
+
+
+def _tables(table: DeltaTable, columns: list[str], decoded: int) -> Iterator[pa.Table]:
+    return (pa.Table.from_batches([batch]) for batch in small_batches(table, columns, decoded))
 
 
 def _keys(table: pa.Table) -> pa.Array:
