@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from connectors.cli.doctor.doctor_findings import FAIL, OK, WARN
-from connectors.cli.doctor.doctor_machine import check_plain_listeners
+from connectors.cli.doctor.findings import FAIL, OK, WARN
+from connectors.cli.doctor.machine import check_plain_listeners
 from connectors.gateway_client.gateway_tls import check_listeners, open_plain_listeners
 from connectors.local_stack import state_file
 from connectors.local_stack.part import child_environment

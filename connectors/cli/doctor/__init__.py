@@ -1,1 +1,1 @@
-"""`trunkline doctor`: one module per group of checks."""
+"""`trunkline doctor`: one module for each group of checks. Imports no other command."""

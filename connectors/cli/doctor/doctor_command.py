@@ -1,6 +1,6 @@
-"""Check every part, from Python to the views, and say how to mend what is wrong.
+"""Check every part, from Python to the views, and say how to repair it.
 
-Exit code 1 if a check failed, else 0; what is merely not started is a warning.
+Exit code 1 if a check failed, else 0; a part that is not started is only a warning.
 """
 
 from __future__ import annotations
@@ -10,10 +10,18 @@ import json
 import sys
 from dataclasses import asdict
 
-from connectors.cli.doctor.doctor_checks import run_checks
-from connectors.cli.doctor.doctor_findings import FAIL, OK, WARN
-from schemas.settings.settings import Settings
+from connectors.cli.doctor import kafka_checks, machine, organism, parts, tables
+from connectors.cli.doctor.findings import FAIL, OK, WARN, Check, Finding
+from schemas.errors import TrunklineError
+from schemas.settings.settings import Settings, SettingsError
 
+CHECKS: dict[str, Check] = {
+    **machine.CHECKS,
+    **kafka_checks.CHECKS,
+    **parts.CHECKS,
+    **organism.CHECKS,
+    **tables.CHECKS,
+}
 _COLOURS = {OK: "\033[32m", WARN: "\033[33m", FAIL: "\033[31m"}
 
 
@@ -23,8 +31,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Make the checks and print them."""
-    findings = run_checks(settings)
+    """Run the checks and print the findings."""
+    findings = _run_checks(settings)
     failed = any(finding.level == FAIL for finding in findings)
     if args.json:
         print(json.dumps({"ok": not failed, "checks": [asdict(finding) for finding in findings]}))
@@ -37,3 +45,14 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
         if finding.mend:
             print(f"{'':<17}-> {finding.mend}")
     return 1 if failed else 0
+
+
+def _run_checks(settings: Settings) -> list[Finding]:
+    """Return all findings, in order. A check that raises an error is a finding itself."""
+    found = []
+    for name, check in CHECKS.items():
+        try:
+            found.append(check(settings))
+        except (TrunklineError, SettingsError, OSError) as error:
+            found.append(Finding(name, FAIL, str(error), "the message says what to do"))
+    return found

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.cli.doctor.doctor_audit import check_anchors, check_anchors_place
-from connectors.cli.doctor.doctor_findings import FAIL, OK, WARN
+from connectors.cli.doctor.findings import FAIL, OK, WARN
+from connectors.cli.doctor.tables import check_anchors, check_anchors_place
 from schemas.integrity.audit_files import anchors_file, is_beside_the_ledger
 from tests.audited_ledger import AuditedLedger, three_commits
 

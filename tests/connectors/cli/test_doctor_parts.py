@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from connectors.cli.doctor.doctor_checks import CHECKS
-from connectors.cli.doctor.doctor_findings import FAIL, OK, WARN
-from connectors.cli.doctor.doctor_organism import check_organism
-from connectors.cli.doctor.doctor_parts import check_gateway, check_xml_pump
+from connectors.cli.doctor.doctor_command import CHECKS
+from connectors.cli.doctor.findings import FAIL, OK, WARN
+from connectors.cli.doctor.organism import check_organism
+from connectors.cli.doctor.parts import check_gateway, check_xml_pump
 from connectors.cli.stack import up_command
 from connectors.local_stack import free_port, state_file
 from connectors.local_stack.part_plan import ALL_PARTS, MOSQUITTO

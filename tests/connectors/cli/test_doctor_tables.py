@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.cli.doctor.doctor_findings import OK, WARN
-from connectors.cli.doctor.doctor_tables import check_tables
+from connectors.cli.doctor.findings import OK, WARN
+from connectors.cli.doctor.tables import check_tables
 from connectors.log.log_end import LogEnd
 from jobs import build_views
 from schemas.settings.settings import KafkaSettings, Settings

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from connectors.cli.doctor.doctor_findings import FAIL, OK, WARN
-from connectors.cli.doctor.doctor_kafka import check_kafka, check_replicas
+from connectors.cli.doctor.findings import FAIL, OK, WARN
+from connectors.cli.doctor.kafka_checks import check_kafka, check_replicas
 from connectors.cli.main import main
 from connectors.local_stack import free_port
 from connectors.log.kafka_repairs import repair_kafka_client

@@ -16,7 +16,7 @@ from paho.mqtt.properties import Properties
 from pydantic import SecretStr
 
 from connectors.agent_sdk.mqtt_delivery import DeliveryConnection
-from connectors.cli.doctor.doctor_parts import check_accounts, check_mqtt
+from connectors.cli.doctor.parts import check_accounts, check_mqtt
 from connectors.local_stack import LocalStack
 from connectors.local_stack.part import child_environment
 from connectors.mqtt_accounts.mqtt_acl import write_acl

@@ -1,4 +1,4 @@
-"""What `trunkline doctor` checks of the machine: programs, disk, keys, settings, ports."""
+"""Checks of the machine: programs, disk, keys, settings, ports."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from connectors.cli.doctor.doctor_findings import FAIL, OK, WARN, Finding, private_file
+from connectors.cli.doctor.findings import Checks, Finding, fail, is_started, ok, private_file, warn
 from connectors.gateway_client.gateway_tls import open_plain_listeners
-from connectors.local_stack import control
 from connectors.local_stack.broker_plans import kafka_port, mqtt_port
 from connectors.local_stack.part_plan import GATEWAY, KAFKA, MOSQUITTO
 from connectors.local_stack.ports import port_is_free, port_owner
@@ -22,6 +21,7 @@ from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT, Settings
 
 _GIB = 2**30
 _DISK_FAIL_BYTES, _DISK_WARN_BYTES = _GIB, 5 * _GIB
+CHECKS = Checks()
 
 
 def _stamp_fits(stamp: Path, source: Path) -> bool:
@@ -32,36 +32,41 @@ def _stamp_fits(stamp: Path, source: Path) -> bool:
     return bool(noted) and noted[-1] == hashlib.sha256(source.read_bytes()).hexdigest()
 
 
+@CHECKS.add("python")
 def check_python(_settings: Settings) -> Finding:
-    """The environment is the one that requirements.lock describes."""
+    """Check that the environment is the one that requirements.lock describes."""
     found = f"Python {platform.python_version()}"
     if _stamp_fits(PROJECT_ROOT / ".venv" / ".trunkline-stamp", PROJECT_ROOT / "requirements.lock"):
-        return Finding("python", OK, f"{found}, packages as in requirements.lock")
+        return ok(f"{found}, packages as in requirements.lock")
     mend = "run any ./trunkline command: it sets .venv up again"
-    return Finding("python", WARN, f"{found}, but .venv is not what requirements.lock says", mend)
+    return warn(f"{found}, but .venv is not what requirements.lock says", mend)
 
 
+@CHECKS.add("java")
 def check_java(_settings: Settings) -> Finding:
-    """A Java 17 is there."""
+    """Check that Java 17 is installed."""
     java = find_java()
-    return Finding("java", OK, f"{java_version(java)} at {java}")
+    return ok(f"{java_version(java)} at {java}")
 
 
+@CHECKS.add("jars")
 def check_jars(_settings: Settings) -> Finding:
-    """The JVM parts are those of conf/ivy.xml."""
+    """Check that the jar files are those of conf/ivy.xml."""
     found = f"{len(jar_files('kafka'))} for Kafka, {len(jar_files('spark'))} for Spark"
     if _stamp_fits(JARS / ".trunkline-stamp", PROJECT_ROOT / "conf" / "ivy.xml"):
-        return Finding("jars", OK, found)
-    return Finding("jars", WARN, f"{found}, but not what conf/ivy.xml says", "run any ./trunkline command")
+        return ok(found)
+    return warn(f"{found}, but not what conf/ivy.xml says", "run any ./trunkline command")
 
 
+@CHECKS.add("mosquitto")
 def check_mosquitto(_settings: Settings) -> Finding:
-    """Mosquitto is installed."""
-    return Finding("mosquitto", OK, str(find_mosquitto()))
+    """Check that Mosquitto is installed."""
+    return ok(str(find_mosquitto()))
 
 
+@CHECKS.add("disk")
 def check_disk(settings: Settings) -> Finding:
-    """There is room for the log and the tables."""
+    """Check that the disk has room for the log and the tables."""
     folder = settings.data_path
     while not folder.exists():
         folder = folder.parent
@@ -69,56 +74,47 @@ def check_disk(settings: Settings) -> Finding:
     found = f"{free / _GIB:.1f} GiB free at {settings.data_path}"
     mend = "make room, or set data_dir to a larger disk"
     if free < _DISK_WARN_BYTES:
-        return Finding("disk", FAIL if free < _DISK_FAIL_BYTES else WARN, found, mend)
-    return Finding("disk", OK, found)
+        return fail(found, mend) if free < _DISK_FAIL_BYTES else warn(found, mend)
+    return ok(found)
 
 
-def check_key_file(settings: Settings) -> Finding:
-    """The master keys are there and only ours to read."""
-    if settings.master_key is not None:
-        return Finding("keys", OK, "the master key comes from the environment")
-    path = settings.key_file
-    if not path.exists():
-        return Finding("keys", WARN, f"{path} is not there yet", "trunkline up makes it")
-    return private_file("keys", path)
-
-
+@CHECKS.add("privacy")
 def check_data_dir(settings: Settings) -> Finding:
-    """The data directory is for its owner alone."""
+    """Check that only the owner can open the data directory."""
     root = settings.data_path
     found = find_open(root)
     if found.files or found.folders:
-        return Finding("privacy", FAIL, f"other users can open {found} in {root}", "trunkline up closes them")
+        return fail(f"other users can open {found} in {root}", "trunkline up closes them")
     if found.left:
         mend = "chmod -R go= them, if they are for nobody else; a secret that others have read needs a new one"
-        return Finding("privacy", WARN, f"not private, or not ours: {named(found.left)}", mend)
-    return Finding("privacy", OK, f"{root} is for its owner alone")
+        return warn(f"not private, or not ours: {named(found.left)}", mend)
+    return ok(f"{root} is for its owner alone")
 
 
+@CHECKS.add("keys")
+def check_key_file(settings: Settings) -> Finding:
+    """Check that the master keys exist and that only the owner can read them."""
+    if settings.master_key is not None:
+        return ok("the master key comes from the environment")
+    path = settings.key_file
+    if not path.exists():
+        return warn(f"{path} is not there yet", "trunkline up makes it")
+    return private_file(path)
+
+
+@CHECKS.add("settings")
 def check_settings(_settings: Settings) -> Finding:
-    """Where the settings come from. Wrong ones end every command before it begins, so these are right."""
+    """Show where the settings come from. They are valid, as every command checks them at its start."""
     named = os.environ.get("TRUNKLINE_CONF")
     file = Path(named) if named else PROJECT_ROOT / "conf" / "trunkline.yaml"
     source = str(file) if file.exists() else "the defaults"
     variables = sorted(name for name in os.environ if name.startswith(ENV_PREFIX))
-    return Finding("settings", OK, f"{source}, variables: {', '.join(variables) or 'none'}")
+    return ok(f"{source}, variables: {', '.join(variables) or 'none'}")
 
 
-def check_plain_listeners(settings: Settings) -> Finding:
-    """No listener of the gateway takes tokens in clear from other machines."""
-    found = ", ".join(f"{setting} is {host!r}" for setting, host in open_plain_listeners(settings).items())
-    if not found:
-        return Finding("listeners", OK, "HTTPS, or loopback alone")
-    if settings.gateway.allow_plaintext:
-        mend = "let only the proxy that does TLS reach it, or set gateway.certfile and gateway.keyfile"
-        return Finding("listeners", WARN, f"{found}, in clear: gateway.allow_plaintext is set", mend)
-    mend = "./trunkline tls create; or set gateway.allow_plaintext if a proxy in front does TLS"
-    return Finding("listeners", FAIL, f"{found}, without TLS: the gateway does not start", mend)
-
-
+@CHECKS.add("ports")
 def check_ports(settings: Settings) -> Finding:
-    """The ports that a start would need are free; while a stack runs they are its own."""
-    state = control.running_state(settings)
+    """Check that the ports of the parts are free, or are used by the stack that runs."""
     wanted: list[tuple[str, str, Callable[[Settings], int]]] = [
         (KAFKA, "kafka.bootstrap_servers", kafka_port),
         (MOSQUITTO, "mqtt.port", mqtt_port),
@@ -135,11 +131,24 @@ def check_ports(settings: Settings) -> Finding:
         except UsageError:
             found.append(f"{part} is elsewhere")
             continue
-        if state is not None and part in state["parts"]:
+        if is_started(settings, part):
             found.append(f"{port} is our {part}")
         elif not port_is_free(port):
             taken = f"{port} ({setting}) is taken by {port_owner(port)}"
-            return Finding("ports", WARN, taken, f"end that, or set {setting} to another port")
+            return warn(taken, f"end that, or set {setting} to another port")
         else:
             found.append(f"{port} is free")
-    return Finding("ports", OK, ", ".join(found))
+    return ok(", ".join(found))
+
+
+@CHECKS.add("listeners")
+def check_plain_listeners(settings: Settings) -> Finding:
+    """Check that no listener of the gateway takes tokens in clear from other machines."""
+    found = ", ".join(f"{setting} is {host!r}" for setting, host in open_plain_listeners(settings).items())
+    if not found:
+        return ok("HTTPS, or loopback alone")
+    if settings.gateway.allow_plaintext:
+        mend = "let only the proxy that does TLS reach it, or set gateway.certfile and gateway.keyfile"
+        return warn(f"{found}, in clear: gateway.allow_plaintext is set", mend)
+    mend = "./trunkline tls create; or set gateway.allow_plaintext if a proxy in front does TLS"
+    return fail(f"{found}, without TLS: the gateway does not start", mend)
