@@ -11,7 +11,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ NOTE = "<!-- Written by .ci/reference_pages.py: do not edit. -->"
 sys.path.insert(0, str(ROOT))
 os.environ["COLUMNS"] = "100"
 
-from connectors.cli.main import COMMANDS, PROGRAM, top_level_help  # noqa: E402
+from connectors.cli.main import COMMANDS, parser_of, top_level_help  # noqa: E402
 from schemas.settings.reference import all_settings  # noqa: E402
 from schemas.settings.settings import Settings  # noqa: E402
 
@@ -78,18 +77,10 @@ def cli_page() -> Iterator[str]:
     yield "```"
     yield top_level_help().rstrip()
     yield "```"
-    for name, command in COMMANDS.items():
-        module = import_module(command.module)
-        parser = argparse.ArgumentParser(
-            prog=f"{PROGRAM} {name}",
-            description=module.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        module.configure(parser)
+    for name in COMMANDS:
         yield ""
         yield f"## {name}"
-        for each in parsers_of(parser):
+        for each in parsers_of(parser_of(name)):
             yield ""
             yield "```"
             yield each.format_help().rstrip().replace(str(ROOT), "/path/to/checkout")

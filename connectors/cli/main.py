@@ -1,9 +1,10 @@
-"""The command line's frame: finds the command, reads the settings, turns errors into exit codes.
+"""The command line's entry: finds the command, reads the settings, turns errors into exit codes.
 
-Only the chosen command's module is imported, and `--help` imports none: the standard library alone prints
-it, so that it works before anything is set up, and at once.
+Only the module of the chosen command is imported. `--help` imports none and needs the standard library alone,
+so that it is fast and works before the set-up.
 
-A command's module offers `configure(parser)` and `run(args, settings) -> exit code`.
+A command's module offers a table of actions `ACTIONS` (see `connectors.cli.shared.actions`), or two functions:
+`configure(parser)`, which adds the arguments, and `run(args, settings)`, which returns the exit code.
 """
 
 from __future__ import annotations
@@ -16,12 +17,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Any
 
+from connectors.cli.shared.actions import add_actions
 from schemas.errors import TrunklineError, UsageError
-
-if TYPE_CHECKING:
-    from schemas.settings.settings import Settings
 
 PROGRAM = "trunkline"
 EXIT_USAGE = 2
@@ -30,75 +29,56 @@ EXIT_INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Command:
-    """One command: the module that runs it, what it does in a line, and where the help shows it."""
+    """One command: the module that runs it, its summary, and its group in the help."""
 
     module: str
     summary: str
     group: str
 
 
-class CommandModule(Protocol):
-    """What a command's module offers."""
-
-    def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the command's arguments."""
-
-    def run(self, args: argparse.Namespace, settings: Settings) -> int:
-        """Does it and returns the exit code."""
-
-
 STACK, EVENTS, AGENTS = "The local stack", "Jobs and events", "Agents and who may do what"
 WORK = "Trying and measuring"
 
+
+def _in(name: str, summary: str, group: str) -> Command:
+    return Command(f"connectors.cli.{name}_command", summary, group)
+
+
 COMMANDS: dict[str, Command] = {
-    "up": Command("connectors.cli.stack.up_command", "start brokers, bridges, gateway, pump, streams", STACK),
-    "down": Command("connectors.cli.stack.down_command", "stop them all, in order", STACK),
-    "status": Command("connectors.cli.stack.status_command", "show each part's state, age and memory", STACK),
-    "logs": Command("connectors.cli.stack.logs_command", "show or follow the parts' logs", STACK),
-    "doctor": Command("connectors.cli.doctor.doctor_command", "check every part and say how to mend it", STACK),
-    "dashboard": Command(
-        "connectors.cli.stack.dashboard_command", "print the address of the page to watch", STACK
-    ),
-    "settings": Command("connectors.cli.stack.settings_command", "show every setting and its source", STACK),
-    "tls": Command("connectors.cli.keys.tls_command", "make certificates for brokers and gateway", STACK),
-    "publish": Command("connectors.cli.jobs.publish_command", "publish a job's events", EVENTS),
-    "jobs": Command("connectors.cli.jobs.jobs_command", "register, submit, list and show jobs", EVENTS),
-    "watch": Command("connectors.cli.jobs.watch_command", "follow jobs to their end", EVENTS),
-    "tail": Command("connectors.cli.follow.tail_command", "follow events as they come in", EVENTS),
-    "dead-letters": Command(
-        "connectors.cli.messages.dead_letters_command", "see what was rejected, replay it", EVENTS
-    ),
-    "topic": Command(
-        "connectors.cli.stack.topic_command", "make the log's topic in a Kafka of your own", EVENTS
-    ),
-    "fold": Command("connectors.cli.stack.fold_command", "switch on a new version of the rules", EVENTS),
-    "log": Command("connectors.cli.stack.log_command", "make a lost log again from the ledger", EVENTS),
-    "audit": Command("connectors.cli.stack.audit_command", "check that nobody has changed the ledger", EVENTS),
-    "agents": Command(
-        "connectors.cli.agents.agents_command", "spawn, join, list, stop agents; their keys", AGENTS
-    ),
-    "mcp": Command("connectors.cli.agents.mcp_command", "serve MCP on stdio: management, or an agent", AGENTS),
-    "tasks": Command("connectors.cli.jobs.tasks_command", "give agents tasks, follow and end them", AGENTS),
-    "tokens": Command("connectors.cli.agents.tokens_command", "list and revoke the tokens of tasks", AGENTS),
-    "messages": Command(
-        "connectors.cli.messages.messages_command", "send, drain, peek, clear, export messages", AGENTS
-    ),
-    "organism": Command(
-        "connectors.cli.organism.organism_command", "show and change the XML pump's listeners", AGENTS
-    ),
-    "console": Command("connectors.cli.organism.console_command", "sit at the XML pump as a person", AGENTS),
-    "sessions": Command(
-        "connectors.cli.agents.sessions_command", "create, stop and list agent sessions", AGENTS
-    ),
-    "monitor": Command("connectors.cli.follow.monitor_command", "follow jobs and sessions, mend drift", AGENTS),
-    "keys": Command("connectors.cli.keys.keys_command", "rotate master, agents' and jobs' keys", AGENTS),
-    "principals": Command("connectors.cli.agents.principals_command", "make and revoke tokens", AGENTS),
-    "demo": Command("connectors.cli.stack.demo_command", "see the whole way of an event, in a minute", WORK),
-    "bench": Command("connectors.cli.stack.bench_command", "run a benchmark", WORK),
-    "prove": Command("connectors.cli.stack.prove_command", "try to break it: seeds of faults under load", WORK),
+    "up": _in("stack.up", "start brokers, bridges, gateway, pump, streams", STACK),
+    "down": _in("stack.down", "stop them all, in order", STACK),
+    "status": _in("stack.status", "show each part's state, age and memory", STACK),
+    "logs": _in("stack.logs", "show or follow the parts' logs", STACK),
+    "doctor": _in("doctor.doctor", "check every part and say how to repair it", STACK),
+    "dashboard": _in("stack.dashboard", "print the address of the dashboard", STACK),
+    "settings": _in("stack.settings", "show every setting and its source", STACK),
+    "tls": _in("keys.tls", "make certificates for brokers and gateway", STACK),
+    "publish": _in("jobs.publish", "publish a job's events", EVENTS),
+    "jobs": _in("jobs.jobs", "register, submit, list and show jobs", EVENTS),
+    "watch": _in("jobs.watch", "follow jobs to their end", EVENTS),
+    "tail": _in("follow.tail", "follow events as they come in", EVENTS),
+    "dead-letters": _in("messages.dead_letters", "show rejected records, replay them", EVENTS),
+    "topic": _in("stack.topic", "make the log's topic in a Kafka of your own", EVENTS),
+    "fold": _in("stack.fold", "switch to a new version of the rules", EVENTS),
+    "log": _in("stack.log", "rebuild a lost log from the ledger", EVENTS),
+    "audit": _in("stack.audit", "check that the ledger was not changed", EVENTS),
+    "agents": _in("agents.agents", "spawn, join, list, stop agents; their keys", AGENTS),
+    "mcp": _in("agents.mcp", "serve MCP on stdio: management, or an agent", AGENTS),
+    "tasks": _in("jobs.tasks", "give agents tasks, follow and end them", AGENTS),
+    "tokens": _in("agents.tokens", "list and revoke the tokens of tasks", AGENTS),
+    "messages": _in("messages.messages", "send, drain, peek, clear, export messages", AGENTS),
+    "organism": _in("organism.organism", "show and change the XML pump's listeners", AGENTS),
+    "console": _in("organism.console", "take part in the XML pump as a person", AGENTS),
+    "sessions": _in("agents.sessions", "create, stop and list agent sessions", AGENTS),
+    "monitor": _in("follow.monitor", "follow jobs and sessions, repair drift", AGENTS),
+    "keys": _in("keys.keys", "rotate master, agents' and jobs' keys", AGENTS),
+    "principals": _in("agents.principals", "make and revoke tokens", AGENTS),
+    "demo": _in("stack.demo", "see the whole way of an event, in a minute", WORK),
+    "bench": _in("stack.bench", "run a benchmark", WORK),
+    "prove": _in("stack.prove", "test with seeds of faults under load", WORK),
 }
 
-# What the wrapper does without the command line.
+# Commands of the wrapper script, which do not reach this program.
 _OF_THE_WRAPPER = {
     AGENTS: {"queue": "a mailbox in files, without the stack: send, poll, tail, expire"},
     WORK: {"test": "run the tests; pytest's arguments may follow"},
@@ -110,7 +90,7 @@ Begin with: trunkline up   See it work: trunkline demo   Help on one: trunkline 
 
 
 def top_level_help() -> str:
-    """The help of the whole program: one line a command, grouped."""
+    """Return the help of the whole program: one line for each command, in groups."""
     lines = [
         f"usage: {PROGRAM} COMMAND [arguments]",
         "Trunkline, an event backbone for multi-agent systems: many doors, one log, one fold.",
@@ -131,31 +111,41 @@ def _unknown(name: str) -> int:
     return EXIT_USAGE
 
 
-def _run_command(name: str, arguments: Sequence[str]) -> int:
-    command = COMMANDS[name]
-    try:
-        module = cast(CommandModule, import_module(command.module))
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] in ("connectors", "schemas"):
-            raise
-        # The wrapper lets only a call for help get here before its set-up.
-        print(f"{PROGRAM} {name}: {command.summary}")
-        print(f"Its options are shown after the set-up, which './{PROGRAM} demo' begins with.")
-        return 0
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a command. The parsed arguments hold the function that runs it as `run`."""
+    module: Any = import_module(COMMANDS[name].module)
     parser = argparse.ArgumentParser(
         prog=f"{PROGRAM} {name}",
         description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    module.configure(parser)
+    if hasattr(module, "ACTIONS"):
+        add_actions(parser, module.ACTIONS)
+    else:
+        module.configure(parser)
+        parser.set_defaults(run=module.run)
+    return parser
+
+
+def _run_command(name: str, arguments: Sequence[str]) -> int:
+    try:
+        parser = parser_of(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in ("connectors", "schemas"):
+            raise
+        # Packages are missing: before the set-up, the wrapper starts this program for help only.
+        print(f"{PROGRAM} {name}: {COMMANDS[name].summary}")
+        print(f"Its options are shown after the set-up, which './{PROGRAM} demo' begins with.")
+        return 0
     args = parser.parse_args(arguments)
     # Imported here, because pydantic is slow to import and help must be quick.
     from schemas.settings.settings import load_settings
 
     settings = load_settings()
     try:
-        return module.run(args, settings)
+        code: int = args.run(args, settings)
+        return code
     except OSError as error:
         _explain_data_dir(error, getattr(args, "data_dir", None) or settings.data_path)
         raise
@@ -192,7 +182,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    said_by = " ".join([PROGRAM, *arguments[:1]])
+    prefix = " ".join([PROGRAM, *arguments[:1]])
     try:
         code = _dispatch(arguments)
         sys.stdout.flush()
@@ -200,15 +190,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader (head, less) has gone. Python would complain again when it flushes at exit.
+        # The reader (head, less) has ended. Without this, Python reports the error again at its last flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except TrunklineError as error:
-        print(f"{said_by}: {error}", file=sys.stderr)
+        print(f"{prefix}: {error}", file=sys.stderr)
         return error.exit_code
     except Exception as error:
         if not _is_settings_error(error):
             raise
-        print(f"{said_by}: {error}", file=sys.stderr)
-        print("Mend it in conf/trunkline.yaml or in the TRUNKLINE__ variables.", file=sys.stderr)
+        print(f"{prefix}: {error}", file=sys.stderr)
+        print("Correct it in conf/trunkline.yaml or in the TRUNKLINE__ variables.", file=sys.stderr)
         return EXIT_USAGE

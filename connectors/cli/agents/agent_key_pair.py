@@ -1,4 +1,4 @@
-"""Key files of agents as the command line makes, reads and replaces them: 0600 from the start."""
+"""Key files of agents, with mode 0600 from the start: made, read and replaced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
-from connectors.cli.shared.given_content import read_given
+from connectors.cli.shared.files import new_private_file, read_given
 from schemas.errors import UsageError
 from schemas.streams.agents.agent_signing import checked_public_key, load_private_key, new_key_pair, public_pem
 
@@ -18,26 +18,19 @@ _PRIVATE: Final = b"PRIVATE KEY"
 
 
 def new_key_file(path: Path, option: str) -> str:
-    """Make a pair; the private key is on the disk in a new file when this returns the public one.
+    """Make a key pair, write the private key to a new file, and return the public key.
 
-    Raises UsageError that names `option` when the file is there already or cannot be written.
+    Raises UsageError that names `option` when the file exists or cannot be written.
     """
     private, public = new_key_pair()
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(private)
-            file.flush()
-            os.fsync(fd)
-    except FileExistsError:
-        raise UsageError(f"{option}: {path} is there already; it is not overwritten") from None
-    except OSError as error:
-        raise UsageError(f"{option}: cannot write {path}: {error.strerror}") from None
+    with new_private_file(path, option) as file:
+        assert file is not None  # noqa: S101  there is a path
+        file.write(private.decode("ascii"))
     return public
 
 
 def public_key_in(path: Path) -> str:
-    """The public key in a PEM file, which may be a private key's. Raises UsageError."""
+    """Return the public key in a PEM file, which may be a private key's. Raises UsageError."""
     pem = read_given(str(path), "the key", _LIMIT_BYTES)
     try:
         if _PRIVATE in pem:
@@ -48,23 +41,23 @@ def public_key_in(path: Path) -> str:
 
 
 def checked_key_file(path: Path) -> None:
-    """Raise UsageError (KeyFileError) when there is no private key that is its owner's alone."""
+    """Raise UsageError (KeyFileError) unless the file is a private key that only its owner can read."""
     _private_key(path)
 
 
 def successor_of(path: Path) -> str:
-    """The public half of the key that is to follow: a new one, or that of a rotation that broke off."""
+    """Return the public half of the next key: a new one, or that of an interrupted rotation."""
     draft = _draft(path)
     if draft.exists():
         with suppress(UsageError):
             return public_pem(_private_key(draft))
-        # Not written to its end, so nobody was told of it.
+        # The file is not complete, so its key was never registered.
         draft.unlink(missing_ok=True)
     return new_key_file(draft, "FILE")
 
 
 def drop_successor(path: Path) -> None:
-    """Forget it: it was refused."""
+    """Remove the next key, which the gateway refused."""
     _draft(path).unlink(missing_ok=True)
 
 
@@ -78,8 +71,8 @@ def put_in_place(path: Path) -> None:
 
 
 def _private_key(path: Path) -> RSAPrivateKey:
-    # Imported here: with it comes all of the agent's client, which takes a second.
-    from connectors.agent_client.signed_auth import AgentKey
+from connectors.agent_client.signed_auth import AgentKey
+# Imported here: it imports the whole agent client, which takes a second.
 
     return AgentKey(path).current()
 

@@ -1,10 +1,10 @@
-"""Speaks MCP on stdin and stdout, for a program that starts MCP servers by a command (an MCP host).
+"""Serves MCP on stdin and stdout, for an MCP host: a program that starts MCP servers by a command.
 
   trunkline mcp management      for the operator: tools to spawn, list and stop agents
   trunkline mcp agent           for an agent: its tools to discover, write and read, its requests signed
 
-You rarely type these: the host's configuration names them, and 'trunkline mcp ACTION --help' shows what to put
-there. The gateway must run ('trunkline up'). Nothing but JSON-RPC comes out on stdout; faults go to stderr.
+The host's configuration names these commands; 'trunkline mcp ACTION --help' shows the lines for it. The
+gateway must run ('trunkline up'). Only JSON-RPC is written to stdout; faults go to stderr.
 
 Exit codes: 0 when the input ends; 2 wrong arguments or settings, or a key file that cannot be used; 4 refused;
 5 the gateway does not answer. Ctrl-C ends it at once; agents that were spawned run on.
@@ -15,68 +15,62 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
+from connectors.cli.shared.actions import Actions, argument
 from schemas.settings.settings import PROJECT_ROOT
 
 if TYPE_CHECKING:
     from schemas.settings.settings import Settings
 
-_PROGRAM = PROJECT_ROOT / "trunkline"
-_Commands = argparse._SubParsersAction
+_PROGRAM: Final = PROJECT_ROOT / "trunkline"
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's sub-commands and their arguments."""
-    commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    _add(
-        commands,
-        "management",
-        "serve tools to spawn, list, stop and write to agents, with the operator's token",
-        """
+def _host_configuration(action: str, **more: object) -> str:
+    server = {"command": str(_PROGRAM), "args": ["mcp", action], **more}
+    return json.dumps({"mcpServers": {"trunkline": server}}, indent=2)
+
+
+_MANAGEMENT_HELP: Final = f"""
 Put this into the configuration of the operator's MCP host:
 
-%(snippet)s
+{_host_configuration("management")}
 
-A gateway elsewhere: "env": {"TRUNKLINE__GATEWAY__URL": "http://host:3200", "TRUNKLINE_TOKEN": "..."}.
+A gateway elsewhere: "env": {{"TRUNKLINE__GATEWAY__URL": "http://host:3200", "TRUNKLINE_TOKEN": "..."}}.
 'trunkline agents' does the same without MCP.
-""",
-        {"command": str(_PROGRAM), "args": ["mcp", "management"]},
-    )
-    agent = _add(
-        commands,
-        "agent",
-        "pass an agent's calls on to the agent MCP server, signed with its key",
-        """
-First let the agent take part. This makes its key, and tells the gateway the public half:
+"""
+_AGENT: Final = {"AGENT_ID": "builder", "AGENT_KEY_PATH": str(_PROGRAM.with_name("builder.pem"))}
+_AGENT_HELP: Final = f"""
+First admit the agent. This makes its key, and sends the public half to the gateway:
 
   trunkline agents join builder --new-key builder.pem
 
 Then put this into the configuration of the agent's MCP host:
 
-%(snippet)s
+{_host_configuration("agent", env=_AGENT)}
 
-The options come before the variables AGENT_ID, AGENT_KEY_PATH and MCP_SERVER_URL.
-""",
-        {
-            "command": str(_PROGRAM),
-            "args": ["mcp", "agent"],
-            "env": {"AGENT_ID": "builder", "AGENT_KEY_PATH": str(_PROGRAM.with_name("builder.pem"))},
-        },
-    )
-    agent.add_argument("--id", metavar="NAME", help="who it is (AGENT_ID)")
-    agent.add_argument("--key", metavar="FILE", help="its private key, mode 0600 (AGENT_KEY_PATH)")
-    agent.add_argument(
-        "--url", metavar="URL", help="the agent MCP server (MCP_SERVER_URL; default: that of the settings)"
-    )
+The options take precedence over the variables AGENT_ID, AGENT_KEY_PATH and MCP_SERVER_URL.
+"""
+ACTIONS: Final = Actions()
 
 
-def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Serve to the end of the input and return the exit code."""
-    if args.action == "management":
-        from connectors.management_mcp.management_server import serve
+@ACTIONS.add(epilog=_MANAGEMENT_HELP, takes_json=False)
+def _management(args: argparse.Namespace, settings: Settings) -> int:
+    """Serve tools to spawn, list, stop and write to agents, with the operator's token."""
+    from connectors.management_mcp.management_server import serve
 
-        return serve(settings)
+    return serve(settings)
+
+
+@ACTIONS.add(
+    argument("--id", "the agent's name (AGENT_ID)", metavar="NAME"),
+    argument("--key", "its private key, mode 0600 (AGENT_KEY_PATH)", metavar="FILE"),
+    argument("--url", "the agent MCP server (MCP_SERVER_URL; default: that of the settings)"),
+    epilog=_AGENT_HELP,
+    takes_json=False,
+)
+def _agent(args: argparse.Namespace, settings: Settings) -> int:
+    """Pass an agent's calls on to the agent MCP server, signed with its key."""
     from connectors.agent_client.stdio_wrapper import main
     from connectors.gateway_client.gateway_tls import CA_VARIABLE
     from connectors.launcher.protocol import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE
@@ -86,17 +80,3 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     if settings.gateway.ca_certs is not None:
         os.environ.setdefault(CA_VARIABLE, str(settings.gateway.ca_certs))
     return main({MCP_URL_VARIABLE: settings.mcp_server_url, **os.environ, **chosen})
-
-
-def _add(
-    commands: _Commands[argparse.ArgumentParser], name: str, text: str, epilog: str, server: dict[str, Any]
-) -> argparse.ArgumentParser:
-    snippet = json.dumps({"mcpServers": {"trunkline": server}}, indent=2)
-    return commands.add_parser(
-        name,
-        help=text,
-        description=text,
-        epilog=epilog % {"snippet": snippet},
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )

@@ -1,6 +1,6 @@
 """Creates, stops, resumes and lists agent sessions.
 
-  trunkline sessions create builder -- my-agent --quiet     in tmux where tmux is there, else in a process group
+  trunkline sessions create builder -- my-agent --quiet     in tmux if it is installed, else a process group
   trunkline sessions create builder --job 0a1b2c3d -- …     ends when this job has ended
   trunkline sessions create desk                            only its name; nothing is started
   trunkline sessions stop builder --graceful                stopped: kept for resume
@@ -8,8 +8,8 @@
   trunkline sessions resume builder
   trunkline sessions list --state running
 
-Modes of stop: stop (stopped, kept for resume), hard (terminated, gone for ever), soft (archived: released
-here, left alive). What a session runs, with its environment, is kept in a 0600 file until it is terminated.
+Modes of stop: stop (stopped, kept for resume), hard (terminated for ever), soft (archived: released here, its
+process goes on). The session's command and environment are kept in a 0600 file until it is terminated.
 
 Exit codes: 0; 2 wrong arguments; 3 no such session; 4 refused, with the reason; 5 the gateway does not answer.
 """
@@ -17,44 +17,103 @@ Exit codes: 0; 2 wrong arguments; 3 no such session; 4 refused, with the reason;
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any, Final
 
-from connectors.cli.shared.command_tail import CommandTailParser
+from connectors.cli.shared import hub
+from connectors.cli.shared.actions import Actions, argument, flag
+from connectors.cli.shared.arguments import REASON, job_id
+from connectors.cli.shared.text_table import age_of
+from connectors.terminal.terminal_text import escaped
 from schemas.fold.life_cycles import SESSION_STATES
 
 if TYPE_CHECKING:
     from schemas.settings.settings import Settings
 
-_STOP_MODES = ("stop", "hard", "soft")
+_STOP_MODES: Final = ("stop", "hard", "soft")
+_COLUMNS: Final[hub.Columns] = {
+    "SESSION": "session",
+    "STATE": "status",
+    "AGE": lambda row: age_of(row["created_at"]),
+    "JOB": lambda row: row["job_id"] or row["for_job"],
+    "HOST": "host",
+    "HANDLE": "handle",
+    "REASON": "reason",
+}
+_NAME: Final = argument("name", "the session")
+ACTIONS: Final = Actions()
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's sub-commands and their arguments."""
-    commands = parser.add_subparsers(
-        dest="action", required=True, metavar="ACTION", parser_class=CommandTailParser
-    )
-    create = commands.add_parser("create", help="create a session, and start a command in it")
-    create.takes_command = True
-    create.usage = "trunkline sessions create [-h] [options] NAME [-- COMMAND [ARGUMENT …]]"
-    create.add_argument("name", metavar="NAME")
-    create.add_argument("--job", metavar="ID", help="the session is for this job and ends with it")
-    create.add_argument("--description", metavar="TEXT")
-    stop = commands.add_parser("stop", help="stop, end or release a session")
-    stop.add_argument("name", metavar="NAME")
-    stop.add_argument("--mode", choices=_STOP_MODES, default="stop", help="(default: stop)")
-    stop.add_argument("--reason", metavar="TEXT", help="kept in the ledger")
-    stop.add_argument("--capture-id", metavar="ID", help="keep its screen under this name first")
-    stop.add_argument("--graceful", action="store_true", help="SIGTERM and ten seconds before SIGKILL")
-    resume = commands.add_parser("resume", help="run a stopped session again")
-    resume.add_argument("name", metavar="NAME")
-    listing = commands.add_parser("list", help="list sessions, the newest last")
-    listing.add_argument("--state", choices=SESSION_STATES, metavar="S", help=", ".join(SESSION_STATES))
-    for command in (create, stop, resume, listing):
-        command.add_argument("--json", action="store_true", help="print one JSON object")
+@ACTIONS.add(
+    _NAME,
+    argument("--job", "the session is for this job and ends with it", type=job_id, metavar="ID"),
+    argument("--description", "what the session is for", metavar="TEXT"),
+    takes_command=True,
+    usage="trunkline sessions create [-h] [options] NAME [-- COMMAND [ARGUMENT …]]",
+)
+def _create(args: argparse.Namespace, settings: Settings) -> int:
+    """Create a session, and start a command in it.
+
+    The command starts once the registry has the session.
+    """
+    from connectors.gateway_client.gateway_client import GatewayClient
+    from connectors.processes.session_host import SessionHost
+    from connectors.processes.session_registry_client import create_session
+
+    host = SessionHost(settings)
+    with GatewayClient(settings) as gateway:
+        row = create_session(
+            gateway, host, args.name, args.command, for_job=args.job, description=args.description
+        )
+    if row["handle"] is not None:
+        host.release(args.name, row["handle"])
+    return _print(args, row, "is created" if row["handle"] is None else f"runs as {row['handle']}")
 
 
-def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Do the action and return the exit code. Raises TrunklineError."""
-    from connectors.cli.agents.sessions_actions import ACTIONS
+@ACTIONS.add(
+    _NAME,
+    argument("--mode", "(default: stop)", choices=_STOP_MODES, default="stop"),
+    REASON,
+    argument("--capture-id", "keep its screen under this name first", metavar="ID"),
+    flag("--graceful", "SIGTERM and ten seconds before SIGKILL"),
+)
+def _stop(args: argparse.Namespace, settings: Settings) -> int:
+    """Stop, end or release a session."""
+    from connectors.gateway_client.gateway_client import GatewayClient
+    from connectors.processes.session_host import SessionHost
+    from connectors.processes.session_registry_client import stop_session
 
-    return ACTIONS[args.action](args, settings)
+    host = SessionHost(settings)
+    with GatewayClient(settings) as gateway:
+        how = {"mode": args.mode, "reason": args.reason, "capture_id": args.capture_id}
+        row, captured = stop_session(gateway, host, args.name, graceful=args.graceful, **how)
+    if captured is not None:
+        print(f"its screen is in {captured}", file=sys.stderr)
+    if row["handle"] is not None and row["host"] != host.name:
+        print(f"the gateway on host {escaped(str(row['host']))} ends it there", file=sys.stderr)
+    return _print(args, row, f"is {row['status']}")
+
+
+@ACTIONS.add(_NAME)
+def _resume(args: argparse.Namespace, settings: Settings) -> int:
+    """Run a stopped session again."""
+    from connectors.gateway_client.gateway_client import GatewayClient
+    from connectors.processes.session_host import SessionHost
+    from connectors.processes.session_registry_client import resume_session
+
+    with GatewayClient(settings) as gateway:
+        row = resume_session(gateway, SessionHost(settings), args.name)
+    return _print(args, row, f"is {row['status']}")
+
+
+@ACTIONS.add(argument("--state", "only the sessions in this state", choices=SESSION_STATES))
+def _list(args: argparse.Namespace, settings: Settings) -> int:
+    """List sessions, the newest last."""
+    found = hub.get(settings, "sessions", state=args.state)
+    sessions = sorted(found["sessions"], key=lambda row: (row["created_at"], row["session"]))
+    answer = {"sessions": sessions, "total": found.get("total", len(sessions))}
+    return hub.print_rows(args, answer, "sessions", _COLUMNS)
+
+
+def _print(args: argparse.Namespace, row: dict[str, Any], text: str) -> int:
+    return hub.print_answer(args, row, f"session {args.name} {escaped(text)}")

@@ -3,8 +3,8 @@
   trunkline tokens list --status active
   trunkline tokens revoke 3f9c0a1b2d4e --reason "it was in a log"
 
-A token belongs to one task and ends with it. Its value is told by 'tasks submit' alone; here it is named by
-the first 12 digits of its hash. To revoke it while the task goes on locks the task's agent out, for ever.
+A token belongs to one task and ends with it. Only 'tasks submit' prints its value; here the first 12 digits of
+its hash name it. Revoking a token while its task runs locks the task's agent out for ever.
 
 Exit codes: 0; 2 wrong arguments; 3 no such token; 4 refused; 5 the gateway does not answer.
 """
@@ -14,9 +14,14 @@ from __future__ import annotations
 import argparse
 import re
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from connectors.cli.shared.hub_options import add_limit
+from connectors.cli.shared import hub
+from connectors.cli.shared.actions import Actions, argument
+from connectors.cli.shared.arguments import REASON, limit
+from connectors.cli.shared.text_table import age_of
+from connectors.terminal.terminal_text import escaped
+from schemas.errors import UsageError
 
 if TYPE_CHECKING:
     from schemas.settings.settings import Settings
@@ -25,80 +30,54 @@ _STATES: Final = ("active", "revoked", "expired")
 _TOKEN_ID: Final = re.compile(r"[0-9a-f]{12}").fullmatch
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's sub-commands and their arguments."""
-    commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    text = "list the tokens of tasks, the newest last; never their values"
-    listing = commands.add_parser(
-        "list",
-        help=text,
-        description=text,
-        epilog="example: trunkline tokens list --status active",
-        allow_abbrev=False,
-    )
-    listing.add_argument("--status", choices=_STATES, metavar="S", help=f"one of {', '.join(_STATES)}")
-    add_limit(listing)
-    text = "revoke a token while its task goes on; a second time changes nothing"
-    revoke = commands.add_parser(
-        "revoke",
-        help=text,
-        description=text,
-        epilog='example: trunkline tokens revoke 3f9c0a1b2d4e --reason "it was in a log"',
-        allow_abbrev=False,
-    )
-    revoke.add_argument("token_id", metavar="TOKEN_ID", help="12 lower-case hex digits, from 'tokens list'")
-    revoke.add_argument("--reason", metavar="TEXT", help="kept in the ledger")
-    for command in (listing, revoke):
-        command.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Do the action and return the exit code. Raises TrunklineError."""
-    return _revoke(args, settings) if args.action == "revoke" else _list(args, settings)
-
-
-def _list(args: argparse.Namespace, settings: Settings) -> int:
-    from connectors.cli.shared.hub_rows import print_rows
-    from connectors.gateway_client.gateway_client import GatewayClient, path_of
-
-    with GatewayClient(settings) as gateway:
-        found = gateway.get(path_of("tokens"), {"status": args.status, "limit": args.limit})
-    found["tokens"].reverse()
-    heading = ("TOKEN", "STATE", "AGE", "LEFT", "AGENT", "TASK", "CAPABILITIES", "WHY REVOKED")
-    return print_rows(args, found, "tokens", heading, _cells)
-
-
-def _cells(row: dict[str, Any]) -> tuple[object, ...]:
-    from connectors.cli.shared.text_table import age_of
-
-    now = datetime.now(UTC)
-    age = age_of(_moment(row["issued"]).isoformat(), now)
-    # What is the age of now when it ends is what it still has.
-    left = age_of(now.isoformat(), _moment(row["expiry"])) if row["status"] == "active" else None
-    capabilities = ", ".join(row["capabilities"]) or None
-    return (
-        row["token_id"], row["status"], age, left, row["agent_name"], row["task_id"], capabilities,
-        row["revoked_why"],
-    )  # fmt: skip
+def _token_id(text: str) -> str:
+    if _TOKEN_ID(text) is None:
+        # The error does not repeat the text, which may be the token itself.
+        raise UsageError("expected the 12 lower-case hex digits that 'tokens list' shows")
+    return text
 
 
 def _moment(since_1970_ms: int) -> datetime:
     return datetime.fromtimestamp(since_1970_ms / 1000, UTC)
 
 
-def _revoke(args: argparse.Namespace, settings: Settings) -> int:
-    from connectors.cli.shared.text_table import print_json
-    from connectors.gateway_client.gateway_client import GatewayClient, path_of
-    from connectors.terminal.terminal_text import escaped
-    from schemas.errors import UsageError
+def _left(row: hub.Row) -> str | None:
+    """Return the time left until the token expires, None if it is not active."""
+    return age_of(datetime.now(UTC).isoformat(), _moment(row["expiry"])) if row["status"] == "active" else None
 
-    if _TOKEN_ID(args.token_id) is None:
-        # It is not repeated: somebody may have given the token itself.
-        raise UsageError("a token is named by the 12 lower-case hex digits that 'tokens list' shows")
-    with GatewayClient(settings) as gateway:
-        row = gateway.post(path_of("tokens", args.token_id, "revoke"), {"reason": args.reason})
-    if args.json:
-        print_json(row)
-    else:
-        print(f"token {args.token_id} of task {escaped(row['task_id'])} is {escaped(row['status'])}")
-    return 0
+
+_COLUMNS: Final[hub.Columns] = {
+    "TOKEN": "token_id",
+    "STATE": "status",
+    "AGE": lambda row: age_of(_moment(row["issued"]).isoformat()),
+    "LEFT": _left,
+    "AGENT": "agent_name",
+    "TASK": "task_id",
+    "CAPABILITIES": lambda row: ", ".join(row["capabilities"]) or None,
+    "WHY REVOKED": "revoked_why",
+}
+ACTIONS: Final = Actions()
+
+
+@ACTIONS.add(
+    argument("--status", "only the tokens in this state", choices=_STATES),
+    limit(),
+    example="trunkline tokens list --status active",
+)
+def _list(args: argparse.Namespace, settings: Settings) -> int:
+    """List the tokens of tasks, the newest last; never their values."""
+    found = hub.get(settings, "tokens", status=args.status, limit=args.limit)
+    found["tokens"].reverse()
+    return hub.print_rows(args, found, "tokens", _COLUMNS)
+
+
+@ACTIONS.add(
+    argument("token_id", "12 hex digits, from 'tokens list'", type=_token_id),
+    REASON,
+    example='trunkline tokens revoke 3f9c0a1b2d4e --reason "it was in a log"',
+)
+def _revoke(args: argparse.Namespace, settings: Settings) -> int:
+    """Revoke a token while its task runs; a second time changes nothing."""
+    row = hub.post(settings, "tokens", args.token_id, "revoke", reason=args.reason)
+    text = f"token {args.token_id} of task {escaped(row['task_id'])} is {escaped(row['status'])}"
+    return hub.print_answer(args, row, text)

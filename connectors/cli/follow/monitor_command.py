@@ -1,18 +1,18 @@
-"""Follows all jobs and sessions, and finds where the two registries have drifted apart.
+"""Follows all jobs and sessions, and finds drift: rows of the two registries that contradict each other.
 
   trunkline monitor                 a live table on a terminal, else a line for each change
-  trunkline monitor --mend          also mends what it finds
-  trunkline monitor --once --json   how things stand now, one JSON object a line, and end
+  trunkline monitor --mend          also repairs the drift that it finds
+  trunkline monitor --once --json   the current state, one JSON object a line, and end
 
-Drift is: a job that runs in a session that is gone (terminated, or its process is dead on this machine); a
+Drift is: a job that runs in a session that has ended (terminated, or its process is dead on this machine); a
 session that was made for a job which has ended; a session that runs, but its process is dead on this machine.
 Usually the reactor closes the session of a job that has ended within a moment; monitor shows it. --mend cancels
 such a job and terminates such a session: for good, it cannot be resumed.
 
-Also drift, but only shown, whatever is asked for: a job that runs in a stopped session, which is kept for a
-resume; a session that runs and still has a job which has ended, but was not made for it.
+Also drift, but never repaired: a job that runs in a stopped session, which is kept for a resume; a session that
+runs and still has a job which has ended, but was not made for it.
 
-Exit codes: with --once 0, or 1 when there is drift that was not mended; 4 refused; 5 the gateway does not
+Exit codes: with --once 0, or 1 when there is drift that was not repaired; 4 refused; 5 the gateway does not
 answer; 130 after Ctrl-C.
 """
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("--once", action="store_true", help="show how things stand, and end")
-    parser.add_argument("--mend", action="store_true", help="mend drift: cancel the job, terminate the session")
+    parser.add_argument("--once", action="store_true", help="show the current state, and end")
+    parser.add_argument("--mend", action="store_true", help="cancel the job, terminate the session")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Follow until told to end. Raises TrunklineError."""
+    """Follow until interrupted. Raises TrunklineError."""
     from connectors.cli.follow.monitor_loop import monitor
 
     return monitor(settings, once=args.once, mend=args.mend, as_json=args.json)

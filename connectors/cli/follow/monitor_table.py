@@ -1,4 +1,4 @@
-"""The live table of `trunkline monitor`: open jobs, sessions, what happened last, drift."""
+"""The live table of `trunkline monitor`: open jobs, sessions, the last changes, drift."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from connectors.cli.follow.monitor_text import change_text, drift_text
+from connectors.cli.follow.monitor_lines import View, change_text, drift_text
 from connectors.cli.shared.text_table import age_of
 from connectors.gateway_client.registry_follower import RegistryFollower, RowChange
 from connectors.processes.registry_drift import Drift
@@ -25,26 +25,26 @@ _STYLES: Final = {
 }  # fmt: skip
 
 
-class LiveTable:
-    """Redraws in place. `live` is rich's context manager around it."""
+class LiveTable(View):
+    """A table that is redrawn in place, within the context manager `live`."""
 
     def __init__(self) -> None:
         self.live = Live(Text("waiting for the gateway"), refresh_per_second=4)
         self._last: deque[str] = deque(maxlen=_LAST_MOST)
 
     def stands(self, row: RowChange) -> None:
-        """Nothing: the table has it."""
+        """Do nothing: the table shows the row."""
 
     def changed(self, change: RowChange) -> None:
-        """Keep it for the list of what happened last."""
+        """Add the change to the list of the last ones."""
         self._last.append(escaped(change_text(change)))
 
     def drifted(self, drift: Drift, outcome: str | None) -> None:
-        """The same for a drift."""
+        """Add the drift to the same list."""
         self._last.append(escaped("drift    " + drift_text(drift, outcome)))
 
     def redraw(self, registries: RegistryFollower, drifts: list[Drift]) -> None:
-        """Draw all of it anew."""
+        """Draw the whole table."""
         parts: list[Any] = [_jobs(registries), _sessions(registries)]
         parts += [Text(escaped("drift: " + drift_text(drift)), style="bold red") for drift in drifts]
         parts += [Text(line, style="dim") for line in self._last]
@@ -55,13 +55,11 @@ def _jobs(registries: RegistryFollower) -> Table:
     rows = sorted(
         registries.jobs.values(), key=lambda r: (r["status"] in JOB_TERMINAL, _newest(r["registered_at"]))
     )
-    table = Table(title=f"Jobs ({len(rows)})", title_justify="left", expand=True)
-    for name in ("job", "state", "age", "session", "seq", "detail"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
+    table = _table(f"Jobs ({len(rows)})", "job", "state", "age", "session", "seq", "detail")
     for row in rows[:_ROWS_MOST]:
         detail = row["last_detail"] or row["description"]
-        _add(table, row, row["job_id"], row["registered_at"], row["session"] or row["session_wanted"],
-             row["last_seq"], detail)  # fmt: skip
+        session = row["session"] or row["session_wanted"]
+        _add(table, row, row["job_id"], row["registered_at"], session, row["last_seq"], detail)
     return table
 
 
@@ -69,23 +67,28 @@ def _sessions(registries: RegistryFollower) -> Table:
     rows = sorted(
         registries.sessions.values(), key=lambda r: (r["status"] == TERMINATED, _newest(r["created_at"]))
     )
-    table = Table(title=f"Sessions ({len(rows)})", title_justify="left", expand=True)
-    for name in ("session", "state", "age", "job", "host", "reason"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
+    table = _table(f"Sessions ({len(rows)})", "session", "state", "age", "job", "host", "reason")
     for row in rows[:_ROWS_MOST]:
-        _add(table, row, row["session"], row["created_at"], row["job_id"] or row["for_job"], row["host"],
-             row["reason"])  # fmt: skip
+        job = row["job_id"] or row["for_job"]
+        _add(table, row, row["session"], row["created_at"], job, row["host"], row["reason"])
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", expand=True)
+    for name in columns:
+        table.add_column(name, no_wrap=True, overflow="ellipsis")
     return table
 
 
 def _add(table: Table, row: dict[str, Any], name: str, since: str, *more: object) -> None:
     cells = [Text(escaped(name)), Text(row["status"], style=_STYLES.get(row["status"], ""))]
     cells.append(Text(age_of(since)))
-    # Text and not markup: what an agent wrote is shown, not obeyed.
+    # Text and not markup, because agents wrote it.
     cells += [Text("-" if value is None else escaped(str(value))) for value in more]
     table.add_row(*cells)
 
 
 def _newest(moment: str) -> tuple[int, ...]:
-    """A key that sorts ISO 8601 times in the same zone newest first."""
+    """Return a key that sorts ISO 8601 times of the same zone, the newest first."""
     return tuple(-ord(c) for c in moment)

@@ -1,43 +1,55 @@
-"""Shows what was settled, newest last, and follows the ledger as rows land.
+"""Shows settled records, newest last, and follows the ledger as rows are added.
 
   trunkline tail                              the newest 10 rows, then each new one
-  trunkline tail --job 0a1b2c3d --no-follow   what became of one job, and end
+  trunkline tail --job 0a1b2c3d --no-follow   the rows of one job, and end
   trunkline tail --verdict rejected --json | jq .reason
   trunkline tail --live                       from the gateway instead of the ledger: within milliseconds
 
-Exit codes: 0; 3 with --no-follow when there is no such row; 130 after Ctrl-C. --json leaves out what only
-refold and replay open: `entries` and `value_sealed`.
+Exit codes: 0; 3 with --no-follow when there is no such row; 130 after Ctrl-C. --json leaves out `entries` and
+`value_sealed`, which only refold and replay open.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import select
 import sys
-from typing import TYPE_CHECKING
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from connectors.cli.shared.arguments import job_id, stream_key
+from connectors.cli.shared.notes import Notes
 from connectors.ledger_files.ledger_lines import JSON_COLUMNS, LINE_COLUMNS, LINE_HEADING, json_line, text_line
 from connectors.terminal.terminal_text import is_coloured
 from schemas.errors import UsageError
-from schemas.wire.ids import JOB, is_job_id, parse_stream_key
+from schemas.wire.ids import JOB
 from schemas.wire.record import RECORD_TYPES
 from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REASONS, REJECTED
 
 if TYPE_CHECKING:
-    from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerPart
+    from connectors.ledger_files.ledger_reader import LedgerPart
     from schemas.settings.settings import Settings
 
 _NOTHING_FOUND = 3
+_LOOK_S = 1.0
+_NOTES = Notes("tail")
+
+
+def _job_stream(text: str) -> tuple[str, str]:
+    return JOB, job_id(text)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     of = parser.add_mutually_exclusive_group()
-    of.add_argument("--job", metavar="ID", help="only this job: 8 lower-case hex digits")
-    of.add_argument("--stream", metavar="KIND/ID", help="only this stream, e.g. refused/mqtt")
+    of.add_argument(
+        "--job", type=_job_stream, dest="stream", metavar="ID", help="only this job: 8 lower-case hex digits"
+    )
+    of.add_argument("--stream", type=stream_key, metavar="KIND/ID", help="only this stream, e.g. refused/mqtt")
     parser.add_argument("--verdict", choices=(ACCEPTED, DUPLICATE, REJECTED), help="only this verdict")
     parser.add_argument("--reason", choices=REASONS, metavar="R", help="only this reason of a rejection")
-    parser.add_argument("--door", metavar="D", help="only what came by this door, e.g. mqtt")
+    parser.add_argument("--door", metavar="D", help="only records that came by this door, e.g. mqtt")
     parser.add_argument("--type", choices=RECORD_TYPES, metavar="T", help="only this type, e.g. job.event")
     parser.add_argument(
         "-n", type=int, default=10, metavar="ROWS", help="newest rows to begin with (default: 10)"
@@ -46,22 +58,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--live",
         action="store_true",
-        help="follow the gateway: what is settled from now on, in milliseconds; without -n, and with jobs and "
-        "sessions alone for all but the operator",
+        help="follow the gateway: records that are settled from now on, in milliseconds; without -n, and only "
+        "jobs and sessions unless you are the operator",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Print rows until told to end; returns the exit code. Raises NotFound, UsageError, TrunklineError."""
+    """Print rows until interrupted; return the exit code. Raises NotFound, UsageError, TrunklineError."""
     if args.live:
-        return _run_live(args, settings)
+        if args.no_follow:
+            raise UsageError("--live shows only new records; without it, --no-follow shows the existing ones")
+        return _follow_live(args, settings)
     # Imported here, because Arrow is slow to import and help must be quick.
-    from connectors.ledger_files.ledger_reader import LedgerReader
+    from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 
     if args.n < 0:
         raise UsageError("-n: expected a number of rows, 0 or more")
-    where = _filter(args)
+    kind, name = args.stream or (None, None)
+    where = LedgerFilter(
+        stream_kind=kind,
+        stream_id=name,
+        verdict=args.verdict,
+        reason=args.reason,
+        door=args.door,
+        type=args.type,
+    )
     columns = JSON_COLUMNS if args.json else LINE_COLUMNS
     reader = LedgerReader(settings)
     if args.no_follow or reader.exists():
@@ -74,27 +96,18 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     if newest is not None:
         _print(newest, args.json)
     if args.no_follow:
-        return 0 if newest is not None and newest.rows.num_rows else _nothing()
+        if newest is not None and newest.rows.num_rows:
+            return 0
+        _NOTES.say("there is no such row in the ledger")
+        return _NOTHING_FOUND
     after = -1 if newest is None else newest.version
     for part in reader.follow(after, where, columns, stop=_refuse_without_reader):
         _print(part, args.json)
     return 0
 
 
-def _run_live(args: argparse.Namespace, settings: Settings) -> int:
-    from connectors.cli.follow.tail_live import LiveFilter, follow_live
-
-    if args.no_follow:
-        raise UsageError("--live shows what comes from now on; without it, --no-follow shows what is there")
-    stream = f"{JOB}/{args.job}" if args.job is not None else args.stream
-    _stream_of(args)
-    wanted = LiveFilter(stream, args.type, args.verdict, args.reason, args.door)
-    follow_live(settings, wanted, as_json=args.json, check_reader=_refuse_without_reader)
-    return 0
-
-
 def _refuse_without_reader() -> bool:
-    """False while somebody reads what we print; BrokenPipeError when nobody does, though no row comes."""
+    """Raise BrokenPipeError if the reader of our output has ended, though there is no row to write."""
     watch = select.poll()
     watch.register(sys.stdout.fileno(), 0)
     if any(events & select.POLLERR for _, events in watch.poll(0)):
@@ -102,41 +115,55 @@ def _refuse_without_reader() -> bool:
     return False
 
 
-def _nothing() -> int:
-    print("trunkline tail: there is no such row in the ledger", file=sys.stderr)
-    return _NOTHING_FOUND
-
-
-def _filter(args: argparse.Namespace) -> LedgerFilter:
-    from connectors.ledger_files.ledger_reader import LedgerFilter
-
-    kind, name = _stream_of(args)
-    return LedgerFilter(
-        stream_kind=kind,
-        stream_id=name,
-        verdict=args.verdict,
-        reason=args.reason,
-        door=args.door,
-        type=args.type,
-    )
-
-
-def _stream_of(args: argparse.Namespace) -> tuple[str | None, str | None]:
-    """Kind and id of the stream that is asked for. Raises UsageError for what is none."""
-    if args.job is not None:
-        if not is_job_id(args.job):
-            raise UsageError(f"--job: not a job id (8 lower-case hex digits): {args.job!r}")
-        return JOB, args.job
-    if args.stream is not None:
-        stream = parse_stream_key(args.stream.encode("utf-8", "surrogateescape"))
-        if stream is None:
-            raise UsageError(f"--stream: expected KIND/ID such as refused/mqtt: {args.stream!r}")
-        return stream
-    return None, None
-
-
 def _print(part: LedgerPart, as_json: bool) -> None:
     coloured = is_coloured()
     for row in part.rows.to_pylist():
         print(json_line(row) if as_json else text_line(row, coloured=coloured))
     sys.stdout.flush()
+
+
+def _follow_live(args: argparse.Namespace, settings: Settings) -> NoReturn:
+    """Print records that the gateway settles, until interrupted. Raises TrunklineError."""
+    from connectors.gateway_client.event_stream import GAP, SETTLED, SNAPSHOT, EventStream
+    from connectors.gateway_client.gateway_client import path_of, reachable
+
+    stream_name = None if args.stream is None else "/".join(args.stream)
+    parameters = {"stream": stream_name, "type": args.type, "verdict": args.verdict}
+    with (
+        reachable(settings) as gateway,
+        EventStream(gateway, path_of("events"), parameters, lost=_NOTES.lost("gateway")) as stream,
+    ):
+        heading = not args.json
+        while True:
+            event = stream.next(_LOOK_S)
+            _refuse_without_reader()
+            if event is None:
+                continue
+            if event.name == SNAPSHOT and heading:
+                print(LINE_HEADING, flush=True)
+                heading = False
+            elif event.name == GAP:
+                _NOTES.say("records were missed; the ledger has them: trunkline tail")
+            elif event.name == SETTLED and _fits(args, event.data):
+                data = event.data
+                print(json.dumps(data, separators=(",", ":")) if args.json else _live_line(data), flush=True)
+
+
+def _fits(args: argparse.Namespace, data: dict[str, Any]) -> bool:
+    """Apply the filters that the gateway does not apply itself."""
+    door = (data["principal"] or "").partition("/")[0]
+    return args.reason in (None, data["reason"]) and args.door in (None, door)
+
+
+def _live_line(data: dict[str, Any]) -> str:
+    kind, _, name = data["stream"].partition("/")
+    body = data["body"]
+    row = {
+        "logged_at": datetime.fromisoformat(data["logged_at"]),
+        "stream_kind": kind,
+        "stream_id": name,
+        "masked": None,
+        "value": None if body is None else json.dumps(body).encode("ascii"),
+        **{field: data[field] for field in ("seq", "type", "verdict", "reason", "why", "late")},
+    }
+    return text_line(row, coloured=is_coloured())

@@ -1,8 +1,8 @@
 """Registers, picks, cancels, shows and exports jobs, and submits work to an agent.
 
   trunkline jobs register --description "build the docs"
-      prints the job's id and its secret, once: whoever publishes the job's events signs with it. The secret
-      is also kept on this machine for 'watch' and 'publish', in a 0600 file.
+      prints the job's id and its secret, once: the job's events are signed with it. The secret is also kept
+      on this machine for 'watch' and 'publish', in a 0600 file.
   trunkline jobs register --description "build the docs" --broker mq.example:1884
       the job's events go to an MQTT broker of its own; --broker-file for one with user, password, TLS
   trunkline jobs pick --session builder          the oldest job that waits for such a session
@@ -20,112 +20,199 @@ time ran out.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, Final
 
-from connectors.cli.shared.broker_options import add_broker_options
-from connectors.cli.shared.command_tail import CommandTailParser
-from connectors.cli.shared.text_table import duration_s
+from connectors.cli.shared import hub
+from connectors.cli.shared.actions import Actions, argument, flag
+from connectors.cli.shared.arguments import JOB, REASON, duration_s, limit, request_id
+from connectors.cli.shared.broker_options import BROKER, read_broker
+from connectors.cli.shared.files import new_private_file
+from connectors.cli.shared.text_table import age_of, fields
+from connectors.terminal.terminal_text import escaped
 from schemas.fold.life_cycles import JOB_STATES
 
 if TYPE_CHECKING:
     from schemas.settings.settings import Settings
 
-_JOB_HELP = "the job: 8 lower-case hex digits"
-_LIST_LIMIT = 50
+_SECRET_FILE: Final = argument(
+    "--secret-file",
+    "write the secret there (new file, 0600), and the job's own broker, if it has one, into PATH.broker; "
+    "do not print the secret nor keep it elsewhere",
+    type=Path,
+    metavar="PATH",
+)
+ACTIONS: Final = Actions()
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's sub-commands and their arguments."""
-    commands = parser.add_subparsers(
-        dest="action", required=True, metavar="ACTION", parser_class=CommandTailParser
-    )
-    register = _add(commands, "register", "register a job, print its id and secret once")
-    register.add_argument("--description", required=True, metavar="TEXT", help="what the job is to do")
-    register.add_argument("--session", metavar="NAME", help="only this agent session may pick it")
-    register.add_argument(
+@ACTIONS.add(
+    argument("--description", "what the job is to do", required=True, metavar="TEXT"),
+    argument("--session", "only this agent session may pick it", metavar="NAME"),
+    argument(
         "--notify",
+        "the events that send a message to your mailbox; may be repeated (default: the end)",
         action="append",
         choices=("permission", "end", "nothing"),
-        help="what you are told of in your mailbox; may be repeated (default: the end)",
-    )
-    add_broker_options(register)
-    _add_secret_file(register)
-    pick = _add(commands, "pick", "take the oldest pending job that a session may have")
-    pick.add_argument("--session", required=True, metavar="NAME", help="the session that takes it")
-    _add_secret_file(pick)
-    cancel = _add(commands, "cancel", "cancel a job that has not ended")
-    cancel.add_argument("job", metavar="ID", help=_JOB_HELP)
-    cancel.add_argument("--reason", metavar="TEXT", help="kept in the ledger")
-    cancel.add_argument(
-        "--request-id", metavar="NAME", help="the same name again is the same cancellation, not a second one"
-    )
-    show = _add(commands, "show", "show one job")
-    show.add_argument("job", metavar="ID", help=_JOB_HELP)
-    _configure_list(_add(commands, "list", "list jobs, the newest last"))
-    export = _add(commands, "export", "write one job's history into a new folder, from the ledger")
-    export.add_argument("job", metavar="ID", help=_JOB_HELP)
-    export.add_argument("--to", type=Path, required=True, metavar="DIR", help="a folder that does not exist")
-    _configure_submit(_add(commands, "submit", "register a job and have an agent do it in a session"))
+    ),
+    BROKER,
+    _SECRET_FILE,
+)
+def _register(args: argparse.Namespace, settings: Settings) -> int:
+    """Register a job, print its id and secret once."""
+    broker = read_broker(args)
+    notify = None if args.notify is None else sorted({*args.notify} - {"nothing"})
+    body = {"description": args.description, "session": args.session, "broker": broker, "notify": notify}
+    with new_private_file(args.secret_file, "--secret-file") as file:
+        job = hub.post(settings, "jobs", **body)
+        stored = _store_grant(job, broker, args.secret_file, file, settings)
+    answer = {"job_id": job["job_id"], **stored, "position": job["position"]}
+    return hub.print_answer(args, answer, f"job     {job['job_id']}", *_grant_lines(broker, stored))
 
 
-def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Do the action and return the exit code. Raises TrunklineError."""
-    if args.action == "submit":
-        from connectors.cli.jobs.jobs_submit import submit
+@ACTIONS.add(argument("--session", "the session that takes it", required=True, metavar="NAME"), _SECRET_FILE)
+def _pick(args: argparse.Namespace, settings: Settings) -> int:
+    """Take the oldest pending job that a session may have."""
+    from connectors.job_tools.job_brokers import shown_fields
 
-        return submit(args, settings)
-    from connectors.cli.jobs.jobs_actions import ACTIONS
-
-    return ACTIONS[args.action](args, settings)
-
-
-def _add(commands: argparse._SubParsersAction[CommandTailParser], name: str, text: str) -> CommandTailParser:
-    found = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-    found.add_argument("--json", action="store_true", help="print one JSON object")
-    return found
-
-
-def _add_secret_file(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--secret-file",
-        type=Path,
-        metavar="PATH",
-        help="write the secret there (new file, 0600), and the job's own broker, if it has one, into "
-        "PATH.broker; do not print the secret nor keep it elsewhere",
+    with new_private_file(args.secret_file, "--secret-file") as file:
+        job = hub.post(settings, "jobs", "pick", session=args.session)
+        broker = job["broker"]
+        stored = _store_grant(job, broker, args.secret_file, file, settings)
+    rest = {name: value for name, value in job.items() if name != "secret"}
+    return hub.print_answer(
+        args,
+        {**rest, "broker": None if broker is None else shown_fields(broker), **stored},
+        f"job     {job['job_id']}",
+        f"to do   {escaped(job['description'])}",
+        *_grant_lines(broker, stored),
     )
 
 
-def _configure_list(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--state", choices=JOB_STATES, metavar="S", help=f"one of {', '.join(JOB_STATES)}")
-    parser.add_argument("--session", metavar="NAME", help="only the jobs that this session has")
-    parser.add_argument("--older-than", type=duration_s, metavar="TIME", help="registered before, e.g. 2h")
-    parser.add_argument("--newer-than", type=duration_s, metavar="TIME", help="registered since, e.g. 30m")
-    parser.add_argument(
-        "--limit", type=int, default=_LIST_LIMIT, metavar="N", help=f"at most (default: {_LIST_LIMIT})"
+@ACTIONS.add(JOB, REASON, request_id("the same cancellation, not a second one"))
+def _cancel(args: argparse.Namespace, settings: Settings) -> int:
+    """Cancel a job that has not ended."""
+    path = ("jobs", args.job, "cancel")
+    found = hub.post(settings, *path, request_id=args.request_id, reason=args.reason)
+    again = " (it was before)" if found["verdict"] == "duplicate" else ""
+    return hub.print_answer(args, found, f"{args.job} is {escaped(found['status'])}{again}")
+
+
+@ACTIONS.add(JOB)
+def _show(args: argparse.Namespace, settings: Settings) -> int:
+    """Show one job."""
+    row = hub.get(settings, "jobs", args.job)
+    shown = {name: value for name, value in row.items() if name != "broker"}
+    broker = row.get("broker")
+    return hub.print_answer(
+        args, row, fields({**shown, "broker": None if broker is None else _broker_text(broker)})
     )
 
 
-def _configure_submit(parser: CommandTailParser) -> None:
-    parser.takes_command = True
-    parser.usage = (
-        "trunkline jobs submit [-h] [--json] --session NAME [options] DESCRIPTION -- COMMAND [ARGUMENT …]"
-    )
-    parser.add_argument("description", metavar="DESCRIPTION", help="what the job is to do")
-    parser.add_argument("--session", required=True, metavar="NAME", help="the new session that it runs in")
-    add_broker_options(parser)
-    parser.add_argument(
+_COLUMNS: Final[hub.Columns] = {
+    "JOB": "job_id",
+    "STATE": "status",
+    "AGE": lambda row: age_of(row["registered_at"]),
+    "SESSION": lambda row: row["session"] or row["session_wanted"],
+    "EVENTS": "events",
+    "DESCRIPTION": lambda row: row["description"] or row["last_detail"],
+}
+
+
+@ACTIONS.add(
+    argument("--state", "only the jobs in this state", choices=JOB_STATES),
+    argument("--session", "only the jobs that this session has", metavar="NAME"),
+    argument("--older-than", "registered before, e.g. 2h", type=duration_s, metavar="TIME"),
+    argument("--newer-than", "registered since, e.g. 30m", type=duration_s, metavar="TIME"),
+    limit(),
+)
+def _list(args: argparse.Namespace, settings: Settings) -> int:
+    """List jobs, the newest last."""
+    wanted = {"state": args.state, "session": args.session, "limit": args.limit}
+    times = {"older_than_s": args.older_than, "newer_than_s": args.newer_than}
+    found = hub.get(settings, "jobs", **wanted, **times)
+    jobs = sorted(found["jobs"], key=lambda row: (row["registered_at"], row["job_id"]))
+    return hub.print_rows(args, {"jobs": jobs, "total": found["total"]}, "jobs", _COLUMNS)
+
+
+@ACTIONS.add(JOB, argument("--to", "a folder that does not exist", type=Path, required=True, metavar="DIR"))
+def _export(args: argparse.Namespace, settings: Settings) -> int:
+    """Write one job's history into a new folder, from the ledger."""
+    from connectors.ledger_files.ledger_export import export_job
+
+    done = export_job(settings, args.job, args.to)
+    answer = {"job_id": args.job, "to": str(done.folder), "status": done.status, "events": done.events}
+    text = f"{args.job}: {done.events} records, {escaped(str(done.status))}, in {done.folder}"
+    return hub.print_answer(args, answer, text)
+
+
+@ACTIONS.add(
+    argument("description", "what the job is to do"),
+    argument("--session", "the new session that it runs in", required=True, metavar="NAME"),
+    BROKER,
+    argument(
         "--instructions",
+        "the agent reads this on standard input, after lines on how to publish (- takes ours)",
         metavar="FILE",
-        help="the agent reads this on standard input, after lines that say how to publish (- takes ours)",
-    )
-    parser.add_argument(
-        "--bare-instructions", action="store_true", help="leave out the lines that say how to publish"
-    )
-    parser.add_argument(
-        "--to", type=Path, metavar="DIR", help="where the audit files go (default: below data_dir)"
-    )
-    parser.add_argument("--timeout", type=duration_s, metavar="TIME", help="stop waiting after this long")
-    parser.add_argument(
-        "--idle-timeout", type=duration_s, metavar="TIME", help="stop waiting when no event came for this long"
-    )
+    ),
+    flag("--bare-instructions", "leave out the lines on how to publish"),
+    argument("--to", "where the audit files go (default: below data_dir)", type=Path, metavar="DIR"),
+    argument("--timeout", "stop waiting after this long", type=duration_s, metavar="TIME"),
+    argument(
+        "--idle-timeout", "stop waiting when no event came for this long", type=duration_s, metavar="TIME"
+    ),
+    takes_command=True,
+    usage="trunkline jobs submit [-h] [options] --session NAME DESCRIPTION -- COMMAND [ARGUMENT …]",
+)
+def _submit(args: argparse.Namespace, settings: Settings) -> int:
+    """Register a job and have an agent do it in a session."""
+    from connectors.cli.jobs.jobs_submit import submit
+
+    return submit(args, settings)
+
+
+def _store_grant(
+    job: dict[str, Any],
+    broker: Mapping[str, Any] | None,
+    path: Path | None,
+    file: IO[str] | None,
+    settings: Settings,
+) -> dict[str, str]:
+    """Store a job's secret and broker. Return the parts that may be shown, and the names of the files."""
+    from connectors.job_tools.job_brokers import broker_file, store_broker
+    from connectors.job_tools.job_secrets import secret_path, store_secret
+
+    job_id = job["job_id"]
+    beside = secret_path(settings, job_id) if path is None else path
+    shown = {"broker_file": str(broker_file(beside))} if broker else {}
+    if broker or path is None:
+        # The broker first, so that a program that finds the secret also finds the job's broker.
+        store_broker(beside, job_id, broker)
+    if path is None or file is None:
+        kept = store_secret(settings, job_id, job["secret"])
+        return {"secret": job["secret"], "secret_file": str(kept), **shown}
+    file.write(job["secret"] + "\n")
+    return {"secret_file": str(path), **shown}
+
+
+def _grant_lines(broker: Mapping[str, Any] | None, stored: dict[str, str]) -> list[str]:
+    lines = []
+    if broker:
+        lines.append(f"broker  {_broker_text(broker)}")
+        lines.append(f"        It is kept, with its password if it has one, in {stored['broker_file']}.")
+    if "secret" not in stored:
+        return [*lines, f"secret  in {stored['secret_file']}"]
+    return [
+        *lines,
+        f"secret  {stored['secret']}",
+        f"The secret is not shown again; it is kept in {stored['secret_file']}.",
+        "Give it to the agent as TRUNKLINE_JOB_SECRET.",
+    ]
+
+
+def _broker_text(broker: Mapping[str, Any]) -> str:
+    """Return a job's broker on one line, without its password, sealed or not."""
+    from connectors.job_tools.job_brokers import shown_fields
+
+    shown = {name: value for name, value in shown_fields(broker).items() if name != "sealed_password"}
+    return ", ".join(f"{name} {escaped(str(value))}" for name, value in shown.items())

@@ -1,4 +1,4 @@
-"""`trunkline jobs submit`: an agent does a job in a session of its own, and we wait for its end (JE-24)."""
+"""`trunkline jobs submit`: let an agent do a job in a session of its own, and wait for its end (JE-24)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from connectors.cli.shared.broker_options import STANDARD_INPUT, read_broker
+from connectors.cli.shared.broker_options import read_broker
+from connectors.cli.shared.files import STANDARD_INPUT
 from connectors.cli.shared.text_table import print_json
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.job_tools.job_submission import Submission, submit_job
@@ -25,7 +26,7 @@ EXIT_FAILED: Final = 1
 EXIT_TIMED_OUT: Final = 2
 EXIT_INTERRUPTED: Final = 130
 _TICK_S: Final = 0.1
-# How long an agent's last event may be on its way after its command has ended.
+# The time that an agent's last event may need after its command has ended.
 _SILENT_END_S: Final = 10.0
 _LEDGER_S: Final = 20.0
 _LEDGER_POLL_S: Final = 0.5
@@ -33,18 +34,18 @@ _WORDS: Final = {0: "completed", 1: "failed or was cancelled", 2: "had not ended
 
 
 def say(text: str) -> None:
-    """One line of progress, on stderr."""
+    """Print one line of progress on stderr."""
     print(escaped(text), file=sys.stderr, flush=True)
 
 
 def submit(args: argparse.Namespace, settings: Settings) -> int:
-    """Submit, show the job's events, return `watch`'s exit code. Raises TrunklineError."""
+    """Submit, show the job's events and return `watch`'s exit code. Raises TrunklineError."""
     if not args.command:
         raise UsageError(
             "give the agent's command behind '--', e.g. … -- python -m connectors.samples.sample_agent"
         )
     if args.to is not None and args.to.exists():
-        raise UsageError(f"--to: {args.to} is there already; it is not overwritten")
+        raise UsageError(f"--to: {args.to} exists already; it is not overwritten")
     if args.instructions == args.broker_file == STANDARD_INPUT:
         raise UsageError("--instructions and --broker-file cannot both read standard input")
     broker = read_broker(args)
@@ -68,14 +69,14 @@ def submit(args: argparse.Namespace, settings: Settings) -> int:
             code = _wait(submission, host)
         except KeyboardInterrupt:
             submission.end_subscriber()
-            _tell_it_goes_on(submission)
+            _explain_how_to_go_on(submission)
             return EXIT_INTERRUPTED
         finally:
             submission.end_subscriber()
         status = _close(submission, gateway, host)
     say(f"job {submission.job_id} {_WORDS.get(code, f'is not followed any more (exit code {code})')}")
     if code == EXIT_TIMED_OUT and status not in JOB_TERMINAL:
-        _tell_it_goes_on(submission)
+        _explain_how_to_go_on(submission)
     audit = _export(settings, submission, args.to, status)
     if args.json:
         print_json(
@@ -92,7 +93,7 @@ def submit(args: argparse.Namespace, settings: Settings) -> int:
 
 
 def _wait(submission: Submission, host: SessionHost) -> int:
-    """Show events until the subscriber ends; its exit code, or 1 for an agent that ended without a word."""
+    """Show events until the subscriber ends. Return its exit code, or 1 if the agent sent no end event."""
     silent_since: float | None = None
     with submission.output.open("rb") as lines:
         while (code := submission.subscriber.poll()) is None:
@@ -102,7 +103,7 @@ def _wait(submission: Submission, host: SessionHost) -> int:
             elif silent_since is None:
                 silent_since = time.monotonic()
             elif time.monotonic() - silent_since > _SILENT_END_S:
-                _tell_silent_end(submission, host)
+                _explain_silent_end(submission, host)
                 return EXIT_FAILED
             time.sleep(_TICK_S)
         _show_new(lines)
@@ -112,27 +113,27 @@ def _wait(submission: Submission, host: SessionHost) -> int:
 def _show_new(lines: IO[bytes]) -> None:
     while line := lines.readline():
         if not line.endswith(b"\n"):
-            # Half a line: it is read whole the next time.
+            # The line is not complete yet; it is read again the next time.
             lines.seek(-len(line), 1)
             return
         event: dict[str, Any] = json.loads(line)
         say(f"  {event.get('seq'):>4}  {event.get('event')}  {event.get('detail')}")
 
 
-def _tell_silent_end(submission: Submission, host: SessionHost) -> None:
+def _explain_silent_end(submission: Submission, host: SessionHost) -> None:
     end = host.end_of(submission.session, submission.handle)
     how = "was killed" if end is None else f"ended with exit code {end.exit_code}"
     screen = host.capture(submission.session, None).strip().splitlines()[-5:]
     job = submission.job_id
-    say(f"the agent's command {how} and has not said how job {job} ended. Its last lines:")
+    say(f"the agent's command {how} without an end event of job {job}. Its last lines:")
     for line in screen:
         say(f"  | {line}")
     say(f"The job is still open. End it: trunkline jobs cancel {job} --reason '…', or trunkline monitor --mend")
 
 
-def _tell_it_goes_on(submission: Submission) -> None:
+def _explain_how_to_go_on(submission: Submission) -> None:
     job = submission.job_id
-    say(f"\njob {job} goes on in session {submission.session}; nothing was cancelled.".lstrip("\n"))
+    say(f"job {job} goes on in session {submission.session}; nothing was cancelled.")
     say(f"  follow it:  trunkline watch --job {job} --settled")
     say(f"  cancel it:  trunkline jobs cancel {job} --reason '…'")
     say(f"  end its session:  trunkline sessions stop {submission.session} --mode hard")
@@ -140,7 +141,7 @@ def _tell_it_goes_on(submission: Submission) -> None:
 
 
 def _close(submission: Submission, gateway: GatewayClient, host: SessionHost) -> str | None:
-    """The job's state now. When it has ended, its session ends with it: here, if nobody else was faster."""
+    """Return the job's state. If the job has ended, end its session, which may have ended by itself."""
     try:
         row = gateway.get(path_of("jobs", submission.job_id))
     except TrunklineError as error:
@@ -156,7 +157,7 @@ def _close(submission: Submission, gateway: GatewayClient, host: SessionHost) ->
 
 
 def _export(settings: Settings, submission: Submission, to: Path | None, status: str | None) -> Path | None:
-    """Write the audit files once the ledger has all of the job; says where they are, or how to get them."""
+    """Write the audit files once the ledger has the whole job, and print where they are or how to get them."""
     from connectors.ledger_files.ledger_export import export_job, ledger_status
     from connectors.ledger_files.ledger_reader import LedgerReader
 
@@ -182,11 +183,8 @@ def _export(settings: Settings, submission: Submission, to: Path | None, status:
 
 
 def _watch_arguments(args: argparse.Namespace) -> list[str]:
-    found = []
-    for option, value in (("--timeout", args.timeout), ("--idle-timeout", args.idle_timeout)):
-        if value is not None:
-            found += [option, f"{value:f}"]
-    return found
+    options = {"--timeout": args.timeout, "--idle-timeout": args.idle_timeout}
+    return [word for name, value in options.items() if value is not None for word in (name, f"{value:f}")]
 
 
 def _read_instructions(name: str | None) -> str | None:

@@ -1,10 +1,10 @@
 """Publishes one event of a job over MQTT and waits until it is in the log.
 
 The event is numbered, signed with the job's secret and kept in an outbox on disk until it is confirmed. The
-secret comes from --secret-file, else from the variable TRUNKLINE_JOB_SECRET, else from what 'jobs register'
-and 'jobs pick' keep on this machine; never from an argument. At the MQTT broker the job is a user of its own,
-whose password follows from its secret. A job with a broker of its own is published there: 'jobs register' and
-'jobs pick' keep it beside the secret.
+secret comes from --secret-file, else from the variable TRUNKLINE_JOB_SECRET, else from the file that
+'jobs register' or 'jobs pick' wrote on this machine; never from an argument. At the MQTT broker the job is a
+user of its own, with a password that is derived from its secret. If the job has a broker of its own, which
+'jobs register' and 'jobs pick' store beside the secret, the event goes there.
 
   export TRUNKLINE_JOB_SECRET=...      (printed once by: trunkline jobs register)
   trunkline publish --job 0a1b2c3d --event started --detail "build begins"
@@ -12,8 +12,8 @@ whose password follows from its secret. A job with a broker of its own is publis
   trunkline publish --job 0a1b2c3d --event completed --detail "all green"
 
 Exit codes: 0 in the log; 2 the event must not be sent (the message says why); 4 rejected, with the reason, or
-not let in by the broker, and then it stays in the outbox as with 5; 5 not confirmed: it stays in the outbox and
-goes first at the next publish, so do not publish it anew.
+the broker refused the login, and then the event stays in the outbox as with 5; 5 not confirmed: it stays in the
+outbox and is sent first at the next publish, so do not publish it again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-receipt",
         action="store_true",
-        help="be content with the broker's PUBACK; a broker that crashes then may lose the event",
+        help="wait only for the broker's PUBACK; a broker that crashes then may lose the event",
     )
     parser.add_argument(
         "--attempts",
@@ -91,8 +91,9 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
 
 
 def read_secret(file: Path | None, settings: Settings, job_id: str) -> str:
-    """The job's secret from `file` (0600), the environment, or what `jobs register` and `jobs pick` keep on
-    this machine. Raises UsageError that says how to give it.
+    """Return the job's secret from `file` (0600), the environment, or the store of this machine.
+
+    Raises UsageError that says how to give it.
     """
     if file is None:
         found = os.environ.get(SECRET_VARIABLE, "").strip() or find_secret(settings, job_id)
@@ -102,7 +103,7 @@ def read_secret(file: Path | None, settings: Settings, job_id: str) -> str:
     try:
         mode = file.stat().st_mode
         if not stat.S_ISREG(mode):
-            raise UsageError(f"--secret-file: {file} is no file")
+            raise UsageError(f"--secret-file: {file} is not a regular file")
         if mode & 0o077:
             raise UsageError(f"--secret-file: {file} is readable by others; run: chmod 600 {file}")
         return file.read_text(encoding="utf-8").strip()
@@ -124,15 +125,9 @@ def _read_data(text: str | None) -> dict[str, Any] | None:
 
 def _as_json(job_id: str, receipt: Receipt) -> str:
     position = receipt.position
-    found = {
-        "job_id": job_id,
-        "seq": receipt.seq,
-        "ce_id": receipt.ce_id,
-        "verdict": receipt.verdict,
-        "reason": receipt.reason,
-        "position": None if position is None else [position.partition, position.offset],
-    }
-    return json.dumps(found)
+    found = {name: getattr(receipt, name) for name in ("seq", "ce_id", "verdict", "reason")}
+    place = None if position is None else [position.partition, position.offset]
+    return json.dumps({"job_id": job_id, **found, "position": place})
 
 
 def _as_text(args: argparse.Namespace, receipt: Receipt) -> str:

@@ -2,14 +2,14 @@
 
   trunkline tasks submit echo "answer Ann's questions"
       starts the agent 'echo' and prints the task's id. The agent gets the task's token by itself;
-      --show-token prints it, too, for who wants to speak in the agent's place.
+      --show-token prints it, too, for a client that speaks in the agent's place.
   trunkline tasks submit echo "sum up the mail" --wait 10m       waits for the end, prints the result
   trunkline tasks list --status running
-  trunkline tasks complete 5b7e… --result -                      the result comes from standard input
+  trunkline tasks complete 5b7e… --result -                      reads the result from standard input
   trunkline tasks cancel 5b7e… --reason "no longer needed"       stops what was launched for it
-  trunkline tasks containers                                     what was launched, and how far it is
+  trunkline tasks containers                                     what was launched, with its state
 
-Exit codes: 0; 1 '--wait' ran out of time, and the task runs on; 2 wrong arguments; 3 no such task or agent;
+Exit codes: 0; 1 the time of '--wait' ran out, and the task runs on; 2 wrong arguments; 3 no such task or agent;
 4 refused, not started, or with '--wait' failed or cancelled; 5 the gateway does not answer; 130 after Ctrl-C,
 which cancels nothing.
 """
@@ -17,79 +17,207 @@ which cancels nothing.
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
 
-from connectors.cli.shared.hub_options import add_action, add_limit, add_request_id
-from connectors.cli.shared.text_table import duration_s
-from schemas.fold.life_cycles import TASK_STATES
+from connectors.cli.shared import hub
+from connectors.cli.shared.actions import Actions, argument, flag
+from connectors.cli.shared.arguments import REASON, duration_s, limit, name_of, request_id
+from connectors.cli.shared.files import STANDARD_INPUT, read_given_text
+from connectors.cli.shared.text_table import age_of, fields, print_json
+from connectors.terminal.terminal_text import escaped
+from schemas.errors import BackboneUnreachable, Refused, TrunklineError
+from schemas.fold.life_cycles import COMPLETED, TASK_STATES, TASK_TERMINAL
 
 if TYPE_CHECKING:
+    from connectors.gateway_client.gateway_client import GatewayClient
     from schemas.settings.settings import Settings
 
-_Commands = argparse._SubParsersAction
+_EXIT_INTERRUPTED: Final = 130
+# The first and the longest pause between two requests while waiting for a task.
+_POLL_S: Final = (0.1, 1.0)
+_TASK: Final = argument(
+    "task", "the task, as 'submit' and 'list' show it", type=name_of("a task"), metavar="ID"
+)
+ACTIONS: Final = Actions()
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's sub-commands and their arguments."""
-    commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    _configure_submit(commands)
-    listing = add_action(
-        commands, "list", "list tasks, the newest last", "trunkline tasks list --agent echo --status failed"
-    )
-    listing.add_argument("--status", choices=TASK_STATES, metavar="S", help=f"one of {', '.join(TASK_STATES)}")
-    listing.add_argument("--agent", metavar="NAME", help="only the tasks of this agent")
-    add_limit(listing)
-    _with_task(add_action(commands, "show", "show one task", "trunkline tasks show 5b7e…"))
-    complete = _with_task(
-        add_action(
-            commands, "complete", "say that a task is done", "date | trunkline tasks complete 5b7e… --result -"
+@ACTIONS.add(
+    argument("agent", "the agent; 'agents list' shows the names"),
+    argument("description", "what is to be done"),
+    request_id("the same task, not a second one, and prints its token again"),
+    argument(
+        "--wait", "wait at most this long for the end (5m, 2h), and exit as the task ends", type=duration_s
+    ),
+    flag("--show-token", "print the task's token, as --json does"),
+    example='trunkline tasks submit echo "sum up the mail" --wait 10m --json',
+)
+def _submit(args: argparse.Namespace, settings: Settings) -> int:
+    """Give an agent a task and start the agent."""
+    from connectors.gateway_client.gateway_client import GatewayClient, path_of
+
+    with GatewayClient(settings) as gateway:
+        with hub.named_request(args.request_id, "the gateway took the task") as request_id:
+            body = {"agent_name": args.agent, "description": args.description}
+            answer = gateway.post(path_of("tasks"), body, request_id=request_id)
+        answer["request_id"] = request_id
+        try:
+            if not args.json:
+                _print_submitted(answer, args.show_token)
+            if args.wait is not None:
+                _wait(gateway, answer, args.wait)
+        except KeyboardInterrupt:
+            _explain_interrupt(answer["task"]["id"])
+            return _EXIT_INTERRUPTED
+        finally:
+            if args.json:
+                print_json(answer)
+    return 0 if args.wait is None else _print_end(args, answer["task"])
+
+
+def _print_submitted(answer: dict[str, Any], with_token: bool) -> None:
+    task = answer["task"]
+    print(f"task   {escaped(task['id'])}")
+    print(f"agent  {escaped(task['agent_name'])}")
+    print(f"state  {escaped(task['status'])}")
+    again = f"--request-id {answer['request_id']} --show-token"
+    token = escaped(answer["token"]) if with_token else f"not shown; the same again with {again} prints it"
+    # Flushed, because a long wait may follow.
+    print(f"token  {token}", flush=True)
+
+
+def _wait(gateway: GatewayClient, answer: dict[str, Any], limit_s: float) -> None:
+    """Keep `answer["task"]` current until the task has ended.
+
+    Raises TrunklineError when the time is over, and BackboneUnreachable when the gateway is away then.
+    """
+    from connectors.gateway_client.gateway_client import path_of
+
+    task_id, deadline = answer["task"]["id"], time.monotonic() + limit_s
+    pause_s, away = _POLL_S[0], None
+    while answer["task"]["status"] not in TASK_TERMINAL:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise away or TrunklineError(
+                f"task {escaped(task_id)} has not ended within {limit_s:g} s and runs on; "
+                f"'trunkline tasks show {escaped(task_id)}' shows its state"
+            )
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(pause_s * 1.5, _POLL_S[1])
+        try:
+            answer["task"], away = gateway.get(path_of("tasks", task_id)), None
+        except BackboneUnreachable as error:
+            # A gateway that is restarted still knows the task, so there is no reason to give up.
+            if away is None:
+                print(f"task {escaped(task_id)} is still waited for: {error}", file=sys.stderr, flush=True)
+            away = error
+
+
+def _print_end(args: argparse.Namespace, task: hub.Row) -> int:
+    """Print the end state and the result. Raises Refused when the task was not completed."""
+    if task["status"] != COMPLETED:
+        raise Refused(
+            f"task {escaped(task['id'])} is {escaped(task['status'])}: "
+            f"{escaped(task['error'] or 'no reason was given')}"
         )
-    )
-    complete.add_argument("--result", metavar="TEXT", help="what came of it; - reads it from standard input")
-    fail = _with_task(
-        add_action(
-            commands, "fail", "say that a task has failed", 'trunkline tasks fail 5b7e… "the mail is away"'
-        )
-    )
-    fail.add_argument("error", metavar="ERROR", help="why, for whoever has submitted it")
-    cancel = _with_task(
-        add_action(commands, "cancel", "cancel a task that has not ended", "trunkline tasks cancel 5b7e…")
-    )
-    cancel.add_argument("--reason", metavar="TEXT", help="kept with the task")
-    add_limit(
-        add_action(
-            commands,
-            "containers",
-            "list what was launched for tasks, the newest last",
-            "trunkline tasks containers --limit 5",
-        )
-    )
+    if not args.json:
+        print(f"state  {escaped(task['status'])}")
+        print(f"result {escaped(_result_text(task) or '')}")
+    return 0
 
 
-def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Do the action and return the exit code. Raises TrunklineError."""
-    from connectors.cli.jobs.tasks_actions import ACTIONS
-
-    return ACTIONS[args.action](args, settings)
-
-
-def _with_task(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser.add_argument("task", metavar="ID", help="the task, as 'submit' and 'list' show it")
-    return parser
+def _result_text(task: hub.Row) -> str | None:
+    """Return a task's result for a person: a string as it is, any other JSON as JSON."""
+    result = task["result"]
+    return result if result is None or isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
 
-def _configure_submit(commands: _Commands[argparse.ArgumentParser]) -> None:
-    example = 'trunkline tasks submit echo "sum up the mail" --wait 10m --json'
-    submit = add_action(commands, "submit", "give an agent a task and start the agent", example)
-    submit.add_argument("agent", metavar="AGENT", help="who is to do it; 'agents list' shows who there is")
-    submit.add_argument("description", metavar="DESCRIPTION", help="what is to be done")
-    add_request_id(submit, "the same task, not a second one, and tells its token again")
-    submit.add_argument(
-        "--wait",
-        type=duration_s,
-        metavar="SECONDS",
-        help="wait for the task's end, at most this long (also 5m, 2h), and end as it does",
-    )
-    submit.add_argument(
-        "--show-token", action="store_true", help="print the task's token; --json prints it in any case"
-    )
+def _explain_interrupt(task_id: str) -> None:
+    task_id = escaped(task_id)
+    print(f"task {task_id} runs on; nothing was cancelled.", file=sys.stderr)
+    print(f"  see it:     trunkline tasks show {task_id}", file=sys.stderr)
+    print(f"  cancel it:  trunkline tasks cancel {task_id} --reason '…'", file=sys.stderr, flush=True)
+
+
+_TASK_COLUMNS: Final[hub.Columns] = {
+    "TASK": "id",
+    "STATE": "status",
+    "AGE": lambda row: age_of(row["submitted_at"]),
+    "AGENT": "agent_name",
+    "DESCRIPTION": "description",
+    "RESULT OR ERROR": lambda row: _result_text(row) if row["error"] is None else row["error"],
+}
+
+
+@ACTIONS.add(
+    argument("--status", "only the tasks in this state", choices=TASK_STATES),
+    argument("--agent", "only the tasks of this agent", metavar="NAME"),
+    limit(),
+    example="trunkline tasks list --agent echo --status failed",
+)
+def _list(args: argparse.Namespace, settings: Settings) -> int:
+    """List tasks, the newest last."""
+    found = hub.get(settings, "tasks", status=args.status, agent_name=args.agent, limit=args.limit)
+    found["tasks"].reverse()
+    return hub.print_rows(args, found, "tasks", _TASK_COLUMNS)
+
+
+@ACTIONS.add(_TASK, example="trunkline tasks show 5b7e…")
+def _show(args: argparse.Namespace, settings: Settings) -> int:
+    """Show one task."""
+    row = hub.get(settings, "tasks", args.task)
+    return hub.print_answer(args, row, fields({**row, "result": _result_text(row)}))
+
+
+@ACTIONS.add(
+    _TASK,
+    argument("--result", "the result; - reads it from standard input", metavar="TEXT"),
+    example="date | trunkline tasks complete 5b7e… --result -",
+)
+def _complete(args: argparse.Namespace, settings: Settings) -> int:
+    """Report that a task is done."""
+    result = args.result
+    if result == STANDARD_INPUT:
+        result = read_given_text(result, "--result", settings.limits.payload_bytes)
+    return _end(args, settings, "complete", result=result)
+
+
+@ACTIONS.add(
+    _TASK,
+    argument("error", "the reason, for the client that submitted the task"),
+    example='trunkline tasks fail 5b7e… "the mail server does not answer"',
+)
+def _fail(args: argparse.Namespace, settings: Settings) -> int:
+    """Report that a task has failed."""
+    return _end(args, settings, "fail", error=args.error)
+
+
+@ACTIONS.add(_TASK, REASON, example="trunkline tasks cancel 5b7e…")
+def _cancel(args: argparse.Namespace, settings: Settings) -> int:
+    """Cancel a task that has not ended."""
+    return _end(args, settings, "cancel", reason=args.reason)
+
+
+def _end(args: argparse.Namespace, settings: Settings, how: str, **why: str | None) -> int:
+    row = hub.post(settings, "tasks", args.task, how, **why)
+    return hub.print_answer(args, row, f"task {args.task} is {escaped(row['status'])}")
+
+
+_CONTAINER_COLUMNS: Final[hub.Columns] = {
+    "CONTAINER": "container_name",
+    "STATE": "state",
+    "SINCE": lambda row: age_of(row["changed_at"]),
+    "BACKEND": "backend",
+    "PORT": "port",
+    "ERROR": "error",
+}
+
+
+@ACTIONS.add(limit(), example="trunkline tasks containers --limit 5")
+def _containers(args: argparse.Namespace, settings: Settings) -> int:
+    """List what was launched for tasks, the newest last."""
+    found = hub.get(settings, "containers", limit=args.limit)
+    found["containers"].reverse()
+    return hub.print_rows(args, found, "containers", _CONTAINER_COLUMNS)

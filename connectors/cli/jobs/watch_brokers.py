@@ -1,7 +1,7 @@
-"""Which MQTT brokers `trunkline watch` listens at, one for each own broker of its jobs (JE-13), and all as one.
+"""The MQTT brokers of `trunkline watch`: ours, and the jobs' own brokers (JE-13), merged into one stream.
 
-A job's broker is known from what 'jobs register' and 'jobs pick' keep beside its secret, else from the gateway.
-The gateway tells no password; sealed, it goes to who may read all brokers, and opens with the master key.
+'jobs register' and 'jobs pick' store a job's broker beside its secret; for other jobs the gateway names it. The
+gateway gives no password; operators get it sealed, and open it with the master key.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from schemas.streams.job.job_registry import BrokerOverlay
 
 Say = Callable[[str], object]
 Lost = Callable[[str], Callable[[str | None], object]]
-"""Makes, of a broker's name, the function that is told why its connection ended (None: there is one again)."""
+"""Returns, for a broker's name, a function that receives why its connection was lost; None: it is back."""
 _WAITING: Final = 10_000
 
 
 class Listening(NamedTuple):
-    """What is listened to at one broker. `optional`: without it there is still something to follow."""
+    """The topics and jobs to follow at one broker. An `optional` broker may be unreachable."""
 
     mqtt: MqttSettings
     topics: list[str]
@@ -42,14 +42,16 @@ class Listening(NamedTuple):
 
 
 def brokers_of(settings: Settings, jobs: list[str], say: Say) -> list[Listening]:
-    """The brokers of jobs that are named. What the gateway does not tell is said, and looked for at our own
-    broker. Raises TrunklineError for what is kept here and cannot be read.
+    """Return the brokers of named jobs.
+
+    A job that the gateway cannot give a broker for is followed at our own broker, with a note. Raises
+    TrunklineError for a stored broker that cannot be read.
     """
     kept = {job: find_broker(secret_path(settings, job), job) for job in jobs}
-    told = _told_by_the_gateway(settings, [job for job in jobs if kept[job] is None], say)
+    named = _from_gateway(settings, [job for job in jobs if kept[job] is None], say)
     found: dict[MqttSettings, Listening] = {}
     for job in jobs:
-        broker = kept[job] or told.get(job) or JobBroker(None)
+        broker = kept[job] or named.get(job) or JobBroker(None)
         mqtt = _as_listener(settings, broker.resolve(settings.mqtt))
         place = found.setdefault(mqtt, Listening(mqtt, [], [], _hint(job) if _is_locked(broker) else ""))
         place.topics.append(events_topic(mqtt.topic_prefix, job))
@@ -58,7 +60,7 @@ def brokers_of(settings: Settings, jobs: list[str], say: Say) -> list[Listening]
 
 
 def brokers_of_all(settings: Settings, stored: Iterable[str]) -> list[Listening]:
-    """Our own broker with all that it has, and the own brokers of the jobs that this machine keeps."""
+    """Return our own broker for all jobs, and the own brokers of the jobs in `stored`."""
     prefix = settings.mqtt.topic_prefix
     ours = Listening(role_mqtt(settings, DELEGATOR), [events_filter(prefix)], [])
     found: dict[MqttSettings, Listening] = {}
@@ -68,7 +70,7 @@ def brokers_of_all(settings: Settings, stored: Iterable[str]) -> list[Listening]
         if same_broker(mqtt, settings.mqtt):
             ours.jobs.append(job)
             continue
-        # One attempt: old jobs' brokers may be long gone, and the others wait.
+        # One attempt, because the brokers of old jobs may not exist any more, and the others wait.
         mqtt = mqtt.model_copy(update={"publish_attempts": 1})
         place = found.setdefault(mqtt, Listening(mqtt, [], [], optional=True))
         place.topics.append(events_topic(prefix, job))
@@ -80,7 +82,7 @@ def brokers_of_all(settings: Settings, stored: Iterable[str]) -> list[Listening]
 def listening(
     places: list[Listening], lost: Lost, say: Say
 ) -> Iterator[tuple[Callable[[float], Message | None], list[str]]]:
-    """Subscribe everywhere: what waits for the next message of them all, and the jobs that are listened to.
+    """Subscribe at all brokers. Yield a function that waits for the next message, and the followed jobs.
 
     Raises BackboneUnreachable, Refused or SettingsError for a broker that is not optional.
     """
@@ -109,13 +111,13 @@ def listening(
 
 
 def _as_listener(settings: Settings, mqtt: MqttSettings) -> MqttSettings:
-    """`mqtt` with our role's account, if it is our broker: another one has no business with that."""
+    """Return `mqtt` with our role's account if it is our broker; another broker must not get that account."""
     if not same_broker(mqtt, settings.mqtt):
         return mqtt
     return role_mqtt(settings.model_copy(update={"mqtt": mqtt}), DELEGATOR)
 
 
-def _told_by_the_gateway(settings: Settings, jobs: list[str], say: Say) -> dict[str, JobBroker]:
+def _from_gateway(settings: Settings, jobs: list[str], say: Say) -> dict[str, JobBroker]:
     found: dict[str, JobBroker] = {}
     if not jobs:
         return found
@@ -130,18 +132,18 @@ def _told_by_the_gateway(settings: Settings, jobs: list[str], say: Say) -> dict[
     return found
 
 
-def _opened(settings: Settings, told: Mapping[str, Any] | None) -> JobBroker:
-    """The overlay as the gateway tells it; with its password when this process has the master key."""
-    if told is None:
+def _opened(settings: Settings, answer: Mapping[str, Any] | None) -> JobBroker:
+    """Return the job's broker from the gateway, with its password if this process has the master key."""
+    if answer is None:
         return JobBroker(None)
     try:
-        overlay = BrokerOverlay.model_validate(told)
+        overlay = BrokerOverlay.model_validate(answer)
     except ValidationError as error:
-        raise TrunklineError(f"the gateway tells a broker with {error.error_count()} wrong fields") from None
+        raise TrunklineError(f"the gateway returned a broker with {error.error_count()} wrong fields") from None
     if overlay.sealed_password is None:
         return JobBroker(overlay)
     purpose = broker_password_purpose(overlay.host, overlay.port, overlay.username)
-    # Without the key we try without the password, and say what to do when the broker refuses.
+    # Without the key, try without the password; if the broker refuses, the error shows what to do.
     with suppress(SettingsError, UnsealError, UnicodeDecodeError):
         password = load_keyring(settings).open(overlay.sealed_password, purpose).decode("utf-8")
         return JobBroker(overlay, SecretStr(password))
@@ -149,7 +151,7 @@ def _opened(settings: Settings, told: Mapping[str, Any] | None) -> JobBroker:
 
 
 def _is_locked(broker: JobBroker) -> bool:
-    """Whether the broker may want a password that we do not know."""
+    """Return whether the broker may require a password that we do not know."""
     overlay = broker.overlay
     return (
         overlay is not None

@@ -6,8 +6,8 @@
   trunkline watch --job 0a1b2c3d --settled       over the gateway: sees cancellations, needs no secret
 
 It reads MQTT and verifies with the secret that 'jobs register' or 'jobs pick' stored on this machine. A job
-with an MQTT broker of its own is followed there; with --all those that this machine knows at the start. With
---settled it follows the backbone's settled stream instead; use that when the backbone runs.
+with an MQTT broker of its own is followed there; --all follows the brokers that this machine knows at the
+start. With --settled it follows the gateway's stream of settled events instead; use that when the stack runs.
 
 Exit codes: 0 all completed; 1 one ended in error or was cancelled; 2 the time ran out (also wrong arguments);
 3 no such job, or its secret is not stored on this machine; 4 refused; 5 broker or gateway does not answer;
@@ -19,7 +19,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from connectors.cli.shared.text_table import duration_s
+from connectors.cli.shared.arguments import duration_s, job_id
+from schemas.errors import UsageError
 
 if TYPE_CHECKING:
     from schemas.settings.settings import Settings
@@ -27,15 +28,15 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("--job", action="append", metavar="ID", help="a job; may be given several times")
-    parser.add_argument("--all", action="store_true", help="all jobs, also those that begin meanwhile")
+    parser.add_argument("--job", type=job_id, action="append", metavar="ID", help="a job; may be repeated")
+    parser.add_argument("--all", action="store_true", help="all jobs, also those that start later")
     parser.add_argument("--settled", action="store_true", help="follow the gateway instead of MQTT")
     parser.add_argument("--timeout", type=duration_s, metavar="TIME", help="end after this long, e.g. 2h")
     parser.add_argument(
         "--idle-timeout", type=duration_s, metavar="TIME", help="end when no event came for this long, e.g. 10m"
     )
     parser.add_argument(
-        "--json", action="store_true", help="the lines are JSON in any case; accepted for the sake of scripts"
+        "--json", action="store_true", help="the lines are always JSON; accepted for the sake of scripts"
     )
 
 
@@ -44,15 +45,10 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     # Imported here, because help must be quick.
     from connectors.agent_sdk.job_watcher import Outcomes, Timers
     from connectors.cli.jobs.watch_sources import mqtt_source, settled_source, watch
-    from schemas.errors import UsageError
-    from schemas.wire.ids import is_job_id
 
     jobs = list(dict.fromkeys(args.job or ()))
     if bool(jobs) == args.all:
         raise UsageError("give --job ID, once or several times, or --all")
-    for job in jobs:
-        if not is_job_id(job):
-            raise UsageError(f"--job: not a job id (8 lower-case hex digits): {job!r}")
     timers = Timers(args.timeout, args.idle_timeout)
     outcomes = Outcomes(jobs, open_ended=args.all)
     source = settled_source if args.settled else mqtt_source

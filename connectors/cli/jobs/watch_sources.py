@@ -1,10 +1,9 @@
-"""Where `trunkline watch` takes its events from, MQTT or the gateway, and the loop that prints them."""
+"""The sources of `trunkline watch`, MQTT and the gateway, and the loop that prints their events."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +12,11 @@ from typing import Any, Final
 from connectors.agent_sdk.event_subscription import Message
 from connectors.agent_sdk.job_watcher import EXIT_TIMED_OUT, JobWatcher, Outcomes, Sight, Timers
 from connectors.cli.jobs.watch_brokers import brokers_of, brokers_of_all, listening
+from connectors.cli.shared.notes import Notes
 from connectors.gateway_client.event_stream import GAP, SETTLED, EventStream
 from connectors.gateway_client.gateway_client import GatewayClient, path_of, reachable
 from connectors.job_tools.job_secrets import find_secret, kept_secrets, stored_jobs
 from connectors.mqtt_link.topics import job_id_of
-from connectors.terminal.terminal_text import escaped
 from schemas.errors import NotFound
 from schemas.fold.life_cycles import JOB_TERMINAL, PENDING, RUNNING
 from schemas.settings.settings import Settings
@@ -26,15 +25,11 @@ from schemas.wire.record import JOB_EVENT, JOB_SECRET_ROTATED
 from schemas.wire.verdicts import ACCEPTED
 
 NextSights = Callable[[float], list[Sight]]
-"""Waits at most so many seconds and returns what was seen."""
+"""Waits at most this many seconds, and returns the sights until then."""
 READY_VARIABLE: Final = "TRUNKLINE_READY_FILE"
 _LOOK_S: Final = 1.0
 _LIST_LIMIT: Final = 1000
-
-
-def say(text: str) -> None:
-    """One line of the log, on stderr."""
-    print(f"trunkline watch: {escaped(text)}", file=sys.stderr, flush=True)
+_NOTES: Final = Notes("watch")
 
 
 def watch(next_sights: NextSights, outcomes: Outcomes, timers: Timers) -> int:
@@ -45,24 +40,26 @@ def watch(next_sights: NextSights, outcomes: Outcomes, timers: Timers) -> int:
             return code
         left_s = timers.left_s()
         if left_s <= 0:
-            still = ", ".join(outcomes.open_jobs()) or "none was seen"
-            say(f"{timers.ran_out()}; not ended: {still}")
+            not_ended = ", ".join(outcomes.open_jobs()) or "none was seen"
+            _NOTES.say(f"{timers.ran_out()}; not ended: {not_ended}")
             return EXIT_TIMED_OUT
         for sight in next_sights(min(left_s, _LOOK_S)):
             if not outcomes.follows(sight.job_id):
                 continue
-            told = outcomes.take(sight)
-            if told.line is not None:
-                print(told.line, flush=True)
+            shown = outcomes.take(sight)
+            if shown.line is not None:
+                print(shown.line, flush=True)
                 timers.restart_idle()
-            if told.note is not None:
-                say(f"{told.job_id}: {told.note}")
+            if shown.note is not None:
+                _NOTES.say(f"{shown.job_id}: {shown.note}")
 
 
 @contextmanager
 def mqtt_source(settings: Settings, jobs: list[str], outcomes: Outcomes) -> Iterator[NextSights]:
-    """Events over MQTT, from our broker and the jobs' own, verified here. Raises NotFound for a job without
-    a stored secret, Refused and BackboneUnreachable for the broker of a job that is named.
+    """Follow events over MQTT, from our broker and the jobs' own brokers, and verify them.
+
+    Raises NotFound for a job without a stored secret, Refused and BackboneUnreachable for the broker of a job
+    that is named.
     """
 
     def watcher(job: str, secret: str) -> JobWatcher:
@@ -71,7 +68,7 @@ def mqtt_source(settings: Settings, jobs: list[str], outcomes: Outcomes) -> Iter
     watchers = {job: watcher(job, _secret(settings, job)) for job in jobs}
     unknown: set[str] = set()
     prefix = settings.mqtt.topic_prefix
-    places = brokers_of(settings, jobs, say) if jobs else brokers_of_all(settings, stored_jobs(settings))
+    places = brokers_of(settings, jobs, _NOTES.say) if jobs else brokers_of_all(settings, stored_jobs(settings))
 
     def sights(message: Message) -> list[Sight]:
         job = job_id_of(prefix, message.topic)
@@ -81,13 +78,13 @@ def mqtt_source(settings: Settings, jobs: list[str], outcomes: Outcomes) -> Iter
             secret = find_secret(settings, job)
             if secret is None:
                 unknown.add(job)
-                say(f"{job}: its secret is not stored on this machine; --settled shows its events")
+                _NOTES.say(f"{job}: its secret is not stored on this machine; --settled shows its events")
                 return []
             watchers[job] = watcher(job, secret)
         seen = watchers[job].see(message.topic, message.payload, message.traceparent)
         return [seen._replace(before=message.retained)]
 
-    with listening(places, _tell_lost, say) as (next_message, followed):
+    with listening(places, _NOTES.lost, _NOTES.say) as (next_message, followed):
         if not jobs:
             for job in followed:
                 outcomes.take(Sight(job))
@@ -102,7 +99,7 @@ def mqtt_source(settings: Settings, jobs: list[str], outcomes: Outcomes) -> Iter
 
 @contextmanager
 def settled_source(settings: Settings, jobs: list[str], outcomes: Outcomes) -> Iterator[NextSights]:
-    """Events that the backbone has settled, from the gateway: where a job stands comes first.
+    """Follow the events that the gateway settles. The current state of the jobs comes first.
 
     Raises NotFound for a job that does not exist.
     """
@@ -110,7 +107,7 @@ def settled_source(settings: Settings, jobs: list[str], outcomes: Outcomes) -> I
     parameters = None if len(jobs) == 1 else {"kind": JOB}
     with (
         reachable(settings) as gateway,
-        EventStream(gateway, path, parameters, lost=_tell_lost("gateway")) as stream,
+        EventStream(gateway, path, parameters, lost=_NOTES.lost("gateway")) as stream,
     ):
 
         def next_sights(timeout_s: float) -> list[Sight]:
@@ -118,34 +115,30 @@ def settled_source(settings: Settings, jobs: list[str], outcomes: Outcomes) -> I
             if event is None:
                 return []
             if event.name == GAP:
-                say("events were missed; the gateway does not have them in memory any more, the ledger does")
-                # What had not ended as far as we know may have ended meanwhile.
+                _NOTES.say("events were missed: the gateway has dropped them from memory, the ledger has them")
+                # Open jobs may have ended in the events that were missed.
                 still_open = [] if jobs else outcomes.open_jobs()
-                return (_standing(gateway, still_open) if still_open else []) + _standing(gateway, jobs)
+                return (_states(gateway, still_open) if still_open else []) + _states(gateway, jobs)
             return _settled_sights(event.data) if event.name == SETTLED else []
 
         stream.first(settings.gateway.settle_timeout_s)
-        # Asked for when the stream stands: what is settled after this answer comes by the stream.
-        first = _standing(gateway, jobs)
+        # Read once the stream is open, so that the stream has every event after this answer.
+        first = _states(gateway, jobs)
         _ready()
         queued = iter([first])
         yield lambda timeout_s: next_sights(0.0) or next(queued, []) or next_sights(timeout_s)
 
 
-def _standing(gateway: GatewayClient, jobs: list[str]) -> list[Sight]:
-    """Where the jobs stand now: those that are named; without names all that have not ended."""
+def _states(gateway: GatewayClient, jobs: list[str]) -> list[Sight]:
+    """Return the state of the named jobs; without names, of all jobs that have not ended."""
     if jobs:
         rows = [gateway.get(path_of("jobs", job)) for job in jobs]
     else:
         rows = []
         for state in (PENDING, RUNNING):
             rows += gateway.get(path_of("jobs"), {"state": state, "limit": _LIST_LIMIT})["jobs"]
-    return [
-        Sight(
-            row["job_id"], row["status"], note=f"is {row['status']}" if row["status"] in JOB_TERMINAL else None
-        )
-        for row in rows
-    ]
+    states = ((row["job_id"], row["status"]) for row in rows)
+    return [Sight(job, state, note=f"is {state}" if state in JOB_TERMINAL else None) for job, state in states]
 
 
 def _settled_sights(data: dict[str, Any]) -> list[Sight]:
@@ -153,13 +146,13 @@ def _settled_sights(data: dict[str, Any]) -> list[Sight]:
     if kind != JOB:
         return []
     if data["verdict"] != ACCEPTED:
-        told = data["verdict"] if data["reason"] is None else f"{data['reason']}: {data['why']}"
-        return [Sight(job, note=f"a record does not count: {told}")]
+        why = data["verdict"] if data["reason"] is None else f"{data['reason']}: {data['why']}"
+        return [Sight(job, note=f"a record does not count: {why}")]
     status = data["status_after"]
     if data["type"] == JOB_EVENT:
         return [Sight(job, status, json.dumps(data["body"], separators=(",", ":")))]
-    told = "has a new secret" if data["type"] == JOB_SECRET_ROTATED else f"is {status}"
-    return [Sight(job, status, note=told)]
+    note = "has a new secret" if data["type"] == JOB_SECRET_ROTATED else f"is {status}"
+    return [Sight(job, status, note=note)]
 
 
 def _secret(settings: Settings, job: str) -> str:
@@ -172,15 +165,8 @@ def _secret(settings: Settings, job: str) -> str:
     return found
 
 
-def _tell_lost(what: str) -> Callable[[str | None], None]:
-    def tell(why: str | None) -> None:
-        say(f"{what}: connected again" if why is None else f"{what}: {why}; trying again")
-
-    return tell
-
-
 def _ready() -> None:
-    """Tell whoever started us that from now on nothing is missed."""
+    """Signal the program that started us that from now on no event is missed."""
     file = os.environ.get(READY_VARIABLE)
     if file:
         Path(file).touch()

@@ -1,17 +1,16 @@
-"""Lists and rotates keys: the master keys, which seal secrets, the keys with which agents sign, and the secrets
-of jobs.
+"""Lists and rotates keys: the master keys, which seal secrets, the keys of agents, and the secrets of jobs.
 
   trunkline keys list
   trunkline keys rotate master                          while the stack is down
   trunkline keys rotate agent builder builder.pem       the same as 'trunkline agents rotate'
   trunkline keys rotate job 0a1b2c3d --overlap 10m      a new secret for a job, which is printed once
 
-A new master key seals from then on, the older ones stay for opening: nothing is sealed anew, and a refold of
-the ledger comes out the same. Every program reads the keys at its start, and one that does not have the new key
-cannot open what it seals. So the stack must be down; where programs run elsewhere, it goes in two steps:
+After a rotation the new master key seals, and the older ones stay to open: nothing is sealed anew, and a refold
+of the ledger gives the same rows. Every program reads the keys at its start, and cannot open what a key seals
+that it has not read. So the stack must be down. If programs run on other machines, rotate in two steps:
 
-  trunkline keys rotate master --add-only               then give the file to all, and start them all anew
-  trunkline keys rotate master --activate k0a1b2c3d     and start them anew when it suits
+  trunkline keys rotate master --add-only               then copy the file to all, and restart them all
+  trunkline keys rotate master --activate k0a1b2c3d     then restart them again at any time
 
 Exit codes: 0; 2 wrong arguments; 3 no such key, agent or job; 4 refused, as while the stack runs, or for a job
 that has ended; 5 the gateway does not answer (for an agent or a job).
@@ -21,90 +20,26 @@ from __future__ import annotations
 
 import argparse
 import json
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
-from connectors.cli.shared.hub_options import add_request_id
-from connectors.cli.shared.text_table import duration_s
+from connectors.cli.shared import hub
+from connectors.cli.shared.actions import Action, Actions, argument, flag, one_of
+from connectors.cli.shared.arguments import JOB, OVERLAP, ROTATION, request_id
+from connectors.terminal.terminal_text import escaped
+from schemas.errors import Refused, UsageError
 
 if TYPE_CHECKING:
     from schemas.settings.settings import Settings
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's sub-commands and their arguments."""
-    commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    text = "list the master keys by id, the oldest first, and which of them seals"
-    listing = commands.add_parser("list", help=text, description=text, allow_abbrev=False)
-    listing.add_argument("--json", action="store_true", help="print one JSON object")
-    text = "put a new key in the place of an old one, which stays good for what it was used for"
-    rotate = commands.add_parser("rotate", help=text, description=text, allow_abbrev=False)
-    kinds = rotate.add_subparsers(dest="kind", required=True, metavar="KIND")
-    text = "a new master key, which seals from now on"
-    master = kinds.add_parser(
-        "master",
-        help=text,
-        description=text,
-        epilog="example: trunkline keys rotate master",
-        allow_abbrev=False,
-    )
-    steps = master.add_mutually_exclusive_group()
-    steps.add_argument(
-        "--add-only", action="store_true", help="add it, for opening alone; the first of two steps"
-    )
-    steps.add_argument("--activate", metavar="ID", help="let this one seal: the second step")
-    text = "a new key for an agent that takes part; the old one is good for a while yet"
-    agent = kinds.add_parser(
-        "agent",
-        help=text,
-        description=text,
-        epilog="example: trunkline keys rotate agent builder builder.pem --overlap 2h",
-        allow_abbrev=False,
-    )
-    agent.add_argument("name", metavar="NAME", help="the agent")
-    agent.add_argument("file", type=Path, metavar="FILE", help="the agent's private key, replaced in one step")
-    job = _add_job(kinds)
-    for command in (agent, job):
-        command.add_argument(
-            "--overlap", type=duration_s, default=3600.0, metavar="TIME", help="as 90s, 5m, 2h (default: 1h)"
-        )
-    for command in (master, agent, job):
-        command.add_argument("--json", action="store_true", help="print one JSON object")
+ACTIONS: Final = Actions()
+_KINDS: Final = Actions()
 
 
-def _add_job(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    text = "a new secret for a job that has not ended; the old one is good for a while yet"
-    job = kinds.add_parser(
-        "job",
-        help=text,
-        description=text,
-        epilog="example: trunkline keys rotate job 0a1b2c3d --overlap 10m",
-        allow_abbrev=False,
-    )
-    job.add_argument("job", metavar="ID", help="the job: 8 lower-case hex digits")
-    job.add_argument(
-        "--secret-file", type=Path, metavar="PATH", help="put the secret here, in one step, and do not print it"
-    )
-    add_request_id(job, "the same rotation")
-    return job
-
-
-def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Do the action and return the exit code. Raises TrunklineError."""
-    if args.action == "list":
-        return _list(args, settings)
-    if args.kind == "agent":
-        from connectors.cli.agents.agents_participants import rotate as rotate_agent
-
-        return rotate_agent(args, settings)
-    if args.kind == "job":
-        from connectors.cli.keys.keys_job import rotate as rotate_job
-
-        return rotate_job(args, settings)
-    return _rotate_master(args, settings)
-
-
+@ACTIONS.add()
 def _list(args: argparse.Namespace, settings: Settings) -> int:
+    """List the master keys by id, the oldest first, and which of them seals."""
     from connectors.tls_keys.master_keys import master_keys
 
     found = master_keys(settings)
@@ -117,25 +52,94 @@ def _list(args: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-def _rotate_master(args: argparse.Namespace, settings: Settings) -> int:
+@_KINDS.add(
+    one_of(
+        flag("--add-only", "add a key that only opens: the first step"),
+        argument("--activate", "let this key seal: the second step", metavar="ID"),
+    ),
+    example="trunkline keys rotate master",
+)
+def _master(args: argparse.Namespace, settings: Settings) -> int:
+    """Make a new master key, which seals from now on."""
     from connectors.local_stack import control
     from connectors.tls_keys.master_keys import activate, add_key, rotate
-    from schemas.errors import Refused
 
     if args.add_only:
-        key_id, said = add_key(settings), "opens; start every program anew with this file, then --activate it"
+        key_id, state = add_key(settings), "opens; restart every program with this file, then --activate it"
     elif args.activate is not None:
         activate(settings, args.activate)
-        key_id, said = args.activate, "seals, in each program from its next start on"
+        key_id, state = args.activate, "seals, in each program from its next start on"
     else:
         if control.running_state(settings) is not None:
             raise Refused(
                 "the stack runs, and would go on with the keys that it has: first 'trunkline down', then this, "
                 "then 'trunkline up'. Without a pause: --add-only, restart, --activate"
             )
-        key_id, said = rotate(settings), "seals from now on; the older ones stay for opening. Back the file up"
+        key_id, state = rotate(settings), "seals from now on; the older ones stay to open. Back the file up"
     if args.json:
         print(json.dumps({"key_id": key_id, "active": not args.add_only, "file": str(settings.key_file)}))
     else:
-        print(f"master key {key_id} {said}: {settings.key_file}")
+        print(f"master key {key_id} {state}: {settings.key_file}")
     return 0
+
+
+@_KINDS.add(*ROTATION, example="trunkline keys rotate agent builder builder.pem --overlap 2h")
+def _agent(args: argparse.Namespace, settings: Settings) -> int:
+    """Make a new key for an agent that takes part; the old one stays valid for a while."""
+    from connectors.cli.agents.participants import rotate
+
+    return rotate(args, settings)
+
+
+@_KINDS.add(
+    JOB,
+    argument(
+        "--secret-file", "write the secret there, in one step, and do not print it", type=Path, metavar="PATH"
+    ),
+    request_id("the same rotation"),
+    OVERLAP,
+    example="trunkline keys rotate job 0a1b2c3d --overlap 10m",
+)
+def _job(args: argparse.Namespace, settings: Settings) -> int:
+    """Make a new secret for a job that has not ended; the old one stays valid for a while."""
+    path: Path | None = args.secret_file
+    if path is not None and not path.parent.is_dir():
+        raise UsageError(f"--secret-file: there is no folder {path.parent}")
+    effect, overlap_s = "the job has its new secret", round(args.overlap)
+    path_of_secret = ("jobs", args.job, "secret")
+    answer = hub.post_named(args, settings, *path_of_secret, possible_effect=effect, overlap_s=overlap_s)
+    shown = _store_secret(args.job, path, settings, answer)
+    rest = {name: value for name, value in answer.items() if name not in ("secret", "request_id")}
+    lines = [
+        f"job     {args.job}",
+        f"secret  {shown.get('secret') or 'in ' + shown['secret_file']}",
+        f"user    {escaped(answer['mqtt_user'])} at the backbone's own MQTT broker",
+        f"older   good until {escaped(answer['old_secret_ends_at'])}",
+    ]
+    if "secret" in shown:
+        lines.append(f"The secret is not shown again; it is kept in {shown['secret_file']}.")
+    lines.append(
+        "Give it to the agent in time: as TRUNKLINE_JOB_SECRET, or let its session pick the job again."
+    )
+    return hub.print_answer(args, {**rest, **shown, "request_id": answer["request_id"]}, *lines)
+
+
+def _store_secret(job: str, path: Path | None, settings: Settings, answer: dict[str, Any]) -> dict[str, str]:
+    """Write the secret to `path`, and where this machine keeps the old one. Return the parts to show."""
+    from connectors.job_tools.job_secrets import find_secret, replace_private, store_rotated
+
+    secret = answer["secret"]
+    shown = {"secret_file": str(path)}
+    if path is not None:
+        replace_private(path, secret + "\n", "the job's secret")
+    if path is None or find_secret(settings, job) is not None:
+        ends_at = datetime.fromisoformat(answer["old_secret_ends_at"]).timestamp()
+        kept = store_rotated(settings, job, secret, ends_at)
+        if path is None:
+            shown = {"secret": secret, "secret_file": str(kept)}
+    return shown
+
+
+ACTIONS.append(
+    Action("rotate", "replace a key by a new one; the old one still opens what it sealed", kinds=_KINDS)
+)

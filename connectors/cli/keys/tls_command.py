@@ -4,15 +4,14 @@
   trunkline tls create --host broker.example --host 192.0.2.7 --mutual
   trunkline tls create --renew
 
-What is good stays as it is, so running it again is harmless: it makes what is missing, what ends within 30
-days, and what does not name a --host. Every key is made with mode 0600; one that others can read is told, and
-its mode stays. Nothing runs under TLS before the settings say so; they are printed at the end. Parts that run
-take new files when they are started anew. An authority that was there and is not whole, because ca.key lies
-elsewhere or is damaged, is replaced with --renew-ca alone. While others can read ca.key, nothing is signed with
-it.
+Valid files stay as they are, so running it again is harmless: it makes missing files, files that expire within
+30 days, and files that do not name a --host. Every key is made with mode 0600; a key that others can read is
+reported, and its mode stays. TLS is used once the settings say so; the command prints them at the end. Parts
+that run use new files after a restart. An authority that is not complete, because ca.key is elsewhere or
+damaged, is replaced with --renew-ca only. While others can read ca.key, nothing is signed with it.
 
-Exit codes: 0; 1 the folder cannot be written; 2 wrong arguments; 4 the authority's key or certificate is not
-there, they do not fit, or others can read the key.
+Exit codes: 0; 1 the folder cannot be written; 2 wrong arguments; 4 the authority's key or certificate is
+missing, they do not match, or others can read the key.
 """
 
 from __future__ import annotations
@@ -20,42 +19,32 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from connectors.cli.shared.actions import Actions, argument, flag
 
 if TYPE_CHECKING:
     from connectors.tls_keys.tls_files import TlsFolder
     from schemas.settings.settings import Settings
 
+ACTIONS: Final = Actions()
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's sub-commands and their arguments."""
-    commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    text = "make what is missing or no longer good, and say what to set next"
-    create = commands.add_parser(
-        "create",
-        help=text,
-        description=text,
-        epilog="example: trunkline tls create --host broker.example --mutual",
-        allow_abbrev=False,
-    )
-    create.add_argument("--dir", metavar="DIR", type=Path, help="the folder (default: the setting tls_dir)")
-    create.add_argument(
+
+@ACTIONS.add(
+    argument("--dir", "the folder (default: the setting tls_dir)", type=Path, metavar="DIR"),
+    argument(
         "--host",
-        metavar="HOST",
+        "a name or address of the servers beside 127.0.0.1 and localhost; may be repeated",
         action="append",
         default=[],
-        help="a name or address that the servers are found under, beside 127.0.0.1 and localhost; repeatable",
-    )
-    create.add_argument("--mutual", action="store_true", help="certificates for the MQTT clients as well")
-    create.add_argument("--renew", action="store_true", help="all anew, but for the authority")
-    create.add_argument(
-        "--renew-ca", action="store_true", help="a new authority, too: every client needs its ca.crt"
-    )
-    create.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Make them, say so, and return the exit code. Raises TrunklineError."""
+    ),
+    flag("--mutual", "certificates for the MQTT clients as well"),
+    flag("--renew", "make all files anew, except the authority"),
+    flag("--renew-ca", "also a new authority: every client needs its ca.crt"),
+    example="trunkline tls create --host broker.example --mutual",
+)
+def _create(args: argparse.Namespace, settings: Settings) -> int:
+    """Make missing and expiring files, and print the settings that use them."""
     # Imported here, because cryptography is slow to import and help must be quick.
     from connectors.tls_keys.tls_files import create
 
@@ -70,7 +59,7 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
 
 
 def _settings_for(made: TlsFolder, settings: Settings) -> dict[str, Any]:
-    """What to set in order to use them all, as it stands in conf/trunkline.yaml."""
+    """Return the settings that use all files, as conf/trunkline.yaml has them."""
     from connectors.tls_keys.tls_files import KAFKA_PASSWORD, client_name
 
     ca, gateway = str(made.of("ca").certificate), made.of("gateway")

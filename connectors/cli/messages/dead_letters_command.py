@@ -1,11 +1,11 @@
-"""Lists and shows what was rejected, and puts it into the log again.
+"""Lists and shows rejected records, and appends them to the log again.
 
   trunkline dead-letters list --reason bad_signature --since 1d
-  trunkline dead-letters show 2/1042                all columns of one; what is masked stays masked
-  trunkline dead-letters replay 2/1042 2/1050       append again, as it came; it is settled anew
+  trunkline dead-letters show 2/1042                all columns of one; masked parts stay masked
+  trunkline dead-letters replay 2/1042 2/1050       append again, unchanged; each gets a new verdict
 
-list and show read the ledger and need neither gateway nor brokers; replay needs Kafka, and says the new
-verdict when the gateway answers. What is rejected again is a new row, and the command ends with 4.
+list and show read the ledger and need neither gateway nor brokers; replay needs Kafka, and prints the new
+verdict when the gateway answers. A record that is rejected again is a new row, and the command ends with 4.
 
 Exit codes: 0; 2 wrong arguments; 3 nothing found; 4 cannot be replayed, or was rejected again; 5 Kafka does
 not answer.
@@ -14,38 +14,152 @@ not answer.
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import sys
+import time
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
 
-from connectors.cli.shared.text_table import duration_s
-from schemas.wire.verdicts import REASONS
+from connectors.cli.shared.actions import Actions, argument
+from connectors.cli.shared.arguments import duration_s, limit, stream_key
+from connectors.cli.shared.text_table import aligned, fields, print_json
+from connectors.terminal.terminal_text import escaped
+from schemas.errors import NotFound, Refused, TrunklineError, UsageError
+from schemas.wire.verdicts import REASONS, REJECTED
 
 if TYPE_CHECKING:
+    from connectors.gateway_client.event_stream import EventStream
+    from connectors.log.publisher import Position, Publisher
     from schemas.settings.settings import Settings
+    from schemas.wire.record import OutgoingRecord
 
-_LIST_LIMIT = 20
+_HIDDEN: Final = ("value_sealed", "entries", "changes")
+_SNAPSHOT_S: Final = 5.0
+ACTIONS: Final = Actions()
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's sub-commands and their arguments."""
-    commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = commands.add_parser("list", help="the newest, oldest of them first")
-    listing.add_argument("--reason", choices=REASONS, metavar="R", help="only this reason")
-    listing.add_argument("--door", metavar="D", help="only what came by this door, e.g. mqtt")
-    listing.add_argument("--stream", metavar="KIND/ID", help="only this stream, e.g. job/0a1b2c3d")
-    listing.add_argument("--since", type=duration_s, metavar="TIME", help="only of the last 2h, 1d, …")
-    listing.add_argument(
-        "--limit", type=int, default=_LIST_LIMIT, metavar="N", help=f"at most (default: {_LIST_LIMIT})"
+@ACTIONS.add(
+    argument("--reason", "only this reason", choices=REASONS, metavar="R"),
+    argument("--door", "only records that came by this door, e.g. mqtt", metavar="D"),
+    argument("--stream", "only this stream, e.g. job/0a1b2c3d", type=stream_key, metavar="KIND/ID"),
+    argument("--since", "only of the last 2h, 1d, …", type=duration_s, metavar="TIME"),
+    limit(20),
+)
+def _list(args: argparse.Namespace, settings: Settings) -> int:
+    """List the newest, the oldest of them first."""
+    # Imported here, because Arrow is slow to import and help must be quick.
+    from connectors.ledger_files.ledger_lines import iso_time, json_line
+    from connectors.ledger_files.ledger_replay import dead_letters
+
+    if args.limit < 1:
+        raise UsageError("--limit: expected 1 or more")
+    try:
+        since = None if args.since is None else datetime.now(UTC) - timedelta(seconds=args.since)
+    except OverflowError:
+        raise UsageError("--since: nothing is that old") from None
+    found = dead_letters(
+        settings, args.limit, reason=args.reason, door=args.door, stream=args.stream, since=since
     )
-    show = commands.add_parser("show", help="all columns of one")
-    show.add_argument("position", metavar="PARTITION/OFFSET")
-    replay = commands.add_parser("replay", help="append one or several again")
-    replay.add_argument("positions", metavar="PARTITION/OFFSET", nargs="+")
-    for command in (listing, show, replay):
-        command.add_argument("--json", action="store_true", help="one JSON object a line")
+    if args.json:
+        for row in found:
+            print(json_line(row))
+        return 0
+    if not found:
+        raise NotFound("there is no such dead letter")
+    rows = [
+        (f"{r['partition']}/{r['offset']}", iso_time(r["logged_at"], "milliseconds"),
+         f"{r['stream_kind']}/{r['stream_id']}", r["door"], r["reason"], r["why"])
+        for r in found
+    ]  # fmt: skip
+    print(aligned(("POSITION", "TIME (UTC)", "STREAM", "DOOR", "REASON", "WHY"), rows))
+    return 0
 
 
-def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Do the action and return the exit code. Raises TrunklineError."""
-    from connectors.cli.messages.dead_letters_actions import ACTIONS
+@ACTIONS.add(argument("position", "the place in the log", metavar="PARTITION/OFFSET"))
+def _show(args: argparse.Namespace, settings: Settings) -> int:
+    """Show all columns of one that may be shown."""
+    from connectors.ledger_files.ledger_lines import iso_time, json_line
+    from connectors.ledger_files.ledger_replay import ledger_row_at, parse_position
 
-    return ACTIONS[args.action](args, settings)
+    row = ledger_row_at(settings, parse_position(args.position))
+    if row["verdict"] != REJECTED:
+        raise NotFound(f"{args.position} is no dead letter: it is {row['verdict']}")
+    shown: dict[str, Any] = {name: value for name, value in row.items() if name not in _HIDDEN}
+    if args.json:
+        print(json_line(shown))
+        return 0
+    for name, value in shown.items():
+        if isinstance(value, bytes):
+            shown[name] = value.decode("utf-8", "backslashreplace")
+        elif isinstance(value, datetime):
+            shown[name] = iso_time(value, "microseconds")
+    print(fields(shown))
+    return 0
+
+
+@ACTIONS.add(argument("positions", "the places in the log", metavar="PARTITION/OFFSET", nargs="+"))
+def _replay(args: argparse.Namespace, settings: Settings) -> int:
+    """Append one or several again.
+
+    All are checked before the first is appended.
+    """
+    from connectors.ledger_files.ledger_replay import ledger_row_at, parse_position, replayable
+    from connectors.log.publisher import Publisher
+    from schemas.keys.sealing import load_keyring
+    from schemas.log_access.event_topic import check_topic
+
+    positions = list(dict.fromkeys(parse_position(text) for text in args.positions))
+    keyring = load_keyring(settings)
+    records = [(place, replayable(ledger_row_at(settings, place), keyring)) for place in positions]
+    check_topic(settings)
+    code = 0
+    with Publisher(settings) as publisher:
+        for place, record in records:
+            result = _replay_one(settings, publisher, record)
+            if result["verdict"] == REJECTED:
+                code = Refused.exit_code
+            if args.json:
+                print_json({"replayed": list(place), **result})
+            else:
+                new = "{}/{}".format(*result["position"])
+                reason = "" if result["reason"] is None else f", {result['reason']}: {result['why']}"
+                verdict = f"{result['verdict']}{reason}" if result["verdict"] else "not settled while we looked"
+                print(f"{place.partition}/{place.offset} is at {new} again: {escaped(verdict)}")
+    return code
+
+
+def _replay_one(settings: Settings, publisher: Publisher, record: OutgoingRecord) -> dict[str, Any]:
+    """Append a record. Return its new position, and its verdict if the gateway reports one in time."""
+    from connectors.gateway_client.event_stream import EventStream
+    from connectors.gateway_client.gateway_client import GatewayClient, path_of
+
+    with ExitStack() as stack:
+        stream = None
+        try:
+            gateway = stack.enter_context(GatewayClient(settings))
+            if gateway.answers():
+                path, parameters = path_of("events"), {"stream": record.stream}
+                stream = stack.enter_context(EventStream(gateway, path, parameters, give_up_s=_SNAPSHOT_S))
+                # The stream is open before the record is appended, so its verdict cannot be missed.
+                if stream.next(_SNAPSHOT_S) is None:
+                    stream = None
+        except TrunklineError as error:
+            print(f"trunkline dead-letters: no verdict will be shown: {error}", file=sys.stderr)
+            stream = None
+        position = publisher.append(record).result()
+        found: dict[str, Any] = {"position": list(position), "verdict": None, "reason": None, "why": None}
+        if stream is not None:
+            found |= _verdict(stream, position, settings.gateway.settle_timeout_s)
+        return found
+
+
+def _verdict(stream: EventStream, position: Position, timeout_s: float) -> dict[str, Any]:
+    deadline = time.monotonic() + timeout_s
+    try:
+        while (left := deadline - time.monotonic()) > 0:
+            event = stream.next(left)
+            if event is not None and event.name == "settled" and event.data["position"] == list(position):
+                return {name: event.data[name] for name in ("verdict", "reason", "why")}
+    except TrunklineError as error:
+        print(f"trunkline dead-letters: the verdict is not known: {error}", file=sys.stderr)
+    return {}

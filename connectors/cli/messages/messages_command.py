@@ -1,21 +1,21 @@
-"""Sends and receives the hub's messages, and shows what became of them.
+"""Sends and receives the hub's messages, and shows their state.
 
   trunkline messages send echo ask --text "what time is it?"
   trunkline messages send echo ask '{"text": "what time is it?", "in": "UTC"}'
-  trunkline messages send echo ask @question.json                - takes standard input
-  trunkline messages broadcast news --text "soup is ready"          to everybody who takes part, but oneself
-  trunkline messages drain                          takes the messages out of one's own mailbox
+  trunkline messages send echo ask @question.json                - reads standard input
+  trunkline messages broadcast news --text "soup is ready"          to all who take part, except the sender
+  trunkline messages drain                          takes the messages out of your own mailbox
   trunkline messages xml question.xml               an XML document to the pump's listeners; - is standard input
-  trunkline messages peek default/echo              shows what lies in a mailbox and takes nothing
-  trunkline messages clear default/echo             takes out what waits there, for good (operator)
-  trunkline messages audit --limit 20               what was delivered, and what was refused
+  trunkline messages peek default/echo              shows a mailbox's messages and takes none
+  trunkline messages clear default/echo             takes out all that waits there, for good (operator)
+  trunkline messages audit --limit 20               messages that were delivered or refused
   trunkline messages export                         all messages into one Parquet file, for DuckDB and the like
 
-Whose messages 'drain' takes, and who sends, is said by the token: the operator's, unless TRUNKLINE_TOKEN holds
-another. Each message goes to one drain; the same --request-id again gets the same messages.
+The token names the sender, and the mailbox that 'drain' empties: the operator's, unless TRUNKLINE_TOKEN holds
+another token. Each message goes to one drain; the same --request-id again gets the same messages.
 
-'export' reads the tables, so it needs no gateway and has what 'streams' has settled. The gateway does the same
-every hour (agent_mcp.export_interval_ms).
+'export' reads the tables, so it needs no gateway and has the messages that 'streams' has settled. The gateway
+writes the same export every hour (agent_mcp.export_interval_ms).
 
 Exit codes: 0; 2 wrong arguments; 3 no such recipient, nothing found; 4 refused, with the reason; 5 the gateway
 does not answer.
@@ -24,133 +24,243 @@ does not answer.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import json
+import os
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from connectors.cli.shared.hub_options import add_action, add_limit, add_request_id
+from connectors.cli.shared import hub
+from connectors.cli.shared.actions import Actions, argument
+from connectors.cli.shared.arguments import limit, name_of, request_id
+from connectors.cli.shared.files import STANDARD_INPUT, read_given
+from connectors.cli.shared.text_table import age_of, fields, print_json
+from connectors.terminal.terminal_text import escaped
+from schemas.errors import NotFound, Refused, UsageError
+from schemas.wire.strict_json import MalformedJsonError, decode
 
 if TYPE_CHECKING:
     from schemas.settings.settings import Settings
 
-
-class _PayloadParser(argparse.ArgumentParser):
-    """Takes a payload also behind options, where argparse has already decided that there is none."""
-
-    takes_payload = False
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: Any = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        found, left = super().parse_known_args(args, namespace)
-        if self.takes_payload and found.payload is None and left and (left[0] == "-" or left[0][:1] != "-"):
-            found.payload, *left = left
-        return found, left
+_DEFAULT_REALM: Final = "default"
+_FILE_MARK: Final = "@"
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's sub-commands and their arguments."""
-    commands = parser.add_subparsers(
-        dest="action", required=True, metavar="ACTION", parser_class=_PayloadParser
-    )
-    _configure_send(commands)
-    _configure_broadcast(commands)
-    _configure_xml(commands)
-    drain = add_action(
-        commands,
-        "drain",
-        "take the messages out of one's own mailbox, the most urgent first",
-        "trunkline messages drain --limit 10 --json | jq '.messages[].payload'",
-    )
-    drain.add_argument("--limit", type=int, metavar="N", help="at most (default: 100)")
-    add_request_id(drain, "the same drain, and gets the same messages")
-    peek = add_action(
-        commands,
-        "peek",
-        "show the newest messages of a mailbox, also those that were taken; take none",
-        "trunkline messages peek default/echo",
-    )
-    peek.add_argument(
+def _mailbox(text: str) -> tuple[str, str]:
+    """Return realm and name of a mailbox that is written as NAME or REALM/NAME."""
+    realm, slash, name = text.rpartition("/")
+    return (realm if slash else _DEFAULT_REALM), name
+
+
+def _mailbox_text(text: str) -> str:
+    realm, name = _mailbox(text)
+    name_of("a realm")(realm)
+    name_of("a mailbox")(name)
+    return text
+
+
+_MAILBOX: Final = argument(
+    "mailbox", "the mailbox; NAME alone is default/NAME", type=_mailbox_text, metavar="REALM/NAME"
+)
+_PAYLOAD: Final = (
+    argument("type", "the kind of message, e.g. ask"),
+    argument("payload", "any JSON; - reads it from standard input, @FILE from a file", nargs="?"),
+    argument("--text", 'instead of PAYLOAD: {"text": TEXT}'),
+)
+ACTIONS: Final = Actions()
+
+
+@ACTIONS.add(
+    argument("recipient", "an agent, a principal, operator, or hub"),
+    *_PAYLOAD,
+    request_id("the same message, not a second one"),
+    example='trunkline messages send echo ask --text "what time is it?"',
+    late="payload",
+)
+def _send(args: argparse.Namespace, settings: Settings) -> int:
+    """Put a message into a mailbox."""
+    effect = "the message was delivered"
+    body = {"recipient": args.recipient, "type": args.type, "payload": _content(args, settings)}
+    answer = hub.post_named(args, settings, "messages", possible_effect=effect, **body)
+    text = f"message {escaped(answer['message_id'])} lies in the mailbox of {escaped(args.recipient)}"
+    return hub.print_answer(args, answer, text)
+
+
+@ACTIONS.add(
+    *_PAYLOAD,
+    request_id("the same broadcast; recipients that joined in between get it, too"),
+    example='trunkline messages broadcast news --text "soup is ready"',
+    late="payload",
+)
+def _broadcast(args: argparse.Namespace, settings: Settings) -> int:
+    """Put a message into the mailbox of all who take part and of the operator, except the sender's."""
+    path, effect = ("messages", "broadcast"), "messages were delivered"
+    body = {"type": args.type, "payload": _content(args, settings)}
+    answer = hub.post_named(args, settings, *path, possible_effect=effect, **body)
+    text = f"broadcast {escaped(answer['broadcast_id'])} lies in {answer['recipients']} mailboxes"
+    return hub.print_answer(args, answer, text)
+
+
+def _content(args: argparse.Namespace, settings: Settings) -> Any:
+    """Return the message's payload, from `--text` or PAYLOAD."""
+    if args.text is not None:
+        if args.payload is not None:
+            raise UsageError("give PAYLOAD or --text, not both")
+        return {"text": args.text}
+    given: str | None = args.payload
+    if given is None:
+        return None
+    if given == STANDARD_INPUT or given.startswith(_FILE_MARK):
+        raw = read_given(given.removeprefix(_FILE_MARK), "PAYLOAD", settings.limits.payload_bytes)
+    else:
+        raw = os.fsencode(given)
+    try:
+        return decode(raw)[0]
+    except MalformedJsonError as error:
+        raise UsageError(f"PAYLOAD: {error}; plain text goes with --text") from None
+
+
+@ACTIONS.add(
+    argument("file", "the document, a <message> with a payload; - is standard input"),
+    argument("--as", "in the name of a human listener (operator)", dest="sender", metavar="LISTENER"),
+    request_id("the same message, not a second one"),
+    example="trunkline messages xml question.xml",
+)
+def _xml(args: argparse.Namespace, settings: Settings) -> int:
+    """Send an XML document to the listener that it names, or to all that take its root tag.
+
+    A `<huh>` in answer is printed, and the command ends as refused.
+    """
+    from connectors.gateway_client.gateway_client import GatewayClient
+    from connectors.xml_wire.xml_posting import post_xml
+
+    document = read_given(args.file, "FILE", settings.limits.payload_bytes)
+    with (
+        GatewayClient(settings) as gateway,
+        hub.named_request(args.request_id, "the message was delivered") as request_id,
+    ):
+        posted = post_xml(gateway, document, sender=args.sender, request_id=request_id)
+    answer = {"thread": posted.thread, "messages": posted.messages, "huh": posted.huh, "request_id": request_id}
+    if posted.huh is not None:
+        from connectors.cli.organism.xml_text import shown_xml
+
+        hub.print_answer(args, answer, shown_xml(posted.huh))
+        raise Refused("it was not understood; the <huh> says what would be right")
+    sent = [f"message {escaped(name)} waits for {escaped(to)}" for to, name in posted.messages.items()]
+    return hub.print_answer(args, answer, *sent, f"thread  {escaped(posted.thread)}")
+
+
+@ACTIONS.add(
+    argument("--limit", "at most (default: 100)", type=int, metavar="N"),
+    request_id("the same drain, and gets the same messages"),
+    example="trunkline messages drain --limit 10 --json | jq '.messages[].payload'",
+)
+def _drain(args: argparse.Namespace, settings: Settings) -> int:
+    """Take the messages out of your own mailbox, the most urgent first."""
+    from connectors.gateway_client.gateway_client import GatewayClient, path_of
+
+    with (
+        GatewayClient(settings) as gateway,
+        hub.named_request(args.request_id, "messages were taken") as request_id,
+    ):
+        # The client repeats a request without an answer. By its name, the gateway hands out the same messages.
+        headers = {"X-Request-ID": request_id}
+        found = gateway.get(path_of("messages"), {"limit": args.limit}, headers=headers)
+    if args.json:
+        print_json({**found, "request_id": request_id})
+        return 0
+    messages = found["messages"]
+    if not messages:
+        raise NotFound("no message waits")
+    # Printed first: the messages are taken already, and the reader may stop reading in the middle.
+    summary = f"{len(messages)} taken, {found['left']} left; the same again: --request-id {request_id}"
+    print(summary, file=sys.stderr, flush=True)
+    # Not limited to ASCII, because people read it; `fields` escapes control characters.
+    shown = [{**row, "payload": json.dumps(row["payload"], ensure_ascii=False)} for row in messages]
+    print("\n\n".join(fields(row) for row in shown))
+    return 0
+
+
+_MESSAGE_COLUMNS: Final[hub.Columns] = {
+    "MESSAGE": "message_id",
+    "STATE": "status",
+    "AGE": lambda row: age_of(row["posted_at"]),
+    "FROM": lambda row: row["sender"] if row["from_verified"] else f"{row['sender']} (not verified)",
+    "TYPE": "kind",
+    "PRIORITY": "priority",
+    "TAKEN BY": "handed_to",
+    "BODY": "body",
+}
+
+
+@ACTIONS.add(
+    argument(
         "mailbox",
+        "the mailbox; NAME alone is default/NAME (default: default/operator)",
+        type=_mailbox_text,
         nargs="?",
         default="operator",
         metavar="REALM/NAME",
-        help="whose mailbox; NAME alone is default/NAME (default: default/operator)",
-    )
-    add_limit(peek)
-    clear = add_action(
-        commands,
-        "clear",
-        "take all out of a mailbox that waits there; nobody gets it any more (for the operator)",
-        "trunkline messages clear default/echo",
-    )
-    clear.add_argument("mailbox", metavar="REALM/NAME", help="whose mailbox; NAME alone is default/NAME")
-    add_request_id(clear, "the same clearing, and takes out nothing more")
-    audit = add_action(
-        commands,
-        "audit",
-        "show the newest messages that were delivered, and requests to send one that were refused",
-        "trunkline messages audit --limit 20",
-    )
-    audit.add_argument("--limit", type=int, metavar="N", help="at most (default: all that the gateway keeps)")
-    export = add_action(
-        commands,
-        "export",
-        "write all messages into one Parquet file, in the place of an older one",
-        "trunkline messages export && duckdb -c \"select * from 'var/export/messages.parquet'\"",
-    )
-    export.add_argument(
+    ),
+    limit(),
+    example="trunkline messages peek default/echo",
+)
+def _peek(args: argparse.Namespace, settings: Settings) -> int:
+    """Show the newest messages of a mailbox, also those that were taken; take none."""
+    found = hub.get(settings, "mailboxes", *_mailbox(args.mailbox), limit=args.limit)
+    return hub.print_rows(args, found, "messages", _MESSAGE_COLUMNS)
+
+
+@ACTIONS.add(
+    _MAILBOX,
+    request_id("the same clearing, and takes out nothing more"),
+    example="trunkline messages clear default/echo",
+)
+def _clear(args: argparse.Namespace, settings: Settings) -> int:
+    """Take all waiting messages out of a mailbox; they are never delivered (for the operator)."""
+    path = ("mailboxes", *_mailbox(args.mailbox), "clear")
+    answer = hub.post_named(args, settings, *path, possible_effect="the mailbox was cleared")
+    text = f"{answer['cleared']} messages were taken out of {escaped(args.mailbox)}"
+    return hub.print_answer(args, answer, text)
+
+
+@ACTIONS.add(
+    argument(
         "file",
+        "where to (default: agent_mcp.export_file, <data_dir>/export/messages.parquet)",
         nargs="?",
         type=Path,
-        metavar="FILE",
-        help="where to (default: agent_mcp.export_file, <data_dir>/export/messages.parquet)",
-    )
+    ),
+    example="trunkline messages export && duckdb -c \"select * from 'var/export/messages.parquet'\"",
+)
+def _export(args: argparse.Namespace, settings: Settings) -> int:
+    """Write all messages into one Parquet file; replaces an older one."""
+    # Imported here, because Arrow and deltalake are slow to import, and the other actions do not need them.
+    from connectors.ledger_files.message_export import export_file, export_messages
+
+    made = export_messages(settings, export_file(settings) if args.file is None else args.file)
+    answer = {"file": str(made.file), "messages": made.messages, "bytes": made.size_bytes}
+    text = f"{made.messages} messages are in {escaped(str(made.file))} ({made.size_bytes} bytes)"
+    return hub.print_answer(args, answer, text)
 
 
-def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Do the action and return the exit code. Raises TrunklineError."""
-    from connectors.cli.messages.messages_actions import ACTIONS
-
-    return ACTIONS[args.action](args, settings)
-
-
-def _configure_broadcast(commands: argparse._SubParsersAction[_PayloadParser]) -> None:
-    example = 'trunkline messages broadcast news --text "soup is ready"'
-    text = "put a message into the mailbox of everybody who takes part, and of the operator, but not one's own"
-    broadcast = add_action(commands, "broadcast", text, example)
-    _with_payload(broadcast)
-    add_request_id(broadcast, "the same broadcast; who has come meanwhile gets it, too")
+_AUDIT_COLUMNS: Final[hub.Columns] = {
+    "AGE": lambda row: age_of(row["at"]),
+    "VERDICT": "verdict",
+    "FROM": "sender",
+    "TO": "recipient",
+    "TYPE": "type",
+    "MESSAGE": "message_id",
+    "REASON": "reason",
+    "WHY": "why",
+}
 
 
-def _configure_xml(commands: argparse._SubParsersAction[_PayloadParser]) -> None:
-    example = "trunkline messages xml question.xml"
-    text = "send an XML document to the listener that it names, or to all that take its root tag"
-    xml = add_action(commands, "xml", text, example)
-    xml.add_argument(
-        "file", metavar="FILE", help="the document, a <message> with a payload; - is standard input"
-    )
-    xml.add_argument(
-        "--as", dest="sender", metavar="LISTENER", help="in the name of a human listener (operator)"
-    )
-    add_request_id(xml, "the same message, not a second one")
-
-
-def _with_payload(command: _PayloadParser) -> None:
-    command.add_argument("type", metavar="TYPE", help="what kind of message it is, e.g. ask")
-    command.takes_payload = True
-    command.add_argument(
-        "payload",
-        nargs="?",
-        metavar="PAYLOAD",
-        help="any JSON; - takes it from standard input, @FILE from a file",
-    )
-    command.add_argument("--text", metavar="TEXT", help='instead of PAYLOAD: {"text": TEXT}')
-
-
-def _configure_send(commands: argparse._SubParsersAction[_PayloadParser]) -> None:
-    example = 'trunkline messages send echo ask --text "what time is it?"'
-    send = add_action(commands, "send", "put a message into somebody's mailbox", example)
-    send.add_argument("recipient", metavar="RECIPIENT", help="an agent, a principal, operator, or hub")
-    _with_payload(send)
-    add_request_id(send, "the same message, not a second one")
+@ACTIONS.add(
+    argument("--limit", "at most (default: all that the gateway keeps)", type=int, metavar="N"),
+    example="trunkline messages audit --limit 20",
+)
+def _audit(args: argparse.Namespace, settings: Settings) -> int:
+    """Show the newest messages that were delivered, and requests to send one that were refused."""
+    found = hub.get(settings, "audit", limit=args.limit)
+    return hub.print_rows(args, found, "entries", _AUDIT_COLUMNS)

@@ -1,18 +1,18 @@
-"""Sits at the XML pump as a person: shows what comes for a human listener, and sends what is typed.
+"""Connects a person to the XML pump: shows messages for a human listener, and sends typed messages.
 
   trunkline console                       as the listener 'console'
   trunkline console ann --json            as 'ann', each message as a line of JSON
 
-What may be typed:
+Input:
   @calculator <calculate><expression>1+2</expression></calculate>     to that listener
   <calculate><expression>1+2</expression></calculate>                 to all that take <calculate>
   calculate expression=1+2 digits=3                                   the same, made into XML
-  #3 answer text=yes                                                  to who sent message 3, on its thread
+  #3 answer text=yes                                                  to the sender of message 3, on its thread
   /listeners  /help  /quit                                            Ctrl-D ends, too
 
-The listener must be there as one of type human: in conf/organism.yaml, or
-'trunkline organism add-listener ann --type human'. A message counts as read once it was printed. It needs the
-operator's token.
+The listener must exist and be of type human: in conf/organism.yaml, or after
+'trunkline organism add-listener ann --type human'. A message counts as read once it was printed. The command
+needs the operator's token.
 
 Exit codes: 0; 3 no such listener; 4 refused; 5 the gateway does not answer; 130 interrupted.
 """
@@ -22,6 +22,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from connectors.cli.shared.arguments import name_of
+
 if TYPE_CHECKING:
     from schemas.settings.settings import Settings
 
@@ -30,15 +32,15 @@ _LISTENER = "console"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
+    text = f"the listener to be (default: {_LISTENER})"
     parser.add_argument(
-        "listener", nargs="?", default=_LISTENER, metavar="LISTENER", help=f"whom to be (default: {_LISTENER})"
+        "listener", nargs="?", type=name_of("a listener"), default=_LISTENER, metavar="LISTENER", help=text
     )
     parser.add_argument("--json", action="store_true", help="print each message as one line of JSON")
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Sit there until the end. Raises TrunklineError."""
+    """Run the console until the end of input. Raises TrunklineError."""
     from connectors.cli.organism.console_session import ConsoleSession
-    from connectors.cli.shared.hub_rows import checked_name
 
-    return ConsoleSession(settings, checked_name(args.listener, "a listener"), is_json=args.json).run()
+    return ConsoleSession(settings, args.listener, is_json=args.json).run()

@@ -1,10 +1,10 @@
-"""What a person types at the console, as documents of the pump.
+"""Translation of the lines that a person types at the console into documents for the pump.
 
 @calculator <calculate><expression>1+2</expression></calculate>    to that listener
 <calculate><expression>1+2</expression></calculate>                to all that take the tag
 calculate expression=1+2 digits=3                                  the same, made into XML
 say soup is ready                                                  text as the content
-#3 <answer>yes</answer>                                            to who sent message 3, on its thread
+#3 <answer>yes</answer>                                            to the sender of message 3, on its thread
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010f
 
 @dataclass(frozen=True)
 class Known:
-    """What the console knows: the namespace of a root tag, that of what a listener takes, and sender and thread
-    of the messages that it has shown, by number.
+    """Facts that complete a line: namespaces by root tag and by listener, and the messages that were shown.
+
+    `shown` maps the number of a message to its sender and thread.
     """
 
     namespace_of_tag: Mapping[str, str]
@@ -39,7 +40,7 @@ class Known:
 
 
 def document_of(line: str, known: Known) -> bytes:
-    """The document that a line stands for. Raises UsageError that says how to write it."""
+    """Return the document for a line that is not empty. Raises UsageError that shows the right form."""
     to = thread = None
     rest = line.strip()
     if rest[0] in "@#":
@@ -64,7 +65,7 @@ def document_of(line: str, known: Known) -> bytes:
 
 def _name(text: str) -> str:
     if not is_name(text):
-        raise UsageError(f"@{text}: that is no name of a listener; /listeners shows them")
+        raise UsageError(f"@{text}: this is no name of a listener; /listeners shows them")
     return text
 
 
@@ -76,11 +77,11 @@ def _shown(number: str, known: Known) -> tuple[str, str]:
 
 
 def _with_namespace(payload: str, to: str | None, known: Known) -> str:
-    """The payload, in the namespace that its tag has when it says none; without one it would be another tag."""
+    """Return the payload. If its root tag declares no namespace, add the one that listeners expect."""
     start = _START_TAG.match(payload)
     if start is None or "xmlns" in start[2]:
         return payload
-    # Said also where there is none: the envelope's own would count.
+    # Declared even if it is empty, because the payload would inherit the envelope's namespace.
     declared = f"<{start[1]} xmlns={quoteattr(_namespace(start[1], to, known))}{start[2]}{start[3]}>"
     return declared + payload[start.end() :]
 

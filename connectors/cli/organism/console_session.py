@@ -1,7 +1,7 @@
-"""The console while it runs: one thread shows what comes, the other reads what is typed.
+"""The running console: one thread shows incoming messages, the other reads typed lines.
 
-**Acknowledges when** a message was printed; what was leased when it ends is printed, too. **Loses when** never:
-the lease of what was not printed runs out, and it is handed out again.
+**Acknowledges when** a message was printed; messages that are leased when the console ends are printed, too.
+**Loses when** never: the lease of a message that was not printed expires, and the message is handed out again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _PROMPT: Final = "> "
 _WAIT_MS: Final = 1000
 _AT_ONCE: Final = 20
 _RETRY_S: Final = 1.0
-# So long the main thread has to notice a Ctrl-C.
+# The time that the main thread has to notice a Ctrl-C.
 _NOTICED_S: Final = 0.2
-# When nothing that was handed out before can be had now.
+# The pause after a request for redelivered messages alone found none.
 _ALONE_REST_S: Final = 0.5
 _CLOSE_S: Final = 5.0
 _SHOWN: Final = 1000
@@ -48,7 +48,7 @@ _HELP: Final = """\
 
 
 class ConsoleSession:
-    """One person at one terminal."""
+    """The console of one person at one terminal. `run` may be called once."""
 
     def __init__(self, settings: Settings, listener: str, *, is_json: bool = False) -> None:
         self._settings = settings
@@ -66,18 +66,19 @@ class ConsoleSession:
         self._failure: TrunklineError | None = None
 
     def run(self) -> int:
-        """Until the end of input, /quit, or a signal. Raises TrunklineError when it cannot go on."""
+        """Run until the end of input, /quit, or a signal. Raises TrunklineError when it cannot go on."""
         try:
             return self._run()
         except KeyboardInterrupt:
-            # `_fail` interrupts as Ctrl-C does, and is heard at any place, on a busy machine twice.
+            # `_fail` interrupts as Ctrl-C does. The interrupt can come at any line, and even twice.
             if self._failure is None:
                 raise
         raise self._failure
 
     def _run(self) -> int:
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal cannot show is no reason to end
+            # A character that the terminal cannot show must not end the console.
+            sys.stdout.reconfigure(errors="backslashreplace")
         with reachable(self._settings) as gateway:
             self._look_up(gateway)
             if not any(row["listener"] == self._listener and row["type"] == _HUMAN for row in self._listeners):
@@ -86,14 +87,14 @@ class ConsoleSession:
                     f"'trunkline organism add-listener {self._listener} --type human' makes one"
                 )
             if not self._is_json:
-                print(f"You are {self._listener}. /help tells what to type, Ctrl-D ends.", flush=True)
+                print(f"You are {self._listener}. /help shows what to type, Ctrl-D ends.", flush=True)
             follower = threading.Thread(target=self._follow, name="console", daemon=True)
-            # Ctrl-C is for the thread that waits for a line: given to another one it would not wake it.
+            # Only the thread that waits for a line may get Ctrl-C: another thread would not wake it.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             follower.start()
             self._repeat_interrupts()
             try:
-                # One that is waiting already comes here.
+                # A Ctrl-C that is pending already is raised here.
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
                 for line in self._lines():
                     if line.strip() in ("/quit", "/exit"):
@@ -118,8 +119,6 @@ class ConsoleSession:
             except EOFError:
                 print()
                 return
-
-    # What is typed.
 
     def _do(self, gateway: GatewayClient, line: str) -> None:
         if not line:
@@ -147,15 +146,14 @@ class ConsoleSession:
         elif not self._is_json:
             self._say(f"sent to {escaped(', '.join(posted.messages))}, thread {escaped(posted.thread[:8])}")
 
-    # What comes; on a thread of its own.
-
     def _follow(self) -> None:
+        """Show incoming messages, on a thread of their own."""
         try:
             with GatewayClient(self._settings) as gateway:
                 self._follow_with(gateway)
         except TrunklineError as error:
             self._fail(error)
-        except Exception as error:  # noqa: BLE001  a thread ends in silence, and the person would wait
+        except Exception as error:  # noqa: BLE001  else the thread ends silently, and the person waits
             self._fail(TrunklineError(f"it cannot go on: {type(error).__name__}: {escaped(str(error))}"))
 
     def _follow_with(self, gateway: GatewayClient) -> None:
@@ -194,13 +192,13 @@ class ConsoleSession:
         return dict(gateway.post(path_of("pump", "lease"), asked))
 
     def _handled(self, message: dict[str, Any]) -> dict[str, Any]:
-        """What is to be told of a message, once it was printed."""
+        """Print a message, and return its outcome for the gateway."""
         done: dict[str, Any] = {name: message[name] for name in ("listener", "message_id", "request_id")}
         if message.get("listener_gone"):
-            told = huh("the listener was removed", about_tag=message["kind"], step="delivery").decode()
-            return {**done, "outcome": "huh", "answers": [{"kind": HUH_TAG, "body": told}]}
+            body = huh("the listener was removed", about_tag=message["kind"], step="delivery").decode()
+            return {**done, "outcome": "huh", "answers": [{"kind": HUH_TAG, "body": body}]}
         if message["message_id"] in self._printed:
-            return {**done, "outcome": "handled"}  # it was printed, but the gateway did not hear of it
+            return {**done, "outcome": "handled"}  # it was printed, but the gateway got no answer
         self._show(message)
         self._printed[message["message_id"]] = None
         if len(self._printed) > _SHOWN:
@@ -229,23 +227,24 @@ class ConsoleSession:
         self._listeners = gateway.get(path_of("listeners"))["listeners"]
 
     def _repeat_interrupts(self) -> None:
-        """Send the main thread a Ctrl-C again that it has not noticed: readline loses one that comes while it
-        begins, until the next key.
+        """Send the main thread a Ctrl-C again that it has not noticed.
+
+        readline loses a Ctrl-C that comes while it starts, until the next key.
         """
-        heard, tells = socket.socketpair()
-        tells.setblocking(False)
-        signal.set_wakeup_fd(tells.fileno(), warn_on_full_buffer=False)
-        self._wakeup = (heard, tells)
+        receiving, sending = socket.socketpair()
+        sending.setblocking(False)
+        signal.set_wakeup_fd(sending.fileno(), warn_on_full_buffer=False)
+        self._wakeup = (receiving, sending)
 
         def watch() -> None:
-            while heard.recv(1):
+            while receiving.recv(1):
                 if not self._closing.wait(_NOTICED_S):
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
         threading.Thread(target=watch, name="console-interrupts", daemon=True).start()
 
     def _fail(self, error: TrunklineError) -> None:
-        """End the thread that waits for a line, too."""
+        """Store the error and interrupt the thread that waits for a line."""
         self._failure = error
         if not self._closing.is_set():
             os.kill(os.getpid(), signal.SIGINT)
@@ -258,7 +257,7 @@ class ConsoleSession:
             import readline
 
             typed = readline.get_line_buffer() if threading.current_thread().name == "console" else None
-            # Over the line that is being typed; it is written again below.
+            # This overwrites the line that is being typed, which is then written again.
             sys.stdout.write(f"\r\033[K{text}\n" + ("" if typed is None else _PROMPT + typed))
             sys.stdout.flush()
 

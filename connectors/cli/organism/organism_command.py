@@ -1,16 +1,16 @@
 """Shows which listeners the XML pump has, and changes them by signed commands.
 
-  trunkline organism show                             the listeners there are, and the version of the whole
+  trunkline organism show                             the listeners, and the version of the organism
   trunkline organism add-listener adder --handler my_handlers.calculator:add
-  trunkline organism remove-listener adder            answered when it gets nothing any more
-  trunkline organism reload                           conf/organism.yaml and the handlers' modules, anew
+  trunkline organism remove-listener adder            answers once it gets no messages any more
+  trunkline organism reload                           reads conf/organism.yaml and the handlers' modules again
   trunkline organism list-listeners                   as show, over the socket and without a token
   trunkline organism get-status                       how many listeners there are and messages wait
-  trunkline organism keys                             whose commands count here
+  trunkline organism keys                             the keys whose commands are accepted here
 
-Commands do not go by the hub's port: they go to a Unix socket on the gateway's machine, signed with the
-operator's key (keys/commands/operator.pem below the data directory) or with the one of --key. A command counts
-once. 'show' asks the hub and needs a token.
+Commands do not use the hub's port: they go to a Unix socket on the gateway's machine, signed with the
+operator's key (keys/commands/operator.pem below the data directory) or with the key of --key. Each command is
+accepted once. 'show' asks the hub and needs a token.
 
 Exit codes: 0; 2 wrong arguments; 3 no such listener; 4 refused; 5 no gateway answers.
 """
@@ -18,81 +18,179 @@ Exit codes: 0; 2 wrong arguments; 3 no such listener; 4 refused; 5 no gateway an
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
-from connectors.cli.shared.hub_options import add_action
+from connectors.cli.shared import hub
+from connectors.cli.shared.actions import Actions, argument, flag
+from connectors.cli.shared.arguments import name_of
+from connectors.cli.shared.text_table import aligned
+from connectors.terminal.terminal_text import escaped
+from schemas.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
     from schemas.settings.settings import Settings
 
-_Commands = argparse._SubParsersAction
+_SAME_NAMES: Final = (
+    "type",
+    "capability",
+    "root_tag",
+    "namespace",
+    "handler",
+    "model",
+    "client",
+    "system_prompt",
+    "concurrency",
+    "per_minute",
+    "tokens_per_minute",
+)
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's sub-commands and their arguments."""
-    commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    text = "list the listeners by name, and what each of them takes"
-    show = add_action(commands, "show", text, "trunkline organism show --json | jq -r '.listeners[].listener'")
-    show.add_argument("--removed", action="store_true", help="those that were removed")
-    _configure_add(commands)
-    text = "remove a listener: what waits for it goes back to its senders; what it has begun, it ends"
-    remove = add_action(commands, "remove-listener", text, "trunkline organism remove-listener adder")
-    remove.add_argument("name", metavar="NAME", help="the listener")
-    text = "read conf/organism.yaml again: these listeners and no others; handlers are loaded anew"
-    reload_ = add_action(commands, "reload", text, "trunkline organism reload")
-    text = "list the listeners over the command socket, without a token"
-    listed = add_action(commands, "list-listeners", text, "trunkline organism list-listeners --json")
-    text = "show how many listeners there are, and how many messages wait and are handled"
-    status = add_action(commands, "get-status", text, "trunkline organism get-status")
-    for command in (remove, reload_, listed, status):
-        _with_key(command)
-    text = "list the keys whose commands count, and the files in their folder that hold none"
-    add_action(commands, "keys", text, "trunkline organism keys")
+def _visible(row: hub.Row) -> str:
+    tools = row["visible_tools"]
+    return "all" if tools is None else ", ".join(tools) or "nobody"
 
 
-def _configure_add(commands: _Commands[argparse.ArgumentParser]) -> None:
-    text = "add a listener; root tag and namespace are those of the class that its handler takes"
-    add = add_action(
-        commands,
-        "add-listener",
-        text,
-        "trunkline organism add-listener adder --handler my_handlers.calculator:add --concurrency 4",
+_COLUMNS: Final[hub.Columns] = {
+    "LISTENER": "listener",
+    "TYPE": "type",
+    "TAKES": lambda row: f"<{row['root_tag']}>",
+    "NAMESPACE": lambda row: row["namespace"] or None,
+    "HANDLER": "handler",
+    "AT ONCE": "concurrency",
+    "SEES": _visible,
+    "CAPABILITY": lambda row: row["capability"] or None,
+}
+_KEY: Final = argument(
+    "--key", "sign with this private key (default: the operator's)", type=Path, metavar="FILE"
+)
+ACTIONS: Final = Actions()
+
+
+@ACTIONS.add(
+    flag("--removed", "list the removed listeners instead"),
+    example="trunkline organism show --json | jq -r '.listeners[].listener'",
+)
+def _show(args: argparse.Namespace, settings: Settings) -> int:
+    """List the listeners by name, and what each of them takes."""
+    found = hub.get(settings, "listeners", status="removed" if args.removed else None)
+    if found["fault"] is not None:
+        print(f"the organism file is not loaded: {escaped(found['fault'])}", file=sys.stderr)
+    return _print_listeners(args, found)
+
+
+@ACTIONS.add(_KEY, example="trunkline organism list-listeners --json")
+def _list_listeners(args: argparse.Namespace, settings: Settings) -> int:
+    """List the listeners over the command socket, without a token."""
+    from connectors.out_of_band.client import give_command
+    from connectors.out_of_band.command_document import ListListeners
+
+    return _print_listeners(args, give_command(settings, ListListeners(), args.key))
+
+
+def _print_listeners(args: argparse.Namespace, found: dict[str, Any]) -> int:
+    code = hub.print_rows(args, found, "listeners", _COLUMNS)
+    if not args.json:
+        print(f"version {found['version']}")
+    return code
+
+
+@ACTIONS.add(_KEY, example="trunkline organism get-status")
+def _get_status(args: argparse.Namespace, settings: Settings) -> int:
+    """Show how many listeners there are, and how many messages wait and are handled."""
+    from connectors.out_of_band.client import give_command
+    from connectors.out_of_band.command_document import GetStatus
+
+    answer = give_command(settings, GetStatus(), args.key)
+    text = (
+        f"version {answer['version']}: {answer['listeners']} listeners, {answer['waiting']} messages wait, "
+        f"{answer['leased']} are handled"
     )
-    add.add_argument("name", metavar="NAME", help="its name; no principal, agent or listener may have it")
-    add.add_argument("--handler", metavar="MODULE:NAME", help="the function, where the pumps can import it")
-    add.add_argument(
-        "--type", choices=("handler", "human", "llm"), help="a function (default), a person, a language model"
-    )
-    add.add_argument("--capability", metavar="TEXT", help="what it can do, for those who see it")
-    add.add_argument("--root-tag", metavar="TAG", help="the payload's element; of an llm and a human")
-    add.add_argument("--namespace", metavar="URI", help="the payload's namespace; of an llm and a human")
-    add.add_argument(
+    return hub.print_answer(args, answer, text)
+
+
+@ACTIONS.add(
+    argument("name", "its name; no principal, agent or listener may have it", type=name_of("a listener")),
+    argument("--handler", "the function, where the pumps can import it", metavar="MODULE:NAME"),
+    argument("--type", "a function (default), a person, a language model", choices=("handler", "human", "llm")),
+    argument("--capability", "what it can do, for listeners that see it", metavar="TEXT"),
+    argument("--root-tag", "the payload's element; of an llm and a human", metavar="TAG"),
+    argument("--namespace", "the payload's namespace; of an llm and a human", metavar="URI"),
+    argument(
         "--tool",
+        "a listener that it sees; may be repeated (default: all)",
         dest="tools",
         action="append",
         metavar="NAME",
-        help="a listener that it sees; may be repeated (default: all)",
+    ),
+    flag("--no-tools", "it sees no listener"),
+    argument("--concurrency", "how many messages at once (default: 8)", type=int, metavar="N"),
+    argument("--per-minute", "how many messages a minute", type=int, metavar="N"),
+    argument("--tokens-per-minute", "of an llm", type=int, metavar="N"),
+    argument("--timeout", "for one message (default: 30)", type=float, metavar="SECONDS"),
+    argument("--model", "of an llm", metavar="NAME"),
+    argument("--client", "the client of the model", metavar="MODULE:NAME"),
+    argument("--system-prompt", "of an llm", metavar="TEXT"),
+    _KEY,
+    example="trunkline organism add-listener adder --handler my_handlers.calculator:add --concurrency 4",
+)
+def _add_listener(args: argparse.Namespace, settings: Settings) -> int:
+    """Add a listener; root tag and namespace are those of the class that its handler takes."""
+    from connectors.out_of_band.client import give_command
+    from connectors.out_of_band.command_document import AddListener
+
+    if args.tools and args.no_tools:
+        raise UsageError("give --tool or --no-tools, not both")
+    fields: dict[str, Any] = {name: getattr(args, name) for name in _SAME_NAMES}
+    fields |= {"name": args.name, "timeout_s": args.timeout, "tools": [] if args.no_tools else args.tools}
+    answer = give_command(settings, AddListener(fields), args.key)
+    text = f"listener {escaped(answer['listener'])} is there; version {answer['version']}"
+    return hub.print_answer(args, answer, text)
+
+
+@ACTIONS.add(
+    argument("name", "the listener", type=name_of("a listener")),
+    _KEY,
+    example="trunkline organism remove-listener adder",
+)
+def _remove_listener(args: argparse.Namespace, settings: Settings) -> int:
+    """Remove a listener: waiting messages go back to their senders, started ones are finished."""
+    from connectors.out_of_band.client import give_command
+    from connectors.out_of_band.command_document import RemoveListener
+
+    answer = give_command(settings, RemoveListener(args.name), args.key)
+    text = (
+        f"listener {escaped(answer['listener'])} is gone, {answer['pending']} messages go back to their "
+        f"senders; version {answer['version']}"
     )
-    add.add_argument("--no-tools", action="store_true", help="it sees nobody")
-    add.add_argument("--concurrency", type=int, metavar="N", help="how many messages at once (default: 8)")
-    add.add_argument("--per-minute", type=int, metavar="N", help="how many messages a minute")
-    add.add_argument("--tokens-per-minute", type=int, metavar="N", help="of an llm")
-    add.add_argument("--timeout", type=float, metavar="SECONDS", help="for one message (default: 30)")
-    add.add_argument("--model", metavar="NAME", help="of an llm")
-    add.add_argument("--client", metavar="MODULE:NAME", help="what speaks to the model")
-    add.add_argument("--system-prompt", metavar="TEXT", help="of an llm")
-    _with_key(add)
+    return hub.print_answer(args, answer, text)
 
 
-def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Do the action and return the exit code. Raises TrunklineError."""
-    from connectors.cli.organism.organism_actions import ACTIONS
+@ACTIONS.add(_KEY, example="trunkline organism reload")
+def _reload(args: argparse.Namespace, settings: Settings) -> int:
+    """Read conf/organism.yaml again: these listeners and no others; imports the handlers anew."""
+    from connectors.out_of_band.client import give_command
+    from connectors.out_of_band.command_document import HotReload
 
-    return ACTIONS[args.action](args, settings)
+    answer = give_command(settings, HotReload(), args.key)
+    text = f"{answer['listeners']} listeners are loaded; version {answer['version']}"
+    return hub.print_answer(args, answer, text)
 
 
-def _with_key(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--key", type=Path, metavar="FILE", help="sign with this private key (default: the operator's)"
-    )
+@ACTIONS.add(example="trunkline organism keys")
+def _keys(args: argparse.Namespace, settings: Settings) -> int:
+    """List the keys whose commands are accepted, and the files in their folder that hold none."""
+    from connectors.out_of_band.command_keys import private_key_file, read_keys
+
+    place = settings.command_keys_path
+    folder = read_keys(place)
+    rows = [(key.name, key.key_id) for key in folder.keys.values()]
+    keys = [{"name": name, "key_id": key_id} for name, key_id in rows]
+    answer = {"folder": str(place), "keys": keys, "faults": folder.faults}
+    if not (args.json or keys or folder.faults):
+        raise NotFound(f"there are no keys in {place}; the gateway makes the first")
+    private = private_key_file(settings)
+    faults = [f"{escaped(file)} holds no valid key: {escaped(why)}" for file, why in folder.faults.items()]
+    ours = [f"the operator's private key is {private}"] if private.exists() else []
+    return hub.print_answer(args, answer, aligned(("NAME", "KEY"), rows), *faults, *ours)

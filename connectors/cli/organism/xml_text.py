@@ -1,4 +1,4 @@
-"""XML of agents on a terminal (CM-06): indented where it can be read, and escaped in any case."""
+"""XML of agents on a terminal (CM-06): indented if it can be parsed, and always escaped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MARGIN: Final = "    "
 
 
 def shown_xml(text: str) -> str:
-    """`text` as lines behind a margin, so that nothing in it looks like a line of ours."""
+    """Return `text` as indented lines, so that none of them looks like a line of the console."""
     from lxml import etree  # type: ignore[import-untyped]
 
     try:

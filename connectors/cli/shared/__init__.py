@@ -1,1 +1,1 @@
-"""Options, tables and checks that several commands share. Imports no command."""
+"""Parts that several commands share: actions, arguments, tables, calls to the gateway. Imports no command."""

@@ -1,4 +1,4 @@
-"""The options that give a job a broker of its own (JE-13): `--broker HOST[:PORT]`, `--broker-file FILE`."""
+"""The options `--broker` and `--broker-file`, which give a job an MQTT broker of its own (JE-13)."""
 
 from __future__ import annotations
 
@@ -9,31 +9,19 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from connectors.cli.shared.actions import argument, one_of
+from connectors.cli.shared.files import STANDARD_INPUT
 from schemas.errors import UsageError
 
-STANDARD_INPUT: Final = "-"
 _PRIVATE: Final = 0o077
 _PORT_LIMIT: Final = 65535
 _ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::(?P<port>\d{1,5}))?")
 
 
-def add_broker_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options; a job has one of them, or none."""
-    one_of = parser.add_mutually_exclusive_group()
-    one_of.add_argument(
-        "--broker", type=_address, metavar="HOST[:PORT]", help="MQTT broker of this job, instead of ours"
-    )
-    one_of.add_argument(
-        "--broker-file",
-        metavar="FILE",
-        help="the same with user, password and TLS: a JSON object with host, port, tls, ca_certs, certfile, "
-        "keyfile, username, password (- reads standard input)",
-    )
-
-
 def read_broker(args: argparse.Namespace) -> dict[str, Any] | None:
-    """The overlay that the options give, None without them. Raises UsageError: no such file, no object, or
-    a password where others can read it.
+    """Return the broker that the options name, None without them.
+
+    Raises UsageError when the file cannot be read, is no JSON object, or holds a password that others can read.
     """
     if args.broker_file is None:
         found: dict[str, Any] | None = args.broker
@@ -45,7 +33,7 @@ def _address(text: str) -> dict[str, Any]:
     found = _ADDRESS.fullmatch(text)
     port = None if found is None or found["port"] is None else int(found["port"])
     if found is None or (port is not None and not 1 <= port <= _PORT_LIMIT):
-        # The text is not repeated: somebody may have written a password into it.
+        # The error does not repeat the text, which may hold a password.
         raise argparse.ArgumentTypeError(
             "expected HOST, HOST:PORT or [IPv6]:PORT; user, password and TLS go into --broker-file"
         )
@@ -69,3 +57,14 @@ def _from_file(name: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UsageError("--broker-file: expected a JSON object with host, port, tls, …")
     return found
+
+
+BROKER: Final = one_of(
+    argument("--broker", "an MQTT broker for this job alone", type=_address, metavar="HOST[:PORT]"),
+    argument(
+        "--broker-file",
+        "the same with user, password and TLS: a JSON object with host, port, tls, ca_certs, certfile, "
+        "keyfile, username, password (- reads standard input)",
+        metavar="FILE",
+    ),
+)

@@ -1,19 +1,16 @@
-"""Aligned tables of text for people; whatever an agent wrote stands there escaped. And lengths of time."""
+"""Aligned tables of text, and ages. Text that an agent wrote is shown escaped."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from connectors.cli.shared.arguments import UNIT_S
 from connectors.terminal.terminal_text import escaped
 
-_UNITS_S: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _CELL_LIMIT: Final = 60
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)").fullmatch
 
 
 def aligned(heading: Sequence[str], rows: Sequence[Sequence[object]], cell_limit: int = _CELL_LIMIT) -> str:
@@ -25,21 +22,13 @@ def aligned(heading: Sequence[str], rows: Sequence[Sequence[object]], cell_limit
 
 
 def fields(row: dict[str, Any]) -> str:
-    """One line a field, its name before it, for a row of a view."""
+    """Return one line for each field of a row, with the field's name before its value."""
     width = max((len(name) for name in row), default=0)
     return "\n".join(f"{name:<{width}}  {_whole(value)}" for name, value in row.items())
 
 
-def duration_s(text: str) -> float:
-    """Seconds of `90`, `90s`, `5m`, `2h`, `1d`; a type for argparse."""
-    found = _DURATION(text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"expected a time such as 30s, 5m, 2h or 1d, found {text!r}")
-    return float(found[1]) * _UNITS_S[found[2]]
-
-
 def age_of(moment: object, now: datetime | None = None) -> str:
-    """How long ago an ISO 8601 time was, in its largest unit; `-` for none."""
+    """Return how long ago an ISO 8601 time was, in its largest unit; `-` for None."""
     if not isinstance(moment, str):
         return "-"
     try:
@@ -48,8 +37,8 @@ def age_of(moment: object, now: datetime | None = None) -> str:
         return escaped(moment)
     seconds = max(0, int(((now or datetime.now(UTC)) - then).total_seconds()))
     for unit in ("d", "h", "m"):
-        if seconds >= _UNITS_S[unit]:
-            return f"{seconds // _UNITS_S[unit]}{unit}"
+        if seconds >= UNIT_S[unit]:
+            return f"{seconds // UNIT_S[unit]}{unit}"
     return f"{seconds}s"
 
 
@@ -63,5 +52,5 @@ def _whole(value: object) -> str:
 
 
 def print_json(found: object) -> None:
-    """One JSON object on one line, ASCII only: bidirectional marks and the like are not obeyed either."""
+    """Print one JSON object on one line, in ASCII, so that a terminal obeys none of its characters."""
     print(json.dumps(found, separators=(",", ":")))

@@ -1,12 +1,12 @@
-"""Checks that nobody has changed the ledger: its rows against the audit chain, the chain against its anchors.
+"""Checks that the ledger was not changed: its rows against the audit chain, the chain against its anchors.
 
   trunkline audit verify                              everything as the settings name it
   trunkline audit verify --anchors /srv/anchors --public-key audit.pub
-  trunkline audit public-key                          what an auditor keeps, together with the anchors
-  trunkline audit anchors                             what has been anchored
+  trunkline audit public-key                          for an auditor to keep, together with the anchors
+  trunkline audit anchors                             the anchors that were made
 
 verify reads the whole ledger and needs no part of the stack; it may run. Progress is on standard error.
-Exit codes: 0 nothing was changed; 1 something was, and the findings say what; 2 wrong arguments;
+Exit codes: 0 nothing was changed; 1 something was, and the findings name it; 2 wrong arguments;
 3 there is no ledger, or none with roots.
 """
 
@@ -16,7 +16,10 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from connectors.cli.shared.actions import Actions, argument, flag
+from schemas.errors import NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,43 +29,25 @@ if TYPE_CHECKING:
 
 _SHOWN = 20
 _EVERY_S = 2.0
+_ANCHORS: Final = argument("--anchors", "the folder of the anchors, or a file", type=Path, metavar="DIR")
+ACTIONS: Final = Actions()
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's sub-commands and their arguments."""
-    commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    check = commands.add_parser("verify", help="check rows, chain and anchors")
-    listing = commands.add_parser("anchors", help="show the anchors, the newest last; checks no signature")
-    commands.add_parser("public-key", help="print the public key of those that sign anchors")
-    for command in (check, listing):
-        command.add_argument("--anchors", type=Path, metavar="DIR", help="where the anchors are; a file, too")
-        command.add_argument("--json", action="store_true", help="print JSON")
-    check.add_argument(
-        "--public-key", type=Path, action="append", default=[], metavar="FILE", help="the auditor's copy of it"
-    )
-    check.add_argument(
-        "--without-anchors", action="store_true", help="rows and chain alone: a cut-off end is not seen"
-    )
-
-
-def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Do the action and return the exit code. Raises TrunklineError."""
-    if args.action == "verify":
-        return _verify(args, settings)
-    return _anchors(args, settings) if args.action == "anchors" else _public_key(settings)
-
-
+@ACTIONS.add(
+    _ANCHORS,
+    argument(
+        "--public-key", "the auditor's copy of it", type=Path, action="append", default=[], metavar="FILE"
+    ),
+    flag("--without-anchors", "check rows and chain only: this does not detect a cut-off end"),
+)
 def _verify(args: argparse.Namespace, settings: Settings) -> int:
+    """Check rows, chain and anchors."""
     from connectors.audit.verification import verify
     from connectors.cli.shared.text_table import print_json
 
     began = time.monotonic()
     report = verify(
-        settings,
-        args.anchors,
-        args.public_key,
-        without_anchors=args.without_anchors,
-        progress=_progress(),
+        settings, args.anchors, args.public_key, without_anchors=args.without_anchors, progress=_progress()
     )
     took_s = round(time.monotonic() - began, 2)
     if args.json:
@@ -73,16 +58,16 @@ def _verify(args: argparse.Namespace, settings: Settings) -> int:
 
 
 def _progress() -> Callable[[int], None]:
-    """Tells on standard error now and then how many rows have been read."""
+    """Return a function that prints on standard error, every two seconds, how many rows were read."""
     last = time.monotonic()
 
-    def tell(rows: int) -> None:
+    def show(rows: int) -> None:
         nonlocal last
         if time.monotonic() - last >= _EVERY_S:
             last = time.monotonic()
             print(f"{rows} rows read", file=sys.stderr)
 
-    return tell
+    return show
 
 
 def _print_report(report: Report, took_s: float) -> None:
@@ -114,20 +99,21 @@ def _print_report(report: Report, took_s: float) -> None:
         print("The ledger is not as it was settled: docs/how-to/verify_the_ledger.md says what to do.")
 
 
+@ACTIONS.add(_ANCHORS)
 def _anchors(args: argparse.Namespace, settings: Settings) -> int:
+    """Show the anchors, the newest last; checks no signature."""
     from connectors.audit.anchor_check import moment_text
     from connectors.audit.verification import anchors_place
     from connectors.cli.shared.text_table import aligned, print_json
-    from schemas.errors import NotFound
     from schemas.integrity.audit_anchors import read_anchors
 
     place = anchors_place(settings, args.anchors)
     if not place.exists():
         raise NotFound(f"there are no anchors: no {place}. 'streams' makes them")
-    said = [anchor for anchor in read_anchors(place) if anchor is not None]
+    anchors = [anchor for anchor in read_anchors(place) if anchor is not None]
     rows = [
         (moment_text(a.statement.time_us), a.statement.length, a.statement.rows, a.statement.value[:16], a.key)
-        for a in said
+        for a in anchors
     ]
     if args.json:
         names = ("time", "entries", "rows", "value", "key")
@@ -137,8 +123,9 @@ def _anchors(args: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-def _public_key(settings: Settings) -> int:
-    from schemas.errors import NotFound
+@ACTIONS.add(takes_json=False)
+def _public_key(args: argparse.Namespace, settings: Settings) -> int:
+    """Print the public key that verifies the anchors."""
     from schemas.integrity.audit_files import anchor_public_key_file
 
     path = anchor_public_key_file(settings)

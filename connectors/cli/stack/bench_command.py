@@ -1,6 +1,6 @@
-"""Run a benchmark of `tests/benchmarks`; what follows its name is handed on to it.
+"""Run a benchmark of `tests/benchmarks`, with the arguments that follow its name.
 
-Without a name it lists what there is. `trunkline bench NAME --help` shows a benchmark's own arguments.
+Without a name, list the benchmarks. `trunkline bench NAME --help` shows a benchmark's own arguments.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _SUFFIX = "_bench"
 
 
 def benchmarks(folder: Path = _FOLDER) -> dict[str, str]:
-    """The benchmarks there are, each with the first line of its docstring. What is only imported is none.
+    """Return the programs in the folder, each with the first line of its docstring.
 
-    `queue_bench.py` is `queue`: a program of that name would stand before Python's own module.
+    `queue_bench.py` is named `queue`: a file `queue.py` would hide Python's own module.
     """
     found = {}
     for path in sorted(folder.glob("*.py")):
@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Run it as a program of its own, or list them."""
+    """Run the benchmark as a program of its own, or list the benchmarks."""
     known = benchmarks()
     if args.name is None:
         for name, summary in known.items():
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
         return 0
     if args.name not in known:
         raise NotFound(f"no benchmark '{args.name}'; there are: {', '.join(known) or 'none'}")
-    del settings  # It reads them itself, from the same environment.
+    del settings  # The benchmark reads them itself, from the same environment.
     suffixed = _FOLDER / f"{args.name}{_SUFFIX}.py"
     path = suffixed if suffixed.exists() else _FOLDER / f"{args.name}.py"
     return subprocess.run([sys.executable, str(path), *args.rest]).returncode  # noqa: S603 ours

@@ -14,8 +14,9 @@ _BROKERS: Final = {"kafka", "mosquitto"}
 
 
 def check_doors_closed(settings: Settings) -> None:
-    """Raise Refused while a door of this machine is open, or a gateway answers elsewhere. To see whether one
-    answers needs no token; a token file that cannot be used is a UsageError.
+    """Raise Refused while a door of this machine is open, or a gateway answers elsewhere.
+
+    This needs no token; but a token file that cannot be used is a UsageError.
     """
     from connectors.gateway_client.gateway_client import GatewayClient
     from connectors.local_stack.control import running_state

@@ -1,8 +1,8 @@
 """Print the address of the dashboard that logs a browser in.
 
-The address holds the token of who asks (the operator's, or TRUNKLINE_TOKEN) behind a `#`, which no browser
-sends anywhere: the page takes it from there, gets a cookie for it, and removes it. Whoever has the address may
-do what you may, so give it to nobody; for others there is `trunkline principals add NAME --role viewer`.
+The address holds your token (the operator's, or TRUNKLINE_TOKEN) behind a `#`, which no browser sends anywhere:
+the page takes it from there, gets a cookie for it, and removes it. The address gives all your rights, so do not
+share it; for other people there is `trunkline principals add NAME --role viewer`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Print it; returns the exit code. Raises TrunklineError."""
-    # Imported here, because it looks for ports, and help must be quick.
+    """Print the address and return the exit code. Raises TrunklineError."""
+    # Imported here, because it is slow to import and help must be quick.
     from connectors.local_stack.ports import port_is_free
 
     if not settings.dashboard.port:
-        raise UsageError("dashboard.port is 0: there is no dashboard; set it, and start the gateway anew")
+        raise UsageError("dashboard.port is 0: there is no dashboard; set it, and restart the gateway")
     token = None if args.no_token else read_token(settings)
     if token is None and not args.no_token:
         raise NotFound(

@@ -1,9 +1,9 @@
-"""The whole way of an event, in a minute: real Kafka, Mosquitto, bridge, gateway and Spark, real tables.
+"""Shows the whole way of an event, in a minute: with real Kafka, Mosquitto, bridge, gateway, Spark and tables.
 
-Registers jobs, lets agents publish their events over MQTT and troublemakers disturb them, waits until the
-ledger has all of it and compares it with the plan; the receipts must say the same, and a session that picked
-its job at the gateway must end with it. By default on a stack of its own, with free ports and a
-temporary data directory, which is stopped in the end; only tables, keys and logs stay.
+Registers jobs, lets agents publish their events over MQTT and misbehaving clients disturb them, waits until the
+ledger has all events and compares the ledger with the plan. The receipts must agree with the ledger, and a
+session that picked its job at the gateway must end with it. By default the demo starts a stack of its own, with
+free ports and a temporary data directory, and stops it at the end; only tables, keys and logs stay.
 
 Exit codes: 0 when the ledger holds exactly what was planned; 1 when it does not, naming each difference.
 """
@@ -38,17 +38,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--keep", action="store_true", help="use the configured stack, as 'up' starts it, and leave it up"
     )
     parser.add_argument(
-        "--data-dir", type=Path, metavar="DIR", help="where everything lies (default: a new temporary folder)"
+        "--data-dir",
+        type=Path,
+        metavar="DIR",
+        help="where all data is stored (default: a new temporary folder)",
     )
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Run the demo; returns the exit code. Raises TrunklineError."""
+    """Run the demo and return the exit code. Raises TrunklineError."""
     # Imported here, because Arrow, paho and rich are slow to import and help must be quick.
     from connectors.demo.plan import JOBS_LEAST, PAYLOAD_LIMIT_LEAST_BYTES
 
     if args.jobs < JOBS_LEAST:
-        raise UsageError(f"--jobs: the demo needs {JOBS_LEAST} or more, one for each part that is played")
+        raise UsageError(f"--jobs: the demo needs {JOBS_LEAST} or more, one for each role")
     if settings.limits.payload_bytes < PAYLOAD_LIMIT_LEAST_BYTES:
         raise UsageError(f"limits.payload_bytes: the demo needs {PAYLOAD_LIMIT_LEAST_BYTES} or more")
     started = time.monotonic()
@@ -60,7 +63,7 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     outcome, told = performance.outcome, performance.told
     for difference in outcome.differences:
         print(f"differs: {difference}", file=sys.stderr)
-    _tell_what_stays(args, used)
+    _explain_what_stays(args, used)
     if args.json:
         print(json.dumps(_figures(outcome, told, time.monotonic() - started)))
     return 1 if outcome.differences else 0
@@ -74,7 +77,7 @@ def _perform(args: argparse.Namespace, settings: Settings) -> tuple[Performance,
     data_dir: Path = args.data_dir or temporary_data_dir()
     used = own_settings(settings, data_dir)
     progress = Progress(_STEPS)
-    progress.say(f"Everything of this demo lies in {used.data_path}")
+    progress.say(f"All data of this demo is in {used.data_path}")
     try:
         with own_stack(used, progress) as tick:
             performance = perform(used, args.jobs, progress, tick)
@@ -100,7 +103,7 @@ def _perform_kept(args: argparse.Namespace, settings: Settings) -> tuple[Perform
         return perform(used, args.jobs, progress, tick), used
 
 
-def _tell_what_stays(args: argparse.Namespace, used: Settings) -> None:
+def _explain_what_stays(args: argparse.Namespace, used: Settings) -> None:
     elsewhere = args.data_dir is not None or not args.keep
     folder = shlex.quote(str(used.data_path))
     setting = f"TRUNKLINE__DATA_DIR={folder} " if elsewhere else ""

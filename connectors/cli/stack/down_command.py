@@ -1,15 +1,14 @@
 """Stop the local stack: bridges, pump, gateway, streaming jobs, Mosquitto, Kafka, in this order.
 
-No part of the stack and no agent of a task is left running, also when the supervisor itself was killed. The
-data stays. Sessions of agents (`sessions create`, `jobs submit`) outlive the stack: those that run on this
-machine are named, and `--sessions` ends them.
+No part of the stack and no agent of a task is left running, even if the supervisor itself was killed. The data
+stays. Sessions of agents (`sessions create`, `jobs submit`) outlive the stack: the command lists the sessions
+that run on this machine, and `--sessions` ends them.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from typing import Any
 
 from connectors.local_stack import control
 from connectors.processes.session_host import GRACE_S, SessionHost
@@ -19,20 +18,14 @@ from schemas.settings.settings import Settings
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument(
-        "--sessions",
-        action="store_true",
-        help="end the sessions of agents on this machine, too",
+        "--sessions", action="store_true", help="end the sessions of agents on this machine, too"
     )
 
 
-def _ignore(_state: dict[str, Any]) -> None:
-    return None
-
-
 def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Stop it; nothing to stop is no error."""
+    """Stop the stack. A stack that does not run is no error."""
     started = time.monotonic()
-    if control.stop_detached(settings, _ignore):
+    if control.stop_detached(settings, lambda _state: None):
         print(f"Stopped after {time.monotonic() - started:.1f} s.")
     else:
         print(f"No part of a stack runs (data_dir {settings.data_path}).")

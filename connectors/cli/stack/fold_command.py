@@ -1,14 +1,14 @@
-"""Which version of the fold settles the ledger, and switching on this program's.
+"""Shows which version of the fold settles the ledger, and switches the ledger to this program's version.
 
-  trunkline fold status        the ledger's version, this program's, and what is left for ledger and views
-  trunkline fold switch        switch the ledger on to this program's version
+  trunkline fold status        the ledger's version, this program's, and the records that are not folded yet
+  trunkline fold switch        switch the ledger to this program's version
 
-A new version of the fold may decide differently, so it begins at one record for everybody: with the doors
-closed and all of the log settled by the version before. The order: let the version before catch up, stop it
+A new version of the fold may decide differently, so it begins at the same record for all programs: with the
+doors closed, and the whole log settled by the old version. The order: let the old version catch up, stop it
 (./trunkline down), install the new one, start Kafka alone (./trunkline up --only kafka), switch, start the rest
-(./trunkline down; ./trunkline up). What was settled before stands; programs of another version do not start.
+(./trunkline down; ./trunkline up). Settled rows do not change; programs of another version do not start.
 Exit codes: 0, also when it was switched before; 2 a token file that cannot be used; 3 no ledger; 4 refused,
-with the reason; 5 Kafka is away, which `status` only tells.
+with the reason; 5 Kafka is away, which is no error for `status`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from connectors.cli.shared.actions import Actions
 from connectors.cli.stack.closed_doors import check_doors_closed
 from schemas.errors import BackboneUnreachable, NotFound, Refused, TrunklineError
 
@@ -29,40 +30,41 @@ if TYPE_CHECKING:
 _PROGRAM = "jobs.switch_fold"
 _LIMIT_S = 300
 _ERRORS = {error.exit_code: error for error in (NotFound, Refused, BackboneUnreachable)}
+ACTIONS: Final = Actions()
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the sub-commands."""
-    commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    status = commands.add_parser("status", help="show the versions and what is left for ledger and views")
-    switch = commands.add_parser("switch", help="switch the ledger on to this program's version")
-    for command in (status, switch):
-        command.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Do the action and return the exit code. Raises TrunklineError."""
+@ACTIONS.add()
+def _status(args: argparse.Namespace, settings: Settings) -> int:
+    """Show the versions and the records that ledger and views lack."""
     state = _ask(settings)
-    if args.action == "status":
-        _print_status(args, {**state, **_left(settings, state)})
-        return 0
+    found = {**state, **_left(settings, state)}
+    left = "records of the log that are left: {left[ledger]} for the ledger, {left[views]} for the views"
+    if found["left"] is None:
+        left = "how many records of the log are left is not known: {why}"
+    text = "version {ledger_version} settles the ledger, this program has {program_version}"
+    return _print(args, found, f"{text}; ledger up to {{ledger}}, views up to {{views}}; {left}")
+
+
+@ACTIONS.add()
+def _switch(args: argparse.Namespace, settings: Settings) -> int:
+    """Switch the ledger to this program's version."""
+    state = _ask(settings)
     switched = state["ledger_version"] != state["program_version"]
     if switched:
         check_doors_closed(settings)
         state = _ask(settings, "--at", json.dumps(_ends(settings, state)))
     if state["switch"] is not None:
-        # Also when it was switched before, and perhaps killed before it could say so: the same again is a
-        # duplicate. Gateways say it at their start, where nobody calls this again.
+        # Also if an earlier call switched, which may have been killed before it recorded this. The same record
+        # again is a duplicate. Gateways record it at their start; then nobody calls this command again.
         _record(settings, state["switch"])
     text = "from now on version {program_version} settles the ledger; start the rest: ./trunkline up"
     if not switched:
         text = "the ledger is settled by version {program_version} already"
-    _print(args, {**state, "switched": switched}, text)
-    return 0
+    return _print(args, {**state, "switched": switched}, text)
 
 
 def _ask(settings: Settings, *arguments: str) -> dict[str, Any]:
-    """What the job says, which alone writes the ledger. Raises its error again."""
+    """Run the job, the only writer of the ledger, and return its answer. Raises the job's error again."""
     from schemas.settings.settings import PROJECT_ROOT, settings_environment
 
     done = subprocess.run(  # noqa: S603 ours
@@ -74,14 +76,14 @@ def _ask(settings: Settings, *arguments: str) -> dict[str, Any]:
         timeout=_LIMIT_S,
     )
     if done.returncode:
-        said = done.stderr.strip().removeprefix("switch_fold: ")
-        raise _ERRORS.get(done.returncode, TrunklineError)(said or f"{_PROGRAM} ended with {done.returncode}")
+        why = done.stderr.strip().removeprefix("switch_fold: ")
+        raise _ERRORS.get(done.returncode, TrunklineError)(why or f"{_PROGRAM} ended with {done.returncode}")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
 def _ends(settings: Settings, state: dict[str, Any]) -> dict[str, int]:
-    """By partition, up to where ledger and views must be to hold the log. Raises what `record_ends` raises."""
+    """Return per partition the end of the log. Raises the errors of `record_ends`."""
     from connectors.log.record_ends import record_ends
 
     settled = {int(number): end for number, end in state["ledger"].items()}
@@ -89,8 +91,9 @@ def _ends(settings: Settings, state: dict[str, Any]) -> dict[str, int]:
 
 
 def _left(settings: Settings, state: dict[str, Any]) -> dict[str, Any]:
-    """How many records of the log ledger and views lack, or why nobody can tell. The log is looked at after the
-    tables: what came in between is left rather than forgotten.
+    """Return how many records of the log ledger and views lack, or why this is not known.
+
+    The log is read after the tables, so that a record that came in between counts as left.
     """
     from schemas.streams.control.control_fold import records_left
 
@@ -103,7 +106,7 @@ def _left(settings: Settings, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _record(settings: Settings, switch: dict[str, Any]) -> None:
-    """Say it in the log, where an auditor finds it, and a gateway of the version before that still runs."""
+    """Record the switch in the log, for auditors, and for a gateway of the old version that still runs."""
     from connectors.log.publisher import Publisher
     from schemas.streams.control.control_fold import FoldSwitched, switched_record
 
@@ -112,14 +115,6 @@ def _record(settings: Settings, switch: dict[str, Any]) -> None:
         publisher.append(record).result(settings.kafka.delivery_timeout_s)
 
 
-def _print_status(args: argparse.Namespace, found: dict[str, Any]) -> None:
-    text = "version {ledger_version} settles the ledger, this program has {program_version}"
-    text = f"{text}; ledger up to {{ledger}}, views up to {{views}}"
-    left = "records of the log that are left: {left[ledger]} for the ledger, {left[views]} for the views"
-    if found["left"] is None:
-        left = "how many records of the log are left is not known: {why}"
-    _print(args, found, f"{text}; {left}")
-
-
-def _print(args: argparse.Namespace, found: dict[str, Any], text: str) -> None:
+def _print(args: argparse.Namespace, found: dict[str, Any], text: str) -> int:
     print(json.dumps(found) if args.json else text.format(**found))
+    return 0

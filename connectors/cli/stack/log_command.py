@@ -1,14 +1,14 @@
-"""Makes the log again from the ledger, when Kafka's data was lost.
+"""Rebuilds the log from the ledger, after Kafka lost its data.
 
-  trunkline log rebuild --dry-run      what it would do: records, bytes, and what is lost
+  trunkline log rebuild --dry-run      what it would do: records, bytes, and lost records
   trunkline log rebuild                do it
 
-Every record that the ledger has gets its topic, partition, offset and time again, and is read back and
-compared. Events that were acknowledged and had not reached the ledger are lost; the command names the offsets.
+Every record of the ledger gets its topic, partition, offset and time again, and is read back and compared.
+Events that were acknowledged and had not reached the ledger are lost; the command prints their offsets.
 The order: ./trunkline down; ./trunkline up --only kafka; ./trunkline log rebuild; ./trunkline down;
-./trunkline up. When it was interrupted, the same command goes on where it stopped; until it has finished, no
-program starts on the topic. A topic that holds other records than the ledger is refused, and nothing is
-changed. docs/how-to/back_up_and_restore.md has more.
+./trunkline up. After an interruption, the same command goes on where it stopped; until it has finished, no
+program starts on the topic. A topic with other records than the ledger is refused, and nothing is changed.
+docs/how-to/back_up_and_restore.md has more.
 Exit codes: 0, also when nothing was missing; 3 no ledger; 4 refused, with the reason; 5 Kafka does not answer.
 """
 
@@ -17,8 +17,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from connectors.cli.shared.actions import Actions, flag
 from schemas.errors import BackboneUnreachable
 
 if TYPE_CHECKING:
@@ -29,17 +30,12 @@ if TYPE_CHECKING:
 
 _EVERY_S = 2.0
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's sub-command and its arguments."""
-    commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    rebuild = commands.add_parser("rebuild", help="make the log again from the ledger")
-    rebuild.add_argument("--dry-run", action="store_true", help="say what would be done, change nothing")
-    rebuild.add_argument("--json", action="store_true", help="print one JSON object")
+ACTIONS: Final = Actions()
 
 
-def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Do it and return the exit code. Raises TrunklineError."""
+@ACTIONS.add(flag("--dry-run", "print what would be done, change nothing"))
+def _rebuild(args: argparse.Namespace, settings: Settings) -> int:
+    """Make the log again from the ledger."""
     from connectors.cli.shared.text_table import print_json
     from connectors.cli.stack.closed_doors import check_doors_closed
     from connectors.log_rebuild.log_rebuild import LogRebuild
@@ -62,18 +58,18 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
 
 
 class _Progress:
-    """Tells on standard error now and then how far a step is, how fast it is, and how long it still takes."""
+    """Prints on standard error, every two seconds, the progress, rate and remaining time of a step."""
 
     def __init__(self) -> None:
-        self._step, self._began, self._told = "", 0.0, 0.0
+        self._step, self._began, self._printed_at = "", 0.0, 0.0
 
     def __call__(self, step: str, done: int, total: int) -> None:
-        """So many of so many records are done."""
+        """Report that `done` of `total` records are done."""
         now = time.monotonic()
         if step != self._step:
-            self._step, self._began, self._told = step, now, now
-        elif now - self._told >= _EVERY_S:
-            self._told = now
+            self._step, self._began, self._printed_at = step, now, now
+        elif now - self._printed_at >= _EVERY_S:
+            self._printed_at = now
             rate = done / max(now - self._began, 0.001)
             text = f"{done} of {total} records {step}, {rate:.0f} a second, {(total - done) / rate:.0f} s left"
             print(text, file=sys.stderr)
@@ -131,18 +127,11 @@ def _beyond(plan: RebuildPlan) -> str:
 
 
 def _fields(plan: RebuildPlan, done: Rebuilt | None) -> dict[str, Any]:
-    """Everything as one JSON object; ranges are from their first offset to before their end."""
+    """Return plan and result as one JSON object. A range is its first offset and the one after its last."""
+    names = ("records", "bytes", "ledger", "log", "replaces_topology", "missing", "to_write", "planned", "lost")
     return {
         "ledger_version": plan.version,
-        "records": plan.records,
-        "bytes": plan.bytes,
-        "ledger": plan.ledger,
-        "log": plan.log,
-        "replaces_topology": plan.replaces_topology,
-        "missing": plan.missing,
-        "to_write": plan.to_write,
-        "planned": plan.planned,
-        "lost": plan.lost,
+        **{name: getattr(plan, name) for name in names},
         "written": None if done is None else done.written,
         "seconds": None if done is None else round(done.seconds, 3),
         "checkpoint": None if done is None or done.checkpoint is None else str(done.checkpoint),

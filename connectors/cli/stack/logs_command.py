@@ -37,7 +37,7 @@ def _follow(logs: dict[str, Path], prefixed: bool) -> None:
         for name, path in logs.items():
             size = path.stat().st_size if path.exists() else 0
             if size < offsets[name]:
-                # It was cut because it had grown too large.
+                # The file was cut because it had grown too large.
                 offsets[name] = 0
             if size == offsets[name]:
                 continue
@@ -51,7 +51,7 @@ def _follow(logs: dict[str, Path], prefixed: bool) -> None:
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Print the ends of the logs, and what comes after if asked to."""
+    """Print the ends of the logs, and with `--follow` new lines."""
     folder = settings.data_path / "logs"
     more = sorted((path.stem for path in folder.glob(f"{XML_PUMP}_*.log")), key=lambda name: (len(name), name))
     names = (*ALL_PARTS, *more, _SUPERVISOR)

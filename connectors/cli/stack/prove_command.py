@@ -1,18 +1,18 @@
-"""Try to break the backbone: run seeds of faults, and say which promise did not hold.
+"""Test the backbone's guarantees: run seeds of faults under load, and report each violation.
 
-A seed is a backbone of its own (real processes) under load at all doors, some faults drawn from the seed
-(kills, also at named points of the code, stops, full disks, cut and slow connections, two of everything, wrong
-clocks), and a comparison of all that was acknowledged with ledger, views and live view. The same seed is the
-same schedule.
+A seed is a backbone of its own (real processes) under load at all doors, with some faults drawn from the seed
+(kills, also at named points of the code, stops, full disks, cut and slow connections, duplicate processes,
+wrong clocks). Then all acknowledged events are compared with ledger, views and live view. The same seed gives
+the same schedule.
 
   ./trunkline prove --seeds 3                   a few minutes; a seed takes at most 100 s
   ./trunkline prove --seeds 100                 goes on where an earlier run has ended
   ./trunkline prove --seeds 1 --first-seed 42   one seed
 
-Results are appended to a file, a line a seed; what stands there is not run again (--results names another
-file). A seed with a finding keeps its data and says where. Needs the tests of the checkout, and what
-`./trunkline test` needs. It touches no stack that runs. Exit codes: 0, nothing was found; 1, something was,
-or a hundred seeds did not meet each fault.
+Results are appended to a file, a line a seed; a seed in the file is not run again (--results names another
+file). A seed with a finding keeps its data and prints where. The command needs the tests of the checkout, and
+all that `./trunkline test` needs. It does not touch a stack that runs. Exit codes: 0, no finding; 1, a finding,
+or a hundred seeds that did not meet each fault.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Run it as a program of its own."""
+    """Run the seeds in a program of their own."""
     if args.seeds < 1 or args.first_seed < 0:
         raise UsageError("--seeds is 1 or more, --first-seed 0 or more")
     if not (PROJECT_ROOT / _MODULE.replace(".", "/")).with_suffix(".py").exists():
         raise NotFound("the tests are not part of this checkout, and the faults are among them")
     del settings  # Each seed has its own.
-    command = [sys.executable, "-P", "-m", _MODULE]
-    command += ["--seeds", str(args.seeds), "--first-seed", str(args.first_seed)]
+    command = [sys.executable, "-P", "-m", _MODULE, "--seeds", str(args.seeds)]
+    command += ["--first-seed", str(args.first_seed)]
     if args.results is not None:
         command += ["--results", str(args.results.absolute())]
     if args.json:
@@ -59,4 +59,4 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
         try:
             return child.wait()
         except KeyboardInterrupt:
-            continue  # Ctrl-C goes to it as well; it ends in order.
+            continue  # The child gets the Ctrl-C as well, and ends in order.

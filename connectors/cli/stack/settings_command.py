@@ -4,7 +4,7 @@ A value comes from the defaults, from conf/trunkline.yaml (or the file that TRUN
 variable TRUNKLINE__SECTION__NAME. Later sources win, in this order. `--sample` prints a settings file in which
 every setting is explained and commented out.
 
-examples:
+Examples:
   trunkline settings                 all of them
   trunkline settings gateway kafka.topic
   trunkline settings --sample > conf/trunkline.yaml

@@ -1,4 +1,4 @@
-"""Show each part of the local stack: state, process, age, memory with all that it started, restarts.
+"""Show each part of the local stack: state, process, age, memory with its child processes, restarts.
 
 Exit code 0 if a stack runs and all its parts are ready, else 1.
 """
@@ -9,6 +9,7 @@ import argparse
 import json
 from dataclasses import asdict
 
+from connectors.cli.shared.text_table import aligned
 from connectors.local_stack import control
 from connectors.local_stack.control import PartStatus
 from connectors.terminal.terminal_text import escaped
@@ -22,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def age_text(seconds: float | None) -> str:
-    """An age in its two largest units: `3d 4h`, `2m 5s`."""
+    """Return an age in its two largest units, such as `3d 4h` or `2m 5s`; `-` for None."""
     if seconds is None:
         return "-"
     whole = int(seconds)
@@ -33,17 +34,16 @@ def age_text(seconds: float | None) -> str:
 
 
 def _table(parts: list[PartStatus]) -> str:
-    rows = [("PART", "STATE", "PID", "UP", "RSS MB", "RESTARTS", "")]
-    for p in parts:
-        rss = "-" if p.rss_mb is None else f"{p.rss_mb:.0f}"
-        rows.append((p.name, p.state, str(p.pid or "-"), age_text(p.uptime_s), rss, str(p.restarts), p.summary))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+    rows = [
+        (p.name, p.state, p.pid or None, age_text(p.uptime_s), None if p.rss_mb is None else f"{p.rss_mb:.0f}",
+         p.restarts, p.summary)
+        for p in parts
+    ]  # fmt: skip
+    return aligned(("PART", "STATE", "PID", "UP", "RSS MB", "RESTARTS", ""), rows)
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Print it."""
+    """Print the table and the reasons of parts that are not ready."""
     state = control.running_state(settings)
     parts = control.part_statuses(settings)
     chosen = state["parts"] if state else {}
@@ -66,10 +66,6 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
         if part.why is not None:
             print(f"{part.name}: {escaped(part.why)} (trunkline logs {part.name})")
     if state is None:
-        left = [p.name for p in parts if p.pid]
-        print(
-            f"The supervisor is gone, {', '.join(left)} left: trunkline down"
-            if left
-            else "Start it: trunkline up"
-        )
+        left = ", ".join(p.name for p in parts if p.pid)
+        print(f"The supervisor has ended, {left} left: trunkline down" if left else "Start it: trunkline up")
     return 0 if well else 1

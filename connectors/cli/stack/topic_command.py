@@ -4,7 +4,7 @@
   trunkline topic create --json
 
 The topic gets kafka.partitions partitions, kafka.replication_factor copies and min.insync.replicas from
-kafka.min_in_sync_replicas, and holds its partition count and epoch as its first record. All programs check it
+kafka.min_in_sync_replicas, and stores its partition count and epoch as its first record. All programs check it
 before they start. The stack's own Kafka needs no such step: 'up' makes its topic.
 
 Exit codes: 0; 1 the topic does not fit the settings, with both values; 2 wrong settings; 5 Kafka does not
@@ -16,28 +16,19 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from connectors.cli.shared.actions import Actions
 
 if TYPE_CHECKING:
     from schemas.settings.settings import Settings
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the sub-command and its argument."""
-    commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    text = "make the topic if it is missing, then check it"
-    create = commands.add_parser(
-        "create",
-        help=text,
-        description=text,
-        epilog="example: TRUNKLINE__KAFKA__REPLICATION_FACTOR=3 trunkline topic create",
-        allow_abbrev=False,
-    )
-    create.add_argument("--json", action="store_true", help="print one JSON object")
+ACTIONS: Final = Actions()
 
 
-def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Make and check the topic, print what it is, and return the exit code. Raises TrunklineError."""
+@ACTIONS.add(example="TRUNKLINE__KAFKA__REPLICATION_FACTOR=3 trunkline topic create")
+def _create(args: argparse.Namespace, settings: Settings) -> int:
+    """Make the topic if it is missing, then check it."""
     # Imported here, because Kafka's clients are slow to import and help must be quick.
     from connectors.log.kafka_topic import ensure_topic, replication
 
@@ -45,8 +36,8 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     was_made = ensure_topic(settings)
     found = replication(kafka)
     if args.json:
-        told = {"topic": kafka.topic, "made": was_made, "partitions": kafka.partitions, "epoch": kafka.epoch}
-        print(json.dumps(told | asdict(found)))
+        made = {"topic": kafka.topic, "made": was_made, "partitions": kafka.partitions, "epoch": kafka.epoch}
+        print(json.dumps(made | asdict(found)))
         return 0
     print(
         f"{'Made' if was_made else 'There already'}: topic {kafka.topic} at {kafka.bootstrap_servers}, "

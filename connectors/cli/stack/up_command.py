@@ -1,11 +1,11 @@
 """Start the local stack in the background, and wait until it is ready.
 
 Kafka, Mosquitto, the bridges of MQTT and of the file queue, the gateway (HTTP), the XML pump and the streaming
-jobs run on loopback, supervised: a part that dies is started again. Everything they keep is below `data_dir`.
+jobs run on loopback, supervised: a part that dies is started again. All their data is below `data_dir`.
 Running it twice is harmless; with `--only` it adds parts to a stack that runs.
 
-A start may take as long as it makes progress. Exit code 1 when a part is not ready: the others go on running,
-and so do the attempts to start it.
+The command waits as long as the start makes progress. Exit code 1 when a part is not ready: the other parts go
+on running, and the supervisor goes on trying to start it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from connectors.cli.shared.text_table import duration_s
+from connectors.cli.shared.arguments import duration_s
 from connectors.local_stack import control
 from connectors.local_stack.log_files import last_lines
 from connectors.local_stack.part_plan import ALL_PARTS, GATEWAY
@@ -25,7 +25,7 @@ from connectors.terminal.terminal_text import escaped
 from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings
 
-_TELL_EVERY_S = 10.0
+_SHOW_EVERY_S = 10.0
 _LINE_CHARACTERS = 100
 
 
@@ -47,21 +47,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 class Progress:
-    """Prints a line when a part becomes ready or fails, and in between what the other parts are doing."""
+    """Prints a line when a part becomes ready or fails, and in between the last log lines of the others."""
 
     def __init__(self) -> None:
-        self._started = self._told_at = time.monotonic()
+        self._started = self._shown_at = time.monotonic()
         self._shown: set[str] = set()
         self._failures: dict[str, int] = {}
         self._live = sys.stderr.isatty()
 
     def __call__(self, state: dict[str, Any]) -> None:
-        """Show what is new in the state."""
+        """Show the changes since the last state."""
         waiting: dict[str, dict[str, Any]] = {}
         for name, part in state["parts"].items():
             if part["state"] != "ready":
                 waiting[name] = part
-                self._tell_failure(name, part)
+                self._show_failure(name, part)
             elif name not in self._shown:
                 self._shown.add(name)
                 self._clear()
@@ -70,30 +70,26 @@ class Progress:
         if waiting and self._live:
             text = f"  waiting for {', '.join(waiting)} ({time.monotonic() - self._started:.0f} s)"
             print(f"\r{text:<78}", end="", file=sys.stderr, flush=True)
-        elif waiting and time.monotonic() - self._told_at >= _TELL_EVERY_S:
-            self._tell_waiting(waiting)
+        elif waiting and time.monotonic() - self._shown_at >= _SHOW_EVERY_S:
+            self._show_waiting(waiting)
 
-    def _tell_failure(self, name: str, part: dict[str, Any]) -> None:
+    def _show_failure(self, name: str, part: dict[str, Any]) -> None:
         if part["failures"] > self._failures.get(name, 0):
             self._clear()
             print(f"  {name} {part['failure']}; it is tried again", file=sys.stderr)
         self._failures[name] = part["failures"]
 
-    def _tell_waiting(self, waiting: dict[str, dict[str, Any]]) -> None:
-        self._told_at = time.monotonic()
-        print(f"  after {self._told_at - self._started:.0f} s not ready yet:", file=sys.stderr)
+    def _show_waiting(self, waiting: dict[str, dict[str, Any]]) -> None:
+        self._shown_at = time.monotonic()
+        print(f"  after {self._shown_at - self._started:.0f} s not ready yet:", file=sys.stderr)
         for name, part in waiting.items():
-            said = [] if part["waits_for"] else last_lines(Path(part["log"]), 1)
-            doing = escaped(said[0])[:_LINE_CHARACTERS] if said else control.part_reason(part)
+            last = [] if part["waits_for"] else last_lines(Path(part["log"]), 1)
+            doing = escaped(last[0])[:_LINE_CHARACTERS] if last else control.part_reason(part)
             print(f"    {name}: {doing}", file=sys.stderr)
 
     def _clear(self) -> None:
         if self._live:
             print("\r" + " " * 78 + "\r", end="", file=sys.stderr)
-
-
-def _ignore(_state: dict[str, Any]) -> None:
-    return None
 
 
 def _warn_of_organism(settings: Settings) -> None:
@@ -106,7 +102,7 @@ def _warn_of_organism(settings: Settings) -> None:
 
 
 def _close_to_others(settings: Settings) -> None:
-    """Make what earlier versions left open to other users private, and say so."""
+    """Make files private that earlier versions left open to other users, and report it."""
     try:
         closed = find_open(settings.data_path, close=True)
     except OSError as error:
@@ -119,7 +115,7 @@ def _close_to_others(settings: Settings) -> None:
 
 
 def run(args: argparse.Namespace, settings: Settings) -> int:
-    """Start it, add what is missing, or say that it runs."""
+    """Start the stack, add missing parts, or report that it runs."""
     parts = [name.strip() for name in args.only.split(",") if name.strip()]
     before = control.running_state(settings)
     started = time.monotonic()
@@ -129,7 +125,7 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     if GATEWAY in parts:
         _warn_of_organism(settings)
     runs = before is not None and before["phase"] == "running" and set(parts) <= set(before["names"])
-    state = control.start_detached(settings, parts, _ignore if runs else Progress(), args.timeout)
+    state = control.start_detached(settings, parts, (lambda _state: None) if runs else Progress(), args.timeout)
     if runs:
         print(f"It runs already (data in {settings.data_path}). See: trunkline status")
         if differing := control.differing_settings(state, settings):

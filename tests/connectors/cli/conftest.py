@@ -80,7 +80,7 @@ class CommandLine:
         return process
 
     def environment(self) -> dict[str, str]:
-        """What a command runs with."""
+        """Return the environment of a command."""
         return program_environment(self.settings) | {"PYTHONPATH": str(PROJECT_ROOT)}
 
     def end(self) -> None:
@@ -141,7 +141,7 @@ def host(hub_settings: Settings) -> Iterator[SessionHost]:
 
 @pytest.fixture
 def agents_end(hub: GatewayClient, hub_settings: Settings) -> Iterator[None]:
-    """What tasks have launched is ended with the test, and seen to have ended."""
+    """End the programs that tasks launched, and check that they have ended."""
     yield
     try:
         for task in hub.get(path_of("tasks"), {"status": "running"})["tasks"]:

@@ -73,7 +73,7 @@ def test_what_comes_is_shown_while_a_line_is_typed_and_is_read_then(
     shown = terminal.wait_for("</note>")
     assert "#1 operator <note> thread " in shown
     assert "\r\n      <text>soup is ready</text>\r\n    </note>" in shown
-    # What was being typed stands there again.
+    # The line that was being typed is shown again.
     terminal.wait_for("> half a li")
     wait_until(lambda: set(states(stack, person)) == {"claimed"}, what="it counts as read")
 

@@ -1,4 +1,4 @@
-"""What is typed at the console, as documents; and how XML of others is shown there (XP-15, CM-06)."""
+"""Typed lines of the console as documents, and XML of agents as it is shown (XP-15, CM-06)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the console asks of a gateway and tells it, and that it never ends in silence (XP-10, XP-15)."""
+"""The console's requests to a gateway, and its error messages at an end (XP-10, XP-15)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Desk:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def lease(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """What waits, once it may go; with suspects nothing is waited for, as at a gateway."""
+        """Return the waiting messages once they may go; do not wait with suspects, as at a gateway."""
         self.asked.append(asked["alone"])
         self.go.wait(WAIT_S)
         deadline = time.monotonic() + asked["wait_ms"] / 1000

@@ -1,4 +1,4 @@
-"""What the doctor says of the audit chain's anchors."""
+"""The doctor's findings about the anchors of the audit chain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the doctor says of the parts of a stack: each has a check, each pump counts, each listener is opened."""
+"""The doctor's findings about the parts of a stack: each part, each pump, each listener."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_the_gateways_other_listeners_are_opened_and_asked_nothing(
         found = check_gateway(gateway_at(tmp_path, hub, mcp, page, pair))
     assert found.level == OK, found
     assert found.found.endswith("/readyz answers, agent_mcp is open, dashboard is open")
-    # What agents do not sign is a refusal, and stands in the ledger for ever.
+    # A request that is not signed would be a refusal in the ledger.
     assert asked == []
 
 
@@ -209,7 +209,7 @@ def test_a_listener_with_a_strangers_certificate_is_told_with_the_setting(
         found = check_gateway(settings)
         assert found.level == FAIL and found.found.startswith(f"{wrong} at https://")
         assert "gateway.ca_certs" in found.found
-        # Whoever started it: somebody is there who is not trusted.
+        # A server answers that is not trusted, no matter who started it.
         state_file.remove_state(settings)
         assert check_gateway(settings).level == FAIL
 

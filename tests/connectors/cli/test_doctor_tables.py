@@ -18,7 +18,7 @@ from tests.jobs.topic_load import append_all, registration
 def test_tables_that_lack_old_records_are_a_warning_that_names_the_part(backbone_settings, keyring):
     append_all(backbone_settings, [registration(f"{number:08x}", keyring) for number in range(20)])
     ends = LogEnd(backbone_settings.kafka).offsets(10)
-    # What has just come in may be missing, however long ago the last micro-batch was.
+    # New records may be missing, however long ago the last micro-batch was.
     assert check_tables(backbone_settings).level == OK
     wait_until(lambda: check_tables(backbone_settings, 0.1).level == WARN, 10, "the records are old enough")
     ledger = AuditedLedger(backbone_settings.data_path)

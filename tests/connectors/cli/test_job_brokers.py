@@ -126,7 +126,7 @@ def test_a_job_is_picked_published_and_watched_at_its_own_broker_by_our_commands
         assert PASSWORD not in done.stdout + done.stderr
     assert _ended(watching)[:2] == (0, ["started", "completed"])
     assert hub.get(path_of("jobs", job))["status"] == "completed"
-    # Who registered it keeps the broker, too; the retained end is there for who comes late, also with --all.
+    # The registering machine keeps the broker, too; a late watch gets the retained end, also with --all.
     assert _ended(_watch(trunkline, tmp_path, "--job", job))[:2] == (0, ["completed"])
     second = _json(trunkline.call("jobs", "register", "--description", "y", "--broker-file", overlay, "--json"))
     following = _watch(trunkline, tmp_path, "--all")
@@ -166,7 +166,7 @@ def test_without_a_kept_broker_watch_asks_the_gateway_and_says_what_to_do_when_i
     published = trunkline.run("publish", "--job", job, "--event", "completed")
     assert published.returncode == 0, published.stderr
     assert _ended(watching)[:2] == (0, ["completed"])
-    # Who may only read jobs learns where the broker is, and not even the sealed password.
+    # A client that may only read jobs gets the broker's address, but not even the sealed password.
     viewer = _json(trunkline.call("principals", "add", "ann", "--role", "viewer", "--json"))["token"]
     shown = _json(elsewhere.call("jobs", "show", job, "--json", TRUNKLINE_TOKEN=viewer))["broker"]
     assert (shown["host"], shown["username"], shown["sealed_password"]) == (LOOPBACK, USER, None)

@@ -64,7 +64,7 @@ def test_register_writes_the_secret_to_a_new_file_and_nowhere_else(
     assert "not overwritten" in again.stderr
     assert hub.get(path_of("jobs"))["total"] == 1
     assert not (hub_settings.data_path / "job-secrets").exists()
-    # What cannot be registered leaves no file behind.
+    # A refused registration leaves no file behind.
     bad = tmp_path / "bad.secret"
     done = trunkline.call("jobs", "register", "--description", "bell \a", "--secret-file", str(bad))
     assert done.returncode == 2
@@ -138,7 +138,7 @@ def test_the_brokers_password_comes_from_a_file_that_only_its_owner_reads(
     secret = tmp_path / "job.secret"
     picked = trunkline.call("jobs", "pick", "--session", "s1", "--secret-file", str(secret), "--json")
     got = _json(picked)
-    # What is printed may be logged; the password goes into the private file beside the secret alone.
+    # Output may be logged, so the password is only written to the private file beside the secret.
     assert "canary-pw" not in picked.stdout
     assert got["broker"] == {"host": "broker.example", "port": 8883, "tls": True}
     kept = Path(got["broker_file"])

@@ -105,7 +105,7 @@ def test_a_mend_that_got_no_answer_is_told_once_and_tried_again(
     watch.look()
     assert notes.told[1:] == [(drift, f"job {job} is cancelled")]
     assert watch.unmended == []
-    # What is done is not done again while the row is not yet seen to change.
+    # The repair is not repeated before the changed row is seen.
     watch.look()
     assert len(notes.told) == 2
     assert hub.get(path_of("jobs", job))["status"] == "cancelled"

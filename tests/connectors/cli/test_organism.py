@@ -131,7 +131,7 @@ def test_the_keys_are_listed_without_a_gateway(trunkline: CommandLine, stack: Co
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert lines[1].split()[0] == "operator"
-    assert any(line.startswith("bob.pub holds no key that counts") for line in lines)
+    assert any(line.startswith("bob.pub holds no valid key") for line in lines)
     told = json.loads(trunkline.call("organism", "keys", "--json").stdout)
     assert [key["name"] for key in told["keys"]] == ["operator"]
     assert "PRIVATE" not in str(told)

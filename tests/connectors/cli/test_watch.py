@@ -181,7 +181,7 @@ def test_settled_follows_the_gateway_without_a_secret_and_sees_a_cancellation(
     code, events, err = _ended(process)
     assert (code, events) == (1, [])
     assert "cancelled" in err
-    # Who comes later sees at once that it has ended.
+    # A later watch sees at once that the job has ended.
     code, events, _ = _ended(watching("--job", job, "--settled"))
     assert (code, events) == (1, [])
     second, outgoing = _registered(hub, hub_settings, tmp_path)
