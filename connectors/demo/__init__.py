@@ -1,1 +1,1 @@
-"""The demo: a scripted scene on a stack of its own."""
+"""The demo: scripted jobs, agents and listeners on a stack of its own. Only the command line imports it."""

@@ -1,4 +1,4 @@
-"""Bodies that CM-02 and the wire model call malformed, one of each kind."""
+"""Malformed bodies by CM-02 and the wire model, one of each kind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DEEP = 5000
 
 
 class MalformedBody(NamedTuple):
-    """`masked`: what of it the ledger must not show; an escape may hide a word, so it masks the whole."""
+    """One body. `masked` is the part that the ledger must mask; an escape masks the whole body."""
 
     label: str
     payload: bytes
@@ -19,7 +19,7 @@ class MalformedBody(NamedTuple):
 
 
 def malformed_bodies(good: dict[str, Any]) -> list[MalformedBody]:
-    """Each kind once. `good` is a well-formed event, not signed; nothing of it is to be believed."""
+    """Return one body of each kind, made from `good`, a well-formed event that is not signed."""
     text = canonical(good)
     return [
         MalformedBody("an empty body", b""),

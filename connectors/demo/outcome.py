@@ -1,4 +1,4 @@
-"""Compares what the ledger holds with what was planned, and names each difference."""
+"""Comparison of the ledger, and of the receipts of the senders, with the plan."""
 
 from __future__ import annotations
 
@@ -8,34 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from connectors.demo.steps import Step
+from connectors.ledger_files.ledger_lines import LINE_COLUMNS
+from connectors.mqtt_link.receipt import Receipt
 from schemas.wire.ids import JOB
 from schemas.wire.record import JOB_EVENT
 from schemas.wire.strict_json import MalformedJsonError, canonical, decode
 from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED
 
-OUTCOME_COLUMNS: Final = (
-    "partition",
-    "offset",
-    "stream_kind",
-    "stream_id",
-    "ce_id",
-    "type",
-    "seq",
-    "logged_at",
-    "verdict",
-    "reason",
-    "why",
-    "late",
-    "masked",
-    "status_after",
-    "value",
-)
+OUTCOME_COLUMNS: Final = (*LINE_COLUMNS, "partition", "offset", "ce_id", "status_after")
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """A job event that was sent: the step it came of, its stream and its CloudEvents id."""
+    """A job event that was sent: its step in the plan, its stream and its CloudEvents id."""
 
     step: Step
     stream: str
@@ -55,7 +41,7 @@ class _Expected(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the ledger holds of the demo's job events, and how that differs from the plan."""
+    """The numbers of the demo's job events in the ledger, and the differences from the plan."""
 
     sent: int
     accepted: int
@@ -66,13 +52,14 @@ class Outcome:
 
 
 def stream_of(row: Row) -> str:
-    """The stream of a ledger row, as its Kafka key names it."""
+    """Return the stream of a ledger row, as its Kafka key names it."""
     return f"{row['stream_kind']}/{row['stream_id']}"
 
 
 def in_scope(rows: Iterable[Row], deliveries: Iterable[Delivery], job_ids: Iterable[str]) -> list[Row]:
-    """The rows that are the demo's own: of its streams, or with the id of a message it sent. An older ledger
-    holds others, too.
+    """Return the demo's own rows: those of its streams, or with the id of a message that it sent.
+
+    The ledger of a kept stack holds other rows, too.
     """
     sent = {delivery.ce_id for delivery in deliveries}
     streams = {f"{JOB}/{job_id}" for job_id in job_ids}
@@ -80,14 +67,14 @@ def in_scope(rows: Iterable[Row], deliveries: Iterable[Delivery], job_ids: Itera
 
 
 def still_missing(rows: Iterable[Row], deliveries: Iterable[Delivery]) -> int:
-    """How many deliveries have no row of their own yet."""
+    """Return how many deliveries have no row of their own yet."""
     landed = Counter(row["ce_id"] for row in rows if row["type"] == JOB_EVENT)
     wanted = Counter(delivery.ce_id for delivery in deliveries)
     return sum((wanted - landed).values())
 
 
 def job_states(rows: Iterable[Row]) -> dict[str, str]:
-    """The state of each job after its last accepted record. The rows of one job are in one partition."""
+    """Return the state of each job after its last accepted record. A job has one partition."""
     last: dict[str, tuple[int, str]] = {}
     for row in rows:
         if row["stream_kind"] == JOB and row["verdict"] == ACCEPTED and row["status_after"] is not None:
@@ -98,11 +85,11 @@ def job_states(rows: Iterable[Row]) -> dict[str, str]:
 
 
 def compare(rows: Sequence[Row], deliveries: Sequence[Delivery], states: Mapping[str, str]) -> Outcome:
-    """What `rows` (those in scope) hold, against what was sent and the states that the jobs must end in.
+    """Compare `rows` (the demo's own) with the deliveries, and with the planned end states of the jobs.
 
-    Every job event in the ledger counts: sent = accepted + duplicate + rejected. MQTT may deliver twice, so
-    more duplicates than planned are no difference, if each has its accepted event, nor is a planned rejection
-    that is there once more.
+    Every job event in the ledger counts: sent = accepted + duplicate + rejected. MQTT may deliver a message
+    twice. So a further duplicate of an accepted event is no difference, nor is a further row of a planned
+    rejection.
     """
     events = [row for row in rows if row["type"] == JOB_EVENT]
     verdicts = Counter(row["verdict"] for row in events)
@@ -111,7 +98,6 @@ def compare(rows: Sequence[Row], deliveries: Sequence[Delivery], states: Mapping
     differences = [
         *_message_differences(events, deliveries),
         *_untraced_duplicates(events),
-        *_count_differences(verdicts, rejected - _redelivered(events, deliveries), deliveries),
         *_state_differences(found_states, states),
     ]
     return Outcome(
@@ -142,7 +128,8 @@ def _message_differences(events: Sequence[Row], deliveries: Sequence[Delivery]) 
         if planned[ce_id]:
             surplus = Counter({e: n for e, n in surplus.items() if not _may_come_again(e, planned[ce_id])})
         if missing or surplus:
-            differences.append(f"{name}: planned {_told(missing)}, the ledger has {_told(surplus)} instead")
+            instead = _counted(surplus)
+            differences.append(f"{name}: planned {_counted(missing)}, the ledger has {instead} instead")
     return differences
 
 
@@ -150,18 +137,7 @@ def _may_come_again(found: _Expected, planned: Counter[_Expected]) -> bool:
     return found.verdict == DUPLICATE or (found.verdict == REJECTED and found in planned)
 
 
-def _redelivered(events: Sequence[Row], deliveries: Sequence[Delivery]) -> Counter[str]:
-    """Of each reason, the rows beyond the plan whose message was planned to be rejected for it."""
-    planned = Counter((d.ce_id, d.step.reason) for d in deliveries if d.step.verdict == REJECTED)
-    found = Counter((row["ce_id"], row["reason"]) for row in events if row["verdict"] == REJECTED)
-    surplus: Counter[str] = Counter()
-    for identity, times in found.items():
-        if planned[identity]:
-            surplus[str(identity[1])] += max(0, times - planned[identity])
-    return surplus
-
-
-def _told(counted: Counter[_Expected]) -> str:
+def _counted(counted: Counter[_Expected]) -> str:
     parts = [f"{expected}" + (f" {count} times" if count > 1 else "") for expected, count in counted.items()]
     return " and ".join(parts) or "nothing more"
 
@@ -186,27 +162,53 @@ def _content(value: bytes | None) -> bytes | None:
         return value
 
 
-def _count_differences(
-    verdicts: Counter[str], rejected: Counter[str], deliveries: Sequence[Delivery]
-) -> list[str]:
-    planned = Counter(delivery.step.verdict for delivery in deliveries)
-    reasons = Counter(str(d.step.reason) for d in deliveries if d.step.verdict == REJECTED)
-    differences = []
-    if verdicts[ACCEPTED] != planned[ACCEPTED]:
-        differences.append(f"accepted: planned {planned[ACCEPTED]}, the ledger has {verdicts[ACCEPTED]}")
-    if verdicts[DUPLICATE] < planned[DUPLICATE]:
-        told = f"duplicate: planned at least {planned[DUPLICATE]}, the ledger has {verdicts[DUPLICATE]}"
-        differences.append(told)
-    for reason in sorted(reasons | rejected):
-        if rejected[reason] != reasons[reason]:
-            told = f"rejected as {reason}: planned {reasons[reason]}, the ledger has {rejected[reason]}"
-            differences.append(told)
-    return differences
-
-
 def _state_differences(found: Mapping[str, str], planned: Mapping[str, str]) -> list[str]:
     return [
         f"job {job_id}: planned to be {planned.get(job_id, 'unknown')}, it is {found.get(job_id, 'unknown')}"
         for job_id in sorted({*found, *planned})
         if found.get(job_id) != planned.get(job_id)
     ]
+
+
+@dataclass(frozen=True)
+class ReceiptReport:
+    """The receipts that the senders got.
+
+    `verdicts` counts the receipts by verdict; `durable` counts those that came before the verdict and say only
+    that Kafka has the event. `rejections` counts, by reason, the rejected rows whose sender got the reason.
+    """
+
+    verdicts: dict[str, int]
+    durable: int
+    rejections: dict[str, int]
+    differences: list[str]
+
+
+def check_receipts(receipts: Mapping[str, Sequence[Receipt]], rows: Sequence[Row]) -> ReceiptReport:
+    """Count the receipts and compare them with the ledger.
+
+    A verdict that the ledger does not have for the event is a difference. So is no verdict in any receipt.
+    """
+    every = [receipt for found in receipts.values() for receipt in found]
+    verdicts = Counter(receipt.verdict for receipt in every if receipt.verdict is not None)
+    events = [row for row in rows if row["type"] == JOB_EVENT]
+    settled: dict[str, set[tuple[str, str | None]]] = defaultdict(set)
+    for row in events:
+        settled[row["ce_id"]].add((row["verdict"], row["reason"]))
+    reported = {(receipt.ce_id, receipt.verdict, receipt.reason) for receipt in every}
+    differences = [
+        f"a receipt said {receipt.verdict} {receipt.reason or ''}".rstrip() + ", the ledger does not"
+        for receipt in every
+        if receipt.verdict is not None
+        and receipt.ce_id in settled
+        and (receipt.verdict, receipt.reason) not in settled[receipt.ce_id]
+    ]
+    if every and not verdicts:
+        differences.append("no receipt had a verdict: the bridge got no verdicts from the gateway")
+    rejections = Counter(
+        str(row["reason"])
+        for row in events
+        if row["verdict"] == REJECTED and (row["ce_id"], REJECTED, row["reason"]) in reported
+    )
+    durable = len(every) - sum(verdicts.values())
+    return ReceiptReport(dict(sorted(verdicts.items())), durable, dict(rejections), differences)

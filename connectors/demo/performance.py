@@ -1,22 +1,21 @@
-"""One run of the demo on a running stack: register, play, wait for the ledger, compare."""
+"""One run of the demo on a running stack: register jobs, play the plan, wait for the ledger, compare."""
 
 from __future__ import annotations
 
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from connectors.demo.gateway_scene import GatewayScene, session_name
-from connectors.demo.hub_scene import HubScene
 from connectors.demo.outcome import (
     OUTCOME_COLUMNS,
     Delivery,
     Outcome,
+    ReceiptReport,
     Row,
+    check_receipts,
     compare,
     in_scope,
     still_missing,
@@ -24,9 +23,8 @@ from connectors.demo.outcome import (
 from connectors.demo.plan import Plan, build_plan
 from connectors.demo.playing import Stage, play
 from connectors.demo.progress import Progress
-from connectors.demo.pump_scene import PumpScene
+from connectors.demo.scenes import Tick, agents_talk, listeners_answer, session_name, sessions_end
 from connectors.demo.steps import Actor, Cancellation
-from connectors.demo.told_verdicts import Told, told_verdicts
 from connectors.demo.unruly_connection import UnrulyConnection
 from connectors.job_tools.job_registry import register_job
 from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
@@ -46,30 +44,29 @@ _CLOCK_MARGIN: Final = timedelta(minutes=5)
 
 @dataclass(frozen=True)
 class Performance:
-    """What was planned, what was sent, what the ledger holds of it, and the verdict over it. `told`: what the
-    receipts said; `sessions`: those that picked a job and ended with it; `tasks`: a line on each task,
-    and on each question to the XML pump.
+    """The plan, the events that were sent, their rows in the ledger, and the comparison.
+
+    `lines` tell the report about sessions, tasks and questions to the XML pump.
     """
 
     plan: Plan
     deliveries: list[Delivery]
     rows: list[Row]
     outcome: Outcome
-    told: Told
-    sessions: list[str]
-    tasks: list[str]
+    receipts: ReceiptReport
+    lines: list[str]
 
 
-def perform(settings: Settings, jobs: int, progress: Progress, tick: Callable[[], None]) -> Performance:
-    """Run the demo's events through the stack that the settings name.
+def perform(settings: Settings, jobs: int, progress: Progress, tick: Tick) -> Performance:
+    """Run the demo's events through the stack of the settings.
 
-    `tick` is called a few times a second. Raises BackboneUnreachable and what else the parts raise; a ledger
-    that differs from the plan is no error but stands in the outcome.
+    `tick` is called a few times a second. A ledger that differs from the plan is no error: the outcome has the
+    differences. Raises BackboneUnreachable and other errors of the parts.
     """
     reader = LedgerReader(settings)
     before = reader.version()
     started = datetime.now(UTC)
-    scene = GatewayScene(settings)
+    picked: list[str] = []
     with Publisher(settings) as publisher, UnrulyConnection(role_mqtt(settings, OPERATOR)) as unruly:
         progress.begin(f"Register {jobs} jobs through Kafka")
         actors = _register(settings, publisher, jobs)
@@ -81,37 +78,43 @@ def perform(settings: Settings, jobs: int, progress: Progress, tick: Callable[[]
             sent_at=started.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             payload_limit_bytes=settings.limits.payload_bytes,
         )
-        progress.begin(f"Agents and troublemakers send {plan.sent} events over MQTT")
+        progress.begin(f"Agents and unruly clients send {plan.sent} events over MQTT")
 
-        def told(sent: int) -> None:
+        def report(sent: int) -> None:
             tick()
-            progress.tell(f"{sent} of {plan.sent}")
+            progress.update(f"{sent} of {plan.sent}")
 
-        stage = Stage(settings, publisher, unruly, scene, settings.data_path / "publisher")
-        deliveries = play(plan, stage, told)
+        deliveries = play(plan, Stage(settings, publisher, unruly, picked), report)
         progress.done(f"all {len(deliveries)} are in Kafka")
-        receipts = unruly.told()
-    progress.begin("Wait until the ledger has all of it")
+        receipts = unruly.receipts()
+    progress.begin("Wait until the ledger has all of them")
     missing = _wait(reader, -1 if before is None else before, plan, deliveries, progress, tick)
-    progress.done("it has" if not missing else f"{missing} are missing")
+    progress.done("it has them" if not missing else f"{missing} are missing")
     progress.begin("Compare the ledger with the plan")
     where = LedgerFilter(since=started - _CLOCK_MARGIN)
     every = reader.rows(where, OUTCOME_COLUMNS).rows.to_pylist() if reader.exists() else []
     own = in_scope(every, deliveries, plan.states)
     outcome = compare(own, deliveries, plan.states)
-    verdicts = told_verdicts(receipts, own)
-    wrong = [*outcome.differences, *verdicts.differences, *scene.wait_closed()]
-    progress.done("as planned" if not wrong else f"{len(wrong)} differences")
-    progress.begin("Two agents talk through the hub, one of them is killed")
-    hub = HubScene(settings)
-    trouble = hub.play(tick)
-    progress.done("as planned" if not trouble else f"{len(trouble)} differences")
-    progress.begin("Listeners of the XML pump are asked, and ask each other")
-    pump = PumpScene(settings)
-    trouble += pump.play(tick)
-    progress.done("as planned" if not trouble else f"{len(trouble)} differences")
-    outcome = replace(outcome, differences=[*wrong, *trouble])
-    return Performance(plan, deliveries, own, outcome, verdicts, scene.picked, [*hub.told, *pump.told])
+    report_of_receipts = check_receipts(receipts, own)
+    ended = sessions_end(settings, picked, tick)
+    differences = [*outcome.differences, *report_of_receipts.differences, *ended.differences]
+    lines = ended.lines
+    progress.done(_result(differences))
+    for title, play_scene in (
+        ("Two agents talk through the hub, one of them is killed", agents_talk),
+        ("Listeners of the XML pump are asked, and ask each other", listeners_answer),
+    ):
+        progress.begin(title)
+        scene = play_scene(settings, tick)
+        progress.done(_result(scene.differences))
+        lines += scene.lines
+        differences += scene.differences
+    outcome = replace(outcome, differences=differences)
+    return Performance(plan, deliveries, own, outcome, report_of_receipts, lines)
+
+
+def _result(differences: list[str]) -> str:
+    return f"{len(differences)} differences" if differences else "as planned"
 
 
 def _register(settings: Settings, publisher: Publisher, jobs: int) -> list[Actor]:
@@ -133,11 +136,11 @@ def _wait(
     plan: Plan,
     deliveries: list[Delivery],
     progress: Progress,
-    tick: Callable[[], None],
+    tick: Tick,
 ) -> int:
-    """Follow the ledger until every message has its row. Gives up after `QUIET_LIMIT_S` without a new one.
+    """Follow the ledger until every message has its row, or no row came for `QUIET_LIMIT_S`.
 
-    Returns how many rows are missing.
+    Return how many rows are missing.
     """
     columns = ["stream_kind", "stream_id", "ce_id", "type"]
     found: list[Row] = []
@@ -153,7 +156,7 @@ def _wait(
 
     def stop() -> bool:
         tick()
-        progress.tell(f"{len(deliveries) + records - left} of {len(deliveries) + records} rows")
+        progress.update(f"{len(deliveries) + records - left} of {len(deliveries) + records} rows")
         return left == 0 or time.monotonic() - last_news > QUIET_LIMIT_S
 
     left = missing()

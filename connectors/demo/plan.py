@@ -1,6 +1,6 @@
-"""The demo's plan: which messages are sent, and what the ledger must hold afterwards.
+"""The demo's plan: the messages that are sent, and the rows that the ledger must have afterwards.
 
-Pure: from the same arguments comes the same plan. A test runs the fold over it and holds the two equal.
+The same arguments give the same plan. A test runs the fold over it and compares the verdicts.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _BAD_TOPIC_IDS: Final = ("NOT-A-JOB", "DEADBEEF", "0a1b2c3d4", "..")
 
 @dataclass(frozen=True)
 class Plan:
-    """Scripts, each in its own order; between scripts the order does not matter."""
+    """Scripts that are played at the same time. Each is played in its own order."""
 
     scripts: tuple[Script, ...]
 
     def steps(self) -> Iterator[tuple[Script, Step]]:
-        """All steps that send a job event, with their script."""
+        """Yield all steps that send a job event, with their script."""
         for script in self.scripts:
             for step in script.steps:
                 if not isinstance(step.action, Cancellation | Pick):
@@ -39,17 +39,17 @@ class Plan:
 
     @property
     def sent(self) -> int:
-        """How many job events are sent."""
+        """The number of job events that are sent."""
         return sum(1 for _ in self.steps())
 
     @property
     def verdicts(self) -> Counter[str]:
-        """How many of them get which verdict."""
+        """The number of job events by verdict."""
         return Counter(step.verdict for _, step in self.steps())
 
     @property
     def rejected(self) -> Counter[str]:
-        """How many are rejected for which reason."""
+        """The number of rejected job events by reason."""
         return Counter(str(step.reason) for _, step in self.steps() if step.verdict == REJECTED)
 
     @property
@@ -61,10 +61,10 @@ class Plan:
 def build_plan(
     actors: Sequence[Actor], stranger: Actor, *, seed: int, sent_at: str, payload_limit_bytes: int
 ) -> Plan:
-    """The plan for these registered jobs (at least `JOBS_LEAST`) and one that is not registered.
+    """Return the plan for registered jobs (at least `JOBS_LEAST`) and a stranger that is not registered.
 
-    `sent_at` (ISO 8601, UTC, Z) stands in the events that no publisher of ours makes. Raises ValueError for
-    too few jobs or a limit below `PAYLOAD_LIMIT_LEAST_BYTES`.
+    `sent_at` (ISO 8601, UTC, Z) is the timestamp of events that are made without a publisher. Raises ValueError
+    for too few jobs or a limit below `PAYLOAD_LIMIT_LEAST_BYTES`.
     """
     if payload_limit_bytes < PAYLOAD_LIMIT_LEAST_BYTES:
         raise ValueError(f"the plan needs a payload limit of {PAYLOAD_LIMIT_LEAST_BYTES} bytes or more")
@@ -77,8 +77,10 @@ def build_plan(
     scripts = []
     for actor, role in zip(actors, roles, strict=True):
         title = (role.__doc__ or "").rstrip(".")
-        job = ScriptBuilder(title, actor, draw, sent_at, stranger.secret)
-        role(job, payload_limit_bytes)
+        job = ScriptBuilder(
+            title, actor, draw, sent_at, forger_secret=stranger.secret, limit_bytes=payload_limit_bytes
+        )
+        role(job)
         scripts.append(job.script())
     scripts.append(_unregistered(stranger, draw, sent_at))
     scripts.append(_bad_topics(stranger, draw, sent_at))
@@ -87,8 +89,8 @@ def build_plan(
 
 def _unregistered(stranger: Actor, draw: random.Random, sent_at: str) -> Script:
     job = ScriptBuilder("", stranger, draw, sent_at)
-    job.refused("started by a job that nobody registered", UNKNOWN_STREAM, job.body(STARTED, 1, "begins"))
-    job.refused("progress of a job that nobody registered", UNKNOWN_STREAM, job.body(PROGRESS, 2, "goes on"))
+    job.refused("started by a job that is not registered", UNKNOWN_STREAM, job.body(STARTED, 1, "begins"))
+    job.refused("progress of a job that is not registered", UNKNOWN_STREAM, job.body(PROGRESS, 2, "goes on"))
     return Script("Was never registered", None, job.script().steps, None)
 
 

@@ -1,4 +1,4 @@
-"""Plays the plan: agents publish through `JobPublisher`, an unruly connection does the rest."""
+"""Plays the plan: agents publish with `JobPublisher`, an unruly connection sends everything else."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from connectors.agent_sdk.mqtt_publisher import JobPublisher
-from connectors.demo.gateway_scene import GatewayScene
 from connectors.demo.outcome import Delivery
 from connectors.demo.plan import Plan
+from connectors.demo.scenes import pick_job
 from connectors.demo.steps import AgentEvent, Cancellation, Pick, RawMessage, Script
 from connectors.demo.unruly_connection import UnrulyConnection
 from connectors.job_tools.job_registry import cancel_job
@@ -29,20 +28,19 @@ _DOOR: Final = "mqtt"
 
 @dataclass(frozen=True)
 class Stage:
-    """What playing needs. `state_dir`: where the publishers keep seq and outbox."""
+    """The parts that the scripts use. `picked` receives the sessions that picked a job."""
 
     settings: Settings
     publisher: Publisher
     unruly: UnrulyConnection
-    gateway: GatewayScene
-    state_dir: Path
+    picked: list[str]
 
 
 def play(plan: Plan, stage: Stage, progress: Callable[[int], None]) -> list[Delivery]:
-    """Send all messages, several jobs at once, each job's in its order. Returns what was sent.
+    """Play all scripts, four at once, and each in its order. Return the events that were sent.
 
-    `progress` is called a few times a second from this thread with the number of messages sent so far.
-    Raises what the first failing script raised: BackboneUnreachable, Refused.
+    `progress` is called ten times a second from this thread with the number of events sent so far. Raises the
+    error of the first script that fails: BackboneUnreachable, Refused.
     """
     stopping = threading.Event()
     sent: list[Delivery] = []
@@ -63,7 +61,8 @@ def play(plan: Plan, stage: Stage, progress: Callable[[int], None]) -> list[Deli
 def _play_script(script: Script, stage: Stage, sent: list[Delivery], stopping: threading.Event) -> None:
     agent = None
     if script.actor is not None:
-        agent = JobPublisher(stage.settings, script.actor.job_id, script.actor.secret, stage.state_dir)
+        state_dir = stage.settings.data_path / "publisher"
+        agent = JobPublisher(stage.settings, script.actor.job_id, script.actor.secret, state_dir)
     ids: dict[int, str] = {}
     for number, step in enumerate(script.steps):
         if stopping.is_set():
@@ -73,13 +72,14 @@ def _play_script(script: Script, stage: Stage, sent: list[Delivery], stopping: t
             ids[number] = stage.unruly.send(action.topic_id, action.payload, retain=action.retain)
             sent.append(Delivery(step, _stream(stage.settings, action.topic_id), ids[number]))
             continue
-        assert script.actor is not None and agent is not None  # noqa: S101  strangers only send raw bytes
+        assert script.actor is not None and agent is not None  # noqa: S101  strangers send only raw bytes
         job_id = script.actor.job_id
         if isinstance(action, Cancellation):
             cancel_job(stage.publisher, job_id, reason="the demo's operator changed her mind")
             continue
         if isinstance(action, Pick):
-            stage.gateway.pick(job_id)
+            if (session := pick_job(stage.settings, job_id)) is not None:
+                stage.picked.append(session)
             continue
         if isinstance(action, AgentEvent):
             ids[number] = agent.publish(action.event, action.detail, action.data).ce_id

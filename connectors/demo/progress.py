@@ -1,4 +1,4 @@
-"""Shows on standard error what the demo is doing, how far it is and how long each step took."""
+"""The demo's progress on standard error: its steps, and how long each took."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _REWRITE = "\r\033[K"
 
 
 class Progress:
-    """Numbered steps. On a terminal the current one is rewritten in place; else a line now and then."""
+    """Numbered steps. A terminal shows the current one in place; a file gets a line every five seconds."""
 
     def __init__(self, steps: int, stream: TextIO | None = None) -> None:
         self._steps = steps
@@ -23,15 +23,15 @@ class Progress:
         self._started = self._last_line = time.monotonic()
 
     def begin(self, text: str) -> None:
-        """The next step."""
+        """Start the next step."""
         self._number += 1
         self._text = text
         self._started = self._last_line = time.monotonic()
         self._write(f"{self._head()} ...", live=True)
 
-    def tell(self, how_far: str) -> None:
-        """How far the current step is."""
-        line = f"{self._head()}: {how_far} ({self._seconds():.0f} s)"
+    def update(self, state: str) -> None:
+        """Show the state of the current step."""
+        line = f"{self._head()}: {state} ({self._seconds():.0f} s)"
         if self._live:
             self._write(line, live=True)
         elif time.monotonic() - self._last_line >= _LINE_EVERY_S:
@@ -39,11 +39,11 @@ class Progress:
             self._write(line)
 
     def done(self, result: str) -> None:
-        """The current step is over."""
+        """End the current step."""
         self._write(f"{self._head()}: {result} ({self._seconds():.1f} s)")
 
     def say(self, line: str) -> None:
-        """A line of its own."""
+        """Print a line of its own."""
         self._write(line)
 
     def _head(self) -> str:

@@ -1,4 +1,4 @@
-"""The demo's report on standard output: jobs, dead letters by reason, one timeline, places, figures."""
+"""The demo's report on standard output: jobs, dead letters by reason, one timeline, numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from connectors.demo.outcome import Row, stream_of
+from connectors.demo.outcome import Row, job_states, stream_of
 from connectors.demo.performance import Performance
 from connectors.demo.steps import Script
 from connectors.ledger_files.ledger_lines import LINE_HEADING, text_line
@@ -57,13 +57,11 @@ def show(performance: Performance, settings: Settings) -> None:
 
 
 def _receipts(console: Console, performance: Performance) -> None:
-    told = performance.told
-    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in told.verdicts.items())
-    durable = f", {told.durable} only that the event is durable" if told.durable else ""
+    receipts = performance.receipts
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in receipts.verdicts.items())
+    durable = f", {receipts.durable} only that the event is durable" if receipts.durable else ""
     console.print(f"Receipts told the senders: {verdicts}{durable}", soft_wrap=True)
-    for session in performance.sessions:
-        console.print(f"Session {session} picked its job at the gateway and ended with it", soft_wrap=True)
-    for line in performance.tasks:
+    for line in performance.lines:
         console.print(line, soft_wrap=True)
 
 
@@ -79,20 +77,16 @@ def _table(title: str, *columns: str) -> Table:
 def _jobs(performance: Performance) -> Table:
     table = _table("What became of each job", "job", "state", "acc.", "dup.", "rej.", "its part")
     counts = Counter((row["stream_id"], row["verdict"]) for row in _events(performance))
+    states = job_states(performance.rows)
     for script in performance.plan.scripts:
         if script.actor is None:
             continue
         job_id = script.actor.job_id
-        state = _state(performance, job_id)
+        state = states.get(job_id, "unknown")
         numbers = [str(counts[(job_id, verdict)]) for verdict in (ACCEPTED, DUPLICATE, REJECTED)]
         shown = Text(state, style=_STATE_COLOURS.get(state, ""))
         table.add_row(job_id, shown, *numbers, script.title)
     return table
-
-
-def _state(performance: Performance, job_id: str) -> str:
-    states = [r["status_after"] for r in performance.rows if r["stream_id"] == job_id and r["status_after"]]
-    return str(states[-1]) if states else "unknown"
 
 
 def _dead_letters(performance: Performance) -> Table:
@@ -104,17 +98,17 @@ def _dead_letters(performance: Performance) -> Table:
     for reason in REASONS:
         rows = [row for row in rejected if row["reason"] == reason]
         if rows:
-            # An empty body is a poor example.
+            # A row with a body is the better example.
             row = max(rows, key=lambda candidate: bool(candidate["value"]))
             label = labels.get(row["ce_id"], row["why"] or "")
-            told = str(performance.told.rejections.get(reason, 0))
+            told = str(performance.receipts.rejections.get(reason, 0))
             example = escaped(f"{label}, {stream_of(row)}")
             table.add_row(reason, str(len(rows)), told, example, _said(row["value"]))
     return table
 
 
 def _said(value: bytes | None) -> str:
-    """What the bytes of a rejected event say, in at most 44 characters, nothing of it believed."""
+    """Return the content of a rejected event in at most 44 characters, escaped."""
     try:
         body = decode(value or b"")[0]
         text = f"{body['event']} {body['seq']}: {body['detail']}"
@@ -126,7 +120,7 @@ def _said(value: bytes | None) -> str:
 
 def _timeline(console: Console, performance: Performance) -> None:
     rows = {script.title: _rows_of(performance, script) for script in performance.plan.scripts}
-    # The most telling one: the most different verdicts and reasons, and not too long.
+    # The job with the most different verdicts and reasons, and among these the shortest.
     title = max(rows, key=lambda name: _variety(rows[name]))
     console.print(Text(f"One job's timeline: {title}", style="bold"), soft_wrap=True)
     console.print(LINE_HEADING, soft_wrap=True)

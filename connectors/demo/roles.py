@@ -1,4 +1,7 @@
-"""The parts that the demo's jobs play: plain lives, and each kind of trouble once."""
+"""The roles of the demo's jobs: ordinary lives, and each kind of trouble once.
+
+The docstring of a role is its title in the report.
+"""
 
 from __future__ import annotations
 
@@ -21,48 +24,48 @@ from schemas.wire.verdicts import (
 )
 
 TOKEN_FIELD: Final = AUTH_TOKEN.removeprefix("data.")
-Role = Callable[[ScriptBuilder, int], None]
+Role = Callable[[ScriptBuilder], None]
 
 
-def completes(job: ScriptBuilder, limit_bytes: int) -> None:
-    """Works and completes."""
+def completes(job: ScriptBuilder) -> None:
+    """Work and complete."""
     job.work()
     job.agent(COMPLETED, "all done")
 
 
-def is_picked(job: ScriptBuilder, limit_bytes: int) -> None:
-    """Is picked at the gateway by a session, completes, and the session ends with it."""
+def is_picked(job: ScriptBuilder) -> None:
+    """Get picked at the gateway by a session, complete, and end the session with it."""
     job.pick()
     job.work()
     job.agent(COMPLETED, "all done")
 
 
-def fails(job: ScriptBuilder, limit_bytes: int) -> None:
-    """Works and ends with an error."""
+def fails(job: ScriptBuilder) -> None:
+    """Work and end with an error."""
     job.work()
     job.agent(ERROR, "the last check failed")
 
 
-def waits(job: ScriptBuilder, limit_bytes: int) -> None:
-    """Asks for permission and still waits for it at the demo's end."""
+def waits(job: ScriptBuilder) -> None:
+    """Ask for permission, and still wait for it at the demo's end."""
     job.work()
     job.agent(PERMISSION_REQUIRED, "publish the report")
 
 
-def idles(job: ScriptBuilder, limit_bytes: int) -> None:
-    """Is registered; nobody picks it."""
+def idles(job: ScriptBuilder) -> None:
+    """Stay registered; no session picks it."""
 
 
-def is_cancelled(job: ScriptBuilder, limit_bytes: int) -> None:
-    """Is cancelled by the operator; its agent has not heard of it."""
+def is_cancelled(job: ScriptBuilder) -> None:
+    """Get cancelled by the operator, and send an event afterwards."""
     job.work()
     job.cancel()
     late = job.body(PROGRESS, job.next_seq, "still at it")
     job.refused("an event after the cancellation", AFTER_TERMINAL, late)
 
 
-def is_redelivered(job: ScriptBuilder, limit_bytes: int) -> None:
-    """Its events come again by another connection, also after the end."""
+def is_redelivered(job: ScriptBuilder) -> None:
+    """Have all events sent again by another connection, also after the end."""
     first = job.agent(STARTED, "begins")
     job.again(first, "started, redelivered")
     second = job.agent(PROGRESS, done=1)
@@ -73,15 +76,15 @@ def is_redelivered(job: ScriptBuilder, limit_bytes: int) -> None:
     job.again(last, "the end, redelivered")
 
 
-def is_reworded(job: ScriptBuilder, limit_bytes: int) -> None:
-    """The same event in other bytes: its content counts."""
+def is_reworded(job: ScriptBuilder) -> None:
+    """Send the same event in other bytes: its content counts."""
     job.work()
     job.reworded(PROGRESS, "said twice")
     job.signed("the end, sent past the publisher", COMPLETED, job.next_seq, "all done")
 
 
-def is_reordered(job: ScriptBuilder, limit_bytes: int) -> None:
-    """Two events overtake one another."""
+def is_reordered(job: ScriptBuilder) -> None:
+    """Send two events in the wrong order."""
     job.work()
     seq = job.next_seq
     job.signed("the later one of a reordered pair", PROGRESS, seq + 1, "the second, first")
@@ -89,8 +92,8 @@ def is_reordered(job: ScriptBuilder, limit_bytes: int) -> None:
     job.signed("the end, sent past the publisher", COMPLETED, seq + 2, "all done")
 
 
-def contradicts_itself(job: ScriptBuilder, limit_bytes: int) -> None:
-    """Two agents share a secret and both take the same seq."""
+def contradicts_itself(job: ScriptBuilder) -> None:
+    """Have two agents that share a secret and use the same seq."""
     job.work()
     seq = job.next_seq
     job.agent(PROGRESS, "one of two that share a secret", copy=1)
@@ -99,8 +102,8 @@ def contradicts_itself(job: ScriptBuilder, limit_bytes: int) -> None:
     job.agent(COMPLETED, "all done")
 
 
-def is_forged(job: ScriptBuilder, limit_bytes: int) -> None:
-    """Somebody without the secret declares the job done."""
+def is_forged(job: ScriptBuilder) -> None:
+    """Have a client without the secret declare the job done."""
     job.work()
     fake = job.body(COMPLETED, job.next_seq, "all done, believe me")
     job.refused("a forged signature", BAD_SIGNATURE, fake, secret=job.forger_secret)
@@ -109,8 +112,8 @@ def is_forged(job: ScriptBuilder, limit_bytes: int) -> None:
     job.agent(ERROR, "not done at all")
 
 
-def is_unsigned(job: ScriptBuilder, limit_bytes: int) -> None:
-    """Events without a signature, one with a signature that is no text."""
+def is_unsigned(job: ScriptBuilder) -> None:
+    """Send events without a signature, and with one that is no text."""
     job.work()
     plain = job.body(PROGRESS, job.next_seq, "not signed")
     job.refused_bytes("no signature", BAD_SIGNATURE, canonical(plain))
@@ -119,8 +122,8 @@ def is_unsigned(job: ScriptBuilder, limit_bytes: int) -> None:
     job.agent(COMPLETED, "all done")
 
 
-def speaks_another_version(job: ScriptBuilder, limit_bytes: int) -> None:
-    """Well signed events of a schema that does not exist yet."""
+def speaks_another_version(job: ScriptBuilder) -> None:
+    """Send well signed events of a schema that does not exist."""
     job.work()
     for version in (0, 2):
         body = {**job.body(PROGRESS, job.next_seq, "from elsewhere"), "schema_version": version}
@@ -128,24 +131,24 @@ def speaks_another_version(job: ScriptBuilder, limit_bytes: int) -> None:
     job.agent(COMPLETED, "all done")
 
 
-def stammers(job: ScriptBuilder, limit_bytes: int) -> None:
-    """Each kind of malformed body once."""
+def stammers(job: ScriptBuilder) -> None:
+    """Send each kind of malformed body once."""
     job.work()
     for label, payload, masked in malformed_bodies(job.body(PROGRESS, job.next_seq, "not readable")):
         job.refused_bytes(f"malformed: {label}", "malformed", payload, masked)
     job.agent(COMPLETED, "all done")
 
 
-def talks_too_much(job: ScriptBuilder, limit_bytes: int) -> None:
-    """A body over the limit; only its size, hash and first 1 KiB travel."""
+def talks_too_much(job: ScriptBuilder) -> None:
+    """Send a body over the limit; only its size, hash and first 1 KiB are logged."""
     job.work()
-    body = job.body(PROGRESS, job.next_seq, "far too much", text="x" * limit_bytes)
+    body = job.body(PROGRESS, job.next_seq, "far too much", text="x" * job.limit_bytes)
     job.refused("a body over the limit", TOO_LARGE, body)
     job.agent(COMPLETED, "all done")
 
 
-def shows_a_path(job: ScriptBuilder, limit_bytes: int) -> None:
-    """An unsafe detail past the publisher's check: it counts, and is masked."""
+def shows_a_path(job: ScriptBuilder) -> None:
+    """Send an unsafe detail without the publisher: it counts, and is masked."""
     job.work()
     unsafe = job.signed(
         "a path in the detail", PROGRESS, job.next_seq, "wrote /home/ann/report.txt", masked=DETAIL
@@ -154,16 +157,16 @@ def shows_a_path(job: ScriptBuilder, limit_bytes: int) -> None:
     job.signed("a password in the last detail", COMPLETED, job.next_seq, "password: hunter2", masked=DETAIL)
 
 
-def sends_its_token(job: ScriptBuilder, limit_bytes: int) -> None:
-    """A token inside a well signed event."""
+def sends_its_token(job: ScriptBuilder) -> None:
+    """Send a token inside a well signed event."""
     job.work()
     body = job.body(PROGRESS, job.next_seq, "with a token", **{TOKEN_FIELD: "not a real one"})
     job.refused("a token in data.auth_token", SECRET_IN_EVENT, body, masked=AUTH_TOKEN)
     job.agent(COMPLETED, "all done")
 
 
-def goes_on(job: ScriptBuilder, limit_bytes: int) -> None:
-    """Events after the end; the end itself, sent again, is a duplicate and no violation."""
+def goes_on(job: ScriptBuilder) -> None:
+    """Send events after the end; the end itself, sent again, is a duplicate."""
     job.work(least=2)
     last = job.agent(COMPLETED, "all done")
     job.again(last, "the end, redelivered")
@@ -173,8 +176,8 @@ def goes_on(job: ScriptBuilder, limit_bytes: int) -> None:
     job.refused("a second end", AFTER_TERMINAL, second)
 
 
-def starts_late(job: ScriptBuilder, limit_bytes: int) -> None:
-    """A second start in the middle of the work."""
+def starts_late(job: ScriptBuilder) -> None:
+    """Start a second time in the middle of the work."""
     job.work()
     body = job.body(STARTED, job.next_seq, "begins anew")
     job.refused("started with another seq than 1", ILLEGAL_TRANSITION, body)

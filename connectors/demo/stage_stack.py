@@ -1,16 +1,17 @@
-"""The stack that the demo plays on: its own, which ends with it, or with --keep the one that `up` starts."""
+"""The stack of the demo: its own, which ends with the demo, or with --keep the one that `up` starts."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from connectors.demo.progress import Progress
+from connectors.demo.scenes import Tick
 from connectors.local_stack import LocalStack, control, free_port
 from connectors.local_stack.part_plan import ALL_PARTS
 from connectors.local_stack.ports import LOOPBACK
@@ -24,22 +25,21 @@ from schemas.settings.settings import (
     StorageSettings,
 )
 
-Tick = Callable[[], None]
-# What nobody wants to look at after the demo; tables, keys and logs stay.
+# The folders that are removed after the demo; tables, keys and logs stay.
 _SPENT: Final = ("kafka", "mosquitto", "checkpoints", "spark-scratch", "warehouse", "run", "publisher")
 _PREFIX: Final = "trunkline-demo-"
 _RECEIPT_S: Final = 30.0
-# Nobody wants to wait half a minute until a killed agent is missed.
+# The default would take half a minute to miss a killed agent.
 _TASK_CHECK_S: Final = 2.0
 
 
 def temporary_data_dir() -> Path:
-    """A new data directory that no other stack knows of."""
+    """Make a new data directory, which no other stack uses."""
     return Path(tempfile.mkdtemp(prefix=_PREFIX))
 
 
 def own_settings(settings: Settings, data_dir: Path) -> Settings:
-    """Settings of a stack of its own: free ports, `data_dir` for everything, sizes as configured."""
+    """Return settings of a separate stack: free ports, all data in `data_dir`, limits as configured."""
     address = f"{LOOPBACK}:{free_port()}"
     return Settings(
         data_dir=data_dir.absolute(),
@@ -76,7 +76,7 @@ def _own_kafka(settings: Settings) -> KafkaSettings:
 
 
 def _own_mqtt(settings: Settings) -> MqttSettings:
-    """A broker on a port of its own; under TLS where our own broker is."""
+    """Return settings of a broker on a free port, under TLS if the configured local broker is."""
     mqtt = settings.mqtt
     found: dict[str, Any] = {"host": LOOPBACK, "port": free_port(), "receipt_timeout_s": _RECEIPT_S}
     if mqtt.tls and mqtt.host in LOOPBACK_NAMES and (settings.tls_path / "mosquitto.crt").exists():
@@ -87,12 +87,12 @@ def _own_mqtt(settings: Settings) -> MqttSettings:
 
 @contextmanager
 def own_stack(settings: Settings, progress: Progress) -> Iterator[Tick]:
-    """A stack that ends with the block. The tick brings back what has died; call it a few times a second."""
+    """Run a stack until the block ends. Yields a tick that restarts dead parts, to be called often."""
     stack = LocalStack(settings)
 
     def watch() -> bool:
         parts = {name: part.as_json() for name, part in stack.parts.items()}
-        progress.tell(_waiting_for(parts))
+        progress.update(_waiting_for(parts))
         return False
 
     progress.begin("Start Kafka, Mosquitto, bridge, gateway, Spark")
@@ -109,12 +109,13 @@ def own_stack(settings: Settings, progress: Progress) -> Iterator[Tick]:
 
 @contextmanager
 def kept_stack(settings: Settings, progress: Progress) -> Iterator[Tick]:
-    """The configured stack under its supervisor, as `trunkline up` starts it. It stays up after the block; when
-    the block fails, too, unless it was interrupted and the stack is ours.
+    """Start the configured stack under its supervisor, as `trunkline up` does, and leave it running.
+
+    An interrupt stops the stack if this call started it. Yields a tick that does nothing.
     """
     ran_before = control.running_state(settings) is not None
     progress.begin("Start the stack that stays")
-    control.start_detached(settings, ALL_PARTS, lambda state: progress.tell(_waiting_for(state["parts"])))
+    control.start_detached(settings, ALL_PARTS, lambda state: progress.update(_waiting_for(state["parts"])))
     progress.done("it ran already" if ran_before else "ready")
     try:
         yield lambda: None
@@ -126,7 +127,7 @@ def kept_stack(settings: Settings, progress: Progress) -> Iterator[Tick]:
 
 
 def clear_spent(data_dir: Path) -> None:
-    """Remove what a stopped demo leaves in its own directory beside tables, keys and logs."""
+    """Remove all but tables, keys and logs from the directory of a stopped demo."""
     for name in _SPENT:
         shutil.rmtree(data_dir / name, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""What a plan of the demo is made of: steps, scripts, and the builder that writes a job's script."""
+"""The elements of the demo's plan: steps, scripts, and the builder of a job's script."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DOING: Final = (
 
 @dataclass(frozen=True)
 class Actor:
-    """A registered job of the demo. The secret is what its agent signs with."""
+    """A registered job of the demo, and the secret that its agent signs with."""
 
     job_id: str
     secret: str = field(repr=False)
@@ -33,7 +33,7 @@ class Actor:
 
 @dataclass(frozen=True)
 class AgentEvent:
-    """An event that the job's own publisher sends: it numbers, signs and waits for the receipt."""
+    """An event for the job's publisher, which numbers and signs it and waits for the receipt."""
 
     event: str
     detail: str
@@ -42,7 +42,7 @@ class AgentEvent:
 
 @dataclass(frozen=True)
 class RawMessage:
-    """Bytes that an unruly connection publishes below `<prefix>/<topic_id>/events`."""
+    """Bytes that the unruly connection publishes below `<prefix>/<topic_id>/events`."""
 
     topic_id: str
     payload: bytes = field(repr=False)
@@ -51,24 +51,24 @@ class RawMessage:
 
 @dataclass(frozen=True)
 class SentAgain:
-    """The same bytes as an earlier step of the script, by another connection."""
+    """The bytes of an earlier step of the script, sent again by the unruly connection."""
 
     of: int
 
 
 @dataclass(frozen=True)
 class Cancellation:
-    """The operator cancels the job. No job event: it is a record of its own type."""
+    """The operator cancels the job. This is no job event but a record of its own type."""
 
 
 @dataclass(frozen=True)
 class Pick:
-    """A session picks the job at the gateway. No job event either."""
+    """A session picks the job at the gateway. This is no job event either."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that happens, and the ledger row of a job event that must come of it, where it sends one."""
+    """One action. If it sends a job event, also the expected verdict and other fields of the ledger row."""
 
     action: AgentEvent | RawMessage | SentAgain | Cancellation | Pick
     label: str
@@ -89,14 +89,24 @@ class Script:
 
 
 class ScriptBuilder:
-    """Writes the script of one job; knows its seq and state. `sent_at` goes into events it signs itself;
-    `forger_secret` is what somebody who does not know the job's secret signs with.
+    """Builds the script of one job, and keeps count of its seq and state.
+
+    `sent_at` is the timestamp of events that the builder signs itself. `forger_secret` is another secret than
+    the job's, for forged events. `limit_bytes` is the largest body that is accepted.
     """
 
     def __init__(
-        self, title: str, actor: Actor, draw: random.Random, sent_at: str, forger_secret: str = ""
+        self,
+        title: str,
+        actor: Actor,
+        draw: random.Random,
+        sent_at: str,
+        *,
+        forger_secret: str = "",
+        limit_bytes: int = 0,
     ) -> None:
         self.actor = actor
+        self.limit_bytes = limit_bytes
         self.forger_secret = forger_secret
         self.draw = draw
         self.next_seq = 1
@@ -107,11 +117,11 @@ class ScriptBuilder:
         self._raw_seqs = False
 
     def script(self) -> Script:
-        """The finished script."""
+        """Return the finished script."""
         return Script(self._title, self.actor, tuple(self._steps), self._state)
 
     def agent(self, event: str, detail: str | None = None, **data: Any) -> int:
-        """The agent's publisher sends the next event; it is accepted. Returns the step's number."""
+        """Add an accepted event that the agent's publisher sends. Return the step's number."""
         if self._raw_seqs:
             raise ValueError("the publisher's own count is behind: go on with `signed`")
         text = detail or f"{self.draw.choice(_DOING)}, step {self.next_seq}"
@@ -120,13 +130,13 @@ class ScriptBuilder:
         return self._add(Step(AgentEvent(event, text, data), f"{event} by the agent's publisher"))
 
     def work(self, least: int = 1, most: int = 3) -> None:
-        """Started, and some progress."""
+        """Add the start and some progress."""
         self.agent(STARTED, "begins")
         for number in range(self.draw.randint(least, most)):
             self.agent(PROGRESS, done=number + 1)
 
     def body(self, event: str, seq: int, detail: str, **data: Any) -> dict[str, Any]:
-        """An event's fields, not signed."""
+        """Return an event's fields, not signed."""
         return {
             "schema_version": SCHEMA_VERSION,
             "seq": seq,
@@ -140,7 +150,7 @@ class ScriptBuilder:
     def signed(
         self, label: str, event: str, seq: int, detail: str, *, late: bool = False, masked: str | None = None
     ) -> int:
-        """The agent sends an event past its publisher, signed well and with a new seq: accepted."""
+        """Add an accepted event that is sent without the publisher, with a valid signature and a new seq."""
         self._raw_seqs = True
         self._accept(event)
         self.next_seq = max(self.next_seq, seq + 1)
@@ -156,20 +166,20 @@ class ScriptBuilder:
         secret: str | None = None,
         masked: str | None = None,
     ) -> int:
-        """A signed event that is rejected; `secret` is the job's own unless another is given."""
+        """Add a signed event that is rejected. `secret` is the job's own unless another is given."""
         payload = canonical(sign_event(body, self.actor.secret if secret is None else secret))
         return self.refused_bytes(label, reason, payload, masked)
 
     def refused_bytes(self, label: str, reason: str, payload: bytes, masked: str | None = None) -> int:
-        """Bytes on the job's topic that are rejected."""
+        """Add bytes on the job's topic that are rejected."""
         return self._add(Step(RawMessage(self.actor.job_id, payload), label, REJECTED, reason, masked=masked))
 
     def again(self, of: int, label: str) -> int:
-        """The bytes of an accepted step once more: a duplicate."""
+        """Add the bytes of an accepted step once more, which is a duplicate."""
         return self._add(Step(SentAgain(of), label, DUPLICATE, masked=self._steps[of].masked))
 
     def reworded(self, event: str, detail: str) -> None:
-        """One signed event, then the same with its keys in another order and spaces: also a duplicate."""
+        """Add a signed event, then a duplicate of it with spaces and its keys in another order."""
         seq = self.next_seq
         self.signed(f"{event}, sent past the publisher", event, seq, detail)
         signed = sign_event(self.body(event, seq, detail), self.actor.secret)
@@ -178,12 +188,12 @@ class ScriptBuilder:
         self._add(Step(raw, "the same event, keys in another order", DUPLICATE))
 
     def pick(self) -> None:
-        """The job's session picks it."""
+        """Add the pick by the job's session."""
         self._state = states.RUNNING
         self._add(Step(Pick(), "picked at the gateway"))
 
     def cancel(self) -> None:
-        """The operator cancels the job."""
+        """Add the cancellation by the operator."""
         self._state = states.CANCELLED
         self._add(Step(Cancellation(), "cancelled by the operator"))
 

@@ -1,14 +1,14 @@
-"""A raw MQTT connection that keeps no rule: hears every job's events and receipts, sends any bytes.
+"""An MQTT connection without rules: it receives all jobs' events and receipts, and sends any bytes.
 
-The broker lets no stranger in, and no worker write for another job. So this connection has the operator's
-account: what it does is what somebody with a stolen one could do.
+The broker refuses strangers, and workers that write for another job. So this connection uses the operator's
+account, and does what a thief of that account could do.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
@@ -30,7 +30,7 @@ _RECEIPTS_END: Final = "/receipts"
 
 
 class UnrulyConnection:
-    """Thread-safe; use it as a context manager.
+    """A connection that is used as a context manager. Thread-safe.
 
     Raises BackboneUnreachable when the broker does not let it in, is lost, or a receipt does not come within
     `receipt_timeout_s`.
@@ -39,9 +39,8 @@ class UnrulyConnection:
     def __init__(self, mqtt: MqttSettings) -> None:
         self._mqtt = mqtt
         self._changed = threading.Condition()
-        self._heard: dict[str, bytes] = {}
-        self._receipts: Counter[str] = Counter()
-        self._told: dict[str, list[Receipt]] = {}
+        self._received: dict[str, bytes] = {}
+        self._receipts: defaultdict[str, list[Receipt]] = defaultdict(list)
         self._sent: Counter[str] = Counter()
         self._subscribed = False
         self._lost: str | None = None
@@ -67,21 +66,21 @@ class UnrulyConnection:
         self._client.disconnect()
         cut_connection(self._client)
 
-    def told(self) -> dict[str, list[Receipt]]:
-        """All receipts that were heard, by CloudEvents id."""
+    def receipts(self) -> dict[str, list[Receipt]]:
+        """Return all receipts that came, by CloudEvents id."""
         with self._changed:
-            return {ce_id: list(receipts) for ce_id, receipts in self._told.items()}
+            return {ce_id: list(receipts) for ce_id, receipts in self._receipts.items()}
 
     def note_sent(self, ce_id: str) -> None:
-        """Somebody else has sent this event and has its receipt; `send_again` must wait for a further one."""
+        """Note that an agent sent this event and got its receipt. `send_again` then waits for a second one."""
         with self._changed:
             self._sent[ce_id] += 1
 
     def send(self, topic_id: str, payload: bytes, *, retain: bool = False) -> str:
-        """Publish below `<prefix>/<topic_id>/events`, QoS 1. Returns the CloudEvents id.
+        """Publish below `<prefix>/<topic_id>/events` with QoS 1, and return the CloudEvents id.
 
-        Waits until the event is in Kafka: for its receipt, or where there is none (no job id in the topic) for
-        the broker's PUBACK.
+        Waits until the event is in Kafka: for its receipt, or, for a topic without a job id, which gets no
+        receipt, for the broker's PUBACK.
         """
         topic = f"{self._mqtt.topic_prefix}/{topic_id}/events"
         ce_id = content_id(topic.encode("utf-8"), payload)
@@ -90,15 +89,15 @@ class UnrulyConnection:
             times = self._sent[ce_id]
         sent = self._client.publish(topic, payload, qos=1, retain=retain)
         if is_job_id(topic_id):
-            self._wait(lambda: self._receipts[ce_id] >= times, self._mqtt.receipt_timeout_s, "no receipt")
+            self._wait(lambda: len(self._receipts[ce_id]) >= times, self._mqtt.receipt_timeout_s, "no receipt")
         else:
             self._wait(sent.is_published, self._mqtt.puback_timeout_s, "no PUBACK", tick_s=0.02)
         return ce_id
 
     def send_again(self, job_id: str, ce_id: str) -> str:
-        """Publish once more what was heard of a job under this id."""
-        self._wait(lambda: ce_id in self._heard, self._mqtt.receipt_timeout_s, "the event was not heard")
-        return self.send(job_id, self._heard[ce_id])
+        """Publish once more the event of a job that came under this id."""
+        self._wait(lambda: ce_id in self._received, self._mqtt.receipt_timeout_s, "the event was not received")
+        return self.send(job_id, self._received[ce_id])
 
     def _wait(
         self, found: Callable[[], bool], timeout_s: float, what: str, tick_s: float | None = None
@@ -118,7 +117,7 @@ class UnrulyConnection:
         if reason.is_failure:
             self._lose(f"refuses the connection: {reason}")
             return
-        # What was retained for jobs of earlier days is of no interest.
+        # Events that the broker retains for old jobs are not wanted.
         options = SubscribeOptions(qos=1, retainHandling=SubscribeOptions.RETAIN_DO_NOT_SEND)
         filters = (events_filter(self._mqtt.topic_prefix), f"{self._mqtt.topic_prefix}/+{_RECEIPTS_END}")
         client.subscribe([(topic_filter, options) for topic_filter in filters])
@@ -139,10 +138,9 @@ class UnrulyConnection:
             if message.topic.endswith(_RECEIPTS_END):
                 receipt = read_receipt(payload)
                 if receipt is not None:
-                    self._receipts[receipt.ce_id] += 1
-                    self._told.setdefault(receipt.ce_id, []).append(receipt)
+                    self._receipts[receipt.ce_id].append(receipt)
             else:
-                self._heard[content_id(message.topic.encode("utf-8"), payload)] = payload
+                self._received[content_id(message.topic.encode("utf-8"), payload)] = payload
             self._changed.notify_all()
 
     def _on_disconnect(

@@ -22,9 +22,7 @@ from typing import TYPE_CHECKING
 from schemas.errors import UsageError
 
 if TYPE_CHECKING:
-    from connectors.demo.outcome import Outcome
     from connectors.demo.performance import Performance
-    from connectors.demo.told_verdicts import Told
     from schemas.settings.settings import Settings
 
 _STEPS = 7
@@ -55,52 +53,47 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     if settings.limits.payload_bytes < PAYLOAD_LIMIT_LEAST_BYTES:
         raise UsageError(f"limits.payload_bytes: the demo needs {PAYLOAD_LIMIT_LEAST_BYTES} or more")
     started = time.monotonic()
-    performance, used = _perform_kept(args, settings) if args.keep else _perform(args, settings)
+    performance, used = _perform(args, settings)
     if not args.json or sys.stdout.isatty():
         from connectors.demo.report import show
 
         show(performance, used)
-    outcome, told = performance.outcome, performance.told
+    outcome = performance.outcome
     for difference in outcome.differences:
         print(f"differs: {difference}", file=sys.stderr)
     _explain_what_stays(args, used)
     if args.json:
-        print(json.dumps(_figures(outcome, told, time.monotonic() - started)))
+        print(json.dumps(_numbers(performance, time.monotonic() - started)))
     return 1 if outcome.differences else 0
 
 
 def _perform(args: argparse.Namespace, settings: Settings) -> tuple[Performance, Settings]:
+    """Play the demo. Return the result and the settings of the stack."""
     from connectors.demo.performance import perform
     from connectors.demo.progress import Progress
-    from connectors.demo.stage_stack import clear_spent, own_settings, own_stack, temporary_data_dir
+    from connectors.demo.stage_stack import clear_spent, kept_stack, own_settings, own_stack, temporary_data_dir
 
-    data_dir: Path = args.data_dir or temporary_data_dir()
-    used = own_settings(settings, data_dir)
     progress = Progress(_STEPS)
+    if args.keep:
+        used = settings
+        if args.data_dir is not None:
+            used = settings.model_copy(update={"data_dir": args.data_dir.absolute()})
+        with kept_stack(used, progress) as tick:
+            return perform(used, args.jobs, progress, tick), used
+    is_temporary = args.data_dir is None
+    data_dir = temporary_data_dir() if is_temporary else args.data_dir
+    used = own_settings(settings, data_dir)
     progress.say(f"All data of this demo is in {used.data_path}")
     try:
         with own_stack(used, progress) as tick:
             performance = perform(used, args.jobs, progress, tick)
     except KeyboardInterrupt:
-        if args.data_dir is None:
+        if is_temporary:
             shutil.rmtree(data_dir, ignore_errors=True)
         raise
-    if args.data_dir is None and not performance.outcome.differences:
+    if is_temporary and not performance.outcome.differences:
         clear_spent(data_dir)
     return performance, used
-
-
-def _perform_kept(args: argparse.Namespace, settings: Settings) -> tuple[Performance, Settings]:
-    from connectors.demo.performance import perform
-    from connectors.demo.progress import Progress
-    from connectors.demo.stage_stack import kept_stack
-
-    used = settings
-    if args.data_dir is not None:
-        used = settings.model_copy(update={"data_dir": args.data_dir.absolute()})
-    progress = Progress(_STEPS)
-    with kept_stack(used, progress) as tick:
-        return perform(used, args.jobs, progress, tick), used
 
 
 def _explain_what_stays(args: argparse.Namespace, used: Settings) -> None:
@@ -117,13 +110,14 @@ def _explain_what_stays(args: argparse.Namespace, used: Settings) -> None:
         print(line, file=sys.stderr)
 
 
-def _figures(outcome: Outcome, told: Told, seconds: float) -> dict[str, object]:
+def _numbers(performance: Performance, seconds: float) -> dict[str, object]:
+    outcome, receipts = performance.outcome, performance.receipts
     return {
         "sent": outcome.sent,
         "accepted": outcome.accepted,
         "duplicate": outcome.duplicate,
         "rejected": outcome.rejected,
         "jobs": outcome.jobs,
-        "receipts": {**told.verdicts, "durable": told.durable},
+        "receipts": {**receipts.verdicts, "durable": receipts.durable},
         "seconds": round(seconds, 1),
     }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from connectors.demo.gateway_scene import session_name
 from connectors.demo.outcome import Delivery
 from connectors.demo.plan import Plan, build_plan
+from connectors.demo.scenes import session_name
 from connectors.demo.steps import Actor, AgentEvent, Cancellation, Pick, RawMessage, Script, SentAgain
 from connectors.mqtt_bridge.bridge_records import job_event_record
 from connectors.mqtt_link.topics import events_topic

@@ -59,7 +59,6 @@ def test_a_ledger_that_lacks_a_row_is_named(folded: FoldedPlan) -> None:
     told = "\n".join(_compared(folded, rows).differences)
     assert f"job/{lost['stream_id']}" in told
     assert "planned rejected bad_signature" in told
-    assert "rejected as bad_signature: planned 4, the ledger has 3" in told
     assert still_missing(rows, folded.deliveries) == 1
 
 
@@ -69,7 +68,6 @@ def test_a_row_with_a_wrong_reason_is_named(folded: FoldedPlan) -> None:
     wrong["reason"] = "malformed"
     told = _compared(folded, rows).differences
     assert any(f"job/{wrong['stream_id']}" in t and "the ledger has rejected malformed" in t for t in told)
-    assert any(t.startswith("rejected as malformed") for t in told)
 
 
 def test_a_row_that_nobody_sent_is_named(folded: FoldedPlan) -> None:
@@ -106,8 +104,8 @@ def test_a_rejection_that_was_planned_as_accepted_is_named_however_often_it_came
     rows = folded.row_dicts()
     accepted = next(row for row in rows if row["verdict"] == "accepted" and row["type"] == "job.event")
     rows.append({**accepted, "offset": len(rows), "verdict": "rejected", "reason": "bad_signature"})
-    told = _compared(folded, rows).differences
-    assert any(t.startswith("rejected as bad_signature") for t in told)
+    (told,) = _compared(folded, rows).differences
+    assert "planned nothing more, the ledger has rejected bad_signature instead" in told
 
 
 def test_a_duplicate_with_other_content_than_the_accepted_event_is_named(folded: FoldedPlan) -> None:

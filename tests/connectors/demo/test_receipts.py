@@ -1,10 +1,10 @@
-"""What the demo makes of its receipts: counts, who was told of a rejection, and what contradicts the ledger."""
+"""Receipts of the demo: counts, reported rejections, and contradictions with the ledger."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from connectors.demo.told_verdicts import told_verdicts
+from connectors.demo.outcome import check_receipts
 from connectors.mqtt_link.receipt import Receipt
 
 
@@ -26,18 +26,18 @@ def test_receipts_are_counted_and_those_without_a_verdict_apart() -> None:
         "b": [Receipt("b", 2, "rejected", "bad_signature")],
         "c": [Receipt("c", 3)],
     }
-    told = told_verdicts(receipts, ROWS)
-    assert told.verdicts == {"accepted": 1, "duplicate": 1, "rejected": 1}
-    assert (told.durable, told.rejections, told.differences) == (1, {"bad_signature": 1}, [])
+    report = check_receipts(receipts, ROWS)
+    assert report.verdicts == {"accepted": 1, "duplicate": 1, "rejected": 1}
+    assert (report.durable, report.rejections, report.differences) == (1, {"bad_signature": 1}, [])
 
 
 def test_a_receipt_that_contradicts_the_ledger_is_named() -> None:
     for verdict, reason in (("accepted", None), ("rejected", "malformed")):
-        told = told_verdicts({"b": [Receipt("b", 2, verdict, reason)]}, ROWS)
-        assert [difference.startswith("a receipt said") for difference in told.differences] == [True]
-        assert told.rejections == {}
+        report = check_receipts({"b": [Receipt("b", 2, verdict, reason)]}, ROWS)
+        assert [difference.startswith("a receipt said") for difference in report.differences] == [True]
+        assert report.rejections == {}
 
 
 def test_receipts_that_all_lack_a_verdict_are_a_difference() -> None:
-    told = told_verdicts({"a": [Receipt("a", 1)]}, ROWS)
-    assert told.differences == ["no receipt had a verdict: the bridge heard nothing from the gateway"]
+    report = check_receipts({"a": [Receipt("a", 1)]}, ROWS)
+    assert report.differences == ["no receipt had a verdict: the bridge got no verdicts from the gateway"]
