@@ -41,8 +41,8 @@ def read_password(path: Path) -> str:
     except FileNotFoundError:
         raise ValueError(
             f"{path} is missing. For the stack's own Kafka ./trunkline up makes it; for another Kafka set its "
-            "login (docs/how-to/use_your_own_kafka_and_spark.md), or kafka.security_protocol to PLAINTEXT if it "
-            "has none"
+            "login (docs/how-to/use_your_own_kafka_and_spark.md), or kafka.security_protocol to PLAINTEXT if it"
+            " has none"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read {path}: {type(error).__name__}") from None

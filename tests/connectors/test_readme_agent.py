@@ -26,8 +26,8 @@ def test_the_agent_of_the_readme_answers_each_message_once(backbone_settings: Se
     with starting(GatewayProcess, backbone_settings, tmp_path) as start:
         gateway = start()
         with gateway.client() as operator:
-            made = operator.post(PRINCIPALS, json={"principal": "echo", "role": "worker"}).raise_for_status().json()
-            (tmp_path / "echo.token").write_text(made["token"])
+            made = operator.post(PRINCIPALS, json={"principal": "echo", "role": "worker"}).raise_for_status()
+            (tmp_path / "echo.token").write_text(made.json()["token"])
             (tmp_path / "agent.py").write_text(program.replace("http://127.0.0.1:3200", gateway.url))
             agent = subprocess.Popen([sys.executable, "agent.py"], cwd=tmp_path)
             try:

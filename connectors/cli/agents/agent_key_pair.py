@@ -71,8 +71,8 @@ def put_in_place(path: Path) -> None:
 
 
 def _private_key(path: Path) -> RSAPrivateKey:
-from connectors.agent_client.signed_auth import AgentKey
-# Imported here: it imports the whole agent client, which takes a second.
+    # Imported here: it imports the whole agent client, which takes a second.
+    from connectors.agent_client.signed_auth import AgentKey
 
     return AgentKey(path).current()
 
