@@ -11,7 +11,7 @@ from schemas.wire.strict_json import canonical
 from schemas.wire.wire_body import Name, Note, WireBody
 
 # Raised whenever the rules of schemas/policy change, so that an auditor knows by which rules it was decided.
-POLICY_VERSION: Final = 6
+POLICY_VERSION: Final = 7
 ANONYMOUS: Final = "anonymous"
 RefusalReason = Literal["unauthorized", "policy", "unknown_recipient", "malformed", "too_large"]
 

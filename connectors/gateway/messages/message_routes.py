@@ -88,7 +88,7 @@ def add_message_routes(app: FastAPI, hub: Hub) -> None:
         return json_answer(answer, verdict=settled.verdict)
 
     @app.post(f"{MESSAGES}/broadcast", response_model=BroadcastAnswer, responses=ERRORS)
-    @asks_for(Action.MESSAGE_SEND)
+    @asks_for(Action.MESSAGE_BROADCAST)
     async def broadcast_message(
         request: Request, body: BroadcastRequest, key: IdempotencyKey = None
     ) -> Response:

@@ -102,13 +102,6 @@ def evaluate_message(
     return _evaluate(MESSAGE_RULES, MessageSending(sender, recipient, kind, known))
 
 
-def evaluate_capability(caller: Caller, capability: str) -> PolicyResult:
-    """Whether the caller's token holds the capability."""
-    if capability in caller.capabilities:
-        return PolicyResult(allowed=True)
-    return PolicyResult(allowed=False, reason="the token does not hold this capability")
-
-
 def is_known_recipient(live_view: LiveView, recipient: str, *, per_token: bool = False) -> bool:
     """Whether there is a mailbox of this name (`has_mailbox`); where tokens have mailboxes of their own, also
     that of a token that is valid now.

@@ -1,16 +1,18 @@
-"""Who may do what at the HTTP door: one table, one function, deny by default.
+"""The access policy of the HTTP gateway: roles, their rights, and the capabilities of a task's token.
 
-The rule: a thing is changed and ended by the principal that made it, and by the operator.
+Access is denied unless the table `RIGHTS` grants it. A principal may change and end the things that it made; the
+operator may change and end everything.
 
-A role has an action or it has not; `OWN` limits it to what is the caller's own:
+`RIGHTS` gives a role an action for everything (`ALL`) or for the caller's own things (`OWN`). A caller owns:
 
-- a delegator: jobs that it registered, sessions that it created, tasks that it submitted, and their tokens;
-- a worker: the session of its name, and the job that this session holds;
-- an agent: the task whose token it has;
-- all of them: the mailbox of their name.
+- as a delegator: the jobs that it registered, the sessions that it created, the tasks that it submitted, and the
+  tokens of these tasks;
+- as a worker: the session of its name and the job that this session holds;
+- as an agent: the task whose token it presents;
+- in every role: the mailbox of its name.
 
-What does not exist belongs to nobody. What the table does not name is refused. When a rule changes, raise
-`schemas.wire.refusal.POLICY_VERSION`.
+A thing that does not exist has no owner. The capabilities of a task's token can restrict an agent further, see
+`has_capability`. Raise `schemas.wire.refusal.POLICY_VERSION` whenever a rule changes.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from schemas.streams.principal.principals import AGENT, DELEGATOR, OPERATOR, VIE
 
 
 class Action(StrEnum):
-    """What a route does. Each route names exactly one."""
+    """The action of a route. Each route names exactly one."""
 
     JOB_REGISTER = "job.register"
     JOB_PICK = "job.pick"
@@ -45,6 +47,7 @@ class Action(StrEnum):
     PRINCIPAL_REVOKE = "principal.revoke"
     MAILBOX_READ = "mailbox.read"
     MESSAGE_SEND = "message.send"
+    MESSAGE_BROADCAST = "message.broadcast"
     MESSAGE_DRAIN = "message.drain"
     MESSAGE_MARK = "message.mark"
     AUDIT_READ = "audit.read"
@@ -64,7 +67,7 @@ class Action(StrEnum):
 
 
 class Reach(StrEnum):
-    """How far a right goes."""
+    """The things that a right covers: all of them, or those that the caller owns."""
 
     ALL = "all"
     OWN = "own"
@@ -80,9 +83,10 @@ _READING: Final = {
     Action.TOKEN_LIST: Reach.ALL,
     Action.AUDIT_READ: Reach.ALL,
 }
-# What everybody with a mailbox may do with it: the sender and the mailbox are the caller's own by themselves.
+# The sender and the mailbox of these actions are always the caller's own, so they need no limit.
 _MESSAGES: Final = {
     Action.MESSAGE_SEND: Reach.ALL,
+    Action.MESSAGE_BROADCAST: Reach.ALL,
     Action.MESSAGE_DRAIN: Reach.ALL,
     Action.MESSAGE_MARK: Reach.ALL,
 }
@@ -122,9 +126,22 @@ RIGHTS: Final[dict[str, dict[Action, Reach]]] = {
 }
 
 
+# The actions that a token's capabilities can restrict. An agent keeps its mailbox and the end of its own task.
+RESTRICTED_BY_CAPABILITIES: Final = frozenset(
+    {Action.MESSAGE_SEND, Action.MESSAGE_BROADCAST, Action.TASK_SUBMIT}
+)
+_CAPABILITY_FAMILIES: Final = ("message.", "task.")
+
+
 @dataclass(frozen=True)
 class Caller:
-    """Who asks: the principal of a token that is valid now. An agent comes with the token of its task."""
+    """The authenticated sender of a request.
+
+    Attributes:
+        task_id: The task whose token an agent presented; None for every other principal.
+        token_id: The id of that token.
+        capabilities: The capabilities of that token; empty for every other principal.
+    """
 
     principal: str
     role: str
@@ -134,45 +151,72 @@ class Caller:
 
     @property
     def requester(self) -> str:
-        """Whose the ids of requests are: two tasks of one agent know nothing of each other's."""
+        """The namespace of the caller's idempotency keys. Each task of an agent has its own."""
         return self.principal if self.task_id is None else f"{self.principal}/{self.task_id}"
 
     def owns(self, owner: str | None) -> bool:
-        """Return whether what belongs to `owner` is the caller's own.
+        """Return whether the caller owns the things of `owner`.
 
-        `owner` is a principal's name (of its mailbox, of a session's worker), `<door>/<principal>` as the rows
-        of the registries name a creator, or `owner_of_task`. A name holds no slash: none is taken for another.
+        Args:
+            owner: A principal's name (of its mailbox, of a session's worker), `<door>/<principal>` as the registry
+                rows name a creator, or the result of `owner_of_task`. A name contains no slash, so the three
+                forms never collide.
         """
-        # An agent is no principal: the jobs and tasks of a principal with the agent's name are not its own.
+        # An agent is not a principal: it does not own the jobs and tasks of a principal that has its name.
         made_by_token = f"{DOOR}/{self.principal}" if self.task_id is None else owner_of_task(self.task_id)
         return owner is not None and owner in (self.principal, made_by_token)
 
 
 def owner_of_task(task_id: str | None) -> str | None:
-    """Return the owner of a task as an agent sees it: the holder of the task's token."""
+    """Return the owner of a task from an agent's point of view: the holder of the task's token."""
     return None if task_id is None else f"task/{task_id}"
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The answer. `why` is for the caller and the ledger; it quotes nothing that the caller sent."""
+    """The result of an access check.
+
+    Attributes:
+        why: The reason of a refusal, for the caller and the ledger. It quotes nothing that the caller sent.
+    """
 
     allowed: bool
     why: str = ""
 
 
 def decide(caller: Caller, action: Action, owner: str | None = None) -> Decision:
-    """Whether `caller` may do `action` on something that belongs to `owner` (None: to nobody known)."""
+    """Decide whether `caller` may perform `action` on something that `owner` owns.
+
+    Args:
+        caller: The authenticated sender of the request.
+        action: The action of the route.
+        owner: The owner of the thing; None when it has no known owner.
+    """
     reach = RIGHTS.get(caller.role, {}).get(action)
-    if reach is Reach.ALL:
-        return Decision(True)
-    if reach is Reach.OWN:
-        if caller.owns(owner):
-            return Decision(True)
+    if reach is None:
+        return Decision(False, f"a {caller.role} may not do {action}")
+    if reach is Reach.OWN and not caller.owns(owner):
         return Decision(False, f"a {caller.role} may do {action} only on its own")
-    return Decision(False, f"a {caller.role} may not do {action}")
+    if not has_capability(caller, action):
+        return Decision(False, f"the capabilities of the task's token do not include {action}")
+    return Decision(True)
+
+
+def has_capability(caller: Caller, action: Action) -> bool:
+    """Return whether the capabilities of the caller's token permit `action`.
+
+    Capabilities restrict a right that the role has; they never grant one. The rule:
+
+    - Only `RESTRICTED_BY_CAPABILITIES` can be restricted. Every other action is permitted.
+    - A list without any name that starts with `message.` or `task.` restricts nothing.
+    - Any other list permits those restricted actions that it names, such as `message.send`.
+    """
+    if action not in RESTRICTED_BY_CAPABILITIES:
+        return True
+    is_restricted = any(name.startswith(_CAPABILITY_FAMILIES) for name in caller.capabilities)
+    return not is_restricted or action in caller.capabilities
 
 
 def needs_owner(caller: Caller, action: Action) -> bool:
-    """Whether the decision hangs on whose the thing is."""
+    """Return whether the decision depends on the owner of the thing."""
     return RIGHTS.get(caller.role, {}).get(action) is Reach.OWN

@@ -48,6 +48,7 @@ _RULES: dict[str, Any] = {
 _AGENTS: dict[str, dict[str, Any]] = {
     "idle": {"image": "test/idle", "capabilities": ["wait", "rest"]},
     "lazy": {"image": "test/idle"},
+    "quiet": {"image": "test/idle", "capabilities": ["wait", "message.broadcast"]},
     "broken": {"image": "test/broken"},
     "unruled": {"image": "test/nobody-runs-this"},
 }

@@ -34,6 +34,7 @@ EXPECTED = {
     "principal.revoke": (ALL, NO, NO, NO),
     "mailbox.read": (ALL, OWN, OWN, NO, OWN),
     "message.send": (ALL, ALL, ALL, NO, ALL),
+    "message.broadcast": (ALL, ALL, ALL, NO, ALL),
     "message.drain": (ALL, ALL, ALL, NO, ALL),
     "message.mark": (ALL, ALL, ALL, NO, ALL),
     "audit.read": (ALL, ALL, NO, ALL, NO),

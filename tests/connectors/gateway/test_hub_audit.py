@@ -65,6 +65,28 @@ def test_delivered_and_rejected_messages_are_in_the_audit_log_of_both_gateways(h
     wait_until(lambda: len(entries(hub.operator, name)) == 6, what="one entry more")
 
 
+@pytest.mark.requirement("HO-20")
+def test_an_agent_whose_capabilities_leave_out_sending_is_refused_and_audited_at_every_gateway(hub):
+    task = hub.submit("quiet")
+    for gateway in (0, 1):
+        agent = hub.client(task.token, gateway)
+        answer = post(agent, "idle")
+        assert (answer.status_code, answer.json()["reason"]) == (403, "policy")
+        assert agent.post(f"{MESSAGES}/broadcast", json={"type": "note"}).status_code == 200
+    for client in (hub.operator, hub.other):
+        found = wait_until(lambda client=client: len(e := rejected(client, "quiet")) == 2 and e, what="entries")
+        assert {(e["reason"], e["why"]) for e in found} == {
+            ("policy", "the capabilities of the task's token do not include message.send")
+        }
+    # Its other rights are as they were.
+    assert hub.client(task.token).post(f"{TASKS}/{task.id}/complete", json={}).status_code == 200
+
+
+def rejected(client, sender):
+    """Return the sender's messages that were refused."""
+    return [one for one in entries(client, sender) if one["verdict"] == "rejected"]
+
+
 @pytest.mark.requirement("HB-04")
 def test_a_refused_message_is_in_the_audit_log_with_recipient_and_type_where_they_could_be_read(hub):
     name, token = hub.principal("delegator")

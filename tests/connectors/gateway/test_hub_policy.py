@@ -20,7 +20,6 @@ from pydantic import BaseModel
 
 from connectors.gateway.rules.hub_policy import (
     PolicyResult,
-    evaluate_capability,
     evaluate_message,
     evaluate_task_assignment,
 )
@@ -28,9 +27,10 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway.web import admission
 from connectors.gateway.web.admission import AdmittedRoute
 from connectors.gateway.web.identities import Identities, Unidentified
-from connectors.gateway.web.policy import Action, Caller, Decision, decide, owner_of_task
+from connectors.gateway.web.policy import Action, Caller, Decision, decide, has_capability, owner_of_task
 from connectors.gateway_program.application import build_application
 from connectors.live.live_view import LiveView
+from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import REGISTRY_AGENTS, REGISTRY_PRINCIPALS, AgentRow, PrincipalRow, TokenRow
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import Settings
@@ -101,10 +101,35 @@ def test_a_message_goes_to_somebody_known_and_has_a_type(recipient, kind, allowe
     assert bool(found.reason) is not allowed
 
 
-@pytest.mark.parametrize("capability", ["answer", "Answer", "answers", "", "*"])
-def test_a_capability_is_held_or_not_and_never_guessed(capability):
-    assert evaluate_capability(AGENT_CALLER, capability).allowed is (capability == "answer")
-    assert not evaluate_capability(Caller("operator", "operator"), capability).allowed
+SEND, BROADCAST, SUBMIT = Action.MESSAGE_SEND, Action.MESSAGE_BROADCAST, Action.TASK_SUBMIT
+RESTRICTED = {SEND, BROADCAST, SUBMIT}
+
+
+@pytest.mark.requirement("HO-20")
+@pytest.mark.parametrize(
+    ("capabilities", "permitted"),
+    [
+        ((), RESTRICTED),
+        (("answer",), RESTRICTED),
+        (("messages", "task", "audit.read"), RESTRICTED),
+        (("answer", "message.send"), {SEND}),
+        (("message.broadcast",), {BROADCAST}),
+        (("message.send", "message.broadcast"), {SEND, BROADCAST}),
+        (("task.submit",), {SUBMIT}),
+        # An unknown name of the two families grants nothing and still restricts.
+        (("message.sned",), set()),
+        (("task.end", "Message.send"), set()),
+    ],
+)
+def test_action_capabilities_of_a_token_permit_the_restricted_actions_that_they_name(capabilities, permitted):
+    caller = Caller("echo", AGENT, "t1", "0" * 12, capabilities)
+    assert {action for action in Action if not has_capability(caller, action)} == RESTRICTED - permitted
+    for action in Action:
+        owner = owner_of_task("t1")
+        by_role = decide(AGENT_CALLER, action, owner).allowed
+        assert decide(caller, action, owner).allowed is (
+            by_role and (action in permitted | set(Action) - RESTRICTED)
+        )
 
 
 @given(st.text(max_size=20), st.text(max_size=20))
@@ -114,7 +139,6 @@ def test_no_reason_quotes_what_was_sent(name, text):
         evaluate_task_assignment(ROWS, *said),
         evaluate_task_assignment(ROWS, "echo", ""),
         evaluate_message(ROWS, AGENT_CALLER, *said),
-        evaluate_capability(AGENT_CALLER, said[0]),
     ):
         assert not found.allowed and found.reason and "canary" not in found.reason
 
@@ -122,6 +146,7 @@ def test_no_reason_quotes_what_was_sent(name, text):
 ANY, ITS_TASK, ITS_MAILBOX = "any", owner_of_task("t1"), "echo"
 RIGHTS_OF_AN_AGENT = {
     Action.MESSAGE_SEND: ANY,
+    Action.MESSAGE_BROADCAST: ANY,
     Action.MESSAGE_DRAIN: ANY,
     Action.MESSAGE_MARK: ANY,
     Action.AGENT_READ: ANY,
@@ -290,6 +315,27 @@ def test_handlers_that_are_reached_are_seen_so_that_the_tests_above_prove_someth
         assert doorway.ask("GET", "/api/hub/tasks", f"Bearer {TOKEN}").status_code == 204
         assert doorway.ask("GET", "/healthz", None).status_code == 204
     assert doorway.reached == ["/api/hub/tasks", "/healthz"]
+
+
+@pytest.mark.requirement("HO-20")
+def test_a_token_limited_to_broadcasts_is_refused_at_other_routes_that_send_and_recorded(doorway):
+    limited = TokenRow(
+        "1" * 12, token_hash("limited"), "echo", "t1", ["message.broadcast"], "active", 1, 10**15, None, None
+    )
+    doorway.hub.identities.changed(AppliedChange(TokenRow.VIEW, limited.token_id, 1, limited))
+    doorway.refused.clear()
+    with doorway.watched():
+        for path in ("/api/hub/messages", "/messages"):
+            answer = doorway.ask("POST", path, "Bearer limited", b"[")
+            assert (answer.status_code, answer.json()["reason"]) == (403, "policy")
+        assert doorway.ask("GET", "/api/hub/messages", "Bearer limited").status_code == 204
+        doorway.reached.clear()
+        doorway.ask("POST", "/api/hub/messages/broadcast", "Bearer limited", b'{"type": "note"}')
+    assert doorway.reached == ["/api/hub/messages/broadcast"]
+    why = "the capabilities of the task's token do not include message.send"
+    assert doorway.refused == [
+        ("policy", why, "echo", f"POST {path}") for path in ("/api/hub/messages", "/messages")
+    ]
 
 
 MODELS = {
