@@ -1,4 +1,4 @@
-"""The gateway as a program: composes hub, dashboard, MCP door and out-of-band door.
+"""The gateway as a program: hub, dashboard, MCP door and out-of-band door in one process.
 
-Nothing imports it.
+It composes the other packages. No package may import it.
 """

@@ -1,4 +1,4 @@
-"""The gateway's web application: its routes, its gate, and one form for every error."""
+"""The web application of the hub: its routes, its access check, and its error handlers."""
 
 from __future__ import annotations
 
@@ -47,16 +47,15 @@ VERSION: Final = "1"
 
 
 def build_application(hub: Hub) -> FastAPI:
-    """The application over an open hub."""
-    # No pages that load scripts from elsewhere, and no redirects: a path is right or unknown.
+    """Build the application over a hub."""
+    # No documentation pages, because they load scripts from other hosts, and no redirects of slashes.
     app = FastAPI(title=TITLE, version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.route_class = AdmittedRoute
     gate = Gate(hub.identities, hub.refusals, hub.settings.limits.payload_bytes, hub.prune_token)
     app.state.gate = gate
     _add_error_handlers(app)
     _add_health_routes(app, hub)
-    _add_metrics_route(app, hub)
-    # The first in line is found first, and these are asked for most.
+    # Starlette tries the routes in this order, so the most used ones come first.
     add_message_routes(app, hub)
     add_job_routes(app, hub)
     add_stream_routes(app, hub, gate)
@@ -78,35 +77,34 @@ def _add_health_routes(app: FastAPI, hub: Hub) -> None:
     @app.get("/healthz", response_model=HealthAnswer)
     @open_to_all
     async def healthz() -> Response:
-        """Whether the gateway answers."""
+        """Check that the gateway answers."""
         return json_answer({"status": "ok"})
 
     @app.get("/readyz", response_model=ReadyAnswer, responses=ERRORS)
     @open_to_all
     async def readyz() -> Response:
-        """Whether the gateway can do its work: the live view follows the log, and Kafka takes records."""
-        if hub.stopping.is_set():
-            raise unavailable("the gateway is stopping", NOT_READY)
-        if hub.live_view.failure is not None:
-            raise unavailable("the live view has stopped", NOT_READY)
-        if hub.appender.is_topic_gone:
-            raise unavailable("the topic of the log is gone from Kafka", NOT_READY)
-        if hub.appender.away is not None:
-            raise unavailable("Kafka is away", NOT_READY)
+        """Check that the live view follows the log and that Kafka accepts records."""
+        appender = hub.appender
+        for is_missing, why in (
+            (hub.stopping.is_set(), "the gateway is stopping"),
+            (hub.live_view.failure is not None, "the live view has stopped"),
+            (appender.is_topic_gone, "the topic of the log is gone from Kafka"),
+            (appender.away is not None, "Kafka is away"),
+        ):
+            if is_missing:
+                raise unavailable(why, NOT_READY)
         lag = {str(number): records for number, records in hub.live_view.lag().items()}
         return json_answer({"status": "ready", "lag": lag})
 
-
-def _add_metrics_route(app: FastAPI, hub: Hub) -> None:
     @app.get("/metrics", response_class=PlainTextResponse)
     @open_to_all
     async def metrics() -> Response:
-        """What Prometheus asks for: requests, verdicts by reason, live-view lag, mailbox depth."""
+        """Return the metrics in the text format of Prometheus."""
         return Response(await asyncio.to_thread(hub.metrics.text), media_type=CONTENT_TYPE)
 
 
 def _methods_of(app: FastAPI, request: Request) -> list[str]:
-    """All methods of a path. Each has a route of its own, and the first that fits knows no other."""
+    """Return all methods of a path. Each method has a route of its own."""
     routes = [route for route in app.router.routes if isinstance(route, APIRoute)]
     exact = [route for route in routes if route.path == request.url.path]
     fitting = exact or [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]

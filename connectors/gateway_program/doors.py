@@ -1,9 +1,9 @@
-"""The applications that the gateway serves, each on a port of its own, in one process over one live view."""
+"""The doors of the gateway: the applications that it serves in one process, each at its own address."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +19,13 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Door:
-    """One application and where it listens. `setting` names its port; `opened` is called when the hub is open,
-    before anybody is served. `send_buffer_bytes`: what the kernel keeps for one slow reader at most, None for
-    its default. `socket_path`: it listens on this Unix socket instead, which one gateway has at a time.
+    """One application and its address.
+
+    Attributes:
+        setting: The setting of its port, for error messages.
+        opened: Called when the hub is open, before the first request.
+        send_buffer_bytes: The kernel's send buffer for each connection; None for the default.
+        socket_path: The Unix socket to listen on instead of a port. Only one gateway at a time has it.
     """
 
     name: str
@@ -36,40 +40,23 @@ class Door:
 
 
 def doors_of(hub: Hub) -> list[Door]:
-    """The doors that the settings open. Called before the hub is: who wants to hear of changes from the first
-    one on, registers with its live view here.
+    """Return the doors that the settings enable.
+
+    Call it before the hub is opened, because doors register with its live view to receive every change.
     """
     gateway, dashboard, agent_mcp = hub.settings.gateway, hub.settings.dashboard, hub.settings.agent_mcp
     doors = [Door("hub", build_application(hub), gateway.host, gateway.port, "gateway.port")]
     if dashboard.port:
         page = Dashboard(hub)
-        doors.append(
-            Door(
-                "dashboard",
-                page.app,
-                dashboard.host,
-                dashboard.port,
-                "dashboard.port",
-                opened=page.opened,
-                lifespan="on",
-                send_buffer_bytes=page.send_buffer_bytes,
-            )
-        )
+        door = Door("dashboard", page.app, dashboard.host, dashboard.port, "dashboard.port", page.opened, "on")
+        doors.append(replace(door, send_buffer_bytes=page.send_buffer_bytes))
     if agent_mcp.port:
-        # Half a second of imports, that a gateway without this door need not pay.
+        # This import takes half a second, so a gateway without this door skips it.
         from connectors.agent_mcp.door import AgentMcp
 
         mcp = AgentMcp(hub)
         doors.append(
-            Door(
-                "agent_mcp",
-                mcp.app,
-                agent_mcp.host,
-                agent_mcp.port,
-                "agent_mcp.port",
-                opened=mcp.opened,
-                lifespan="on",
-            )
+            Door("agent_mcp", mcp.app, agent_mcp.host, agent_mcp.port, "agent_mcp.port", mcp.opened, "on")
         )
     commands = OutOfBandDoor(hub)
     path, setting = hub.settings.command_socket, "xml_pump.command_socket"

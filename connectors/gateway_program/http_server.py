@@ -1,4 +1,4 @@
-"""uvicorn for one door of the gateway: its settings, its place in a budget of connections, its TLS."""
+"""The HTTP servers of the gateway: uvicorn with a budget of connections and TLS."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from schemas.settings.settings import GatewaySettings
 log = structlog.stdlib.get_logger(__name__)
 
 _FINISH_S: Final = 5
-# How many connections the kernel keeps for a listener until they are accepted.
+# The connections that the kernel keeps for a listener until they are accepted.
 _BACKLOG: Final = 1024
-# The Unix socket is open to the gateway's own user alone, who needs few connections.
+# Only the gateway's own user can open the Unix socket, and needs few connections.
 _LOCAL: Final = 32
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn for one door. Signals are the program's to handle. Without `tls` it serves in clear."""
+    """A uvicorn server for one door. Without `tls` it serves plain HTTP. The program handles signals."""
 
     def __init__(self, door: Door, tls: ssl.SSLContext | None, budgets: Budgets, idle_timeout_s: int) -> None:
         self._budget = budgets.of(door)
@@ -40,13 +40,13 @@ class HttpServer(uvicorn.Server):
             uvicorn.Config(
                 door.app,
                 loop="asyncio",
-                http=cast(Any, self._protocol),  # called as a class would be
+                http=cast(Any, self._protocol),  # uvicorn calls it like a class
                 ws="none",
                 lifespan=door.lifespan,
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                proxy_headers=False,  # nobody looks at the client's address
+                proxy_headers=False,  # the address of the client is not used
                 timeout_keep_alive=idle_timeout_s,
                 timeout_graceful_shutdown=_FINISH_S,
                 backlog=budgets.accepted_at_once,
@@ -54,7 +54,7 @@ class HttpServer(uvicorn.Server):
         )
 
     def _protocol(self, **options: Any) -> BoundedHttp | TlsEntry:
-        """The protocol of a new connection."""
+        """Return the protocol of a new connection."""
         http = partial(BoundedHttp, budget=self._budget, listener=self._door.name, **options)
         if self._tls is None:
             return http()
@@ -65,21 +65,22 @@ class HttpServer(uvicorn.Server):
         return TlsEntry(self._budget, self._door.name, self._tls, secure)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen. More may wait in the kernel than are accepted at once."""
+        """Start to listen, with a longer backlog in the kernel than uvicorn accepts in one turn."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(_BACKLOG)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """None: there are several of these in one process, and each would take the signals from the others."""
+        """Capture no signals, because several servers in one process would take them from each other."""
         yield
 
 
 class Budgets:
-    """The budgets of one gateway's listeners: one for all on TCP, one for the Unix socket.
+    """The connection budgets of one gateway: one for all TCP listeners, one for the Unix socket.
 
-    Raises TrunklineError when this process may not have enough descriptors.
+    Raises:
+        TrunklineError: This process may not open enough descriptors.
     """
 
     def __init__(self, settings: GatewaySettings, listeners: int, clock: Callable[[], float]) -> None:
@@ -98,11 +99,11 @@ class Budgets:
         self.all = (self.tcp, self.local)
 
     def of(self, door: Door) -> ConnectionBudget:
-        """The budget that the door's connections belong to."""
+        """Return the budget of the door's connections."""
         return self.tcp if door.socket_path is None else self.local
 
     def sweep(self) -> None:
-        """End what has taken too long, and log how many `connection_cut` lines were left out."""
+        """Cut connections that have taken too long, and log how many `connection_cut` lines were left out."""
         for budget in self.all:
             budget.sweep()
         for kind, omitted in self._log_limit.due():
@@ -116,10 +117,10 @@ class Budgets:
 
 
 def bound_socket(door: Door) -> socket.socket:
-    """The door's address, taken, but not listened on yet: who comes before all is ready is refused."""
+    """Bind the address of a door without listening, so that early clients are refused."""
     family = socket.AF_INET6 if ":" in door.host else socket.AF_INET
-    # The protocol is said aloud: asyncio sets TCP_NODELAY only where it sees it, and without that each answer
-    # waits 40 ms for the client's delayed acknowledgement.
+    # asyncio sets TCP_NODELAY only for an explicit protocol. Without it each answer waits 40 ms for the
+    # client's delayed acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if door.send_buffer_bytes is not None:

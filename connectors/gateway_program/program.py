@@ -1,11 +1,10 @@
-"""The gateway program: live view, reactor and the doors of doors.py (HTTP hub, dashboard) in one process.
+"""The gateway program: live view, process manager and the doors of doors.py in one process.
 
-**Delivers** each change that a request asks for as one record, and answers with its verdict.
-**Acknowledges when** Kafka has the record and the live view has settled it.
-**Loses when** never silently: a request that ended in an error may or may not have had its effect; sent
-again with the same Idempotency-Key it has it once.
+**Delivers** each requested change as one record, and answers with its verdict. **Acknowledges when** Kafka has
+the record and the live view has settled it. **Loses when** never silently: a request that ended in an error may
+or may not have taken effect. Repeated with the same Idempotency-Key, it takes effect once.
 
-Any number of gateways may run on one log, each on ports of its own.
+Any number of gateways may run on one log, each on its own ports.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from typing import Final
 
 import structlog
 
-from connectors.gateway.services.hub import Companion, Hub
-from connectors.gateway.web.connection_budget import SWEEP_S
-from connectors.gateway.web.connection_metrics import ConnectionFigures
+from connectors.gateway.services.background_service import Companion
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.web.connection_budget import SWEEP_S, ConnectionFigures
 from connectors.gateway_client.gateway_tls import check_listeners, listener_context
 from connectors.gateway_client.operator_token import ensure_operator_token
 from connectors.gateway_program.doors import Door, doors_of
@@ -49,13 +48,13 @@ log = structlog.stdlib.get_logger(__name__)
 
 _THREADS: Final = 32
 _WATCH_S: Final = 0.5
-# A request makes some hundred objects and next to no cycles: the collector's defaults look at them with each.
+# A request makes hundreds of objects and almost no cycles, so the default thresholds collect far too often.
 _GC_THRESHOLDS: Final = (20_000, 20, 20)
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def companions_of(settings: Settings, keyring: Keyring, live_view: LiveView) -> list[Companion]:
-    """What lives with the gateway under these settings."""
+    """Return the companions of the gateway under these settings."""
     found: list[Companion] = [SessionKeeper(settings, lambda: live_view.all(SessionRow))]
     if settings.mqtt.accounts_dir is not None:
         found.append(MqttAccounts(settings, keyring, live_view))
@@ -65,7 +64,7 @@ def companions_of(settings: Settings, keyring: Keyring, live_view: LiveView) -> 
 
 
 class GatewayProgram:
-    """Runs until SIGTERM or SIGINT."""
+    """The gateway process, from its start to SIGTERM or SIGINT."""
 
     def __init__(self, settings: Settings, keyring: Keyring, ready_file: Path | None = None) -> None:
         self._settings = settings
@@ -73,12 +72,8 @@ class GatewayProgram:
         check_listeners(settings)
         operator_token = ensure_operator_token(settings)
         ensure_operator_key(settings)
-        secrets = [operator_token]
-        if settings.master_key is not None:
-            secrets.append(settings.master_key.get_secret_value())
-        if settings.mqtt.password is not None:
-            secrets.append(settings.mqtt.password.get_secret_value())
-        configure_json_log("gateway", secrets)
+        given = [secret for secret in (settings.master_key, settings.mqtt.password) if secret is not None]
+        configure_json_log("gateway", [operator_token, *(secret.get_secret_value() for secret in given)])
         self._live_view = LiveView(settings, keyring)
         self._hub = Hub(
             settings,
@@ -93,7 +88,7 @@ class GatewayProgram:
         self._not_served: dict[str, str] = {}
 
     def run(self) -> None:
-        """Serve until stopped. Raises TrunklineError when it cannot start, or when the live view fails."""
+        """Serve until stopped. Raises TrunklineError when the gateway cannot start or the live view fails."""
         started = False
         with ExitStack() as bound:
             listeners = [self._bound(door, bound) for door in self._doors]
@@ -105,7 +100,7 @@ class GatewayProgram:
                 started = True
                 asyncio.run(self._serve(listeners))
             except OSError as error:
-                # Another program can take a bound address until it is listened on.
+                # Another program can take a bound address until the gateway listens on it.
                 where = ", ".join(f"{d.setting} {d.port}" for d in self._doors if d.socket_path is None)
                 raise TrunklineError(f"cannot serve at {where}: {error.strerror}") from error
             finally:
@@ -116,7 +111,7 @@ class GatewayProgram:
             raise TrunklineError(f"the live view has stopped: {self._live_view.failure}")
 
     def _bound(self, door: Door, bound: ExitStack) -> socket.socket | ClaimedSocket:
-        """The door's address. A Unix socket may be another gateway's now, and become ours."""
+        """Bind the address of a door. A Unix socket may belong to another gateway until that one ends."""
         if door.socket_path is None:
             return bound.enter_context(bound_socket(door))
         claimed = ClaimedSocket(door.socket_path, self._settings.data_path)
@@ -134,7 +129,7 @@ class GatewayProgram:
         servers = [
             HttpServer(
                 door,
-                # The Unix socket is for this machine's user alone, and stays in clear.
+                # The Unix socket is open to this machine's user only, so it needs no TLS.
                 self._tls if door.socket_path is None else None,
                 budgets,
                 gateway.idle_timeout_s,
@@ -150,8 +145,8 @@ class GatewayProgram:
         sweep()
 
         def end(number: int, frame: FrameType | None) -> None:
-            """A signal came; runs in the main thread, between two of its instructions."""
-            with suppress(RuntimeError):  # the loop has ended already
+            """End the servers after a signal; runs in the main thread, between two of its instructions."""
+            with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(self._hub.stopping.set)
             for server in servers:
                 server.handle_exit(number, frame)
@@ -169,7 +164,7 @@ class GatewayProgram:
                 asyncio.create_task(self._serve_door(door, server, listener))
                 for door, server, listener in zip(self._doors, servers, listeners, strict=True)
             ]
-            # One that ends takes the others with it, in order: each finishes what it has begun.
+            # When one server ends, the others end, too, after their requests under way.
             await asyncio.wait(serving, return_when=asyncio.FIRST_COMPLETED)
             self._end(servers)
             await asyncio.gather(*serving)
@@ -191,7 +186,7 @@ class GatewayProgram:
         await server.serve(sockets=[found])
 
     def _claimed(self, door: Door, listener: ClaimedSocket) -> socket.socket | None:
-        """The socket when it is ours; why it is not is logged when that changes."""
+        """Return the socket when this gateway has it. Otherwise log the reason when it changes."""
         try:
             found, why = listener.claim(), "another gateway serves it"
         except TrunklineError as error:

@@ -1,1 +1,5 @@
-"""HTTP routes for agent definitions, participants and MQTT agents."""
+"""HTTP routes for agent definitions, participants and MQTT agents.
+
+May import the tasks of `connectors.gateway.work`, because spawning an agent starts a task. No other route
+packages.
+"""

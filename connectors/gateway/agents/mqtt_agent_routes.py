@@ -1,45 +1,42 @@
-"""The hub's routes for agents over MQTT (JE-26): register, remove, list."""
+"""The agents over MQTT (JE-26): register, remove, list."""
 
 from __future__ import annotations
 
-import base64
 import time
 import uuid
 from typing import Any, Final
 
-from fastapi import FastAPI, Request, Response
-from pydantic import BaseModel, ConfigDict
+from fastapi import FastAPI, Response
 
 from connectors.gateway.agents.agent_routes import AGENTS, AgentPath
-from connectors.gateway.rules.xml_recipients import is_listener
+from connectors.gateway.rules.free_names import check_name_is_free
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import asks_for
-from connectors.gateway.web.answers import ApiError, json_answer, malformed, refuse_rejected, row_as_json
-from connectors.gateway.web.idempotency import TOKEN_WINDOW_S, IdempotencyKey, request_uuid
-from connectors.gateway.web.models import ERRORS, MqttAgentAnswer, NoFields
+from connectors.gateway.web.answers import ApiError, json_answer, row_as_json
+from connectors.gateway.web.idempotency import TOKEN_WINDOW_S, WriteRequest, url_safe
+from connectors.gateway.web.models import ERRORS, AnswerBody, MqttAgentAnswer, NoFields
 from connectors.gateway.web.policy import Action
 from connectors.gateway.web.refusals import DOOR
 from connectors.mqtt_link.topics import inbox_topic, outbox_topic
 from schemas.errors import TrunklineError
-from schemas.fold.view_rows import REGISTRY_MQTT_AGENTS, MqttAgentRow
+from schemas.fold.view_rows import MqttAgentRow
 from schemas.keys.mqtt_password import mqtt_password
 from schemas.keys.sealing import Keyring, sealed_by
 from schemas.streams.agents.mqtt_agent_fold import registered_by_request, sealed_secret_of
 from schemas.streams.agents.mqtt_agents import mqtt_user, registration_record, removal_record
-from schemas.streams.principal.principals import RESERVED_PRINCIPALS
 from schemas.wire.ids import AGENT, stream_key
 from schemas.wire.signing import new_secret
-from schemas.wire.verdicts import DUPLICATE, POLICY, SEQ_CONFLICT
+from schemas.wire.verdicts import DUPLICATE, SEQ_CONFLICT
 
 MQTT_AGENTS: Final = "/api/hub/mqtt-agents"
 
 
-class MqttGrantAnswer(BaseModel):
-    """What an agent needs to take part over MQTT. Secret and password are told here, and again for a retry with
-    the same idempotency key within a day. `prefix`: what all agents' topics begin with.
-    """
+class MqttGrantAnswer(AnswerBody):
+    """The credentials and topics of an agent over MQTT.
 
-    model_config = ConfigDict(extra="forbid")
+    A retry with the same idempotency key within a day gets the same secret and password. `prefix`: the common
+    prefix of all agents' topics.
+    """
 
     agent_name: str
     secret: str
@@ -50,10 +47,8 @@ class MqttGrantAnswer(BaseModel):
     outbox: str
 
 
-class MqttAgentsAnswer(BaseModel):
-    """The agents that are registered for MQTT, by name."""
-
-    model_config = ConfigDict(extra="forbid")
+class MqttAgentsAnswer(AnswerBody):
+    """The agents that are registered for MQTT, sorted by name."""
 
     agents: list[MqttAgentAnswer]  # type: ignore[valid-type]
 
@@ -64,51 +59,41 @@ def add_mqtt_agent_routes(app: FastAPI, hub: Hub) -> None:
     @app.post(f"{AGENTS}/{{name}}/mqtt", status_code=201, response_model=MqttGrantAnswer, responses=ERRORS)
     @asks_for(Action.PARTICIPANT_ADD)
     async def register_mqtt_agent(
-        request: Request, name: AgentPath, body: NoFields | None = None, key: IdempotencyKey = None
+        write: WriteRequest, name: AgentPath, body: NoFields | None = None
     ) -> Response:
-        """Give an agent, or a principal, its mailbox over MQTT: what comes for it is published on its inbox,
-        what it publishes on its outbox is posted. Its secret is told here.
+        """Give an agent or a principal access to its mailbox over MQTT.
+
+        The MQTT bridge publishes the mailbox's messages on the inbox topic, and posts the messages that arrive
+        on the outbox topic. The answer contains the secret.
         """
-        if name in RESERVED_PRINCIPALS:
-            raise malformed("name: this name is reserved")
-        principal = request.state.caller.principal
-        if is_listener(hub, name):
-            # Its inbox would take what a pump is to handle.
-            why = "a listener has this name"
-            hub.refusals.record(POLICY, why, principal, f"POST {AGENTS}/{{name}}/mqtt")
-            raise ApiError(403, POLICY, why)
-        made = request_uuid(principal, key)
-        # A request that was made under an earlier master key is the same one under the one of today.
-        sealed = sealed_secret_of(hub.live_view.entries(stream_key(AGENT, name)), str(made))
+        check_name_is_free(hub, name, "name", write.principal, f"POST {AGENTS}/{{name}}/mqtt")
+        # A repeated request must have the same bytes, so it uses the master key of the first one.
+        sealed = sealed_secret_of(hub.live_view.entries(stream_key(AGENT, name)), write.request_id)
         keyring = hub.keyring if sealed is None else hub.keyring.under(sealed_by(sealed))
-        secret = new_secret() if key is None else _derived_secret(keyring, made, name)
+        secret = new_secret() if write.key is None else _derived_secret(keyring, write.made, name)
         record = registration_record(
-            name, secret, keyring, request_id=str(made), door=DOOR, principal=principal
+            name, secret, keyring, request_id=write.request_id, door=DOOR, principal=write.principal
         )
-        settled = refuse_rejected(await hub.appender.settle(record))
+        settled = await hub.appender.settle_accepted(record)
         if settled.verdict == DUPLICATE:
-            _check_retold(hub, name, str(made))
+            _check_repeatable(hub, name, write.request_id)
         await hub.tell_registered(mqtt_user(name))
         return json_answer(_grant(hub, name, secret), 201, settled.verdict)
 
     @app.post(f"{AGENTS}/{{name}}/mqtt/remove", response_model=MqttAgentAnswer, responses=ERRORS)
     @asks_for(Action.PARTICIPANT_STOP)
-    async def remove_mqtt_agent(
-        request: Request, name: AgentPath, body: NoFields | None = None, key: IdempotencyKey = None
-    ) -> Response:
-        """End an agent's mailbox over MQTT: its secret is worth nothing any more. What lies in it stays."""
-        principal = request.state.caller.principal
-        request_id = str(request_uuid(principal, key))
-        record = removal_record(name, request_id=request_id, door=DOOR, principal=principal)
-        settled = refuse_rejected(await hub.appender.settle(record))
+    async def remove_mqtt_agent(write: WriteRequest, name: AgentPath, body: NoFields | None = None) -> Response:
+        """End an agent's access over MQTT and revoke its secret. The messages in its mailbox stay."""
+        record = removal_record(name, request_id=write.request_id, door=DOOR, principal=write.principal)
+        settled = await hub.appender.settle_accepted(record)
         return json_answer(row_as_json(_row(hub, name)), verdict=settled.verdict)
 
     @app.get(MQTT_AGENTS, response_model=MqttAgentsAnswer, responses=ERRORS)
     @asks_for(Action.AGENT_READ)
     async def list_mqtt_agents() -> Response:
-        """List the agents over MQTT by name, also those that were removed."""
-        rows = [row for row in hub.live_view.rows(REGISTRY_MQTT_AGENTS) if isinstance(row, MqttAgentRow)]
-        return json_answer({"agents": [row_as_json(row) for row in sorted(rows, key=lambda r: r.agent_name)]})
+        """List the agents over MQTT, sorted by name, including removed ones."""
+        rows = sorted(hub.live_view.all(MqttAgentRow), key=lambda row: row.agent_name)
+        return json_answer({"agents": [row_as_json(row) for row in rows]})
 
 
 def _grant(hub: Hub, name: str, secret: str) -> dict[str, Any]:
@@ -125,19 +110,19 @@ def _grant(hub: Hub, name: str, secret: str) -> dict[str, Any]:
 
 
 def _derived_secret(keyring: Keyring, made: uuid.UUID, name: str) -> str:
-    """The same for the same request, so it need not be kept, and unknown to whoever has no master key."""
-    return base64.urlsafe_b64encode(keyring.derive(f"mqtt-agent/{name}/{made}")).decode("ascii").rstrip("=")
+    """Return the secret that follows from a request, so that it need not be stored."""
+    return url_safe(keyring.derive(f"mqtt-agent/{name}/{made}"))
 
 
 def _row(hub: Hub, name: str) -> MqttAgentRow:
-    row = hub.live_view.row(REGISTRY_MQTT_AGENTS, name)
-    if not isinstance(row, MqttAgentRow):
+    row = hub.live_view.get(MqttAgentRow, name)
+    if row is None:
         raise TrunklineError(f"agent {name} was settled and has no row")
     return row
 
 
-def _check_retold(hub: Hub, name: str, request_id: str) -> None:
-    """Raise ApiError (409) when a secret is not told again: it is not the one that counts, or it is too old."""
+def _check_repeatable(hub: Hub, name: str, request_id: str) -> None:
+    """Raise ApiError (409) when the secret of a repeated request is revoked, or too old to repeat."""
     if registered_by_request(hub.live_view.entries(stream_key(AGENT, name))) != request_id:
         raise ApiError(409, SEQ_CONFLICT, "this agent was registered by the same request, and removed since")
     if time.time() - _row(hub, name).registered_at / 1e6 > TOKEN_WINDOW_S:

@@ -1,7 +1,7 @@
-"""The settled records as those who follow see them: server-sent events, and lines of verdicts for the bridge.
+"""Streams of settled records: server-sent events for clients, and lines of verdicts for the MQTT bridge.
 
-A follower has a cursor in the feed and nothing else. One that falls behind what is in memory gets an event
-`gap` and the end of its stream; it comes again and gets a snapshot.
+The state of a stream is a cursor in the feed of settled records. A client that falls behind the records in
+memory gets the event `gap` and the end of its stream. When it reconnects, it gets a snapshot.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import Any, Final
 import orjson
 
 from connectors.gateway.web.answers import iso_moment, row_as_json
+from connectors.gateway.web.streaming_answer import PING, server_event
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import FellBehind, SettledFeed, SettledRecord
 from schemas.fold.life_cycles import JOB_TERMINAL, TERMINATED
-from schemas.fold.view_rows import REGISTRY_JOBS, REGISTRY_SESSIONS, JobRow, Row, SessionRow
+from schemas.fold.view_rows import JobRow, SessionRow
 from schemas.wire.ids import JOB, PRINCIPAL, SESSION
 from schemas.wire.record import (
     AGENT_JOINED,
@@ -40,22 +41,22 @@ PING_S: Final = 15.0
 TICK_S: Final = 0.5
 SNAPSHOT_ROWS: Final = 1000
 _BATCH: Final = 200
-# What comes right after something else goes to a client together: with 500 records a second each follower was a
-# tenth of what the gateway does. Not to the bridge, at which senders wait.
+# Records that come right after others are sent together. At 500 records a second each client cost a tenth of
+# the gateway's processor time. The bridge gets each record at once, because senders wait for its receipts.
 _TOGETHER_S: Final = 0.01
 _RENDERED: Final = 2000
-# What those see who may read jobs and sessions, but not everybody's mail and tokens.
+# The kinds of stream that every reader of jobs and sessions may see, unlike mailboxes and tokens.
 PUBLIC_KINDS: Final = frozenset({JOB, SESSION})
-# What subscribers call a change of the registry of agents (AM-06), by the record that made it.
+# The events of changes of the agent registry (AM-06), by the type of the record.
 AGENT_CREATED, AGENT_CHANGED, AGENT_REMOVED = "agent:created", "agent:updated", "agent:removed"
 AGENT_EVENTS: Final = {AGENT_JOINED: AGENT_CREATED, AGENT_UPDATED: AGENT_CHANGED, AGENT_STOPPED: AGENT_REMOVED}
-# What comes by MQTT, whose senders get receipts.
+# The records that come over MQTT. Their senders get receipts.
 _RECEIPTED: Final = frozenset({JOB_EVENT, AGENT_SAID})
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a follower wants to see: what fits every field that is given."""
+    """A filter of settled records: a record must match every field that is not None."""
 
     kinds: frozenset[str] | None = None
     stream: str | None = None
@@ -63,7 +64,7 @@ class Wanted:
     verdict: str | None = None
 
     def fits(self, record: SettledRecord) -> bool:
-        """Whether the follower sees this record."""
+        """Return whether the filter lets this record through."""
         return (
             (self.stream is None or record.stream == self.stream)
             and (self.kinds is None or record.stream.partition("/")[0] in self.kinds)
@@ -74,7 +75,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Follower:
-    """How a stream goes on: until the gateway stops, or the caller's token is not good any more."""
+    """A reader of the feed. `goes_on` returns False when the gateway stops or the token is invalid."""
 
     feed: SettledFeed
     goes_on: Callable[[], bool]
@@ -82,10 +83,15 @@ class Follower:
     async def batches(
         self, cursor: int, ping_s: float, together_s: float = 0.0
     ) -> AsyncIterator[tuple[int, list[SettledRecord]]]:
-        """The records after `cursor`, each batch with the cursor before it; an empty one every `ping_s`
-        seconds of silence. What comes after a silence comes at once, then as much as `together_s` bring.
+        """Yield the records after `cursor` in batches, each with the cursor before it.
 
-        Raises FellBehind.
+        Args:
+            cursor: The position in the feed.
+            ping_s: An empty batch is yielded after this many seconds of silence.
+            together_s: How long to wait after a batch, so that the next one has more records.
+
+        Raises:
+            FellBehind: The feed has dropped records after the cursor.
         """
         silent_since = time.monotonic()
         while self.goes_on():
@@ -105,9 +111,11 @@ class Follower:
 
 
 class EventWriter:
-    """Writes server-sent events; one record is written once for all followers. For the event loop alone.
+    """Writes server-sent events, each record once for all clients. Not thread-safe.
 
-    `agent(name)`: what to show of an agent that takes part, as it is now.
+    Args:
+        boot_id: The id of this process. It is a part of the event ids.
+        agent: Returns the present JSON of a participant.
     """
 
     def __init__(self, boot_id: str, agent: Callable[[str], Any]) -> None:
@@ -116,7 +124,7 @@ class EventWriter:
         self._rendered: OrderedDict[int, bytes] = OrderedDict()
 
     def cursor_of(self, last_event_id: str, feed: SettledFeed) -> int | None:
-        """The cursor in a `Last-Event-ID` of this process whose successors are still in memory, else None."""
+        """Return the cursor of a `Last-Event-ID`; None for another process or records not in memory."""
         boot_id, _, number = last_event_id.rpartition("-")
         if boot_id != self._boot_id or not number.isdecimal() or len(number) > 18:
             return None
@@ -130,16 +138,17 @@ class EventWriter:
         return cursor
 
     def event(self, name: str, cursor: int, data: Any) -> bytes:
-        """One event."""
-        return self._frame(name, cursor, orjson.dumps(data))
+        """Return one event with the id of `cursor`."""
+        return server_event(name, f"{self._boot_id}-{cursor}", orjson.dumps(data))
 
     def settled(self, cursor: int, record: SettledRecord) -> bytes:
-        """Return the event `settled` of the record that the feed has under `cursor`; before it, for a change of
-        the registry of agents, the event of that change.
+        """Return the event `settled` of a record.
+
+        The event of a change of the agent registry comes before it.
         """
         found = self._rendered.get(cursor)
         if found is None:
-            settled = self._frame("settled", cursor, orjson.dumps(settled_as_json(record)))
+            settled = self.event("settled", cursor, settled_as_json(record))
             found = self._rendered[cursor] = self._agent_event(cursor, record) + settled
             if len(self._rendered) > _RENDERED:
                 self._rendered.popitem(last=False)
@@ -149,23 +158,21 @@ class EventWriter:
         name = AGENT_EVENTS.get(record.type or "") if record.verdict == ACCEPTED else None
         if name is None:
             return b""
-        # With the id of what came before: a follower that is cut off behind it gets both events again.
-        return self._frame(name, cursor - 1, orjson.dumps(self._agent(record.stream.partition("/")[2])))
-
-    def _frame(self, name: str, cursor: int, data: bytes) -> bytes:
-        # orjson escapes line breaks, so the data is one line.
-        return b"event: %b\nid: %b-%d\ndata: %b\n\n" % (name.encode(), self._boot_id.encode(), cursor, data)
+        # It has the id of the previous event, so that a client that is cut off after it gets both events again.
+        return self.event(name, cursor - 1, self._agent(record.stream.partition("/")[2]))
 
 
 async def server_events(
     writer: EventWriter, follower: Follower, wanted: Wanted, last_event_id: str | None, rows: Callable[[], Any]
 ) -> AsyncIterator[bytes]:
-    """The whole stream of one follower: `snapshot` (with `gap` before it if something was missed), or, for
-    one that comes again in time, what it missed; then what is settled, with pings.
+    """Yield the whole stream of one client.
+
+    It starts with `snapshot`, after a `gap` if the client missed events. A client that reconnects in time gets
+    the missed events instead. Then follow settled records, with pings.
     """
     cursor = None if last_event_id is None else writer.cursor_of(last_event_id, follower.feed)
     if cursor is None:
-        # The cursor is taken before the rows: what is settled in between comes twice, not never.
+        # The cursor is taken before the rows, so a record settled in between comes twice instead of never.
         cursor = follower.feed.newest
         if last_event_id is not None:
             yield writer.event("gap", cursor, {"why": "what came after the last event is not in memory"})
@@ -179,13 +186,13 @@ async def server_events(
                 if wanted.fits(record)
             ]
             if shown or not records:
-                yield b"".join(shown) or b": ping\n\n"
+                yield b"".join(shown) or PING
     except FellBehind:
         yield writer.event("gap", cursor, {"why": "too slow: what comes next is not in memory any more"})
 
 
 async def verdict_lines(follower: Follower) -> AsyncIterator[bytes]:
-    """Lines of JSON: the verdicts on what comes by MQTT from now on, `{}` at least every second."""
+    """Yield lines of JSON with the verdicts on records that came over MQTT; `{}` at least every second."""
     cursor = follower.feed.newest
     yield b"{}\n"
     with suppress(FellBehind):
@@ -195,7 +202,7 @@ async def verdict_lines(follower: Follower) -> AsyncIterator[bytes]:
 
 
 def settled_as_json(record: SettledRecord) -> dict[str, Any]:
-    """A settled record as followers see it; sealed secrets and token hashes stay out."""
+    """Return a settled record for clients, without sealed secrets and token hashes."""
     return {
         "position": list(record.position),
         "stream": record.stream,
@@ -232,36 +239,39 @@ def _shown_body(record: SettledRecord) -> Any:
 
 
 def snapshot_rows(live_view: LiveView, wanted: Wanted) -> dict[str, Any]:
-    """The rows of jobs and sessions that fit, at most 1,000 of each: those that have not ended first, then
-    the newest. `total` says how many there are.
+    """Return the matching rows of jobs and sessions, at most 1,000 of each, and the number of all in `total`.
+
+    Rows that have not ended come first, then the newest.
     """
     rows: dict[str, list[Any]] = {}
     total: dict[str, int] = {}
-    for kind, view in ((JOB, REGISTRY_JOBS), (SESSION, REGISTRY_SESSIONS)):
+    row_types: tuple[tuple[str, type[JobRow | SessionRow]], ...] = ((JOB, JobRow), (SESSION, SessionRow))
+    for kind, row_type in row_types:
         if wanted.kinds is None or kind in wanted.kinds:
-            found = _of_stream(live_view, kind, view, wanted.stream)
-            rows[view] = [row_as_json(row) for row in heapq.nlargest(SNAPSHOT_ROWS, found, key=_importance)]
-            total[view] = len(found)
+            found = _of_stream(live_view, kind, row_type, wanted.stream)
+            newest = heapq.nlargest(SNAPSHOT_ROWS, found, key=_importance)
+            rows[row_type.VIEW] = [row_as_json(row) for row in newest]
+            total[row_type.VIEW] = len(found)
     return {"rows": rows, "total": total}
 
 
-def _of_stream(live_view: LiveView, kind: str, view: str, stream: str | None) -> list[Row]:
+def _of_stream(
+    live_view: LiveView, kind: str, row_type: type[JobRow | SessionRow], stream: str | None
+) -> list[JobRow | SessionRow]:
     if stream is None:
-        return live_view.rows(view)
-    row = live_view.row(view, stream.removeprefix(f"{kind}/"))
+        return live_view.all(row_type)
+    row = live_view.get(row_type, stream.removeprefix(f"{kind}/"))
     return [] if row is None or not stream.startswith(f"{kind}/") else [row]
 
 
-def _importance(row: Row) -> tuple[bool, int]:
+def _importance(row: JobRow | SessionRow) -> tuple[bool, int]:
     if isinstance(row, JobRow):
         return row.status not in JOB_TERMINAL, row.registered_at
-    if isinstance(row, SessionRow):
-        return row.status != TERMINATED, row.created_at
-    return False, 0
+    return row.status != TERMINATED, row.created_at
 
 
 def kinds_for(role_sees_all: bool, asked: str | None) -> frozenset[str] | None:
-    """The kinds of stream that a follower sees: what it asks for, of what it may see. None: all."""
+    """Return the kinds of stream that a client sees: the one it asked for, if permitted. None: all."""
     if asked is None:
         return None if role_sees_all else PUBLIC_KINDS
     return frozenset({asked}) if role_sees_all else frozenset({asked}) & PUBLIC_KINDS

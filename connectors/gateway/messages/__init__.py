@@ -1,1 +1,4 @@
-"""HTTP routes for messages and principals."""
+"""HTTP routes for messages, mailboxes and principals.
+
+Must not import other route packages.
+"""

@@ -1,17 +1,16 @@
-"""The messages of the hub (HH-06, HH-08): send, drain, and the audit log of both.
+"""The messages of the hub (HH-06, HH-08): send, broadcast, drain, mark as read, and the audit log.
 
-Draining is a claim in the mailbox's stream: the first in the log gets a message, whatever the number of
-gateways, and the same request id again gets the same messages.
+A drain is a claim in the mailbox's stream. The first claim in the log gets a message, whatever the number of
+gateways, and a repeated request id gets the same messages.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import orjson
-from fastapi import FastAPI, Header, Query, Request, Response
+from fastapi import FastAPI, Header, Query, Response
 
 from connectors.gateway.rules.hub_models import (
     AuditAnswer,
@@ -25,26 +24,18 @@ from connectors.gateway.rules.hub_models import (
 )
 from connectors.gateway.rules.hub_policy import broadcast_recipients, evaluate_message, is_known_recipient
 from connectors.gateway.rules.participant_models import BroadcastAnswer, BroadcastRequest
-from connectors.gateway.rules.queue_room import check_room
+from connectors.gateway.rules.queue_limits import check_room
 from connectors.gateway.rules.read_marks import mark_read
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import Mailbox, own_mailboxes, token_mailbox
 from connectors.gateway.services.refused_messages import why_refused
 from connectors.gateway.web.admission import asks_for
 from connectors.gateway.web.answers import ApiError, iso_moment, json_answer, refuse_rejected
-from connectors.gateway.web.idempotency import IdempotencyKey, request_uuid
+from connectors.gateway.web.idempotency import RequestCaller, WriteRequest, request_uuid
 from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action, Caller
 from connectors.gateway.web.refusals import DOOR
-from connectors.live.settled_feed import SettledRecord
-from schemas.fold.view_rows import (
-    MAILBOX_VIEW,
-    MESSAGE_BODIES,
-    REGISTRY_TASKS,
-    MessageBodyRow,
-    MessageRow,
-    TaskRow,
-)
+from schemas.fold.view_rows import MessageBodyRow, MessageRow, TaskRow
 from schemas.streams.mailboxes.mailbox_requests import claim_record
 from schemas.wire.message import PRIORITIES, Message, posting_record
 from schemas.wire.record import JSON_CONTENT
@@ -60,7 +51,7 @@ RequestId = Annotated[
     Header(
         alias="X-Request-ID",
         pattern=r"^[\x21-\x7e]{1,255}$",
-        description="The same id again is the same drain, and gets the same messages.",
+        description="A drain with an id that was used before is the same drain and gets the same messages.",
     ),
 ]
 """The header, 1 to 255 visible ASCII characters."""
@@ -71,52 +62,49 @@ def add_message_routes(app: FastAPI, hub: Hub) -> None:
 
     @app.post(MESSAGES, response_model=DeliveredAnswer, responses=ERRORS)
     @asks_for(Action.MESSAGE_SEND, why_refused=why_refused)
-    async def send_message(request: Request, body: MessageEnvelope, key: IdempotencyKey = None) -> Response:
-        """Put a message into its recipient's mailbox, the hub's unless it names another."""
-        caller: Caller = request.state.caller
-        _check_policy(hub, caller, body)
-        message = _message(caller, body, str(request_uuid(caller.requester, key)))
+    async def send_message(write: WriteRequest, body: MessageEnvelope) -> Response:
+        """Put a message into the mailbox of its recipient, by default the hub's."""
+        _check_policy(hub, write.caller, body, MESSAGES)
+        message = _message(write.caller, body, write.request_id)
         known = hub.mailboxes.mailbox_of(message.message_id)
         if known is not None and known != (message.realm, message.recipient):
-            # Each mailbox knows its own ids alone.
+            # The fold cannot find this conflict, because each mailbox only knows its own ids.
             raise ApiError(409, SEQ_CONFLICT, "this idempotency key was used for another recipient")
         if known is None:
             check_room(hub, message.sender, message.recipient)
-        record = posting_record(message, door=DOOR, principal=caller.principal)
-        settled = refuse_rejected(await hub.appender.settle(record))
-        answer = {"delivered": True, "message_id": message.message_id}
-        return json_answer(answer, verdict=settled.verdict)
+        record = posting_record(message, door=DOOR, principal=write.principal)
+        settled = await hub.appender.settle_accepted(record)
+        return json_answer({"delivered": True, "message_id": message.message_id}, verdict=settled.verdict)
 
     @app.post(f"{MESSAGES}/broadcast", response_model=BroadcastAnswer, responses=ERRORS)
     @asks_for(Action.MESSAGE_BROADCAST)
-    async def broadcast_message(
-        request: Request, body: BroadcastRequest, key: IdempotencyKey = None
-    ) -> Response:
-        """Put a message into the mailbox of everybody else who takes part now, and of the operator. The same
-        key again completes a broadcast that was cut off, and reaches who has come meanwhile.
+    async def broadcast_message(write: WriteRequest, body: BroadcastRequest) -> Response:
+        """Put a message into the mailboxes of all other participants and of the operator.
+
+        Repeating an interrupted broadcast with the same key completes it. It then also reaches new
+        participants.
         """
-        caller: Caller = request.state.caller
-        recipients = broadcast_recipients(hub.live_view, caller.principal)
-        broadcast_id = str(request_uuid(caller.requester, key))
-        for name in recipients[:1]:
-            # To all of them or to none: that they are known is given, and nothing else hangs on the recipient.
-            _check_policy(hub, caller, MessageEnvelope(recipient=name, type=body.type), "broadcast")
-        settled = await asyncio.gather(
-            *(_broadcast_to(hub, caller, name, body, broadcast_id) for name in recipients),
-            return_exceptions=True,
+        recipients = broadcast_recipients(hub.live_view, write.principal)
+        envelopes = [MessageEnvelope(recipient=r, type=body.type, payload=body.payload) for r in recipients]
+        if envelopes:
+            # All recipients exist and no other rule depends on the recipient, so one check is enough.
+            _check_policy(hub, write.caller, envelopes[0], f"{MESSAGES}/broadcast")
+        broadcast_id = write.request_id
+        messages = [
+            _message(write.caller, one, str(request_uuid(broadcast_id, one.recipient)), broadcast_id)
+            for one in envelopes
+        ]
+        settled = await hub.appender.settle_all(
+            posting_record(message, door=DOOR, principal=write.principal) for message in messages
         )
-        # Only now, when none is under way any more.
-        for one in settled:
-            if isinstance(one, BaseException):
-                raise one
-        verdicts = {refuse_rejected(one).verdict for one in settled if isinstance(one, SettledRecord)}
+        verdicts = {refuse_rejected(one).verdict for one in settled}
         answer = {"broadcast_id": broadcast_id, "recipients": len(recipients)}
         return json_answer(answer, verdict=DUPLICATE if verdicts == {DUPLICATE} else ACCEPTED)
 
     @app.get(AUDIT, response_model=AuditAnswer, responses=ERRORS)
     @asks_for(Action.AUDIT_READ)
     async def read_audit(wanted: Annotated[AuditFilter, Query()]) -> Response:
-        """Show the newest messages that were delivered, and requests to send one that were refused."""
+        """Show the newest delivered messages and refused requests to send one."""
         return json_answer({"entries": hub.audit.newest(wanted.limit)})
 
     _add_own_mailbox_routes(app, hub)
@@ -128,21 +116,20 @@ def _add_own_mailbox_routes(app: FastAPI, hub: Hub) -> None:
     @app.get(MESSAGES, response_model=DrainedAnswer, responses=ERRORS)
     @asks_for(Action.MESSAGE_DRAIN)
     async def drain_messages(
-        request: Request, wanted: Annotated[DrainFilter, Query()], request_id: RequestId = None
+        caller: RequestCaller, wanted: Annotated[DrainFilter, Query()], request_id: RequestId = None
     ) -> Response:
-        """Take the messages out of the caller's mailbox: each goes to one drain."""
-        caller: Caller = request.state.caller
+        """Take messages out of the caller's mailbox. Only one drain gets each message."""
         return json_answer(await _drained(hub, caller, wanted.limit, request_id))
 
     @app.post(f"{MESSAGES}/read", response_model=ReadAnswer, responses=ERRORS)
     @asks_for(Action.MESSAGE_MARK)
-    async def mark_messages_read(request: Request, body: ReadRequest, key: IdempotencyKey = None) -> Response:
-        """Mark messages of the caller's own mailbox as read, so that no drain gets them. Each mark follows from
-        the message: the same ids again change nothing, with or without a key.
+    async def mark_messages_read(write: WriteRequest, body: ReadRequest) -> Response:
+        """Mark messages of the caller's own mailbox as read, so that no drain gets them.
+
+        Marking the same messages again changes nothing, with or without an idempotency key.
         """
-        caller: Caller = request.state.caller
-        mailboxes = own_mailboxes(caller, hub.settings.gateway.mailbox_per_token)
-        marks = await mark_read(hub, mailboxes, body.message_ids, door=DOOR, principal=caller.principal)
+        mailboxes = own_mailboxes(write.caller, hub.settings.gateway.mailbox_per_token)
+        marks = await mark_read(hub, mailboxes, body.message_ids, door=DOOR, principal=write.principal)
         read = {*marks.marked, *marks.read_before}
         answer = {
             "read": [one for one in dict.fromkeys(body.message_ids) if one in read],
@@ -152,25 +139,17 @@ def _add_own_mailbox_routes(app: FastAPI, hub: Hub) -> None:
         return json_answer(answer, verdict=ACCEPTED if marks.marked else DUPLICATE if read else None)
 
 
-def _check_policy(hub: Hub, caller: Caller, envelope: MessageEnvelope, below: str = "") -> None:
+def _check_policy(hub: Hub, caller: Caller, envelope: MessageEnvelope, path: str) -> None:
     per_token = hub.settings.gateway.mailbox_per_token
     decision = evaluate_message(hub.live_view, caller, envelope.recipient, envelope.type, per_token=per_token)
     if decision.allowed:
         return
-    route, why = f"POST {MESSAGES}/{below}".rstrip("/"), why_refused(envelope.model_dump(), decision.reason)
+    route, why = f"POST {path}", why_refused(envelope.model_dump(), decision.reason)
     if not is_known_recipient(hub.live_view, envelope.recipient, per_token=per_token):
         hub.refusals.record(UNKNOWN_RECIPIENT, why, caller.principal, route)
         raise ApiError(404, UNKNOWN_RECIPIENT, decision.reason)
     hub.refusals.record(POLICY, why, caller.principal, route)
     raise ApiError(403, POLICY, decision.reason)
-
-
-async def _broadcast_to(
-    hub: Hub, caller: Caller, recipient: str, body: BroadcastRequest, broadcast_id: str
-) -> SettledRecord:
-    envelope = MessageEnvelope(recipient=recipient, type=body.type, payload=body.payload)
-    message = _message(caller, envelope, str(request_uuid(broadcast_id, recipient)), broadcast_id)
-    return await hub.appender.settle(posting_record(message, door=DOOR, principal=caller.principal))
 
 
 def _message(
@@ -196,28 +175,29 @@ async def _drained(hub: Hub, caller: Caller, limit: int, key: str | None) -> dic
     request_id = str(request_uuid(caller.requester, None if key is None else f"drain/{key}"))
     mailbox = _mailbox_to_drain(hub, mailboxes, request_id)
     if mailbox is None or (key is not None and len(mailboxes) > 1):
-        # Perhaps another gateway has just answered for a message that is not settled here yet, or was asked the
-        # same and took from the other mailbox.
+        # Another gateway may have acknowledged a message that is not settled here yet, or may have served the
+        # same drain from the other mailbox.
         hub.appender.check()
         await hub.fresh.catch_up()
         mailbox = _mailbox_to_drain(hub, mailboxes, request_id)
     if mailbox is None:
         return {"messages": [], "left": 0}
     record = claim_record(*mailbox, request_id, limit, door=DOOR, principal=caller.principal)
-    refuse_rejected(await hub.appender.settle(record))
-    handed = [
-        hub.live_view.row(MAILBOX_VIEW, f"{'/'.join(mailbox)}/{message_id}")
+    await hub.appender.settle_accepted(record)
+    handed = (
+        hub.live_view.get(MessageRow, f"{'/'.join(mailbox)}/{message_id}")
         for message_id in hub.mailboxes.handed(mailbox, request_id)
-    ]
-    rows = [row for row in handed if isinstance(row, MessageRow) and row.request_id == request_id]
+    )
+    rows = [row for row in handed if row is not None and row.request_id == request_id]
     rows.sort(key=lambda row: (_PRIORITY[row.priority], row.posted_at, row.message_id))
     left = sum(hub.mailboxes.depth(one) for one in mailboxes)
     return {"messages": [_shown(hub, row) for row in rows], "left": left}
 
 
 def _mailbox_to_drain(hub: Hub, mailboxes: Sequence[Mailbox], request_id: str) -> Mailbox | None:
-    """That which the request was handed something from, else the first in which something waits. One drain is
-    one record, so it takes from one mailbox.
+    """Return the mailbox that the request has already drained, else the first one that is not empty.
+
+    One drain is one record, so it takes from one mailbox.
     """
     handed = (one for one in mailboxes if hub.mailboxes.handed(one, request_id))
     waiting = (one for one in mailboxes if hub.mailboxes.depth(one))
@@ -225,29 +205,29 @@ def _mailbox_to_drain(hub: Hub, mailboxes: Sequence[Mailbox], request_id: str) -
 
 
 def _address_of_sender(hub: Hub, row: MessageRow) -> str:
-    """Where an answer reaches the sender."""
+    """Return the mailbox that an answer to a message must go to."""
     if not hub.settings.gateway.mailbox_per_token or row.from_task is None:
         return row.sender
-    task = hub.live_view.row(REGISTRY_TASKS, row.from_task)
-    if not isinstance(task, TaskRow) or task.token_id is None:
+    task = hub.live_view.get(TaskRow, row.from_task)
+    if task is None or task.token_id is None:
         return row.sender
     return token_mailbox(row.sender, task.token_id)
 
 
 def _shown(hub: Hub, row: MessageRow) -> dict[str, Any]:
-    body = hub.live_view.row(MESSAGE_BODIES, f"{row.realm}/{row.recipient}/{row.message_id}")
+    body = hub.live_view.get(MessageBodyRow, f"{row.realm}/{row.recipient}/{row.message_id}")
     return {
         "id": row.message_id,
         "timestamp": iso_moment(row.posted_at),
         "sender": _address_of_sender(hub, row),
         "recipient": row.recipient,
         "type": row.kind,
-        "payload": _payload(body) if isinstance(body, MessageBodyRow) else None,
+        "payload": None if body is None else _payload(body),
     }
 
 
 def _payload(row: MessageBodyRow) -> Any:
-    """The body as JSON; text of another door in an object of its own."""
+    """Return the body as JSON. A body that is not JSON becomes the `text` of an object."""
     try:
         return orjson.loads(row.body)
     except orjson.JSONDecodeError:

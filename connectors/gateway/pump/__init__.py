@@ -1,1 +1,4 @@
-"""HTTP routes for pumps and XML messages."""
+"""HTTP routes for pumps and XML messages.
+
+Must not import other route packages, except for path parameters.
+"""

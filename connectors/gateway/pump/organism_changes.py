@@ -1,4 +1,4 @@
-"""Changes of the organism: appended, settled, and true everywhere before they are answered (XP-11, XP-12)."""
+"""Changes of the organism, which take effect everywhere before they are answered (XP-11, XP-12)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from typing import Final, NamedTuple
 
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.web.answers import refuse_rejected
 from connectors.reactor.xml_records import gate_of
 from schemas.errors import BackboneUnreachable
 from schemas.fold.view_rows import ListenerRow
@@ -21,8 +20,11 @@ _LOOK_S: Final = 0.02
 
 
 class Applied(NamedTuple):
-    """The verdict on the change; `pending`: how many messages waited for listeners that it removed, and go back
-    to their senders.
+    """A change that has taken effect.
+
+    Attributes:
+        verdict: The verdict on the change.
+        pending: How many messages waited for the removed listeners. They go back to their senders.
     """
 
     verdict: str
@@ -32,27 +34,31 @@ class Applied(NamedTuple):
 async def apply_change(
     hub: Hub, body: OrganismLoaded | ListenerAdded | ListenerRemoved, *, door: str, principal: str
 ) -> Applied:
-    """Append a change and wait until it is true: the mailboxes of removed listeners are closed in the log, and
-    what was leased from them before is done with or given up; those of added ones are open.
+    """Append a change and wait until it has taken effect.
 
-    Raises ApiError when the fold rejects it; BackboneUnreachable when Kafka is away, or the rest takes longer
-    than the listener's own time limit. The change itself is settled then.
+    The mailboxes of added listeners are open then. Those of removed listeners are closed, and their leased
+    messages are settled or expired.
+
+    Raises:
+        ApiError: The fold rejected the change.
+        BackboneUnreachable: Kafka is unreachable, or the change is settled but the rest takes longer than the
+            listener's time limit.
     """
     before = {row.listener: row for row in hub.listeners.active()}
     record = organism_record(body, door=door, principal=principal)
-    settled = refuse_rejected(await hub.appender.settle(record))
+    settled = await hub.appender.settle_accepted(record)
     after = {row.listener: row for row in hub.listeners.active()}
-    # As they stand now: what is removed is closed.
+    # The present rows, which are marked as removed.
     gone = [hub.listeners.row(name) or row for name, row in before.items() if name not in after]
-    if isinstance(body, ListenerRemoved) and not gone:  # sent again, perhaps to another gateway
+    if isinstance(body, ListenerRemoved) and not gone:  # a repeated request, perhaps at another gateway
         known = hub.listeners.row(body.name)
         gone = [known] if known is not None and known.status != ACTIVE else []
     if isinstance(body, OrganismLoaded):
-        # Asked again after a time-out: what was removed then may be handled still.
+        # A request repeated after a time-out: messages of the removed listeners may still be leased.
         gone += [row for row in hub.listeners.removed() if row not in gone and hub.listeners.held(row.listener)]
     come = [row for name, row in after.items() if before.get(name) != row]
     for one in (*gone, *come):
-        # The reactor would append them, too, a moment later.
+        # The process manager appends the same records a moment later.
         hub.appender.append_unattended(gate_of(one, record.ce_id))
     for row in come:
         await _wait_gate(hub, row, is_closed=False)
@@ -65,7 +71,7 @@ async def apply_change(
 
 
 async def _wait_gate(hub: Hub, row: ListenerRow, *, is_closed: bool) -> None:
-    """Wait for the reactor's record, which follows from the change that was settled."""
+    """Wait until the mailbox of a listener is closed or open."""
     deadline = time.monotonic() + hub.settings.gateway.settle_timeout_s
     stream = stream_key(MAILBOX, f"{DEFAULT_REALM}/{row.listener}")
     while is_closed_mailbox(hub.live_view.entries(stream)) != is_closed:
@@ -76,7 +82,7 @@ async def _wait_gate(hub: Hub, row: ListenerRow, *, is_closed: bool) -> None:
 
 
 async def _wait_not_leased(hub: Hub, row: ListenerRow) -> None:
-    """Wait until nothing is leased: what was leased before the mailbox was closed is done with."""
+    """Wait until no message of a removed listener is leased any more."""
     limit_s = (
         row.timeout_ms / 1000 + hub.settings.xml_pump.lease_margin_s + hub.settings.gateway.settle_timeout_s
     )

@@ -1,7 +1,7 @@
-"""What a pump says of a message as the record that acknowledges it: its answers, addressed (XP-05 to XP-07).
+"""The record that settles a pump's message, with the addressed answers (XP-05 to XP-07).
 
-A pump knows payloads; who gets them, in which thread and in whose name is found out here. All of it goes into
-the one record `message.acked`, so an answer is sent if and only if its acknowledgement counts.
+A pump only supplies payloads. This module finds their recipients, threads and senders. All answers go into the
+one record `message.acked`, so they are sent if and only if the acknowledgement is accepted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from connectors.gateway.services.hub import Hub
 from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR
 from connectors.xml_payloads.huh import HUH_TAG, huh
 from connectors.xml_wire.faults import Faulty
-from schemas.fold.view_rows import REGISTRY_THREADS, MessageRow
+from schemas.fold.view_rows import MessageRow
+from schemas.fold.view_rows import ThreadRow
 from schemas.streams.mailboxes.mailbox_requests import ANSWERS_MOST, ack_record, nack_record
 from schemas.streams.principal.principals import SYSTEM
 from schemas.wire.message import DEFAULT_REALM, Message
@@ -27,7 +28,7 @@ _NAMESPACE: Final = uuid.UUID("8e0f5f6d-4f0a-5a3b-8a4c-3d1c5f7b9e21")
 
 
 def settling_record(hub: Hub, row: MessageRow, done: Done, principal: str) -> OutgoingRecord:
-    """The record that ends a lease. `row` is the message's."""
+    """Return the record that ends a lease. `row` is the row of the message."""
     where = (DEFAULT_REALM, row.recipient, row.message_id, done.request_id)
     if done.outcome == "nack":
         return nack_record(*where, done.reason, is_no_attempt=True, door=XML_DOOR, principal=principal)
@@ -42,7 +43,7 @@ def settling_record(hub: Hub, row: MessageRow, done: Done, principal: str) -> Ou
 
 def _answers(hub: Hub, row: MessageRow, done: Done) -> Iterator[Message]:
     if done.outcome == "huh":
-        # A <huh> never leads to a <huh>: two that do not understand each other would go on for ever.
+        # A <huh> is never answered with a <huh>, because the exchange would never end.
         if row.kind != HUH_TAG and done.answers:
             yield _back_to_sender(row, done.answers[0].body)
         return
@@ -54,7 +55,7 @@ def _answers(hub: Hub, row: MessageRow, done: Done) -> Iterator[Message]:
 
 
 def _addressed(hub: Hub, row: MessageRow, number: int, answer: GivenAnswer) -> list[Message]:
-    """One payload of an answer as messages: to whom it names, to all who listen for it, or to who asked."""
+    """Return the messages of a payload: to the named recipient, all listeners of its tag, or the asker."""
     thread, listener = thread_of(hub.keyring, row), row.recipient
     place = place_of(hub, thread) or _place_of_itself(hub, row)
     if answer.to is None or answer.to == place.asker:
@@ -119,7 +120,7 @@ def _to_asker(hub: Hub, row: MessageRow, number: int, kind: str, body: str) -> M
 
 
 def _back_to_sender(row: MessageRow, body: str) -> Message:
-    """What was wrong with a message, to who sent it: on its own thread, if it came on one."""
+    """Return a fault as a message to the sender, on the sender's thread if it has one."""
     thread = row.parent_thread
     root = row.root_thread if thread is not None else None
     return _message(row, 0, row.sender, HUH_TAG, body, sender=row.recipient, thread=thread, root_thread=root)
@@ -144,12 +145,12 @@ def _message(row: MessageRow, number: int, to: str, kind: str, body: str, **fiel
 
 
 def place_of(hub: Hub, thread: str) -> Place | None:
-    """Where a thread belongs."""
-    return hub.conversations.place(thread, hub.live_view.row(REGISTRY_THREADS, thread))
+    """Return the place of a thread in its tree."""
+    return hub.conversations.place(thread, hub.live_view.get(ThreadRow, thread))
 
 
 def _place_of_itself(hub: Hub, row: MessageRow) -> Place:
-    """For a message whose thread is not known any more: its sender is who asks."""
+    """Return the place of a message whose thread is not known any more; its sender is the asker."""
     root = row.root_thread or thread_of(hub.keyring, row)
     return Place(row.sender, row.recipient, row.parent_thread, root, row.on_behalf_of or row.sender)
 

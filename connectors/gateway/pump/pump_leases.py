@@ -1,7 +1,7 @@
-"""Hands the messages of listeners to pumps: fairly between senders, never more than a listener may have.
+"""Leases the messages of listeners to pumps, within the limits of each listener.
 
-Which messages a pump gets is chosen here; whether it gets them is decided by the log, where several gateways
-and doors meet.
+This module chooses the messages. The log decides whether the pump gets them, because several gateways may lease
+the same messages at once.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from connectors.gateway.pump.pump_models import LeaseRequest
 from connectors.gateway.services.conversations import thread_of
 from connectors.gateway.services.hub import Hub
 from connectors.reactor.xml_records import XML_DOOR
-from schemas.fold.view_rows import MAILBOX_VIEW, MESSAGE_BODIES, ListenerRow, MessageBodyRow, MessageRow
+from schemas.fold.view_rows import ListenerRow
+from schemas.fold.view_rows import MessageBodyRow
+from schemas.fold.view_rows import MessageRow
 from schemas.streams.mailboxes.mailbox_requests import lease_record, nack_record
 from schemas.streams.principal.principals import ACTIVE
 from schemas.wire.message import DEFAULT_REALM, LEASED, MESSAGE_PENDING, UNREAD
 from schemas.wire.verdicts import ACCEPTED, REJECTED
 
 HUMAN: Final = "human"
-# Where the rate or another gateway was in the way, so long nothing is asked of the log again.
+# The pause for a listener after the rate or another gateway prevented a lease.
 _REST_S: Final = 0.25
 _BOUNCE_MS: Final = 30_000
 
 
 class PumpLeases:
-    """Leases for pumps, of one gateway."""
+    """The leases of one gateway."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -38,13 +40,15 @@ class PumpLeases:
     async def wait_leased(
         self, asked: LeaseRequest, principal: str, is_gone: Callable[[], Awaitable[bool]]
     ) -> list[dict[str, Any]]:
-        """What the pump gets, as soon as there is something; nothing when the time is over, when the organism
-        is another than the pump knows, or when nobody waits for the answer any more.
+        """Wait until messages can be leased, and return them.
+
+        Returns an empty list when the time is over, the organism has another version than the pump knows, or
+        the client has disconnected.
         """
         listeners, deadline = self._hub.listeners, time.monotonic() + asked.wait_ms / 1000
         while True:
             seen = listeners.changes
-            # What a killed pump has asked for would be handed out to nobody.
+            # Messages leased for a killed pump would be handled by no one until the lease expires.
             if await is_gone():
                 return []
             found = await self._leased(asked, principal)
@@ -52,8 +56,8 @@ class PumpLeases:
             if found or left <= 0 or listeners.version != asked.version or self._hub.stopping.is_set():
                 return found
             if not asked.alone and listeners.suspects(asked.wants):
-                return []  # the pump is to ask for one of them
-            # What rests is looked at again without a change.
+                return []  # the pump must ask for one of them alone
+            # A listener in its pause is tried again without a change.
             await listeners.wait_change(seen, min(left, _REST_S if self._resting else left))
 
     async def _leased(self, asked: LeaseRequest, principal: str) -> list[dict[str, Any]]:
@@ -68,7 +72,7 @@ class PumpLeases:
         return found
 
     def _taken(self, asked: LeaseRequest) -> list[tuple[ListenerRow, list[str]]]:
-        """Which messages of which listener, out of their queues."""
+        """Take messages out of the queues, by listener."""
         listeners, free = self._hub.listeners, asked.free
         found = []
         for name, places in self._in_turn(asked.wants):
@@ -90,8 +94,9 @@ class PumpLeases:
         return found
 
     def _in_turn(self, wants: Mapping[str, int]) -> list[tuple[str, int]]:
-        """What is wanted, and what was removed and has something left, in an order that changes: where places
-        are few, no listener is always the last.
+        """Return the wanted listeners and the removed ones with waiting messages.
+
+        The order rotates, so that no listener is always the last when places are few.
         """
         gone = [
             row.listener for row in self._hub.listeners.removed() if self._hub.listeners.waiting(row.listener)
@@ -124,10 +129,10 @@ class PumpLeases:
             )
             settled = await self._hub.appender.settle(record)
         finally:
-            # Not leased by this request: it waits on, if nobody else has it.
+            # A message that this request did not lease waits on, unless another one leased it.
             self._hub.listeners.give_back(row.listener, lambda: [one for one in rows() if one.status == UNREAD])
         mine = [one for one in rows() if one.status == LEASED and one.request_id == request_id]
-        # What has expired on the way is in nobody's way.
+        # An expired message is not the fault of another gateway.
         others = [one for one in rows() if one.status in MESSAGE_PENDING and one.request_id != request_id]
         if settled.verdict == REJECTED or others:
             self._resting[row.listener] = time.monotonic() + _REST_S
@@ -143,13 +148,12 @@ class PumpLeases:
         return False
 
     def message(self, listener: str, message_id: str) -> MessageRow | None:
-        """The row of a message in a listener's mailbox."""
-        row = self._hub.live_view.row(MAILBOX_VIEW, f"{DEFAULT_REALM}/{listener}/{message_id}")
-        return row if isinstance(row, MessageRow) else None
+        """Return the row of a message in a listener's mailbox."""
+        return self._hub.live_view.get(MessageRow, f"{DEFAULT_REALM}/{listener}/{message_id}")
 
     def _shown(self, row: ListenerRow, message: MessageRow, *, is_gone: bool) -> dict[str, Any]:
         key = f"{DEFAULT_REALM}/{row.listener}/{message.message_id}"
-        said = self._hub.live_view.row(MESSAGE_BODIES, key)
+        body = self._hub.live_view.get(MessageBodyRow, key)
         found = {
             "listener": row.listener,
             "message_id": message.message_id,
@@ -158,8 +162,8 @@ class PumpLeases:
             "sender": message.sender,
             "from_verified": message.from_verified,
             "kind": message.kind,
-            "content_type": said.content_type if isinstance(said, MessageBodyRow) else "",
-            "body": said.body if isinstance(said, MessageBodyRow) else "",
+            "content_type": "" if body is None else body.content_type,
+            "body": "" if body is None else body.body,
             "thread": thread_of(self._hub.keyring, message),
             "priority": message.priority,
             "in_reply_to": message.in_reply_to,
@@ -169,7 +173,7 @@ class PumpLeases:
         return {**found, "listener_gone": True} if is_gone else found
 
     async def release(self, pump: str, principal: str) -> int:
-        """Give back what an earlier pump of this name holds. Returns how many messages."""
+        """Release the messages that an earlier pump of this name holds. Returns how many."""
         hub = self._hub
         held = [
             message
@@ -178,20 +182,16 @@ class PumpLeases:
             if (message := self.message(row.listener, message_id)) is not None
             and (message.request_id or "").startswith(f"{pump}.")
         ]
-        settled = await asyncio.gather(
-            *(
-                hub.appender.settle(
-                    nack_record(
-                        DEFAULT_REALM,
-                        message.recipient,
-                        message.message_id,
-                        str(message.request_id),
-                        "its pump has started again",
-                        door=XML_DOOR,
-                        principal=principal,
-                    )
-                )
-                for message in held
+        settled = await hub.appender.settle_all(
+            nack_record(
+                DEFAULT_REALM,
+                message.recipient,
+                message.message_id,
+                str(message.request_id),
+                "its pump has started again",
+                door=XML_DOOR,
+                principal=principal,
             )
+            for message in held
         )
         return sum(one.verdict == ACCEPTED for one in settled)

@@ -1,76 +1,71 @@
-"""The bodies of the routes that pumps use, and of the listeners' and threads' (XP-01, XP-07, XP-08)."""
+"""The request and answer bodies of pumps, listeners and threads (XP-01, XP-07, XP-08)."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import Field
 
-from connectors.gateway.web.models import LIST_LIMIT, NamedThing
+from connectors.gateway.web.models import (
+    WHOLE,
+    AnswerBody,
+    ListLimit,
+    NamedThing,
+    QueryFilter,
+    RequestBody,
+)
 from schemas.streams.control.organism import LISTENERS_MOST, RootTag
 from schemas.streams.mailboxes.mailbox_requests import ANSWERS_MOST
 from schemas.wire.wire_body import Note
 
 WAIT_MS_MOST = 10_000
 DONE_MOST = 100
-# A lease is named by its pump, a dot and 32 digits.
+# The id of a lease is the name of its pump, a dot and 32 digits.
 PumpName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,89}$")]
 FREE_MOST = 1000
 
 
-def _whole(value: Any) -> Any:
-    # JSON knows no integers: 5.0 is one by JSON Schema, too.
-    return int(value) if type(value) is float and value.is_integer() else value
+_Places = Annotated[int, Field(ge=0, le=FREE_MOST), WHOLE]
 
 
-_WHOLE = BeforeValidator(_whole)
-_Places = Annotated[int, Field(ge=0, le=FREE_MOST), _WHOLE]
-
-
-class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class _Answer(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class PumpStart(_Request):
-    """A pump begins: what an earlier one of its name held is given back."""
+class PumpStart(RequestBody):
+    """The start of a pump. Messages that an earlier pump of its name holds are released."""
 
     pump: PumpName
 
 
-class PumpStarted(_Answer):
-    """`released`: how many messages were given back."""
+class PumpStarted(AnswerBody):
+    """The start was recorded. `released`: how many messages were released."""
 
     released: int
     version: int
 
 
-class LeaseRequest(_Request):
-    """What a pump can handle now: `wants` says how many of each listener's messages, `free` how many in all.
-    `alone`: one that was handed out before, because nothing else is under way.
+class LeaseRequest(RequestBody):
+    """The messages that a pump can handle now.
+
+    `wants`: the number for each listener. `free`: the number in all. `alone`: one redelivered message, because
+    the pump handles nothing else.
     """
 
     pump: PumpName
     wants: Annotated[dict[NamedThing, _Places], Field(max_length=LISTENERS_MOST)]
     free: _Places
     alone: bool = False
-    wait_ms: Annotated[int, Field(ge=0, le=WAIT_MS_MOST), _WHOLE] = 0
-    version: Annotated[int, _WHOLE] = -1
+    wait_ms: Annotated[int, Field(ge=0, le=WAIT_MS_MOST), WHOLE] = 0
+    version: Annotated[int, WHOLE] = -1
 
 
-class LeaseAnswer(_Answer):
-    """`suspects`: how many wait that were handed out before; `version`: that of the organism."""
+class LeaseAnswer(AnswerBody):
+    """The leased messages. `suspects`: how many redelivered messages wait. `version`: that of the organism."""
 
     version: int
     suspects: int
     messages: list[dict[str, Any]]
 
 
-class GivenAnswer(_Request):
-    """One payload that a handler answered."""
+class GivenAnswer(RequestBody):
+    """One payload of a handler's answer."""
 
     to: NamedThing | None = None
     kind: RootTag
@@ -78,9 +73,11 @@ class GivenAnswer(_Request):
     body: str
 
 
-class Done(_Request):
-    """What came of a leased message. `huh`: nothing, and the one answer says why; `nack`: it is given back,
-    because its holder ends or cannot run it, which is no fault of the message's and no attempt.
+class Done(RequestBody):
+    """The result of a leased message.
+
+    `huh`: it was not handled, and the one answer says why. `nack`: it is released, because the pump ends or
+    cannot run it; that does not count as an attempt.
     """
 
     listener: NamedThing
@@ -88,47 +85,47 @@ class Done(_Request):
     request_id: NamedThing
     outcome: Literal["handled", "huh", "nack"]
     reason: Note = ""
-    answers: Annotated[list[GivenAnswer], Field(max_length=ANSWERS_MOST)] = []
+    answers: Annotated[list[GivenAnswer], Field(max_length=ANSWERS_MOST)] = Field([])
 
 
-class SettleRequest(_Request):
-    """What came of leased messages."""
+class SettleRequest(RequestBody):
+    """The results of leased messages."""
 
     pump: PumpName
     done: Annotated[list[Done], Field(max_length=DONE_MOST)]
 
 
-class SettleAnswer(_Answer):
-    """For each message, in the same order, `message_id`, `verdict`, `reason`."""
+class SettleAnswer(AnswerBody):
+    """For each message, in the same order, `message_id`, `verdict` and `reason`."""
 
     results: list[dict[str, Any]]
 
 
-class HistoryRequest(_Request):
-    """What was said in a conversation, as the listener knows it."""
+class HistoryRequest(RequestBody):
+    """A conversation, as a listener knows it."""
 
     listener: NamedThing
     thread: NamedThing
-    limit: Annotated[int, Field(ge=1, le=LIST_LIMIT), _WHOLE] = 100
+    limit: Annotated[ListLimit, WHOLE] = 100
 
 
-class HistoryAnswer(_Answer):
+class HistoryAnswer(AnswerBody):
     """The messages, oldest first."""
 
     messages: list[dict[str, Any]]
 
 
-class ListenerFilter(BaseModel):
-    """Which listeners to list."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class ListenerFilter(QueryFilter):
+    """The listeners to list."""
 
     status: Literal["active", "removed"] = "active"
 
 
-class ListenersAnswer(_Answer):
-    """The listeners by name; `version` rises with each change of the organism. `fault`: why this gateway has
-    not loaded the organism file, null when it has.
+class ListenersAnswer(AnswerBody):
+    """The listeners, sorted by name.
+
+    `version` rises with each change of the organism. `fault`: why this gateway has not loaded the organism
+    file, null when it has.
     """
 
     version: int
@@ -136,16 +133,14 @@ class ListenersAnswer(_Answer):
     listeners: list[dict[str, Any]]
 
 
-class ThreadFilter(BaseModel):
-    """Which threads to list, newest first."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class ThreadFilter(QueryFilter):
+    """The threads to list, newest first."""
 
     root: NamedThing | None = None
-    limit: Annotated[int, Field(ge=1, le=LIST_LIMIT)] = 100
+    limit: ListLimit = 100
 
 
-class ThreadsAnswer(_Answer):
-    """Threads: who called whom, in whose name."""
+class ThreadsAnswer(AnswerBody):
+    """Threads, with the principal that opened each and the one on whose behalf."""
 
     threads: list[dict[str, Any]]

@@ -1,12 +1,11 @@
-"""The routes of pumps (XP-08): begin, lease messages, tell what came of them, look up a conversation; and those
-that show listeners and threads. A pump has the operator's rights, because it speaks in all listeners' names.
+"""The routes of pumps (XP-08), which lease and settle messages, and of listeners and threads.
+
+A pump has the operator's rights, because it sends messages in the name of every listener.
 """
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 from fastapi import FastAPI, Query, Request, Response
@@ -31,19 +30,18 @@ from connectors.gateway.pump.pump_models import (
 )
 from connectors.gateway.services.conversations import child_thread
 from connectors.gateway.services.hub import Hub
+from connectors.gateway.services.log_appender import gather_all
 from connectors.gateway.web.admission import asks_for
 from connectors.gateway.web.answers import iso_moment, json_answer, not_found, row_as_json
+from connectors.gateway.web.idempotency import RequestCaller
 from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action
-from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR, answers_of
-from schemas.fold.view_rows import (
-    MAILBOX_VIEW,
-    MESSAGE_BODIES,
-    REGISTRY_THREADS,
-    MessageBodyRow,
-    MessageRow,
-    ThreadRow,
-)
+from connectors.reactor.xml_records import XML_CONTENT
+from connectors.reactor.xml_records import XML_DOOR
+from connectors.reactor.xml_records import answers_of
+from schemas.fold.view_rows import MessageBodyRow
+from schemas.fold.view_rows import MessageRow
+from schemas.fold.view_rows import ThreadRow
 from schemas.streams.principal.principals import SYSTEM
 from schemas.wire.message import DEFAULT_REALM, Message, posting_record
 from schemas.wire.strict_json import decode
@@ -54,7 +52,7 @@ LISTENERS: Final = "/api/hub/listeners"
 THREADS: Final = "/api/hub/threads"
 BOOT_TAG: Final = "boot"
 _NAMESPACE: Final = uuid.UUID("4a0f1f0e-6d2b-5f19-9a53-5d1f0f0c9d88")
-# Where the system's own conversations begin.
+# The root of the system's own conversations.
 ROOT_THREAD: Final = str(uuid.uuid5(_NAMESPACE, "root"))
 
 
@@ -69,10 +67,10 @@ def add_pump_routes(app: FastAPI, hub: Hub) -> None:
 def _add_start(app: FastAPI, hub: Hub, leases: PumpLeases) -> None:
     @app.post(f"{PUMP}/started", response_model=PumpStarted, responses=ERRORS)
     @asks_for(Action.PUMP_RUN)
-    async def pump_started(request: Request, body: PumpStart) -> Response:
-        """Begin: what an earlier pump of this name held is given back; who listens for it gets `<boot/>`."""
+    async def pump_started(caller: RequestCaller, body: PumpStart) -> Response:
+        """Start a pump: release the messages of an earlier one of its name, and send `<boot/>` to listeners."""
         hub.appender.check()
-        released = await leases.release(body.pump, request.state.caller.principal)
+        released = await leases.release(body.pump, caller.principal)
         start = uuid.uuid4()
         boots = [
             Message.model_validate(
@@ -92,8 +90,7 @@ def _add_start(app: FastAPI, hub: Hub, leases: PumpLeases) -> None:
             )
             for row in hub.listeners.of_tag(BOOT_TAG)
         ]
-        records = (posting_record(boot, door=XML_DOOR, principal=SYSTEM) for boot in boots)
-        await asyncio.gather(*(hub.appender.settle(record) for record in records))
+        await hub.appender.settle_all(posting_record(boot, door=XML_DOOR, principal=SYSTEM) for boot in boots)
         return json_answer({"released": released, "version": hub.listeners.version})
 
 
@@ -101,7 +98,7 @@ def _add_work(app: FastAPI, hub: Hub, leases: PumpLeases) -> None:
     @app.post(f"{PUMP}/lease", response_model=LeaseAnswer, responses=ERRORS)
     @asks_for(Action.PUMP_RUN)
     async def lease_messages(request: Request, body: LeaseRequest) -> Response:
-        """Lease what waits for listeners, as much as the pump can handle; wait for it, if the pump says so."""
+        """Lease messages of listeners. The request waits for them up to `wait_ms`."""
         hub.appender.check()
         messages = await leases.wait_leased(body, request.state.caller.principal, request.is_disconnected)
         suspects = hub.listeners.suspects(body.wants)
@@ -109,27 +106,27 @@ def _add_work(app: FastAPI, hub: Hub, leases: PumpLeases) -> None:
 
     @app.post(f"{PUMP}/settle", response_model=SettleAnswer, responses=ERRORS)
     @asks_for(Action.PUMP_RUN)
-    async def settle_messages(request: Request, body: SettleRequest) -> Response:
-        """Tell what came of leased messages: answers are sent if, and only if, the lease is still good."""
+    async def settle_messages(caller: RequestCaller, body: SettleRequest) -> Response:
+        """Settle leased messages. Answers are sent if and only if the lease is still valid."""
         hub.appender.check()
-        principal = request.state.caller.principal
-        return json_answer({"results": await _settled(hub, leases, body.done, principal)})
+        results = await gather_all(_settled(hub, leases, item, caller.principal) for item in body.done)
+        return json_answer({"results": results})
 
     @app.post(f"{PUMP}/history", response_model=HistoryAnswer, responses=ERRORS)
     @asks_for(Action.THREAD_READ)
     async def conversation(body: HistoryRequest) -> Response:
-        """Show what was said in a conversation to and by a listener, of the newest messages."""
+        """Show the newest messages to and from a listener in a conversation."""
         keys = hub.conversations.said(body.thread)[-body.limit :]
         shown = [one for key in keys if (one := _said(hub, key, body.listener)) is not None]
         return json_answer({"messages": shown})
 
 
 def _add_reads(app: FastAPI, hub: Hub) -> None:
-    # Not for everybody: who may know of whom is what the organism says (XP-09, XP-14).
+    # The operator's alone: the organism defines which listeners know of each other (XP-09, XP-14).
     @app.get(LISTENERS, response_model=ListenersAnswer, responses=ERRORS)
     @asks_for(Action.LISTENER_READ)
     async def list_listeners(wanted: Annotated[ListenerFilter, Query()]) -> Response:
-        """List the listeners there are, or were."""
+        """List the active or the removed listeners."""
         rows = hub.listeners.active() if wanted.status == "active" else hub.listeners.removed()
         waiting = [{**row_as_json(row), "waiting": hub.listeners.waiting(row.listener)} for row in rows]
         said = {"version": hub.listeners.version, "fault": hub.organism.fault, "listeners": waiting}
@@ -138,21 +135,17 @@ def _add_reads(app: FastAPI, hub: Hub) -> None:
     @app.get(THREADS, response_model=ThreadsAnswer, responses=ERRORS)
     @asks_for(Action.THREAD_READ)
     async def list_threads(wanted: Annotated[ThreadFilter, Query()]) -> Response:
-        """List threads, the newest first; with `root`, those of one tree."""
-        rows = [
-            row
-            for row in hub.live_view.rows(REGISTRY_THREADS)
-            if isinstance(row, ThreadRow) and wanted.root in (None, row.root_thread)
-        ]
+        """List threads, newest first; with `root` those of one tree."""
+        rows = [row for row in hub.live_view.all(ThreadRow) if wanted.root in (None, row.root_thread)]
         rows.sort(key=lambda row: (row.opened_at, row.thread), reverse=True)
         return json_answer({"threads": [row_as_json(row) for row in rows[: wanted.limit]]})
 
     @app.get(f"{THREADS}/{{name}}", responses=ERRORS)
     @asks_for(Action.THREAD_READ)
     async def show_thread(name: AgentPath) -> Response:
-        """Show one thread: who opened it, who knows it, where it comes from. A root has no parent."""
-        row = hub.live_view.row(REGISTRY_THREADS, name)
-        if isinstance(row, ThreadRow):
+        """Show one thread: who opened it, who knows it, and its parent. A root has no parent."""
+        row = hub.live_view.get(ThreadRow, name)
+        if row is not None:
             return json_answer(row_as_json(row))
         root = _root_thread(hub, name)
         if root is None:
@@ -161,9 +154,8 @@ def _add_reads(app: FastAPI, hub: Hub) -> None:
 
 
 def _root_thread(hub: Hub, name: str) -> dict[str, Any] | None:
-    """Return a root, which has no row of its own, as the first thread below it tells; None if there is none."""
-    rows = [row for row in hub.live_view.rows(REGISTRY_THREADS) if isinstance(row, ThreadRow)]
-    below = [row for row in rows if row.root_thread == name]
+    """Return a root, which has no row, from the first thread below it; None without such a thread."""
+    below = [row for row in hub.live_view.all(ThreadRow) if row.root_thread == name]
     if not below:
         return None
     first = min(below, key=lambda row: (row.opened_at, row.thread))
@@ -172,32 +164,22 @@ def _root_thread(hub: Hub, name: str) -> dict[str, Any] | None:
     return {**row_as_json(first), **root}
 
 
-async def _settled(hub: Hub, leases: PumpLeases, done: Sequence[Done], principal: str) -> list[dict[str, Any]]:
-    async def one(item: Done) -> dict[str, Any]:
-        row = leases.message(item.listener, item.message_id)
-        if row is None:
-            return {"message_id": item.message_id, "verdict": REJECTED, "reason": UNKNOWN_STREAM}
-        record = settling_record(hub, row, item, principal)
-        settled = await hub.appender.settle(record)
-        if settled.verdict == ACCEPTED and item.answers:
-            # The reactor would post them, too, a moment later.
-            for answer in answers_of(decode(record.value)[0]):
-                posting = posting_record(answer, door=XML_DOOR, principal=item.listener)
-                hub.appender.append_unattended(posting)
-        return {"message_id": item.message_id, "verdict": settled.verdict, "reason": settled.reason}
-
-    found = await asyncio.gather(*(one(item) for item in done), return_exceptions=True)
-    results: list[dict[str, Any]] = []
-    for result in found:
-        if isinstance(result, BaseException):
-            raise result
-        results.append(result)
-    return results
+async def _settled(hub: Hub, leases: PumpLeases, done: Done, principal: str) -> dict[str, Any]:
+    row = leases.message(done.listener, done.message_id)
+    if row is None:
+        return {"message_id": done.message_id, "verdict": REJECTED, "reason": UNKNOWN_STREAM}
+    record = settling_record(hub, row, done, principal)
+    settled = await hub.appender.settle(record)
+    if settled.verdict == ACCEPTED and done.answers:
+        # The process manager posts the same answers a moment later.
+        for answer in answers_of(decode(record.value)[0]):
+            hub.appender.append_unattended(posting_record(answer, door=XML_DOOR, principal=done.listener))
+    return {"message_id": done.message_id, "verdict": settled.verdict, "reason": settled.reason}
 
 
 def _said(hub: Hub, key: str, listener: str) -> dict[str, Any] | None:
-    row, said = hub.live_view.row(MAILBOX_VIEW, key), hub.live_view.row(MESSAGE_BODIES, key)
-    if not isinstance(row, MessageRow) or not isinstance(said, MessageBodyRow):
+    row, body = hub.live_view.get(MessageRow, key), hub.live_view.get(MessageBodyRow, key)
+    if row is None or body is None:
         return None
     if row.realm != DEFAULT_REALM or listener not in (row.sender, row.recipient):
         return None
@@ -207,7 +189,7 @@ def _said(hub: Hub, key: str, listener: str) -> dict[str, Any] | None:
         "to": row.recipient,
         "in_reply_to": row.in_reply_to,
         "kind": row.kind,
-        "body": said.body,
+        "body": body.body,
         "is_own": row.sender == listener,
         "posted_at": iso_moment(row.posted_at),
     }

@@ -1,7 +1,7 @@
-"""`POST /messages` (XP-15): one XML document into the mailboxes of the listeners that it is for.
+"""`POST /messages` (XP-15): puts an XML document into the mailboxes of its listeners.
 
-What XP-03 refuses is an error; what is wrong from the envelope check on is answered by a `<huh>` that says what
-would be right. Both are in the ledger under `refused/http`.
+A document that XP-03 refuses is answered with an error. A fault in the envelope or after it is answered with a
+`<huh>` that says what would be right. Both are recorded in the ledger under `refused/http`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from connectors.gateway.pump.pump_answers import place_of
 from connectors.gateway.pump.pump_leases import HUMAN
-from connectors.gateway.pump.sender_rates import SenderRates
-from connectors.gateway.rules.queue_room import check_room, too_many
+from connectors.gateway.rules.queue_limits import SenderRates, check_room
 from connectors.gateway.rules.xml_recipients import ROUTING, recipients_of
 from connectors.gateway.services.conversations import child_thread
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import asks_for
-from connectors.gateway.web.answers import (
-    VERDICT_HEADER,
-    ApiError,
-    refuse_rejected,
-)
-from connectors.gateway.web.idempotency import IdempotencyKey, request_uuid
+from connectors.gateway.web.answers import VERDICT_HEADER, ApiError, refuse_rejected, too_many
+from connectors.gateway.web.idempotency import WriteRequest
 from connectors.gateway.web.models import ERRORS, NamedThing
 from connectors.gateway.web.policy import Action, Caller, decide
 from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR
@@ -38,21 +33,21 @@ from connectors.xml_wire.faults import Faulty, XmlLimits, XmlRefused
 from schemas.streams.mailboxes.mailbox_fold import CLOSED
 from schemas.streams.principal.principals import ACTIVE
 from schemas.wire.message import REPAIRS_MOST, Message, posting_record
-from schemas.wire.verdicts import ACCEPTED, DUPLICATE, MALFORMED, POLICY, TOO_LARGE
+from schemas.wire.verdicts import ACCEPTED, DUPLICATE, MALFORMED, TOO_LARGE
 
 XML_MESSAGES: Final = "/messages"
 ACCEPTED_NAMESPACE: Final = "urn:trunkline:pump:1"
-# What takes longer than this is parsed on a thread, so that nobody else waits for it.
+# A longer document is parsed on a thread, so that the event loop does not wait for it.
 _AT_ONCE_BYTES: Final = 16 * 1024
 _TYPES: Final = ("application/xml", "text/xml", "")
 _DOCUMENTED: Final[dict[str, Any]] = {
     "requestBody": {"required": True, "content": {XML_CONTENT: {"schema": {"type": "string"}}}}
 }
 _ACCEPTED: Final = (
-    "In the mailboxes: <accepted> with the thread and a message id for each listener. The listener's pipeline "
-    "checks the payload later; a fault in it comes as a <huh> into the sender's mailbox."
+    "The messages are in the mailboxes: <accepted> with the thread and a message id for each listener. The "
+    "listener's pipeline checks the payload later; a fault in it comes as a <huh> into the sender's mailbox."
 )
-_FAULTY: Final = "A <huh>: what is wrong with the envelope, the recipient or the thread."
+_FAULTY: Final = "A <huh> that names the fault in the envelope, the recipient or the thread."
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     202: {"description": _ACCEPTED, "content": {XML_CONTENT: {"schema": {"type": "string"}}}},
     422: {"description": _FAULTY, "content": {XML_CONTENT: {"schema": {"type": "string"}}}},
@@ -61,7 +56,7 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
 
 
 class XmlSending(BaseModel):
-    """In whose name: that of a human listener, by the operator alone."""
+    """The sender of a message. Only the operator may name one, and only a human listener."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
@@ -81,10 +76,10 @@ def add_xml_routes(app: FastAPI, hub: Hub) -> None:
     )
     @asks_for(Action.MESSAGE_SEND)
     async def send_xml(
-        request: Request, asked: Annotated[XmlSending, Query()], key: IdempotencyKey = None
+        request: Request, write: WriteRequest, asked: Annotated[XmlSending, Query()]
     ) -> Response:
         """Send an XML message to the listener that its <to> names, or to all of its payload's root tag."""
-        caller: Caller = request.state.caller
+        caller = write.caller
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() not in _TYPES:
             raise ApiError(415, "unsupported_media_type", "the body is to be application/xml")
         sender = _sender(hub, caller, asked.sender)
@@ -95,8 +90,8 @@ def add_xml_routes(app: FastAPI, hub: Hub) -> None:
         opened: OpenedMessage | None = None
         try:
             opened = await _opened(hub, body)
-            messages = _addressed(hub, sender, opened, body, str(request_uuid(caller.requester, key)))
-            if not (key is not None and _are_known(hub, messages)):
+            messages = _addressed(hub, sender, opened, body, write.request_id)
+            if not (write.key is not None and _are_known(hub, messages)):
                 for message in messages:
                     check_room(hub, sender, message.recipient)
             messages, verdict = await _posted(hub, messages, caller.principal)
@@ -113,15 +108,14 @@ def add_xml_routes(app: FastAPI, hub: Hub) -> None:
 
 
 def _sender(hub: Hub, caller: Caller, named: str | None) -> str:
-    """Who sends. Raises ApiError (403) for a name that is not the caller's to use."""
+    """Return the sender. Raises ApiError (403) for a name that the caller may not use."""
     if named is None:
         return caller.principal
     row = hub.listeners.row(named)
     is_human = row is not None and row.type == HUMAN and row.status == ACTIVE
     if not decide(caller, Action.PUMP_RUN).allowed or not is_human:
         why = "only the operator sends in a listener's name, and only in a human one's"
-        hub.refusals.record(POLICY, why, caller.principal, f"POST {XML_MESSAGES}")
-        raise ApiError(403, POLICY, why)
+        raise hub.refusals.forbidden(why, caller.principal, f"POST {XML_MESSAGES}")
     return named
 
 
@@ -133,7 +127,7 @@ async def _opened(hub: Hub, body: bytes) -> OpenedMessage:
 
 
 def _addressed(hub: Hub, sender: str, opened: OpenedMessage, body: bytes, request_id: str) -> list[Message]:
-    """One message for each recipient. Raises Faulty."""
+    """Return one message for each recipient. Raises Faulty."""
     thread = opened.thread or str(uuid.uuid5(uuid.UUID(request_id), "thread"))
     known = place_of(hub, thread)
     also = () if known is None else (known.asker,)
@@ -143,7 +137,7 @@ def _addressed(hub: Hub, sender: str, opened: OpenedMessage, body: bytes, reques
             ROUTING, "the thread is not known", expected="a thread that you were given, or no <thread>"
         )
     repaired: dict[str, Any] = {}
-    # A sender that says its own name is no repair.
+    # A sender that names itself was not repaired.
     if len(opened.notes) > (opened.claimed_sender is not None):
         original = base64.b64encode(body).decode("ascii")
         repaired = {"repairs": [note[:500] for note in opened.notes[:REPAIRS_MOST]], "original": original}
@@ -167,7 +161,7 @@ def _addressed(hub: Hub, sender: str, opened: OpenedMessage, body: bytes, reques
         if known is not None:
             place |= {"root_thread": known.root_thread, "on_behalf_of": known.on_behalf_of}
             if known.parent_thread is not None and name == known.asker:
-                # An answer to who asked on this thread, and knows it by another.
+                # An answer to the asker, who knows the conversation by the parent thread.
                 place |= {"thread": known.parent_thread, "parent_thread": None}
         message_id = str(uuid.uuid5(uuid.UUID(request_id), name))
         found.append(Message.model_validate({"message_id": message_id, "to": name, **common, **place}))
@@ -175,21 +169,23 @@ def _addressed(hub: Hub, sender: str, opened: OpenedMessage, body: bytes, reques
 
 
 def _are_known(hub: Hub, messages: list[Message]) -> bool:
-    """Whether it is a request that is sent again: what it made is there, and takes no more room."""
+    """Return whether a repeated request has already posted its messages, so that they need no room."""
     return all(hub.mailboxes.mailbox_of(message.message_id) is not None for message in messages)
 
 
 async def _posted(hub: Hub, messages: list[Message], principal: str) -> tuple[list[Message], str]:
-    """Post all of them. Returns those that are posted, and the verdict on the whole: who was removed at this
-    very moment is not among them. Raises ApiError; Faulty when nobody is left.
+    """Post all messages.
+
+    Returns: The posted messages, without those to listeners that were removed at this moment, and the common
+        verdict.
+
+    Raises:
+        ApiError: The fold rejected a message.
+        Faulty: All listeners were removed.
     """
     records = [posting_record(message, door=XML_DOOR, principal=principal) for message in messages]
-    found = await asyncio.gather(*(hub.appender.settle(record) for record in records), return_exceptions=True)
     verdicts, posted = set(), []
-    for message, settled in zip(messages, found, strict=True):
-        # Only now, when none is under way any more.
-        if isinstance(settled, BaseException):
-            raise settled
+    for message, settled in zip(messages, await hub.appender.settle_all(records), strict=True):
         if settled.why == CLOSED:
             continue
         verdicts.add(refuse_rejected(settled).verdict)

@@ -1,1 +1,4 @@
-"""Rules that several routes share: who owns what, who may write to whom, how much may wait."""
+"""Rules and bodies that several route modules share: owners, recipients, names, limits and the hub's policy.
+
+Must not import route modules.
+"""

@@ -1,33 +1,20 @@
-"""The bodies of the hub's routes for agents, tasks, tokens and messages (HH-11), as its OpenAPI page shows
-them. Unknown fields are refused.
-"""
+"""The request and answer bodies of agents, tasks, tokens and messages (HH-11)."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, Field
 
-from connectors.gateway.web.models import LIST_LIMIT, NamedThing
+from connectors.gateway.web.models import AnswerBody, ListLimit, NamedThing, QueryFilter, RequestBody
 from schemas.streams.mailboxes.mailbox_requests import CLAIM_LIMIT, LIMIT_MOST
 from schemas.streams.principal.principals import HUB
 from schemas.streams.task.task_registry import ERROR_LIMIT, RESULT_LIMIT_BYTES, result_text
 from schemas.wire.wire_body import TASK_TEXT_LIMIT, Note, Printable
 
 TASK_STATES = Literal["pending", "running", "completed", "failed", "cancelled"]
-_KIND_LIMIT = 128
-
-
-class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class _Answer(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class _Filter(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+MessageKind = Annotated[Printable, Field(max_length=128)]
+"""The type of a message."""
 
 
 def _result_within_limit(result: Any) -> Any:
@@ -39,81 +26,81 @@ def _result_within_limit(result: Any) -> Any:
     return result
 
 
-class TaskRequest(_Request):
+class TaskRequest(RequestBody):
     """A task for an agent."""
 
     description: Annotated[Printable, Field(max_length=TASK_TEXT_LIMIT)]
     agent_name: NamedThing
 
 
-class TaskCompletionRequest(_Request):
-    """The result of a task. `result`: any JSON, at most 64 KiB as text."""
+class TaskCompletionRequest(RequestBody):
+    """The result of a task: any JSON, at most 64 KiB as text."""
 
     result: Annotated[Any, AfterValidator(_result_within_limit)] = ""
 
 
-class TaskFailureRequest(_Request):
-    """Why a task failed."""
+class TaskFailureRequest(RequestBody):
+    """The reason why a task failed."""
 
     error: Annotated[Printable, Field(max_length=ERROR_LIMIT)]
 
 
-class TaskCancelRequest(_Request):
-    """Why a task is cancelled, or a token revoked."""
+class TaskCancelRequest(RequestBody):
+    """The reason for cancelling a task or revoking a token."""
 
     reason: Note = ""
 
 
-class TaskFilter(_Filter):
-    """Which tasks to list: all that fit every filter given, newest first."""
+class TaskFilter(QueryFilter):
+    """The tasks to list: those that match every filter, newest first."""
 
     status: TASK_STATES | None = None
     agent_name: NamedThing | None = None
-    limit: Annotated[int, Field(ge=1, le=LIST_LIMIT)] = 100
+    limit: ListLimit = 100
 
 
-class TaskLimit(_Filter):
-    """How many of the newest to list."""
+class TaskLimit(QueryFilter):
+    """The number of items to list, newest first."""
 
-    limit: Annotated[int, Field(ge=1, le=LIST_LIMIT)] = 100
+    limit: ListLimit = 100
 
 
-class TokenFilter(_Filter):
-    """Which tokens to list, newest first."""
+class TokenFilter(QueryFilter):
+    """The tokens to list, newest first."""
 
     status: Literal["active", "revoked", "expired"] | None = None
-    limit: Annotated[int, Field(ge=1, le=LIST_LIMIT)] = 100
+    limit: ListLimit = 100
 
 
-class AuditFilter(_Filter):
-    """How many of the newest entries to show; by default as many as the setting `gateway.audit_messages`."""
+class AuditFilter(QueryFilter):
+    """The number of newest entries to show, by default the setting `gateway.audit_messages`."""
 
-    limit: Annotated[int, Field(ge=1, le=LIST_LIMIT)] | None = None
+    limit: ListLimit | None = None
 
 
-class DrainFilter(_Filter):
-    """How many messages to take at most."""
+class DrainFilter(QueryFilter):
+    """The largest number of messages to take."""
 
     limit: Annotated[int, Field(ge=1, le=LIMIT_MOST)] = CLAIM_LIMIT
 
 
-class MessageEnvelope(_Request):
-    """A message. `recipient`: the name of a mailbox, the hub's by default. `payload`: any JSON."""
+class MessageEnvelope(RequestBody):
+    """A message. `recipient`: the name of a mailbox, by default the hub's. `payload`: any JSON."""
 
     recipient: NamedThing = HUB
-    type: Annotated[Printable, Field(max_length=_KIND_LIMIT)]
-    payload: Any = {}
+    type: MessageKind
+    payload: Any = Field({})
 
 
-class DeliveredAnswer(_Answer):
-    """The message lies in its recipient's mailbox."""
+class DeliveredAnswer(AnswerBody):
+    """A message that is in the mailbox of its recipient."""
 
     delivered: bool
     message_id: str
 
 
-class MessageAnswer(_Answer):
-    """A message as its recipient gets it."""
+class MessageAnswer(AnswerBody):
+    """A message."""
 
     id: str
     timestamp: AwareDatetime
@@ -123,22 +110,24 @@ class MessageAnswer(_Answer):
     payload: Any
 
 
-class DrainedAnswer(_Answer):
-    """What was taken out of the caller's mailbox, the most urgent first, and how many are left."""
+class DrainedAnswer(AnswerBody):
+    """The messages taken from the caller's mailbox, most urgent first, and the number of remaining ones."""
 
     messages: list[MessageAnswer]
     left: int
 
 
-class ReadRequest(_Request):
-    """Messages of the caller's own mailbox to mark as read. An empty list marks none."""
+class ReadRequest(RequestBody):
+    """The messages of the caller's own mailbox to mark as read."""
 
     message_ids: Annotated[list[NamedThing], Field(max_length=LIMIT_MOST)]
 
 
-class ReadAnswer(_Answer):
-    """The ids of the request, each once. `read`: read now, by this request or before it. `not_marked`: leased
-    by another door, or final meanwhile. `unknown`: not in the caller's mailbox, or expired.
+class ReadAnswer(AnswerBody):
+    """The ids of the request, each once.
+
+    `read`: read now, by this request or an earlier one. `not_marked`: leased through another interface, or
+    final meanwhile. `unknown`: not in the caller's mailbox, or expired.
     """
 
     read: list[str]
@@ -146,8 +135,8 @@ class ReadAnswer(_Answer):
     unknown: list[str]
 
 
-class AgentAnswer(_Answer):
-    """An agent's definition."""
+class AgentAnswer(AnswerBody):
+    """The definition of an agent."""
 
     name: str
     image: str
@@ -158,16 +147,18 @@ class AgentAnswer(_Answer):
     defined_at: AwareDatetime
 
 
-class AgentsAnswer(_Answer):
-    """All agents by name, and what is wrong with files that define none: `file: reason`."""
+class AgentsAnswer(AnswerBody):
+    """All agents, sorted by name, and the faults of invalid definition files, by file name."""
 
     agents: list[AgentAnswer]
     faults: dict[str, str]
 
 
-class TaskAnswer(_Answer):
-    """A task. `token_id`: the first 12 digits of the hash of its token. `session_name`: the container that its
-    agent runs in. `result`: any JSON, null for a task that was not completed.
+class TaskAnswer(AnswerBody):
+    """A task.
+
+    `token_id`: the first 12 digits of the hash of its token. `session_name`: the container of its agent.
+    `result`: any JSON; null for a task that was not completed.
     """
 
     id: str
@@ -184,9 +175,11 @@ class TaskAnswer(_Answer):
     ended_at: AwareDatetime | None
 
 
-class SubmittedAnswer(_Answer):
-    """A task that runs. Its token is told here, and again for a retry with the same idempotency key. `mailbox`:
-    the recipient of messages to it.
+class SubmittedAnswer(AnswerBody):
+    """A started task and its token.
+
+    A retry with the same idempotency key gets the same token; nothing else shows it. `mailbox`: the recipient
+    of messages to the task's agent.
     """
 
     task: TaskAnswer
@@ -195,15 +188,15 @@ class SubmittedAnswer(_Answer):
     mailbox: str
 
 
-class TasksAnswer(_Answer):
-    """The newest tasks that fit, and how many fit."""
+class TasksAnswer(AnswerBody):
+    """The newest matching tasks, and the number of all matching tasks."""
 
     tasks: list[TaskAnswer]
     total: int
 
 
-class TokenAnswer(_Answer):
-    """A task's token; of its value nothing is known. `issued`, `expiry`: milliseconds since 1970 UTC."""
+class TokenAnswer(AnswerBody):
+    """The token of a task, without its value. `issued`, `expiry`: milliseconds since 1970 UTC."""
 
     token_id: str
     agent_name: str
@@ -216,15 +209,15 @@ class TokenAnswer(_Answer):
     revoked_why: str | None
 
 
-class TokensAnswer(_Answer):
-    """The newest tokens that fit, and how many fit."""
+class TokensAnswer(AnswerBody):
+    """The newest matching tokens, and the number of all matching tokens."""
 
     tokens: list[TokenAnswer]
     total: int
 
 
-class SessionContextAnswer(_Answer):
-    """What a launcher has made for a task (HH-05, HH-11). `secrets`: names of variables, no values."""
+class SessionContextAnswer(AnswerBody):
+    """The container of a task (HH-05, HH-11). `secrets`: the names of its secret variables, without values."""
 
     session_name: str
     container_name: str
@@ -238,15 +231,15 @@ class SessionContextAnswer(_Answer):
     changed_at: AwareDatetime
 
 
-class ContainersAnswer(_Answer):
-    """The newest containers, and how many there are."""
+class ContainersAnswer(AnswerBody):
+    """The newest containers, and the number of all containers."""
 
     containers: list[SessionContextAnswer]
     total: int
 
 
-class AuditEntry(_Answer):
-    """A message that was delivered, or a request to send one that was refused."""
+class AuditEntry(AnswerBody):
+    """A delivered message, or a refused request to send one."""
 
     at: AwareDatetime
     verdict: Literal["delivered", "rejected"]
@@ -258,7 +251,7 @@ class AuditEntry(_Answer):
     why: str | None
 
 
-class AuditAnswer(_Answer):
-    """The newest entries of the audit log, oldest of them first."""
+class AuditAnswer(AnswerBody):
+    """The newest entries of the audit log, oldest first."""
 
     entries: list[AuditEntry]

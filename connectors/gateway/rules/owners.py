@@ -1,80 +1,81 @@
-"""The owner of what a request is about: the principal that registered, created or submitted it."""
+"""The owners of the things that requests are about, for the access check."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
 
 from fastapi import Request
 
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import OwnerOf
 from connectors.gateway.web.policy import owner_of_task
-from schemas.fold.view_rows import (
-    REGISTRY_JOBS,
-    REGISTRY_SESSIONS,
-    REGISTRY_TASKS,
-    REGISTRY_TOKENS,
-    JobRow,
-    Row,
-    SessionRow,
-    TaskRow,
-    TokenRow,
-)
+from schemas.fold.view_rows import JobRow, Row, TaskRow, TokenRow
+
+R = TypeVar("R", bound=Row)
 
 
-def owner_of_job(hub: Hub) -> OwnerOf:
-    """Return the function that gives the owner of the job of a request's path: its registrar."""
+def owner_in(hub: Hub, row_type: type[R], parameter: str, column: Callable[[R], str | None]) -> OwnerOf:
+    """Return a function that reads the owner from a row.
 
-    async def owner(request: Request) -> str | None:
-        row = await _found(hub, REGISTRY_JOBS, str(request.path_params["job_id"]))
-        return row.registered_by if isinstance(row, JobRow) else None
-
-    return owner
-
-
-def owner_of_session(hub: Hub) -> OwnerOf:
-    """Return the function that gives the owner of the session of a request's path: its creator."""
-
-    async def owner(request: Request) -> str | None:
-        row = await _found(hub, REGISTRY_SESSIONS, str(request.path_params["name"]))
-        return row.created_by if isinstance(row, SessionRow) else None
-
-    return owner
-
-
-def task_owner(hub: Hub) -> OwnerOf:
-    """Return the function that gives the owner of the task of a request's path: to an agent, the holder of the
-    task's token; to everybody else, the principal that submitted the task.
+    Args:
+        hub: The hub.
+        row_type: The type of the row.
+        parameter: The parameter of the route's path that is the key of the row.
+        column: Returns the owner from the row.
     """
 
     async def owner(request: Request) -> str | None:
-        task_id = str(request.path_params["task_id"])
+        row = await _found(hub, row_type, str(request.path_params[parameter]))
+        return None if row is None else column(row)
+
+    return owner
+
+
+def session_of_job(hub: Hub) -> OwnerOf:
+    """Return a function that reads the session that holds the job of the path."""
+
+    async def owner(request: Request) -> str | None:
+        row = hub.live_view.get(JobRow, str(request.path_params["job_id"]))
+        return None if row is None else row.session
+
+    return owner
+
+
+def owner_of_task_in_path(hub: Hub) -> OwnerOf:
+    """Return a function that reads the owner of the task of the path.
+
+    For an agent it is the holder of the task's token, for every other caller the principal that submitted the
+    task.
+    """
+    submitter = owner_in(hub, TaskRow, "task_id", lambda row: row.submitted_by)
+
+    async def owner(request: Request) -> str | None:
         if request.state.caller.task_id is not None:
-            return owner_of_task(task_id)
-        return await _submitter(hub, task_id)
+            return owner_of_task(str(request.path_params["task_id"]))
+        return await submitter(request)
 
     return owner
 
 
-def owner_of_token(hub: Hub) -> OwnerOf:
-    """Return the function that gives the owner of the token of a request's path: the submitter of its task."""
+def submitter_of_token(hub: Hub) -> OwnerOf:
+    """Return a function that reads the principal that submitted the task of the token of the path."""
 
     async def owner(request: Request) -> str | None:
-        row = await _found(hub, REGISTRY_TOKENS, str(request.path_params["token_id"]))
-        return await _submitter(hub, row.task_id) if isinstance(row, TokenRow) else None
+        token = await _found(hub, TokenRow, str(request.path_params["token_id"]))
+        task = None if token is None else await _found(hub, TaskRow, token.task_id)
+        return None if task is None else task.submitted_by
 
     return owner
 
 
-async def _submitter(hub: Hub, task_id: str) -> str | None:
-    row = await _found(hub, REGISTRY_TASKS, task_id)
-    return row.submitted_by if isinstance(row, TaskRow) else None
+async def _found(hub: Hub, row_type: type[R], key: str) -> R | None:
+    """Return a row. Raises BackboneUnreachable.
 
-
-async def _found(hub: Hub, table: str, key: str) -> Row | None:
-    """Return a row. Where there is none yet, another gateway may just have answered its creation: look again
-    after everything in the log is settled here. Raises BackboneUnreachable.
+    A missing row may just have been created at another gateway, so look again after catching up with the log.
     """
-    row = hub.live_view.row(table, key)
+    row = hub.live_view.get(row_type, key)
     if row is None:
         await hub.fresh.catch_up()
-        row = hub.live_view.row(table, key)
+        row = hub.live_view.get(row_type, key)
     return row

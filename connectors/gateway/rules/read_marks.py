@@ -1,7 +1,7 @@
-"""Marking messages as read, as the HTTP door and the agent MCP door do it.
+"""Marking messages as read, for the HTTP routes and the agent MCP tools.
 
-A mark is one record for each message. Its id names the principal and the message, so a repeated mark has no
-further effect.
+A mark is one record for each message. Its id follows from the principal and the message, so a repeated mark has
+no effect.
 """
 
 from __future__ import annotations
@@ -13,21 +13,24 @@ from typing import Final
 
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import Mailbox
-from schemas.fold.view_rows import MAILBOX_VIEW, MessageRow
+from schemas.fold.view_rows import MessageRow
 from schemas.streams.mailboxes.mailbox_requests import read_record
 from schemas.wire.message import CLAIMED, MESSAGE_PENDING, READ, has_come
 from schemas.wire.verdicts import ACCEPTED, REJECTED
 
-# What a recipient has seen or may see; an expired, cleared or dead message is not shown.
+# The states of messages that a recipient sees; expired, cleared and dead messages are hidden.
 _SHOWN: Final = MESSAGE_PENDING | {READ, CLAIMED}
 
 
 @dataclass(frozen=True)
 class ReadMarks:
-    """The ids of a request to mark messages, in the order of the request and without repetitions.
+    """The result of a request to mark messages: their ids in the order of the request, each once.
 
-    `marked`: read since this request. `read_before`: read already. `not_marked`: leased by another door, or
-    final meanwhile. `unknown`: not in the mailboxes, or expired.
+    Attributes:
+        marked: Marked by this request.
+        read_before: Marked before.
+        not_marked: Leased through another interface, or final meanwhile.
+        unknown: Not in the mailboxes, or expired.
     """
 
     marked: list[str]
@@ -44,7 +47,7 @@ def is_shown(row: MessageRow, now_us: float) -> bool:
 
 
 def is_read(row: MessageRow) -> bool:
-    """Return whether the recipient has dealt with a message that it may see."""
+    """Return whether a message that the recipient may see is read or taken."""
     return row.status not in MESSAGE_PENDING
 
 
@@ -59,8 +62,8 @@ async def mark_read(
     rows: dict[str, MessageRow] = {}
     for message_id in wanted:
         for realm, recipient in boxes:
-            row = hub.live_view.row(MAILBOX_VIEW, f"{realm}/{recipient}/{message_id}")
-            if isinstance(row, MessageRow) and is_shown(row, now_us):
+            row = hub.live_view.get(MessageRow, f"{realm}/{recipient}/{message_id}")
+            if row is not None and is_shown(row, now_us):
                 rows.setdefault(message_id, row)
     unread = [message_id for message_id, row in rows.items() if not is_read(row)]
     settled = await hub.appender.settle_all(

@@ -1,4 +1,4 @@
-"""Who gets an XML message: the listener that it names, or every one of its root tag that its sender sees."""
+"""The recipients of an XML message: the named one, or all visible listeners of its root tag."""
 
 from __future__ import annotations
 
@@ -16,9 +16,18 @@ ROUTING: Final = "routing"
 def recipients_of(
     hub: Hub, sender: str, to: str | None, root_tag: str, namespace: str | None, also: Sequence[str] = ()
 ) -> list[str]:
-    """The names of those who get it. A sender that is a listener sees what it was given, and those of `also`.
+    """Return the names of the recipients.
 
-    Raises Faulty: nobody of this name, or nobody for this tag. Who may not be seen does not exist.
+    Args:
+        hub: The hub.
+        sender: The sender. A listener only sees its `visible_tools`; for it all others do not exist.
+        to: The named recipient, None for all listeners of the root tag.
+        root_tag: The root tag of the payload.
+        namespace: The namespace of the payload, None for any.
+        also: Further names that a listener sees.
+
+    Raises:
+        Faulty: No recipient has this name or takes this root tag.
     """
     sees = hub.listeners.row(sender)
     visible = None if sees is None or sees.visible_tools is None else {*sees.visible_tools, *also}
@@ -40,11 +49,6 @@ def recipients_of(
     if not fitting:
         raise Faulty(ROUTING, f"no listener takes <{root_tag}>", expected="a payload that a listener takes")
     return fitting
-
-
-def is_listener(hub: Hub, name: str) -> bool:
-    """Whether there is a listener of this name, or was: its mailbox is not another's to have."""
-    return hub.listeners.row(name) is not None
 
 
 def _clark(row: ListenerRow) -> str:

@@ -1,4 +1,4 @@
-"""Services that the gateway keeps over the live view, and `Hub`, which holds them all.
+"""The services that the gateway runs over the live view, and `Hub`, which creates and holds them.
 
 Must not import routes.
 """

@@ -1,5 +1,6 @@
-"""The audit log of messages (HH-08): what was delivered and what was refused, newest from memory, the rest from
-the ledger.
+"""The audit log of delivered and refused messages (HH-08).
+
+The newest entries are in memory; all of them are in the ledger.
 """
 
 from __future__ import annotations
@@ -21,20 +22,21 @@ from schemas.wire.record import MESSAGE_POSTED, REQUEST_REFUSED
 from schemas.wire.verdicts import ACCEPTED, REJECTED
 
 _ROUTE: Final = "POST /api/hub/messages"
-_Held = tuple[int, Position, dict[str, Any]]
+_Entry = tuple[int, Position, dict[str, Any]]
+"""The time of the record, its position, and the entry as JSON."""
 
 
 class AuditLog:
-    """The newest entries: settled records, so every gateway shows the same. Thread-safe."""
+    """The newest entries. They are made of settled records, so all gateways show the same. Thread-safe."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.Lock()
-        # By time: at a start the log comes partition by partition.
-        self._entries: list[_Held] = []
+        # Sorted by time, because the log arrives partition by partition at the start.
+        self._entries: list[_Entry] = []
 
     def settled(self, records: Sequence[SettledRecord]) -> None:
-        """Keep what belongs to the audit log."""
+        """Add the records that belong to the audit log."""
         for record in records:
             if record.type in (MESSAGE_POSTED, REQUEST_REFUSED):
                 entry = entry_of(record)
@@ -42,32 +44,32 @@ class AuditLog:
                     self._add((record.logged_at_us, record.position, entry))
 
     def load(self, settings: Settings) -> None:
-        """Add the newest of what was settled before this gateway started. Raises TrunklineError."""
+        """Add the newest records that were settled before this gateway started. Raises TrunklineError."""
         for record_type in (MESSAGE_POSTED, REQUEST_REFUSED):
             self.settled(newest_settled(settings, record_type, self._most))
 
-    def _add(self, held: _Held) -> None:
+    def _add(self, new: _Entry) -> None:
         with self._lock:
-            place = bisect_left(self._entries, _when(held), key=_when)
-            # It may come from the ledger and from the log.
-            if place < len(self._entries) and _when(self._entries[place]) == _when(held):
+            place = bisect_left(self._entries, _when(new), key=_when)
+            # The ledger and the log may both bring the record.
+            if place < len(self._entries) and _when(self._entries[place]) == _when(new):
                 return
-            self._entries.insert(place, held)
+            self._entries.insert(place, new)
             del self._entries[: -self._most]
 
     def newest(self, limit: int | None) -> list[dict[str, Any]]:
-        """At most `limit` entries (None: all that are kept), oldest first."""
+        """Return the newest entries, oldest first. `limit`: the largest number; None for all in memory."""
         with self._lock:
             entries = [entry for _, _, entry in self._entries]
         return entries if limit is None else entries[-limit:]
 
 
-def _when(held: _Held) -> tuple[int, Position]:
-    return held[0], held[1]
+def _when(entry: _Entry) -> tuple[int, Position]:
+    return entry[0], entry[1]
 
 
 def entry_of(record: SettledRecord) -> dict[str, Any] | None:
-    """A settled record as an entry of the audit log; None for what is none."""
+    """Return the entry of a settled record; None when the record is not part of the audit log."""
     if record.type == MESSAGE_POSTED and record.verdict in (ACCEPTED, REJECTED):
         body = _body(record)
         return _entry(
@@ -93,10 +95,10 @@ def entry_of(record: SettledRecord) -> dict[str, Any] | None:
     return None
 
 
-def _entry(record: SettledRecord, **said: Any) -> dict[str, Any]:
-    nothing = {"recipient": None, "type": None, "message_id": None}
-    told = {"at": iso_moment(record.logged_at_us), "reason": record.reason, "why": record.why}
-    return {**nothing, **told, **said}
+def _entry(record: SettledRecord, **fields: Any) -> dict[str, Any]:
+    unknown = {"recipient": None, "type": None, "message_id": None}
+    common = {"at": iso_moment(record.logged_at_us), "reason": record.reason, "why": record.why}
+    return {**unknown, **common, **fields}
 
 
 def _body(record: SettledRecord) -> dict[str, Any]:

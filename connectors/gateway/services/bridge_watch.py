@@ -1,7 +1,8 @@
-"""Follows the presence of the MQTT bridge for `/metrics`: whether one is active and shows itself.
+"""Follows the presence messages of the MQTT bridge, for `/metrics`.
 
-A companion of the gateway with one connection, as operator, to the broker of the settings. A broker that is
-away or refuses is tried again after growing pauses. Then `trunkline_mqtt_up` is 0 and the bridge has no figure.
+It has one connection to the MQTT broker of the settings, as operator. When the broker is unreachable or refuses
+the login, `trunkline_mqtt_up` is 0, the state of the bridge has no sample, and the connection is retried with
+growing pauses.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from paho.mqtt.reasoncodes import ReasonCode
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from connectors.gateway.services.background_service import BackgroundService
 from connectors.mqtt_bridge.bridge_standby import Presence, presence_topic, read_presence, silence_s
 from connectors.mqtt_link.mqtt_connection import connect_properties, cut_connection, dial, new_client
 from connectors.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
 from schemas.errors import BackboneUnreachable
-from schemas.fold.settled import AppliedChange
 from schemas.settings.settings import Settings, SettingsError
 
 _PAUSE_S: Final = 1.0
@@ -28,36 +29,24 @@ _PAUSE_MOST_S: Final = 60.0
 _STOP_S: Final = 5.0
 
 
-class BridgeWatch(Collector):
-    """`open` starts a thread, `close` ends it and its connection. Thread-safe."""
+class BridgeWatch(BackgroundService, Collector):
+    """A metrics collector with a thread that follows the bridge. Thread-safe."""
 
     def __init__(self, settings: Settings) -> None:
+        super().__init__("bridge-watch", _STOP_S)
         self._settings = settings
-        self._closed = threading.Event()
         self._lost = threading.Event()
         self._is_connected = False
         self._seen: tuple[Presence, float] | None = None
-        self._thread = threading.Thread(target=self._run, name="bridge-watch", daemon=True)
-
-    def open(self) -> None:
-        """Follow the bridges from now on."""
-        self._thread.start()
 
     def close(self) -> None:
-        """End."""
-        self._closed.set()
+        """End the connection and the thread."""
+        self._closing.set()
         self._lost.set()
-        if self._thread.is_alive():
-            self._thread.join(_STOP_S)
-
-    def on_change(self, change: AppliedChange) -> None:
-        """Do nothing: bridges are no rows of a view."""
-
-    def registered(self, job_id: str) -> None:
-        """Do nothing: jobs are of no interest here."""
+        super().close()
 
     def collect(self) -> Iterable[Metric]:
-        """Return whether the broker answers, and the state of the bridges that use the settings' client id."""
+        """Yield whether the broker answers, and the state of the bridge with the client id of the settings."""
         yield GaugeMetricFamily(
             "trunkline_mqtt_up",
             "Whether this gateway is connected to the MQTT broker.",
@@ -77,14 +66,14 @@ class BridgeWatch(Collector):
 
     def _run(self) -> None:
         pause_s = _PAUSE_S
-        while not self._closed.is_set():
+        while not self._closing.is_set():
             if self._follow():
                 pause_s = _PAUSE_S
-            self._closed.wait(pause_s)
+            self._closing.wait(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_MOST_S)
 
     def _follow(self) -> bool:
-        """Follow over one connection until it is lost; return whether the broker had accepted it."""
+        """Follow the bridge over one connection until it is lost. Returns whether the broker accepted it."""
         self._lost.clear()
         accepted = False
         try:
@@ -97,7 +86,7 @@ class BridgeWatch(Collector):
         except (BackboneUnreachable, SettingsError):
             return False
         try:
-            while not self._closed.is_set() and not self._lost.wait(mqtt.connect_timeout_s):
+            while not self._closing.is_set() and not self._lost.wait(mqtt.connect_timeout_s):
                 if not self._is_connected:
                     break
                 accepted = True
@@ -118,7 +107,7 @@ class BridgeWatch(Collector):
     def _on_message(self, client: Client, userdata: Any, message: MQTTMessage) -> None:
         found = read_presence(bytes(message.payload))
         seen = None if self._seen is None else self._seen[0]
-        # The late Last Will of a bridge that was replaced says nothing about the one that replaced it.
+        # The delayed Last Will of a replaced bridge does not describe its replacement.
         if found is not None and (found.active or seen is None or found.bridge == seen.bridge):
             self._seen = (found, time.monotonic())
 

@@ -1,8 +1,8 @@
-"""Conversations with listeners, as the gateway's handlers need them: who asked in which thread, what was said.
+"""An index of conversations with listeners: who opened a thread, and which messages it has.
 
-Each side of a conversation knows it by a thread of its own (XP-07). What a listener is asked in thread T is
-answered to who opened T, on the thread that this one knows. The index has the newest messages; for what is
-older, the view `registry_threads` knows who asked, and what was said is in the tables.
+Each side of a conversation has a thread id of its own (XP-07). An answer of a listener in thread T goes to the
+principal that opened T, on that principal's thread. The index has the newest messages. Older threads are rows
+of the view `registry_threads`, and older messages are in the tables.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import MAILBOX_VIEW, MessageRow, Row, ThreadRow
+from schemas.fold.view_rows import MessageRow, ThreadRow
 from schemas.keys.sealing import Keyring
 from schemas.wire.message import DEFAULT_REALM
 
@@ -27,8 +27,14 @@ _SAID_MOST: Final = 1000
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):
-    """Who opened a thread, and as which thread this one knows the conversation; who knows it by the thread.
-    `root_thread`, `on_behalf_of`: where it all began, and in whose name.
+    """The place of a thread in its tree.
+
+    Attributes:
+        asker: The principal that opened the thread.
+        seen_by: The principal that knows the conversation by this thread.
+        parent_thread: The thread by which `asker` knows the conversation.
+        root_thread: The first thread of the tree.
+        on_behalf_of: The principal that opened the root.
     """
 
     asker: str
@@ -39,15 +45,17 @@ class Place(msgspec.Struct, frozen=True, gc=False):
 
 
 def child_thread(keyring: Keyring, parent: str, sender: str, recipient: str) -> str:
-    """The thread by which `recipient` knows what `sender` calls `parent`: always the same, also when another
-    master key seals, and nobody without the master keys can tell one from the other.
+    """Return the thread by which `recipient` knows the conversation that `sender` knows as `parent`.
+
+    It stays the same when the master key is rotated. Without the master keys the two ids cannot be linked.
     """
     return str(uuid.UUID(bytes=keyring.oldest.derive(f"thread/{parent}/{sender}/{recipient}")[:16], version=4))
 
 
 def thread_of(keyring: Keyring, row: MessageRow) -> str:
-    """The thread by which a message's recipient knows the conversation. What the sender's door calls a thread,
-    and the message's id, are the sender's words: only the pump itself writes a root.
+    """Return the thread by which the recipient of a message knows the conversation.
+
+    A message without a root thread was not written by the pump, so its thread is input of the sender.
     """
     if row.thread is not None and row.root_thread is not None:
         return row.thread
@@ -55,9 +63,9 @@ def thread_of(keyring: Keyring, row: MessageRow) -> str:
 
 
 class Conversations:
-    """By thread: its place, and the keys of the messages in it, oldest first.
+    """The place of each thread, and the keys of its messages.
 
-    One thread changes, any looks up.
+    Thread-safe for one thread that calls `changed` and any number of readers.
     """
 
     def __init__(self, keyring: Keyring) -> None:
@@ -65,34 +73,34 @@ class Conversations:
         self._lock = threading.Lock()
         self._places: OrderedDict[str, Place] = OrderedDict()
         self._said: OrderedDict[str, dict[str, None]] = OrderedDict()
-        # By `<recipient>/<message id>`: where the answer belongs of a message that was handed to its recipient.
+        # By `<recipient>/<message id>`: the thread by which the recipient knows the conversation.
         self._thread_of: OrderedDict[str, str] = OrderedDict()
 
-    def load(self, rows: Iterable[Row]) -> None:
-        """Take in what the live view held when it was opened."""
-        for row in sorted((row for row in rows if isinstance(row, MessageRow)), key=lambda row: row.posted_at):
-            self._take_in(row)
+    def load(self, rows: Iterable[MessageRow]) -> None:
+        """Add the rows of the opened live view."""
+        for row in sorted(rows, key=lambda row: row.posted_at):
+            self._add(row)
 
     def changed(self, change: AppliedChange) -> None:
-        """Take in a change of the live view."""
-        if change.view == MAILBOX_VIEW and isinstance(change.row, MessageRow):
-            self._take_in(change.row)
+        """Apply a change of the live view."""
+        if isinstance(change.row, MessageRow):
+            self._add(change.row)
 
-    def place(self, thread: str, row: Row | None) -> Place | None:
-        """Where a thread belongs; `row` is its row of `registry_threads`, for what is not in memory."""
+    def place(self, thread: str, row: ThreadRow | None) -> Place | None:
+        """Return the place of a thread. `row` is its row, for a thread that is not in memory any more."""
         with self._lock:
             found = self._places.get(thread)
-        if found is not None or not isinstance(row, ThreadRow):
+        if found is not None or row is None:
             return found
         return Place(row.opened_by, row.seen_by, row.parent_thread, row.root_thread, row.on_behalf_of)
 
     def said(self, thread: str) -> list[str]:
-        """The keys of what was said to and by who knows this thread, oldest first."""
+        """Return the keys of the messages to and from the principal that knows this thread, oldest first."""
         with self._lock:
             return list(self._said.get(thread, ()))
 
-    def _take_in(self, row: MessageRow) -> None:
-        # How it was posted is all that counts, so the first that is seen of it.
+    def _add(self, row: MessageRow) -> None:
+        # Only the posting matters, so the first change of a message is enough.
         posted = f"{row.recipient}/{row.message_id}"
         if row.realm != DEFAULT_REALM or posted in self._thread_of:
             return

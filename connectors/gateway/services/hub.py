@@ -1,4 +1,4 @@
-"""What the gateway's handlers share: live view, appender, picker, indexes. One object for one process."""
+"""The shared objects of the gateway's handlers: live view, appender, indexes and background services."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import asyncio
 import threading
 import uuid
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
 from connectors.gateway.services.agent_registrar import AgentRegistrar
 from connectors.gateway.services.audit_log import AuditLog
+from connectors.gateway.services.background_service import Companion
 from connectors.gateway.services.bridge_watch import BridgeWatch
 from connectors.gateway.services.conversations import Conversations
 from connectors.gateway.services.listeners import Listeners
@@ -33,17 +34,7 @@ from connectors.launcher.local_processes import LocalProcessLauncher
 from connectors.live.live_view import LiveView
 from connectors.reactor.lease_expiry import LeaseExpiryMonitor
 from schemas.errors import TrunklineError
-from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import (
-    MAILBOX_VIEW,
-    REGISTRY_JOBS,
-    REGISTRY_LISTENERS,
-    REGISTRY_PRINCIPALS,
-    REGISTRY_TOKENS,
-    JobRow,
-    MessageRow,
-    TokenRow,
-)
+from schemas.fold.view_rows import JobRow, ListenerRow, MessageRow, PrincipalRow, TokenRow
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.principal.principals import HUB
@@ -55,24 +46,11 @@ log = structlog.stdlib.get_logger(__name__)
 _PRUNED: Final = 10_000
 
 
-class Companion(Protocol):
-    """A component that lives with the gateway and wants to know of its jobs, such as the broker's accounts."""
-
-    def open(self) -> None:
-        """Called once, when the live view has caught up."""
-
-    def on_change(self, change: AppliedChange) -> None:
-        """A row has changed; called on the live view's thread, must be quick."""
-
-    def registered(self, job_id: str) -> None:
-        """Called on a thread of its own before the registration of a job is answered."""
-
-    def close(self) -> None:
-        """The end."""
-
-
 class Hub:
-    """Opens and closes what the handlers need, in order."""
+    """The parts of one gateway. `open` and `close` start and stop them in order.
+
+    Route modules take the parts that they use from here. One process has one hub.
+    """
 
     def __init__(
         self,
@@ -87,7 +65,7 @@ class Hub:
         self.live_view = live_view
         self.boot_id = uuid.uuid4().hex[:12]
         self.identities = Identities(operator_token)
-        self.pending = PendingJobs(self.job_row)
+        self.pending = PendingJobs(lambda job_id: live_view.get(JobRow, job_id))
         self.mailboxes = MailboxIndex()
         self.listeners = Listeners(live_view.entries, self._waiting_rows)
         self.conversations = Conversations(keyring)
@@ -114,23 +92,22 @@ class Hub:
         self.stopping = asyncio.Event()
 
     def open(self) -> None:
-        """Load the view, make the publisher, tell the companions. Raises TrunklineError."""
+        """Open the live view and everything that follows it. Raises TrunklineError."""
         indexes = (self.identities, self.pending, self.mailboxes, self.listeners, self.conversations)
         watchers = [*(index.changed for index in indexes), *(c.on_change for c in self.companions)]
         for watcher in watchers:
             self.live_view.on_change(watcher)
-        self.live_view.on_settled(self.audit.settled)
-        self.live_view.on_settled(self.metrics.settled)
-        self.live_view.on_settled(self.listeners.settled)
+        for part in (self.audit, self.metrics, self.listeners):
+            self.live_view.on_settled(part.settled)
         self.live_view.open()
-        self.identities.load([*self.live_view.rows(REGISTRY_PRINCIPALS), *self.live_view.rows(REGISTRY_TOKENS)])
-        self.mailboxes.load(self.live_view.rows(MAILBOX_VIEW))
-        self.conversations.load(self.live_view.rows(MAILBOX_VIEW))
-        self.listeners.load(self.live_view.rows(REGISTRY_LISTENERS))
-        self.pending.load(self.live_view.rows(REGISTRY_JOBS))
+        self.identities.load([*self.live_view.all(PrincipalRow), *self.live_view.all(TokenRow)])
+        self.mailboxes.load(self.live_view.all(MessageRow))
+        self.conversations.load(self.live_view.all(MessageRow))
+        self.listeners.load(self.live_view.all(ListenerRow))
+        self.pending.load(self.live_view.all(JobRow))
         self.appender.open()
         say_switch(self.settings, self.live_view, self.appender)
-        # A long ledger takes its time, and nobody has to wait for it.
+        # Reading a long ledger takes time, and no request needs to wait for it.
         threading.Thread(target=self._load_audit, name="audit-log", daemon=True).start()
         for companion in self.companions:
             companion.open()
@@ -144,14 +121,14 @@ class Hub:
             log.exception("audit_log_not_loaded")
 
     def close(self) -> None:
-        """End all of it; what was appended is waited for."""
+        """Close all parts, after a short wait for the records that were appended."""
         for companion in self.companions:
             companion.close()
         self.appender.close()
         self.live_view.close()
 
     def prune_token(self, row: TokenRow) -> None:
-        """Revoke the token of a task whose time is over; the same again is the same, and is not said again."""
+        """Revoke the expired token of a task, once. The revocation's id follows from the token."""
         if row.token_id in self._pruned:
             return
         self._pruned[row.token_id] = None
@@ -163,17 +140,16 @@ class Hub:
         self.appender.append_unattended(task_record(body, door=DOOR, principal=HUB))
 
     def _waiting_rows(self, name: str) -> list[MessageRow]:
-        """What waits in a mailbox or is leased from it."""
-        keys = [f"{DEFAULT_REALM}/{name}/{one}" for one in self.mailboxes.waiting((DEFAULT_REALM, name))]
-        found = (self.live_view.row(MAILBOX_VIEW, key) for key in keys)
-        return [row for row in found if isinstance(row, MessageRow)]
+        """Return the messages that wait in a mailbox or are leased from it."""
+        waiting = self.mailboxes.waiting((DEFAULT_REALM, name))
+        found = (self.live_view.get(MessageRow, f"{DEFAULT_REALM}/{name}/{one}") for one in waiting)
+        return [row for row in found if row is not None]
 
     def job_row(self, job_id: str) -> JobRow | None:
-        """The row of a job, None for an unknown one."""
-        row = self.live_view.row(REGISTRY_JOBS, job_id)
-        return row if isinstance(row, JobRow) else None
+        """Return the row of a job, None for an unknown one."""
+        return self.live_view.get(JobRow, job_id)
 
     async def tell_registered(self, job_id: str) -> None:
-        """Let the companions do what must be done before a job's registration is answered."""
+        """Let the companions prepare for a job before its registration is answered."""
         for companion in self.companions:
             await asyncio.to_thread(companion.registered, job_id)

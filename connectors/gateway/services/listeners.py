@@ -1,7 +1,7 @@
-"""The listeners there are, and what waits for each, in the order in which pumps get it (XP-05, XP-08).
+"""The listeners, and the queue of messages that wait for each (XP-05, XP-08).
 
-Senders take turns; within a sender the oldest comes first, and high priority before normal before low. What
-was handed out before waits apart: its handler may have ended a pump, and it is to run alone.
+Pumps get high priority before normal before low. Within a priority senders take turns, and each sender's oldest
+message comes first. Redelivered messages wait apart: each may have crashed a pump, so it must run alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 from connectors.live.settled_feed import SettledRecord
 from schemas.fold.entries import Entries
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import MAILBOX_VIEW, REGISTRY_LISTENERS, ListenerRow, MessageRow, Row
+from schemas.fold.view_rows import ListenerRow, MessageRow
 from schemas.streams.control.organism import ORGANISM_STREAM
 from schemas.streams.control.organism_fold import organism_version
 from schemas.streams.principal.principals import ACTIVE
@@ -28,11 +28,11 @@ from schemas.wire.verdicts import ACCEPTED
 _MINUTE_S: Final = 60.0
 _DIGITS: Final = {priority: digit for digit, priority in enumerate(PRIORITIES)}
 _Key = tuple[int, str]
-"""When a message was posted, and its id."""
+"""The time at which a message was posted, and its id."""
 
 
 class Queue:
-    """What waits for one listener, what is leased from it, and when it was handed something lately."""
+    """The waiting and leased messages of one listener, and the times of its leases in the last minute."""
 
     def __init__(self) -> None:
         self._by_sender: list[OrderedDict[str, list[_Key]]] = [OrderedDict() for _ in PRIORITIES]
@@ -46,15 +46,15 @@ class Queue:
 
     @property
     def suspects(self) -> int:
-        """How many wait that were handed out before."""
+        """The number of redelivered messages that wait."""
         return len(self._suspects)
 
     def of_sender(self, sender: str) -> int:
-        """How many of a sender's messages wait."""
+        """Return how many messages of a sender wait."""
         return sum(len(senders.get(sender, ())) for senders in self._by_sender)
 
-    def take_in(self, row: MessageRow) -> None:
-        """Note how a message stands now."""
+    def add(self, row: MessageRow) -> None:
+        """Put a message to its place, or remove it, by its present status."""
         self.remove(row.message_id)
         if row.status == UNREAD:
             key = (row.posted_at, row.message_id)
@@ -72,7 +72,7 @@ class Queue:
                     self.handed.popleft()
 
     def remove(self, message_id: str) -> None:
-        """The message does not wait any more, and is not leased."""
+        """Remove a message that neither waits nor is leased."""
         self.held.discard(message_id)
         self._suspects.pop(message_id, None)
         place = self._places.pop(message_id, None)
@@ -84,7 +84,7 @@ class Queue:
                 del self._by_sender[digit][sender]
 
     def take(self, most: int) -> list[str]:
-        """Take out up to `most` that were never handed out, each sender in turn."""
+        """Take out up to `most` messages that were never leased, each sender in turn."""
         taken: list[str] = []
         for senders in self._by_sender:
             while senders and len(taken) < most:
@@ -93,11 +93,11 @@ class Queue:
                 del self._places[message_id]
                 taken.append(message_id)
                 if keys:
-                    senders[sender] = keys  # and waits for its next turn
+                    senders[sender] = keys  # the sender's next turn comes last
         return taken
 
     def take_suspect(self) -> str | None:
-        """Take out the oldest of those that were handed out before."""
+        """Take out the oldest redelivered message."""
         if not self._suspects:
             return None
         oldest = min(self._suspects, key=self._suspects.__getitem__)
@@ -105,7 +105,7 @@ class Queue:
         return oldest
 
     def may_hand_out(self, per_minute: int | None, now_s: float) -> int:
-        """How many more the rate allows now, by this machine's clock; the log's decides."""
+        """Return how many more leases the rate allows by this machine's clock; the log's clock decides."""
         if per_minute is None:
             return len(self)
         while self.handed and self.handed[0] <= (now_s - _MINUTE_S) * 1e6:
@@ -113,10 +113,18 @@ class Queue:
         return max(0, per_minute - len(self.handed))
 
 
-class Listeners:
-    """Rows by name, queues by name, and a wake-up for who waits. One thread changes, any thread looks up.
+_EMPTY: Final = Queue()
 
-    `rows_of`: the messages that wait in a mailbox, for a listener that comes to one that is there.
+
+class Listeners:
+    """The rows and queues of listeners, and a wake-up for waiting coroutines.
+
+    Thread-safe for one thread that calls `changed` and `settled`, and any number of readers.
+
+    Args:
+        entries: Returns the stream state of a stream.
+        rows_of: Returns the waiting and leased messages of a mailbox, for a listener that is added to it.
+        clock: Seconds since 1970 UTC.
     """
 
     def __init__(
@@ -135,85 +143,81 @@ class Listeners:
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._changes = 0
 
-    def load(self, listeners: Iterable[Row]) -> None:
-        """Take in what the live view held when it was opened."""
+    def load(self, listeners: Iterable[ListenerRow]) -> None:
+        """Add the rows of the opened live view."""
         for row in listeners:
-            if isinstance(row, ListenerRow):
-                self._take_listener(row)
+            self._add_listener(row)
         self._version = organism_version(self._entries(ORGANISM_STREAM))
 
     def changed(self, change: AppliedChange) -> None:
-        """Take in a change of the live view."""
-        if change.view == REGISTRY_LISTENERS and isinstance(change.row, ListenerRow):
-            self._take_listener(change.row)
-        elif change.view == MAILBOX_VIEW and isinstance(change.row, MessageRow):
-            row = change.row
+        """Apply a change of the live view."""
+        row = change.row
+        if isinstance(row, ListenerRow):
+            self._add_listener(row)
+        elif isinstance(row, MessageRow) and row.realm == DEFAULT_REALM:
             with self._lock:
-                queue = self._queues.get(row.recipient) if row.realm == DEFAULT_REALM else None
+                queue = self._queues.get(row.recipient)
                 if queue is None:
                     return
-                queue.take_in(row)
+                queue.add(row)
             self.wake()
 
     def settled(self, records: Sequence[SettledRecord]) -> None:
-        """See whether the organism was changed, also where no listener is another now."""
+        """Read the organism's version again after a change that may have changed no listener."""
         if any(record.stream == ORGANISM_STREAM and record.verdict == ACCEPTED for record in records):
             self._version = organism_version(self._entries(ORGANISM_STREAM))
             self.wake()
 
     @property
     def version(self) -> int:
-        """How many changes of the organism there were."""
+        """The number of changes of the organism."""
         return self._version
 
     def active(self) -> list[ListenerRow]:
-        """The listeners there are, by name."""
+        """Return the active listeners, sorted by name."""
         return sorted((r for r in list(self._rows.values()) if r.status == ACTIVE), key=lambda r: r.listener)
 
     def removed(self) -> list[ListenerRow]:
-        """Those that are not any more."""
+        """Return the removed listeners, sorted by name."""
         return sorted((r for r in list(self._rows.values()) if r.status != ACTIVE), key=lambda r: r.listener)
 
     def row(self, name: str) -> ListenerRow | None:
-        """A listener's row, also of one that was removed."""
+        """Return the row of a listener, which may have been removed."""
         return self._rows.get(name)
 
     def of_tag(self, root_tag: str) -> list[ListenerRow]:
-        """Who takes messages of this root tag."""
+        """Return the active listeners of a root tag."""
         return [row for row in self.active() if row.root_tag == root_tag]
 
     def waiting(self, name: str) -> int:
-        """How many messages wait for a listener."""
+        """Return how many messages wait for a listener."""
         with self._lock:
-            queue = self._queues.get(name)
-            return 0 if queue is None else len(queue)
+            return len(self._queues.get(name, _EMPTY))
 
     def waiting_of(self, name: str, sender: str) -> int:
-        """How many of one sender's."""
+        """Return how many messages of one sender wait for a listener."""
         with self._lock:
-            queue = self._queues.get(name)
-            return 0 if queue is None else queue.of_sender(sender)
+            return self._queues.get(name, _EMPTY).of_sender(sender)
 
     def held(self, name: str) -> int:
-        """How many of a listener's messages are leased."""
+        """Return how many messages of a listener are leased."""
         with self._lock:
-            queue = self._queues.get(name)
-            return 0 if queue is None else len(queue.held)
+            return len(self._queues.get(name, _EMPTY).held)
 
     def held_ids(self, name: str) -> list[str]:
-        """Which of a listener's messages are leased."""
+        """Return the ids of a listener's leased messages."""
         with self._lock:
-            queue = self._queues.get(name)
-            return [] if queue is None else list(queue.held)
+            return list(self._queues.get(name, _EMPTY).held)
 
     def suspects(self, names: Iterable[str]) -> int:
-        """How many messages wait for these listeners that were handed out before."""
+        """Return how many redelivered messages wait for these listeners."""
         with self._lock:
-            return sum(self._queues[name].suspects for name in names if name in self._queues)
+            return sum(self._queues.get(name, _EMPTY).suspects for name in names)
 
     def take(self, row: ListenerRow, most: int) -> list[str]:
-        """Take up to `most` messages of a listener out of its queue, as many as it may have now; who does not
-        lease them gives them back.
+        """Take up to `most` messages out of a listener's queue, within its concurrency and rate.
+
+        A caller that does not lease them must call `give_back`.
         """
         with self._lock:
             queue = self._queues[row.listener]
@@ -221,36 +225,37 @@ class Listeners:
             return queue.take(max(0, min(places, queue.may_hand_out(row.per_minute, self.clock()))))
 
     def take_suspect(self, row: ListenerRow) -> str | None:
-        """Take one that was handed out before, if the listener may have one now."""
+        """Take a redelivered message, if the concurrency and the rate of the listener allow one."""
         with self._lock:
             queue = self._queues[row.listener]
             may = len(queue.held) < row.concurrency and queue.may_hand_out(row.per_minute, self.clock()) > 0
             return queue.take_suspect() if may else None
 
     def take_all(self, name: str, most: int) -> list[str]:
-        """Take what waits for a listener that was removed."""
+        """Take up to `most` messages of a removed listener."""
         with self._lock:
-            queue = self._queues.get(name)
-            if queue is None:
-                return []
+            queue = self._queues.get(name, _EMPTY)
             taken = queue.take(most)
             while len(taken) < most and (suspect := queue.take_suspect()) is not None:
                 taken.append(suspect)
             return taken
 
     def give_back(self, name: str, read: Callable[[], Sequence[MessageRow]]) -> None:
-        """What was taken and not leased waits again, as it stands now. `read` is called where no change comes
-        in between: a row is written before its change is told.
+        """Put back messages that were taken and not leased.
+
+        Args:
+            name: The listener.
+            read: Returns their present rows. It is called under the lock, so no change comes in between.
         """
         with self._lock:
             queue = self._queues.get(name)
             if queue is not None:
                 for row in read():
-                    queue.take_in(row)
+                    queue.add(row)
         self.wake()
 
     async def wait_change(self, seen: int, timeout_s: float) -> None:
-        """Return when something has changed since `changes` was `seen`, or after `timeout_s`."""
+        """Return when `changes` is no longer `seen`, or after `timeout_s`."""
         loop = asyncio.get_running_loop()
         with self._lock:
             if self._changes != seen:
@@ -270,7 +275,7 @@ class Listeners:
         return self._changes
 
     def wake(self) -> None:
-        """Wake who waits."""
+        """Wake all coroutines in `wait_change`."""
         with self._lock:
             self._changes += 1
             waiting, self._waiting = self._waiting, []
@@ -278,17 +283,17 @@ class Listeners:
             with suppress(RuntimeError):  # its loop has ended
                 loop.call_soon_threadsafe(_resolve, future)
 
-    def _take_listener(self, row: ListenerRow) -> None:
+    def _add_listener(self, row: ListenerRow) -> None:
         with self._lock:
             known = self._rows.get(row.listener)
-            # What came by `changed` before `load` is newer.
+            # A row that `changed` brought before `load` is newer.
             if known is not None and (known.removed_at or known.added_at) > (row.removed_at or row.added_at):
                 return
             self._rows[row.listener] = row
             if row.listener not in self._queues:
                 queue = self._queues[row.listener] = Queue()
                 for message in sorted(self._rows_of(row.listener), key=lambda one: one.handed_at or 0):
-                    queue.take_in(message)
+                    queue.add(message)
         self.wake()
 
 

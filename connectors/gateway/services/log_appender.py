@@ -1,8 +1,8 @@
-"""How the gateway's handlers append to the log: one Publisher, made anew after it has failed.
+"""Appends records of the gateway's handlers to the log, through one Publisher that is replaced when it fails.
 
-**Delivers** each record at most once per call: a call that ends in an error may or may not have delivered.
-**Acknowledges when** Kafka has the record, and `settle` when the live view has settled it, too.
-**Loses when** never silently: while Kafka is away every call fails at once with BackboneUnreachable.
+**Delivers** each record at most once per call. After an error the record may or may not have been delivered.
+**Acknowledges when** Kafka has the record and, for `settle`, the live view has settled it.
+**Loses when** never silently: while Kafka is unreachable, every call fails at once with BackboneUnreachable.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypeVar, cast
 
 import structlog
 
-from connectors.gateway.web.answers import ApiError
+from connectors.gateway.web.answers import ApiError, refuse_rejected
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
 from connectors.log.publisher import Append, Publisher, RecordRefused
@@ -28,17 +28,18 @@ from schemas.wire.record import OutgoingRecord
 from schemas.wire.verdicts import TOO_LARGE
 
 log = structlog.stdlib.get_logger(__name__)
+_T = TypeVar("_T")
 
 _PROBE_S: Final = 1.0
 _TOPIC_S: Final = 3.0
 _CLOSE_S: Final = 5.0
 _UNATTENDED_LIMIT: Final = 1000
-# The client makes a request for each partition; so long a record waits for others of its own (decision 0014).
+# How long a record waits for others of its partition, so that they share a request (decision 0014).
 _LINGER_MS: Final = 2
 
 
 class LogAppender:
-    """Appends for asyncio tasks and watches over Kafka. `open` it first, `close` it at the end."""
+    """An appender for coroutines and threads. `open` it first and `close` it at the end."""
 
     def __init__(self, settings: Settings, live_view: LiveView) -> None:
         self._settings = settings
@@ -48,10 +49,10 @@ class LogAppender:
         self._away: str | None = "not opened yet"
         self._topic_asked_at = 0.0
         self.is_topic_gone = False
-        """True after Kafka answered that the topic does not exist; asked every few seconds."""
-        # Append blocks when too much waits to be sent; the event loop must not.
+        """True while Kafka answers that the topic does not exist; asked every few seconds."""
+        # Append blocks when too many records wait to be sent, and the event loop must not block.
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="gateway-append")
-        self._under_way: dict[int, float] = {}  # number of the call to when it began
+        self._under_way: dict[int, float] = {}  # the start of each call, by its number
         self._calls = 0
         self._unattended = threading.BoundedSemaphore(_UNATTENDED_LIMIT)
         self._wake = threading.Event()
@@ -59,14 +60,14 @@ class LogAppender:
         self._watch = threading.Thread(target=self._watch_over, name="gateway-kafka-watch", daemon=True)
 
     def open(self) -> None:
-        """Make the first publisher. Raises BackboneUnreachable, and what `check_topic` raises."""
+        """Create the first publisher. Raises BackboneUnreachable, and the errors of `check_topic`."""
         check_topic(self._settings)
         self._publisher = self._new_publisher()
         self._away = None
         self._watch.start()
 
     def close(self) -> None:
-        """Wait a little for what was appended, and end."""
+        """Wait a short time for the appended records, and stop."""
         self._closing = True
         self._wake.set()
         if self._watch.is_alive():
@@ -77,9 +78,9 @@ class LogAppender:
 
     @property
     def away(self) -> str | None:
-        """Why nothing can be appended now; None when it can."""
+        """The reason why nothing can be appended now; None when records can be appended."""
         if self._away is None and self._under_way:
-            # Copied at once: the publisher's thread takes out of it while this looks.
+            # A copy, because the publisher's thread removes calls at the same time.
             oldest = next(iter(list(self._under_way.values())), None)
             if oldest is not None and time.monotonic() - oldest > self._timeout_s:
                 return "Kafka does not answer"
@@ -96,23 +97,25 @@ class LogAppender:
         return publisher
 
     async def settle(self, record: OutgoingRecord) -> SettledRecord:
-        """Append, wait for Kafka, wait until the live view has settled it. Raises BackboneUnreachable: at once
-        while Kafka is away, else after `gateway.settle_timeout_s`; ApiError (413) for a record that Kafka does
-        not take.
+        """Append a record and wait until the live view has settled it.
+
+        Raises:
+            BackboneUnreachable: At once while Kafka is unreachable, else after `gateway.settle_timeout_s`.
+            ApiError: 413 for a record that is too large for Kafka.
         """
         with self._kafka_watched():
             return await self._live_view.settled_after(await self._begin(record), self._timeout_s)
 
+    async def settle_accepted(self, record: OutgoingRecord) -> SettledRecord:
+        """Settle a record, and raise ApiError with the fold's own reason when the fold rejects it."""
+        return refuse_rejected(await self.settle(record))
+
     async def settle_all(self, records: Iterable[OutgoingRecord]) -> list[SettledRecord]:
-        """`settle` for several records at once. The first error is raised when all have ended."""
-        settled = await asyncio.gather(*(self.settle(record) for record in records), return_exceptions=True)
-        for one in settled:
-            if isinstance(one, BaseException):
-                raise one
-        return [one for one in settled if isinstance(one, SettledRecord)]
+        """Settle several records at once. The first error is raised when all have ended."""
+        return await gather_all(self.settle(record) for record in records)
 
     def settle_in_thread(self, record: OutgoingRecord) -> SettledRecord:
-        """`settle` for a thread that may block. Raises BackboneUnreachable, RecordRefused."""
+        """Settle a record from a thread that may block. Raises BackboneUnreachable, RecordRefused."""
         publisher = self._usable()
         try:
             append = self._hands.submit(publisher.append, record).result(self._timeout_s)
@@ -121,7 +124,7 @@ class LogAppender:
         return self._live_view.wait_settled(append.result(self._timeout_s), self._timeout_s)
 
     def append_unattended(self, record: OutgoingRecord) -> None:
-        """Append without waiting; while Kafka is away, or when too many wait, the record is dropped."""
+        """Append without waiting. The record is dropped when Kafka is unreachable or too many records wait."""
         publisher = self._publisher
         if self.away is not None or publisher is None or not self._unattended.acquire(blocking=False):
             log.warning("record_dropped", type=record.type, stream=record.stream)
@@ -137,7 +140,7 @@ class LogAppender:
         self._hands.submit(append)
 
     async def _begin(self, record: OutgoingRecord) -> Append:
-        """Hand a record to the publisher: at once, or by a thread where that would block."""
+        """Hand a record to the publisher, on a thread where the call would block."""
         publisher = self._usable()
         self._calls += 1
         call, self._under_way[self._calls] = self._calls, time.monotonic()
@@ -155,7 +158,7 @@ class LogAppender:
 
     @contextmanager
     def _kafka_watched(self) -> Iterator[None]:
-        """What a handler may see of a failed append, and the watch is told."""
+        """Convert the errors of an append for a handler, and wake the watch."""
         try:
             yield
         except TimeoutError:
@@ -185,7 +188,7 @@ class LogAppender:
                 self._say(None)
 
     def _look_for_topic(self) -> None:
-        """Raise TopicMissingError while the topic is gone: without a write nothing else would notice."""
+        """Raise TopicMissingError while the topic is missing. Without writes nothing else would notice."""
         publisher, now = self._publisher, time.monotonic()
         if publisher is not None and now - self._topic_asked_at >= _TOPIC_S:
             self._topic_asked_at = now
@@ -204,8 +207,8 @@ class LogAppender:
         self._publisher = self._new_publisher()
 
     def _new_publisher(self) -> Publisher:
-        # The gate has bounded the request; the record around it may be longer, and nothing of it is cut.
-        # One request at a time: under load the records share it, and it costs more than they do.
+        # The size of the request was checked, so the record around it is never cut.
+        # One request at a time: under load the records share it, and a request costs more than a record.
         return Publisher(
             self._settings,
             linger_ms=_LINGER_MS,
@@ -217,3 +220,12 @@ class LogAppender:
         if (why is None) != (self._away is None):
             log.warning("kafka_away", why=why) if why is not None else log.info("kafka_back")
         self._away = why
+
+
+async def gather_all(awaitables: Iterable[Awaitable[_T]]) -> list[_T]:
+    """Run all at once and return their results in order. The first error is raised when all have ended."""
+    results = await asyncio.gather(*awaitables, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return cast("list[_T]", results)

@@ -1,4 +1,4 @@
-"""The mailboxes as the gateway's handlers need them: what waits in which, and what a request was handed."""
+"""An index of mailboxes: the messages that wait in each, and those that each request received."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Final
 from connectors.gateway.web.policy import Caller
 from connectors.live.live_state import FINAL_MESSAGES
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import MAILBOX_VIEW, MessageRow, Row
+from schemas.fold.view_rows import MessageRow
 from schemas.wire.ids import NAME_LIMIT
 from schemas.wire.message import DEFAULT_REALM, MESSAGE_PENDING
 
-# A mailbox knows its newest 256 requests again; so many are known here, of all mailboxes together.
+# The fold knows the newest 256 requests of a mailbox; this is the number over all mailboxes.
 _REQUESTS: Final = 20_000
 _MESSAGES: Final = 100_000
 Mailbox = tuple[str, str]
@@ -21,12 +21,12 @@ Mailbox = tuple[str, str]
 
 
 def token_mailbox(agent_name: str, token_id: str) -> str:
-    """The recipient that one running task of an agent is, where each token has a mailbox of its own."""
+    """Return the mailbox of one task of an agent, where each token has a mailbox of its own."""
     return f"{agent_name[: NAME_LIMIT - len(token_id) - 1]}.{token_id}"
 
 
 def own_mailboxes(caller: Caller, per_token: bool) -> tuple[Mailbox, ...]:
-    """What a caller drains, in this order: its token's own mailbox, if it has one, then that of its name."""
+    """Return the mailboxes that a caller drains: that of its token, if it has one, then that of its name."""
     of_name = (DEFAULT_REALM, caller.principal)
     if not per_token or caller.token_id is None:
         return (of_name,)
@@ -34,10 +34,10 @@ def own_mailboxes(caller: Caller, per_token: bool) -> tuple[Mailbox, ...]:
 
 
 class MailboxIndex:
-    """What waits, and what each claim was handed, by mailbox; kept up to date by the live view's changes.
+    """The waiting messages and the messages of each claim, by mailbox, kept up to date by the live view.
 
-    One thread changes, any thread looks up. What it keeps of a message is text under text: with tuples and sets
-    Python's collector came by more often, and stayed longer (decision 0014).
+    Thread-safe for one thread that calls `changed` and any number of readers. The index of messages maps text
+    to text: tuples and sets made Python's garbage collector run more often and longer (decision 0014).
     """
 
     def __init__(self) -> None:
@@ -48,35 +48,32 @@ class MailboxIndex:
         # By message id: `<realm>/<recipient>`.
         self._mailbox_of: dict[str, str] = {}
         self._kept: dict[Mailbox, dict[str, None]] = {}
-        # The keys of those of them that are final, the one that became so longest ago first.
+        # The keys of the final messages among them, oldest end first.
         self._final: dict[str, None] = {}
-        # Until the rows are loaded: what has changed meanwhile, and may come as it was before.
+        # Until `load` has ended: the keys that `changed` brought, because `load` may bring older rows of them.
         self._changed: set[str] | None = set()
 
-    def load(self, rows: Iterable[Row]) -> None:
-        """Take in what the live view held when it was opened; what came by `changed` meanwhile is there.
-
-        What became final first comes first: the newest are kept, as in the live view.
-        """
-        messages = [row for row in rows if isinstance(row, MessageRow)]
-        for row in sorted(messages, key=lambda row: row.ended_at or 0):
+    def load(self, rows: Iterable[MessageRow]) -> None:
+        """Add the rows of the opened live view. Rows that `changed` has brought are newer and stay."""
+        # In the order of their ends, so that the newest final messages are kept, as in the live view.
+        for row in sorted(rows, key=lambda row: row.ended_at or 0):
             with self._lock:
                 if self._changed is None or _key_of(row) not in self._changed:
-                    self._take_in(row)
+                    self._add(row)
         with self._lock:
             self._changed = None
 
     def changed(self, change: AppliedChange) -> None:
-        """Take in a change of the live view."""
-        if change.view != MAILBOX_VIEW or not isinstance(change.row, MessageRow):
+        """Apply a change of the live view."""
+        if not isinstance(change.row, MessageRow):
             return
         with self._lock:
             if self._changed is not None:
                 self._changed.add(change.key)
-            self._take_in(change.row)
+            self._add(change.row)
 
     def mailbox_of(self, message_id: str) -> Mailbox | None:
-        """Where a message of this id was posted lately; None when that is not known any more."""
+        """Return the mailbox of a message id; None for an unknown or old message."""
         with self._lock:
             found = self._mailbox_of.get(message_id)
         if found is None:
@@ -85,31 +82,31 @@ class MailboxIndex:
         return realm, recipient
 
     def depth(self, mailbox: Mailbox) -> int:
-        """How many messages wait in a mailbox or are leased from it."""
+        """Return how many messages wait in a mailbox or are leased from it."""
         with self._lock:
             return len(self._waiting.get(mailbox, ()))
 
     def waiting(self, mailbox: Mailbox) -> list[str]:
-        """The ids of the messages that wait in a mailbox or are leased from it, in no order."""
+        """Return the ids of the messages that wait in a mailbox or are leased from it, in no order."""
         with self._lock:
             return list(self._waiting.get(mailbox, ()))
 
     def messages(self, mailbox: Mailbox) -> list[str]:
-        """The ids of all messages of a mailbox that the live view may have: of the final ones the newest."""
+        """Return the ids of a mailbox's messages in the live view, which has only the newest final ones."""
         with self._lock:
             return list(self._kept.get(mailbox, ()))
 
     def depths(self) -> dict[Mailbox, int]:
-        """The depth of each mailbox in which something waits."""
+        """Return the depth of each mailbox that is not empty."""
         with self._lock:
             return {mailbox: len(waiting) for mailbox, waiting in self._waiting.items()}
 
     def handed(self, mailbox: Mailbox, request_id: str) -> list[str]:
-        """The ids of the messages that the request was handed, in no order."""
+        """Return the ids of the messages that a request received, in no order."""
         with self._lock:
             return list(self._handed.get("/".join((*mailbox, request_id)), ()))
 
-    def _take_in(self, row: MessageRow) -> None:
+    def _add(self, row: MessageRow) -> None:
         mailbox = (row.realm, row.recipient)
         self._mailbox_of[row.message_id] = "/".join(mailbox)
         if len(self._mailbox_of) > _MESSAGES:
@@ -117,12 +114,10 @@ class MailboxIndex:
         self._keep(row, is_final=row.status not in MESSAGE_PENDING)
         if row.status in MESSAGE_PENDING:
             self._waiting.setdefault(mailbox, set()).add(row.message_id)
-        else:
-            waiting = self._waiting.get(mailbox)
-            if waiting is not None:
-                waiting.discard(row.message_id)
-                if not waiting:
-                    del self._waiting[mailbox]
+        elif mailbox in self._waiting:
+            self._waiting[mailbox].discard(row.message_id)
+            if not self._waiting[mailbox]:
+                del self._waiting[mailbox]
         if row.request_id is not None:
             request = "/".join((*mailbox, row.request_id))
             self._handed.setdefault(request, {})[row.message_id] = None
@@ -139,7 +134,7 @@ class MailboxIndex:
         if len(self._final) > FINAL_MESSAGES:
             oldest = next(iter(self._final))
             del self._final[oldest]
-            realm, recipient, message_id = oldest.split("/")  # names, in which there is no slash
+            realm, recipient, message_id = oldest.split("/")  # names contain no slash
             kept = self._kept[realm, recipient]
             del kept[message_id]
             if not kept:

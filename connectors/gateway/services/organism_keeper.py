@@ -1,25 +1,25 @@
-"""Loads `conf/organism.yaml` into the log at the gateway's start, if it is not the one loaded last (XP-09).
+"""Loads `conf/organism.yaml` into the log when the gateway starts, if the file has changed (XP-09).
 
-What signed commands have changed since stands, as long as the file is the same. While the file cannot be read
-or described, the listeners of the log stand. Any number of gateways may say the same: the fold takes the first.
+Changes by signed commands stay as long as the file is the same. While the file is invalid, the listeners of the
+log stay. Several gateways may append the same file; the fold accepts the first one.
 """
 
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Iterable
 from typing import Final, TypeVar
 
 import structlog
 
+from connectors.gateway.services.background_service import BackgroundService
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.live.live_view import LiveView
 from connectors.organism.organism_file import Organism, OrganismError, load_organism
 from connectors.reactor.known_recipients import has_mailbox
 from schemas.errors import TrunklineError
-from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import ListenerRow, Row
+from schemas.fold.view_rows import ListenerRow
+from schemas.fold.view_rows import Row
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.control.organism import ORGANISM_STREAM, OrganismLoaded, organism_record
 from schemas.streams.control.organism_fold import loaded_digest, organism_version
@@ -32,40 +32,26 @@ DOOR: Final = "hub"
 R = TypeVar("R", bound=Row)
 PRINCIPAL: Final = "hub"
 _RETRY_S: Final = 1.0
-_CLOSE_S: Final = 10.0
 
 
-class OrganismKeeper:
-    """A companion of the gateway. `fault`: why the file was not loaded; None when it was, or there is none."""
+class OrganismKeeper(BackgroundService):
+    """The background service that loads the organism. `fault`: why the file was not loaded, or None."""
 
     def __init__(self, settings: Settings, live_view: LiveView, appender: LogAppender) -> None:
+        super().__init__("organism-keeper")
         file = settings.xml_pump.organism_file
         self._file = None if file is None else PROJECT_ROOT / file
         self._live_view = live_view
         self._appender = appender
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._load, name="organism-keeper", daemon=True)
         self.fault: str | None = None
 
     def open(self) -> None:
-        """Load the file, on a thread of its own: its handlers take a second to describe."""
+        """Load the file on the thread, because describing its handlers takes a second."""
         if self._file is not None and self._file.exists():
-            self._thread.start()
+            super().open()
 
-    def on_change(self, change: AppliedChange) -> None:
-        """Nothing: only the file matters here."""
-
-    def registered(self, job_id: str) -> None:
-        """Nothing: jobs are others' affair."""
-
-    def close(self) -> None:
-        """The end."""
-        self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join(_CLOSE_S)
-
-    def _load(self) -> None:
-        assert self._file is not None  # noqa: S101  open has looked
+    def _run(self) -> None:
+        assert self._file is not None  # noqa: S101  checked by open
         try:
             organism = load_organism(self._file)
         except OrganismError as error:
@@ -82,7 +68,7 @@ class OrganismKeeper:
             return
         while not self._closing.is_set():
             try:
-                self._say(organism)
+                self._load(organism)
                 return
             except TrunklineError as error:
                 log.warning("organism_waits", why=str(error))
@@ -91,13 +77,13 @@ class OrganismKeeper:
                 return
             self._closing.wait(_RETRY_S)
 
-    def _say(self, organism: Organism) -> None:
+    def _load(self, organism: Organism) -> None:
         entries = self._live_view.entries(ORGANISM_STREAM)
         previous = loaded_digest(entries)
         if previous == organism.digest:
             log.info("organism_unchanged")
             return
-        # The version tells a file that comes back from a gateway that says the same as another one.
+        # The version makes a file that was loaded before, and comes back, a new request.
         cause = f"{organism_version(entries)}/{previous}/{organism.digest}"
         body = OrganismLoaded(
             request_id=f"file-{hashlib.sha256(cause.encode()).hexdigest()[:32]}",
@@ -116,7 +102,7 @@ class OrganismKeeper:
 
 
 def check_names(live_view: LiveView, names: Iterable[str]) -> None:
-    """Raise OrganismError for a listener's name that somebody else has: its mailbox would be another's."""
+    """Raise OrganismError for a listener's name that is taken, because both would share one mailbox."""
 
     def others(row_type: type[R], key: str) -> R | None:
         return None if row_type is ListenerRow else live_view.get(row_type, key)

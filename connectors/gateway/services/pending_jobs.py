@@ -1,7 +1,7 @@
-"""The jobs that wait to be picked, in order, and the jobs that sessions hold: an index over the live view.
+"""An index of the pending jobs, in order, and of the jobs that sessions hold.
 
-So that a pick does not look at every job. The index may name a job that is taken already (the live view's
-row decides), and never misses one that waits.
+With it a pick need not scan all jobs. The index may contain a job that is taken already; the row of the live
+view decides. It never misses a pending job.
 """
 
 from __future__ import annotations
@@ -13,46 +13,45 @@ from typing import NamedTuple
 
 from schemas.fold.life_cycles import PENDING, RUNNING
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import REGISTRY_JOBS, JobRow, Row
+from schemas.fold.view_rows import JobRow
 
 _STALE_MOST = 1000
 _Place = tuple[int, str]  # registered_at and job id: the order in which jobs are picked
 
 
 class _Wait(NamedTuple):
-    """A job that waits: for which session (None: any), and its place in the order."""
+    """A pending job: the session that it waits for (None: any), and its place in the order."""
 
     session: str | None
     place: _Place
 
 
 class PendingJobs:
-    """Thread-safe. Give `changed` to the live view and call `load` when it is open."""
+    """The index. Thread-safe. Register `changed` with the live view and call `load` once it is open."""
 
     def __init__(self, row_of: Callable[[str], JobRow | None]) -> None:
         self._row_of = row_of
         self._lock = threading.Lock()
         self._waits: dict[str, _Wait] = {}
-        self._stale = 0  # places in the heaps of jobs that wait no more, at most
-        self._waiting: dict[str | None, list[_Place]] = {}  # heaps by the session that is wanted
+        self._stale = 0  # at most so many places in the heaps belong to jobs that are not pending
+        self._waiting: dict[str | None, list[_Place]] = {}  # heaps by wanted session
         self._reserved: dict[str, _Place] = {}
         self._held: dict[str, set[str]] = {}
 
-    def load(self, rows: Iterable[Row]) -> None:
-        """Take in what the live view held when it was opened."""
+    def load(self, rows: Iterable[JobRow]) -> None:
+        """Add the rows of the opened live view."""
         with self._lock:
             for row in rows:
-                if isinstance(row, JobRow):
-                    self._take_in(row)
+                self._add(row)
 
     def changed(self, change: AppliedChange) -> None:
-        """Take in a change of the live view."""
-        if change.view == REGISTRY_JOBS and isinstance(change.row, JobRow):
+        """Apply a change of the live view."""
+        if isinstance(change.row, JobRow):
             with self._lock:
-                self._take_in(change.row)
+                self._add(change.row)
 
     def held_by(self, session: str) -> JobRow | None:
-        """The job that `session` is running; of several the one picked first."""
+        """Return the job that `session` is running; of several the one picked first."""
         with self._lock:
             job_ids = list(self._held.get(session, ()))
         rows = [row for job_id in job_ids if (row := self._row_of(job_id)) is not None]
@@ -60,8 +59,10 @@ class PendingJobs:
         return min(running, key=lambda row: (row.picked_at or 0, row.job_id), default=None)
 
     def reserve(self, session: str) -> str | None:
-        """The oldest job that `session` may pick and that nobody here is about to pick; it is reserved until
-        `release`. None when there is none.
+        """Reserve the oldest job that `session` may pick, until `release`.
+
+        Returns:
+            The id of the job; None when no unreserved job fits.
         """
         with self._lock:
             while True:
@@ -74,23 +75,23 @@ class PendingJobs:
                 if row is not None and row.status == PENDING and job_id in self._waits:
                     self._reserved[job_id] = place
                     return job_id
-                # Taken or gone; its row's change is here already or on its way.
+                # It was taken; the change of its row has arrived or will arrive.
                 self._forget(job_id)
 
     def release(self, job_id: str) -> None:
-        """Give back a reserved job; if it still waits, it may be reserved again."""
+        """Release a reserved job. If it is still pending, it can be reserved again."""
         with self._lock:
             place = self._reserved.pop(job_id, None)
             if place is not None and job_id in self._waits:
                 heapq.heappush(self._waiting.setdefault(self._waits[job_id].session, []), place)
 
     def is_reserved_for(self, session: str) -> bool:
-        """Whether somebody here is about to pick a job that `session` might get if that fails."""
+        """Return whether a job that fits `session` is reserved, and so may become free."""
         with self._lock:
             reserved = (self._waits[job_id] for job_id in self._reserved if job_id in self._waits)
             return any(wait.session in (None, session) for wait in reserved)
 
-    def _take_in(self, row: JobRow) -> None:
+    def _add(self, row: JobRow) -> None:
         if row.status == PENDING:
             if row.job_id not in self._waits:
                 place = (row.registered_at, row.job_id)
@@ -113,10 +114,10 @@ class PendingJobs:
             return
         self._stale += 1
         if self._stale > _STALE_MOST + len(self._waits):
-            self._make_heaps_anew()
+            self._rebuild_heaps()
 
-    def _make_heaps_anew(self) -> None:
-        # A job that was cancelled, or given away elsewhere, leaves its place in a heap that nobody may read.
+    def _rebuild_heaps(self) -> None:
+        # A job that was cancelled, or picked at another gateway, leaves its place in a heap.
         self._stale = 0
         self._waiting.clear()
         for session, place in sorted(self._waits.values(), key=lambda wait: wait.place):

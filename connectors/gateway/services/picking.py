@@ -1,4 +1,4 @@
-"""Picking a job (JE-11): the oldest pending job that fits, decided by the order of the log."""
+"""Picking jobs (JE-11): a session gets the oldest pending job that fits; the order of the log decides."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
 from schemas.errors import BackboneUnreachable
 from schemas.fold.life_cycles import RUNNING
-from schemas.fold.view_rows import REGISTRY_SESSIONS, SessionRow
+from schemas.fold.view_rows import SessionRow
 from schemas.streams.job.job_registry import pick_record
 from schemas.wire.verdicts import ILLEGAL_TRANSITION, REJECTED
 
-# How many jobs in a row may be lost to other gateways before the caller is asked to come again.
+# A pick that loses this many jobs in a row to other gateways is answered with 503.
 CANDIDATES: Final = 64
 
 
 class FreshView:
-    """Catches up with the log for many askers at once: those who ask while one look is under way share the
-    next one, which begins after they asked.
+    """Catches up with the log for many callers at once.
+
+    Callers that arrive while one query of the log's end is under way share the next query, which begins after
+    they arrived.
     """
 
     def __init__(self, live_view: LiveView, timeout_s: float) -> None:
@@ -37,7 +39,8 @@ class FreshView:
     async def catch_up(self) -> None:
         """Return when everything that was in the log at the time of this call is settled here.
 
-        Raises BackboneUnreachable, also when the look under way and the next one take too long together.
+        Raises: BackboneUnreachable: Kafka is unreachable, or the query under way and the next one take too long
+            together.
         """
         if self._current is None or self._current.done():
             mine = self._current = self._begun(None)
@@ -54,7 +57,7 @@ class FreshView:
 
     def _begun(self, before: asyncio.Task[None] | None) -> asyncio.Task[None]:
         look = asyncio.create_task(self._look(before))
-        # Where all who asked have given up meanwhile, nobody is left to hear why it failed.
+        # When all callers have given up, the error must still be retrieved once.
         look.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         return look
 
@@ -66,8 +69,9 @@ class FreshView:
 
 
 class Picker:
-    """Gives jobs to sessions. One pick or assignment of a session at a time; several sessions at once try
-    different jobs.
+    """Gives jobs to sessions.
+
+    Each session has one pick or assignment at a time. Concurrent picks of several sessions try different jobs.
     """
 
     def __init__(
@@ -87,8 +91,14 @@ class Picker:
         self._released = asyncio.Condition()
 
     async def pick(self, session: str, principal: str) -> tuple[str, SettledRecord | None]:
-        """The id of the job that `session` holds from now on, and the record by which it got it (None: it
-        had it already). Raises ApiError (404 no_match, 409, 503 busy) and BackboneUnreachable.
+        """Give `session` its job: the one that it holds, else the oldest pending one that fits.
+
+        Returns:
+            The id of the job, and the settled pick; None when the session held the job before.
+
+        Raises:
+            ApiError: 404 `no_match`, 409 when the session does not run, 503 `busy`.
+            BackboneUnreachable: Kafka is unreachable.
         """
         async with self._alone(session):
             held = self._pending.held_by(session)
@@ -113,8 +123,11 @@ class Picker:
         raise unavailable("others were faster each time; ask again", BUSY)
 
     async def assign(self, job_id: str, session: str, principal: str) -> SettledRecord:
-        """Give `session` this very job. Raises ApiError (409 when the session does not run, has another job, or
-        the job is not to be had) and BackboneUnreachable.
+        """Give `session` this job.
+
+        Raises:
+            ApiError: 409 when the session does not run, has another job, or the job is not pending.
+            BackboneUnreachable: Kafka is unreachable.
         """
         async with self._alone(session):
             self._appender.check()
@@ -130,12 +143,12 @@ class Picker:
             )
 
     def _check_session(self, session: str) -> None:
-        row = self._live_view.row(REGISTRY_SESSIONS, session)
-        if isinstance(row, SessionRow) and row.status != RUNNING:
+        row = self._live_view.get(SessionRow, session)
+        if row is not None and row.status != RUNNING:
             raise ApiError(409, ILLEGAL_TRANSITION, f"the session is {row.status}")
 
     async def _reserve(self, session: str, deadline: float) -> str:
-        """The next job to try. While others here are about to pick what fits, wait how that ends."""
+        """Reserve the next job to try. While all fitting jobs are reserved, wait for one to be released."""
         async with self._released:
             while (job_id := self._pending.reserve(session)) is None:
                 if not self._pending.is_reserved_for(session):

@@ -1,8 +1,7 @@
-"""The recipient and the type of a message that was refused: written before the reason of the refusal, and read
-from it for the audit log (HH-08).
+"""The recipient and the type of a refused message, as part of the recorded reason (HH-08).
 
-The reason is the one text of a refusal's record that says what was asked for, so the log, the ledger and every
-gateway's audit log have both, whichever gateway has refused the message.
+The reason is the only text of a refusal's record that describes the request. Because it starts with both, the
+log, the ledger and the audit log of every gateway have them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from schemas.wire.ids import is_name
 from schemas.wire.wire_body import NOTE_LIMIT
 
 _KIND_LIMIT: Final = 128
-# The forms of our own tokens: of a task (a UUID) and of a principal (32 bytes in URL-safe base64).
+# The forms of this project's tokens: a task's (a UUID) and a principal's (32 bytes in URL-safe base64).
 _MAY_BE_TOKEN: Final = re.compile(
     r"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}|[A-Za-z0-9_-]{43}", re.IGNORECASE
 ).search
@@ -28,7 +27,7 @@ _ABOUT: Final = re.compile(
 
 
 class RefusedMessage(NamedTuple):
-    """A message that was refused. None: could not be read."""
+    """A refused message. `recipient` and `kind` are None when they could not be read."""
 
     recipient: str | None
     kind: str | None
@@ -36,9 +35,13 @@ class RefusedMessage(NamedTuple):
 
 
 def why_refused(envelope: Any, why: str) -> str:
-    """Return `why` with the recipient and the type before it, as far as `envelope`, a decoded body, names them:
-    `message to bo of type "note": …`. At most 500 characters. A name that may be a token, sent in the wrong
-    place, is left out: nothing of a token is recorded.
+    """Return `why` after the recipient and the type, such as `message to bo of type "note": …`.
+
+    A name that may be a token in the wrong place is left out, because no part of a token may be recorded.
+
+    Args:
+        envelope: The decoded body of the request.
+        why: The reason of the refusal. The result has at most 500 characters.
     """
     fields = envelope if isinstance(envelope, dict) else {}
     recipient, kind = fields.get("recipient"), fields.get("type")
@@ -48,7 +51,7 @@ def why_refused(envelope: Any, why: str) -> str:
 
 
 def read_refused(why: str) -> RefusedMessage:
-    """Return what `why_refused` has written. Recipient and type are None where it has written neither."""
+    """Parse the result of `why_refused`."""
     found = _ABOUT(why)
     if found is None:
         return RefusedMessage(None, None, why)

@@ -12,14 +12,14 @@ from prometheus_client.registry import Collector
 from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.live.live_view import LiveView
 from schemas.fold.life_cycles import PARTICIPANT_STATES
-from schemas.fold.view_rows import REGISTRY_PARTICIPANTS, ParticipantRow
+from schemas.fold.view_rows import ParticipantRow
 
-# More mailboxes than these are counted in the sum alone.
+# Only the deepest mailboxes have a sample of their own.
 _MAILBOXES: Final = 200
 
 
 class StateMetrics(Collector):
-    """Read from the live view each time that the metrics are requested."""
+    """A collector that reads the live view at each scrape."""
 
     def __init__(self, live_view: LiveView, mailboxes: MailboxIndex) -> None:
         self._live_view = live_view
@@ -48,8 +48,7 @@ class StateMetrics(Collector):
             depth.add_metric(["/".join(mailbox)], count)
         yield depth
         agents = GaugeMetricFamily("trunkline_agents", "Agents that take part, by status.", labels=["status"])
-        rows = self._live_view.rows(REGISTRY_PARTICIPANTS)
-        counts = Tally(row.status for row in rows if isinstance(row, ParticipantRow))
+        counts = Tally(row.status for row in self._live_view.all(ParticipantRow))
         for status in PARTICIPANT_STATES:
             agents.add_metric([status], counts[status])
         yield agents

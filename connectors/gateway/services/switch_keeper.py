@@ -1,7 +1,7 @@
-"""Says in the log that the fold's version was switched on, where `fold switch` was killed before it could.
+"""Records a switch of the fold's version in the log when `fold switch` was killed before it could.
 
-The switch is a note in the ledger first, and then a record (`control.fold_switched`), where an auditor finds
-it, and at which a gateway of the version before that still runs ends.
+The switch is a note in the ledger first, and then a record (`control.fold_switched`). Auditors find the record,
+and it ends any gateway that still runs the previous version.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ log = structlog.stdlib.get_logger(__name__)
 def say_switch(settings: Settings, live_view: LiveView, appender: LogAppender) -> None:
     """Append the record of the switch that the ledger notes, unless the log has it.
 
-    Any number of gateways may say it: it has one id, and the fold takes the first. What cannot be appended now
-    is said by the next start.
+    Several gateways may append it: it has one id, and the fold accepts the first. When it cannot be appended
+    now, the next start tries again.
     """
     noted = noted_switch(settings)
     if noted is None:

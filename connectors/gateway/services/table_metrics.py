@@ -1,7 +1,7 @@
-"""Figures of the ledger, the view tables, the disk and the local stack's parts, for `/metrics`.
+"""Prometheus metrics of the ledger, the view tables, the disk and the parts of the local stack.
 
-What is read of the tables are the newest commits of their logs, on a thread of its own and at most every
-`_KEEP_S` seconds: a store that hangs costs a scrape `_WAIT_S`, and then the tables are down, not wrong.
+A thread reads the newest commits of the tables, at most every `_KEEP_S` seconds. A store that hangs delays a
+scrape by `_WAIT_S`; then the tables are reported as down.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from schemas.settings.settings import Settings
 
 _KEEP_S: Final = 2.0
 _WAIT_S: Final = 2.0
-# A reading that no newer one has replaced for so long says nothing about now.
+# A reading older than this is not reported.
 _OLD_S: Final = 30.0
 _PART_STATES: Final = (STARTING, READY, UNRESPONSIVE, WAITING, STOPPED)
 
 
 class _Reading(NamedTuple):
-    """One look at the logs of the tables; None for what is not there or could not be read."""
+    """One reading of the tables' logs. A field is None when its table is missing or cannot be read."""
 
     at: float
     ledger: LedgerProgress | None
@@ -40,7 +40,7 @@ class _Reading(NamedTuple):
 
 
 class TableMetrics(Collector):
-    """How far ledger and views are behind the log. Thread-safe."""
+    """A collector of how far ledger and views are behind the log. Thread-safe."""
 
     def __init__(self, settings: Settings, live_view: LiveView) -> None:
         self._live_view = live_view
@@ -52,7 +52,7 @@ class TableMetrics(Collector):
         self._busy: threading.Thread | None = None
 
     def collect(self) -> Iterable[Metric]:
-        """Return the figures as they are now, or none but `..._up 0` for a table that cannot be read."""
+        """Yield the figures; only `..._up 0` for a table that cannot be read."""
         found = self._newest()
         ledger = None if found is None else found.ledger
         yield _gauge("ledger_up", "Whether the ledger's log can be read.", ledger is not None)
@@ -106,13 +106,13 @@ class TableMetrics(Collector):
 
 
 class MachineMetrics(Collector):
-    """The disk below the data directory, and the parts of the local stack that runs there."""
+    """A collector of the disk below the data directory and the parts of the local stack there."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
     def collect(self) -> Iterable[Metric]:
-        """Return the figures as they are now. A gateway that no local stack runs has none of parts."""
+        """Yield the figures; none of parts when no local stack runs this gateway."""
         try:
             disk = shutil.disk_usage(self._settings.data_path)
         except OSError:

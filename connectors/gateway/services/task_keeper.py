@@ -1,10 +1,10 @@
-"""Starts what a task needs, ends it with the task, and fails tasks whose agent has gone (HH-03 to HH-05).
+"""Starts and stops the agents of tasks, and fails tasks whose agent has ended (HH-03 to HH-05).
 
-Delivers: for each running task one container, on one gateway: who provisions it is settled by the container's
-stream, the first in the log wins. For each task that has ended, the end of its processes on this host.
-Acknowledges when: each step is a settled record (`container.changed`, `task.failed`) before the next is taken.
-Loses when: never silently: what a killed gateway has left half done is found by the check of another, or of
-the next one on this host. A launch whose next step Kafka does not take goes on from there when it is back.
+**Delivers** one container for each running task, on one gateway: the first gateway in the container's stream
+provisions it. For each ended task it stops the processes on this host. **Acknowledges when** each step is a
+settled record (`container.changed`, `task.failed`), before the next step. **Loses when** never silently: the
+check of another gateway, or of the next one on this host, finds the work that a killed gateway left. A launch
+that Kafka interrupts goes on when Kafka is back.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Final
 
 import structlog
 
-from connectors.gateway.services.agent_key_files import AgentKeyFiles
+from connectors.gateway.services.background_service import BackgroundService
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.gateway.services.mailboxes import token_mailbox
-from connectors.gateway.services.task_tokens import task_token
+from connectors.gateway.services.task_credentials import AgentKeyFiles, task_token
 from connectors.gateway_client.gateway_tls import CA_VARIABLE
 from connectors.launcher.protocol import (
     AGENT_ID_VARIABLE,
@@ -42,12 +42,6 @@ from schemas.errors import TrunklineError
 from schemas.fold import life_cycles as states
 from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import (
-    MAILBOX_VIEW,
-    MESSAGE_BODIES,
-    REGISTRY_AGENTS,
-    REGISTRY_CONTAINERS,
-    REGISTRY_TASKS,
-    REGISTRY_TOKENS,
     AgentRow,
     ContainerRow,
     MessageBodyRow,
@@ -71,30 +65,26 @@ log = structlog.stdlib.get_logger(__name__)
 DOOR: Final = "launcher"
 BACKEND: Final = "local-process"
 _AT_ONCE: Final = 4
-# How long a launch may take before its launcher counts as gone.
+# A launch that takes longer counts as abandoned by its gateway.
 _LAUNCH_S: Final = 60.0
-_CLOSE_S: Final = 10.0
-# How often a launch that broke off is tried again.
+# The interval in which an interrupted launch is tried again.
 _RETRY_S: Final = 1.0
 _NAMESPACE: Final = uuid.UUID("0f0e6c0a-27d1-5b55-9f0d-6d6f2b0f9a11")
 
 
 def container_of(task_id: str) -> str:
-    """The name of a task's container."""
+    """Return the name of a task's container."""
     return f"task-{task_id}"
 
 
-def _stands(step: SettledRecord) -> bool:
-    """Whether a step of a launch was taken, now or when it was said before, and the container is there."""
-    gone = (states.RECYCLING, states.RECYCLED)
-    return step.verdict in (ACCEPTED, DUPLICATE) and step.status_after not in gone
+def _succeeded(step: SettledRecord) -> bool:
+    """Return whether a step of a launch was accepted, now or before, and the container still exists."""
+    ended = (states.RECYCLING, states.RECYCLED)
+    return step.verdict in (ACCEPTED, DUPLICATE) and step.status_after not in ended
 
 
-class TaskKeeper:
-    """A companion of the gateway. `open` it when the live view has caught up, `close` it at the end.
-
-    `clock`: seconds since 1970 UTC.
-    """
+class TaskKeeper(BackgroundService):
+    """The background service of tasks. `clock`: seconds since 1970 UTC."""
 
     def __init__(
         self,
@@ -105,6 +95,7 @@ class TaskKeeper:
         launcher: Launcher,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        super().__init__("task-check")
         self._settings = settings
         self._keyring = keyring
         self._live_view = live_view
@@ -115,45 +106,38 @@ class TaskKeeper:
         self._host = host_name()
         self._name = f"gateway-{uuid.uuid4().hex[:12]}"
         self._is_open = False
-        self._closing = threading.Event()
         self._lock = threading.Lock()
         self._under_way: set[str] = set()
         self._again: set[str] = set()
-        # By task the launches of ours whose steps are not all settled, and what runs, once something does.
+        # By task: this gateway's unfinished launches, and the started process, once there is one.
         self._launches: dict[str, Started | None] = {}
         self._hands = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="task-keeper")
-        self._thread = threading.Thread(target=self._check_now_and_then, name="task-check", daemon=True)
 
     def open(self) -> None:
-        """Look at all tasks, and from now on at each that changes."""
+        """Check all tasks now and at intervals, and each task that changes."""
         self._is_open = True
-        self._thread.start()
+        super().open()
 
     def close(self) -> None:
-        """End after what is under way. What was launched runs on."""
-        self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join(_CLOSE_S)
+        """Stop after the checks under way. Launched agents run on."""
+        super().close()
         self._hands.shutdown(wait=True, cancel_futures=True)
 
-    def registered(self, job_id: str) -> None:
-        """Nothing: jobs are others' affair."""
-
     def on_change(self, change: AppliedChange) -> None:
-        """A row has changed; called on the live view's thread."""
-        if self._is_open and change.view == REGISTRY_TASKS:
+        """Check a task that has changed. The live view calls this on its own thread."""
+        if self._is_open and isinstance(change.row, TaskRow):
             self._look_soon(change.key)
 
     def check(self) -> None:
-        """Look at each task that runs, and at what is left of those that have ended."""
-        for task in self._live_view.rows(REGISTRY_TASKS):
-            if isinstance(task, TaskRow) and task.status == states.RUNNING:
+        """Check each running task, and each container that is not recycled."""
+        for task in self._live_view.all(TaskRow):
+            if task.status == states.RUNNING:
                 self._look_soon(task.task_id)
-        for container in self._live_view.rows(REGISTRY_CONTAINERS):
-            if isinstance(container, ContainerRow) and container.state != states.RECYCLED:
+        for container in self._live_view.all(ContainerRow):
+            if container.state != states.RECYCLED:
                 self._look_soon(container.task_id)
 
-    def _check_now_and_then(self) -> None:
+    def _run(self) -> None:
         while True:
             self.check()
             next_s = time.monotonic() + self._settings.gateway.task_check_s
@@ -190,11 +174,10 @@ class TaskKeeper:
             self._look_soon(task_id)
 
     def _look_at(self, task_id: str) -> None:
-        task = self._live_view.row(REGISTRY_TASKS, task_id)
-        container = self._live_view.row(REGISTRY_CONTAINERS, container_of(task_id))
-        if not isinstance(task, TaskRow):
+        task = self._live_view.get(TaskRow, task_id)
+        found = self._live_view.get(ContainerRow, container_of(task_id))
+        if task is None:
             return
-        found = container if isinstance(container, ContainerRow) else None
         if task.status in states.TASK_TERMINAL:
             self._launches.pop(task_id, None)
             if found is not None and found.state != states.RECYCLED and found.host in (None, self._host):
@@ -203,56 +186,54 @@ class TaskKeeper:
             if found is None or task_id in self._launches:
                 self._launch(task)
             else:
-                self._see_that_it_lives(task, found)
+                self._check_alive(task, found)
 
-    def _see_that_it_lives(self, task: TaskRow, container: ContainerRow) -> None:
+    def _check_alive(self, task: TaskRow, container: ContainerRow) -> None:
         if container.state in (states.RECYCLING, states.RECYCLED):
             self._fail(task, container.error or "what was launched for the task has ended")
         elif container.handle is None:
-            age_s = self._clock() - container.changed_at / 1e6
-            if age_s > _LAUNCH_S:
+            if self._clock() - container.changed_at / 1e6 > _LAUNCH_S:
                 self._fail(task, "who launched the task's agent has gone")
         elif container.host == self._host and not self._launcher.alive(container.handle):
-            # Perhaps it has just sent that it is done: then the reactor says so, sooner or later.
+            # It may just have sent its result; then the process manager completes the task.
             self._live_view.catch_up(self._settings.gateway.settle_timeout_s)
-            if not self._has_said_that_it_is_done(task):
+            if not self._has_sent_its_result(task):
                 self._fail(task, "the agent's process has ended before the task")
 
-    def _has_said_that_it_is_done(self, task: TaskRow) -> bool:
-        for row in self._live_view.rows(MAILBOX_VIEW):
-            if isinstance(row, MessageRow) and row.from_task == task.task_id:
-                key = f"{row.realm}/{row.recipient}/{row.message_id}"
-                body = self._live_view.row(MESSAGE_BODIES, key)
-                if isinstance(body, MessageBodyRow) and completes_a_task(body.body) is not None:
+    def _has_sent_its_result(self, task: TaskRow) -> bool:
+        for row in self._live_view.all(MessageRow):
+            if row.from_task == task.task_id:
+                body = self._live_view.get(MessageBodyRow, f"{row.realm}/{row.recipient}/{row.message_id}")
+                if body is not None and completes_a_task(body.body) is not None:
                     return True
         return False
 
     def _launch(self, task: TaskRow) -> None:
-        """Start the task's agent, if nobody else does, and say so; or go on with what broke off."""
+        """Start the task's agent, unless another gateway does, or continue an interrupted launch."""
         started = self._launches.setdefault(task.task_id, None)
         if started is None:
             started = self._launches[task.task_id] = self._start(task)
         if started is not None:
-            if _stands(self._change(task, states.RUNNING, started)):
+            if _succeeded(self._change(task, states.RUNNING, started)):
                 self._change(task, states.MONITORING)
-                # It may have ended meanwhile.
+                # The task may have ended meanwhile.
                 with self._lock:
                     self._again.add(task.task_id)
             else:
-                # The task was ended meanwhile, and its container with it, by somebody who did not know of this.
+                # The task and its container were ended by a gateway that did not know of this process.
                 self._launcher.stop(started.handle, self._settings.gateway.stop_grace_s)
                 self._leave(task.task_id)
         self._launches.pop(task.task_id, None)
 
     def _start(self, task: TaskRow) -> Started | None:
-        """Take the container and start the agent in it; None when that is not to be, or failed."""
-        agent = self._live_view.row(REGISTRY_AGENTS, task.agent_name)
-        defined = agent if isinstance(agent, AgentRow) and agent.status == DEFINED else None
+        """Claim the container and start the agent. Returns None when that failed or another gateway has it."""
+        agent = self._live_view.get(AgentRow, task.agent_name)
+        defined = agent if agent is not None and agent.status == DEFINED else None
         image = task.image or (None if defined is None else defined.image)
         if image is None:
             self._fail(task, "the agent is not defined any more")
             return None
-        if not _stands(self._change(task, states.PROVISIONING)):
+        if not _succeeded(self._change(task, states.PROVISIONING)):
             return None
         self._change(task, states.CONFIGURING)
         environment = {
@@ -270,7 +251,7 @@ class TaskKeeper:
             environment=environment,
             hardened=task.image is None and defined is not None and defined.hardened,
         )
-        if not _stands(self._change(task, states.STARTING)):
+        if not _succeeded(self._change(task, states.STARTING)):
             return None
         try:
             if task.image is not None:
@@ -288,17 +269,24 @@ class TaskKeeper:
         return started
 
     def _join(self, task: TaskRow) -> dict[str, str]:
-        """Let the task's agent take part, with a new key; returns what it is told. Raises LaunchFailed."""
+        """Register the task's agent as a participant with a new key.
+
+        Returns:
+            The environment variables for the agent.
+
+        Raises:
+            LaunchFailed: The key cannot be written, or the name is in use.
+        """
         try:
             path, public_key = self._keys.make(task.task_id)
         except OSError as error:
             raise LaunchFailed(f"cannot write the agent's key: {error.strerror}") from error
-        token = None if task.token_id is None else self._live_view.row(REGISTRY_TOKENS, task.token_id)
+        token = None if task.token_id is None else self._live_view.get(TokenRow, task.token_id)
         body = AgentJoined(
             agent_name=task.agent_name,
             request_id=task.task_id,
             task=task.description,
-            capabilities=token.capabilities if isinstance(token, TokenRow) else [],
+            capabilities=[] if token is None else token.capabilities,
             public_key=public_key,
             task_id=task.task_id,
         )
@@ -312,12 +300,13 @@ class TaskKeeper:
         }
 
     def _leave(self, task_id: str) -> None:
-        """Delete the key of the task's agent, and say that it has stopped. The reactor says so, too, unless the
-        agent joined after its task had ended.
+        """Delete the key of the task's agent and record that the agent has stopped.
+
+        The process manager records it, too, unless the agent joined after its task had ended.
         """
         self._keys.remove(task_id)
-        task = self._live_view.row(REGISTRY_TASKS, task_id)
-        if isinstance(task, TaskRow) and task.image is not None:
+        task = self._live_view.get(TaskRow, task_id)
+        if task is not None and task.image is not None:
             participant = self._live_view.get(ParticipantRow, task.agent_name)
             stopped = stopped_with_task(task, participant)
             if stopped is not None:
@@ -326,13 +315,13 @@ class TaskKeeper:
     def _recycle(self, task: TaskRow, container: ContainerRow, error: str | None) -> None:
         if container.state != states.RECYCLING:
             self._change(task, states.RECYCLING, error=error)
-        # A gateway that was killed at a launch has not told the handle.
+        # A gateway that was killed during a launch has not recorded the handle.
         handle = container.handle or self._launcher.find(container.container)
         if handle is not None:
             self._launcher.stop(handle, self._settings.gateway.stop_grace_s)
         self._leave(task.task_id)
         if self._settings.gateway.mailbox_per_token and task.token_id is not None:
-            # Its token drains no more, and nobody else can.
+            # The token is revoked, so no client can drain its mailbox any more.
             mailbox = token_mailbox(task.agent_name, task.token_id)
             self._appender.settle_in_thread(
                 clearing_record(
@@ -342,7 +331,7 @@ class TaskKeeper:
         self._change(task, states.RECYCLED)
 
     def _fail(self, task: TaskRow, why: str) -> None:
-        # Made of the task alone: whoever finds it first, it fails once.
+        # The id follows from the task alone, so several gateways fail it once.
         request_id = str(uuid.uuid5(_NAMESPACE, f"{task.task_id}/failed"))
         body = TaskFailure(task_id=task.task_id, request_id=request_id, error=why[:ERROR_LIMIT])
         self._appender.settle_in_thread(task_record(body, door=DOOR, principal=self._host))

@@ -1,4 +1,4 @@
-"""HTTP mechanics of the gateway: admission, budgets, answers, errors, access log and metrics.
+"""The HTTP mechanics of the gateway: access checks, budgets, answers, errors, streams, access log and metrics.
 
-Knows no route and no service.
+Must not import routes or services.
 """

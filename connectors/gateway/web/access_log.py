@@ -1,9 +1,9 @@
-"""The access log: one line for each request (method, route template, status, time, principal), and metrics.
+"""The access log and the request metrics.
 
-A line never has the path as it was sent, its query, a header or a body: any of them may contain a secret.
-Health checks and successful polls of the stack's own parts are logged at the level debug, because they would
-push the requests of clients out of the rotated log. For the same reason the requests without a principal are
-logged at a bounded rate. The metrics count all requests.
+A line has the method, route template, status, time and principal. It never has the path that was sent, a query,
+a header or a body, because each may contain a secret. Health checks and successful polls of the stack's own
+parts are logged at the level debug, because they would push the requests of clients out of the rotated log. For
+the same reason requests without a principal are logged at a bounded rate. The metrics count all requests.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from connectors.terminal.log_limit import LogLimit
 
 log = structlog.stdlib.get_logger(__name__)
 
-# A client may send any other method name; it is logged as "?".
+# Any other method name is input of the client, so it is logged as "?".
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _HEALTH: Final = frozenset({"/healthz", "/readyz", "/metrics"})
-# Pumps and bridges ask for these over and over. A lease that hands out messages is a record of the log itself.
+# Pumps and bridges poll these. A lease that hands out messages is a record of the log anyway.
 _POLLED: Final = frozenset({"/api/hub/pump/lease", "/api/hub/mqtt-agents", "/api/hub/brokers"})
-# How many routes and statuses of strangers' requests are told apart within the time of one line.
+# How many pairs of route and status have a limit of their own.
 _STRANGERS_KINDS: Final = 32
 
 
 class StrangersRequests:
-    """Bounds the lines of requests without a principal: one for each route and status every few seconds."""
+    """A limit of the log lines of requests without a principal: one per route and status every few seconds."""
 
     def __init__(self) -> None:
         self._limit: LogLimit[tuple[str, int]] = LogLimit(most=_STRANGERS_KINDS)
 
     def omitted(self, route: str, status: int) -> int | None:
-        """Return how many lines were left out before this one, None to leave out this one."""
+        """Return how many lines were left out before this one; None when this one is left out."""
         return self._limit.omitted((route, status))
 
     def log_omitted(self) -> None:
-        """Log how many lines were left out, for each route and status whose time is over."""
+        """Log how many lines were left out, for each route and status whose interval has ended."""
         for kind, omitted in self._limit.due():
             route, status = kind or ("other", 0)
             log.info("requests_omitted", route=route, status=status, omitted=omitted)
 
 
 class AccessLog:
-    """ASGI middleware that logs and counts each HTTP request."""
+    """An ASGI middleware that logs and counts each HTTP request."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, strangers: StrangersRequests) -> None:
         self._app = app
@@ -54,7 +54,7 @@ class AccessLog:
         self._strangers = strangers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request and log how it ended."""
+        """Handle a request and log its result."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

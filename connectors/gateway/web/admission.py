@@ -1,7 +1,7 @@
-"""The door's one gate: every route names its action, and nobody comes past here without a right to it.
+"""Authentication and authorization of every HTTP route.
 
-`AdmittedRoute` asks before a handler sees the request, also before its body is parsed. A route that names no
-action cannot be made; the few that need no token say so with `open_to_all`.
+Each endpoint names its action with `asks_for`, or is marked `open_to_all`. `AdmittedRoute` refuses to be
+created without such a mark. It checks the caller's right before the body is parsed and before the handler runs.
 """
 
 from __future__ import annotations
@@ -23,25 +23,29 @@ from connectors.gateway.web.refusals import RefusalRecorder
 from connectors.gateway.web.strict_request import NotRead, StrictRequest
 from schemas.errors import TrunklineError
 from schemas.fold.view_rows import TokenRow
+from schemas.wire.refusal import RefusalReason
 from schemas.wire.verdicts import MALFORMED, POLICY, TOO_LARGE, UNAUTHORIZED
 
 log = structlog.stdlib.get_logger(__name__)
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 OwnerOf = Callable[[Request], Awaitable[str | None]]
-"""Says whose the thing is that a request is about; None when it belongs to nobody known. The request has its
-caller in `state.caller`, who is not admitted yet."""
+"""Returns the owner of the thing that a request is about; None when it has no known owner.
+
+`request.state.caller` is the caller, whose right has not been checked yet.
+"""
 
 WhyRefused = Callable[[Any, str], str]
-"""`why_refused(body, reason)`: the reason to record, with as much of the decoded body as may be shown."""
+"""Returns the reason to record, from the decoded body and the reason of the refusal."""
 
+_RECORDED: Final[dict[str, RefusalReason]] = {MALFORMED: MALFORMED, TOO_LARGE: TOO_LARGE}
 _OPEN: Final = "open"
 _BEARER: Final = "HTTPBearer"
 _REALM: Final = 'Bearer realm="trunkline"'
 
 
 async def no_owner(request: Request) -> str | None:
-    """For what belongs to nobody: only roles that may do it to everything may do it."""
+    """Return None: only roles with a right to everything may perform the action."""
     return None
 
 
@@ -52,8 +56,12 @@ def _reason_alone(body: Any, why: str) -> str:
 def asks_for(
     action: Action, owner_of: OwnerOf = no_owner, why_refused: WhyRefused = _reason_alone
 ) -> Callable[[Endpoint], Endpoint]:
-    """Mark an endpoint with the action that its caller must have a right to. `why_refused` words the recorded
-    reason for a body that does not fit.
+    """Mark an endpoint with its action.
+
+    Args:
+        action: The action that the caller must have a right to.
+        owner_of: Returns the owner of the thing that a request is about.
+        why_refused: Words the recorded reason for a malformed body.
     """
 
     def mark(endpoint: Endpoint) -> Endpoint:
@@ -70,7 +78,7 @@ def open_to_all(endpoint: Endpoint) -> Endpoint:
 
 
 def documented(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI page, with what a bearer token is."""
+    """Return the OpenAPI page, with the definition of the bearer token."""
     page = FastAPI.openapi(app)
     bearer = {"type": "http", "scheme": "bearer", "description": "A principal's token."}
     page.setdefault("components", {})["securitySchemes"] = {_BEARER: bearer}
@@ -78,8 +86,13 @@ def documented(app: FastAPI) -> dict[str, Any]:
 
 
 class Gate:
-    """Knows the callers and records whom it refuses. `on_expired` is told of the token of a task that was used
-    after its time.
+    """The check of callers. It records its refusals.
+
+    Args:
+        identities: The known tokens.
+        refusals: Records refusals.
+        body_limit_bytes: The largest body of a request.
+        on_expired: Called with the row of a task's token that was used after its expiry.
     """
 
     def __init__(
@@ -95,7 +108,7 @@ class Gate:
         self.body_limit_bytes = body_limit_bytes
 
     async def admit(self, request: Request, route: str, action: Action, owner_of: OwnerOf) -> Caller:
-        """The caller, who may do `action`. Raises ApiError: 401 without a valid token, 403 without a right."""
+        """Return the caller. Raises ApiError: 401 without a valid token, 403 without a right to `action`."""
         caller = self._identities.identify(request.headers.get("authorization"))
         if isinstance(caller, Unidentified):
             self._refusals.record(UNAUTHORIZED, caller.why, caller.principal, route)
@@ -118,35 +131,33 @@ class Gate:
     def note_fault(
         self, error: Exception, caller: Caller, route: str, why_refused: WhyRefused = _reason_alone
     ) -> None:
-        """Record what a known caller sent that is malformed or too large. Of the body the record has no more
-        than `why_refused` repeats.
+        """Record a malformed or too large request of a known caller.
+
+        The record has no more of the body than `why_refused` repeats.
         """
         if isinstance(error, RequestValidationError):
             why = why_refused(error.body, first_fault(error))
             self._refusals.record(MALFORMED, why, caller.principal, route)
         elif isinstance(error, ApiError) and not isinstance(error, NotRead):
-            if error.reason == MALFORMED:
-                self._refusals.record(MALFORMED, str(error.detail), caller.principal, route)
-            elif error.reason == TOO_LARGE:
-                self._refusals.record(TOO_LARGE, str(error.detail), caller.principal, route)
+            reason = _RECORDED.get(error.reason)
+            if reason is not None:
+                self._refusals.record(reason, str(error.detail), caller.principal, route)
 
     def still_holds(self, request: Request) -> bool:
-        """Whether the token of a long answer's request is still that of the same caller."""
+        """Return whether the token of a stream's request still belongs to the same caller."""
         found = self._identities.identify(request.headers.get("authorization"))
         return bool(found == request.state.caller)
 
 
 class AdmittedRoute(APIRoute):
-    """A route whose handler runs only for those whom the gate admits. Raises TypeError when it is made
-    without an action.
-    """
+    """A route whose handler runs only for callers that the gate admits. Raises TypeError without an action."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         if not hasattr(endpoint, "__trunkline_admission__"):
             raise TypeError(f"route {path}: its endpoint says neither asks_for(...) nor open_to_all")
         self.admission = endpoint.__trunkline_admission__
         if self.admission != _OPEN:
-            # Not as a dependency: the gate reads the token itself, and nobody needs it read twice.
+            # No FastAPI security dependency: the gate has read the token already.
             options["openapi_extra"] = {
                 "x-trunkline-action": str(self.admission[0]),
                 "security": [{_BEARER: []}],
@@ -154,7 +165,7 @@ class AdmittedRoute(APIRoute):
         super().__init__(path, endpoint, **options)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler with the gate before it, and with an answer for what nobody expected."""
+        """Return the handler, with the gate before it and an answer for unexpected errors."""
         handle = super().get_route_handler()
         admission, path = self.admission, self.path
 
@@ -186,7 +197,7 @@ async def _answered(
     except Exception as error:
         if type(error).__module__.startswith(("fastapi.", "starlette.")):
             raise
-        # Not the error's text: it may quote what nobody should read.
+        # The text of the error stays out: it may quote a secret.
         where = "".join(traceback.format_tb(error.__traceback__)[-4:])
         log.error("handler_failed", error=type(error).__name__, route=path, where=where)
         return error_response(500, INTERNAL, "the gateway failed; its log says where")

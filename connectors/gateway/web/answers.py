@@ -1,17 +1,20 @@
-"""What the gateway answers: rows as JSON, and errors, which are `{"reason", "message"}` whatever happened."""
+"""The gateway's answers: rows as JSON, and every error as `{"reason", "message"}`."""
 
 from __future__ import annotations
 
+import heapq
 import re
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import orjson
 from fastapi import HTTPException
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
 
 from connectors.live.settled_feed import SettledRecord
 from schemas.fold.view_rows import PrincipalRow, Row
@@ -32,7 +35,7 @@ from schemas.wire.verdicts import (
 )
 from schemas.wire.wire_body import words_of
 
-# Reasons of the door itself, beside those of schemas/wire/verdicts.py.
+# The gateway's own reasons, in addition to those of schemas/wire/verdicts.py.
 NOT_FOUND: Final = "not_found"
 NO_MATCH: Final = "no_match"
 UNREACHABLE: Final = "unreachable"
@@ -41,6 +44,8 @@ BUSY: Final = "busy"
 INTERNAL: Final = "internal"
 METHOD_NOT_ALLOWED: Final = "method_not_allowed"
 REQUEST_TIMEOUT: Final = "request_timeout"
+
+_R = TypeVar("_R", bound=Row)
 
 RETRY_AFTER_S: Final = 1
 VERDICT_HEADER: Final = "Trunkline-Verdict"
@@ -64,7 +69,7 @@ _EPOCH_US: Final = 1_000_000
 
 
 class ApiError(HTTPException):
-    """An answer that is an error. An HTTPException, because FastAPI lets only those out of a body's parsing."""
+    """An error answer. It is an HTTPException because FastAPI lets no other error out of body parsing."""
 
     def __init__(self, status: int, reason: str, message: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(status, message, headers)
@@ -72,28 +77,33 @@ class ApiError(HTTPException):
 
 
 def not_found(message: str) -> ApiError:
-    """404: there is no such thing."""
+    """Return a 404 error: the thing does not exist."""
     return ApiError(404, NOT_FOUND, message)
 
 
 def malformed(message: str) -> ApiError:
-    """400: the request cannot be read."""
+    """Return a 400 error: the request cannot be read."""
     return ApiError(400, MALFORMED, message)
 
 
+def unavailable(message: str, reason: str = UNREACHABLE) -> ApiError:
+    """Return a 503 error with `Retry-After`: the request can succeed later."""
+    return ApiError(503, reason, message, {"Retry-After": str(RETRY_AFTER_S)})
+
+
+def too_many(message: str, wait_s: float = RETRY_AFTER_S) -> ApiError:
+    """Return a 429 error with `Retry-After`, which is at least one second."""
+    return ApiError(429, BUSY, message, {"Retry-After": str(max(1, round(wait_s)))})
+
+
 def check_task_text(text: str, most: int) -> None:
-    """Raise ApiError (400) for the text of a task with more than `most` characters."""
+    """Raise ApiError (400) when the text of a task has more than `most` characters."""
     if len(text) > most:
         raise malformed(f"the task has {len(text)} characters, and limits.task_characters allows {most}")
 
 
-def unavailable(message: str, reason: str = UNREACHABLE) -> ApiError:
-    """503 with Retry-After: not now."""
-    return ApiError(503, reason, message, {"Retry-After": str(RETRY_AFTER_S)})
-
-
 def refuse_rejected(settled: SettledRecord) -> SettledRecord:
-    """`settled` itself. Raises ApiError with the fold's own reason when it was rejected."""
+    """Return `settled`, or raise ApiError with the fold's own reason when the fold rejected the record."""
     if settled.verdict != REJECTED:
         return settled
     reason = settled.reason or INTERNAL
@@ -101,20 +111,20 @@ def refuse_rejected(settled: SettledRecord) -> SettledRecord:
 
 
 def first_fault(error: RequestValidationError) -> str:
-    """The first thing that is wrong with a request, `place: what`, without the input, which may be secret."""
+    """Return the first fault of a request as `place: fault`, without the input, which may be secret."""
     first = error.errors()[0]
-    # The last part of an unknown key's place is the key, and that is input.
+    # The last part of an unknown key's place is the key itself, which is input.
     place = first["loc"][:-1] if first["type"] == "extra_forbidden" else first["loc"]
     return f"{'.'.join(str(part) for part in place)}: {words_of(first)}"
 
 
 def error_response(status: int, reason: str, message: str, headers: dict[str, str] | None = None) -> Response:
-    """An error as it goes over the wire."""
+    """Return the response of an error."""
     return JSONResponse({"reason": reason, "message": message}, status, headers)
 
 
 def http_error_response(status: int, headers: dict[str, str] | None) -> Response:
-    """What the framework refuses by itself (no such route, wrong method), in our form."""
+    """Return the response of an error that the framework raised, such as an unknown path or a wrong method."""
     try:
         message = HTTPStatus(status).phrase.lower()
     except ValueError:
@@ -124,26 +134,55 @@ def http_error_response(status: int, headers: dict[str, str] | None) -> Response
 
 
 def json_answer(document: Any, status: int = 200, verdict: str | None = None) -> Response:
-    """An answer. `verdict`: that on the record that was appended for it; it stands in a header, so that a
-    repeated request is told from the first.
+    """Return a JSON response.
+
+    Args:
+        document: The body.
+        status: The HTTP status.
+        verdict: The verdict on the record that the request appended. The header `Trunkline-Verdict` carries it,
+            so that the client can tell a repeated request from the first one.
     """
     headers = {} if verdict is None else {VERDICT_HEADER: verdict}
     return Response(orjson.dumps(document), status, headers, "application/json")
 
 
 def iso_moment(moment_us: int) -> str:
-    """Microseconds since 1970 UTC as ISO 8601 with Z."""
+    """Return a moment in ISO 8601 with `Z`. `moment_us`: microseconds since 1970 UTC."""
     seconds, micros = divmod(moment_us, _EPOCH_US)
     found = datetime.fromtimestamp(seconds, UTC).replace(microsecond=micros)
     return found.isoformat(timespec="milliseconds" if micros % 1000 == 0 else "microseconds")[:-6] + "Z"
 
 
 def row_as_json(row: Row) -> dict[str, Any]:
-    """A row's fields, moments as ISO 8601 with Z. A principal's token hash stays out."""
-    found = {
-        name: iso_moment(value) if name.endswith("_at") and isinstance(value, int) else value
-        for name, value in msgspec.structs.asdict(row).items()
-    }
+    """Return the columns of a row, moments in ISO 8601 with `Z`, without the hash of a principal's token."""
+    found = {name: _shown(name, value) for name, value in msgspec.structs.asdict(row).items()}
     if isinstance(row, PrincipalRow):
         del found["token_sha256"]
     return found
+
+
+def row_as_answer(model: type[BaseModel], row: Row, **columns: str) -> dict[str, Any]:
+    """Return the fields of an answer model, read from the columns of a row.
+
+    Args:
+        model: The answer model. Each of its fields must have a column.
+        row: The row.
+        columns: The column of each field whose column has another name.
+    """
+    names = {field: columns.get(field, field) for field in model.model_fields}
+    return {field: _shown(column, getattr(row, column)) for field, column in names.items()}
+
+
+def newest_rows(
+    name: str,
+    rows: Sequence[_R],
+    limit: int,
+    age: Callable[[_R], tuple[int, str]],
+    shown: Callable[[_R], dict[str, Any]] = row_as_json,
+) -> dict[str, Any]:
+    """Return a listing: the `limit` newest rows under `name`, and the number of all rows under `total`."""
+    return {name: [shown(row) for row in heapq.nlargest(limit, rows, key=age)], "total": len(rows)}
+
+
+def _shown(column: str, value: Any) -> Any:
+    return iso_moment(value) if column.endswith("_at") and isinstance(value, int) else value

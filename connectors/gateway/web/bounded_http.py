@@ -1,7 +1,7 @@
-"""uvicorn's HTTP within a budget of connections, also while they are at their TLS handshake.
+"""The HTTP protocol of uvicorn within a budget of connections, which also covers TLS handshakes.
 
-An application can cut a connection off (ABORT), and says whose it is (`note_principal`). What was written to a
-client that does not read would else be kept until that client goes.
+An application can abort a connection (`ABORT`), because the bytes written to a client that does not read would
+otherwise stay in memory until it disconnects. `note_principal` records the owner of a connection.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from connectors.gateway.web.answers import BUSY, RETRY_AFTER_S, ApiError
 from connectors.gateway.web.connection_budget import ConnectionBudget, Phase, Place
 from connectors.gateway.web.strict_request import BODY_TIMEOUT
 
-# In an ASGI scope: a function that ends the connection at once, whatever is still to be sent.
+# The key of an ASGI scope for a function that ends the connection at once and drops unsent bytes.
 ABORT: Final = "trunkline_abort"
-# In an ASGI scope: a function that takes a principal, and returns whether it may have one connection more.
+# The key for a function that takes a principal and returns whether it may have one more connection.
 _PRINCIPAL: Final = "trunkline_connection_of"
 _IDLE: Final = Phase.IDLE.value
 
 
 def note_principal(scope: Any, principal: str) -> None:
-    """Note that a valid credential of this principal came on the request's connection.
+    """Record that the request's connection carried a valid credential of this principal.
 
     Raises ApiError: 503 when the principal has too many connections.
     """
@@ -42,7 +42,7 @@ def note_principal(scope: Any, principal: str) -> None:
 
 
 class BoundedHttp(H11Protocol):
-    """One connection; each request's scope has ABORT, and what `note_principal` and `StrictRequest` need."""
+    """An HTTP connection. The scope of each request has the keys that this package's modules read."""
 
     def __init__(
         self, *, budget: ConnectionBudget, listener: str, place: Place | None = None, **options: Any
@@ -52,11 +52,11 @@ class BoundedHttp(H11Protocol):
         self._listener = listener
         self._place = place
         self._kept_idle_s = self.timeout_keep_alive
-        # A stranger has as long for each further head as for the first one.
+        # Before authentication each further head has the time limit of the first one.
         self.timeout_keep_alive = min(self.timeout_keep_alive, math.ceil(budget.limits.head_s))
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has come."""
+        """Take a place in the budget."""
         if self._place is None:
             self._place = self._budget.take(self, self._listener)
         else:
@@ -75,13 +75,13 @@ class BoundedHttp(H11Protocol):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has ended."""
+        """Give the place back."""
         if self._place is not None:
             self._budget.give_back(self._place)
         super().connection_lost(exc)
 
     def phase(self) -> tuple[Phase, Any]:
-        """Return the step that the connection is at, with the newest request's cycle."""
+        """Return the phase of the connection, and the cycle of the newest request."""
         cycle = self.cycle
         if self.transport.is_closing():
             return Phase.CLOSING, None
@@ -98,7 +98,7 @@ class BoundedHttp(H11Protocol):
         self.transport.abort()
 
     def timeout_keep_alive_handler(self) -> None:
-        """No further request has come."""
+        """Count a connection that ended because no further request came."""
         if not self.transport.is_closing():
             self._budget.count_cut(self._listener, _IDLE)
         super().timeout_keep_alive_handler()
@@ -111,10 +111,9 @@ class BoundedHttp(H11Protocol):
 
 
 class TlsEntry(asyncio.Protocol):
-    """A connection from its start to the end of its TLS handshake, then handed on to a BoundedHttp.
+    """A connection during its TLS handshake. Afterwards a BoundedHttp takes over.
 
-    asyncio's servers can do TLS themselves, but then the handshakes under way are known to nobody, and their
-    number has no bound.
+    asyncio servers can do TLS themselves, but then no budget counts or bounds the handshakes under way.
     """
 
     def __init__(
@@ -133,7 +132,7 @@ class TlsEntry(asyncio.Protocol):
         self._early = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has come."""
+        """Take a place in the budget and start the handshake."""
         self._raw = transport
         place = self._budget.take(self, self._listener)
         if place is None:
@@ -142,11 +141,11 @@ class TlsEntry(asyncio.Protocol):
         self._handshake = asyncio.get_running_loop().create_task(self._shake_hands(place))
 
     def data_received(self, data: bytes) -> None:
-        """Keep what comes between the handshake's end and the hand-over."""
+        """Keep the bytes that arrive between the end of the handshake and the hand-over."""
         self._early += data
 
     def phase(self) -> tuple[Phase, Any]:
-        """A connection without a head yet."""
+        """Return the phase of a connection without a request head."""
         return Phase.HEAD, None
 
     def cut(self) -> None:
@@ -164,7 +163,7 @@ class TlsEntry(asyncio.Protocol):
                 server_side=True,
                 ssl_handshake_timeout=self._budget.limits.head_s,
             )
-        except OSError:  # no TLS, none that we speak, too late, or gone
+        except OSError:  # not TLS, an unsupported version, too slow, or disconnected
             self._raw.abort()
         finally:
             if secure is None or secure.is_closing() or not place.is_open:

@@ -1,35 +1,39 @@
-"""The connections of a gateway's listeners: how many there may be, how long each may take, which one gives way.
+"""The budget of connections: their number, their time limits, and which one is closed for a new one.
 
-Connections that have not authenticated share one budget. Beyond it the oldest that is not being answered is
-closed, so that a newcomer, which sends its request at once, gets through. A connection on which a request came
-with a valid credential moves to the authenticated budget, where a principal has at most half of the places.
-Beyond its share it loses connections of its own; beyond the budget, the principal with the most does.
+Connections that have not authenticated share one budget. When it is full, the oldest one that is not being
+answered is closed, so that a new client, which sends its request at once, gets through. A request with a valid
+credential moves its connection to the authenticated budget, where a principal has at most half of the places. A
+principal beyond its share loses one of its own connections. When the budget is full, the principal with the
+most connections loses one.
 
-This module keeps the books and knows no sockets. All of it belongs to one event loop.
+This module only counts and knows no sockets. All calls must come from one event loop.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol
 
-# How often `sweep` is to be called: a time-out is noticed so much later at most.
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+# The interval of `sweep`, and so the largest delay of a time-out.
 SWEEP_S: Final = 1.0
-# A client that takes nothing of an answer for so long is cut off. Streams have shorter bounds of their own.
+# The time limit of a client that reads nothing of its answer. Streams have shorter limits of their own.
 _UNREAD_S: Final = 70.0
-# The rest of an answer, and TLS' good-bye, before a closed connection is cut.
+# The time for the rest of an answer and the TLS closure.
 _CLOSING_S: Final = 10.0
-# A handler answers 408 in time; only what reads no body is cut off this much later.
+# A handler that reads the body answers 408 in time. Other connections are cut this much later.
 _BODY_GRACE_S: Final = 2.0
 
 _UNKNOWN: Final = ""
 
 
 class Phase(Enum):
-    """The step that a connection is at. The value is the reason for closing it when it takes too long."""
+    """A phase of a connection. The value is the reason for closing it when the phase takes too long."""
 
     HEAD = "head_timeout"
     BODY = "body_timeout"
@@ -40,18 +44,18 @@ class Phase(Enum):
 
 
 class Connection(Protocol):
-    """A connection as the budget sees it."""
+    """A connection of the budget."""
 
     def phase(self) -> tuple[Phase, Any]:
-        """Return the step that it is at, and a token that differs after each request."""
+        """Return the phase, and a token that differs for each request."""
 
     def cut(self) -> None:
-        """End it at once, whatever is still to be sent."""
+        """End the connection at once and drop unsent bytes."""
 
 
 @dataclass(frozen=True)
 class BudgetLimits:
-    """`anonymous` and `authenticated` are numbers of connections, the others seconds."""
+    """The limits of a budget: numbers of connections, and time limits in seconds."""
 
     anonymous: int
     authenticated: int
@@ -60,12 +64,12 @@ class BudgetLimits:
 
     @property
     def share(self) -> int:
-        """How many authenticated connections one principal may have."""
+        """The number of authenticated connections that one principal may have."""
         return max(1, self.authenticated // 2)
 
 
 class Place:
-    """One connection's place in the budget."""
+    """The place of one connection in the budget."""
 
     __slots__ = ("connection", "is_open", "listener", "principal", "seen", "since")
 
@@ -83,8 +87,12 @@ def _nothing(listener: str, reason: str) -> None:
 
 
 class ConnectionBudget:
-    """All connections of some listeners. `clock` returns seconds and never goes back. `on_cut` receives the
-    listener and the reason of each connection that is ended here.
+    """The connections of some listeners.
+
+    Args:
+        limits: The limits of the budget.
+        clock: Returns seconds and never goes back.
+        on_cut: Called with the listener and the reason of each connection that the budget ends.
     """
 
     def __init__(
@@ -96,14 +104,14 @@ class ConnectionBudget:
         self.limits = limits
         self._clock = clock
         self._on_cut = on_cut
-        # By principal, in the order in which they came; strangers have the empty name. A dict keeps order.
+        # By principal, oldest first. Unauthenticated connections have the empty name.
         self._places: dict[str, dict[Place, None]] = {_UNKNOWN: {}}
         self._authenticated = 0
         self.open: Counter[tuple[str, bool]] = Counter()
         self.cut: Counter[tuple[str, str]] = Counter()
 
     def take(self, connection: Connection, listener: str) -> Place | None:
-        """Give a new connection its place. Returns None when each other one is being answered."""
+        """Give a new connection a place. Returns None when the budget is full of connections being answered."""
         anonymous = self._places[_UNKNOWN]
         if len(anonymous) >= self.limits.anonymous and not self._cut_one(anonymous, "anonymous_budget"):
             self.count_cut(listener, "refused")
@@ -114,7 +122,7 @@ class ConnectionBudget:
         return place
 
     def authenticate(self, place: Place, principal: str) -> bool:
-        """Note whose connection it is. Returns False when this principal may have no more."""
+        """Record the owner of a connection. Returns False when the principal may have no more connections."""
         if place.principal == principal or not place.is_open:
             return True
         own = self._places.get(principal, {})
@@ -133,13 +141,13 @@ class ConnectionBudget:
         return True
 
     def give_back(self, place: Place) -> None:
-        """Free a place, once or more often."""
+        """Free a place. Further calls do nothing."""
         if place.is_open:
             place.is_open = False
             self._remove(place)
 
     def sweep(self) -> None:
-        """Cut all connections that have taken too long for what they are at."""
+        """Cut all connections whose phase has taken too long."""
         now = self._clock()
         for place in [place for places in self._places.values() for place in places]:
             found = place.connection.phase()
@@ -158,12 +166,12 @@ class ConnectionBudget:
                 return _UNREAD_S
             case Phase.CLOSING:
                 return _CLOSING_S
-        return float("inf")  # an answer takes its time, and uvicorn's own timer ends what is idle
+        return float("inf")  # an answer has no limit, and uvicorn's own timer ends idle connections
 
     def _cut_one(self, places: Iterable[Place], reason: str) -> bool:
-        """Cut the oldest that is not being answered, and return whether there was one.
+        """Cut the oldest connection that is not being answered, and return whether there was one.
 
-        Of a principal's connections, one with an unfinished request goes before one between two requests.
+        A principal loses a connection with an unfinished request before one that is idle.
         """
         idle = None
         for place in places:
@@ -196,3 +204,30 @@ class ConnectionBudget:
             self._authenticated -= 1
             if not places:
                 del self._places[place.principal]
+
+
+class ConnectionFigures(Collector):
+    """A metrics collector: open connections, and those that budgets ended, for each listener."""
+
+    def __init__(self, budgets: Sequence[ConnectionBudget]) -> None:
+        self._budgets = budgets
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics. Prometheus calls this on another thread than that of the budgets."""
+        open_now = GaugeMetricFamily(
+            "trunkline_connections",
+            "Open connections, by listener and whether a request on them was admitted.",
+            labels=["listener", "state"],
+        )
+        cut = CounterMetricFamily(
+            "trunkline_connections_cut",
+            "Connections that the gateway ended or refused, by listener and reason.",
+            labels=["listener", "reason"],
+        )
+        for budget in self._budgets:
+            for (listener, is_known), count in sorted(dict(budget.open).items()):
+                open_now.add_metric([listener, "authenticated" if is_known else "anonymous"], count)
+            for names, count in sorted(dict(budget.cut).items()):
+                cut.add_metric(names, count)
+        yield open_now
+        yield cut

@@ -1,7 +1,7 @@
-"""Enough file descriptors for all connections that the budgets allow, and a reserve for everything else.
+"""File descriptors for all connections that the budgets allow, and a reserve for everything else.
 
-Kafka's clients, the ledger's and the views' files and the agents' pipes must find descriptors however many
-strangers come. So the budgets end before the process's limit does.
+Kafka clients, table files and the pipes of agents must get descriptors however many clients connect. Therefore
+the budgets are smaller than the limit of the process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 # For Kafka, tables, agents and logs.
 RESERVE: Final = 256
-# How many connections one listener accepts at most in one turn of the event loop.
+# The most connections that one listener accepts in one turn of the event loop.
 _ACCEPTED: Final = 16
 # A connection beyond the budget is accepted in one turn, cut in the next, and closed in the one after that.
 _TURNS: Final = 3
@@ -27,22 +27,24 @@ _LEAST: Final = 8
 
 
 def reserved(listeners: int) -> int:
-    """How many descriptors are not for connections of the budgets."""
+    """Return how many descriptors are not available to the budgets."""
     return RESERVE + listeners * _ACCEPTED * _TURNS
 
 
 def accepted_at_once(limits: BudgetLimits, listeners: int) -> int:
-    """How many connections one listener may accept in one turn of the event loop.
+    """Return how many connections one listener may accept in one turn of the event loop.
 
-    All listeners together take a quarter of the budget in one turn: a client that sends its request with its
-    connection is read before so many others have come that it is the oldest.
+    All listeners together accept a quarter of the budget in one turn. So a client that sends its request at
+    once is read before enough others have come to make its connection the oldest.
     """
     return max(1, min(_ACCEPTED, limits.anonymous // (4 * listeners)))
 
 
 def fitted(limits: BudgetLimits, listeners: int, descriptors: int) -> BudgetLimits:
-    """The limits, scaled down where a process may have only so many descriptors. Raises TrunklineError when
-    not even a few connections fit.
+    """Return the limits, scaled down to the number of descriptors.
+
+    Raises:
+        TrunklineError: Not even a few connections fit.
     """
     wanted, room = limits.anonymous + limits.authenticated, descriptors - reserved(listeners)
     if wanted <= room:
@@ -57,10 +59,17 @@ def fitted(limits: BudgetLimits, listeners: int, descriptors: int) -> BudgetLimi
 
 
 def fit_to_descriptors(limits: BudgetLimits, listeners: int, more: int = 0) -> BudgetLimits:
-    """Raise this process's own limit of descriptors as far as the budgets need it, and scale the budgets down,
-    with a line in the log, where the hard limit is too low. `more`: connections that have other budgets.
+    """Raise the process's limit of descriptors as far as the budgets need it.
 
-    Raises TrunklineError as `fitted` does.
+    Where the hard limit is too low, the budgets are scaled down and a warning is logged.
+
+    Args:
+        limits: The wanted limits.
+        listeners: The number of listeners.
+        more: The number of connections that have other budgets.
+
+    Raises:
+        TrunklineError: Not even a few connections fit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = limits.anonymous + limits.authenticated + more + reserved(listeners)

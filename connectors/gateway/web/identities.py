@@ -1,5 +1,7 @@
-"""Whose token it is: the operator's from its file, those of principals and tasks by the SHA-256 that the log
-holds of them.
+"""Bearer tokens and the principals that they belong to.
+
+The operator's token comes from its file. The tokens of principals and tasks are known by their SHA-256 alone,
+from the rows of the live view.
 """
 
 from __future__ import annotations
@@ -12,14 +14,18 @@ from dataclasses import dataclass
 
 from connectors.gateway.web.policy import Caller
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import REGISTRY_PRINCIPALS, REGISTRY_TOKENS, PrincipalRow, Row, TokenRow
+from schemas.fold.view_rows import PrincipalRow, Row, TokenRow
 from schemas.streams.principal.principals import ACTIVE, AGENT, OPERATOR, token_hash
 
 
 @dataclass(frozen=True)
 class Unidentified:
-    """Nobody that may come in. `principal`: whose token it was, where that is known; `expired`: the token, if
-    it is one of a task whose time is over.
+    """A request without a valid token.
+
+    Attributes:
+        why: The reason, for the client and the ledger.
+        principal: The owner of the token, where it is known.
+        expired: The row of a task's token that has expired.
     """
 
     why: str
@@ -28,8 +34,9 @@ class Unidentified:
 
 
 class Identities:
-    """Principals and tasks' tokens by token hash, kept up to date by the live view's changes. Thread-safe: one
-    thread changes, any thread looks up. `clock`: seconds since 1970 UTC.
+    """The principals and tasks' tokens by token hash, kept up to date by the changes of the live view.
+
+    Thread-safe for one thread that calls `changed` and any number of readers. `clock`: seconds since 1970 UTC.
     """
 
     def __init__(self, operator_token: str, clock: Callable[[], float] = time.time) -> None:
@@ -38,30 +45,30 @@ class Identities:
         self._rows: dict[str, PrincipalRow] = {}
         self._tokens: dict[str, TokenRow] = {}
         self._lock = threading.Lock()
-        # Until the rows are loaded: what was revoked meanwhile, and may come as active among them.
+        # Until `load` has ended: hashes revoked by `changed`, because `load` may bring them as active.
         self._revoked: set[str] | None = set()
 
     def load(self, rows: Iterable[Row]) -> None:
-        """Take in what the live view held when it was opened; what came by `changed` meanwhile is newer."""
+        """Add the rows of the opened live view. Rows that `changed` has brought are newer and stay."""
         for row in rows:
             if isinstance(row, PrincipalRow):
                 known = self._rows.setdefault(row.token_sha256, row)
                 if row.status != ACTIVE and known.status == ACTIVE:
                     self._rows[row.token_sha256] = row
             elif isinstance(row, TokenRow):
-                self._take_token(row)
+                self._add_token(row)
         with self._lock:
             self._revoked = None
 
     def changed(self, change: AppliedChange) -> None:
-        """Take in a change of the live view."""
-        if change.view == REGISTRY_PRINCIPALS and isinstance(change.row, PrincipalRow):
+        """Apply a change of the live view."""
+        if isinstance(change.row, PrincipalRow):
             self._rows[change.row.token_sha256] = change.row
-        elif change.view == REGISTRY_TOKENS and isinstance(change.row, TokenRow):
-            self._take_token(change.row)
+        elif isinstance(change.row, TokenRow):
+            self._add_token(change.row)
 
-    def _take_token(self, row: TokenRow) -> None:
-        # A token is revoked once and for ever, and there are many: the revoked ones are not kept.
+    def _add_token(self, row: TokenRow) -> None:
+        # There are many tokens, and a revoked one never becomes active again, so it is forgotten.
         with self._lock:
             if row.status != ACTIVE:
                 if self._revoked is not None:
@@ -71,12 +78,12 @@ class Identities:
                 self._tokens[row.token_sha256] = row
 
     def identify(self, authorization: str | None) -> Caller | Unidentified:
-        """Who sent this `Authorization` header."""
+        """Return the sender of an `Authorization` header."""
         scheme, _, token = (authorization or "").partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
             return Unidentified("no bearer token")
-        # Only hashes are compared, so the time taken tells nothing of a token.
+        # Only hashes are compared, so the time taken reveals nothing of a token.
         digest = token_hash(token)
         if hmac.compare_digest(digest, self._operator_hash):
             return Caller(OPERATOR, OPERATOR)

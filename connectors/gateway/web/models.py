@@ -1,4 +1,7 @@
-"""The bodies that the gateway takes and gives, as its OpenAPI page shows them. Unknown fields are refused."""
+"""The base classes of request and answer bodies, and the bodies of jobs, sessions and principals.
+
+The OpenAPI page shows these models. A request with an unknown field is refused.
+"""
 
 from __future__ import annotations
 
@@ -19,33 +22,52 @@ LIST_LIMIT: Final = 1000
 OVERLAP_LIMIT_S: Final = OVERLAP_LIMIT_MS // 1000
 NamedThing = Annotated[Name, Field(max_length=NAME_LIMIT)]
 """A name."""
-# As in schemas, with an end of pattern that every reader of the OpenAPI page understands.
+ListLimit = Annotated[int, Field(ge=1, le=LIST_LIMIT)]
+"""The largest number of items in an answer."""
+# The same pattern as in schemas, with `$` at its end, which every reader of an OpenAPI page understands.
 JobId = Annotated[str, Field(pattern=JOB_ID_PATTERN)]
-"""A job's id."""
+"""The id of a job."""
 Handle = Annotated[str, Field(max_length=256, pattern=r"^(tmux|process)/[A-Za-z0-9._/-]+$")]
-"""What runs on a host, for a session."""
+"""The name of a session's process on its host."""
 _Text = Annotated[Printable, Field(min_length=1, max_length=255)]
 _File = Annotated[Printable, Field(min_length=1, max_length=1024)]
 
 
-class _Request(BaseModel):
+class RequestBody(BaseModel):
+    """The base class of request bodies."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+class AnswerBody(BaseModel):
+    """The base class of answer bodies."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class QueryFilter(BaseModel):
+    """The base class of query parameters."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
 def _whole(number: object) -> object:
-    """1883.0 is an integer in JSON schema, and so it is here."""
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
-class NoFields(_Request):
+# JSON Schema counts 1883.0 as an integer, so the gateway does, too.
+WHOLE: Final = BeforeValidator(_whole)
+
+
+class NoFields(RequestBody):
     """An empty object."""
 
 
-class BrokerRequest(_Request):
-    """Broker settings of one job, over those of the environment (JE-13)."""
+class BrokerRequest(RequestBody):
+    """The broker settings of one job, which override those of the environment (JE-13)."""
 
     host: Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")] | None = None
-    port: Annotated[int, Field(ge=1, le=65535), BeforeValidator(_whole)] | None = None
+    port: Annotated[int, Field(ge=1, le=65535), WHOLE] | None = None
     tls: bool | None = None
     ca_certs: _File | None = None
     certfile: _File | None = None
@@ -54,9 +76,11 @@ class BrokerRequest(_Request):
     password: Annotated[SecretStr, Field(max_length=1024)] | None = None
 
 
-class JobRequest(_Request):
-    """A job to be done; `session`: only this one may pick it. `notify`: what who registers it is told of in its
-    mailbox, by default the end.
+class JobRequest(RequestBody):
+    """A job to register.
+
+    `session`: the only session that may pick the job; null for any. `notify`: the events that the registering
+    principal gets a message about, by default the end of the job.
     """
 
     description: Annotated[Printable, Field(max_length=DESCRIPTION_LIMIT)]
@@ -65,26 +89,26 @@ class JobRequest(_Request):
     notify: Annotated[list[Notice], Field(max_length=2)] | None = None
 
 
-class PickRequest(_Request):
-    """Who wants a job, or is to have it."""
+class PickRequest(RequestBody):
+    """The session that picks a job, or that a job is assigned to."""
 
     session: NamedThing
 
 
-class CancelRequest(_Request):
-    """Why a job is cancelled."""
+class CancelRequest(RequestBody):
+    """The reason for cancelling a job."""
 
     reason: Note = ""
 
 
-class RotationRequest(_Request):
-    """A new secret for a job. The one it has is good for `overlap_s` more."""
+class RotationRequest(RequestBody):
+    """A rotation of a job's secret. The present secret stays valid for `overlap_s` seconds."""
 
-    overlap_s: Annotated[int, Field(ge=0, le=OVERLAP_LIMIT_S), BeforeValidator(_whole)] = 3600
+    overlap_s: Annotated[int, Field(ge=0, le=OVERLAP_LIMIT_S), WHOLE] = 3600
 
 
-class SessionRequest(_Request):
-    """A session that exists from now on."""
+class SessionRequest(RequestBody):
+    """A session to create."""
 
     session: NamedThing
     description: Note = ""
@@ -93,8 +117,8 @@ class SessionRequest(_Request):
     for_job: JobId | None = None
 
 
-class StopRequest(_Request):
-    """How and why a session ends."""
+class StopRequest(RequestBody):
+    """The way a session ends, and the reason."""
 
     mode: Literal["stop", "hard", "soft"] = STOP
     reason: Note = ""
@@ -102,57 +126,50 @@ class StopRequest(_Request):
     graceful: bool = False
 
 
-class ResumeRequest(_Request):
-    """Where a session runs again."""
+class ResumeRequest(RequestBody):
+    """The place where a session runs again."""
 
     host: NamedThing | None = None
     handle: Handle | None = None
 
 
-class PrincipalRequest(_Request):
-    """Somebody who gets a token."""
+class PrincipalRequest(RequestBody):
+    """A principal to add. It gets a token."""
 
     principal: NamedThing
     role: Literal["operator", "delegator", "worker", "viewer"]
 
 
-class JobFilter(BaseModel):
-    """Which jobs to list: all that fit every filter given, newest first."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class JobFilter(QueryFilter):
+    """The jobs to list: those that match every filter, newest first."""
 
     state: Literal["pending", "running", "completed", "error", "cancelled"] | None = None
     session: NamedThing | None = None
     older_than_s: Annotated[float, Field(ge=0, le=1e10, allow_inf_nan=False)] | None = None
     newer_than_s: Annotated[float, Field(ge=0, le=1e10, allow_inf_nan=False)] | None = None
-    limit: Annotated[int, Field(ge=1, le=LIST_LIMIT)] = 100
+    limit: ListLimit = 100
 
 
-class SessionFilter(BaseModel):
-    """Which sessions to list, newest first."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class SessionFilter(QueryFilter):
+    """The sessions to list, newest first."""
 
     state: Literal["running", "stopped", "archived", "terminated"] | None = None
-    limit: Annotated[int, Field(ge=1, le=LIST_LIMIT)] = LIST_LIMIT
+    limit: ListLimit = LIST_LIMIT
 
 
-class MailboxFilter(BaseModel):
-    """Which of a mailbox's messages to show: the newest, or the oldest of those that are pending. `after`: the
-    id of the pending message that was the last of the page before.
+class MailboxFilter(QueryFilter):
+    """The messages to show: the newest, or with `pending` the oldest pending ones.
+
+    `after`: the id of the last message of the previous page of pending messages.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    limit: Annotated[int, Field(ge=1, le=LIST_LIMIT)] = 100
+    limit: ListLimit = 100
     pending: bool = False
     after: NamedThing | None = None
 
 
-class EventFilter(BaseModel):
-    """Which settled records to follow: those that fit every filter given."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class EventFilter(QueryFilter):
+    """The settled records to stream: those that match every filter."""
 
     stream: (
         Annotated[str, Field(max_length=2 * NAME_LIMIT + 20, pattern=r"^[a-z]+/[A-Za-z0-9._/-]+$")] | None
@@ -162,33 +179,29 @@ class EventFilter(BaseModel):
     verdict: Literal["accepted", "duplicate", "rejected"] | None = None
 
 
-class _Answer(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class ErrorAnswer(_Answer):
-    """Every error. `reason` is a code, `message` says it in words."""
+class ErrorAnswer(AnswerBody):
+    """An error. `reason` is a stable code, `message` explains it."""
 
     reason: str
     message: str
 
 
 ERRORS: Final[dict[int | str, dict[str, Any]]] = {
-    "4XX": {"model": ErrorAnswer, "description": "The request was refused; the reason says why."},
-    "5XX": {"model": ErrorAnswer, "description": "Not the caller's fault; 503 says when to come again."},
+    "4XX": {"model": ErrorAnswer, "description": "The request was refused; `reason` is the code."},
+    "5XX": {"model": ErrorAnswer, "description": "The gateway failed; 503 has a `Retry-After` header."},
 }
 
 
-class RegisteredAnswer(_Answer):
-    """A registered job. The secret is told here, and again for a retry with the same idempotency key."""
+class RegisteredAnswer(AnswerBody):
+    """A registered job. A retry with the same idempotency key gets the same secret; nothing else shows it."""
 
     job_id: JobId
     secret: str
     position: Annotated[list[int], Field(min_length=2, max_length=2)]
 
 
-class BrokerAnswer(_Answer):
-    """The broker of a picked job, the password opened."""
+class BrokerAnswer(AnswerBody):
+    """The broker of a picked job, with its password in clear."""
 
     host: str | None = None
     port: int | None = None
@@ -200,7 +213,7 @@ class BrokerAnswer(_Answer):
     password: str | None = None
 
 
-class GrantAnswer(_Answer):
+class GrantAnswer(AnswerBody):
     """A picked job."""
 
     job_id: JobId
@@ -209,7 +222,7 @@ class GrantAnswer(_Answer):
     secret: str
 
 
-class JobChangedAnswer(_Answer):
+class JobChangedAnswer(AnswerBody):
     """A job that was assigned or cancelled."""
 
     job_id: JobId
@@ -218,8 +231,10 @@ class JobChangedAnswer(_Answer):
 
 
 class RotatedAnswer(RegisteredAnswer):
-    """A job's new secret, told here, again for a retry with the same idempotency key until the next rotation,
-    and to the session that picks the job again. `mqtt_user`: its holder at the backbone's own MQTT broker.
+    """The new secret of a job.
+
+    A retry with the same idempotency key repeats it until the next rotation, and the session gets it when it
+    picks the job again. `mqtt_user`: the user name for the secret at the MQTT broker of the backbone.
     """
 
     mqtt_user: str
@@ -234,14 +249,14 @@ def _row_answer(name: str, row_type: type[msgspec.Struct]) -> type[BaseModel]:
             is_optional = type(None) in getattr(kind, "__args__", ())
             kind = AwareDatetime | None if is_optional else AwareDatetime
         fields[field.name] = (kind, ...)
-    return create_model(name, __base__=_Answer, __doc__=f"A row of this kind: {name}.", **fields)
+    return create_model(name, __base__=AnswerBody, __doc__=f"The columns of a registry row ({name}).", **fields)
 
 
 JobAnswer: Final = _row_answer("JobAnswer", JobRow)
 JobShownAnswer: Final = create_model(
     "JobShownAnswer",
     __base__=JobAnswer,
-    __doc__="A row of a job, and its broker overlay if it has one.",
+    __doc__="A job, with its broker settings if it has any.",
     broker=(BrokerOverlay | None, ...),
 )
 SessionAnswer: Final = _row_answer("SessionAnswer", SessionRow)
@@ -249,14 +264,14 @@ MqttAgentAnswer: Final = _row_answer("MqttAgentAnswer", MqttAgentRow)
 MessageAnswer: Final = create_model(
     "MessageAnswer",
     __base__=_row_answer("MessageAnswer", MessageRow),
-    __doc__="A message and where it stands.",
+    __doc__="A message and its state.",
     body=(str | None, ...),
     content_type=(str | None, ...),
 )
 
 
-class PrincipalAnswer(_Answer):
-    """A principal; of its token nothing is shown."""
+class PrincipalAnswer(AnswerBody):
+    """A principal, without its token."""
 
     principal: str
     role: str
@@ -266,56 +281,54 @@ class PrincipalAnswer(_Answer):
     revoked_at: AwareDatetime | None
 
 
-class TokenAnswer(_Answer):
-    """A new principal. The token is told here, and again for a retry with the same idempotency key."""
+class TokenAnswer(AnswerBody):
+    """A new principal. A retry with the same idempotency key gets the same token; nothing else shows it."""
 
     principal: str
     role: str
     token: str
 
 
-class JobsAnswer(_Answer):
-    """The newest jobs that fit, and how many fit."""
+class JobsAnswer(AnswerBody):
+    """The newest matching jobs, and the number of all matching jobs."""
 
     jobs: list[JobAnswer]  # type: ignore[valid-type]
     total: int
 
 
-class SessionsAnswer(_Answer):
-    """The newest sessions that fit, and how many fit."""
+class SessionsAnswer(AnswerBody):
+    """The newest matching sessions, and the number of all matching sessions."""
 
     sessions: list[SessionAnswer]  # type: ignore[valid-type]
     total: int
 
 
-class PrincipalsAnswer(_Answer):
-    """All principals, by name."""
+class PrincipalsAnswer(AnswerBody):
+    """All principals, sorted by name."""
 
     principals: list[PrincipalAnswer]
 
 
-class MessagesAnswer(_Answer):
-    """The newest messages of a mailbox, or the oldest that are pending; the oldest of them first, and how many
-    there are. Nothing is taken.
-    """
+class MessagesAnswer(AnswerBody):
+    """The messages of a mailbox, oldest first, and how many there are. Reading does not take them."""
 
     messages: list[MessageAnswer]  # type: ignore[valid-type]
     total: int
 
 
-class BrokersAnswer(_Answer):
-    """The distinct broker overlays of live jobs, as canonical JSON with sealed passwords."""
+class BrokersAnswer(AnswerBody):
+    """The distinct broker settings of live jobs, as canonical JSON with sealed passwords."""
 
     brokers: list[str]
 
 
-class HealthAnswer(_Answer):
-    """The gateway answers."""
+class HealthAnswer(AnswerBody):
+    """The health of the gateway."""
 
     status: Literal["ok", "ready"]
 
 
 class ReadyAnswer(HealthAnswer):
-    """The gateway can do its work. `lag`: records behind the log's end, by partition."""
+    """The gateway can do its work. `lag`: records behind the end of the log, by partition."""
 
     lag: dict[str, int]

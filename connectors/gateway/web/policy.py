@@ -1,12 +1,12 @@
 """The access policy of the HTTP gateway: roles, their rights, and the capabilities of a task's token.
 
-Access is denied unless the table `RIGHTS` grants it. A principal may change and end the things that it made; the
-operator may change and end everything.
+Access is denied unless the table `RIGHTS` grants it. A principal may change and end the things that it made;
+the operator may change and end everything.
 
 `RIGHTS` gives a role an action for everything (`ALL`) or for the caller's own things (`OWN`). A caller owns:
 
-- as a delegator: the jobs that it registered, the sessions that it created, the tasks that it submitted, and the
-  tokens of these tasks;
+- as a delegator: the jobs that it registered, the sessions that it created, the tasks that it submitted, and
+  the tokens of these tasks;
 - as a worker: the session of its name and the job that this session holds;
 - as an agent: the task whose token it presents;
 - in every role: the mailbox of its name.
@@ -158,9 +158,9 @@ class Caller:
         """Return whether the caller owns the things of `owner`.
 
         Args:
-            owner: A principal's name (of its mailbox, of a session's worker), `<door>/<principal>` as the registry
-                rows name a creator, or the result of `owner_of_task`. A name contains no slash, so the three
-                forms never collide.
+            owner: A principal's name (of its mailbox, of a session's worker), `<door>/<principal>` as the
+                registry rows name a creator, or the result of `owner_of_task`. A name contains no slash, so the
+                three forms never collide.
         """
         # An agent is not a principal: it does not own the jobs and tasks of a principal that has its name.
         made_by_token = f"{DOOR}/{self.principal}" if self.task_id is None else owner_of_task(self.task_id)

@@ -1,7 +1,7 @@
-"""What the gateway refuses by itself (400, 401, 403, 413) goes into the log under `refused/http`, rate-limited.
+"""Records the gateway's own refusals (400, 401, 403, 413) in the log under `refused/http`, with a rate limit.
 
-Each principal has a bucket for each route and reason, so that nobody fills the ledger; what a bucket holds
-back is counted, and the next refusal that is recorded carries the number.
+Each principal has a token bucket for each route and reason, so that no client can fill the ledger. The next
+recorded refusal carries the number of those that were left out.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import Final
 
 import structlog
 
+from connectors.gateway.web.answers import ApiError
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.refusal import ANONYMOUS, Refusal, RefusalReason, refusal_record
+from schemas.wire.verdicts import POLICY
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -34,7 +36,7 @@ class _Bucket:
 
 
 class RefusalRecorder:
-    """Decides which refusals are recorded, and hands them to `append`, which must not block."""
+    """A rate-limited recorder of refusals. `append` takes the records and must not block."""
 
     def __init__(
         self,
@@ -49,7 +51,7 @@ class RefusalRecorder:
         self._buckets: OrderedDict[tuple[str, str, str], _Bucket] = OrderedDict()
 
     def record(self, reason: RefusalReason, why: str, principal: str | None, route: str) -> None:
-        """Record one refusal, or count it. `route` is the template of the route, nothing that was sent."""
+        """Record one refusal, or count it. `route` is the template of the route, not the path that was sent."""
         name = principal or ANONYMOUS
         bucket = self._bucket((name, route, reason))
         if bucket.tokens < 1.0:
@@ -68,13 +70,18 @@ class RefusalRecorder:
         log.info("refused", reason=reason, why=why, principal=name, route=route, suppressed=refusal.suppressed)
         self._append(refusal_record(refusal, self._door))
 
+    def forbidden(self, why: str, principal: str, route: str) -> ApiError:
+        """Record a refusal by policy and return the 403 error to raise."""
+        self.record(POLICY, why, principal, route)
+        return ApiError(403, POLICY, why)
+
     def _bucket(self, key: tuple[str, str, str]) -> _Bucket:
         now = self._clock()
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = _Bucket(BURST, now)
             if len(self._buckets) > _BUCKETS:
-                # The one that was refused longest ago: its bucket is full again, only its count is lost.
+                # Remove the bucket that was used longest ago: it is full again, so only its count is lost.
                 self._buckets.popitem(last=False)
         else:
             bucket.tokens = min(BURST, bucket.tokens + (now - bucket.filled_at) * PER_SECOND)

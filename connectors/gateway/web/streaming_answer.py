@@ -1,26 +1,43 @@
-"""A long answer: chunks that are sent as they come, to a client that may be slow, or gone.
+"""Streams of the gateway: answers without an end, for clients that may be slow or disconnect.
 
-Nothing is queued here: while the client does not read, the source is not asked. A client that takes nothing
-for a minute is cut off, with all that was to be sent to it.
+This is the only server-side event-stream mechanism; the hub and the dashboard share it. It provides:
+
+- `server_event` and `PING`: the frames of server-sent events (WHATWG HTML, section 9.2). An id is a log
+  position.
+- `StreamPlaces`: a limit of streams, in all and for each principal.
+- `StreamingAnswer`: sends chunks as they come. It queues nothing: while the client does not read, the source is
+  not asked. A client that reads nothing for `send_timeout_s` is cut off.
+
+`sse-starlette` does not meet these rules. After a send timeout it leaves the connection open, so the bytes that
+the kernel has not taken stay in memory until the client disconnects. It also pings while data flows, has no
+limit of streams, and watches the shutdown of one uvicorn server, while the gateway runs several in one process.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Final
 
 from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from connectors.gateway.web.answers import BUSY, unavailable
 from connectors.gateway.web.bounded_http import ABORT
 
+EVENT_STREAM: Final = "text/event-stream"
+PING: Final = b": ping\n\n"
 SEND_TIMEOUT_S: Final = 60.0
 STREAMS_LIMIT: Final = 512
-# What one principal may hold: nobody can shut out the others.
+# The share of one principal, so that no principal shuts out the others.
 STREAMS_SHARE: Final = 256
+
+
+def server_event(name: str, event_id: str, data: bytes) -> bytes:
+    """Return the frame of one server-sent event. `data` must be one line, such as the output of orjson."""
+    return b"event: %b\nid: %b\ndata: %b\n\n" % (name.encode(), event_id.encode(), data)
 
 
 def _nothing() -> None:
@@ -28,7 +45,7 @@ def _nothing() -> None:
 
 
 class StreamPlaces:
-    """How many long answers there are at once, in all and for each principal."""
+    """A limit of simultaneous streams, in all and for each principal."""
 
     def __init__(self, limit: int = STREAMS_LIMIT, share: int = STREAMS_SHARE) -> None:
         self._limit = limit
@@ -45,12 +62,26 @@ class StreamPlaces:
     def give_back(self, principal: str) -> None:
         """Free a place."""
         self._held[principal] -= 1
-        self._held += Counter()  # forgets who holds none
+        self._held += Counter()  # removes principals without a place
+
+    def answer(
+        self, principal: str, chunks: Callable[[], AsyncIterator[bytes]], media_type: str
+    ) -> StreamingAnswer:
+        """Return a stream that takes one of the principal's places. Raises ApiError (503) if none is free."""
+        if not self.take(principal):
+            raise unavailable("too many followers at once; come again later", BUSY)
+        return StreamingAnswer(chunks, media_type, lambda: self.give_back(principal))
 
 
 class StreamingAnswer(Response):
-    """Sends what `chunks` yields, each at once. `ended` is called once, when nothing more is sent; `stalled`
-    before that, if the client did not read.
+    """An answer that sends each chunk as soon as the source yields it.
+
+    Args:
+        chunks: Starts the source. It is closed when the answer ends.
+        media_type: The media type of the answer.
+        ended: Called once, when nothing more is sent.
+        send_timeout_s: How long one send may wait for the client.
+        stalled: Called before `ended` when the client was cut off because it did not read.
     """
 
     def __init__(
@@ -70,7 +101,7 @@ class StreamingAnswer(Response):
         self._is_whole = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the source ends, the client goes, or it stops reading."""
+        """Send until the source ends, or the client disconnects or stops reading."""
         try:
             sending = asyncio.create_task(self._send_all(send))
             leaving = asyncio.create_task(_left(receive))
@@ -81,17 +112,18 @@ class StreamingAnswer(Response):
                     task.cancel()
                 await asyncio.gather(sending, leaving, return_exceptions=True)
             if sending.done() and not sending.cancelled() and (error := sending.exception()) is not None:
-                # The answer has begun; all that is left is to break it off.
+                # The answer has begun, so it can only be broken off.
                 raise error
         finally:
             if not self._is_whole and ABORT in scope:
-                # What the kernel has not taken would else be kept until the client goes.
+                # Otherwise the unsent bytes would stay in memory until the client disconnects.
                 scope[ABORT]()
             self._ended()
 
     async def _send_all(self, send: Send) -> None:
         async def put(message: Message) -> None:
-            await _in_time(send(message), self._send_timeout_s)
+            async with asyncio.timeout(self._send_timeout_s):
+                await send(message)
 
         try:
             await put({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -104,11 +136,6 @@ class StreamingAnswer(Response):
             self._stalled()
         except OSError:
             return
-
-
-async def _in_time(sent: Awaitable[None], timeout_s: float) -> None:
-    async with asyncio.timeout(timeout_s):
-        await sent
 
 
 async def _left(receive: Receive) -> None:

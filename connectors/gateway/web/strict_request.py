@@ -1,4 +1,4 @@
-"""Reads a request's body: bounded before it is parsed, strict when it is parsed (CM-02)."""
+"""Reads request bodies: with a size limit before parsing, and with the strict JSON of CM-02."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from connectors.gateway.web.answers import REQUEST_TIMEOUT, ApiError, malformed
 from schemas.wire.strict_json import MalformedJsonError, decode
 from schemas.wire.verdicts import TOO_LARGE
 
-# What is read, and thrown away, of a body over the limit, so that its sender gets to see the answer.
+# A body over its limit is read this far and dropped, so that its sender gets to read the answer.
 READ_LIMIT_BYTES: Final = 16 * 1024 * 1024
 BODY_TIMEOUT_S: Final = 30.0
-# In an ASGI scope: how many seconds a body may take, where that is not BODY_TIMEOUT_S.
+# The key of an ASGI scope for the time limit of a body in seconds, instead of BODY_TIMEOUT_S.
 BODY_TIMEOUT: Final = "trunkline_body_timeout"
 
 
 class NotRead(ApiError):
-    """The body was not read to its end, so nobody knows what it was: refused without a row (CM-02)."""
+    """An error for a body that was not read to its end. Its content is unknown, so it has no row (CM-02)."""
 
 
 class StrictRequest(Request):
-    """A request whose body is at most `limit_bytes` long and whose JSON is that of CM-02."""
+    """A request whose body has at most `limit_bytes` bytes and whose JSON follows CM-02."""
 
     def __init__(self, scope: Scope, receive: Receive, limit_bytes: int) -> None:
         super().__init__(scope, receive)
@@ -35,7 +35,7 @@ class StrictRequest(Request):
         self._is_decoded = False
 
     async def body(self) -> bytes:
-        """The whole body. Raises ApiError: 413 over the limit, 408 when it does not come."""
+        """Return the whole body. Raises ApiError: 413 over the limit, 408 when it does not arrive in time."""
         if self._read is None:
             timeout_s: float = self.scope.get(BODY_TIMEOUT, BODY_TIMEOUT_S)
             try:
@@ -50,7 +50,7 @@ class StrictRequest(Request):
         return self._read
 
     async def json(self) -> Any:
-        """The decoded body. Raises ApiError (400) with the rule that was broken."""
+        """Return the decoded body. Raises ApiError (400) with the rule that was broken."""
         if not self._is_decoded:
             try:
                 self._document, _ = decode(await self.body())

@@ -1,1 +1,4 @@
-"""HTTP routes for jobs, sessions and tasks."""
+"""HTTP routes for jobs, sessions, tasks and tokens.
+
+Must not import other route packages.
+"""

@@ -1,23 +1,19 @@
-"""The jobs API (JE-10 to JE-12): register, pick, cancel, give a new secret, show, list, and the brokers of live
-jobs.
-"""
+"""The jobs API (JE-10 to JE-12): register, pick, assign, cancel, rotate the secret, show, list."""
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import time
 from typing import Annotated, Any, Final
 
 import orjson
 from fastapi import FastAPI, Path, Query, Request, Response
 
-from connectors.gateway.rules.owners import owner_of_job
-from connectors.gateway.services.broker_overlays import BrokerOverlays
+from connectors.gateway.rules.owners import owner_in, session_of_job
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import asks_for
-from connectors.gateway.web.answers import json_answer, not_found, refuse_rejected, row_as_json
-from connectors.gateway.web.idempotency import IdempotencyKey, request_uuid
+from connectors.gateway.web.answers import json_answer, newest_rows, not_found, row_as_json
+from connectors.gateway.web.idempotency import RequestCaller, WriteRequest
 from connectors.gateway.web.models import (
     ERRORS,
     JOB_ID_PATTERN,
@@ -36,11 +32,13 @@ from connectors.gateway.web.models import (
 )
 from connectors.gateway.web.policy import Action, Caller, decide
 from connectors.gateway.web.refusals import DOOR
-from connectors.gateway.work.registration import grant_of, opened_overlay, register
+from connectors.gateway.work.broker_overlays import BrokerOverlays, opened_overlay
+from connectors.gateway.work.registration import grant_of, register
 from connectors.gateway.work.secret_rotation import rotate_secret
 from connectors.live.live_view import LiveView
+from connectors.live.settled_feed import SettledRecord
 from schemas.errors import TrunklineError
-from schemas.fold.view_rows import REGISTRY_JOBS, JobRow
+from schemas.fold.view_rows import JobRow
 from schemas.streams.job.job_registry import cancellation_record
 from schemas.wire.verdicts import DUPLICATE
 
@@ -58,23 +56,23 @@ def add_job_routes(app: FastAPI, hub: Hub) -> None:
 def _add_changes(app: FastAPI, hub: Hub) -> None:
     @app.post(JOBS, status_code=201, response_model=RegisteredAnswer, responses=ERRORS)
     @asks_for(Action.JOB_REGISTER)
-    async def register_job(request: Request, body: JobRequest, key: IdempotencyKey = None) -> Response:
-        """Register a job. Its secret is told here."""
-        job_id, secret, settled = await register(hub, body, request.state.caller.principal, key)
+    async def register_job(write: WriteRequest, body: JobRequest) -> Response:
+        """Register a job. The answer contains its secret."""
+        job_id, secret, settled = await register(hub, write, body)
         await hub.tell_registered(job_id)
         answer = {"job_id": job_id, "secret": secret, "position": list(settled.position)}
         return json_answer(answer, 201, settled.verdict)
 
     @app.post(f"{JOBS}/pick", response_model=GrantAnswer, responses=ERRORS)
     @asks_for(Action.JOB_PICK, _session_of_body)
-    async def pick_job(request: Request, body: PickRequest, key: IdempotencyKey = None) -> Response:
-        """Give the session its job: the one that it holds, else the oldest pending one that fits.
+    async def pick_job(write: WriteRequest, body: PickRequest) -> Response:
+        """Give a session its job: the one that it holds, else the oldest pending one that fits.
 
-        A pick needs no key: as long as its job has not ended, a session that asks again gets the same answer.
+        A pick needs no idempotency key: until the job has ended, the session gets the same answer again.
         """
-        job_id, settled = await hub.picker.pick(body.session, request.state.caller.principal)
+        job_id, settled = await hub.picker.pick(body.session, write.principal)
         grant = grant_of(hub, job_id)
-        row = hub.job_row(job_id)
+        row = hub.live_view.get(JobRow, job_id)
         answer = {
             "job_id": job_id,
             "description": grant.description if row is None else row.description,
@@ -83,59 +81,51 @@ def _add_changes(app: FastAPI, hub: Hub) -> None:
         }
         return json_answer(answer, verdict=DUPLICATE if settled is None else settled.verdict)
 
+
+def _add_changes_by_registrars(app: FastAPI, hub: Hub) -> None:
+    registrar = owner_in(hub, JobRow, "job_id", lambda row: row.registered_by)
+
+    def changed(job_id: str, settled: SettledRecord) -> Response:
+        answer = {"job_id": job_id, "status": settled.status_after, "verdict": settled.verdict}
+        return json_answer(answer, verdict=settled.verdict)
+
     @app.post(f"{JOBS}/{{job_id}}/cancel", response_model=JobChangedAnswer, responses=ERRORS)
-    @asks_for(Action.JOB_CANCEL, owner_of_job(hub))
-    async def cancel_job(
-        request: Request, job_id: JobPath, body: CancelRequest | None = None, key: IdempotencyKey = None
-    ) -> Response:
+    @asks_for(Action.JOB_CANCEL, registrar)
+    async def cancel_job(write: WriteRequest, job_id: JobPath, body: CancelRequest | None = None) -> Response:
         """Cancel a job that has not ended."""
-        principal = request.state.caller.principal
         record = cancellation_record(
             job_id,
             reason="" if body is None else body.reason,
-            request_id=str(request_uuid(principal, key)),
+            request_id=write.request_id,
             door=DOOR,
-            principal=principal,
+            principal=write.principal,
         )
-        settled = refuse_rejected(await hub.appender.settle(record))
-        answer = {"job_id": job_id, "status": settled.status_after, "verdict": settled.verdict}
-        return json_answer(answer, verdict=settled.verdict)
-
-
-def _add_changes_by_registrars(app: FastAPI, hub: Hub) -> None:
-    registrar = owner_of_job(hub)
+        return changed(job_id, await hub.appender.settle_accepted(record))
 
     @app.post(f"{JOBS}/{{job_id}}/assign", response_model=JobChangedAnswer, responses=ERRORS)
     @asks_for(Action.JOB_ASSIGN, registrar)
-    async def assign_job(
-        request: Request, job_id: JobPath, body: PickRequest, key: IdempotencyKey = None
-    ) -> Response:
-        """Give this very job to a session: a pick on its behalf, without the secret. The same again is the
-        same; it needs no key.
+    async def assign_job(write: WriteRequest, job_id: JobPath, body: PickRequest) -> Response:
+        """Give this job to a session, without returning its secret.
+
+        An assignment needs no idempotency key: repeating it changes nothing.
         """
-        settled = await hub.picker.assign(job_id, body.session, request.state.caller.principal)
-        answer = {"job_id": job_id, "status": settled.status_after, "verdict": settled.verdict}
-        return json_answer(answer, verdict=settled.verdict)
+        return changed(job_id, await hub.picker.assign(job_id, body.session, write.principal))
 
     @app.post(f"{JOBS}/{{job_id}}/secret", status_code=201, response_model=RotatedAnswer, responses=ERRORS)
     @asks_for(Action.JOB_ROTATE, registrar)
     async def rotate_job_secret(
-        request: Request, job_id: JobPath, body: RotationRequest | None = None, key: IdempotencyKey = None
+        write: WriteRequest, job_id: JobPath, body: RotationRequest | None = None
     ) -> Response:
-        """Give a job that has not ended a new secret, which is told here. The one before it is good for a while
-        yet, the one before that no more.
+        """Give a job that has not ended a new secret, which the answer contains.
+
+        The previous secret stays valid for the overlap. Older secrets become invalid.
         """
-        overlap_s = (body or RotationRequest()).overlap_s
-        answer, settled = await rotate_secret(hub, job_id, overlap_s, request.state.caller.principal, key)
+        answer, settled = await rotate_secret(hub, write, job_id, (body or RotationRequest()).overlap_s)
         return json_answer(answer, 201, settled.verdict)
 
 
 def _add_reads(app: FastAPI, hub: Hub) -> None:
     overlays = BrokerOverlays(hub.live_view, hub.keyring)
-
-    async def session_of_job(request: Request) -> str | None:
-        row = hub.job_row(str(request.path_params.get("job_id")))
-        return None if row is None else row.session
 
     @app.get(JOBS, response_model=JobsAnswer, responses=ERRORS)
     @asks_for(Action.JOB_LIST)
@@ -144,25 +134,25 @@ def _add_reads(app: FastAPI, hub: Hub) -> None:
         return json_answer(await asyncio.to_thread(_listed, hub.live_view, wanted, time.time()))
 
     @app.get(f"{JOBS}/{{job_id}}", response_model=JobShownAnswer, responses=ERRORS)
-    @asks_for(Action.JOB_READ, session_of_job)
-    async def show_job(request: Request, job_id: JobPath) -> Response:
-        """Show one job, with its broker overlay; the password, sealed, for who may read all brokers."""
-        row = hub.job_row(job_id)
+    @asks_for(Action.JOB_READ, session_of_job(hub))
+    async def show_job(caller: RequestCaller, job_id: JobPath) -> Response:
+        """Show one job with its broker settings. Only the operator sees the password, sealed."""
+        row = hub.live_view.get(JobRow, job_id)
         if row is None:
             raise not_found("no job with this id")
-        return json_answer({**row_as_json(row), "broker": _overlay_for(request.state.caller, hub, job_id)})
+        return json_answer({**row_as_json(row), "broker": _overlay_for(caller, hub, job_id)})
 
     @app.get("/api/hub/brokers", response_model=BrokersAnswer, responses=ERRORS)
     @asks_for(Action.BROKERS_READ)
     async def list_brokers() -> Response:
-        """List the distinct broker overlays of live jobs, their passwords sealed."""
+        """List the distinct broker settings of live jobs, with sealed passwords."""
         return json_answer({"brokers": await asyncio.to_thread(overlays.distinct)})
 
 
 def _overlay_for(caller: Caller, hub: Hub, job_id: str) -> dict[str, Any] | None:
     try:
         overlay = grant_of(hub, job_id).broker
-    except TrunklineError:  # its secret lies under another master key; the row can be shown all the same
+    except TrunklineError:  # its secret needs another master key, and its row can still be shown
         return None
     if overlay is None:
         return None
@@ -183,12 +173,11 @@ def _listed(live_view: LiveView, wanted: JobFilter, now_s: float) -> dict[str, A
         age_s = now_s - row.registered_at / 1e6
         return (
             wanted.state in (None, row.status)
-            # A pending job belongs to the session that it waits for.
+            # A pending job counts as one of the session that it waits for.
             and wanted.session in (None, row.session or row.session_wanted)
             and (wanted.older_than_s is None or age_s > wanted.older_than_s)
             and (wanted.newer_than_s is None or age_s < wanted.newer_than_s)
         )
 
-    rows = [row for row in live_view.rows(REGISTRY_JOBS) if isinstance(row, JobRow) and fits(row)]
-    newest = heapq.nlargest(wanted.limit, rows, key=lambda row: (row.registered_at, row.job_id))
-    return {"jobs": [row_as_json(row) for row in newest], "total": len(rows)}
+    rows = [row for row in live_view.all(JobRow) if fits(row)]
+    return newest_rows("jobs", rows, wanted.limit, lambda row: (row.registered_at, row.job_id))

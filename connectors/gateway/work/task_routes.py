@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 import time
 from typing import Annotated, Any, Final
 
-from fastapi import FastAPI, Path, Query, Request, Response
+from fastapi import FastAPI, Path, Query, Response
 
 from connectors.gateway.rules.hub_models import (
     SubmittedAnswer,
@@ -22,41 +21,31 @@ from connectors.gateway.rules.hub_models import (
     TokenFilter,
     TokensAnswer,
 )
-from connectors.gateway.rules.hub_policy import agent_row, evaluate_task_assignment
-from connectors.gateway.rules.owners import owner_of_token, task_owner
+from connectors.gateway.rules.hub_policy import evaluate_task_assignment
+from connectors.gateway.rules.owners import owner_of_task_in_path, submitter_of_token
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import token_mailbox
-from connectors.gateway.services.task_keeper import container_of
-from connectors.gateway.services.task_tokens import task_token
 from connectors.gateway.web.admission import asks_for
 from connectors.gateway.web.answers import (
-    ApiError,
     check_task_text,
-    iso_moment,
     json_answer,
+    newest_rows,
     not_found,
-    refuse_rejected,
+    row_as_answer,
 )
-from connectors.gateway.web.idempotency import IdempotencyKey, request_uuid
+from connectors.gateway.web.idempotency import Write, WriteRequest
 from connectors.gateway.web.models import ERRORS, NAME_PATTERN
-from connectors.gateway.web.policy import Action, Caller
+from connectors.gateway.web.policy import Action
 from connectors.gateway.web.refusals import DOOR
-from schemas.fold import life_cycles as states
-from schemas.fold.view_rows import (
-    REGISTRY_CONTAINERS,
-    REGISTRY_TASKS,
-    REGISTRY_TOKENS,
-    ContainerRow,
-    TaskRow,
-    TokenRow,
-)
+from connectors.gateway.work.task_launch import start_task
+from connectors.live.live_view import LiveView
+from schemas.fold.view_rows import AgentRow, TaskRow, TokenRow
 from schemas.streams.agents.agent_registry import DEFINED
-from schemas.streams.principal.principals import ACTIVE, token_hash
+from schemas.streams.principal.principals import ACTIVE
 from schemas.streams.task.task_registry import (
     TaskCancellation,
     TaskCompletion,
     TaskFailure,
-    TaskStart,
     TokenRevocation,
     result_text,
     result_value,
@@ -67,13 +56,10 @@ from schemas.wire.verdicts import POLICY
 
 TASKS: Final = "/api/hub/tasks"
 TOKENS: Final = "/api/hub/tokens"
-LAUNCH_FAILED: Final = "launch_failed"
 EXPIRED: Final = "expired"
-_POLL_S: Final = 0.02
 
 TaskPath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT)]
 TokenPath = Annotated[str, Path(pattern=r"^[0-9a-f]{12}$")]
-_Ending = TaskCompletion | TaskFailure | TaskCancellation
 
 
 def add_task_routes(app: FastAPI, hub: Hub) -> None:
@@ -87,53 +73,39 @@ def add_task_routes(app: FastAPI, hub: Hub) -> None:
 def _add_submission(app: FastAPI, hub: Hub) -> None:
     @app.post(TASKS, status_code=201, response_model=SubmittedAnswer, responses=ERRORS)
     @asks_for(Action.TASK_SUBMIT)
-    async def submit_task(request: Request, body: TaskRequest, key: IdempotencyKey = None) -> Response:
-        """Give an agent a task, and start the agent. The task's token is told here.
+    async def submit_task(write: WriteRequest, body: TaskRequest) -> Response:
+        """Give an agent a task and start the agent.
 
-        Waits until the agent has started; 502 `launch_failed` when it does not.
+        The answer contains the task's token. The request waits until the agent has started. When the agent
+        cannot be started, the answer is 502 `launch_failed`.
         """
         check_task_text(body.description, hub.settings.limits.task_characters)
-        caller: Caller = request.state.caller
-        task_id = str(request_uuid(caller.requester, key))
-        known = task_row(hub, task_id)
-        token = task_token(hub.keyring, task_id, None if known is None else known.token_id)
-        # A key that was used with other content is refused for that, but what is no task at all is none.
+        known = hub.live_view.get(TaskRow, write.request_id)
+        # For a known key the fold reports other content as a conflict. An empty description is always refused.
         if known is None or not body.description:
-            _check_policy(hub, caller, body)
-        agent = agent_row(hub.live_view, body.agent_name)
-        start = TaskStart(
-            task_id=task_id,
-            request_id=task_id,
-            description=body.description,
-            agent_name=body.agent_name,
-            capabilities=_capabilities(hub, known, [] if agent is None else agent.capabilities),
-            token_sha256=token_hash(token),
-            expiry_ms=round(hub.settings.gateway.token_ttl_s * 1000),
-            session_name=session_of(known, task_id),
-        )
-        record = task_record(start, door=DOOR, principal=caller.principal)
-        settled = refuse_rejected(await hub.appender.settle(record))
-        row = await launched(hub, task_id)
-        if row.status == states.FAILED and never_ran(hub, task_id):
-            raise ApiError(502, LAUNCH_FAILED, row.error or "the agent was not started")
+            _check_policy(hub, write, body)
+        capabilities = _capabilities(hub.live_view, known, body.agent_name)
+        launch = await start_task(hub, write, body.agent_name, body.description, capabilities)
+        if launch.error is not None:
+            raise launch.error
         answer = {
-            "task": task_as_json(row),
-            "token": token,
+            "task": _task_as_json(launch.task),
+            "token": launch.token,
             "url": hub.settings.gateway_url,
-            "mailbox": _mailbox_of(hub, row),
+            "mailbox": _mailbox_of(hub, launch.task),
         }
-        return json_answer(answer, 201, settled.verdict)
+        return json_answer(answer, 201, launch.verdict)
 
 
-def _check_policy(hub: Hub, caller: Caller, body: TaskRequest) -> None:
+def _check_policy(hub: Hub, write: Write, body: TaskRequest) -> None:
     decision = evaluate_task_assignment(hub.live_view, body.agent_name, body.description)
     if decision.allowed:
         return
-    hub.refusals.record(POLICY, decision.reason, caller.principal, f"POST {TASKS}")
-    agent = agent_row(hub.live_view, body.agent_name)
+    agent = hub.live_view.get(AgentRow, body.agent_name)
     if agent is None or agent.status != DEFINED:
+        hub.refusals.record(POLICY, decision.reason, write.principal, f"POST {TASKS}")
         raise not_found(decision.reason)
-    raise ApiError(403, POLICY, decision.reason)
+    raise hub.refusals.forbidden(decision.reason, write.principal, f"POST {TASKS}")
 
 
 def _mailbox_of(hub: Hub, row: TaskRow) -> str:
@@ -142,85 +114,50 @@ def _mailbox_of(hub: Hub, row: TaskRow) -> str:
     return row.agent_name
 
 
-def _capabilities(hub: Hub, known: TaskRow | None, wanted: list[str]) -> list[str]:
-    """Those of the first time for a repeated request: the definition may have changed meanwhile."""
-    token = None if known is None or known.token_id is None else _token_row(hub, known.token_id)
-    return wanted if token is None else token.capabilities
-
-
-def session_of(known: TaskRow | None, task_id: str) -> str | None:
-    """Return the name of what a task runs in: its container. A repeated request says what the first one said,
-    because the name is part of its content.
-    """
-    return container_of(task_id) if known is None else known.session_name
-
-
-async def launched(hub: Hub, task_id: str) -> TaskRow:
-    """The task's row when its agent runs, it has ended, or `gateway.launch_timeout_s` is over."""
-    deadline = time.monotonic() + hub.settings.gateway.launch_timeout_s
-    while True:
-        row = task_row(hub, task_id)
-        if row is None:
-            raise not_found("no task with this id")
-        container = hub.live_view.row(REGISTRY_CONTAINERS, container_of(task_id))
-        runs = isinstance(container, ContainerRow) and container.state in (states.RUNNING, states.MONITORING)
-        if runs or row.status in states.TASK_TERMINAL or time.monotonic() > deadline:
-            return row
-        await asyncio.sleep(_POLL_S)
-
-
-def never_ran(hub: Hub, task_id: str) -> bool:
-    """Whether nothing ran for the task."""
-    container = hub.live_view.row(REGISTRY_CONTAINERS, container_of(task_id))
-    return not isinstance(container, ContainerRow) or container.handle is None
+def _capabilities(live_view: LiveView, known: TaskRow | None, agent_name: str) -> list[str]:
+    """Return the capabilities of the repeated request's token, else those of the agent's definition."""
+    token = None if known is None or known.token_id is None else live_view.get(TokenRow, known.token_id)
+    source = token or live_view.get(AgentRow, agent_name)
+    return [] if source is None else source.capabilities
 
 
 def _add_endings(app: FastAPI, hub: Hub) -> None:
-    async def end(request: Request, body: _Ending) -> Response:
-        record = task_record(body, door=DOOR, principal=request.state.caller.principal)
-        settled = refuse_rejected(await hub.appender.settle(record))
-        row = task_row(hub, body.task_id)
-        return json_answer(None if row is None else task_as_json(row), verdict=settled.verdict)
+    owner = owner_of_task_in_path(hub)
 
-    def made(request: Request, key: str | None) -> str:
-        return str(request_uuid(request.state.caller.principal, key))
+    async def end(write: Write, body: TaskCompletion | TaskFailure | TaskCancellation) -> Response:
+        settled = await hub.appender.settle_accepted(task_record(body, door=DOOR, principal=write.principal))
+        row = hub.live_view.get(TaskRow, body.task_id)
+        return json_answer(None if row is None else _task_as_json(row), verdict=settled.verdict)
 
     @app.post(f"{TASKS}/{{task_id}}/complete", response_model=TaskAnswer, responses=ERRORS)
-    @asks_for(Action.TASK_END, task_owner(hub))
+    @asks_for(Action.TASK_END, owner)
     async def complete_task(
-        request: Request,
-        task_id: TaskPath,
-        body: TaskCompletionRequest | None = None,
-        key: IdempotencyKey = None,
+        write: WriteRequest, task_id: TaskPath, body: TaskCompletionRequest | None = None
     ) -> Response:
-        """Complete a task with its result. Its token is revoked, and what was launched for it stopped."""
+        """Complete a task with its result. The gateway revokes its token and stops its agent."""
         result = result_text("" if body is None else body.result)
-        return await end(request, TaskCompletion(task_id=task_id, request_id=made(request, key), result=result))
+        return await end(write, TaskCompletion(task_id=task_id, request_id=write.request_id, result=result))
 
     @app.post(f"{TASKS}/{{task_id}}/fail", response_model=TaskAnswer, responses=ERRORS)
-    @asks_for(Action.TASK_END, task_owner(hub))
-    async def fail_task(
-        request: Request, task_id: TaskPath, body: TaskFailureRequest, key: IdempotencyKey = None
-    ) -> Response:
-        """Say that a task has failed, and why."""
-        return await end(request, TaskFailure(task_id=task_id, request_id=made(request, key), error=body.error))
+    @asks_for(Action.TASK_END, owner)
+    async def fail_task(write: WriteRequest, task_id: TaskPath, body: TaskFailureRequest) -> Response:
+        """Fail a task with a reason. The gateway revokes its token and stops its agent."""
+        return await end(write, TaskFailure(task_id=task_id, request_id=write.request_id, error=body.error))
 
     @app.post(f"{TASKS}/{{task_id}}/cancel", response_model=TaskAnswer, responses=ERRORS)
-    @asks_for(Action.TASK_CANCEL, task_owner(hub))
+    @asks_for(Action.TASK_CANCEL, owner)
     async def cancel_task(
-        request: Request, task_id: TaskPath, body: TaskCancelRequest | None = None, key: IdempotencyKey = None
+        write: WriteRequest, task_id: TaskPath, body: TaskCancelRequest | None = None
     ) -> Response:
         """Cancel a task that has not ended."""
         reason = "" if body is None else body.reason
-        return await end(
-            request, TaskCancellation(task_id=task_id, request_id=made(request, key), reason=reason)
-        )
+        return await end(write, TaskCancellation(task_id=task_id, request_id=write.request_id, reason=reason))
 
     @app.delete(f"{TASKS}/{{task_id}}", response_model=TaskAnswer, responses=ERRORS)
-    @asks_for(Action.TASK_CANCEL, task_owner(hub))
-    async def delete_task(request: Request, task_id: TaskPath, key: IdempotencyKey = None) -> Response:
-        """Cancel a task, by another name: the task and its records stay."""
-        return await end(request, TaskCancellation(task_id=task_id, request_id=made(request, key)))
+    @asks_for(Action.TASK_CANCEL, owner)
+    async def delete_task(write: WriteRequest, task_id: TaskPath) -> Response:
+        """Cancel a task, as `cancel` does. The task and its records are kept."""
+        return await end(write, TaskCancellation(task_id=task_id, request_id=write.request_id))
 
 
 def _add_task_reads(app: FastAPI, hub: Hub) -> None:
@@ -228,112 +165,69 @@ def _add_task_reads(app: FastAPI, hub: Hub) -> None:
     @asks_for(Action.TASK_READ)
     async def list_tasks(wanted: Annotated[TaskFilter, Query()]) -> Response:
         """List tasks by status and agent, newest first."""
-        return json_answer(await asyncio.to_thread(_listed, hub, wanted))
+        return json_answer(await asyncio.to_thread(_tasks, hub.live_view, wanted))
 
     @app.get(f"{TASKS}/{{task_id}}", response_model=TaskAnswer, responses=ERRORS)
-    @asks_for(Action.TASK_READ, task_owner(hub))
+    @asks_for(Action.TASK_READ, owner_of_task_in_path(hub))
     async def show_task(task_id: TaskPath) -> Response:
         """Show one task."""
-        row = task_row(hub, task_id)
+        row = hub.live_view.get(TaskRow, task_id)
         if row is None:
             raise not_found("no task with this id")
-        return json_answer(task_as_json(row))
+        return json_answer(_task_as_json(row))
 
 
 def _add_tokens(app: FastAPI, hub: Hub) -> None:
     @app.get(TOKENS, response_model=TokensAnswer, responses=ERRORS)
     @asks_for(Action.TOKEN_LIST)
     async def list_tokens(wanted: Annotated[TokenFilter, Query()]) -> Response:
-        """List the tokens of tasks, newest first; never their values."""
-        return json_answer(await asyncio.to_thread(_tokens, hub, wanted, time.time()))
+        """List the tokens of tasks, newest first, without their values."""
+        return json_answer(await asyncio.to_thread(_tokens, hub.live_view, wanted))
 
     @app.post(f"{TOKENS}/{{token_id}}/revoke", response_model=TokenAnswer, responses=ERRORS)
-    @asks_for(Action.TOKEN_REVOKE, owner_of_token(hub))
+    @asks_for(Action.TOKEN_REVOKE, submitter_of_token(hub))
     async def revoke_token(
-        request: Request, token_id: TokenPath, body: TaskCancelRequest | None = None, key: IdempotencyKey = None
+        write: WriteRequest, token_id: TokenPath, body: TaskCancelRequest | None = None
     ) -> Response:
-        """Revoke a token while its task goes on. A second time changes nothing."""
-        row = _token_row(hub, token_id)
+        """Revoke a token while its task goes on. Revoking it again changes nothing."""
+        row = hub.live_view.get(TokenRow, token_id)
         if row is None:
             raise not_found("no token with this id")
-        principal = request.state.caller.principal
         revocation = TokenRevocation(
             task_id=row.task_id,
             token_id=token_id,
-            request_id=str(request_uuid(principal, key)),
+            request_id=write.request_id,
             reason="" if body is None else body.reason,
         )
-        settled = refuse_rejected(
-            await hub.appender.settle(task_record(revocation, door=DOOR, principal=principal))
+        record = task_record(revocation, door=DOOR, principal=write.principal)
+        settled = await hub.appender.settle_accepted(record)
+        return json_answer(
+            _token_as_json(hub.live_view.get(TokenRow, token_id) or row), verdict=settled.verdict
         )
-        now = _token_row(hub, token_id) or row
-        return json_answer(_token_as_json(now, time.time()), verdict=settled.verdict)
 
 
-def task_row(hub: Hub, task_id: str) -> TaskRow | None:
-    """The row of a task, None for an unknown one."""
-    row = hub.live_view.row(REGISTRY_TASKS, task_id)
-    return row if isinstance(row, TaskRow) else None
+def _task_as_json(row: TaskRow) -> dict[str, Any]:
+    result = None if row.result is None else result_value(row.result)
+    return row_as_answer(TaskAnswer, row, id="task_id") | {"result": result}
 
 
-def task_as_json(row: TaskRow) -> dict[str, Any]:
-    """A task as the hub shows it."""
-    return {
-        "id": row.task_id,
-        "description": row.description,
-        "agent_name": row.agent_name,
-        "status": row.status,
-        "token_id": row.token_id,
-        "session_name": row.session_name,
-        "result": None if row.result is None else result_value(row.result),
-        "error": row.error,
-        "submitted_by": row.submitted_by,
-        "submitted_at": iso_moment(row.submitted_at),
-        "started_at": None if row.started_at is None else iso_moment(row.started_at),
-        "ended_at": None if row.ended_at is None else iso_moment(row.ended_at),
-    }
+def _token_as_json(row: TokenRow) -> dict[str, Any]:
+    return row_as_answer(TokenAnswer, row) | {"status": _token_status(row)}
 
 
-def _token_row(hub: Hub, token_id: str) -> TokenRow | None:
-    row = hub.live_view.row(REGISTRY_TOKENS, token_id)
-    return row if isinstance(row, TokenRow) else None
+def _token_status(row: TokenRow) -> str:
+    return EXPIRED if row.status == ACTIVE and row.expiry <= time.time() * 1000 else row.status
 
 
-def _token_as_json(row: TokenRow, now_s: float) -> dict[str, Any]:
-    return {
-        "token_id": row.token_id,
-        "agent_name": row.agent_name,
-        "task_id": row.task_id,
-        "capabilities": row.capabilities,
-        "status": _token_status(row, now_s),
-        "issued": row.issued,
-        "expiry": row.expiry,
-        "revoked_at": None if row.revoked_at is None else iso_moment(row.revoked_at),
-        "revoked_why": row.revoked_why,
-    }
-
-
-def _token_status(row: TokenRow, now_s: float) -> str:
-    return EXPIRED if row.status == ACTIVE and row.expiry <= now_s * 1000 else row.status
-
-
-def _listed(hub: Hub, wanted: TaskFilter) -> dict[str, Any]:
+def _tasks(live_view: LiveView, wanted: TaskFilter) -> dict[str, Any]:
     rows = [
         row
-        for row in hub.live_view.rows(REGISTRY_TASKS)
-        if isinstance(row, TaskRow)
-        and wanted.status in (None, row.status)
-        and wanted.agent_name in (None, row.agent_name)
+        for row in live_view.all(TaskRow)
+        if wanted.status in (None, row.status) and wanted.agent_name in (None, row.agent_name)
     ]
-    newest = heapq.nlargest(wanted.limit, rows, key=lambda row: (row.submitted_at, row.task_id))
-    return {"tasks": [task_as_json(row) for row in newest], "total": len(rows)}
+    return newest_rows("tasks", rows, wanted.limit, lambda row: (row.submitted_at, row.task_id), _task_as_json)
 
 
-def _tokens(hub: Hub, wanted: TokenFilter, now_s: float) -> dict[str, Any]:
-    rows = [
-        row
-        for row in hub.live_view.rows(REGISTRY_TOKENS)
-        if isinstance(row, TokenRow) and wanted.status in (None, _token_status(row, now_s))
-    ]
-    newest = heapq.nlargest(wanted.limit, rows, key=lambda row: (row.issued, row.token_id))
-    return {"tokens": [_token_as_json(row, now_s) for row in newest], "total": len(rows)}
+def _tokens(live_view: LiveView, wanted: TokenFilter) -> dict[str, Any]:
+    rows = [row for row in live_view.all(TokenRow) if wanted.status in (None, _token_status(row))]
+    return newest_rows("tokens", rows, wanted.limit, lambda row: (row.issued, row.token_id), _token_as_json)

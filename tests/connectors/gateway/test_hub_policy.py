@@ -58,6 +58,10 @@ class Rows:
         """The row under this key."""
         return self._rows.get((view, key))
 
+    def get(self, row_type: Any, key: str) -> Any:
+        """The row of this type under this key."""
+        return self.row(row_type.VIEW, key)
+
 
 ROWS: Any = Rows({"echo": "defined", "gone": "removed"}, {"ann": "active", "old": "revoked"})
 

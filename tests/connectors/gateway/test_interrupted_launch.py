@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from connectors.gateway.services.log_appender import LogAppender
+from connectors.gateway.services.task_credentials import task_token
 from connectors.gateway.services.task_keeper import TaskKeeper, container_of
-from connectors.gateway.services.task_tokens import task_token
 from connectors.launcher.launcher_file import read_launchers
 from connectors.launcher.local_processes import LocalProcessLauncher, stop_all
 from connectors.live.live_view import LiveView

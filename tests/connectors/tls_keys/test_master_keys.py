@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from connectors.cli.keys import keys_command
 from connectors.cli.main import main
 from connectors.gateway.services.conversations import child_thread
-from connectors.gateway.services.task_tokens import task_token
+from connectors.gateway.services.task_credentials import task_token
 from connectors.local_stack import LocalStack
 from connectors.tls_keys.master_keys import activate, add_key, rotate
 from schemas.errors import NotFound, Refused, UsageError

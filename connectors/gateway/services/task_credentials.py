@@ -1,0 +1,70 @@
+"""The credentials of a task: its token (HH-02), and the private key of an agent that was spawned (AM-09)."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+from schemas.keys.sealing import Keyring
+from schemas.settings.settings import Settings
+from schemas.streams.agents.agent_signing import load_private_key, new_key_pair, public_pem
+from schemas.streams.principal.principals import token_hash
+
+
+def task_token(keyring: Keyring, task_id: str, token_id: str | None = None) -> str:
+    """Return the token of a task, a UUID with 122 secret bits that follows from the master key and the task.
+
+    It is stored nowhere.
+
+    Args:
+        keyring: The master keys.
+        task_id: The id of the task.
+        token_id: The id of the token that the task already has, perhaps under an earlier master key.
+    """
+    for one in keyring.each() if token_id is not None else ():
+        token = _derived(one, task_id)
+        if token_hash(token).startswith(token_id or ""):
+            return token
+    return _derived(keyring, task_id)
+
+
+def _derived(keyring: Keyring, task_id: str) -> str:
+    return str(uuid.UUID(bytes=keyring.derive(f"task-token/{task_id}")[:16], version=4))
+
+
+class AgentKeyFiles:
+    """The private keys of spawned agents: one file with mode 0600 for each task, in `agent_mcp.keys_path`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._folder = settings.agent_keys_path
+
+    def make(self, task_id: str) -> tuple[Path, str]:
+        """Make a key pair, or take the one of an interrupted launch.
+
+        Returns:
+            The path of the private key, and the public key in PEM.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        path = self.path_of(task_id)
+        if path.exists():
+            return path, public_pem(load_private_key(path.read_bytes()))
+        private, public = new_key_pair()
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = self._folder / f".{task_id}.{os.getpid()}"
+        # Other users must not read the file, not even while it is written.
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(private)
+        draft.replace(path)
+        return path, public
+
+    def path_of(self, task_id: str) -> Path:
+        """Return the path of the private key for a task."""
+        return (self._folder / f"{task_id}.pem").absolute()
+
+    def remove(self, task_id: str) -> None:
+        """Delete the private key for a task, if it exists."""
+        self.path_of(task_id).unlink(missing_ok=True)

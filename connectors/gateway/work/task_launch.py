@@ -1,0 +1,98 @@
+"""Starting tasks: the record that starts a task, and the wait for its agent."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final, NamedTuple
+
+from connectors.gateway.services.hub import Hub
+from connectors.gateway.services.task_credentials import task_token
+from connectors.gateway.services.task_keeper import container_of
+from connectors.gateway.web.answers import ApiError, not_found
+from connectors.gateway.web.idempotency import Write
+from connectors.gateway.web.refusals import DOOR
+from schemas.fold import life_cycles as states
+from schemas.fold.view_rows import ContainerRow, TaskRow
+from schemas.streams.principal.principals import token_hash
+from schemas.streams.task.task_registry import TaskStart, task_record
+
+LAUNCH_FAILED: Final = "launch_failed"
+_POLL_S: Final = 0.02
+
+
+class Launch(NamedTuple):
+    """A started task.
+
+    Attributes:
+        task: The row of the task.
+        token: The token of the task.
+        verdict: The verdict on the record that started the task.
+        error: The 502 error to raise, when the agent was not started.
+    """
+
+    task: TaskRow
+    token: str
+    verdict: str
+    error: ApiError | None
+
+
+async def start_task(
+    hub: Hub,
+    write: Write,
+    agent_name: str,
+    description: str,
+    capabilities: list[str],
+    image: str | None = None,
+) -> Launch:
+    """Start a task, and wait until its agent runs, the task has ended, or `gateway.launch_timeout_s` is over.
+
+    Args:
+        hub: The hub.
+        write: The request. Its id is the id of the task.
+        agent_name: The agent of the task.
+        description: The text of the task.
+        capabilities: The capabilities of the task's token.
+        image: The image of an agent to spawn; None for the image of the agent's definition.
+
+    Raises:
+        ApiError: The fold rejected the record.
+        BackboneUnreachable: Kafka is unreachable.
+    """
+    task_id = write.request_id
+    known = hub.live_view.get(TaskRow, task_id)
+    token = task_token(hub.keyring, task_id, None if known is None else known.token_id)
+    start = TaskStart(
+        task_id=task_id,
+        request_id=task_id,
+        description=description,
+        agent_name=agent_name,
+        capabilities=capabilities,
+        token_sha256=token_hash(token),
+        expiry_ms=round(hub.settings.gateway.token_ttl_s * 1000),
+        # The name is part of the record's content, so a repeated request must have that of the first one.
+        session_name=container_of(task_id) if known is None else known.session_name,
+        image=image,
+    )
+    record = task_record(start, door=DOOR, principal=write.principal)
+    settled = await hub.appender.settle_accepted(record)
+    row = await _launched(hub, task_id)
+    error = None
+    if row.status == states.FAILED:
+        container = hub.live_view.get(ContainerRow, container_of(task_id))
+        if container is None or container.handle is None:
+            error = ApiError(502, LAUNCH_FAILED, row.error or "the agent was not started")
+    return Launch(row, token, settled.verdict, error)
+
+
+async def _launched(hub: Hub, task_id: str) -> TaskRow:
+    deadline = time.monotonic() + hub.settings.gateway.launch_timeout_s
+    while True:
+        row = hub.live_view.get(TaskRow, task_id)
+        if row is None:
+            raise not_found("no task with this id")
+        container = hub.live_view.get(ContainerRow, container_of(task_id))
+        runs = container is not None and container.state in (states.RUNNING, states.MONITORING)
+        if runs or row.status in states.TASK_TERMINAL or time.monotonic() > deadline:
+            return row
+        await asyncio.sleep(_POLL_S)
