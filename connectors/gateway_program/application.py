@@ -88,7 +88,7 @@ def _add_health_routes(app: FastAPI, hub: Hub) -> None:
         for is_missing, why in (
             (hub.stopping.is_set(), "the gateway is stopping"),
             (hub.live_view.failure is not None, "the live view has stopped"),
-            (appender.is_topic_gone, "the topic of the log is gone from Kafka"),
+            (appender.is_topic_gone, "the topic of the log does not exist in Kafka"),
             (appender.away is not None, "Kafka is away"),
         ):
             if is_missing:

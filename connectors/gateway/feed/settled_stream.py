@@ -50,6 +50,7 @@ PUBLIC_KINDS: Final = frozenset({JOB, SESSION})
 # The events of changes of the agent registry (AM-06), by the type of the record.
 AGENT_CREATED, AGENT_CHANGED, AGENT_REMOVED = "agent:created", "agent:updated", "agent:removed"
 AGENT_EVENTS: Final = {AGENT_JOINED: AGENT_CREATED, AGENT_UPDATED: AGENT_CHANGED, AGENT_STOPPED: AGENT_REMOVED}
+_SHOWN: Final = ("type", "ce_id", "principal", "verdict", "reason", "why", "late", "seq", "status_after")
 # The records that come over MQTT. Their senders get receipts.
 _RECEIPTED: Final = frozenset({JOB_EVENT, AGENT_SAID})
 
@@ -206,15 +207,7 @@ def settled_as_json(record: SettledRecord) -> dict[str, Any]:
     return {
         "position": list(record.position),
         "stream": record.stream,
-        "type": record.type,
-        "ce_id": record.ce_id,
-        "principal": record.principal,
-        "verdict": record.verdict,
-        "reason": record.reason,
-        "why": record.why,
-        "late": record.late,
-        "seq": record.seq,
-        "status_after": record.status_after,
+        **{name: getattr(record, name) for name in _SHOWN},
         "logged_at": iso_moment(record.logged_at_us),
         "body": _shown_body(record),
     }

@@ -24,7 +24,7 @@ from connectors.gateway.rules.hub_models import (
 )
 from connectors.gateway.rules.hub_policy import broadcast_recipients, evaluate_message, is_known_recipient
 from connectors.gateway.rules.participant_models import BroadcastAnswer, BroadcastRequest
-from connectors.gateway.rules.queue_limits import check_room
+from connectors.gateway.rules.queue_room import check_room
 from connectors.gateway.rules.read_marks import mark_read
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import Mailbox, own_mailboxes, token_mailbox

@@ -77,7 +77,7 @@ async def _wait_gate(hub: Hub, row: ListenerRow, *, is_closed: bool) -> None:
     while is_closed_mailbox(hub.live_view.entries(stream)) != is_closed:
         if time.monotonic() > deadline:
             state = "closed" if is_closed else "open"
-            raise BackboneUnreachable(f"the change is made, but a mailbox is not {state} yet: ask again")
+            raise BackboneUnreachable(f"the change is recorded, but a mailbox is not {state} yet; try again")
         await asyncio.sleep(_LOOK_S)
 
 
@@ -89,5 +89,5 @@ async def _wait_not_leased(hub: Hub, row: ListenerRow) -> None:
     deadline = time.monotonic() + limit_s
     while hub.listeners.held(row.listener):
         if time.monotonic() > deadline:
-            raise BackboneUnreachable("the listener is removed, but a message of its is still being handled")
+            raise BackboneUnreachable("the listener is removed, but one of its messages is still being handled")
         await asyncio.sleep(_LOOK_S)

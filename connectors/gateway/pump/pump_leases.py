@@ -16,9 +16,7 @@ from connectors.gateway.pump.pump_models import LeaseRequest
 from connectors.gateway.services.conversations import thread_of
 from connectors.gateway.services.hub import Hub
 from connectors.reactor.xml_records import XML_DOOR
-from schemas.fold.view_rows import ListenerRow
-from schemas.fold.view_rows import MessageBodyRow
-from schemas.fold.view_rows import MessageRow
+from schemas.fold.view_rows import ListenerRow, MessageBodyRow, MessageRow
 from schemas.streams.mailboxes.mailbox_requests import lease_record, nack_record
 from schemas.streams.principal.principals import ACTIVE
 from schemas.wire.message import DEFAULT_REALM, LEASED, MESSAGE_PENDING, UNREAD
@@ -28,6 +26,8 @@ HUMAN: Final = "human"
 # The pause for a listener after the rate or another gateway prevented a lease.
 _REST_S: Final = 0.25
 _BOUNCE_MS: Final = 30_000
+# The columns of a message that a pump gets.
+_SHOWN: Final = ("message_id", "request_id", "attempts", "sender", "from_verified", "priority", "in_reply_to")
 
 
 class PumpLeases:
@@ -156,17 +156,11 @@ class PumpLeases:
         body = self._hub.live_view.get(MessageBodyRow, key)
         found = {
             "listener": row.listener,
-            "message_id": message.message_id,
-            "request_id": message.request_id,
-            "attempts": message.attempts,
-            "sender": message.sender,
-            "from_verified": message.from_verified,
+            **{name: getattr(message, name) for name in _SHOWN},
             "kind": message.kind,
             "content_type": "" if body is None else body.content_type,
             "body": "" if body is None else body.body,
             "thread": thread_of(self._hub.keyring, message),
-            "priority": message.priority,
-            "in_reply_to": message.in_reply_to,
             "is_reply": message.root_thread is not None and message.parent_thread is None,
             "timeout_ms": row.timeout_ms,
         }

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from connectors.gateway.pump.pump_answers import place_of
 from connectors.gateway.pump.pump_leases import HUMAN
-from connectors.gateway.rules.queue_limits import SenderRates, check_room
+from connectors.gateway.rules.queue_room import check_room
 from connectors.gateway.rules.xml_recipients import ROUTING, recipients_of
 from connectors.gateway.services.conversations import child_thread
 from connectors.gateway.services.hub import Hub
@@ -26,6 +26,7 @@ from connectors.gateway.web.answers import VERDICT_HEADER, ApiError, refuse_reje
 from connectors.gateway.web.idempotency import WriteRequest
 from connectors.gateway.web.models import ERRORS, NamedThing
 from connectors.gateway.web.policy import Action, Caller, decide
+from connectors.gateway.web.token_buckets import TokenBuckets
 from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR
 from connectors.xml_payloads.huh import huh
 from connectors.xml_wire.envelope import OpenedMessage, open_document
@@ -65,7 +66,8 @@ class XmlSending(BaseModel):
 
 def add_xml_routes(app: FastAPI, hub: Hub) -> None:
     """Add `/messages`."""
-    rates = SenderRates(hub.settings.xml_pump.sender_per_minute)
+    per_minute = hub.settings.xml_pump.sender_per_minute
+    rates = None if per_minute is None else TokenBuckets[str](per_minute, per_minute / 60)
 
     @app.post(
         XML_MESSAGES,
@@ -81,10 +83,10 @@ def add_xml_routes(app: FastAPI, hub: Hub) -> None:
         """Send an XML message to the listener that its <to> names, or to all of its payload's root tag."""
         caller = write.caller
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() not in _TYPES:
-            raise ApiError(415, "unsupported_media_type", "the body is to be application/xml")
+            raise ApiError(415, "unsupported_media_type", "the body must be application/xml")
         sender = _sender(hub, caller, asked.sender)
-        wait_s = rates.take(sender)
-        if wait_s is not None:
+        wait_s = 0.0 if rates is None else rates.take(sender)
+        if wait_s:
             raise too_many("the sender has posted too many messages in a minute", wait_s)
         body = await request.body()
         opened: OpenedMessage | None = None

@@ -62,7 +62,7 @@ def _task_has_description(asked: TaskAssignment) -> str | None:
 
 
 def _recipient_is_known(asked: MessageSending) -> str | None:
-    return None if asked.recipient_is_known else "nobody of the recipient's name is known"
+    return None if asked.recipient_is_known else "no recipient of this name is known"
 
 
 def _envelope_has_type(asked: MessageSending) -> str | None:

@@ -35,7 +35,7 @@ def recipients_of(
         is_there = visible is None or to in visible
         if is_there and is_known_recipient(hub.live_view, to):
             return [to]
-        why = "nobody has the name that <to> says"
+        why = "no recipient has the name in <to>"
         raise Faulty(ROUTING, why, expected="a name that you were given, or no <to>")
     found = [
         row

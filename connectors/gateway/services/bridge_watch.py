@@ -14,10 +14,11 @@ from typing import Any, Final
 
 from paho.mqtt.client import Client, ConnectFlags, MQTTMessage
 from paho.mqtt.reasoncodes import ReasonCode
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from connectors.gateway.services.background_service import BackgroundService
+from connectors.gateway.web.metrics import gauge, gauges
 from connectors.mqtt_bridge.bridge_standby import Presence, presence_topic, read_presence, silence_s
 from connectors.mqtt_link.mqtt_connection import connect_properties, cut_connection, dial, new_client
 from connectors.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
@@ -47,22 +48,14 @@ class BridgeWatch(BackgroundService, Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield whether the broker answers, and the state of the bridge with the client id of the settings."""
-        yield GaugeMetricFamily(
-            "trunkline_mqtt_up",
-            "Whether this gateway is connected to the MQTT broker.",
-            value=self._is_connected,
-        )
+        text = "Whether this gateway is connected to the MQTT broker."
+        yield gauge("mqtt_up", text, self._is_connected)
         if not self._is_connected:
             return
         mqtt, seen = self._settings.mqtt, self._seen
         is_active = seen is not None and seen[0].active and time.monotonic() - seen[1] <= silence_s(mqtt)
-        state = GaugeMetricFamily(
-            "trunkline_bridge_state",
-            "1 while a bridge with this client id is active and shows itself, else 0.",
-            labels=["bridge"],
-        )
-        state.add_metric([mqtt.bridge_client_id], float(is_active))
-        yield state
+        text = "1 while a bridge with this client id is active and shows itself, else 0."
+        yield gauges("bridge_state", text, ["bridge"], [([mqtt.bridge_client_id], is_active)])
 
     def _run(self) -> None:
         pause_s = _PAUSE_S

@@ -18,8 +18,7 @@ from connectors.live.live_view import LiveView
 from connectors.organism.organism_file import Organism, OrganismError, load_organism
 from connectors.reactor.known_recipients import has_mailbox
 from schemas.errors import TrunklineError
-from schemas.fold.view_rows import ListenerRow
-from schemas.fold.view_rows import Row
+from schemas.fold.view_rows import ListenerRow, Row
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.control.organism import ORGANISM_STREAM, OrganismLoaded, organism_record
 from schemas.streams.control.organism_fold import loaded_digest, organism_version
@@ -59,7 +58,7 @@ class OrganismKeeper(BackgroundService):
             return
         except Exception:
             log.exception("organism_not_loaded")
-            self.fault = "the gateway failed; its log says where"
+            self.fault = "the gateway failed; see its log"
             return
         try:
             check_names(self._live_view, [listener.name for listener in organism.listeners])
@@ -110,6 +109,6 @@ def check_names(live_view: LiveView, names: Iterable[str]) -> None:
     for name in names:
         if name in RESERVED_PRINCIPALS or has_mailbox(others, name):
             raise OrganismError(
-                f"listener {name}: a principal or an agent has this name; choose another, or let that one "
-                "go first"
+                f"listener {name}: a principal or an agent has this name; choose another, or remove "
+                "that one first"
             )

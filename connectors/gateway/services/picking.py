@@ -120,7 +120,7 @@ class Picker:
                     return job_id, settled
                 if time.monotonic() > deadline:
                     break
-        raise unavailable("others were faster each time; ask again", BUSY)
+        raise unavailable("other gateways got the jobs first; try again", BUSY)
 
     async def assign(self, job_id: str, session: str, principal: str) -> SettledRecord:
         """Give `session` this job.
@@ -157,7 +157,7 @@ class Picker:
                     async with asyncio.timeout_at(_loop_time(deadline)):
                         await self._released.wait()
                 except TimeoutError:
-                    raise unavailable("others are picking what fits; ask again", BUSY) from None
+                    raise unavailable("other requests are picking the jobs that fit; try again", BUSY) from None
         return job_id
 
     async def _release(self, job_id: str) -> None:

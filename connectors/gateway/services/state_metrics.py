@@ -6,10 +6,11 @@ from collections import Counter as Tally
 from collections.abc import Iterable
 from typing import Final
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from connectors.gateway.services.mailboxes import MailboxIndex
+from connectors.gateway.web.metrics import gauge, gauges
 from connectors.live.live_view import LiveView
 from schemas.fold.life_cycles import PARTICIPANT_STATES
 from schemas.fold.view_rows import ParticipantRow
@@ -27,28 +28,22 @@ class StateMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield the lag, the depth of mailboxes and the number of participants by status."""
-        lag = GaugeMetricFamily(
-            "trunkline_live_view_lag_records",
+        lag = sorted(self._live_view.lag().items())
+        yield gauges(
+            "live_view_lag_records",
             "Records that the live view lags.",
-            labels=["partition"],
+            ["partition"],
+            (([str(partition)], records) for partition, records in lag),
         )
-        for partition, records in sorted(self._live_view.lag().items()):
-            lag.add_metric([str(partition)], records)
-        yield lag
         depths = self._mailboxes.depths()
-        yield GaugeMetricFamily(
-            "trunkline_mailbox_messages", "Messages that wait in all mailboxes.", value=sum(depths.values())
-        )
-        depth = GaugeMetricFamily(
-            "trunkline_mailbox_depth",
+        yield gauge("mailbox_messages", "Messages that wait in all mailboxes.", sum(depths.values()))
+        deepest = sorted(depths.items(), key=lambda found: -found[1])[:_MAILBOXES]
+        yield gauges(
+            "mailbox_depth",
             f"Messages that wait in a mailbox, of the {_MAILBOXES} deepest.",
-            labels=["mailbox"],
+            ["mailbox"],
+            ((["/".join(mailbox)], count) for mailbox, count in deepest),
         )
-        for mailbox, count in sorted(depths.items(), key=lambda found: -found[1])[:_MAILBOXES]:
-            depth.add_metric(["/".join(mailbox)], count)
-        yield depth
-        agents = GaugeMetricFamily("trunkline_agents", "Agents that take part, by status.", labels=["status"])
         counts = Tally(row.status for row in self._live_view.all(ParticipantRow))
-        for status in PARTICIPANT_STATES:
-            agents.add_metric([status], counts[status])
-        yield agents
+        states = (([status], counts[status]) for status in PARTICIPANT_STATES)
+        yield gauges("agents", "Agents that take part, by status.", ["status"], states)

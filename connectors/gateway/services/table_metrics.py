@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from connectors.gateway.web.metrics import counters, gauge, gauges
 from connectors.live.live_view import LiveView
 from connectors.live.table_lag import Lag, TableLag
 from connectors.live.table_progress_reader import LedgerProgress, LedgerProgressReader, ViewProgressReader
@@ -55,7 +56,7 @@ class TableMetrics(Collector):
         """Yield the figures; only `..._up 0` for a table that cannot be read."""
         found = self._newest()
         ledger = None if found is None else found.ledger
-        yield _gauge("ledger_up", "Whether the ledger's log can be read.", ledger is not None)
+        yield gauge("ledger_up", "Whether the ledger's log can be read.", ledger is not None)
         if found is not None and ledger is not None:
             yield from _lag_figures("ledger", "the ledger", found.ledger_lag)
             yield CounterMetricFamily(
@@ -63,14 +64,14 @@ class TableMetrics(Collector):
             )
             if ledger.committed_at_s is not None:
                 text = "When the newest micro-batch was committed."
-                yield _gauge("ledger_commit_timestamp_seconds", text, ledger.committed_at_s)
+                yield gauge("ledger_commit_timestamp_seconds", text, ledger.committed_at_s)
             if ledger.batch_s is not None:
                 text = "How long the newest micro-batch took, to its commit."
-                yield _gauge("settle_batch_seconds", text, ledger.batch_s)
+                yield gauge("settle_batch_seconds", text, ledger.batch_s)
             if ledger.batch_rows is not None:
-                yield _gauge("settle_batch_records", "Records of the newest micro-batch.", ledger.batch_rows)
+                yield gauge("settle_batch_records", "Records of the newest micro-batch.", ledger.batch_rows)
         view_lag = None if found is None else found.view_lag
-        yield _gauge("view_up", "Whether the log of the view tables can be read.", view_lag is not None)
+        yield gauge("view_up", "Whether the log of the view tables can be read.", view_lag is not None)
         if view_lag is not None:
             yield from _lag_figures("view", "the view tables", view_lag)
 
@@ -118,42 +119,38 @@ class MachineMetrics(Collector):
         except OSError:
             disk = None
         if disk is not None:
-            yield _gauge("data_dir_free_bytes", "Free space of the data directory's disk.", disk.free)
-            yield _gauge("data_dir_size_bytes", "Size of the data directory's disk.", disk.total)
+            yield gauge("data_dir_free_bytes", "Free space of the data directory's disk.", disk.free)
+            yield gauge("data_dir_size_bytes", "Size of the data directory's disk.", disk.total)
         state = state_file.read_state(self._settings)
         if state is None:
             return
         is_alive = state_file.is_alive(state.get("supervisor"))
-        yield _gauge("supervisor_up", "Whether the local stack's supervisor runs.", is_alive)
+        yield gauge("supervisor_up", "Whether the local stack's supervisor runs.", is_alive)
         if is_alive:
             yield from _part_figures(state.get("parts", {}))
 
 
 def _part_figures(parts: Mapping[str, Mapping[str, Any]]) -> Iterable[Metric]:
-    restarts = CounterMetricFamily(
-        "trunkline_part_restarts", "How often the supervisor has started a part again.", labels=["part"]
+    yield counters(
+        "part_restarts",
+        "How often the supervisor has started a part again.",
+        ["part"],
+        (([name], part["restarts"]) for name, part in parts.items()),
     )
-    states = GaugeMetricFamily(
-        "trunkline_part_state", "1 for the state that a part is in, 0 for the others.", labels=["part", "state"]
+    yield gauges(
+        "part_state",
+        "1 for the state that a part is in, 0 for the others.",
+        ["part", "state"],
+        (([name, state], part["state"] == state) for name, part in parts.items() for state in _PART_STATES),
     )
-    for name, part in parts.items():
-        restarts.add_metric([name], part["restarts"])
-        for state in _PART_STATES:
-            states.add_metric([name, state], float(part["state"] == state))
-    yield restarts
-    yield states
 
 
 def _lag_figures(name: str, what: str, lag: Lag) -> Iterable[Metric]:
-    records = GaugeMetricFamily(
-        f"trunkline_{name}_lag_records", f"Records of the log that {what} lack.", labels=["partition"]
+    yield gauges(
+        f"{name}_lag_records",
+        f"Records of the log that {what} lack.",
+        ["partition"],
+        (([str(partition)], count) for partition, count in sorted(lag.records.items())),
     )
-    for partition, count in sorted(lag.records.items()):
-        records.add_metric([str(partition)], count)
-    yield records
     text = f"How long ago the oldest record came into the log that {what} lack; 0 when none is missing."
-    yield _gauge(f"{name}_lag_seconds", text, lag.seconds)
-
-
-def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"trunkline_{name}", text, value=float(value))
+    yield gauge(f"{name}_lag_seconds", text, lag.seconds)

@@ -190,15 +190,15 @@ class TaskKeeper(BackgroundService):
 
     def _check_alive(self, task: TaskRow, container: ContainerRow) -> None:
         if container.state in (states.RECYCLING, states.RECYCLED):
-            self._fail(task, container.error or "what was launched for the task has ended")
+            self._fail(task, container.error or "the container of the task has ended")
         elif container.handle is None:
             if self._clock() - container.changed_at / 1e6 > _LAUNCH_S:
-                self._fail(task, "who launched the task's agent has gone")
+                self._fail(task, "the gateway that launched the task's agent has ended")
         elif container.host == self._host and not self._launcher.alive(container.handle):
             # It may just have sent its result; then the process manager completes the task.
             self._live_view.catch_up(self._settings.gateway.settle_timeout_s)
             if not self._has_sent_its_result(task):
-                self._fail(task, "the agent's process has ended before the task")
+                self._fail(task, "the agent's process ended before the task")
 
     def _has_sent_its_result(self, task: TaskRow) -> bool:
         for row in self._live_view.all(MessageRow):
@@ -231,7 +231,7 @@ class TaskKeeper(BackgroundService):
         defined = agent if agent is not None and agent.status == DEFINED else None
         image = task.image or (None if defined is None else defined.image)
         if image is None:
-            self._fail(task, "the agent is not defined any more")
+            self._fail(task, "the agent's definition was removed")
             return None
         if not _succeeded(self._change(task, states.PROVISIONING)):
             return None

@@ -200,4 +200,4 @@ async def _answered(
         # The text of the error stays out: it may quote a secret.
         where = "".join(traceback.format_tb(error.__traceback__)[-4:])
         log.error("handler_failed", error=type(error).__name__, route=path, where=where)
-        return error_response(500, INTERNAL, "the gateway failed; its log says where")
+        return error_response(500, INTERNAL, "the gateway failed; see its log")

@@ -18,21 +18,7 @@ from pydantic import BaseModel
 
 from connectors.live.settled_feed import SettledRecord
 from schemas.fold.view_rows import PrincipalRow, Row
-from schemas.wire.verdicts import (
-    AFTER_TERMINAL,
-    FOLD_FAILED,
-    ILLEGAL_TRANSITION,
-    MALFORMED,
-    POLICY,
-    REJECTED,
-    SCHEMA_VERSION,
-    SEQ_CONFLICT,
-    TOO_LARGE,
-    TOO_LATE,
-    UNAUTHORIZED,
-    UNKNOWN_RECIPIENT,
-    UNKNOWN_STREAM,
-)
+from schemas.wire import verdicts
 from schemas.wire.wire_body import words_of
 
 # The gateway's own reasons, in addition to those of schemas/wire/verdicts.py.
@@ -51,20 +37,20 @@ RETRY_AFTER_S: Final = 1
 VERDICT_HEADER: Final = "Trunkline-Verdict"
 
 _STATUS_BY_REASON: Final[dict[str, int]] = {
-    TOO_LARGE: 413,
-    MALFORMED: 400,
-    SCHEMA_VERSION: 400,
-    UNKNOWN_STREAM: 404,
-    UNKNOWN_RECIPIENT: 404,
-    UNAUTHORIZED: 401,
-    POLICY: 403,
-    SEQ_CONFLICT: 409,
-    TOO_LATE: 409,
-    AFTER_TERMINAL: 409,
-    ILLEGAL_TRANSITION: 409,
-    FOLD_FAILED: 500,
+    verdicts.TOO_LARGE: 413,
+    verdicts.MALFORMED: 400,
+    verdicts.SCHEMA_VERSION: 400,
+    verdicts.UNKNOWN_STREAM: 404,
+    verdicts.UNKNOWN_RECIPIENT: 404,
+    verdicts.UNAUTHORIZED: 401,
+    verdicts.POLICY: 403,
+    verdicts.SEQ_CONFLICT: 409,
+    verdicts.TOO_LATE: 409,
+    verdicts.AFTER_TERMINAL: 409,
+    verdicts.ILLEGAL_TRANSITION: 409,
+    verdicts.FOLD_FAILED: 500,
 }
-_REASON_BY_STATUS: Final = {400: MALFORMED, 404: NOT_FOUND, 405: METHOD_NOT_ALLOWED}
+_REASON_BY_STATUS: Final = {400: verdicts.MALFORMED, 404: NOT_FOUND, 405: METHOD_NOT_ALLOWED}
 _EPOCH_US: Final = 1_000_000
 
 
@@ -83,7 +69,7 @@ def not_found(message: str) -> ApiError:
 
 def malformed(message: str) -> ApiError:
     """Return a 400 error: the request cannot be read."""
-    return ApiError(400, MALFORMED, message)
+    return ApiError(400, verdicts.MALFORMED, message)
 
 
 def unavailable(message: str, reason: str = UNREACHABLE) -> ApiError:
@@ -104,7 +90,7 @@ def check_task_text(text: str, most: int) -> None:
 
 def refuse_rejected(settled: SettledRecord) -> SettledRecord:
     """Return `settled`, or raise ApiError with the fold's own reason when the fold rejected the record."""
-    if settled.verdict != REJECTED:
+    if settled.verdict != verdicts.REJECTED:
         return settled
     reason = settled.reason or INTERNAL
     raise ApiError(_STATUS_BY_REASON.get(reason, 500), reason, settled.why or reason.replace("_", " "))

@@ -36,7 +36,7 @@ def note_principal(scope: Any, principal: str) -> None:
         raise ApiError(
             503,
             BUSY,
-            "too many connections at once; close some, or come again later",
+            "too many connections at once; close some, or try again later",
             {"Retry-After": str(RETRY_AFTER_S), "Connection": "close"},
         )
 

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+
+from connectors.gateway.web.metrics import counters, gauges
 
 # The interval of `sweep`, and so the largest delay of a time-out.
 SWEEP_S: Final = 1.0
@@ -214,20 +216,19 @@ class ConnectionFigures(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics. Prometheus calls this on another thread than that of the budgets."""
-        open_now = GaugeMetricFamily(
-            "trunkline_connections",
+        yield gauges(
+            "connections",
             "Open connections, by listener and whether a request on them was admitted.",
-            labels=["listener", "state"],
+            ["listener", "state"],
+            (
+                ([listener, "authenticated" if is_known else "anonymous"], count)
+                for budget in self._budgets
+                for (listener, is_known), count in sorted(dict(budget.open).items())
+            ),
         )
-        cut = CounterMetricFamily(
-            "trunkline_connections_cut",
+        yield counters(
+            "connections_cut",
             "Connections that the gateway ended or refused, by listener and reason.",
-            labels=["listener", "reason"],
+            ["listener", "reason"],
+            (sample for budget in self._budgets for sample in sorted(dict(budget.cut).items())),
         )
-        for budget in self._budgets:
-            for (listener, is_known), count in sorted(dict(budget.open).items()):
-                open_now.add_metric([listener, "authenticated" if is_known else "anonymous"], count)
-            for names, count in sorted(dict(budget.cut).items()):
-                cut.add_metric(names, count)
-        yield open_now
-        yield cut

@@ -7,8 +7,8 @@ template, a mailbox is one that exists.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Final, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -18,12 +18,40 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from connectors.live.settled_feed import SettledRecord
 
+_Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
+
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+Samples = Iterable[tuple[Sequence[str], float]]
+"""The values of the labels, and the value of the metric, for each sample."""
+
+
+def gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    """Return a gauge without labels, for a collector. The name gets the prefix `trunkline_`."""
+    return GaugeMetricFamily(f"trunkline_{name}", text, value=float(value))
+
+
+def gauges(name: str, text: str, labels: Sequence[str], samples: Samples) -> GaugeMetricFamily:
+    """Return a gauge with labels, for a collector. The name gets the prefix `trunkline_`."""
+    return _filled(GaugeMetricFamily(f"trunkline_{name}", text, labels=labels), samples)
+
+
+def counters(name: str, text: str, labels: Sequence[str], samples: Samples) -> CounterMetricFamily:
+    """Return a counter with labels, for a collector. The name gets the prefix `trunkline_`."""
+    return _filled(CounterMetricFamily(f"trunkline_{name}", text, labels=labels), samples)
+
+
+def _filled(family: _Family, samples: Samples) -> _Family:
+    for labels, value in samples:
+        family.add_metric(labels, float(value))
+    return family
 
 
 class Metrics:

@@ -10,12 +10,12 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
 from connectors.gateway.web.answers import ApiError
+from connectors.gateway.web.token_buckets import TokenBuckets
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.refusal import ANONYMOUS, Refusal, RefusalReason, refusal_record
 from schemas.wire.verdicts import POLICY
@@ -26,13 +26,6 @@ DOOR: Final = "http"
 BURST: Final = 5.0
 PER_SECOND: Final = 0.1
 _BUCKETS: Final = 10_000
-
-
-@dataclass
-class _Bucket:
-    tokens: float
-    filled_at: float
-    suppressed: int = 0
 
 
 class RefusalRecorder:
@@ -47,44 +40,31 @@ class RefusalRecorder:
     ) -> None:
         self._append = append
         self._door = door
-        self._clock = clock
-        self._buckets: OrderedDict[tuple[str, str, str], _Bucket] = OrderedDict()
+        self._buckets: TokenBuckets[tuple[str, str, str]] = TokenBuckets(BURST, PER_SECOND, clock, _BUCKETS)
+        self._suppressed: OrderedDict[tuple[str, str, str], int] = OrderedDict()
 
     def record(self, reason: RefusalReason, why: str, principal: str | None, route: str) -> None:
         """Record one refusal, or count it. `route` is the template of the route, not the path that was sent."""
         name = principal or ANONYMOUS
-        bucket = self._bucket((name, route, reason))
-        if bucket.tokens < 1.0:
-            bucket.suppressed += 1
+        key = (name, route, reason)
+        suppressed = self._suppressed.pop(key, 0)
+        if self._buckets.take(key):
+            self._suppressed[key] = suppressed + 1
+            if len(self._suppressed) > _BUCKETS:
+                self._suppressed.popitem(last=False)
             return
-        bucket.tokens -= 1.0
         refusal = Refusal(
             request_id=str(uuid.uuid4()),
             reason=reason,
             why=why,
             principal=name,
             route=route[:200],
-            suppressed=bucket.suppressed,
+            suppressed=suppressed,
         )
-        bucket.suppressed = 0
-        log.info("refused", reason=reason, why=why, principal=name, route=route, suppressed=refusal.suppressed)
+        log.info("refused", reason=reason, why=why, principal=name, route=route, suppressed=suppressed)
         self._append(refusal_record(refusal, self._door))
 
     def forbidden(self, why: str, principal: str, route: str) -> ApiError:
         """Record a refusal by policy and return the 403 error to raise."""
         self.record(POLICY, why, principal, route)
         return ApiError(403, POLICY, why)
-
-    def _bucket(self, key: tuple[str, str, str]) -> _Bucket:
-        now = self._clock()
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            bucket = self._buckets[key] = _Bucket(BURST, now)
-            if len(self._buckets) > _BUCKETS:
-                # Remove the bucket that was used longest ago: it is full again, so only its count is lost.
-                self._buckets.popitem(last=False)
-        else:
-            bucket.tokens = min(BURST, bucket.tokens + (now - bucket.filled_at) * PER_SECOND)
-            bucket.filled_at = now
-            self._buckets.move_to_end(key)
-        return bucket

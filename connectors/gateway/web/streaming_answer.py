@@ -69,7 +69,7 @@ class StreamPlaces:
     ) -> StreamingAnswer:
         """Return a stream that takes one of the principal's places. Raises ApiError (503) if none is free."""
         if not self.take(principal):
-            raise unavailable("too many followers at once; come again later", BUSY)
+            raise unavailable("too many streams at once; try again later", BUSY)
         return StreamingAnswer(chunks, media_type, lambda: self.give_back(principal))
 
 

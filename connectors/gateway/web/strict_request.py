@@ -43,7 +43,10 @@ class StrictRequest(Request):
                     self._read = await self._bounded()
             except TimeoutError:
                 raise NotRead(
-                    408, REQUEST_TIMEOUT, f"no whole body within {timeout_s:g} s", {"Connection": "close"}
+                    408,
+                    REQUEST_TIMEOUT,
+                    f"the body did not arrive within {timeout_s:g} s",
+                    {"Connection": "close"},
                 ) from None
             except ClientDisconnect:
                 raise malformed("the body ended too early") from None

@@ -66,7 +66,7 @@ async def register(hub: Hub, write: Write, wanted: JobRequest) -> tuple[str, str
             continue
         # The first secret may have been rotated; the registrar gets the present one.
         return job_id, secret if known is None else known.secret, refuse_rejected(settled)
-    raise unavailable("no job id is free; ask again", BUSY)
+    raise unavailable("no job id is free; try again", BUSY)
 
 
 def grant_of(hub: Hub, job_id: str) -> JobGrant:

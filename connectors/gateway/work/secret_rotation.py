@@ -44,9 +44,7 @@ async def rotate_secret(
     settled = await hub.appender.settle_accepted(record)
     grant = grant_of(hub, job_id)
     if secret != grant.secret or grant.old_until is None:
-        raise ApiError(
-            409, SEQ_CONFLICT, "the job was given this secret by the same request, and another since"
-        )
+        raise ApiError(409, SEQ_CONFLICT, "a later request has replaced the secret of this request")
     user = job_user(job_id, secret)
     await hub.tell_registered(user)
     answer = {

@@ -106,7 +106,7 @@ def test_a_refused_message_is_in_the_audit_log_with_recipient_and_type_where_the
             assert sorted(((e["recipient"], e["type"]) for e in found), key=str) == sorted(named, key=str)
             assert {e["verdict"] for e in found} == {"rejected"} and "canary" not in str(found)
             unknown = one_of([e["why"] for e in found if e["reason"] == "unknown_recipient"])
-            assert unknown == "nobody of the recipient's name is known"
+            assert unknown == "no recipient of this name is known"
 
 
 @pytest.mark.requirement("HH-08")

@@ -1,0 +1,45 @@
+"""Token buckets: a rate limit for each key."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+_K = TypeVar("_K", bound=Hashable)
+
+
+class TokenBuckets(Generic[_K]):
+    """A rate limit for each key. Not thread-safe.
+
+    Args:
+        burst: The tokens of a full bucket.
+        per_second: The tokens that flow into a bucket in a second.
+        clock: Returns seconds and never goes back.
+        most: The number of buckets. Beyond it the one used longest ago is forgotten, and so full again.
+    """
+
+    def __init__(
+        self,
+        burst: float,
+        per_second: float,
+        clock: Callable[[], float] = time.monotonic,
+        most: int = 10_000,
+    ) -> None:
+        self._burst = burst
+        self._per_second = per_second
+        self._clock = clock
+        self._most = most
+        self._buckets: OrderedDict[_K, tuple[float, float]] = OrderedDict()  # tokens, and their time
+
+    def take(self, key: _K) -> float:
+        """Take a token. Returns 0, or the seconds until the bucket has one again."""
+        now = self._clock()
+        tokens, at = self._buckets.pop(key, (self._burst, now))
+        tokens = min(self._burst, tokens + (now - at) * self._per_second)
+        wait_s = max(0.0, (1 - tokens) / self._per_second)
+        self._buckets[key] = (tokens if wait_s else tokens - 1, now)
+        if len(self._buckets) > self._most:
+            self._buckets.popitem(last=False)
+        return wait_s
