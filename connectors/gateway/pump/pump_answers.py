@@ -37,7 +37,8 @@ def settling_record(hub: Hub, row: MessageRow, done: Done, principal: str) -> Ou
     limit = hub.settings.limits.payload_bytes
     if size > limit or len(answers) > ANSWERS_MOST:
         what = f"{len(answers)} messages of {size} bytes; at most {ANSWERS_MOST} and {limit} bytes"
-        answers = [_to_asker(hub, row, 0, HUH_TAG, _huh(row, f"the answer is too large: {what}"))]
+        fault = huh(f"the answer is too large: {what}", about_tag=row.kind, step="answer")
+        answers = [_to_asker(hub, row, 0, HUH_TAG, fault.decode("utf-8"))]
     return ack_record(*where, answers, door=XML_DOOR, principal=principal)
 
 
@@ -58,26 +59,22 @@ def _addressed(hub: Hub, row: MessageRow, number: int, answer: GivenAnswer) -> l
     """Return the messages of a payload: to the named recipient, all listeners of its tag, or the asker."""
     thread, listener = thread_of(hub.keyring, row), row.recipient
     place = place_of(hub, thread) or _place_of_itself(hub, row)
-    if answer.to is None or answer.to == place.asker:
-        try:
-            if answer.to is not None:
-                raise Faulty("routing", "to who asked")
-            names = recipients_of(hub, listener, None, answer.kind, answer.namespace)
-        except Faulty:
+    if answer.to == place.asker:
+        return [_to_asker(hub, row, number, answer.kind, answer.body)]
+    try:
+        names = recipients_of(hub, listener, answer.to, answer.kind, answer.namespace)
+    except Faulty as fault:
+        if answer.to is None:
             return [_to_asker(hub, row, number, answer.kind, answer.body)]
-    else:
-        try:
-            names = recipients_of(hub, listener, answer.to, answer.kind, answer.namespace)
-        except Faulty as fault:
-            told = huh(fault, about_tag=answer.kind, step=fault.step).decode("utf-8")
-            where = {"thread": thread, "root_thread": place.root_thread}
-            return [_message(row, number, listener, HUH_TAG, told, sender=SYSTEM, **where)]
+        body = huh(fault, about_tag=answer.kind, step=fault.step).decode("utf-8")
+        where = {"thread": thread, "root_thread": place.root_thread}
+        return [_message(row, number, listener, HUH_TAG, body, sender=SYSTEM, **where)]
     most = hub.settings.xml_pump.chain_most
     if _depth(hub, thread, most) >= most:
         why = f"the chain of messages from listener to listener ended after {most} messages"
         expected = "a shorter chain, or a higher xml_pump.chain_most"
-        told = huh(Faulty("routing", why, expected=expected), about_tag=answer.kind).decode("utf-8")
-        return [_to_asker(hub, row, number, HUH_TAG, told)]
+        body = huh(Faulty("routing", why, expected=expected), about_tag=answer.kind).decode("utf-8")
+        return [_to_asker(hub, row, number, HUH_TAG, body)]
     return [
         _message(
             row,
@@ -153,7 +150,3 @@ def _place_of_itself(hub: Hub, row: MessageRow) -> Place:
     """Return the place of a message whose thread is not known any more; its sender is the asker."""
     root = row.root_thread or thread_of(hub.keyring, row)
     return Place(row.sender, row.recipient, row.parent_thread, root, row.on_behalf_of or row.sender)
-
-
-def _huh(row: MessageRow, why: str) -> str:
-    return huh(why, about_tag=row.kind, step="answer").decode("utf-8")
