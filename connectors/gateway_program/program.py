@@ -24,7 +24,7 @@ from typing import Final
 
 import structlog
 
-from connectors.gateway.services.background_service import Companion
+from connectors.gateway.services.background_service import BackgroundService
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.connection_budget import SWEEP_S, ConnectionFigures
 from connectors.gateway_client.gateway_tls import check_listeners, listener_context
@@ -53,9 +53,9 @@ _GC_THRESHOLDS: Final = (20_000, 20, 20)
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-def companions_of(settings: Settings, keyring: Keyring, live_view: LiveView) -> list[Companion]:
-    """Return the companions of the gateway under these settings."""
-    found: list[Companion] = [SessionKeeper(settings, lambda: live_view.all(SessionRow))]
+def services_of(settings: Settings, keyring: Keyring, live_view: LiveView) -> list[BackgroundService]:
+    """Return the background services of the gateway under these settings."""
+    found: list[BackgroundService] = [SessionKeeper(settings, lambda: live_view.all(SessionRow))]
     if settings.mqtt.accounts_dir is not None:
         found.append(MqttAccounts(settings, keyring, live_view))
     if settings.agent_mcp.export_interval_ms:
@@ -80,7 +80,7 @@ class GatewayProgram:
             keyring,
             operator_token,
             self._live_view,
-            companions_of(settings, keyring, self._live_view),
+            services_of(settings, keyring, self._live_view),
         )
         self._reactor = Reactor(settings, self._live_view)
         self._doors = doors_of(self._hub)

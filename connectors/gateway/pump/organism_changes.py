@@ -36,8 +36,8 @@ async def apply_change(
 ) -> Applied:
     """Append a change and wait until it has taken effect.
 
-    The mailboxes of added listeners are open then. Those of removed listeners are closed, and their leased
-    messages are settled or expired.
+    The mailboxes of added listeners are open then. The mailboxes of removed listeners are closed, and their
+    leased messages are settled or expired.
 
     Raises:
         ApiError: The fold rejected the change.

@@ -17,8 +17,7 @@ from connectors.gateway.services.hub import Hub
 from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR
 from connectors.xml_payloads.huh import HUH_TAG, huh
 from connectors.xml_wire.faults import Faulty
-from schemas.fold.view_rows import MessageRow
-from schemas.fold.view_rows import ThreadRow
+from schemas.fold.view_rows import MessageRow, ThreadRow
 from schemas.streams.mailboxes.mailbox_requests import ANSWERS_MOST, ack_record, nack_record
 from schemas.streams.principal.principals import SYSTEM
 from schemas.wire.message import DEFAULT_REALM, Message

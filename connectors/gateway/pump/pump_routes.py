@@ -36,12 +36,8 @@ from connectors.gateway.web.answers import iso_moment, json_answer, not_found, r
 from connectors.gateway.web.idempotency import RequestCaller
 from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action
-from connectors.reactor.xml_records import XML_CONTENT
-from connectors.reactor.xml_records import XML_DOOR
-from connectors.reactor.xml_records import answers_of
-from schemas.fold.view_rows import MessageBodyRow
-from schemas.fold.view_rows import MessageRow
-from schemas.fold.view_rows import ThreadRow
+from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR, answers_of
+from schemas.fold.view_rows import MessageBodyRow, MessageRow, ThreadRow
 from schemas.streams.principal.principals import SYSTEM
 from schemas.wire.message import DEFAULT_REALM, Message, posting_record
 from schemas.wire.strict_json import decode

@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from connectors.gateway.services.background_service import BackgroundService
+from connectors.gateway.services.background_service import ThreadedService
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.live.live_view import LiveView
 from connectors.organism.agent_definitions import AgentDefinition, Definitions, DefinitionWatch
@@ -32,7 +32,7 @@ PRINCIPAL: Final = "hub"
 _POLL_S: Final = 1.0
 
 
-class AgentRegistrar(BackgroundService):
+class AgentRegistrar(ThreadedService):
     """The background service that registers agents. `faults`: the fault of each invalid file, by file name."""
 
     def __init__(self, settings: Settings, live_view: LiveView, appender: LogAppender) -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 from schemas.fold.settled import AppliedChange
 
 
-class Companion(Protocol):
+class BackgroundService(Protocol):
     """A component that the gateway opens and closes, such as the accounts at the MQTT broker."""
 
     def open(self) -> None:
@@ -24,8 +24,8 @@ class Companion(Protocol):
         """Stop."""
 
 
-class BackgroundService:
-    """A companion with one thread. `open` starts the thread, which runs `_run` until `_closing` is set."""
+class ThreadedService:
+    """A background service with one thread, which runs `_run` until `_closing` is set."""
 
     def __init__(self, name: str, close_s: float = 10.0) -> None:
         self._closing = threading.Event()

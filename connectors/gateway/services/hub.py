@@ -12,7 +12,7 @@ import structlog
 
 from connectors.gateway.services.agent_registrar import AgentRegistrar
 from connectors.gateway.services.audit_log import AuditLog
-from connectors.gateway.services.background_service import Companion
+from connectors.gateway.services.background_service import BackgroundService
 from connectors.gateway.services.bridge_watch import BridgeWatch
 from connectors.gateway.services.conversations import Conversations
 from connectors.gateway.services.listeners import Listeners
@@ -58,7 +58,7 @@ class Hub:
         keyring: Keyring,
         operator_token: str,
         live_view: LiveView,
-        companions: Sequence[Companion] = (),
+        services: Sequence[BackgroundService] = (),
     ) -> None:
         self.settings = settings
         self.keyring = keyring
@@ -87,14 +87,14 @@ class Hub:
         self.tasks = TaskKeeper(settings, keyring, live_view, self.appender, launcher)
         self.organism = OrganismKeeper(settings, live_view, self.appender)
         leases = LeaseExpiryMonitor(live_view, self.appender.append_unattended)
-        self.companions = (*companions, bridges, self.agents, self.tasks, self.organism, leases)
+        self.background_services = (*services, bridges, self.agents, self.tasks, self.organism, leases)
         self._pruned: dict[str, None] = {}
         self.stopping = asyncio.Event()
 
     def open(self) -> None:
         """Open the live view and everything that follows it. Raises TrunklineError."""
         indexes = (self.identities, self.pending, self.mailboxes, self.listeners, self.conversations)
-        watchers = [*(index.changed for index in indexes), *(c.on_change for c in self.companions)]
+        watchers = [*(index.changed for index in indexes), *(c.on_change for c in self.background_services)]
         for watcher in watchers:
             self.live_view.on_change(watcher)
         for part in (self.audit, self.metrics, self.listeners):
@@ -109,8 +109,8 @@ class Hub:
         say_switch(self.settings, self.live_view, self.appender)
         # Reading a long ledger takes time, and no request needs to wait for it.
         threading.Thread(target=self._load_audit, name="audit-log", daemon=True).start()
-        for companion in self.companions:
-            companion.open()
+        for service in self.background_services:
+            service.open()
 
     def _load_audit(self) -> None:
         try:
@@ -122,8 +122,8 @@ class Hub:
 
     def close(self) -> None:
         """Close all parts, after a short wait for the records that were appended."""
-        for companion in self.companions:
-            companion.close()
+        for service in self.background_services:
+            service.close()
         self.appender.close()
         self.live_view.close()
 
@@ -150,6 +150,6 @@ class Hub:
         return self.live_view.get(JobRow, job_id)
 
     async def tell_registered(self, job_id: str) -> None:
-        """Let the companions prepare for a job before its registration is answered."""
-        for companion in self.companions:
-            await asyncio.to_thread(companion.registered, job_id)
+        """Let the background services prepare for a job before its registration is answered."""
+        for service in self.background_services:
+            await asyncio.to_thread(service.registered, job_id)

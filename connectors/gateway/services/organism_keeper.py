@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import structlog
 
-from connectors.gateway.services.background_service import BackgroundService
+from connectors.gateway.services.background_service import ThreadedService
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.live.live_view import LiveView
 from connectors.organism.organism_file import Organism, OrganismError, load_organism
@@ -33,7 +33,7 @@ PRINCIPAL: Final = "hub"
 _RETRY_S: Final = 1.0
 
 
-class OrganismKeeper(BackgroundService):
+class OrganismKeeper(ThreadedService):
     """The background service that loads the organism. `fault`: why the file was not loaded, or None."""
 
     def __init__(self, settings: Settings, live_view: LiveView, appender: LogAppender) -> None:

@@ -18,7 +18,7 @@ from typing import Final
 
 import structlog
 
-from connectors.gateway.services.background_service import BackgroundService
+from connectors.gateway.services.background_service import ThreadedService
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.gateway.services.mailboxes import token_mailbox
 from connectors.gateway.services.task_credentials import AgentKeyFiles, task_token
@@ -83,7 +83,7 @@ def _succeeded(step: SettledRecord) -> bool:
     return step.verdict in (ACCEPTED, DUPLICATE) and step.status_after not in ended
 
 
-class TaskKeeper(BackgroundService):
+class TaskKeeper(ThreadedService):
     """The background service of tasks. `clock`: seconds since 1970 UTC."""
 
     def __init__(

@@ -59,8 +59,8 @@ def _to_be_read(hub):
 
 
 READ = {"message_ids": [str(request_uuid("operator", "to-be-read"))]}
-# What has no idempotency key: a pump's requests name messages and leases by ids of their own. XML is asked in
-# test_xml_messages.py.
+# Routes without an idempotency key: a pump's requests name messages and leases by ids of their own. XML is
+# tested in test_xml_messages.py.
 OTHER_POSTS = {f"/api/hub/pump/{what}" for what in ("started", "lease", "settle", "history")} | {"/messages"}
 # Each POST route: what makes the request's address, its body, and another content. None: what is asked for is
 # the same by what it says (docs/explanation/guarantees.md), so that there is no other content.

@@ -152,7 +152,7 @@ class HubStack:
         return dict(found)
 
     def container_of(self, task_id: str) -> dict[str, Any] | None:
-        """What was launched for a task, None if nothing was."""
+        """Return the container of a task, None without one."""
         containers = self.operator.get(CONTAINERS, params={"limit": 1000}).json()["containers"]
         return next((dict(one) for one in containers if one["task_id"] == task_id), None)
 
@@ -180,7 +180,7 @@ class HubStack:
         return read_log(self.settings)
 
     def refusals(self, principal: str) -> list[dict[str, Any]]:
-        """What is recorded of refused requests of a principal."""
+        """Return the recorded refusals of a principal."""
         found = [one for one in self.log() if one.stream == "refused/http"]
         return [one.body for one in found if one.body["principal"] == principal]
 

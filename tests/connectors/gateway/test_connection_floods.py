@@ -270,7 +270,7 @@ def test_requests_of_strangers_are_logged_at_a_bounded_rate_and_all_others_each(
         found = lines(principal=False)
         return sum(one.get("omitted", 0) + (one["event"] == "request") for one in found)
 
-    # What was left out is counted also when nothing of its kind follows.
+    # Lines that were left out are counted even when no line of their kind follows.
     wait_until(lambda: counted() >= strangers, 15, f"{strangers} requests in the log")
     assert counted() == strangers
     assert len(lines(principal=False)) <= strangers / 6

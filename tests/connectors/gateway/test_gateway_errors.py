@@ -1,4 +1,4 @@
-"""What the door refuses before anything is appended: sizes, forms, names, routes, and how it says so."""
+"""Refusals before anything is appended: sizes, forms, names, routes, and the form of the errors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_bodies_that_break_the_rules_are_refused_with_a_row_that_says_why(
     assert (as_form.status_code, as_form.json()["reason"]) == (400, "malformed")
     beyond = operator.post(JOBS, content=b" " * (READ_LIMIT_BYTES + 1))
     assert (beyond.status_code, beyond.json()["reason"]) == (413, "too_large")
-    # Of each reason the first five, then one every ten seconds. What is longer than 16 MiB has no row.
+    # Of each reason the first five, then one every ten seconds. A body over 16 MiB has no row.
     rows = read_topic(8)
     assert {record.key for record in rows} == {b"refused/http"}
     told = [json.loads(record.value) for record in rows]

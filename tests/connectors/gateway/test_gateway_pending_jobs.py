@@ -117,7 +117,7 @@ def test_those_who_ask_while_a_look_is_under_way_share_the_next_one():
         view.go[0].set()
         await first
         await looks(2)
-        # What the first look saw may be older than the others' question.
+        # The first look may be older than the other requests.
         assert not any(other.done() for other in others)
         view.go[1].set()
         await asyncio.gather(*others)

@@ -70,7 +70,7 @@ def questions(held, free, mine, role):
         f"{hub}/tasks GET": Ask("odv", "GET", f"{hub}/tasks"),
         f"{hub}/tasks POST": Ask("od", "POST", f"{hub}/tasks", _TASK, found=False),
         f"{hub}/tasks/{{task_id}} GET": Ask("odv", "GET", f"{hub}/tasks/t1", found=False),
-        # What does not exist is nobody's: a delegator may end its own tasks.
+        # A task that does not exist has no owner: a delegator may end its own tasks.
         f"{hub}/tasks/{{task_id}}/complete POST": Ask("o", "POST", f"{hub}/tasks/t1/complete", found=False),
         f"{hub}/tasks/{{task_id}}/fail POST": Ask("o", "POST", f"{hub}/tasks/t1/fail", {"error": "x"}, False),
         f"{hub}/tasks/{{task_id}}/cancel POST": Ask("o", "POST", f"{hub}/tasks/t1/cancel", found=False),
@@ -100,7 +100,7 @@ def questions(held, free, mine, role):
 
 
 def participant_questions(hub, role):
-    """Those about agents that take part, by MCP or over MQTT."""
+    """Routes about participants, over MCP or MQTT."""
     return {
         f"{hub}/agents/{{name}}/mqtt POST": Ask("o", "POST", f"{hub}/agents/by-mqtt-{role}/mqtt"),
         f"{hub}/agents/{{name}}/mqtt/remove POST": Ask("o", "POST", f"{hub}/agents/by-mqtt-{role}/mqtt/remove"),

@@ -35,7 +35,7 @@ def shown(client, name):
 
 
 def faults(client):
-    """What a gateway says of bad files, by their names."""
+    """Return the faults of invalid files, by file name."""
     return client.get(AGENTS).json()["faults"]
 
 
@@ -65,7 +65,7 @@ def test_a_file_that_comes_changes_and_goes_is_followed(hub):
     changed = {"image": "test/nobody", "description": "other", "capabilities": ["b", "c"], "hardened": True}
     write_agent(folder, "late", **changed)
     wait_shown(hub, "late", {"name": "late", **changed})
-    # What a token was issued with stays.
+    # The capabilities of an issued token stay.
     assert hub.token_of(task.id)["capabilities"] == ["a"]
     hub.operator.post(f"{TASKS}/{task.id}/cancel", json={})
     file.unlink()
@@ -119,7 +119,7 @@ def test_bad_files_are_told_by_their_names_and_skipped_whole_while_good_ones_are
         for client in (hub.operator, hub.other):
             listed = {agent["name"] for agent in hub.agents(client)}
             assert not listed & (set(BAD) | {"hub", "../bad-name"})
-            # What was good before is as it was, and nothing of the bad file has come in.
+            # The earlier definition stays, and nothing of the invalid file was taken.
             assert shown(client, "turning") == {"name": "turning", **GOOD}
             assert shown(client, "idle") == before
     finally:
@@ -137,7 +137,7 @@ def test_bad_files_are_told_by_their_names_and_skipped_whole_while_good_ones_are
 
 @pytest.mark.requirement("HH-09")
 def test_no_agent_bears_the_name_of_a_principal_of_our_own(hub):
-    # Whoever has the token of its task would read the operator's mail, and stand as the operator in the log.
+    # The holder of its task's token would read the operator's mail and appear as the operator in the log.
     names = ("operator", "reactor", "anonymous")
     files = [write_agent(hub.settings.gateway.agents_dir, name, **GOOD) for name in names]
     try:

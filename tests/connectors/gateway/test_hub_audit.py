@@ -124,7 +124,7 @@ def test_a_drain_that_was_refused_is_no_message(hub):
     viewer, token = hub.principal("viewer")
     assert hub.client(token).get(MESSAGES).status_code == 403
     wait_until(lambda: hub.refusals(viewer), what="the row of the refusal")
-    # What comes later is there, so what came before would be, too.
+    # The later entry has arrived, so an earlier one would have, too.
     post(hub.operator, "idle", "later")
     wait_until(lambda: entries(hub.operator, "operator"), what="the message")
     assert entries(hub.operator, viewer) == []

@@ -56,12 +56,12 @@ class Operation(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What a refusal calls it."""
+        """Return the name of the route in a refusal."""
         return f"{self.method} {self.route}"
 
 
 class Row(NamedTuple):
-    """What the log says of a refusal."""
+    """Return the record of a refusal."""
 
     principal: str
     route: str
@@ -85,7 +85,7 @@ def operations(hub: HubStack) -> list[Operation]:
 
 
 def guarded(hub: HubStack) -> list[Operation]:
-    """Those that need a token."""
+    """Return the routes that need a token."""
     found = [one for one in operations(hub) if one.action]
     assert {one.route for one in operations(hub)} - {one.route for one in found} == OPEN
     assert {one.action for one in found} == set(Action)

@@ -1,4 +1,4 @@
-"""What the hub refuses, how it says so, and requests that are sent again: each POST route there is."""
+"""Refusals of the hub, the form of its errors, and repeated requests, for each POST route."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def post_paths(hub):
     return {path for path, methods in page(hub)["paths"].items() if "post" in methods}
 
 
-# What an answer says of its own record, which is another one the second time, and of the gateway that gives it.
+# Fields about the answer's own record, which differs for a repeated request, and about the gateway.
 _OF_THE_ANSWER = ("position", "verdict", "url")
 
 

@@ -43,10 +43,10 @@ IN_TIME_S = 2 * SETTLE_S + 2.0
 AT_ONCE_S = SETTLE_S - 0.5
 READY_S = 60.0
 HANGS, GONE = "hangs", "gone"
-# What has no idempotency key is asked in test_hub_errors.py, and no thread has a known id. The drain,
+# Routes without an idempotency key are tested in test_hub_errors.py, and no thread has a known id. The drain,
 # asked at the same moment, takes the messages that could be marked as read.
 NOT_ASKED = OTHER_POSTS | {"/api/hub/threads/{name}", "/api/hub/messages/read"}
-# What an answer says of its own record, and of what waits besides, is another thing the second time.
+# Fields about the answer's own record, and about other waiting messages, differ the second time.
 OF_THE_ANSWER = ("position", "verdict", "left", "cleared")
 # A broadcast that is repeated reaches also who has come meanwhile.
 BROADCAST = "/api/hub/messages/broadcast"
@@ -83,7 +83,7 @@ class Told(NamedTuple):
 
 
 class Outage(NamedTuple):
-    """What was asked and answered, from before an outage until after it. By place in `asked`."""
+    """The requests and answers from before an outage until after it, by their index in `asked`."""
 
     asked: list[Question]
     to_drain: str
@@ -100,7 +100,7 @@ class Outage(NamedTuple):
 
 
 def things(hub: HubStack, route: str, own: str) -> dict[str, str]:
-    """What a route's address names, made for this question alone."""
+    """The things that a route's path names, made for one request."""
     collection = route.split("/")[3]
     if collection == "jobs" and route != JOBS:
         job = hub.operator.post(JOBS, json={"description": "x", "session": own})
@@ -232,7 +232,7 @@ def away(broker: BrokerProcess, how: str) -> Iterator[None]:
 
 
 def refusals(hub: HubStack, viewer: httpx.Client) -> dict[str, tuple[int, str]]:
-    """What is refused whether Kafka is there or not: status and reason."""
+    """Requests that are refused with and without Kafka: status and reason."""
     stranger, operator = hub.client("nobody"), hub.operator
     answers = {
         "no token": stranger.get(TASKS),

@@ -37,7 +37,7 @@ def sent(client, recipient, payload=None):
 
 
 def drained(client, limit=100, request_id=None):
-    """What a drain gives."""
+    """Return the answer of a drain."""
     headers = {} if request_id is None else {"X-Request-ID": request_id}
     answer = client.get(MESSAGES, params={"limit": limit}, headers=headers)
     assert answer.status_code == 200, answer.text
@@ -50,7 +50,7 @@ def ids(messages):
 
 
 def payloads_of(messages):
-    """What messages say, in their order."""
+    """Return the texts of messages, in order."""
     return [message["payload"] for message in messages]
 
 

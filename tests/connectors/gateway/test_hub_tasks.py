@@ -39,7 +39,7 @@ RUN = uuid.uuid4().hex
 
 
 def drained(client):
-    """What a mailbox gives once something is in it."""
+    """Return the messages of a mailbox as soon as it has any."""
     return wait_until(lambda: client.get(MESSAGES).json()["messages"], what="a message")
 
 

@@ -18,7 +18,7 @@ def post(client, recipient, payload=None, kind="note"):
 
 
 def drained(client, request_id=None):
-    """What a drain gives."""
+    """Return the answer of a drain."""
     headers = {} if request_id is None else {"X-Request-ID": request_id}
     answer = client.get(MESSAGES, headers=headers)
     assert answer.status_code == 200, answer.text
@@ -26,7 +26,7 @@ def drained(client, request_id=None):
 
 
 def payloads(client, request_id=None):
-    """What the messages of a drain say."""
+    """Return the texts of a drain's messages."""
     return [message["payload"] for message in drained(client, request_id)["messages"]]
 
 
@@ -77,7 +77,7 @@ def test_an_answer_to_the_sender_reaches_the_task_that_wrote(hub, apart):
     assert post(first, question["sender"], "answer").status_code == 200
     assert payloads(first) == []
     assert payloads(second) == ["answer"]
-    # What is recorded is who it was: the agent, and its task.
+    # The record names the sender: the agent and its task.
     posted = one_of([one.body for one in hub.log() if one.body.get("message_id") == question["id"]])
     assert (posted["from"], posted["from_task"]) == ("idle", tasks[1].id)
 

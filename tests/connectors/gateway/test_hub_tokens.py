@@ -218,7 +218,7 @@ class Restarted:
         stack.start(1)
 
     def drained_before(self):
-        """What the drain of before the kill gets."""
+        """Return the answer of the drain from before the kill."""
         client = self.stack.client(self.tasks["lives"].token)
         return client.get(MESSAGES, params={"limit": 2}, headers={"X-Request-ID": "before"}).json()["messages"]
 

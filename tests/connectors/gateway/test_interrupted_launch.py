@@ -37,7 +37,7 @@ STEPS = [states.PROVISIONING, states.CONFIGURING, states.STARTING, states.RUNNIN
 
 
 class Launching:
-    """What launches in a gateway, in this process. At the first step to `halt_at` Kafka stands still for
+    """The launching parts of a gateway, in this process. At the first step to `halt_at` Kafka stands still for
     `AWAY_S`.
     """
 

@@ -1,4 +1,4 @@
-"""What a gateway keeps of messages: much, and nothing of it for Python's collector to walk (decision 0014)."""
+"""The messages in a gateway's memory: many, and none for Python's collector to walk (decision 0014)."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def test_a_listener_that_asks_another_gets_its_answer_and_then_answers_who_asked
     wait_until(lambda: organism.mailbox("operator"), what="the report")
     (report,) = organism.mailbox("operator")
     assert (report["sender"], report["kind"]) == ("boss", "report")
-    # What it does not see does not exist, whether or not it is there.
+    # A listener that it does not see does not exist for it.
     wait_until(lambda: len(organism.mailbox("boss", pending=True)) == 2, what="two <huh>")
     told = [local(one["body"].encode()) for one in organism.mailbox("boss", pending=True)]
     assert [one["step"] for one in told] == ["routing", "routing"] and told[0] == told[1]
@@ -271,7 +271,7 @@ def test_who_listens_for_it_gets_boot_from_the_system_when_a_pump_starts(organis
     assert organism.operator.post("/api/hub/pump/started", json={"pump": "p1"}).json()["released"] == 0
     (boot,) = organism.lease("early")["messages"]
     assert (boot["sender"], boot["kind"], boot["body"]) == ("system", "boot", "<boot></boot>")
-    # What answers nobody is in the ledger, and read by the system.
+    # An answer without a recipient is in the ledger, and the system reads it.
     organism.settle(boot, {"kind": "up", "body": "<up></up>"})
     wait_until(lambda: [one["status"] for one in organism.mailbox("system")] == ["read"], what="read")
 
