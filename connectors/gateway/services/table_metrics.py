@@ -10,6 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -18,7 +19,12 @@ from prometheus_client.registry import Collector
 from connectors.gateway.web.metrics import counters, gauge, gauges
 from connectors.live.live_view import LiveView
 from connectors.live.table_lag import Lag, TableLag
-from connectors.live.table_progress_reader import LedgerProgress, LedgerProgressReader, ViewProgressReader
+from connectors.live.table_progress_reader import (
+    LedgerProgress,
+    LedgerProgressReader,
+    ViewProgress,
+    ViewProgressReader,
+)
 from connectors.local_stack import state_file
 from connectors.local_stack.part import READY, STARTING, STOPPED, UNRESPONSIVE, WAITING
 from schemas.errors import TrunklineError
@@ -90,14 +96,12 @@ class TableMetrics(Collector):
     def _read(self) -> None:
         at, more = time.monotonic(), self._live_view.lag()
         self._lag.look({p: end + more.get(p, 0) for p, end in self._live_view.next_offsets().items()})
-        try:
+        ledger: LedgerProgress | None = None
+        views: ViewProgress | None = None
+        with suppress(TrunklineError):
             ledger = self._ledger.read()
-        except TrunklineError:
-            ledger = None
-        try:
+        with suppress(TrunklineError):
             views = self._views.read()
-        except TrunklineError:
-            views = None
         self._reading = _Reading(
             at,
             ledger,
