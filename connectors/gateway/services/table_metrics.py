@@ -19,16 +19,12 @@ from prometheus_client.registry import Collector
 from connectors.gateway.web.metrics import counters, gauge, gauges
 from connectors.live.live_view import LiveView
 from connectors.live.table_lag import Lag, TableLag
-from connectors.live.table_progress_reader import (
-    LedgerProgress,
-    LedgerProgressReader,
-    ViewProgress,
-    ViewProgressReader,
-)
+from connectors.live.table_progress_reader import LedgerProgress, LedgerProgressReader, ViewProgressReader
 from connectors.local_stack import state_file
 from connectors.local_stack.part import READY, STARTING, STOPPED, UNRESPONSIVE, WAITING
 from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings
+from schemas.tables.view_progress import ViewProgress
 
 _KEEP_S: Final = 2.0
 _WAIT_S: Final = 2.0

@@ -33,7 +33,7 @@ from connectors.gateway.web.answers import (
     not_found,
     row_as_answer,
 )
-from connectors.gateway.web.idempotency import Write, WriteRequest
+from connectors.gateway.web.idempotency import Write, WriteRequest, request_uuid
 from connectors.gateway.web.models import ERRORS, NAME_PATTERN
 from connectors.gateway.web.policy import Action
 from connectors.gateway.web.refusals import DOOR
@@ -124,6 +124,11 @@ def _capabilities(live_view: LiveView, known: TaskRow | None, agent_name: str) -
 def _add_endings(app: FastAPI, hub: Hub) -> None:
     owner = owner_of_task_in_path(hub)
 
+    def request_id(write: Write) -> str:
+        # From the name alone, unlike `write.request_id`, so that a request repeated over an upgrade keeps its
+        # id. Each task has a stream of its own, so the ids of two tasks do not collide.
+        return str(request_uuid(write.principal, write.key))
+
     async def end(write: Write, body: TaskCompletion | TaskFailure | TaskCancellation) -> Response:
         settled = await hub.appender.settle_accepted(task_record(body, door=DOOR, principal=write.principal))
         row = hub.live_view.get(TaskRow, body.task_id)
@@ -136,13 +141,13 @@ def _add_endings(app: FastAPI, hub: Hub) -> None:
     ) -> Response:
         """Complete a task with its result. The gateway revokes its token and stops its agent."""
         result = result_text("" if body is None else body.result)
-        return await end(write, TaskCompletion(task_id=task_id, request_id=write.request_id, result=result))
+        return await end(write, TaskCompletion(task_id=task_id, request_id=request_id(write), result=result))
 
     @app.post(f"{TASKS}/{{task_id}}/fail", response_model=TaskAnswer, responses=ERRORS)
     @asks_for(Action.TASK_END, owner)
     async def fail_task(write: WriteRequest, task_id: TaskPath, body: TaskFailureRequest) -> Response:
         """Fail a task with a reason. The gateway revokes its token and stops its agent."""
-        return await end(write, TaskFailure(task_id=task_id, request_id=write.request_id, error=body.error))
+        return await end(write, TaskFailure(task_id=task_id, request_id=request_id(write), error=body.error))
 
     @app.post(f"{TASKS}/{{task_id}}/cancel", response_model=TaskAnswer, responses=ERRORS)
     @asks_for(Action.TASK_CANCEL, owner)
@@ -151,13 +156,13 @@ def _add_endings(app: FastAPI, hub: Hub) -> None:
     ) -> Response:
         """Cancel a task that has not ended."""
         reason = "" if body is None else body.reason
-        return await end(write, TaskCancellation(task_id=task_id, request_id=write.request_id, reason=reason))
+        return await end(write, TaskCancellation(task_id=task_id, request_id=request_id(write), reason=reason))
 
     @app.delete(f"{TASKS}/{{task_id}}", response_model=TaskAnswer, responses=ERRORS)
     @asks_for(Action.TASK_CANCEL, owner)
     async def delete_task(write: WriteRequest, task_id: TaskPath) -> Response:
         """Cancel a task, as `cancel` does. The task and its records are kept."""
-        return await end(write, TaskCancellation(task_id=task_id, request_id=write.request_id))
+        return await end(write, TaskCancellation(task_id=task_id, request_id=request_id(write)))
 
 
 def _add_task_reads(app: FastAPI, hub: Hub) -> None:
