@@ -14,7 +14,7 @@ from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.gateway_client.operator_token import ensure_operator_token
 from connectors.samples.hub_agent import FINISH, GREET
 from connectors.xml_wire.envelope import ENVELOPE_NAMESPACE
-from connectors.xml_wire.xml_posting import post_xml
+from connectors.xml_wire.posting import post_xml
 from schemas.errors import Refused
 from schemas.fold import life_cycles as states
 from schemas.settings.settings import Settings

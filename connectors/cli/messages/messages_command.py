@@ -132,7 +132,7 @@ def _xml(args: argparse.Namespace, settings: Settings) -> int:
     A `<huh>` in answer is printed, and the command ends as refused.
     """
     from connectors.gateway_client.gateway_client import GatewayClient
-    from connectors.xml_wire.xml_posting import post_xml
+    from connectors.xml_wire.posting import post_xml
 
     document = read_given(args.file, "FILE", settings.limits.payload_bytes)
     with (
