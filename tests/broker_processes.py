@@ -136,6 +136,7 @@ share.coordinator.state.topic.min.isr=1
 share.coordinator.state.topic.num.partitions=2
 group.initial.rebalance.delay.ms=0
 log.cleaner.dedupe.buffer.size=16777216
+log.index.size.max.bytes=262144
 controlled.shutdown.enable=false
 """
 

@@ -6,16 +6,20 @@ MQTT prefix and a data directory of its own. `start_bridge` runs the bridge, `re
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 
+from connectors.local_stack.spark_command import DELTA_CONF
 from schemas.keys.sealing import Keyring, ensure_keyring
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import Settings
@@ -28,8 +32,15 @@ from tests.broker_processes import (
 )
 from tests.own_settings import own_settings
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 # Nearly all the JVMs of the tests live for seconds: the second compiler would cost more than it gains.
 os.environ["JDK_JAVA_OPTIONS"] = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -XX:TieredStopAtLevel=1".strip()
+
+# A program that may not keep its bytecode compiles all our modules anew, a third of the time that it starts in.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # An example may meet a moment in which two other workers have both cores.
 hypothesis.settings.register_profile("unhurried", deadline=None)
@@ -57,16 +68,46 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(NEEDS[fixture])
 
 
+# The files that take longest, the longest first.
+LONGEST = ("test_demo.py", "test_prove_seeds.py")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files with the longest tests first, by the time limits that these tests name: at the end of a run
-    no worker should have a long one left while the others have nothing to do.
+    """Begin with the files that take longest: at the end of a run no worker should have one left while the
+    others have nothing to do. Next come the tests of the worker that has Spark, then the files with long time
+    limits.
     """
     limits: dict[Path, float] = {}
     for item in items:
         marker = item.get_closest_marker("timeout")
         limit = float(marker.args[0]) if marker is not None and marker.args else 0.0
         limits[item.path] = max(limit, limits.get(item.path, 0.0))
-    items.sort(key=lambda item: -limits[item.path])
+
+    def order(path: Path) -> tuple[bool, bool, float]:
+        return path.name not in LONGEST, not takes_spark(path), -limits[path]
+
+    items.sort(key=lambda item: order(item.path))
+
+
+@functools.cache
+def takes_spark(path: Path) -> bool:
+    """Return whether tests of this file take the session's Spark, by their arguments."""
+    return re.search(r"\b(spark: SparkSession|drain: Callable)\b", path.read_text()) is not None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give all files that take the session's Spark to one worker: a new Spark is slow for half a minute."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneSpark(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "spark" if takes_spark(config.rootpath / file) else file
+
+    return OneSpark(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -85,6 +126,18 @@ def mosquitto_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broke
     broker.start()
     yield broker
     broker.kill()
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A Spark session as the local stack configures it, and with Delta's extension for tests in which Spark
+    reads a table by it. The jobs' own session, as in test_run_streams.py, does without.
+    """
+    from tests.spark_session import start_session
+
+    session = start_session(tmp_path_factory.mktemp("spark"), conf=DELTA_CONF)
+    yield session
+    session.stop()
 
 
 @pytest.fixture

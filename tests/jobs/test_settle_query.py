@@ -89,7 +89,7 @@ def test_a_second_start_goes_on_where_the_first_ended_and_knows_its_streams(
 def test_the_fold_sees_a_stream_in_offset_order_whatever_spark_does_to_it(
     spark: SparkSession, backbone_settings: Settings, keyring: Keyring
 ) -> None:
-    count = 50_000
+    count = 10_000
     events = (event(JOB, seq, "started" if seq == 1 else "progress") for seq in range(1, count + 1))
     append_all(backbone_settings, [registration(JOB, keyring)])
     append_all(backbone_settings, events)
@@ -98,9 +98,9 @@ def test_the_fold_sees_a_stream_in_offset_order_whatever_spark_does_to_it(
         update={"spark": backbone_settings.spark.model_copy(update=spark_settings)}
     )
     before = spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "700")
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "140")
     try:
-        # Several map tasks read one Kafka partition, each in chunks of 700.
+        # Several map tasks read one Kafka partition, each in chunks of 140.
         records = settle_events.read_records(spark, settings, {"minPartitions": "16"})
         prepare_ledger(settings)
         sink = OnceSink(settings.table_path(LEDGER))
