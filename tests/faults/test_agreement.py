@@ -6,58 +6,96 @@ killed and started again while it grows.
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
 from connectors.live.live_view import LiveView
 from connectors.local_stack import LocalStack, free_port
+from jobs.rebuild_views import rebuild
+from jobs.refold import check_views
+from jobs.views.view_lock import views_lock
 from schemas.fold.view_rows import REGISTRY_JOBS
-from schemas.keys.sealing import load_keyring
+from schemas.keys.sealing import Keyring, load_keyring
 from schemas.log_access.event_topic import topic_reader
-from schemas.settings.settings import (
-    PROJECT_ROOT,
-    AgentMcpSettings,
-    DashboardSettings,
-    GatewaySettings,
-    KafkaSettings,
-    Settings,
-    settings_environment,
-)
+from schemas.settings.settings import AgentMcpSettings, DashboardSettings, Settings
 from schemas.streams.views import STREAM_ENTRIES, VIEW_TABLES
+from schemas.tables.ledger import LEDGER
 from schemas.tables.view_progress import read_progress
-from tests.broker_processes import wait_until
+from tests.broker_processes import BrokerProcess, wait_until
 from tests.faults.backbone_states import (
+    State,
     differences,
     ledger_in_order,
     state_of_live_view,
     state_of_refold,
     state_of_tables,
 )
+from tests.own_settings import own_settings
 from tests.random_log import RandomLog, append_raw_records
 
 QUIET_WITHIN_S = 120.0
+QUIET_S = 2.0
 JOBS_SHOWN = 1000
-PARTS = ("kafka", "gateway", "streams")
 
 
-def own_settings(tmp_path: Path) -> Settings:
-    """A backbone without an MQTT door."""
-    return Settings(
-        data_dir=tmp_path / "stack",
-        kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"),
-        gateway=GatewaySettings(port=free_port()),
-        dashboard=DashboardSettings(port=0),
-        agent_mcp=AgentMcpSettings(port=0),
-    )
+@dataclass
+class Backbone:
+    """Gateway and streams at work on a random log, and a live view that is there from the beginning."""
+
+    stack: LocalStack
+    settings: Settings
+    keyring: Keyring
+    log: RandomLog
+    steady: LiveView
+
+    def wait_ready(self, restarts: int = 0) -> None:
+        """Wait until both parts are there, after so many starts again of each."""
+
+        def are_ready() -> bool:
+            look_after(self.stack, 0.1)
+            parts = self.stack.parts.values()
+            return all((part.state, part.restarts) == ("ready", restarts) for part in parts)
+
+        wait_until(are_ready, QUIET_WITHIN_S, f"both parts, started again {restarts} times")
+
+    def grow(self, records: int, killed: str) -> None:
+        """Append so many records, kill a part, and look after it for a moment."""
+        append_raw_records(self.settings, self.log.records(records))
+        self.stack[killed].kill()
+        look_after(self.stack, 2)
+
+
+@contextmanager
+def backbone_at_work(
+    kafka: BrokerProcess, mosquitto: BrokerProcess, folder: Path, seed: int
+) -> Iterator[Backbone]:
+    """Start the two parts on a topic of their own, and wait for the gateway alone, which is the quicker one."""
+    settings = own_settings(kafka, mosquitto, folder)
+    closed = {"dashboard": DashboardSettings(port=0), "agent_mcp": AgentMcpSettings(port=0)}
+    gateway = settings.gateway.model_copy(update={"port": free_port()})
+    settings = settings.model_copy(update={"gateway": gateway, **closed})
+    keyring = load_keyring(settings)
+    stack = LocalStack(settings, parts=("gateway", "streams"))
+    try:
+        stack.start(should_stop=lambda: stack["gateway"].is_ready)
+        steady = LiveView(settings, keyring)
+        steady.open()
+        try:
+            yield Backbone(stack, settings, keyring, RandomLog(seed, keyring), steady)
+        finally:
+            steady.close()
+    finally:
+        stack.stop()
 
 
 def end_offsets(settings: Settings) -> dict[int, int]:
@@ -86,15 +124,15 @@ def views_are_at(settings: Settings, ends: dict[int, int]) -> bool:
 def wait_until_quiet(stack: LocalStack, settings: Settings, steady: LiveView) -> None:
     """Wait until the reactor adds nothing more, and ledger, views and live view are at the log's end."""
     deadline = time.monotonic() + QUIET_WITHIN_S
-    before: dict[int, int] = {}
+    before, since = dict[int, int](), time.monotonic()
     while time.monotonic() < deadline:
-        look_after(stack, 3)
-        ends = end_offsets(settings)
+        look_after(stack, 0.3)
+        if (ends := end_offsets(settings)) != before:
+            before, since = ends, time.monotonic()
         up = all(part.state == "ready" for part in stack.parts.values())
         live = all(steady.next_offsets().get(p, 0) >= end for p, end in ends.items())
-        if up and live and ends == before and views_are_at(settings, ends):
+        if time.monotonic() - since > QUIET_S and up and live and views_are_at(settings, ends):
             return
-        before = ends
     pytest.fail(f"not quiet within {QUIET_WITHIN_S} s: log at {before}, live view at {steady.next_offsets()}")
 
 
@@ -119,51 +157,38 @@ def wait_gateway_agrees(settings: Settings, statuses: dict[str, str]) -> None:
     wait_until(agrees, 30, "the gateway shows the jobs of the tables")
 
 
-def rebuild(settings: Settings, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the program that rebuilds or checks the views."""
-    return subprocess.run(
-        [sys.executable, "-m", "jobs.rebuild_views", *arguments],
-        env=os.environ | settings_environment(settings),
-        cwd=PROJECT_ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+class States(NamedTuple):
+    """The backbone's state at one end of the log, by each that holds it, and a refold of the ledger's bytes."""
+
+    tables: State
+    live: list[State]
+    jobs: dict[str, str]
+    ledger: pa.Table
+    refolded: State
 
 
-def assert_the_check_finds_no_difference(settings: Settings) -> None:
-    """What the program says that refolds the ledger and compares the views with it."""
-    check = rebuild(settings, "--check", "--json")
-    assert check.returncode == 0, check.stdout + check.stderr
-    found = json.loads(check.stdout)
-    assert (found["different"], found["newer"]) == (0, 0), found
-
-
-def run_agreement(tmp_path: Path, records: int, rounds: int, seed: int) -> None:
-    """The load, the kills, and what must hold afterwards."""
-    settings = own_settings(tmp_path)
-    with LocalStack(settings, parts=PARTS) as stack:
-        keyring = load_keyring(settings)
-        steady = LiveView(settings, keyring)
-        steady.open()
-        log = RandomLog(seed, keyring)
-        for number in range(rounds):
-            append_raw_records(settings, log.records(records // rounds))
-            stack[("gateway", "streams")[number % 2]].kill()
-            look_after(stack, 2)
-        wait_until_quiet(stack, settings, steady)
-        restarted = LiveView(settings, keyring)
-        restarted.open()
+def states_of(backbone: Backbone) -> States:
+    """Wait until it is quiet and ask all of them, a live view that has just started among them."""
+    settings, keyring = backbone.settings, backbone.keyring
+    wait_until_quiet(backbone.stack, settings, backbone.steady)
+    restarted = LiveView(settings, keyring)
+    restarted.open()
+    try:
         tables = state_of_tables(settings)
         streams = tables["entries"].keys() | {f"job/{job_id}" for job_id in tables["rows"][REGISTRY_JOBS]}
-        live = [state_of_live_view(view, streams) for view in (steady, restarted)]
-        rows = tables["rows"][REGISTRY_JOBS]
-        wait_gateway_agrees(settings, {job_id: row["status"] for job_id, (_, row) in rows.items()})
-        jobs = job_rows_of_gateway(settings)
-        steady.close()
+        live = [state_of_live_view(view, streams) for view in (backbone.steady, restarted)]
+    finally:
         restarted.close()
+    rows = tables["rows"][REGISTRY_JOBS]
+    wait_gateway_agrees(settings, {job_id: row["status"] for job_id, (_, row) in rows.items()})
+    jobs = job_rows_of_gateway(settings)
     ledger = ledger_in_order(settings)
-    refolded = state_of_refold(ledger, keyring)
+    return States(tables, live, jobs, ledger, state_of_refold(ledger, keyring))
+
+
+def assert_they_agree(states: States, records: int) -> None:
+    """Nothing is lost or there twice, and all show the same."""
+    tables, live, jobs, ledger, refolded = states
     assert ledger.num_rows >= records
     positions = {
         (row["partition"], row["offset"]) for row in ledger.select(["partition", "offset"]).to_pylist()
@@ -175,21 +200,93 @@ def run_agreement(tmp_path: Path, records: int, rounds: int, seed: int) -> None:
     rows = refolded["rows"][REGISTRY_JOBS]
     assert jobs.items() <= {job_id: row["status"] for job_id, (_, row) in rows.items()}.items()
     assert len(jobs) == min(JOBS_SHOWN, len(rows))
+
+
+def assert_the_check_finds_no_difference(settings: Settings) -> None:
+    """The check refolds the ledger and compares the views with it."""
+    found = check_views(settings, DeltaTable(settings.table_path(LEDGER)), load_keyring(settings))
+    assert (found.differences, found.newer) == ([], 0)
+
+
+def assert_a_rebuild_brings_the_views_back(settings: Settings, refolded: State) -> None:
+    """The views are found equal, deleted, built anew, and equal again."""
     assert_the_check_finds_no_difference(settings)
     for table in VIEW_TABLES:
         shutil.rmtree(settings.table_path(table))
-    assert (done := rebuild(settings)).returncode == 0, done.stdout + done.stderr
+    with views_lock(settings):
+        rebuild(settings)
     assert differences(state_of_tables(settings), refolded) == []
     assert_the_check_finds_no_difference(settings)
 
 
+RECORDS = 1_200
+
+
+@pytest.fixture(scope="module")
+def backbone(
+    kafka_broker: BrokerProcess, mosquitto_broker: BrokerProcess, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Backbone]:
+    """Gateway and streams, for all tests of the file. Each of the next fixtures goes a step on with it."""
+    folder = tmp_path_factory.mktemp("agreement")
+    with backbone_at_work(kafka_broker, mosquitto_broker, folder, seed=20261122) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def killed(backbone: Backbone) -> Backbone:
+    """Half of the records and a kill of the gateway, then the rest and a kill of the streams."""
+    backbone.wait_ready()
+    backbone.grow(RECORDS // 2, "gateway")
+    backbone.grow(RECORDS // 2, "streams")
+    return backbone
+
+
+@pytest.fixture(scope="module")
+def states(killed: Backbone) -> States:
+    """All states at the log's end. Gateway and streams have ended then, and nobody else writes the tables."""
+    found = states_of(killed)
+    killed.stack.stop()
+    return found
+
+
+@pytest.mark.timeout(400)
+def test_the_gateway_does_not_wait_for_the_streams(backbone: Backbone) -> None:
+    assert backbone.stack["gateway"].state == "ready"
+
+
+@pytest.mark.timeout(400)
+def test_gateway_and_streams_are_ready(backbone: Backbone) -> None:
+    backbone.wait_ready()
+
+
+@pytest.mark.timeout(400)
+def test_gateway_and_streams_are_started_again_after_a_kill(killed: Backbone) -> None:
+    killed.wait_ready(restarts=1)
+
+
 @pytest.mark.requirement("JE-09")
 @pytest.mark.timeout(400)
-def test_live_views_tables_and_a_refold_agree_after_trouble_and_kills(tmp_path: Path) -> None:
-    run_agreement(tmp_path, records=1_200, rounds=2, seed=20261122)
+def test_live_views_tables_and_a_refold_agree_after_trouble_and_kills(states: States) -> None:
+    assert_they_agree(states, RECORDS)
+
+
+@pytest.mark.requirement("JE-09")
+@pytest.mark.timeout(400)
+def test_views_that_are_built_anew_are_equal_after_trouble_and_kills(
+    backbone: Backbone, states: States
+) -> None:
+    assert_a_rebuild_brings_the_views_back(backbone.settings, states.refolded)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_they_agree_after_twenty_thousand_records_and_ten_kills(tmp_path: Path) -> None:
-    run_agreement(tmp_path, records=20_000, rounds=10, seed=20261123)
+def test_they_agree_after_twenty_thousand_records_and_ten_kills(
+    kafka_broker: BrokerProcess, mosquitto_broker: BrokerProcess, tmp_path: Path
+) -> None:
+    with backbone_at_work(kafka_broker, mosquitto_broker, tmp_path, seed=20261123) as backbone:
+        backbone.wait_ready()
+        for number in range(10):
+            backbone.grow(2_000, ("gateway", "streams")[number % 2])
+        states = states_of(backbone)
+    assert_they_agree(states, 20_000)
+    assert_a_rebuild_brings_the_views_back(backbone.settings, states.refolded)

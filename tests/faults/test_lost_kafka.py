@@ -10,11 +10,17 @@ import pytest
 
 from connectors.audit.verification import verify
 from connectors.live.live_view import LiveView
-from connectors.local_stack import LocalStack
+from connectors.local_stack import LocalStack, free_port
 from connectors.reactor.derived_records import DOOR
 from schemas.errors import TrunklineError
 from schemas.keys.sealing import ensure_keyring, load_keyring
-from schemas.settings.settings import Settings
+from schemas.settings.settings import (
+    AgentMcpSettings,
+    DashboardSettings,
+    GatewaySettings,
+    KafkaSettings,
+    Settings,
+)
 from tests.connectors.log_rebuild.test_log_rebuild import rebuild
 from tests.faults.backbone_states import (
     differences,
@@ -24,15 +30,25 @@ from tests.faults.backbone_states import (
     state_of_tables,
 )
 from tests.faults.test_agreement import (
-    PARTS,
     assert_the_check_finds_no_difference,
     look_after,
-    own_settings,
     wait_until_quiet,
 )
 from tests.random_log import RandomLog, append_raw_records
 
+PARTS = ("kafka", "gateway", "streams")
 RECORDS = 600
+
+
+def own_settings(tmp_path: Path) -> Settings:
+    """A backbone without an MQTT door."""
+    return Settings(
+        data_dir=tmp_path / "stack",
+        kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"),
+        gateway=GatewaySettings(port=free_port()),
+        dashboard=DashboardSettings(port=0),
+        agent_mcp=AgentMcpSettings(port=0),
+    )
 
 
 def run_stack(settings: Settings, log: RandomLog, *, kill_at_the_end: bool) -> None:
