@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
@@ -41,8 +42,9 @@ def committed_batches(settings: Settings) -> int:
     return sum(commit.get("userMetadata") is not None for commit in history)
 
 
+@pytest.mark.parametrize(("point", "batch", "committed"), [("before", 1, 1), ("after", 1, 2)])
 def test_a_kill_before_or_after_the_commit_neither_loses_nor_doubles_a_record(
-    spark: SparkSession, backbone_settings: Settings, keyring: Keyring, tmp_path: Path
+    spark: SparkSession, backbone_settings: Settings, keyring: Keyring, tmp_path: Path, point, batch, committed
 ) -> None:
     limits = backbone_settings.spark.model_copy(update={"max_offsets_per_trigger": 80})
     settings = backbone_settings.model_copy(update={"spark": limits})
@@ -51,10 +53,8 @@ def test_a_kill_before_or_after_the_commit_neither_loses_nor_doubles_a_record(
     count = append_all(
         settings, (event(job, seq, kinds.get(seq, "progress")) for seq in range(1, EVENTS + 1) for job in JOBS)
     )
-    crash(settings, "before", 1, tmp_path / "first")
-    assert committed_batches(settings) == 1
-    crash(settings, "after", 2, tmp_path / "second")
-    assert committed_batches(settings) == 3
+    crash(settings, point, batch, tmp_path / "crashed")
+    assert committed_batches(settings) == committed
     query = settle_events.start(spark, settings, available_now=True)
     assert query.awaitTermination(DRAIN_LIMIT_S)
     rows = ledger_rows(settings)

@@ -32,7 +32,7 @@ from tests.mqtt_wire import publish_all
 JOBS = [f"{number:08x}" for number in range(10)]
 # Rounds of events, one of each job: of the old sender before the new one begins; of the new one; of the old one
 # at most (a job remembers 256 seqs); and how many each may be before the ledger.
-BEFORE, NEW_ROUNDS, OLD_ROUNDS, AHEAD = 8, 30, 100, 6
+BEFORE, NEW_ROUNDS, OLD_ROUNDS, AHEAD = 8, 18, 100, 6
 LIMIT_S = 90
 
 

@@ -15,6 +15,7 @@ import orjson
 import pytest
 from deltalake import DeltaTable
 
+from connectors.gateway_client.operator_token import ensure_operator_token
 from jobs import run_streams
 from jobs.build_views import catch_up
 from jobs.switch_fold import switch
@@ -28,6 +29,7 @@ from schemas.streams.control.control_fold import FOLD_STREAM
 from schemas.tables.fold_version import FOLD_PROPERTY, check_fold_version
 from schemas.tables.ledger import LEDGER
 from tests.broker_processes import wait_until
+from tests.connectors.cli.conftest import CommandLine
 from tests.connectors.gateway.hub_access import GatewayProcess, starting
 from tests.jobs.conftest import Rows
 from tests.jobs.topic_load import append_all, event, registration
@@ -48,7 +50,7 @@ def ran(settings: Settings, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 def fold(settings: Settings, action: str) -> subprocess.CompletedProcess[str]:
-    return ran(settings, "connectors.cli", "fold", action, "--json")
+    return CommandLine(settings).call("fold", action, "--json")
 
 
 def settled_by(settings: Settings, version: int | None = None) -> str:
@@ -81,15 +83,10 @@ def kept_handlers() -> Iterator[None]:
 
 
 @pytest.mark.timeout(300)
-def test_a_version_is_switched_on_with_the_doors_closed_and_everything_settled(
-    drain: Callable[[], Rows],
-    backbone_settings: Settings,
-    keyring: Keyring,
-    tmp_path: Path,
+def test_no_version_is_switched_on_with_a_door_open_and_no_program_runs_on_another_one(
+    drain: Callable[[], Rows], backbone_settings: Settings, tmp_path: Path
 ) -> None:
-    append_all(backbone_settings, [registration(JOB, keyring), event(JOB, 1, "started")])
     drain()
-    catch_up(backbone_settings)
     assert settled_by(backbone_settings) == str(FOLD_VERSION), "a new ledger is of this version"
     with starting(GatewayProcess, backbone_settings, tmp_path) as start:
         gateway = start()
@@ -102,6 +99,19 @@ def test_a_version_is_switched_on_with_the_doors_closed_and_everything_settled(
         refused = ran(settings, program)
         assert refused.returncode == 4, refused.stderr
         assert "trunkline fold switch" in refused.stderr
+    assert settled_by(settings) == str(FOLD_VERSION - 1), "nothing that was refused has switched"
+
+
+@pytest.mark.timeout(300)
+def test_a_version_is_switched_on_with_the_doors_closed_and_everything_settled(
+    drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring
+) -> None:
+    settings = backbone_settings
+    ensure_operator_token(settings)
+    append_all(settings, [registration(JOB, keyring), event(JOB, 1, "started")])
+    drain()
+    catch_up(settings)
+    settled_by(settings, FOLD_VERSION - 1)
     append_all(settings, [event(JOB, 2)])
     with topic_reader(settings.kafka) as consumer:
         found = consumer.end_offsets(sorted(consumer.assignment()))
