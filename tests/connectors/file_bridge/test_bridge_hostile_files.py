@@ -305,7 +305,7 @@ def test_long_side_files_are_not_all_held_at_once(run: BridgeRun) -> None:
 def test_a_long_session_does_not_keep_the_others_or_the_end_waiting(run: BridgeRun) -> None:
     run.queue.send("ask", "x", to="bo", sender="ann", session="a-long-one")
     run.kill()
-    run.write(*(line(msg_id=f"m-{number}") for number in range(60_000)), session="a-long-one")
+    run.write(*(line(msg_id=f"m-{number}") for number in range(30_000)), session="a-long-one")
     small = run.queue.send("ask", "y", to="cy", sender="ann", session="small")
     cursor = run.session("small") / "cursors" / "trunkline-bridge.cursor"
     run.bridge = run.started()

@@ -36,6 +36,7 @@ from connectors.launcher.local_processes import stop_all
 from connectors.launcher.protocol import AGENT_TOKEN_VARIABLE, HUB_URL_VARIABLE
 from connectors.local_stack import LocalStack, child_process
 from connectors.local_stack.part import child_environment
+from connectors.local_stack.part_plan import STREAMS
 from connectors.samples.hub_agent import hub_client
 from connectors.tls_keys.tls_files import create
 from connectors.xml_pump.http_connection import HttpConnections
@@ -81,7 +82,8 @@ def hardened_settings(folder: Path) -> Settings:
 @pytest.fixture(scope="module")
 def stack() -> Iterator[LocalStack]:
     """The hardened stack for the whole file, started under the umask that most users have, in a folder that all
-    users of the machine may enter.
+    users of the machine may enter. The streams take longest to start, and only the test of the tables waits for
+    them.
     """
     before = os.umask(0o022)
     folder = Path(tempfile.mkdtemp(prefix="hardened-"))
@@ -89,8 +91,13 @@ def stack() -> Iterator[LocalStack]:
     try:
         settings = hardened_settings(folder)
         try:
-            with LocalStack(settings) as running:
+            running = LocalStack(settings)
+            others = [part for part in running.parts.values() if part.name != STREAMS]
+            try:
+                running.start(should_stop=lambda: all(part.is_ready for part in others))
                 yield running
+            finally:
+                running.stop()
         finally:
             stop_all(settings)
             child_process.kill_marked(child_process.mark_of(settings.data_path, ""))
@@ -133,42 +140,6 @@ def test_an_event_goes_its_whole_way_under_tls_and_its_receipt_comes_back(
     publisher.publish("started", "")
     # The bridge hears verdicts over HTTPS, and right after the start may not have found the gateway yet.
     wait_until(lambda: publisher.publish("progress", "").verdict == "accepted", 30, "a receipt with a verdict")
-
-
-def test_what_comes_by_event_file_and_document_is_settled_into_the_tables_under_tls(
-    settings: Settings, tmp_path: Path
-) -> None:
-    def rows(table: str, *columns: str) -> list[dict[str, Any]]:
-        return DeltaTable(settings.table_path(table)).to_pyarrow_table(columns=list(columns)).to_pylist()
-
-    with GatewayClient(settings) as gateway:
-        job = gateway.post("/api/hub/jobs", {"description": "to the end"})
-        JobPublisher(settings, job["job_id"], job["secret"], tmp_path).publish("completed", "")
-        gateway.post("/api/hub/principals", {"principal": "fil", "role": "worker"})
-        Queue(queue_root(settings)).send("status", "by file", to="operator", sender="fil")
-        post_xml(gateway, CALCULATION, request_id="under-tls")
-    wanted = {("fil", "by file"), ("calculator", "42")}
-
-    def are_there() -> bool:
-        bodies = {row["message_id"]: row["body"] for row in rows("message_bodies", "message_id", "body")}
-        mailbox = rows("mailbox", "message_id", "recipient", "sender")
-        told = [
-            (row["sender"], bodies.get(row["message_id"], ""))
-            for row in mailbox
-            if row["recipient"] == "operator"
-        ]
-        jobs = {row["job_id"]: row["status"] for row in rows("registry_jobs", "job_id", "status")}
-        return jobs.get(job["job_id"]) == "completed" and all(
-            any(sender == who and what in body for who, body in told) for sender, what in wanted
-        )
-
-    wait_until(are_there, 60, "the job's end, the file's message and the pump's answer in the views")
-    accepted = {
-        (row["door"], row["type"])
-        for row in rows("ledger", "door", "type", "verdict")
-        if row["verdict"] == "accepted"
-    }
-    assert {("mqtt", "job.event"), ("file", "message.posted"), ("xml", "message.posted")} <= accepted
 
 
 def test_all_three_listeners_speak_https_alone_and_at_least_tls_1_2(settings: Settings, stranger: Path) -> None:
@@ -305,6 +276,47 @@ def test_a_browsers_cookie_is_for_https_alone_and_its_origin_too(settings: Setti
                 statuses[origin[:5]] = (error.code, False)
     assert statuses["https"][0] in (200, 204) and statuses["https"][1]
     assert statuses["http:"] == (403, False)
+
+
+def test_what_comes_by_event_file_and_document_is_settled_into_the_tables_under_tls(
+    stack: LocalStack, settings: Settings, tmp_path: Path
+) -> None:
+    def streams_are_ready() -> bool:
+        stack.look_after()
+        return stack[STREAMS].is_ready
+
+    def rows(table: str, *columns: str) -> list[dict[str, Any]]:
+        return DeltaTable(settings.table_path(table)).to_pyarrow_table(columns=list(columns)).to_pylist()
+
+    with GatewayClient(settings) as gateway:
+        job = gateway.post("/api/hub/jobs", {"description": "to the end"})
+        JobPublisher(settings, job["job_id"], job["secret"], tmp_path).publish("completed", "")
+        gateway.post("/api/hub/principals", {"principal": "fil", "role": "worker"})
+        Queue(queue_root(settings)).send("status", "by file", to="operator", sender="fil")
+        post_xml(gateway, CALCULATION, request_id="under-tls")
+    wait_until(streams_are_ready, 60, "the streams, which nothing has waited for")
+    wanted = {("fil", "by file"), ("calculator", "42")}
+
+    def are_there() -> bool:
+        bodies = {row["message_id"]: row["body"] for row in rows("message_bodies", "message_id", "body")}
+        mailbox = rows("mailbox", "message_id", "recipient", "sender")
+        told = [
+            (row["sender"], bodies.get(row["message_id"], ""))
+            for row in mailbox
+            if row["recipient"] == "operator"
+        ]
+        jobs = {row["job_id"]: row["status"] for row in rows("registry_jobs", "job_id", "status")}
+        return jobs.get(job["job_id"]) == "completed" and all(
+            any(sender == who and what in body for who, body in told) for sender, what in wanted
+        )
+
+    wait_until(are_there, 60, "the job's end, the file's message and the pump's answer in the views")
+    accepted = {
+        (row["door"], row["type"])
+        for row in rows("ledger", "door", "type", "verdict")
+        if row["verdict"] == "accepted"
+    }
+    assert {("mqtt", "job.event"), ("file", "message.posted"), ("xml", "message.posted")} <= accepted
 
 
 # The last one: the tests above have filled every folder.

@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 
 from connectors.log import group_tail
 from connectors.log.group_tail import GroupTail
+from connectors.log.publisher import Publisher
 from schemas.errors import BackboneUnreachable
 from schemas.log_access.event_topic import partition_for
 from schemas.log_access.kafka_clients import client_options
@@ -113,7 +114,7 @@ def test_two_members_share_the_partitions_and_the_next_begins_where_they_have_le
 def test_nothing_is_passed_over_while_members_come_and_go_under_load(backbone_settings, group):
     kafka, seen = backbone_settings.kafka, set()
 
-    def take_part(until: threading.Event) -> None:
+    def take_part(until: threading.Event, has_records: threading.Event) -> None:
         while not until.is_set():
             with suppress(BackboneUnreachable), closing(GroupTail(kafka, group)) as tail:
                 while not until.is_set():
@@ -121,26 +122,36 @@ def test_nothing_is_passed_over_while_members_come_and_go_under_load(backbone_se
                     # Before the commit, which may have been done when it is said to have failed.
                     seen.update((record.partition, record.offset) for record in records)
                     tail.commit(records)
+                    if records:
+                        has_records.set()
+
+    def append(publisher: Publisher) -> bool:
+        waiting = [publisher.append(event(f"{number:08x}", 1)) for number in range(24)]
+        return all(future.result(WITHIN_S) for future in waiting)
 
     def appended() -> set[tuple[int, int]]:
-        append_all(backbone_settings, [event(f"{number:08x}", 1) for number in range(24)])
         with closing(KafkaConsumer(**client_options(kafka))) as consumer:
             ends = consumer.end_offsets([TopicPartition(kafka.topic, n) for n in range(kafka.partitions)])
         return {(at.partition, offset) for at, end in ends.items() for offset in range(end)}
 
-    with ThreadPoolExecutor() as members:
+    with Publisher(backbone_settings) as publisher, ThreadPoolExecutor() as members:
         stays, goes = threading.Event(), threading.Event()
-        first = members.submit(take_part, stays)
+        first = members.submit(take_part, stays, threading.Event())
         try:
             for _ in range(3):
                 goes.clear()
-                second = members.submit(take_part, goes)
-                for _ in range(20):
-                    appended()
+                has_records = threading.Event()
+                second = members.submit(take_part, goes, has_records)
+                wait_until(
+                    lambda has_records=has_records: append(publisher) and has_records.is_set(),
+                    WITHIN_S,
+                    "records for the second member",
+                )
                 goes.set()
-                for _ in range(10):
-                    appended()
+                while not second.done():
+                    append(publisher)
                 second.result()
+                append(publisher)
             everything = appended()
             wait_until(lambda: seen >= everything, WITHIN_S, "each record at one of them")
         finally:
