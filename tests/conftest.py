@@ -142,7 +142,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def backbone_settings(kafka_broker: BrokerProcess, mosquitto_broker: BrokerProcess, tmp_path: Path) -> Settings:
-    """Settings with a topic (made, checked), an MQTT prefix, a data directory and a keyring of their own."""
+    """Settings with a topic, an MQTT prefix, a data directory and a keyring of their own."""
     return own_settings(kafka_broker, mosquitto_broker, tmp_path)
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import uuid
 from pathlib import Path
 
-from connectors.log.kafka_topic import ensure_topic
+from kafka.admin import NewTopic
+
+from connectors.log.publisher import Publisher
 from schemas.keys.sealing import ensure_keyring
+from schemas.log_access.event_topic import admin_client, topic_config
 from schemas.settings.settings import (
     GatewaySettings,
     LimitSettings,
@@ -14,11 +17,12 @@ from schemas.settings.settings import (
     Settings,
     XmlPumpSettings,
 )
+from schemas.streams.control.control_fold import topology_record
 from tests.broker_processes import LOOPBACK, BrokerProcess, kafka_at
 
 
 def own_settings(kafka: BrokerProcess, mosquitto: BrokerProcess, folder: Path) -> Settings:
-    """Such settings below `folder`; the topic is made and checked."""
+    """Such settings below `folder`; the topic is made."""
     own = uuid.uuid4().hex[:12]
     settings = Settings(
         data_dir=folder / "data",
@@ -45,5 +49,16 @@ def own_settings(kafka: BrokerProcess, mosquitto: BrokerProcess, folder: Path) -
         ),
     )
     ensure_keyring(settings)
-    ensure_topic(settings)
+    make_topic(settings)
     return settings
+
+
+def make_topic(settings: Settings) -> None:
+    """Make a topic as `ensure_topic` does, without its questions: nobody else has a topic of this name."""
+    kafka = settings.kafka
+    topic = NewTopic(kafka.topic, kafka.partitions, kafka.replication_factor, topic_configs=topic_config(kafka))
+    with admin_client(kafka) as admin:
+        admin.create_topics([topic])
+        admin.wait_for_topics([kafka.topic], timeout_ms=10_000)
+    with Publisher(settings) as publisher:
+        publisher.append(topology_record(kafka.partitions, kafka.epoch)).result(kafka.delivery_timeout_s)

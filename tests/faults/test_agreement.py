@@ -43,6 +43,7 @@ from tests.faults.backbone_states import (
 from tests.own_settings import own_settings
 from tests.random_log import RandomLog, append_raw_records
 
+PARTS = ("gateway", "streams")
 QUIET_WITHIN_S = 120.0
 QUIET_S = 2.0
 JOBS_SHOWN = 1000
@@ -58,15 +59,14 @@ class Backbone:
     log: RandomLog
     steady: LiveView
 
-    def wait_ready(self, restarts: int = 0) -> None:
-        """Wait until both parts are there, after so many starts again of each."""
+    def wait_ready(self, *names: str, restarts: int = 0) -> None:
+        """Wait until these parts are there, after so many starts again of each."""
 
         def are_ready() -> bool:
             look_after(self.stack, 0.1)
-            parts = self.stack.parts.values()
-            return all((part.state, part.restarts) == ("ready", restarts) for part in parts)
+            return all((self.stack[n].state, self.stack[n].restarts) == ("ready", restarts) for n in names)
 
-        wait_until(are_ready, QUIET_WITHIN_S, f"both parts, started again {restarts} times")
+        wait_until(are_ready, QUIET_WITHIN_S, f"{names}, started again {restarts} times")
 
     def grow(self, records: int, killed: str) -> None:
         """Append so many records, kill a part, and look after it for a moment."""
@@ -85,7 +85,7 @@ def backbone_at_work(
     gateway = settings.gateway.model_copy(update={"port": free_port()})
     settings = settings.model_copy(update={"gateway": gateway, **closed})
     keyring = load_keyring(settings)
-    stack = LocalStack(settings, parts=("gateway", "streams"))
+    stack = LocalStack(settings, parts=PARTS)
     try:
         stack.start(should_stop=lambda: stack["gateway"].is_ready)
         steady = LiveView(settings, keyring)
@@ -234,10 +234,10 @@ def backbone(
 
 @pytest.fixture(scope="module")
 def killed(backbone: Backbone) -> Backbone:
-    """Half of the records and a kill of the gateway, then the rest and a kill of the streams."""
-    backbone.wait_ready()
-    backbone.grow(RECORDS // 2, "gateway")
+    """Half of the records and a kill of the streams, then the rest and a kill of the gateway."""
+    backbone.wait_ready(*PARTS)
     backbone.grow(RECORDS // 2, "streams")
+    backbone.grow(RECORDS // 2, "gateway")
     return backbone
 
 
@@ -255,13 +255,24 @@ def test_the_gateway_does_not_wait_for_the_streams(backbone: Backbone) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_gateway_and_streams_are_ready(backbone: Backbone) -> None:
-    backbone.wait_ready()
+def test_streams_that_start_make_the_ledger(backbone: Backbone) -> None:
+    path = backbone.settings.table_path(LEDGER)
+    wait_until(lambda: DeltaTable.is_deltatable(path), QUIET_WITHIN_S, "the ledger")
 
 
 @pytest.mark.timeout(400)
-def test_gateway_and_streams_are_started_again_after_a_kill(killed: Backbone) -> None:
-    killed.wait_ready(restarts=1)
+def test_gateway_and_streams_are_ready(backbone: Backbone) -> None:
+    backbone.wait_ready(*PARTS)
+
+
+@pytest.mark.timeout(400)
+def test_a_killed_gateway_is_started_again(killed: Backbone) -> None:
+    killed.wait_ready("gateway", restarts=1)
+
+
+@pytest.mark.timeout(400)
+def test_killed_streams_are_started_again(killed: Backbone) -> None:
+    killed.wait_ready("streams", restarts=1)
 
 
 @pytest.mark.requirement("JE-09")
@@ -284,9 +295,9 @@ def test_they_agree_after_twenty_thousand_records_and_ten_kills(
     kafka_broker: BrokerProcess, mosquitto_broker: BrokerProcess, tmp_path: Path
 ) -> None:
     with backbone_at_work(kafka_broker, mosquitto_broker, tmp_path, seed=20261123) as backbone:
-        backbone.wait_ready()
+        backbone.wait_ready(*PARTS)
         for number in range(10):
-            backbone.grow(2_000, ("gateway", "streams")[number % 2])
+            backbone.grow(2_000, PARTS[number % 2])
         states = states_of(backbone)
     assert_they_agree(states, 20_000)
     assert_a_rebuild_brings_the_views_back(backbone.settings, states.refolded)

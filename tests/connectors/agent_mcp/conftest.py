@@ -14,12 +14,12 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from connectors.agent_client import agent_client
-from connectors.log.kafka_topic import ensure_topic
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import MqttSettings, Settings
 from schemas.streams.agents.agent_signing import KEY_BITS, new_key_pair, public_pem
 from tests.broker_processes import LOOPBACK, STOP_S, BrokerProcess, free_port, kafka_at
 from tests.connectors.gateway.hub_access import GatewayProcess, starting
+from tests.own_settings import make_topic
 
 PARTICIPANTS = "/api/hub/participants"
 
@@ -87,7 +87,7 @@ def shared_gateway(
         mqtt=MqttSettings(host=LOOPBACK, port=mosquitto_broker.port),
     )
     ensure_keyring(settings)
-    ensure_topic(settings)
+    make_topic(settings)
     gateway = McpGateway(settings, folder)
     try:
         gateway.wait_ready()

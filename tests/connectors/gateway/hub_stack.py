@@ -20,7 +20,6 @@ import pytest
 import yaml
 
 from connectors.launcher.local_processes import stop_all
-from connectors.log.kafka_topic import ensure_topic
 from schemas.keys.sealing import ensure_keyring
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import (
@@ -32,6 +31,7 @@ from schemas.settings.settings import (
 )
 from tests.broker_processes import STOP_S, BrokerProcess, kafka_at, wait_until
 from tests.connectors.gateway.hub_access import PRINCIPALS, GatewayProcess
+from tests.own_settings import make_topic
 
 TASKS, TOKENS, MESSAGES = "/api/hub/tasks", "/api/hub/tokens", "/api/hub/messages"
 AGENTS, CONTAINERS, AUDIT = "/api/hub/agents", "/api/hub/containers", "/api/hub/audit"
@@ -268,7 +268,7 @@ def hub_settings(broker: BrokerProcess, folder: Path) -> Settings:
         ),
     )
     ensure_keyring(settings)
-    ensure_topic(settings)
+    make_topic(settings)
     return settings
 
 

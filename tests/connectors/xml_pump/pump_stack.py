@@ -15,13 +15,13 @@ import httpx
 import pytest
 import yaml
 
-from connectors.log.kafka_topic import ensure_topic
 from schemas.keys.sealing import ensure_keyring
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import AgentMcpSettings, LimitSettings, Settings, XmlPumpSettings
 from tests.broker_processes import STOP_S, BrokerProcess, ProgramProcess, kafka_at, wait_until
 from tests.connectors.gateway.hub_access import GatewayProcess, add_principal
 from tests.connectors.xml_pump.pump_handlers import FOLDER_VARIABLE, SPACE
+from tests.own_settings import make_topic
 
 HANDLERS = "tests.connectors.xml_pump.pump_handlers"
 ENVELOPE = "urn:trunkline:envelope:1"
@@ -169,7 +169,7 @@ def pump_stack(
         xml_pump=XmlPumpSettings(organism_file=file, lease_margin_s=2.0, processes=2),
     )
     ensure_keyring(settings)
-    ensure_topic(settings)
+    make_topic(settings)
     with ExitStack() as opened, pytest.MonkeyPatch.context() as patch:
         patch.setenv(FOLDER_VARIABLE, str(folder))
         patch.setenv("PYTHONPATH", str(folder))
