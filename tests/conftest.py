@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # Nearly all the JVMs of the tests live for seconds: the second compiler would cost more than it gains.
 os.environ["JDK_JAVA_OPTIONS"] = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -XX:TieredStopAtLevel=1".strip()
 
-# A program that may not keep its bytecode compiles all our modules anew, a third of the time that it starts in.
+# A program that may not keep its bytecode compiles all our modules anew, a quarter of its start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
@@ -73,9 +73,10 @@ LONGEST = ("test_demo.py", "test_prove_seeds.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest: at the end of a run no worker should have one left while the
-    others have nothing to do. Next come the tests of the worker that has Spark, then the files with long time
-    limits.
+    """Begin with the files that take longest.
+
+    At the end of a run no worker should have one left while the others have nothing to do. Next come the tests
+    of the worker that has Spark, then the files with long time limits.
     """
     limits: dict[Path, float] = {}
     for item in items:
@@ -97,7 +98,10 @@ def takes_spark(path: Path) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give all files that take the session's Spark to one worker: a new Spark is slow for half a minute."""
+    """Give all files that take the session's Spark to one worker.
+
+    A new Spark is slow for half a minute, and each worker would have one.
+    """
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling

@@ -43,7 +43,7 @@ class Traffic:
             self._changed.notify_all()
 
     def next_number(self) -> int | None:
-        """The next message to send, when it may be sent; None when there is none left."""
+        """Return the next message when it may be sent; None when there is none left."""
         with self._changed:
             may_go = self._changed.wait_for(lambda: self._next < self._limit or self._is_used_up(), PATIENCE_S)
             assert may_go, "the kill is not over"
@@ -96,7 +96,7 @@ class Client:
         self._http.close()
 
     def ask(self, method: str, **request: Any) -> dict[str, Any]:
-        """The answer to one request about messages."""
+        """Return the answer to one request about messages."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             url = self._choice.choice(self._urls)
@@ -135,7 +135,7 @@ class Worker(threading.Thread):
             self.client.close()
 
     def work(self) -> None:
-        """What it does."""
+        """Do the work of this kind of client."""
         raise NotImplementedError
 
 
@@ -181,17 +181,17 @@ class Drainer(Worker):
 
 
 def payload_of(number: int) -> dict[str, Any]:
-    """What the message of this number says."""
+    """Return the payload of the message of this number."""
     return {"number": number, "text": f"message {number} für {DRAINER}"}
 
 
 def drain_request(request_id: str, limit: int) -> dict[str, Any]:
-    """What a drain asks."""
+    """Return parameters and headers of a drain."""
     return {"params": {"limit": limit}, "headers": {"X-Request-ID": request_id}}
 
 
 def tokens_of(gateways: Gateways) -> dict[str, str]:
-    """The tokens of all principals, which both gateways know."""
+    """Add the principals; return their tokens when both gateways know them."""
     roles = {DRAINER: "worker", **dict.fromkeys(SENDERS, "delegator")}
     tokens = {"operator": gateways.token}
     operator = {"Authorization": f"Bearer {gateways.token}"}

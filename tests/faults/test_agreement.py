@@ -58,6 +58,8 @@ class Backbone:
     keyring: Keyring
     log: RandomLog
     steady: LiveView
+    # The ledger's version when the streams were killed.
+    killed_at: int = 0
 
     def wait_ready(self, *names: str, restarts: int = 0) -> None:
         """Wait until these parts are there, after so many starts again of each."""
@@ -68,10 +70,23 @@ class Backbone:
 
         wait_until(are_ready, QUIET_WITHIN_S, f"{names}, started again {restarts} times")
 
+    def wait_settled(self, version: int) -> None:
+        """Wait until the streams have committed something after this version of the ledger."""
+        ledger = DeltaTable(self.settings.table_path(LEDGER))
+
+        def is_newer() -> bool:
+            look_after(self.stack, 0.1)
+            ledger.update_incremental()
+            return ledger.version() > version
+
+        wait_until(is_newer, QUIET_WITHIN_S, f"a commit after version {version} of the ledger")
+
     def grow(self, records: int, killed: str) -> None:
         """Append so many records, kill a part, and look after it for a moment."""
         append_raw_records(self.settings, self.log.records(records))
         self.stack[killed].kill()
+        if killed == "streams":
+            self.killed_at = DeltaTable(self.settings.table_path(LEDGER)).version()
         look_after(self.stack, 2)
 
 
@@ -99,7 +114,7 @@ def backbone_at_work(
 
 
 def end_offsets(settings: Settings) -> dict[int, int]:
-    """The log's end per partition."""
+    """Return the log's end per partition."""
     with topic_reader(settings.kafka) as consumer:
         ends = consumer.end_offsets(sorted(consumer.assignment()))
     return {where.partition: end for where, end in ends.items()}
@@ -203,13 +218,13 @@ def assert_they_agree(states: States, records: int) -> None:
 
 
 def assert_the_check_finds_no_difference(settings: Settings) -> None:
-    """The check refolds the ledger and compares the views with it."""
+    """Refold the ledger and compare the views with it."""
     found = check_views(settings, DeltaTable(settings.table_path(LEDGER)), load_keyring(settings))
     assert (found.differences, found.newer) == ([], 0)
 
 
 def assert_a_rebuild_brings_the_views_back(settings: Settings, refolded: State) -> None:
-    """The views are found equal, deleted, built anew, and equal again."""
+    """Check the views, delete them, build them anew, and check them again."""
     assert_the_check_finds_no_difference(settings)
     for table in VIEW_TABLES:
         shutil.rmtree(settings.table_path(table))
@@ -261,6 +276,11 @@ def test_streams_that_start_make_the_ledger(backbone: Backbone) -> None:
 
 
 @pytest.mark.timeout(400)
+def test_streams_that_start_settle_what_is_there(backbone: Backbone) -> None:
+    backbone.wait_settled(0)
+
+
+@pytest.mark.timeout(400)
 def test_gateway_and_streams_are_ready(backbone: Backbone) -> None:
     backbone.wait_ready(*PARTS)
 
@@ -268,6 +288,11 @@ def test_gateway_and_streams_are_ready(backbone: Backbone) -> None:
 @pytest.mark.timeout(400)
 def test_a_killed_gateway_is_started_again(killed: Backbone) -> None:
     killed.wait_ready("gateway", restarts=1)
+
+
+@pytest.mark.timeout(400)
+def test_killed_streams_go_on_settling(killed: Backbone) -> None:
+    killed.wait_settled(killed.killed_at)
 
 
 @pytest.mark.timeout(400)

@@ -105,7 +105,7 @@ def claims_in(ledger: pa.Table, keyring: Keyring) -> dict[str, list[str]]:
 def assert_the_record(
     settings: Settings, keyring: Keyring, handed: dict[str, str], ends: dict[int, int], kills: int
 ) -> None:
-    """What ledger and views say of each message that was handed to a request; `ends`: before any repeat."""
+    """Check ledger and views for each message that was handed to a request; `ends`: before any repeat."""
     whole = ledger_in_order(settings)
     ledger = whole.filter(pa.compute.equal(whole["stream_id"], f"default/{DRAINER}"))
     columns = ("partition", "offset", "type", "verdict", "ce_id")

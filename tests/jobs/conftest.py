@@ -1,4 +1,4 @@
-"""What the Spark tests share: a topic drained into its ledger."""
+"""Fixtures and helpers of the Spark tests: a topic drained into its ledger."""
 
 from __future__ import annotations
 

@@ -278,13 +278,17 @@ def test_a_browsers_cookie_is_for_https_alone_and_its_origin_too(settings: Setti
     assert statuses["http:"] == (403, False)
 
 
-def test_what_comes_by_event_file_and_document_is_settled_into_the_tables_under_tls(
-    stack: LocalStack, settings: Settings, tmp_path: Path
-) -> None:
-    def streams_are_ready() -> bool:
+def test_the_streams_reach_kafka_by_its_login(stack: LocalStack) -> None:
+    def are_ready() -> bool:
         stack.look_after()
         return stack[STREAMS].is_ready
 
+    wait_until(are_ready, 60, "the streams, for which nothing has waited yet")
+
+
+def test_what_comes_by_event_file_and_document_is_settled_into_the_tables_under_tls(
+    settings: Settings, tmp_path: Path
+) -> None:
     def rows(table: str, *columns: str) -> list[dict[str, Any]]:
         return DeltaTable(settings.table_path(table)).to_pyarrow_table(columns=list(columns)).to_pylist()
 
@@ -294,7 +298,6 @@ def test_what_comes_by_event_file_and_document_is_settled_into_the_tables_under_
         gateway.post("/api/hub/principals", {"principal": "fil", "role": "worker"})
         Queue(queue_root(settings)).send("status", "by file", to="operator", sender="fil")
         post_xml(gateway, CALCULATION, request_id="under-tls")
-    wait_until(streams_are_ready, 60, "the streams, which nothing has waited for")
     wanted = {("fil", "by file"), ("calculator", "42")}
 
     def are_there() -> bool:
