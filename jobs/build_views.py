@@ -27,7 +27,7 @@ from jobs.views.view_changes import CHANGE_COLUMNS, changes_of, newest
 from jobs.views.view_tables import are_complete, open_tables
 from schemas.errors import Refused
 from schemas.settings.settings import Settings
-from schemas.streams.views import STREAM_ENTRIES
+from schemas.streams.kinds import STREAM_ENTRIES
 from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import LEDGER_ARROW
 from schemas.tables.view_progress import ViewProgress, read_progress

@@ -22,7 +22,7 @@ from jobs.views.table_files import read_table
 from schemas.errors import TrunklineError
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import KafkaSettings, Settings
-from schemas.streams.views import STREAM_ENTRIES
+from schemas.streams.kinds import STREAM_ENTRIES
 from schemas.tables.delta_files import has_rows
 from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import LEDGER_ARROW

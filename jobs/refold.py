@@ -22,7 +22,7 @@ from schemas.fold.settled import FOLD_VERSION, AppliedChange
 from schemas.keys.sealing import Keyring, UnsealError
 from schemas.settings.settings import Settings
 from schemas.streams.fold import settle
-from schemas.streams.views import STREAM_ENTRIES, VIEW_TABLES
+from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LedgerRow, record_of_row
 from schemas.tables.ledger_rows import rows_between

@@ -27,7 +27,7 @@ from schemas.keys.sealing import Keyring, load_keyring
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import SettingsError
 from schemas.streams.fold import settle
-from schemas.streams.views import STREAM_ENTRIES
+from schemas.streams.kinds import STREAM_ENTRIES
 from schemas.tables.delta_files import dataset_of_files, table_storage
 from schemas.tables.ledger import COLUMNS, LEDGER, LedgerRow, record_of_row
 from schemas.tables.ledger_arrow import LEDGER_ARROW

@@ -24,7 +24,7 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from schemas.settings.settings import Settings, load_settings
-from schemas.streams.views import STREAM_ENTRIES, VIEWS
+from schemas.streams.kinds import STREAM_ENTRIES, VIEWS
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import LEDGER_ARROW

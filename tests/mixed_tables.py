@@ -29,9 +29,9 @@ from schemas.fold.entries import Entries
 from schemas.keys.sealing import ensure_keyring
 from schemas.log_access.event_topic import partition_for
 from schemas.streams.mailboxes.mailbox_requests import read_record
+from schemas.streams.mailboxes.message import Message, posting_record
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER, LedgerRow
-from schemas.wire.message import Message, posting_record
 from schemas.wire.record import OutgoingRecord, Record
 from tests.audited_ledger import AuditedLedger
 from tests.jobs.topic_load import event, registration

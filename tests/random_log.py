@@ -26,6 +26,7 @@ from schemas.streams.agents.participants import (
     key_id_of,
     participant_record,
 )
+from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import (
     cancellation_record,
     pick_record,
@@ -44,7 +45,9 @@ from schemas.streams.mailboxes.mailbox_requests import (
     read_record,
     reclaim_record,
 )
+from schemas.streams.mailboxes.message import DEFAULT_REALM, Message, posting_record
 from schemas.streams.principal.principals import ROLES, addition_record, revocation_record
+from schemas.streams.refused.refusal import Refusal, refusal_record
 from schemas.streams.session.session_registry import (
     SessionCreation,
     SessionJobAssigned,
@@ -53,9 +56,7 @@ from schemas.streams.session.session_registry import (
     SessionStop,
     session_record,
 )
-from schemas.wire.message import DEFAULT_REALM, Message, posting_record
-from schemas.wire.record import JOB_EVENT, OutgoingRecord, content_id, oversized, refused_stream
-from schemas.wire.refusal import Refusal, refusal_record
+from schemas.wire.record import OutgoingRecord, content_id, oversized, refused_stream
 from schemas.wire.signing import sign_event
 from schemas.wire.strict_json import canonical
 from tests.random_mqtt_agents import mqtt_agent_record

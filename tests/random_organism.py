@@ -12,7 +12,7 @@ from schemas.streams.control.organism import (
     OrganismLoaded,
     organism_record,
 )
-from schemas.streams.mailboxes.threads import ThreadOpened, thread_record
+from schemas.streams.thread.threads import ThreadOpened, thread_record
 from schemas.wire.record import OutgoingRecord
 
 

@@ -16,7 +16,7 @@ from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import Settings
-from schemas.streams.views import STREAM_ENTRIES
+from schemas.streams.kinds import STREAM_ENTRIES
 from schemas.tables.ledger import LEDGER, LedgerRow
 from schemas.tables.view_progress import ViewProgress
 from schemas.wire.record import Record

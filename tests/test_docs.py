@@ -14,10 +14,8 @@ import pytest
 from pydantic import BaseModel
 
 from schemas.settings.settings import Settings
-from schemas.streams.views import VIEW_TABLES
+from schemas.streams.kinds import KINDS, RECORD_TYPES, VIEW_TABLES
 from schemas.tables import ledger
-from schemas.wire.ids import STREAM_KINDS
-from schemas.wire.record import RECORD_TYPES
 from schemas.wire.verdicts import REASONS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,7 +59,7 @@ def tables() -> list[str]:
         ("settings", list(settings_of(Settings))),
         ("reasons", list(REASONS)),
         ("record types", list(RECORD_TYPES)),
-        ("kinds of streams", list(STREAM_KINDS)),
+        ("kinds of streams", list(KINDS)),
         ("jobs", jobs()),
         ("doors", doors()),
         ("tables", tables()),

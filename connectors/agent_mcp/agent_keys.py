@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
 
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import AgentKeyRow
 from schemas.streams.agents.agent_signing import WINDOW_S, signature_bytes, timestamp_seconds
+from schemas.streams.agents.participants import AgentKeyRow
 from schemas.streams.principal.principals import ACTIVE
 
 # The least number of keys that are tried before a signature is refused. An agent that changes its key has two,

@@ -31,10 +31,20 @@ from connectors.gateway.web.answers import ApiError, iso_moment, refuse_rejected
 from connectors.gateway.web.idempotency import request_uuid
 from connectors.gateway.web.policy import Caller
 from schemas.fold.life_cycles import STOPPED
-from schemas.fold.view_rows import MessageBodyRow, MessageRow, ParticipantRow
-from schemas.streams.agents.participants import AgentUpdated, participant_record
+from schemas.streams.agents.participants import (
+    AgentUpdated,
+    ParticipantRow,
+    participant_record,
+)
+from schemas.streams.mailboxes.message import (
+    DEFAULT_REALM,
+    PRIORITIES,
+    Message,
+    MessageBodyRow,
+    MessageRow,
+    posting_record,
+)
 from schemas.streams.principal.principals import AGENT
-from schemas.wire.message import DEFAULT_REALM, PRIORITIES, Message, posting_record
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.verdicts import REJECTED, SEQ_CONFLICT, TOO_LARGE, UNKNOWN_RECIPIENT
 

@@ -34,8 +34,8 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.access_log import AccessLog
 from connectors.gateway.web.answers import INTERNAL, UNREACHABLE, ApiError
 from schemas.errors import BackboneUnreachable, TrunklineError
-from schemas.fold.view_rows import AgentKeyRow
 from schemas.settings.settings import Settings
+from schemas.streams.agents.participants import AgentKeyRow
 from schemas.wire.verdicts import MALFORMED
 from schemas.wire.wire_body import first_fault
 

@@ -30,8 +30,8 @@ from schemas.streams.agents.agent_signing import (
     signature_bytes,
 )
 from schemas.streams.agents.participants import AgentCalled, participant_record
+from schemas.streams.refused.refusal import RefusalReason
 from schemas.wire.ids import is_name
-from schemas.wire.refusal import RefusalReason
 from schemas.wire.strict_json import MalformedJsonError, decode
 from schemas.wire.verdicts import ACCEPTED, MALFORMED, REJECTED, TOO_LARGE, UNAUTHORIZED
 

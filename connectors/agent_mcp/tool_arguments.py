@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from connectors.agent_mcp.mcp_tool import ToolArguments, described_tools
-from schemas.wire.message import PRIORITIES
+from schemas.streams.mailboxes.message import PRIORITIES
 from schemas.wire.wire_body import Capabilities, Name
 
 MESSAGES_LIMIT: Final = 1000

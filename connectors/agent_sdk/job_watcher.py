@@ -16,12 +16,12 @@ from typing import Final, NamedTuple
 from connectors.job_tools.job_secrets import KeptSecrets
 from connectors.mqtt_bridge.bridge_records import job_event_record
 from schemas.fold.entries import Entries
-from schemas.fold.life_cycles import COMPLETED, JOB_TERMINAL
+from schemas.fold.life_cycles import COMPLETED
 from schemas.fold.settled import Settled
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.fold import settle
-from schemas.streams.job.job_registry import registration_record, rotation_record
+from schemas.streams.job.job_registry import JOB_TERMINAL, registration_record, rotation_record
 from schemas.wire.record import OutgoingRecord, Record, oversized
 from schemas.wire.strict_json import decode
 from schemas.wire.verdicts import ACCEPTED, BAD_SIGNATURE

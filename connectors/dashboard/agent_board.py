@@ -9,8 +9,9 @@ from connectors.dashboard.shown_rows import milliseconds
 from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.live.live_view import LiveView
 from schemas.fold.life_cycles import RUNNING
-from schemas.fold.view_rows import ParticipantRow, TaskRow
-from schemas.wire.message import DEFAULT_REALM
+from schemas.streams.agents.participants import ParticipantRow
+from schemas.streams.mailboxes.message import DEFAULT_REALM
+from schemas.streams.task.task_registry import TaskRow
 
 STOPPED: Final = "stopped"
 WORKING: Final = "working"

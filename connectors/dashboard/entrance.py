@@ -21,9 +21,8 @@ from connectors.gateway.web.policy import Action, Caller, decide
 from connectors.gateway.web.refusals import RefusalRecorder
 from connectors.gateway.web.strict_request import StrictRequest
 from connectors.live.live_view import LiveView
-from schemas.fold.view_rows import PrincipalRow
 from schemas.keys.sealing import Keyring
-from schemas.streams.principal.principals import ACTIVE, OPERATOR, token_hash
+from schemas.streams.principal.principals import ACTIVE, OPERATOR, PrincipalRow, token_hash
 from schemas.wire.verdicts import POLICY, UNAUTHORIZED
 
 SESSION_S: Final = 7 * 24 * 3600

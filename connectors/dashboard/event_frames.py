@@ -18,10 +18,12 @@ from connectors.gateway.feed.settled_stream import AGENT_CHANGED, AGENT_CREATED,
 from connectors.gateway.services.hub import Hub
 from connectors.live.settled_feed import SettledRecord
 from schemas.fold.life_cycles import STOPPED
-from schemas.fold.view_rows import JobRow, TaskRow
+from schemas.streams.agents.participants import AGENT_JOINED, AGENT_STOPPED
+from schemas.streams.job.job_registry import JobRow
+from schemas.streams.mailboxes.message import MESSAGE_POSTED
 from schemas.streams.principal.principals import OPERATOR, VIEWER
+from schemas.streams.task.task_registry import TASK_STARTED, TaskRow
 from schemas.wire.ids import AGENT, JOB, MAILBOX, TASK
-from schemas.wire.record import AGENT_JOINED, AGENT_STOPPED, MESSAGE_POSTED, TASK_STARTED
 from schemas.wire.verdicts import ACCEPTED
 
 _SAID: Final = ("message_id", "from", "kind", "priority")

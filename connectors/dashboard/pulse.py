@@ -19,9 +19,8 @@ from connectors.live.settled_feed import SettledRecord
 from connectors.live.table_lag import TableLag
 from connectors.live.table_progress_reader import ViewProgressReader
 from schemas.errors import TrunklineError
-from schemas.fold.view_rows import MessageRow
+from schemas.streams.mailboxes.message import MESSAGE_PENDING, MessageRow
 from schemas.wire.ids import JOB
-from schemas.wire.message import MESSAGE_PENDING
 from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED
 
 # The number of mailboxes that are shown. The sums include all.

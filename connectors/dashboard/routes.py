@@ -22,7 +22,7 @@ from connectors.gateway.web.streaming_answer import StreamingAnswer, StreamPlace
 from connectors.live.verdict_reader import verdict_in_ledger
 from connectors.log.publisher import Position
 from schemas.errors import TrunklineError
-from schemas.fold.view_rows import REGISTRY_JOBS
+from schemas.streams.job.job_registry import REGISTRY_JOBS
 
 _OFFSET_LIMIT: Final = 10**15
 # The number of answers that may read the ledger at once, so that callers cannot occupy all threads of the

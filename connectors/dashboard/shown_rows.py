@@ -10,10 +10,10 @@ from typing import Any, Final
 from connectors.gateway.feed.settled_stream import PUBLIC_KINDS, settled_as_json
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
-from schemas.fold.view_rows import REGISTRY_JOBS, REGISTRY_TASKS, JobRow, TaskRow
+from schemas.streams.job.job_registry import JOB_REGISTERED, JOB_SECRET_ROTATED, REGISTRY_JOBS, JobRow
 from schemas.streams.principal.principals import OPERATOR
+from schemas.streams.task.task_registry import REGISTRY_TASKS, TaskRow
 from schemas.wire.ids import CONTROL, PRINCIPAL
-from schemas.wire.record import JOB_REGISTERED, JOB_SECRET_ROTATED
 
 _TEXT: Final = 300
 _RAW_BYTES: Final = 4096

@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 from connectors.demo.steps import Step
 from connectors.ledger_files.ledger_lines import LINE_COLUMNS
 from connectors.mqtt_link.receipt import Receipt
+from schemas.streams.job.job_event import JOB_EVENT
 from schemas.wire.ids import JOB
-from schemas.wire.record import JOB_EVENT
 from schemas.wire.strict_json import MalformedJsonError, canonical, decode
 from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED
 

@@ -33,8 +33,8 @@ from connectors.mqtt_link.mqtt_credentials import OPERATOR, job_mqtt, role_mqtt
 from connectors.mqtt_link.mqtt_login import wait_for_login
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import Settings
+from schemas.streams.job.job_registry import JOB_CANCELLED, JOB_REGISTERED
 from schemas.wire.ids import new_job_id
-from schemas.wire.record import JOB_CANCELLED, JOB_REGISTERED
 from schemas.wire.signing import new_secret
 
 QUIET_LIMIT_S: Final = 60.0

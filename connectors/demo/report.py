@@ -17,9 +17,9 @@ from connectors.demo.steps import Script
 from connectors.ledger_files.ledger_lines import LINE_HEADING, text_line
 from connectors.terminal.terminal_text import escaped, is_coloured
 from schemas.settings.settings import Settings
+from schemas.streams.job.job_event import JOB_EVENT
 from schemas.tables.ledger import LEDGER
 from schemas.wire.ids import JOB
-from schemas.wire.record import JOB_EVENT
 from schemas.wire.strict_json import MalformedJsonError, decode
 from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REASONS, REJECTED
 

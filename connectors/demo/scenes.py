@@ -19,6 +19,8 @@ from schemas.errors import Refused
 from schemas.fold import life_cycles as states
 from schemas.settings.settings import Settings
 from schemas.streams.principal.principals import OPERATOR
+from schemas.streams.session.session_registry import TERMINATED
+from schemas.streams.task.task_registry import FAILED, TASK_TERMINAL
 
 Tick = Callable[[], None]
 _Found = TypeVar("_Found")
@@ -102,12 +104,12 @@ def sessions_end(settings: Settings, sessions: list[str], tick: Tick) -> Scene:
 
         def open_sessions() -> dict[str, str]:
             found = {name: gateway.get(path_of("sessions", name))["status"] for name in sessions}
-            return {name: status for name, status in found.items() if status != states.TERMINATED}
+            return {name: status for name, status in found.items() if status != TERMINATED}
 
         left = _poll(open_sessions, lambda found: not found, _CLOSED_WITHIN_S, tick)
     return Scene(
         [f"Session {name} picked its job at the gateway and ended with it" for name in sessions],
-        [f"session {name}: planned to be {states.TERMINATED}, it is {status}" for name, status in left.items()],
+        [f"session {name}: planned to be {TERMINATED}, it is {status}" for name, status in left.items()],
     )
 
 
@@ -130,14 +132,14 @@ def agents_talk(settings: Settings, tick: Tick) -> Scene:
         def ended(name: str) -> dict[str, Any]:
             path = path_of("tasks", tasks[name])
             return _poll(
-                lambda: dict(hub.get(path)), lambda task: task["status"] in states.TASK_TERMINAL, limit_s, tick
+                lambda: dict(hub.get(path)), lambda task: task["status"] in TASK_TERMINAL, limit_s, tick
             )
 
         hub.post(path_of("messages"), {"recipient": ECHO, "type": GREET, "payload": {"to": FLAKY}})
         failed = ended(FLAKY)
         hub.post(path_of("messages"), {"recipient": ECHO, "type": FINISH})
         completed = ended(ECHO)
-    planned = ((ECHO, completed, states.COMPLETED), (FLAKY, failed, states.FAILED))
+    planned = ((ECHO, completed, states.COMPLETED), (FLAKY, failed, FAILED))
     return Scene(
         [
             f"Agent {ECHO} asked {FLAKY} by the hub; its task: {completed['status']}, {completed['result']}",

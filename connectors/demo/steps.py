@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from schemas.fold import life_cycles as states
 from schemas.streams.job.job_event import COMPLETED, ERROR, PROGRESS, STARTED, TERMINAL_EVENTS
+from schemas.streams.job.job_registry import JOB_TERMINAL
 from schemas.wire.field_checks import SCHEMA_VERSION
 from schemas.wire.signing import sign_event
 from schemas.wire.strict_json import canonical
@@ -198,7 +199,7 @@ class ScriptBuilder:
         self._add(Step(Cancellation(), "cancelled by the operator"))
 
     def _accept(self, event: str) -> None:
-        if self._state in states.JOB_TERMINAL:
+        if self._state in JOB_TERMINAL:
             raise ValueError("the job has ended")
         self._state = _STATE_AFTER.get(event, states.RUNNING)
 

@@ -29,7 +29,7 @@ from connectors.log.publisher import RecordRefused
 from connectors.log.renewing_publisher import RenewingPublisher
 from schemas.errors import BackboneUnreachable
 from schemas.settings.settings import Settings
-from schemas.wire.message import DEFAULT_REALM
+from schemas.streams.mailboxes.message import DEFAULT_REALM
 from schemas.wire.record import OutgoingRecord
 
 log = structlog.stdlib.get_logger(__name__)

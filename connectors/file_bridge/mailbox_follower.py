@@ -29,9 +29,8 @@ from connectors.gateway_client.event_stream import GAP, SETTLED, SNAPSHOT, Event
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings
+from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED
 from schemas.wire.ids import MAILBOX
-from schemas.wire.message import DEFAULT_REALM
-from schemas.wire.record import MESSAGE_POSTED
 from schemas.wire.verdicts import ACCEPTED
 
 log = structlog.stdlib.get_logger(__name__)

@@ -10,8 +10,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from schemas.errors import TrunklineError
-from schemas.fold.view_rows import MAILBOX_VIEW
 from schemas.settings.settings import Settings
+from schemas.streams.mailboxes.message import MAILBOX_VIEW
 from schemas.tables.delta_files import dataset_of
 
 

@@ -13,14 +13,8 @@ from pydantic import ValidationError
 from connectors.file_queue import TOPICS
 from connectors.file_queue.message_record import EVERYBODY, NAME_LIMIT, is_name
 from schemas.streams.mailboxes.mailbox_requests import LIMIT_MOST, claim_of_record
-from schemas.wire.message import Message, posting_record
-from schemas.wire.record import (
-    MESSAGE_POSTED,
-    OVERSIZE_PREFIX_BYTES,
-    OutgoingRecord,
-    content_id,
-    refused_stream,
-)
+from schemas.streams.mailboxes.message import MESSAGE_POSTED, Message, posting_record
+from schemas.wire.record import OVERSIZE_PREFIX_BYTES, OutgoingRecord, content_id, refused_stream
 
 DOOR: Final = "file"
 # Any program that may write the files may write any name into them.

@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple
 from connectors.gateway_client.event_stream import GAP, SETTLED, SNAPSHOT, EventStream, ServerEvent
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.errors import BackboneUnreachable, NotFound
-from schemas.fold.view_rows import REGISTRY_JOBS, REGISTRY_SESSIONS
+from schemas.streams.job.job_registry import REGISTRY_JOBS
+from schemas.streams.session.session_registry import REGISTRY_SESSIONS
 from schemas.wire.ids import JOB, SESSION
 from schemas.wire.verdicts import ACCEPTED
 

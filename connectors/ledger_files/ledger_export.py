@@ -20,10 +20,9 @@ from typing import Any, Final, NamedTuple
 from connectors.ledger_files.ledger_lines import JSON_COLUMNS, iso_time, json_line
 from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from schemas.errors import NotFound, TrunklineError, UsageError
-from schemas.fold.view_rows import REGISTRY_JOBS
 from schemas.settings.settings import Settings
+from schemas.streams.job.job_registry import JOB_REGISTERED, REGISTRY_JOBS
 from schemas.wire.ids import JOB
-from schemas.wire.record import JOB_REGISTERED
 from schemas.wire.strict_json import MalformedJsonError, canonical, decode
 from schemas.wire.verdicts import ACCEPTED
 

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from connectors.terminal.terminal_text import escaped
+from schemas.streams.job.job_event import JOB_EVENT
 from schemas.tables.ledger import COLUMNS
-from schemas.wire.record import JOB_EVENT
 from schemas.wire.strict_json import MalformedJsonError, decode
 from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED
 

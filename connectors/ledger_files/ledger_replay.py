@@ -17,15 +17,11 @@ from connectors.log.publisher import Position
 from schemas.errors import NotFound, Refused, UsageError
 from schemas.keys.sealing import Keyring, UnsealError
 from schemas.settings.settings import Settings
+from schemas.streams.control.control_fold import CONTROL_FOLD_SWITCHED, CONTROL_TOPOLOGY
+from schemas.streams.refused.refusal import REQUEST_REFUSED
 from schemas.tables.ledger import LedgerRow, record_of_row
 from schemas.wire.ids import parse_stream_key
-from schemas.wire.record import (
-    CONTROL_FOLD_SWITCHED,
-    CONTROL_TOPOLOGY,
-    REQUEST_REFUSED,
-    OutgoingRecord,
-    read_envelope,
-)
+from schemas.wire.record import OutgoingRecord, read_envelope
 from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED, TOO_LARGE
 
 _MICROS: Final = 1_000_000

@@ -18,11 +18,10 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from schemas.errors import NotFound, TrunklineError
-from schemas.fold.view_rows import MAILBOX_VIEW, MESSAGE_BODIES
 from schemas.settings.settings import Settings
+from schemas.streams.mailboxes.message import CLAIMED, MAILBOX_VIEW, MESSAGE_BODIES, READ
 from schemas.tables.delta_files import small_batches
 from schemas.wire.field_checks import is_utc_timestamp
-from schemas.wire.message import CLAIMED, READ
 
 _KEY: Final = ["realm", "recipient", "message_id"]
 _HEAD: Final = [*_KEY, "sender", "priority", "status", "posted_at", "sent_at"]

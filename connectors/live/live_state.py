@@ -14,10 +14,11 @@ from connectors.live.settled_feed import SettledRecord
 from connectors.log.publisher import Position
 from schemas.fold.entries import Entries
 from schemas.fold.settled import AppliedChange, Settled
-from schemas.fold.view_rows import MAILBOX_VIEW, MESSAGE_BODIES, MessageBodyRow, MessageRow, Row
+from schemas.fold.view_rows import Row
 from schemas.keys.sealing import Keyring
 from schemas.streams.fold import settle
-from schemas.streams.views import VIEWS
+from schemas.streams.kinds import VIEWS
+from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, MessageBodyRow, MessageRow
 from schemas.wire.ids import parse_stream_key
 from schemas.wire.record import Record
 

@@ -21,7 +21,7 @@ from schemas.errors import TrunklineError
 from schemas.integrity.audit_chain import ChainEntry, last_in_file, line_in_metadata
 from schemas.integrity.audit_files import chain_file
 from schemas.settings.settings import Settings
-from schemas.streams.views import STREAM_ENTRIES
+from schemas.streams.kinds import STREAM_ENTRIES
 from schemas.tables.delta_files import table_storage
 from schemas.tables.ledger import LEDGER
 from schemas.tables.view_progress import ViewProgress, read_progress

@@ -14,10 +14,10 @@ from connectors.live.settled_feed import SettledRecord
 from connectors.log.publisher import Position
 from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings
+from schemas.streams.mailboxes.message import MESSAGE_POSTED
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import LEDGER_ARROW
-from schemas.wire.record import MESSAGE_POSTED
 
 _UNUSED: Final = {"topic", "sent_at", "masked", "fold_version", "value_sealed", "changes", "entries", "wire"}
 _COLUMNS: Final = [name for name in LEDGER_ARROW.names if name not in {*_UNUSED, "accepted_offset"}]

@@ -19,42 +19,20 @@ from connectors.retry.backoff import retry
 from schemas.errors import TrunklineError
 from schemas.fold.entries import Entries
 from schemas.fold.settled import FOLD_VERSION
-from schemas.fold.view_rows import (
-    MAILBOX_VIEW,
-    MESSAGE_BODIES,
-    REGISTRY_AGENTS,
-    REGISTRY_CONTAINERS,
-    REGISTRY_JOBS,
-    REGISTRY_MQTT_AGENTS,
-    REGISTRY_PARTICIPANTS,
-    REGISTRY_PRINCIPALS,
-    REGISTRY_SESSIONS,
-    REGISTRY_TASKS,
-    MessageRow,
-    Row,
-)
+from schemas.fold.view_rows import Row
 from schemas.settings.settings import Settings
+from schemas.streams.kinds import KINDS, STREAM_ENTRIES, VIEWS
 from schemas.streams.mailboxes.mailbox_entries import LAST
-from schemas.streams.views import STREAM_ENTRIES, VIEWS
+from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, MessageRow
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import read_progress
-from schemas.wire.ids import AGENT, CONTAINER, JOB, MAILBOX, PRINCIPAL, SESSION, TASK
+from schemas.wire.ids import MAILBOX
 
 BATCH_ROWS: Final = 16_384
 _AGAIN_S: Final = 0.5
 # Files disappear under a reader while the tables are being swapped for rebuilt ones.
 _UNREADABLE: Final = (DeltaError, OSError, pa.ArrowException, KeyError)
-# A stream of this kind that has entries has a row in one of these views.
-_VIEWS_OF_KIND: Final = {
-    JOB: (REGISTRY_JOBS,),
-    SESSION: (REGISTRY_SESSIONS,),
-    PRINCIPAL: (REGISTRY_PRINCIPALS,),
-    MAILBOX: (MAILBOX_VIEW,),
-    TASK: (REGISTRY_TASKS,),
-    AGENT: (REGISTRY_AGENTS, REGISTRY_PARTICIPANTS, REGISTRY_MQTT_AGENTS),
-    CONTAINER: (REGISTRY_CONTAINERS,),
-}
 
 
 def load_views(settings: Settings, state: LiveState) -> dict[int, int]:
@@ -91,9 +69,9 @@ def _load(settings: Settings, state: LiveState) -> dict[int, int]:
             table = DeltaTable(path)
             _load_rows(_batches(table, columns, _wanted(view.VIEW, table, state)), view, state)
     _note_final(state)
-    for kind in sorted(kinds & _VIEWS_OF_KIND.keys()):
-        views = _VIEWS_OF_KIND[kind]
-        if not any(state.rows_by_view[view] for view in views):
+    for kind in sorted(kinds & KINDS.keys()):
+        views = [row_type.VIEW for row_type in KINDS[kind].row_of_each_stream]
+        if views and not any(state.rows_by_view[view] for view in views):
             raise TrunklineError(
                 f"there are entries of {kind} streams, but no rows in {' or '.join(views)} below "
                 f"{settings.tables_root}; rebuild_views makes the tables anew from the ledger"

@@ -32,8 +32,8 @@ from schemas.errors import Refused
 from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import check_topic, partition_for
 from schemas.settings.settings import Settings
-from schemas.streams.control.control_fold import TOPOLOGY_STREAM
-from schemas.wire.record import CONTROL_TOPOLOGY, Record
+from schemas.streams.control.control_fold import CONTROL_TOPOLOGY, TOPOLOGY_STREAM
+from schemas.wire.record import Record
 
 COMPARED, WRITTEN = "compared", "written"
 Progress = Callable[[str, int, int], None]

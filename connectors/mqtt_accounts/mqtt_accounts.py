@@ -36,15 +36,20 @@ from connectors.mqtt_link.broker_settings import socket_dir
 from connectors.mqtt_link.mqtt_credentials import ensure_role_passwords
 from connectors.mqtt_link.mqtt_login import LoginAnswer, try_login
 from schemas.fold.entries import Entries
-from schemas.fold.life_cycles import JOB_TERMINAL
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import JobRow, MqttAgentRow, Row
+from schemas.fold.view_rows import Row
 from schemas.keys.mqtt_password import job_of_rotated_user, job_user, mqtt_password
 from schemas.keys.sealing import Keyring, UnsealError
 from schemas.settings.settings import Settings
 from schemas.streams.agents.mqtt_agent_fold import mqtt_agent_secret
-from schemas.streams.agents.mqtt_agents import REGISTERED, agent_of_user, mqtt_user
+from schemas.streams.agents.mqtt_agents import (
+    REGISTERED,
+    MqttAgentRow,
+    agent_of_user,
+    mqtt_user,
+)
 from schemas.streams.job.job_fold import job_grant
+from schemas.streams.job.job_registry import JOB_TERMINAL, JobRow
 from schemas.wire.ids import AGENT, JOB, is_job_id, stream_key
 
 log = structlog.stdlib.get_logger(__name__)

@@ -10,8 +10,10 @@ import msgspec
 from connectors.mqtt_link.receipt import AgentReceipt, LogPosition, Receipt, encode_receipt
 from connectors.mqtt_link.topics import agent_of, inbox_topic, job_id_of, outbox_name, receipts_topic
 from schemas.settings.settings import MqttSettings
+from schemas.streams.agents.mqtt_agents import AGENT_SAID
+from schemas.streams.job.job_event import JOB_EVENT
 from schemas.wire.ids import AGENT, JOB, is_name, stream_key
-from schemas.wire.record import AGENT_SAID, JOB_EVENT, OutgoingRecord, content_id, refused_stream
+from schemas.wire.record import OutgoingRecord, content_id, refused_stream
 
 DOOR: Final = "mqtt"
 # Mosquitto does not tell a subscriber who published. An event is trusted for its signature alone.

@@ -36,9 +36,9 @@ from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings
 from schemas.streams.agents.mqtt_agents import REGISTERED
 from schemas.streams.mailboxes.mailbox_requests import claim_of_record
+from schemas.streams.mailboxes.message import DEFAULT_REALM, LEASED, MESSAGE_POSTED, has_come
 from schemas.wire.ids import MAILBOX
-from schemas.wire.message import DEFAULT_REALM, LEASED, has_come
-from schemas.wire.record import MESSAGE_POSTED, OutgoingRecord
+from schemas.wire.record import OutgoingRecord
 from schemas.wire.strict_json import canonical
 from schemas.wire.verdicts import ACCEPTED
 

@@ -64,7 +64,7 @@ from connectors.out_of_band.command_keys import SIGNATURE_HEADER, CommandKey, re
 from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.settings.settings import PROJECT_ROOT
 from schemas.streams.control.organism import Listener, ListenerAdded, ListenerRemoved, OrganismLoaded
-from schemas.wire.refusal import RefusalReason
+from schemas.streams.refused.refusal import RefusalReason
 from schemas.wire.verdicts import (
     DUPLICATE,
     ILLEGAL_TRANSITION,

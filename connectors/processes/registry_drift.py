@@ -11,9 +11,10 @@ from typing import Any, Final, NamedTuple
 
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.processes.session_host import GRACE_S, SessionHost
-from schemas.fold.life_cycles import JOB_TERMINAL, STOPPED, TERMINATED
 from schemas.fold.life_cycles import RUNNING as IS_RUNNING
-from schemas.streams.session.session_registry import HARD
+from schemas.fold.life_cycles import STOPPED
+from schemas.streams.job.job_registry import JOB_TERMINAL
+from schemas.streams.session.session_registry import HARD, TERMINATED
 
 Row = dict[str, Any]
 JOB_WITHOUT_SESSION: Final = "job_without_session"

@@ -22,10 +22,10 @@ import structlog
 from connectors.processes.process_tree import KILL_S
 from connectors.processes.session_host import GRACE_S, OWN_END_S, SessionHost
 from schemas.errors import TrunklineError
-from schemas.fold.life_cycles import STOPPED, TERMINATED
+from schemas.fold.life_cycles import STOPPED
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import SessionRow
 from schemas.settings.settings import Settings
+from schemas.streams.session.session_registry import TERMINATED, SessionRow
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -13,8 +13,7 @@ from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from connectors.processes.process_tree import clean_environment
 from connectors.processes.session_host import GRACE_S, SessionHost
 from schemas.errors import NotFound, Refused, UsageError
-from schemas.fold.life_cycles import TERMINATED
-from schemas.streams.session.session_registry import HARD, SOFT
+from schemas.streams.session.session_registry import HARD, SOFT, TERMINATED
 from schemas.wire.ids import is_name
 
 Row = dict[str, Any]

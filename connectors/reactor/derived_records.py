@@ -13,31 +13,41 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from connectors.reactor.known_recipients import GetRow
-from schemas.fold.life_cycles import JOB_TERMINAL, STOPPED, TERMINATED
-from schemas.fold.view_rows import JobRow, MessageBodyRow, MessageRow, ParticipantRow, SessionRow, TaskRow
-from schemas.streams.agents.participants import AgentStopped, participant_record
-from schemas.streams.job.job_registry import END, pick_id
+from schemas.fold.life_cycles import STOPPED
+from schemas.streams.agents.participants import AGENT_STOPPED, AgentStopped, ParticipantRow, participant_record
+from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.job.job_registry import END, JOB_CANCELLED, JOB_PICKED, JOB_TERMINAL, JobRow, pick_id
 from schemas.streams.mailboxes.mailbox_requests import read_record
-from schemas.streams.principal.principals import HUB, REACTOR, SENDER
-from schemas.streams.session.session_registry import SessionJobAssigned, SessionJobEnded, session_record
-from schemas.streams.task.task_registry import RESULT_LIMIT_BYTES, TaskCompletion, result_text, task_record
-from schemas.wire.ids import JOB, MAILBOX, SESSION, TASK, is_name, parse_stream_key
-from schemas.wire.message import DEFAULT_REALM, MESSAGE_PENDING, Message, posting_record
-from schemas.wire.record import (
-    AGENT_STOPPED,
-    JOB_CANCELLED,
-    JOB_EVENT,
-    JOB_PICKED,
+from schemas.streams.mailboxes.message import (
+    DEFAULT_REALM,
+    MESSAGE_PENDING,
     MESSAGE_POSTED,
+    Message,
+    MessageBodyRow,
+    MessageRow,
+    posting_record,
+)
+from schemas.streams.principal.principals import HUB, REACTOR, SENDER
+from schemas.streams.session.session_registry import (
     SESSION_CREATED,
     SESSION_JOB_ASSIGNED,
     SESSION_JOB_ENDED,
-    TASK_COMPLETED,
-    BadEnvelopeError,
-    OutgoingRecord,
-    Record,
-    read_envelope,
+    TERMINATED,
+    SessionJobAssigned,
+    SessionJobEnded,
+    SessionRow,
+    session_record,
 )
+from schemas.streams.task.task_registry import (
+    RESULT_LIMIT_BYTES,
+    TASK_COMPLETED,
+    TaskCompletion,
+    TaskRow,
+    result_text,
+    task_record,
+)
+from schemas.wire.ids import JOB, MAILBOX, SESSION, TASK, is_name, parse_stream_key
+from schemas.wire.record import BadEnvelopeError, OutgoingRecord, Record, read_envelope
 from schemas.wire.strict_json import MalformedJsonError, canonical, decode
 from schemas.wire.wire_body import NOTE_LIMIT
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any, Final, Protocol, TypeVar
 
 from schemas.fold.life_cycles import STOPPED
-from schemas.fold.view_rows import AgentRow, ListenerRow, MqttAgentRow, ParticipantRow, PrincipalRow, Row
-from schemas.streams.agents.agent_registry import DEFINED
-from schemas.streams.agents.mqtt_agents import REGISTERED
-from schemas.streams.principal.principals import ACTIVE, HUB, OPERATOR
+from schemas.fold.view_rows import Row
+from schemas.streams.agents.agent_registry import DEFINED, AgentRow
+from schemas.streams.agents.mqtt_agents import REGISTERED, MqttAgentRow
+from schemas.streams.agents.participants import ParticipantRow
+from schemas.streams.control.organism import ListenerRow
+from schemas.streams.principal.principals import ACTIVE, HUB, OPERATOR, PrincipalRow
 
 R = TypeVar("R", bound=Row)
 # The status with which a row of each type stands for a mailbox.

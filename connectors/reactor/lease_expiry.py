@@ -19,10 +19,10 @@ import structlog
 from connectors.live.live_view import LiveView
 from connectors.reactor.derived_records import BY_REACTOR, derived_id
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import MessageRow, Row
-from schemas.streams.mailboxes.mailbox_requests import reclaim_record
-from schemas.wire.message import LEASED
-from schemas.wire.record import MESSAGE_RECLAIMED, OutgoingRecord
+from schemas.fold.view_rows import Row
+from schemas.streams.mailboxes.mailbox_requests import MESSAGE_RECLAIMED, reclaim_record
+from schemas.streams.mailboxes.message import LEASED, MessageRow
+from schemas.wire.record import OutgoingRecord
 
 log = structlog.stdlib.get_logger(__name__)
 

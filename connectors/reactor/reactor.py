@@ -35,8 +35,9 @@ from connectors.reactor.xml_records import XML_DOOR, may_have_effects, xml_recor
 from connectors.retry.backoff import Backoff
 from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import Row, SessionRow
+from schemas.fold.view_rows import Row
 from schemas.settings.settings import Settings
+from schemas.streams.session.session_registry import SessionRow
 from schemas.wire.record import OutgoingRecord, Record
 
 log = structlog.stdlib.get_logger(__name__)

@@ -12,23 +12,13 @@ from typing import Any, Final
 from connectors.mqtt_bridge.bridge_records import DOOR as MQTT
 from connectors.reactor.derived_records import derived_id, message_from_hub, notifications, verified_posting
 from connectors.reactor.known_recipients import GetRow, has_mailbox
-from schemas.fold.view_rows import JobRow, MessageRow
-from schemas.streams.agents.mqtt_agents import body_text
-from schemas.streams.job.job_event import PERMISSION_REQUIRED
-from schemas.streams.job.job_registry import PERMISSION
+from schemas.streams.agents.mqtt_agents import AGENT_SAID, body_text
+from schemas.streams.job.job_event import JOB_EVENT, PERMISSION_REQUIRED
+from schemas.streams.job.job_registry import PERMISSION, JobRow
+from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED, MessageRow
 from schemas.wire.ids import AGENT, JOB, MAILBOX, parse_stream_key
 from schemas.wire.masking import MASK, mask_event
-from schemas.wire.message import DEFAULT_REALM
-from schemas.wire.record import (
-    AGENT_SAID,
-    JOB_EVENT,
-    MESSAGE_POSTED,
-    BadEnvelopeError,
-    Envelope,
-    OutgoingRecord,
-    Record,
-    read_envelope,
-)
+from schemas.wire.record import BadEnvelopeError, Envelope, OutgoingRecord, Record, read_envelope
 from schemas.wire.strict_json import decode
 from schemas.wire.verdicts import ACCEPTED, REJECTED, UNKNOWN_RECIPIENT
 

@@ -16,26 +16,27 @@ from pydantic import ValidationError
 from connectors.reactor.derived_records import BY_REACTOR, system_readings, verified_posting
 from connectors.reactor.known_recipients import GetRow
 from connectors.xml_payloads.huh import HUH_TAG, huh
-from schemas.fold.view_rows import ListenerRow, MessageRow, ThreadRow
-from schemas.streams.control.organism import ORGANISM, ORGANISM_MODELS
+from schemas.streams.control.organism import ORGANISM, ORGANISM_MODELS, ListenerRow
 from schemas.streams.mailboxes.mailbox_fold import CLOSED
-from schemas.streams.mailboxes.mailbox_requests import MessageAck, gate_record
-from schemas.streams.mailboxes.threads import ThreadOpened, thread_record
-from schemas.streams.principal.principals import ACTIVE, SYSTEM
-from schemas.wire.ids import CONTROL, MAILBOX, parse_stream_key
-from schemas.wire.message import DEAD, DEFAULT_REALM, Message, posting_record
-from schemas.wire.record import (
+from schemas.streams.mailboxes.mailbox_requests import (
     MESSAGE_ACKED,
     MESSAGE_NACKED,
-    MESSAGE_POSTED,
     MESSAGE_RECLAIMED,
-    THREAD_OPENED,
-    BadEnvelopeError,
-    Envelope,
-    OutgoingRecord,
-    Record,
-    read_envelope,
+    MessageAck,
+    gate_record,
 )
+from schemas.streams.mailboxes.message import (
+    DEAD,
+    DEFAULT_REALM,
+    MESSAGE_POSTED,
+    Message,
+    MessageRow,
+    posting_record,
+)
+from schemas.streams.principal.principals import ACTIVE, SYSTEM
+from schemas.streams.thread.threads import THREAD_OPENED, ThreadOpened, ThreadRow, thread_record
+from schemas.wire.ids import CONTROL, MAILBOX, parse_stream_key
+from schemas.wire.record import BadEnvelopeError, Envelope, OutgoingRecord, Record, read_envelope
 from schemas.wire.strict_json import MalformedJsonError, decode
 from schemas.wire.verdicts import ACCEPTED, REJECTED
 

@@ -20,7 +20,7 @@ from deltalake.exceptions import TableNotFoundError
 from jobs.views.view_changes import Key, RowChange, key_columns
 from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings
-from schemas.streams.views import STREAM_ENTRIES, VIEW_TABLES
+from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import NO_PROGRESS, ViewProgress, read_progress

@@ -1,83 +1,42 @@
-"""The life cycles of a job (JE-08), a session (JE-14), a task (HH-04) and a container (HH-05), drawn once:
-fold, views, commands and docs use these words.
+"""The words that the life cycles of several kinds of streams share, and the answer to a forbidden transition.
 
-pending --> running --> completed
-   |           |------> error (a task: failed)
-   |           `------> cancelled
-   `-----------------> cancelled
+Each kind declares its own states and transitions in its package. The declaration is a table from a state to the
+states that may follow it; a state that nothing may follow is terminal.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
+
+from schemas.fold.settled import Outcome, rejected
+from schemas.wire.verdicts import AFTER_TERMINAL, ILLEGAL_TRANSITION
 
 PENDING: Final = "pending"
 RUNNING: Final = "running"
 COMPLETED: Final = "completed"
 ERROR: Final = "error"
 CANCELLED: Final = "cancelled"
-
-JOB_STATES: Final = (PENDING, RUNNING, COMPLETED, ERROR, CANCELLED)
-JOB_TERMINAL: Final = frozenset({COMPLETED, ERROR, CANCELLED})
-JOB_TRANSITIONS: Final[dict[str, frozenset[str]]] = {
-    PENDING: frozenset({RUNNING, CANCELLED}),
-    RUNNING: frozenset({COMPLETED, ERROR, CANCELLED}),
-    COMPLETED: frozenset(),
-    ERROR: frozenset(),
-    CANCELLED: frozenset(),
-}
-
-# The life cycle of an agent session (JE-14). Stopped: kept for resume; archived: released, left alive;
-# terminated: gone, for ever.
 STOPPED: Final = "stopped"
-ARCHIVED: Final = "archived"
-TERMINATED: Final = "terminated"
 
-SESSION_STATES: Final = (RUNNING, STOPPED, ARCHIVED, TERMINATED)
-SESSION_TRANSITIONS: Final[dict[str, frozenset[str]]] = {
-    RUNNING: frozenset({STOPPED, ARCHIVED, TERMINATED}),
-    STOPPED: frozenset({RUNNING, ARCHIVED, TERMINATED}),
-    ARCHIVED: frozenset({RUNNING, TERMINATED}),
-    TERMINATED: frozenset(),
-}
+Transitions = Mapping[str, frozenset[str]]
+"""A state and the states that may follow it."""
 
-# The life cycle of a task (HH-04).
-FAILED: Final = "failed"
 
-TASK_STATES: Final = (PENDING, RUNNING, COMPLETED, FAILED, CANCELLED)
-TASK_TERMINAL: Final = frozenset({COMPLETED, FAILED, CANCELLED})
-TASK_TRANSITIONS: Final[dict[str, frozenset[str]]] = {
-    PENDING: frozenset({RUNNING, CANCELLED}),
-    RUNNING: frozenset({COMPLETED, FAILED, CANCELLED}),
-    COMPLETED: frozenset(),
-    FAILED: frozenset(),
-    CANCELLED: frozenset(),
-}
+def terminal_states(transitions: Transitions) -> frozenset[str]:
+    """Return the states that nothing may follow."""
+    return frozenset(state for state, followers in transitions.items() if not followers)
 
-# What a participant says of itself (AM-06); stopped is said of it, and it may join again.
-INITIALIZING: Final = "initializing"
-IDLE: Final = "idle"
-WORKING: Final = "working"
-BLOCKED: Final = "blocked"
 
-PARTICIPANT_STATES: Final = (INITIALIZING, IDLE, WORKING, BLOCKED, STOPPED)
+def wrong_state(transitions: Transitions, status: str, what: str, why: str | None = None) -> Outcome:
+    """Return the rejection of a record that the state `status` does not allow.
 
-# The life cycle of what a launcher makes for a task (HH-05). Recycling, by failure or stop, is open from each
-# state before it; recycled is the end.
-PROVISIONING: Final = "provisioning"
-CONFIGURING: Final = "configuring"
-STARTING: Final = "starting"
-MONITORING: Final = "monitoring"
-RECYCLING: Final = "recycling"
-RECYCLED: Final = "recycled"
-
-CONTAINER_STATES: Final = (PROVISIONING, CONFIGURING, STARTING, RUNNING, MONITORING, RECYCLING, RECYCLED)
-CONTAINER_TRANSITIONS: Final[dict[str, frozenset[str]]] = {
-    PROVISIONING: frozenset({CONFIGURING, RECYCLING}),
-    CONFIGURING: frozenset({STARTING, RECYCLING}),
-    STARTING: frozenset({RUNNING, RECYCLING}),
-    RUNNING: frozenset({MONITORING, RECYCLING}),
-    MONITORING: frozenset({RECYCLING}),
-    RECYCLING: frozenset({RECYCLED}),
-    RECYCLED: frozenset(),
-}
+    Args:
+        transitions: the kind's table, which tells whether `status` is terminal.
+        status: the state of the stream before the record.
+        what: the thing that is in that state, such as `job`.
+        why: the explanation if the state is not terminal; by default it names the state.
+    """
+    if not transitions[status]:
+        return rejected(AFTER_TERMINAL, f"the {what} is {status}", status)
+    return rejected(ILLEGAL_TRANSITION, why or f"the {what} is {status}", status)

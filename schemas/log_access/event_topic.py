@@ -23,9 +23,8 @@ from kafka.partitioner.default import murmur2  # type: ignore[import-untyped]
 from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.log_access.kafka_clients import client_options, kafka_context, tls_trouble, unreachable
 from schemas.settings.settings import KafkaSettings, Settings
-from schemas.streams.control.control_fold import TOPOLOGY_STREAM
+from schemas.streams.control.control_fold import CONTROL_TOPOLOGY, TOPOLOGY_STREAM
 from schemas.tables.ledger import LEDGER
-from schemas.wire.record import CONTROL_TOPOLOGY
 
 REACH_TIMEOUT_S: Final = 10.0
 _HASH_CACHE: Final = 65_536

@@ -15,9 +15,9 @@ from deltalake import DeltaTable
 from schemas.errors import Refused
 from schemas.fold.settled import FOLD_VERSION
 from schemas.settings.settings import Settings
+from schemas.streams.control.control_fold import CONTROL_FOLD_SWITCHED
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER
-from schemas.wire.record import CONTROL_FOLD_SWITCHED
 from schemas.wire.verdicts import ACCEPTED
 
 FOLD_PROPERTY: Final = "trunkline.foldVersion"

@@ -7,7 +7,7 @@ from typing import Final, get_args, get_type_hints
 import pyarrow as pa
 
 from schemas.fold.view_rows import Moment, Row
-from schemas.streams.views import STREAM_ENTRIES, VIEWS
+from schemas.streams.kinds import STREAM_ENTRIES, VIEWS
 
 _MOMENT: Final = pa.timestamp("us", tz="UTC")
 _TYPES: Final = {

@@ -12,7 +12,7 @@ NAME_LIMIT: Final = 128
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}").fullmatch
 _JOB_ID = re.compile(r"[0-9a-f]{8}").fullmatch
 
-# The kinds of stream that exist. A kind beyond these is `unknown_stream`.
+# The kinds of streams; `schemas.streams.kinds` says what each is.
 JOB: Final = "job"
 SESSION: Final = "session"
 MAILBOX: Final = "mailbox"  # its name is `<realm>/<agent>`
@@ -23,7 +23,6 @@ PRINCIPAL: Final = "principal"
 REFUSED: Final = "refused"
 CONTROL: Final = "control"
 THREAD: Final = "thread"
-STREAM_KINDS: Final = (JOB, SESSION, MAILBOX, TASK, AGENT, CONTAINER, PRINCIPAL, REFUSED, CONTROL, THREAD)
 
 
 def is_name(text: str) -> bool:

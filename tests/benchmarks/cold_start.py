@@ -39,30 +39,28 @@ from connectors.log.publisher import Publisher
 from schemas.fold import life_cycles as states
 from schemas.fold.entries import Entries
 from schemas.fold.settled import FOLD_VERSION
-from schemas.fold.view_rows import (
-    MAILBOX_VIEW,
-    MESSAGE_BODIES,
-    REGISTRY_AGENTS,
-    REGISTRY_CONTAINERS,
-    REGISTRY_JOBS,
-    REGISTRY_TASKS,
-    REGISTRY_TOKENS,
-    Row,
-)
+from schemas.fold.view_rows import Row
 from schemas.keys.sealing import Keyring, ensure_keyring
 from schemas.log_access.event_topic import partition_for
 from schemas.settings.settings import PROJECT_ROOT, GatewaySettings, Settings, XmlPumpSettings
-from schemas.streams.agents.agent_registry import AgentDefined, definition_record
-from schemas.streams.container.container_registry import ContainerChange, container_record
+from schemas.streams.agents.agent_registry import REGISTRY_AGENTS, AgentDefined, definition_record
+from schemas.streams.container import container_registry as containers
 from schemas.streams.fold import settle
-from schemas.streams.job.job_registry import registration_record
-from schemas.streams.task.task_registry import TaskCompletion, TaskStart, task_record
-from schemas.streams.views import STREAM_ENTRIES, VIEWS
+from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.job.job_registry import REGISTRY_JOBS, registration_record
+from schemas.streams.kinds import STREAM_ENTRIES, VIEWS
+from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, Message, posting_record
+from schemas.streams.task.task_registry import (
+    REGISTRY_TASKS,
+    REGISTRY_TOKENS,
+    TaskCompletion,
+    TaskStart,
+    task_record,
+)
 from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import ViewProgress
 from schemas.wire.ids import AGENT, CONTAINER, JOB, MAILBOX, TASK, stream_key
-from schemas.wire.message import Message, posting_record
-from schemas.wire.record import JOB_EVENT, OutgoingRecord, Record, content_id
+from schemas.wire.record import OutgoingRecord, Record, content_id
 from schemas.wire.signing import sign_event
 from schemas.wire.strict_json import canonical
 from tests.benchmarks.bench_report import not_held, report, teller
@@ -76,14 +74,14 @@ _KEYRING = Keyring({"bench": b"k" * 32}, "bench")
 _ROWS_OF_AN_AGENT = 1000
 _STARTS = 3
 _START_S = 120.0
-_BEFORE_THE_END = (states.PROVISIONING, states.CONFIGURING, states.STARTING, states.RUNNING, states.MONITORING)
+_BEFORE_THE_END = tuple(containers.CONTAINER_TRANSITIONS)[:5]
 # The stream of a view's row, by the field that names it.
 _STREAM_OF = {
     REGISTRY_JOBS: (JOB, "job_id"),
     REGISTRY_AGENTS: (AGENT, "agent_name"),
     REGISTRY_TASKS: (TASK, "task_id"),
     REGISTRY_TOKENS: (TASK, "task_id"),
-    REGISTRY_CONTAINERS: (CONTAINER, "container"),
+    containers.REGISTRY_CONTAINERS: (CONTAINER, "container"),
 }
 
 
@@ -190,8 +188,8 @@ def _task_records(number: int, agent: AgentDefined, is_running: bool) -> Iterato
         expiry_ms=24 * 3600 * 1000,
     )
     yield task_record(start, door="http", principal="operator")
-    for state in (*_BEFORE_THE_END, *(() if is_running else (states.RECYCLING, states.RECYCLED))):
-        change = ContainerChange(
+    for state in (*_BEFORE_THE_END, *(() if is_running else (containers.RECYCLING, containers.RECYCLED))):
+        change = containers.ContainerChange(
             container=f"task-{task}",
             state=state,
             task_id=task,
@@ -201,8 +199,8 @@ def _task_records(number: int, agent: AgentDefined, is_running: bool) -> Iterato
             host="another-host",
             handle=f"process/{number + 1}/1000" if state == states.RUNNING else None,
         )
-        yield container_record(change, door="launcher", principal="another-host")
-        if state == states.MONITORING and not is_running:
+        yield containers.container_record(change, door="launcher", principal="another-host")
+        if state == containers.MONITORING and not is_running:
             end = TaskCompletion(task_id=task, request_id=f"{task}-done", result="ok: 12 files, 340 lines")
             yield task_record(end, door="http", principal=agent.agent_name)
 

@@ -10,9 +10,9 @@ from confluent_kafka import Producer
 from schemas.keys.sealing import Keyring
 from schemas.log_access.kafka_clients import librdkafka_options
 from schemas.settings.settings import KafkaSettings
-from schemas.streams.job.job_event import COMPLETED, PROGRESS, STARTED
+from schemas.streams.job.job_event import COMPLETED, JOB_EVENT, PROGRESS, STARTED
 from schemas.streams.job.job_registry import registration_record
-from schemas.wire.record import JOB_EVENT, OutgoingRecord, content_id
+from schemas.wire.record import OutgoingRecord, content_id
 from schemas.wire.signing import Signer
 from schemas.wire.strict_json import canonical
 

@@ -33,7 +33,6 @@ from connectors.local_stack.part_plan import STREAMS
 from connectors.mqtt_link.mqtt_connection import connect_properties, cut_connection, dial, new_client
 from connectors.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
 from connectors.mqtt_link.topics import events_topic
-from schemas.fold.view_rows import MAILBOX_VIEW, REGISTRY_JOBS
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import (
     AgentMcpSettings,
@@ -44,6 +43,8 @@ from schemas.settings.settings import (
     Settings,
     ViewSettings,
 )
+from schemas.streams.job.job_registry import REGISTRY_JOBS
+from schemas.streams.mailboxes.message import MAILBOX_VIEW
 from schemas.tables.ledger import LEDGER
 from schemas.wire.record import OutgoingRecord
 from tests.benchmarks.bench_report import is_as_stated, not_held, report

@@ -26,7 +26,6 @@ from deltalake import DeltaTable
 
 from connectors.local_stack import LocalStack, free_port
 from connectors.local_stack.part_plan import GATEWAY, STREAMS
-from schemas.fold.view_rows import REGISTRY_JOBS
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import (
     AgentMcpSettings,
@@ -36,6 +35,7 @@ from schemas.settings.settings import (
     MqttSettings,
     Settings,
 )
+from schemas.streams.job.job_registry import REGISTRY_JOBS
 from schemas.tables.ledger import LEDGER
 from tests.benchmarks.bench_report import report
 from tests.benchmarks.door_load import DOORS, DoorLoads

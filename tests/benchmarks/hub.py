@@ -41,7 +41,7 @@ from schemas.settings.settings import (
     MqttSettings,
     Settings,
 )
-from schemas.wire.record import JOB_EVENT
+from schemas.streams.job.job_event import JOB_EVENT
 from tests.benchmarks.bench_report import is_as_stated, not_held, report, teller
 from tests.benchmarks.event_load import events, fill, jobs_for, registrations
 from tests.benchmarks.freshness import publish_steadily

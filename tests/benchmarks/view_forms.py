@@ -20,11 +20,11 @@ from jobs.build_views import ViewBuilder, ViewThread
 from jobs.views.view_changes import CHANGE_COLUMNS, Changes, Key, RowChange, changes_of, key_columns
 from jobs.views.view_tables import open_tables
 from schemas.fold.entries import Entries
-from schemas.fold.view_rows import REGISTRY_JOBS
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.fold import settle
-from schemas.streams.views import STREAM_ENTRIES, VIEW_TABLES
+from schemas.streams.job.job_registry import REGISTRY_JOBS
+from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
 from schemas.tables.ledger import LEDGER
 from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import ViewProgress

@@ -36,7 +36,7 @@ from jobs import settle_events
 from jobs.views.view_tables import open_tables
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import KafkaSettings, Settings, StorageSettings, settings_environment
-from schemas.streams.views import STREAM_ENTRIES
+from schemas.streams.kinds import STREAM_ENTRIES
 from schemas.tables.ledger import LEDGER
 from schemas.tables.view_progress import ViewProgress
 from tests.benchmarks.event_load import TopicWriter, events, fill, jobs_for, registrations

@@ -20,8 +20,8 @@ from typing import Any
 from jobs.views import view_tables
 from jobs.views.view_changes import Key, RowChange
 from jobs.views.view_tables import ViewTable
-from schemas.fold.view_rows import REGISTRY_JOBS
-from schemas.streams.views import STREAM_ENTRIES
+from schemas.streams.job.job_registry import REGISTRY_JOBS
+from schemas.streams.kinds import STREAM_ENTRIES
 from tests.benchmarks.view_forms import known_jobs
 
 HOT, CHANGED, ADDED = 500, 300, 40

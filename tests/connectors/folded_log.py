@@ -13,7 +13,7 @@ from schemas.fold.settled import FOLD_VERSION, Settled
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.fold import settle
-from schemas.streams.views import STREAM_ENTRIES, VIEWS
+from schemas.streams.kinds import STREAM_ENTRIES, VIEWS
 from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import NO_PROGRESS, ViewProgress
 from schemas.wire.ids import parse_stream_key

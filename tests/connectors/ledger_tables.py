@@ -12,10 +12,11 @@ from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings, StorageSettings
 from schemas.streams.fold import settle
+from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import registration_record
 from schemas.tables.ledger import LedgerRow, ledger_row
 from schemas.tables.ledger_arrow import ledger_batch
-from schemas.wire.record import JOB_EVENT, OutgoingRecord, Record, content_id
+from schemas.wire.record import OutgoingRecord, Record, content_id
 from schemas.wire.signing import sign_event
 from schemas.wire.strict_json import canonical
 

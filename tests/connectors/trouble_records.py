@@ -13,6 +13,7 @@ from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import partition_for
 from schemas.log_access.kafka_clients import client_options, librdkafka_options
 from schemas.settings.settings import Settings
+from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import cancellation_record, pick_record, registration_record
 from schemas.streams.mailboxes.mailbox_requests import (
     ack_record,
@@ -24,6 +25,7 @@ from schemas.streams.mailboxes.mailbox_requests import (
     read_record,
     reclaim_record,
 )
+from schemas.streams.mailboxes.message import Message, posting_record
 from schemas.streams.principal.principals import addition_record, revocation_record
 from schemas.streams.session.session_registry import (
     SessionCreation,
@@ -33,8 +35,7 @@ from schemas.streams.session.session_registry import (
     SessionStop,
     session_record,
 )
-from schemas.wire.message import Message, posting_record
-from schemas.wire.record import JOB_EVENT, OutgoingRecord, Record
+from schemas.wire.record import OutgoingRecord, Record
 from schemas.wire.signing import sign_event
 from schemas.wire.strict_json import canonical
 

@@ -20,7 +20,7 @@ from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.fold import settle
-from schemas.streams.views import STREAM_ENTRIES, VIEWS
+from schemas.streams.kinds import STREAM_ENTRIES, VIEWS
 from schemas.tables.ledger import COLUMNS, LedgerRow, record_of_row
 from schemas.tables.view_arrow import VIEW_ARROW
 

@@ -17,12 +17,12 @@ from connectors.gateway.web.idempotency import request_uuid
 from connectors.local_stack import LocalStack
 from jobs.build_views import catch_up
 from schemas.fold.entries import Entries
-from schemas.fold.view_rows import MAILBOX_VIEW, MessageRow
 from schemas.keys.sealing import Keyring, load_keyring
 from schemas.settings.settings import Settings
 from schemas.streams.fold import settle
+from schemas.streams.mailboxes.mailbox_requests import MESSAGE_CLAIMED
+from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_POSTED, MessageRow
 from schemas.tables.ledger import COLUMNS, LedgerRow, record_of_row
-from schemas.wire.record import MESSAGE_CLAIMED, MESSAGE_POSTED
 from tests.broker_processes import BrokerProcess, wait_until
 from tests.faults.backbone_states import differences, ledger_in_order, state_of_refold, state_of_tables
 from tests.faults.drain_load import (

@@ -23,8 +23,8 @@ from deltalake import DeltaTable
 from connectors.launcher.local_processes import stop_all
 from connectors.local_stack import child_process, free_port, state_file
 from connectors.local_stack.part import child_environment
-from schemas.fold.view_rows import MAILBOX_VIEW
 from schemas.settings.settings import PROJECT_ROOT, GatewaySettings, KafkaSettings, Settings
+from schemas.streams.mailboxes.message import MAILBOX_VIEW
 from tests.broker_processes import STOP_S, wait_until
 from tests.connectors.gateway.hub_access import PRINCIPALS, GatewayProcess
 from tests.connectors.gateway.hub_stack import (

@@ -21,7 +21,9 @@ from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import Settings
 from schemas.streams.fold import settle
-from schemas.wire.record import JOB_EVENT, JOB_PICKED, OutgoingRecord, Record
+from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.job.job_registry import JOB_PICKED
+from schemas.wire.record import OutgoingRecord, Record
 from schemas.wire.signing import sign_event
 from schemas.wire.strict_json import canonical
 from tests.broker_processes import wait_until

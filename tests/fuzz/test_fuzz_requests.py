@@ -27,7 +27,6 @@ from connectors.out_of_band.command_document import (
     read_command,
 )
 from connectors.out_of_band.command_keys import CommandKey
-from schemas.fold.view_rows import AgentKeyRow
 from schemas.streams.agents.agent_signing import (
     AGENT_HEADER,
     SIGNATURE_HEADER,
@@ -39,7 +38,7 @@ from schemas.streams.agents.agent_signing import (
     sign,
     verify,
 )
-from schemas.streams.agents.participants import key_id_of
+from schemas.streams.agents.participants import AgentKeyRow, key_id_of
 from tests.connectors.agent_mcp.folded_hub import FoldedHub
 from tests.fuzz.fuzzing import awaited, changed_documents, fuzzed, mutated, mutated_json, mutated_text
 

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import schemas.streams.fold
 from jobs.settle_events import worker_keyring
+from schemas.fold.settled import Outcome
+from schemas.fold.stream_kind import FoldInput
 from schemas.keys.sealing import Keyring
+from schemas.streams.kinds import KINDS
+from schemas.wire.ids import JOB
 
 TRIGGER = "planted bug"
-_real = schemas.streams.fold.settle_job
+_real = KINDS[JOB]
 
 
-def _buggy(*args: Any) -> Any:
-    if args[3].get("detail") == TRIGGER:
+def _buggy(given: FoldInput) -> Outcome:
+    if given.body.get("detail") == TRIGGER:
         raise ZeroDivisionError
-    return _real(*args)
+    return _real.settle(given)
 
 
 def keyring_with_a_bug(key_file: Path) -> Keyring:
     """Plants the bug in the worker that asks for its keyring."""
-    schemas.streams.fold.settle_job = _buggy
+    KINDS[JOB] = _real._replace(settle=_buggy)
     return worker_keyring(key_file)

@@ -14,13 +14,12 @@ from connectors.local_stack import free_port
 from connectors.mqtt_bridge.bridge_records import job_event_record
 from connectors.mqtt_link.topics import events_topic
 from jobs import build_views
-from schemas.fold.view_rows import MAILBOX_VIEW
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import KafkaSettings, Settings
 from schemas.streams.mailboxes.mailbox_requests import claim_record, lease_record
-from schemas.wire.message import Message, posting_record
+from schemas.streams.mailboxes.message import MAILBOX_VIEW, Message, posting_record
+from schemas.streams.refused.refusal import Refusal, refusal_record
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.refusal import Refusal, refusal_record
 from tests.jobs.conftest import Rows
 from tests.jobs.topic_load import append_all, event, registration
 from tests.notebook_run import NOTEBOOKS, notebook, run_here

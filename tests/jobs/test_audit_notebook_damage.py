@@ -17,9 +17,10 @@ from pyspark.sql import SparkSession
 from jobs.rebuild_views import rebuild
 from jobs.settling.settling import settle_run
 from schemas.fold.entries import Entries
-from schemas.fold.view_rows import MAILBOX_VIEW, REGISTRY_JOBS, REGISTRY_KEYS, REGISTRY_PARTICIPANTS
 from schemas.settings.settings import Settings
 from schemas.streams.agents.participants import (
+    REGISTRY_KEYS,
+    REGISTRY_PARTICIPANTS,
     AgentJoined,
     AgentKeyRegistered,
     AgentKeyRemoved,
@@ -27,9 +28,10 @@ from schemas.streams.agents.participants import (
     key_id_of,
     participant_record,
 )
+from schemas.streams.job.job_registry import REGISTRY_JOBS
+from schemas.streams.mailboxes.message import MAILBOX_VIEW, Message, posting_record
 from schemas.tables.ledger import LEDGER, LedgerRow
 from schemas.tables.ledger_arrow import ledger_batch
-from schemas.wire.message import Message, posting_record
 from schemas.wire.record import OutgoingRecord, Record
 from tests.connectors.ledger_tables import FIRST_MOMENT_US, KEYRING, STEP_US, settings_below
 from tests.jobs.topic_load import event, raw_event, registration

@@ -16,12 +16,11 @@ from jobs.refold import check_views
 from jobs.views.view_changes import key_columns
 from jobs.views.view_tables import ViewTable, open_tables
 from schemas.errors import Refused
-from schemas.fold.view_rows import REGISTRY_JOBS, REGISTRY_SESSIONS
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings, StorageSettings, ViewSettings
-from schemas.streams.job.job_registry import pick_record
-from schemas.streams.session.session_registry import SessionCreation, session_record
-from schemas.streams.views import STREAM_ENTRIES, VIEW_TABLES
+from schemas.streams.job.job_registry import REGISTRY_JOBS, pick_record
+from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
+from schemas.streams.session.session_registry import REGISTRY_SESSIONS, SessionCreation, session_record
 from schemas.tables.ledger import LEDGER
 from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import ViewProgress, read_progress

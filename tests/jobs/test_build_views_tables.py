@@ -15,8 +15,9 @@ from deltalake import DeltaTable
 from jobs.views import view_tables
 from jobs.views.view_changes import Key, RowChange, changes_of
 from jobs.views.view_tables import ViewTable, WrongViewTable
-from schemas.fold.view_rows import MAILBOX_VIEW, REGISTRY_PRINCIPALS
-from schemas.streams.views import STREAM_ENTRIES
+from schemas.streams.kinds import STREAM_ENTRIES
+from schemas.streams.mailboxes.message import MAILBOX_VIEW
+from schemas.streams.principal.principals import REGISTRY_PRINCIPALS
 from schemas.tables.ledger_arrow import LEDGER_ARROW
 from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import NO_PROGRESS, ViewProgress, read_progress

@@ -16,10 +16,10 @@ from pyspark.sql import SparkSession
 from jobs import settle_events
 from jobs.build_views import catch_up
 from jobs.refold import check_views
-from schemas.fold.view_rows import REGISTRY_JOBS
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_event import JobEvent
+from schemas.streams.job.job_registry import REGISTRY_JOBS
 from schemas.tables.ledger import LEDGER
 from schemas.wire.signing import sign_event
 from schemas.wire.strict_json import canonical

@@ -32,14 +32,14 @@ from jobs.recovery import ledger_ends
 from jobs.refold import check_views, table_rows
 from jobs.switch_fold import state_of
 from jobs.views.table_files import read_table
-from schemas.fold.view_rows import MAILBOX_VIEW, MESSAGE_BODIES
 from schemas.settings.settings import Settings
-from schemas.streams.views import STREAM_ENTRIES, VIEW_TABLES, VIEWS
+from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES, VIEWS
+from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, MESSAGE_POSTED
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import ledger_batch
 from schemas.tables.view_arrow import VIEW_ARROW
-from schemas.wire.record import JOB_EVENT, MESSAGE_POSTED
 from schemas.wire.verdicts import REJECTED
 from tests.mixed_tables import JOB, MixedTables, mixed_tables
 from tests.notebook_run import run_here

@@ -11,12 +11,11 @@ from deltalake import DeltaTable
 
 from jobs import build_views
 from jobs.refold import check_views
-from schemas.fold.view_rows import MAILBOX_VIEW
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.mailbox_requests import claim_record
+from schemas.streams.mailboxes.message import MAILBOX_VIEW, Message, posting_record
 from schemas.tables.ledger import LEDGER
-from schemas.wire.message import Message, posting_record
 from schemas.wire.record import OutgoingRecord
 from tests.jobs.conftest import Rows
 from tests.jobs.topic_load import append_all

@@ -22,12 +22,11 @@ from jobs.views.view_tables import WrongViewTable, are_complete, open_tables
 from schemas.errors import NotFound, Refused
 from schemas.fold.entries import Entries
 from schemas.fold.settled import FOLD_VERSION
-from schemas.fold.view_rows import REGISTRY_JOBS
 from schemas.keys.sealing import Keyring, ensure_keyring
 from schemas.settings.settings import Settings, StorageSettings, settings_environment
-from schemas.streams.job.job_registry import cancellation_record, pick_record
+from schemas.streams.job.job_registry import REGISTRY_JOBS, cancellation_record, pick_record
+from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
 from schemas.streams.session.session_registry import SessionCreation, session_record
-from schemas.streams.views import STREAM_ENTRIES, VIEW_TABLES
 from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import LEDGER_ARROW, ledger_batch
 from schemas.tables.view_arrow import VIEW_ARROW

@@ -15,9 +15,9 @@ from deltalake import DeltaTable
 from connectors.audit.verification import verify
 from jobs.views.view_lock import views_lock
 from schemas.errors import Refused
-from schemas.fold.view_rows import REGISTRY_JOBS
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings, ViewSettings
+from schemas.streams.job.job_registry import REGISTRY_JOBS
 from schemas.tables.ledger import LEDGER
 from tests.broker_processes import PROJECT_ROOT, ProgramProcess, program_environment, wait_until
 from tests.jobs.conftest import DRAIN_LIMIT_S

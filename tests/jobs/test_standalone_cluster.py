@@ -26,7 +26,7 @@ from schemas.fold.entries import Entries
 from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import Settings, SparkSettings, ViewSettings
-from schemas.streams.views import STREAM_ENTRIES
+from schemas.streams.kinds import STREAM_ENTRIES
 from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import ledger_batch
 from schemas.tables.view_progress import read_progress

@@ -11,8 +11,9 @@ from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import partition_for
 from schemas.log_access.kafka_clients import client_options
 from schemas.settings.settings import Settings
+from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import registration_record
-from schemas.wire.record import JOB_EVENT, OutgoingRecord, content_id
+from schemas.wire.record import OutgoingRecord, content_id
 from schemas.wire.signing import sign_event
 from schemas.wire.strict_json import canonical
 

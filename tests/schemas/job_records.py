@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from schemas.fold.settled import Settled
 from schemas.keys.sealing import Keyring, job_secret_purpose
-from schemas.wire.record import JOB_EVENT, STANDARD_HEADERS, Record
+from schemas.streams.job.job_event import JOB_EVENT
+from schemas.wire.record import STANDARD_HEADERS, Record
 from schemas.wire.signing import sign_event
 
 JOB_ID: Final = "ab12cd34"

@@ -8,9 +8,8 @@ import msgspec
 
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
-from schemas.fold.view_rows import MessageRow
 from schemas.streams.fold import settle
-from schemas.wire.message import Message, posting_record
+from schemas.streams.mailboxes.message import Message, MessageRow, posting_record
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.job_records import KEYRING, START_US, said
 from tests.schemas.stream_records import as_read, message

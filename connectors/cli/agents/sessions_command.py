@@ -25,7 +25,7 @@ from connectors.cli.shared.actions import Actions, argument, flag
 from connectors.cli.shared.arguments import REASON, job_id
 from connectors.cli.shared.text_table import age_of
 from connectors.terminal.terminal_text import escaped
-from schemas.fold.life_cycles import SESSION_STATES
+from schemas.streams.session.session_registry import SESSION_STATES
 
 if TYPE_CHECKING:
     from schemas.settings.settings import Settings

@@ -18,7 +18,7 @@ from schemas.integrity.audit_chain import last_in_file
 from schemas.integrity.audit_files import anchors_file, chain_file, is_beside_the_ledger
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import KafkaSettings, Settings
-from schemas.streams.views import VIEW_TABLES
+from schemas.streams.kinds import VIEW_TABLES
 
 # A record that waits longer than this does not only wait for a slow micro-batch.
 BEHIND_S: Final = 60

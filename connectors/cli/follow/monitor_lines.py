@@ -10,7 +10,8 @@ from connectors.gateway_client.registry_follower import RegistryFollower, RowCha
 from connectors.ledger_files.ledger_lines import iso_time
 from connectors.processes.registry_drift import Drift
 from connectors.terminal.terminal_text import escaped
-from schemas.fold.life_cycles import JOB_TERMINAL, TERMINATED
+from schemas.streams.job.job_registry import JOB_TERMINAL
+from schemas.streams.session.session_registry import TERMINATED
 from schemas.wire.ids import JOB
 
 

@@ -14,8 +14,9 @@ from connectors.gateway_client.registry_follower import RegistryFollower, RowCha
 from connectors.processes.registry_drift import MENDED, Drift, dead_here, find_drift, mend
 from connectors.processes.session_host import SessionHost
 from schemas.errors import NotFound, Refused, TrunklineError, UsageError
-from schemas.fold.life_cycles import JOB_TERMINAL, TERMINATED
 from schemas.settings.settings import Settings
+from schemas.streams.job.job_registry import JOB_TERMINAL
+from schemas.streams.session.session_registry import TERMINATED
 from schemas.wire.ids import JOB, SESSION
 
 _LOOK_S: Final = 0.2

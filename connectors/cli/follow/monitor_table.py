@@ -15,7 +15,8 @@ from connectors.cli.shared.text_table import age_of
 from connectors.gateway_client.registry_follower import RegistryFollower, RowChange
 from connectors.processes.registry_drift import Drift
 from connectors.terminal.terminal_text import escaped
-from schemas.fold.life_cycles import JOB_TERMINAL, TERMINATED
+from schemas.streams.job.job_registry import JOB_TERMINAL
+from schemas.streams.session.session_registry import TERMINATED
 
 _ROWS_MOST: Final = 15
 _LAST_MOST: Final = 8

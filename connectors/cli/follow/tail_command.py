@@ -23,8 +23,8 @@ from connectors.cli.shared.notes import Notes
 from connectors.ledger_files.ledger_lines import JSON_COLUMNS, LINE_COLUMNS, LINE_HEADING, json_line, text_line
 from connectors.terminal.terminal_text import is_coloured
 from schemas.errors import UsageError
+from schemas.streams.kinds import RECORD_TYPES
 from schemas.wire.ids import JOB
-from schemas.wire.record import RECORD_TYPES
 from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REASONS, REJECTED
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from connectors.cli.shared.broker_options import BROKER, read_broker
 from connectors.cli.shared.files import new_private_file
 from connectors.cli.shared.text_table import age_of, fields
 from connectors.terminal.terminal_text import escaped
-from schemas.fold.life_cycles import JOB_STATES
+from schemas.streams.job.job_registry import JOB_STATES
 
 if TYPE_CHECKING:
     from schemas.settings.settings import Settings

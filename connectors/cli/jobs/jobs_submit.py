@@ -17,7 +17,7 @@ from connectors.job_tools.job_submission import Submission, submit_job
 from connectors.processes.session_host import GRACE_S, OWN_END_S, SessionHost
 from connectors.terminal.terminal_text import escaped
 from schemas.errors import TrunklineError, UsageError
-from schemas.fold.life_cycles import JOB_TERMINAL
+from schemas.streams.job.job_registry import JOB_TERMINAL
 
 if TYPE_CHECKING:
     from schemas.settings.settings import Settings

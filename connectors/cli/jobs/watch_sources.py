@@ -18,10 +18,11 @@ from connectors.gateway_client.gateway_client import GatewayClient, path_of, rea
 from connectors.job_tools.job_secrets import find_secret, kept_secrets, stored_jobs
 from connectors.mqtt_link.topics import job_id_of
 from schemas.errors import NotFound
-from schemas.fold.life_cycles import JOB_TERMINAL, PENDING, RUNNING
+from schemas.fold.life_cycles import PENDING, RUNNING
 from schemas.settings.settings import Settings
+from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.job.job_registry import JOB_SECRET_ROTATED, JOB_TERMINAL
 from schemas.wire.ids import JOB
-from schemas.wire.record import JOB_EVENT, JOB_SECRET_ROTATED
 from schemas.wire.verdicts import ACCEPTED
 
 NextSights = Callable[[float], list[Sight]]

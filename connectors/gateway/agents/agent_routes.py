@@ -20,7 +20,8 @@ from connectors.gateway.web.models import ERRORS, NAME_PATTERN
 from connectors.gateway.web.policy import Action
 from connectors.launcher.protocol import AGENT_TOKEN_VARIABLE
 from connectors.live.live_view import LiveView
-from schemas.fold.view_rows import AgentRow, ContainerRow
+from schemas.streams.agents.agent_registry import AgentRow
+from schemas.streams.container.container_registry import ContainerRow
 from schemas.wire.ids import NAME_LIMIT
 
 AGENTS: Final = "/api/hub/agents"

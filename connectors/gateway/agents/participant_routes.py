@@ -42,13 +42,14 @@ from connectors.gateway.web.refusals import DOOR
 from connectors.gateway.work.task_launch import start_task
 from connectors.live.live_view import LiveView
 from schemas.fold.life_cycles import STOPPED
-from schemas.fold.view_rows import AgentKeyRow, ParticipantRow
 from schemas.streams.agents.agent_signing import checked_public_key
 from schemas.streams.agents.participants import (
     AgentJoined,
     AgentKeyRegistered,
     AgentKeyRemoved,
+    AgentKeyRow,
     AgentStopped,
+    ParticipantRow,
     participant_record,
 )
 from schemas.streams.principal.principals import ACTIVE

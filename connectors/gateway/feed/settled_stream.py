@@ -21,19 +21,12 @@ from connectors.gateway.web.answers import iso_moment, row_as_json
 from connectors.gateway.web.streaming_answer import PING, server_event
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import FellBehind, SettledFeed, SettledRecord
-from schemas.fold.life_cycles import JOB_TERMINAL, TERMINATED
-from schemas.fold.view_rows import JobRow, SessionRow
+from schemas.streams.agents.mqtt_agents import AGENT_MQTT_REGISTERED, AGENT_SAID
+from schemas.streams.agents.participants import AGENT_JOINED, AGENT_STOPPED, AGENT_UPDATED
+from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.job.job_registry import JOB_REGISTERED, JOB_SECRET_ROTATED, JOB_TERMINAL, JobRow
+from schemas.streams.session.session_registry import TERMINATED, SessionRow
 from schemas.wire.ids import JOB, PRINCIPAL, SESSION
-from schemas.wire.record import (
-    AGENT_JOINED,
-    AGENT_MQTT_REGISTERED,
-    AGENT_SAID,
-    AGENT_STOPPED,
-    AGENT_UPDATED,
-    JOB_EVENT,
-    JOB_REGISTERED,
-    JOB_SECRET_ROTATED,
-)
 from schemas.wire.strict_json import MalformedJsonError, decode
 from schemas.wire.verdicts import ACCEPTED
 

@@ -25,7 +25,8 @@ from connectors.gateway.web.models import ERRORS, EventFilter
 from connectors.gateway.web.policy import Action
 from connectors.gateway.web.streaming_answer import EVENT_STREAM, StreamingAnswer, StreamPlaces
 from connectors.gateway.work.job_routes import JOBS, JobPath
-from schemas.fold.view_rows import JobRow, ParticipantRow
+from schemas.streams.agents.participants import ParticipantRow
+from schemas.streams.job.job_registry import JobRow
 from schemas.streams.principal.principals import OPERATOR
 from schemas.wire.ids import JOB, stream_key
 

@@ -35,9 +35,15 @@ from connectors.gateway.web.idempotency import RequestCaller, WriteRequest, requ
 from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action, Caller
 from connectors.gateway.web.refusals import DOOR
-from schemas.fold.view_rows import MessageBodyRow, MessageRow, TaskRow
 from schemas.streams.mailboxes.mailbox_requests import claim_record
-from schemas.wire.message import PRIORITIES, Message, posting_record
+from schemas.streams.mailboxes.message import (
+    PRIORITIES,
+    Message,
+    MessageBodyRow,
+    MessageRow,
+    posting_record,
+)
+from schemas.streams.task.task_registry import TaskRow
 from schemas.wire.record import JSON_CONTENT
 from schemas.wire.strict_json import canonical
 from schemas.wire.verdicts import ACCEPTED, DUPLICATE, POLICY, SEQ_CONFLICT, UNKNOWN_RECIPIENT

@@ -30,11 +30,21 @@ from connectors.gateway.web.models import (
 from connectors.gateway.web.policy import Action
 from connectors.gateway.web.refusals import DOOR
 from connectors.live.live_view import LiveView
-from schemas.fold.view_rows import MessageBodyRow, MessageRow, PrincipalRow
 from schemas.streams.mailboxes.mailbox_requests import clearing_record
-from schemas.streams.principal.principals import ACTIVE, addition_record, new_token, revocation_record
+from schemas.streams.mailboxes.message import (
+    CLEARED,
+    DEFAULT_REALM,
+    MessageBodyRow,
+    MessageRow,
+)
+from schemas.streams.principal.principals import (
+    ACTIVE,
+    PrincipalRow,
+    addition_record,
+    new_token,
+    revocation_record,
+)
 from schemas.wire.ids import NAME_LIMIT
-from schemas.wire.message import CLEARED, DEFAULT_REALM
 from schemas.wire.verdicts import ACCEPTED, DUPLICATE, SEQ_CONFLICT
 
 PRINCIPALS: Final = "/api/hub/principals"

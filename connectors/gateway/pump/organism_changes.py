@@ -9,12 +9,17 @@ from typing import Final, NamedTuple
 from connectors.gateway.services.hub import Hub
 from connectors.reactor.xml_records import gate_of
 from schemas.errors import BackboneUnreachable
-from schemas.fold.view_rows import ListenerRow
-from schemas.streams.control.organism import ListenerAdded, ListenerRemoved, OrganismLoaded, organism_record
+from schemas.streams.control.organism import (
+    ListenerAdded,
+    ListenerRemoved,
+    ListenerRow,
+    OrganismLoaded,
+    organism_record,
+)
 from schemas.streams.mailboxes.mailbox_entries import is_closed_mailbox
+from schemas.streams.mailboxes.message import DEFAULT_REALM
 from schemas.streams.principal.principals import ACTIVE
 from schemas.wire.ids import MAILBOX, stream_key
-from schemas.wire.message import DEFAULT_REALM
 
 _LOOK_S: Final = 0.02
 

@@ -17,10 +17,10 @@ from connectors.gateway.services.hub import Hub
 from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR
 from connectors.xml_payloads.huh import HUH_TAG, huh
 from connectors.xml_wire.faults import Faulty
-from schemas.fold.view_rows import MessageRow, ThreadRow
 from schemas.streams.mailboxes.mailbox_requests import ANSWERS_MOST, ack_record, nack_record
+from schemas.streams.mailboxes.message import DEFAULT_REALM, Message, MessageRow
 from schemas.streams.principal.principals import SYSTEM
-from schemas.wire.message import DEFAULT_REALM, Message
+from schemas.streams.thread.threads import ThreadRow
 from schemas.wire.record import OutgoingRecord
 
 _NAMESPACE: Final = uuid.UUID("8e0f5f6d-4f0a-5a3b-8a4c-3d1c5f7b9e21")

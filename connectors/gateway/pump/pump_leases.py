@@ -16,10 +16,17 @@ from connectors.gateway.pump.pump_models import LeaseRequest
 from connectors.gateway.services.conversations import thread_of
 from connectors.gateway.services.hub import Hub
 from connectors.reactor.xml_records import XML_DOOR
-from schemas.fold.view_rows import ListenerRow, MessageBodyRow, MessageRow
+from schemas.streams.control.organism import ListenerRow
 from schemas.streams.mailboxes.mailbox_requests import lease_record, nack_record
+from schemas.streams.mailboxes.message import (
+    DEFAULT_REALM,
+    LEASED,
+    MESSAGE_PENDING,
+    UNREAD,
+    MessageBodyRow,
+    MessageRow,
+)
 from schemas.streams.principal.principals import ACTIVE
-from schemas.wire.message import DEFAULT_REALM, LEASED, MESSAGE_PENDING, UNREAD
 from schemas.wire.verdicts import ACCEPTED, REJECTED
 
 HUMAN: Final = "human"

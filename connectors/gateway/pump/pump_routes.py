@@ -37,9 +37,15 @@ from connectors.gateway.web.idempotency import RequestCaller
 from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action
 from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR, answers_of
-from schemas.fold.view_rows import MessageBodyRow, MessageRow, ThreadRow
+from schemas.streams.mailboxes.message import (
+    DEFAULT_REALM,
+    Message,
+    MessageBodyRow,
+    MessageRow,
+    posting_record,
+)
 from schemas.streams.principal.principals import SYSTEM
-from schemas.wire.message import DEFAULT_REALM, Message, posting_record
+from schemas.streams.thread.threads import ThreadRow
 from schemas.wire.strict_json import decode
 from schemas.wire.verdicts import ACCEPTED, REJECTED, UNKNOWN_STREAM
 

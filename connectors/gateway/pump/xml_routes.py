@@ -32,8 +32,8 @@ from connectors.xml_payloads.huh import huh
 from connectors.xml_wire.envelope import OpenedMessage, open_document
 from connectors.xml_wire.faults import Faulty, XmlLimits, XmlRefused
 from schemas.streams.mailboxes.mailbox_fold import CLOSED
+from schemas.streams.mailboxes.message import REPAIRS_MOST, Message, posting_record
 from schemas.streams.principal.principals import ACTIVE
-from schemas.wire.message import REPAIRS_MOST, Message, posting_record
 from schemas.wire.verdicts import ACCEPTED, DUPLICATE, MALFORMED, TOO_LARGE
 
 XML_MESSAGES: Final = "/messages"

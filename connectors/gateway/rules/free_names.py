@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import malformed
-from schemas.fold.view_rows import PrincipalRow
-from schemas.streams.principal.principals import ACTIVE, RESERVED_PRINCIPALS
+from schemas.streams.principal.principals import ACTIVE, RESERVED_PRINCIPALS, PrincipalRow
 
 
 def check_name_is_free(

@@ -16,9 +16,10 @@ from connectors.gateway.web.policy import Caller
 from connectors.live.live_view import LiveView
 from connectors.reactor.known_recipients import has_mailbox
 from schemas.fold.life_cycles import STOPPED
-from schemas.fold.view_rows import AgentRow, ParticipantRow, TokenRow
-from schemas.streams.agents.agent_registry import DEFINED
+from schemas.streams.agents.agent_registry import DEFINED, AgentRow
+from schemas.streams.agents.participants import ParticipantRow
 from schemas.streams.principal.principals import ACTIVE, OPERATOR
+from schemas.streams.task.task_registry import TokenRow
 
 
 class PolicyResult(BaseModel):

@@ -10,7 +10,9 @@ from fastapi import Request
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import OwnerOf
 from connectors.gateway.web.policy import owner_of_task
-from schemas.fold.view_rows import JobRow, Row, TaskRow, TokenRow
+from schemas.fold.view_rows import Row
+from schemas.streams.job.job_registry import JobRow
+from schemas.streams.task.task_registry import TaskRow, TokenRow
 
 R = TypeVar("R", bound=Row)
 

@@ -13,9 +13,8 @@ from typing import Final
 
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import Mailbox
-from schemas.fold.view_rows import MessageRow
 from schemas.streams.mailboxes.mailbox_requests import read_record
-from schemas.wire.message import CLAIMED, MESSAGE_PENDING, READ, has_come
+from schemas.streams.mailboxes.message import CLAIMED, MESSAGE_PENDING, READ, MessageRow, has_come
 from schemas.wire.verdicts import ACCEPTED, REJECTED
 
 # The states of messages that a recipient sees; expired, cleared and dead messages are hidden.

@@ -8,7 +8,7 @@ from typing import Final
 from connectors.gateway.rules.hub_policy import is_known_recipient
 from connectors.gateway.services.hub import Hub
 from connectors.xml_wire.faults import Faulty
-from schemas.fold.view_rows import ListenerRow
+from schemas.streams.control.organism import ListenerRow
 
 ROUTING: Final = "routing"
 

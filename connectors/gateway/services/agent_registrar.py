@@ -15,15 +15,16 @@ from connectors.gateway.services.log_appender import LogAppender
 from connectors.live.live_view import LiveView
 from connectors.organism.agent_definitions import AgentDefinition, Definitions, DefinitionWatch
 from schemas.errors import TrunklineError
-from schemas.fold.view_rows import AgentRow, ListenerRow
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from schemas.streams.agents.agent_registry import (
     DEFINED,
     AgentDefined,
+    AgentRow,
     change_cause,
     definition_record,
     removal_record,
 )
+from schemas.streams.control.organism import ListenerRow
 
 log = structlog.stdlib.get_logger(__name__)
 

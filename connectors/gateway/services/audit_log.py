@@ -18,7 +18,8 @@ from connectors.live.settled_feed import SettledRecord
 from connectors.live.verdict_reader import newest_settled
 from connectors.log.publisher import Position
 from schemas.settings.settings import Settings
-from schemas.wire.record import MESSAGE_POSTED, REQUEST_REFUSED
+from schemas.streams.mailboxes.message import MESSAGE_POSTED
+from schemas.streams.refused.refusal import REQUEST_REFUSED
 from schemas.wire.verdicts import ACCEPTED, REJECTED
 
 _ROUTE: Final = "POST /api/hub/messages"

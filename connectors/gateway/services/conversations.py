@@ -16,9 +16,9 @@ from typing import Final, TypeVar
 import msgspec
 
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import MessageRow, ThreadRow
 from schemas.keys.sealing import Keyring
-from schemas.wire.message import DEFAULT_REALM
+from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageRow
+from schemas.streams.thread.threads import ThreadRow
 
 _Value = TypeVar("_Value")
 

@@ -34,12 +34,13 @@ from connectors.launcher.local_processes import LocalProcessLauncher
 from connectors.live.live_view import LiveView
 from connectors.reactor.lease_expiry import LeaseExpiryMonitor
 from schemas.errors import TrunklineError
-from schemas.fold.view_rows import JobRow, ListenerRow, MessageRow, PrincipalRow, TokenRow
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings
-from schemas.streams.principal.principals import HUB
-from schemas.streams.task.task_registry import TokenRevocation, task_record
-from schemas.wire.message import DEFAULT_REALM
+from schemas.streams.control.organism import ListenerRow
+from schemas.streams.job.job_registry import JobRow
+from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageRow
+from schemas.streams.principal.principals import HUB, PrincipalRow
+from schemas.streams.task.task_registry import TokenRevocation, TokenRow, task_record
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -18,11 +18,16 @@ from typing import Final
 from connectors.live.settled_feed import SettledRecord
 from schemas.fold.entries import Entries
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import ListenerRow, MessageRow
-from schemas.streams.control.organism import ORGANISM_STREAM
+from schemas.streams.control.organism import ORGANISM_STREAM, ListenerRow
 from schemas.streams.control.organism_fold import organism_version
+from schemas.streams.mailboxes.message import (
+    DEFAULT_REALM,
+    LEASED,
+    PRIORITIES,
+    UNREAD,
+    MessageRow,
+)
 from schemas.streams.principal.principals import ACTIVE
-from schemas.wire.message import DEFAULT_REALM, LEASED, PRIORITIES, UNREAD
 from schemas.wire.verdicts import ACCEPTED
 
 _MINUTE_S: Final = 60.0

@@ -9,9 +9,8 @@ from typing import Final
 from connectors.gateway.web.policy import Caller
 from connectors.live.live_state import FINAL_MESSAGES
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import MessageRow
+from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_PENDING, MessageRow
 from schemas.wire.ids import NAME_LIMIT
-from schemas.wire.message import DEFAULT_REALM, MESSAGE_PENDING
 
 # The fold knows the newest 256 requests of a mailbox; this is the number over all mailboxes.
 _REQUESTS: Final = 20_000

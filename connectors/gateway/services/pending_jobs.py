@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from schemas.fold.life_cycles import PENDING, RUNNING
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import JobRow
+from schemas.streams.job.job_registry import JobRow
 
 _STALE_MOST = 1000
 _Place = tuple[int, str]  # registered_at and job id: the order in which jobs are picked

@@ -15,8 +15,8 @@ from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
 from schemas.errors import BackboneUnreachable
 from schemas.fold.life_cycles import RUNNING
-from schemas.fold.view_rows import SessionRow
 from schemas.streams.job.job_registry import pick_record
+from schemas.streams.session.session_registry import SessionRow
 from schemas.wire.verdicts import ILLEGAL_TRANSITION, REJECTED
 
 # A pick that loses this many jobs in a row to other gateways is answered with 503.

@@ -12,8 +12,7 @@ from prometheus_client.registry import Collector
 from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.gateway.web.metrics import gauge, gauges
 from connectors.live.live_view import LiveView
-from schemas.fold.life_cycles import PARTICIPANT_STATES
-from schemas.fold.view_rows import ParticipantRow
+from schemas.streams.agents.participants import PARTICIPANT_STATES, ParticipantRow
 
 # Only the deepest mailboxes have a sample of their own.
 _MAILBOXES: Final = 200

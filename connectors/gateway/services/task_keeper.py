@@ -41,23 +41,31 @@ from connectors.reactor.derived_records import completes_a_task, stopped_with_ta
 from schemas.errors import TrunklineError
 from schemas.fold import life_cycles as states
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import (
-    AgentRow,
-    ContainerRow,
-    MessageBodyRow,
-    MessageRow,
-    ParticipantRow,
-    TaskRow,
-    TokenRow,
-)
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
-from schemas.streams.agents.agent_registry import DEFINED
-from schemas.streams.agents.participants import AgentJoined, participant_record
-from schemas.streams.container.container_registry import ContainerChange, container_record
+from schemas.streams.agents.agent_registry import DEFINED, AgentRow
+from schemas.streams.agents.participants import AgentJoined, ParticipantRow, participant_record
+from schemas.streams.container.container_registry import (
+    CONFIGURING,
+    MONITORING,
+    PROVISIONING,
+    RECYCLED,
+    RECYCLING,
+    STARTING,
+    ContainerChange,
+    ContainerRow,
+    container_record,
+)
 from schemas.streams.mailboxes.mailbox_requests import clearing_record
-from schemas.streams.task.task_registry import ERROR_LIMIT, TaskFailure, task_record
-from schemas.wire.message import DEFAULT_REALM
+from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageBodyRow, MessageRow
+from schemas.streams.task.task_registry import (
+    ERROR_LIMIT,
+    TASK_TERMINAL,
+    TaskFailure,
+    TaskRow,
+    TokenRow,
+    task_record,
+)
 from schemas.wire.verdicts import ACCEPTED, DUPLICATE
 
 log = structlog.stdlib.get_logger(__name__)
@@ -79,7 +87,7 @@ def container_of(task_id: str) -> str:
 
 def _succeeded(step: SettledRecord) -> bool:
     """Return whether a step of a launch was accepted, now or before, and the container still exists."""
-    ended = (states.RECYCLING, states.RECYCLED)
+    ended = (RECYCLING, RECYCLED)
     return step.verdict in (ACCEPTED, DUPLICATE) and step.status_after not in ended
 
 
@@ -134,7 +142,7 @@ class TaskKeeper(ThreadedService):
             if task.status == states.RUNNING:
                 self._look_soon(task.task_id)
         for container in self._live_view.all(ContainerRow):
-            if container.state != states.RECYCLED:
+            if container.state != RECYCLED:
                 self._look_soon(container.task_id)
 
     def _run(self) -> None:
@@ -178,9 +186,9 @@ class TaskKeeper(ThreadedService):
         found = self._live_view.get(ContainerRow, container_of(task_id))
         if task is None:
             return
-        if task.status in states.TASK_TERMINAL:
+        if task.status in TASK_TERMINAL:
             self._launches.pop(task_id, None)
-            if found is not None and found.state != states.RECYCLED and found.host in (None, self._host):
+            if found is not None and found.state != RECYCLED and found.host in (None, self._host):
                 self._recycle(task, found, None)
         elif task.status == states.RUNNING:
             if found is None or task_id in self._launches:
@@ -189,7 +197,7 @@ class TaskKeeper(ThreadedService):
                 self._check_alive(task, found)
 
     def _check_alive(self, task: TaskRow, container: ContainerRow) -> None:
-        if container.state in (states.RECYCLING, states.RECYCLED):
+        if container.state in (RECYCLING, RECYCLED):
             self._fail(task, container.error or "the container of the task has ended")
         elif container.handle is None:
             if self._clock() - container.changed_at / 1e6 > _LAUNCH_S:
@@ -215,7 +223,7 @@ class TaskKeeper(ThreadedService):
             started = self._launches[task.task_id] = self._start(task)
         if started is not None:
             if _succeeded(self._change(task, states.RUNNING, started)):
-                self._change(task, states.MONITORING)
+                self._change(task, MONITORING)
                 # The task may have ended meanwhile.
                 with self._lock:
                     self._again.add(task.task_id)
@@ -233,9 +241,9 @@ class TaskKeeper(ThreadedService):
         if image is None:
             self._fail(task, "the agent's definition was removed")
             return None
-        if not _succeeded(self._change(task, states.PROVISIONING)):
+        if not _succeeded(self._change(task, PROVISIONING)):
             return None
-        self._change(task, states.CONFIGURING)
+        self._change(task, CONFIGURING)
         environment = {
             HUB_URL_VARIABLE: self._settings.gateway_url,
             AGENT_TOKEN_VARIABLE: task_token(self._keyring, task.task_id, task.token_id),
@@ -251,7 +259,7 @@ class TaskKeeper(ThreadedService):
             environment=environment,
             hardened=task.image is None and defined is not None and defined.hardened,
         )
-        if not _succeeded(self._change(task, states.STARTING)):
+        if not _succeeded(self._change(task, STARTING)):
             return None
         try:
             if task.image is not None:
@@ -260,8 +268,8 @@ class TaskKeeper(ThreadedService):
         except LaunchFailed as error:
             why = spec.blanked(str(error))[:500]
             log.warning("launch_failed", task_id=task.task_id, why=why)
-            self._change(task, states.RECYCLING, error=why)
-            self._change(task, states.RECYCLED)
+            self._change(task, RECYCLING, error=why)
+            self._change(task, RECYCLED)
             self._fail(task, why)
             self._leave(task.task_id)
             return None
@@ -313,8 +321,8 @@ class TaskKeeper(ThreadedService):
                 self._appender.settle_in_thread(stopped)
 
     def _recycle(self, task: TaskRow, container: ContainerRow, error: str | None) -> None:
-        if container.state != states.RECYCLING:
-            self._change(task, states.RECYCLING, error=error)
+        if container.state != RECYCLING:
+            self._change(task, RECYCLING, error=error)
         # A gateway that was killed during a launch has not recorded the handle.
         handle = container.handle or self._launcher.find(container.container)
         if handle is not None:
@@ -328,7 +336,7 @@ class TaskKeeper(ThreadedService):
                     DEFAULT_REALM, mailbox, f"ended-{task.task_id}", door=DOOR, principal=self._host
                 )
             )
-        self._change(task, states.RECYCLED)
+        self._change(task, RECYCLED)
 
     def _fail(self, task: TaskRow, why: str) -> None:
         # The id follows from the task alone, so several gateways fail it once.

@@ -22,8 +22,8 @@ from connectors.gateway.web.policy import Action, Caller, decide, needs_owner
 from connectors.gateway.web.refusals import RefusalRecorder
 from connectors.gateway.web.strict_request import NotRead, StrictRequest
 from schemas.errors import TrunklineError
-from schemas.fold.view_rows import TokenRow
-from schemas.wire.refusal import RefusalReason
+from schemas.streams.refused.refusal import RefusalReason
+from schemas.streams.task.task_registry import TokenRow
 from schemas.wire.verdicts import MALFORMED, POLICY, TOO_LARGE, UNAUTHORIZED
 
 log = structlog.stdlib.get_logger(__name__)

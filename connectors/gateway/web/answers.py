@@ -17,7 +17,8 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 from connectors.live.settled_feed import SettledRecord
-from schemas.fold.view_rows import PrincipalRow, Row
+from schemas.fold.view_rows import Row
+from schemas.streams.principal.principals import PrincipalRow
 from schemas.wire import verdicts
 from schemas.wire.wire_body import words_of
 

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, create_model
 
-from schemas.fold.view_rows import JobRow, MessageRow, MqttAgentRow, SessionRow
-from schemas.streams.job.job_registry import DESCRIPTION_LIMIT, BrokerOverlay, Notice
-from schemas.streams.session.session_registry import STOP
+from schemas.streams.agents.mqtt_agents import MqttAgentRow
+from schemas.streams.job.job_registry import DESCRIPTION_LIMIT, BrokerOverlay, JobRow, Notice
+from schemas.streams.mailboxes.message import MessageRow
+from schemas.streams.session.session_registry import STOP, SessionRow
 from schemas.wire.ids import NAME_LIMIT
 from schemas.wire.wire_body import OVERLAP_LIMIT_MS, Name, Note, Printable
 

@@ -12,7 +12,7 @@ the operator may change and end everything.
 - in every role: the mailbox of its name.
 
 A thing that does not exist has no owner. The capabilities of a task's token can restrict an agent further, see
-`has_capability`. Raise `schemas.wire.refusal.POLICY_VERSION` whenever a rule changes.
+`has_capability`. Raise `schemas.streams.refused.refusal.POLICY_VERSION` whenever a rule changes.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ import structlog
 
 from connectors.gateway.web.answers import ApiError
 from connectors.gateway.web.token_buckets import TokenBuckets
+from schemas.streams.refused.refusal import ANONYMOUS, Refusal, RefusalReason, refusal_record
 from schemas.wire.record import OutgoingRecord
-from schemas.wire.refusal import ANONYMOUS, Refusal, RefusalReason, refusal_record
 from schemas.wire.verdicts import POLICY
 
 log = structlog.stdlib.get_logger(__name__)

@@ -11,11 +11,9 @@ import structlog
 from connectors.gateway.web.models import BrokerRequest
 from connectors.live.live_view import LiveView
 from schemas.errors import TrunklineError
-from schemas.fold.life_cycles import JOB_TERMINAL
-from schemas.fold.view_rows import JobRow
 from schemas.keys.sealing import Keyring, UnsealError, broker_password_purpose
 from schemas.streams.job.job_fold import job_grant
-from schemas.streams.job.job_registry import BrokerOverlay
+from schemas.streams.job.job_registry import JOB_TERMINAL, BrokerOverlay, JobRow
 from schemas.wire.ids import JOB, stream_key
 
 log = structlog.stdlib.get_logger(__name__)

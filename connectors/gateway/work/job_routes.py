@@ -38,8 +38,7 @@ from connectors.gateway.work.secret_rotation import rotate_secret
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
 from schemas.errors import TrunklineError
-from schemas.fold.view_rows import JobRow
-from schemas.streams.job.job_registry import cancellation_record
+from schemas.streams.job.job_registry import JobRow, cancellation_record
 from schemas.wire.verdicts import DUPLICATE
 
 JOBS: Final = "/api/hub/jobs"

@@ -13,10 +13,9 @@ from connectors.gateway.web.refusals import DOOR
 from connectors.gateway.work.broker_overlays import sealed_overlay
 from connectors.live.settled_feed import SettledRecord
 from schemas.errors import TrunklineError
-from schemas.fold.view_rows import JobRow
 from schemas.keys.sealing import UnsealError
 from schemas.streams.job.job_fold import JobGrant, job_grant
-from schemas.streams.job.job_registry import registration_record
+from schemas.streams.job.job_registry import JobRow, registration_record
 from schemas.wire.ids import JOB, stream_key
 from schemas.wire.signing import new_secret
 from schemas.wire.verdicts import REJECTED, SEQ_CONFLICT

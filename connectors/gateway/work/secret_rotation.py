@@ -11,11 +11,10 @@ from connectors.gateway.web.idempotency import Write, url_safe
 from connectors.gateway.web.refusals import DOOR
 from connectors.gateway.work.registration import grant_of
 from connectors.live.settled_feed import SettledRecord
-from schemas.fold.view_rows import JobRow
 from schemas.keys.mqtt_password import job_user
 from schemas.keys.sealing import Keyring
 from schemas.streams.job.job_fold import JobGrant
-from schemas.streams.job.job_registry import rotation_record
+from schemas.streams.job.job_registry import JobRow, rotation_record
 from schemas.wire.verdicts import SEQ_CONFLICT
 
 

@@ -25,10 +25,10 @@ from connectors.gateway.web.models import (
 from connectors.gateway.web.policy import Action
 from connectors.gateway.web.refusals import DOOR
 from connectors.live.live_view import LiveView
-from schemas.fold.view_rows import SessionRow
 from schemas.streams.session.session_registry import (
     SessionCreation,
     SessionResumption,
+    SessionRow,
     SessionStop,
     session_record,
 )

@@ -13,9 +13,9 @@ from connectors.gateway.web.answers import ApiError, not_found
 from connectors.gateway.web.idempotency import Write
 from connectors.gateway.web.refusals import DOOR
 from schemas.fold import life_cycles as states
-from schemas.fold.view_rows import ContainerRow, TaskRow
+from schemas.streams.container.container_registry import MONITORING, ContainerRow
 from schemas.streams.principal.principals import token_hash
-from schemas.streams.task.task_registry import TaskStart, task_record
+from schemas.streams.task.task_registry import FAILED, TASK_TERMINAL, TaskRow, TaskStart, task_record
 
 LAUNCH_FAILED: Final = "launch_failed"
 _POLL_S: Final = 0.02
@@ -78,7 +78,7 @@ async def start_task(
     settled = await hub.appender.settle_accepted(record)
     row = await _launched(hub, task_id)
     error = None
-    if row.status == states.FAILED:
+    if row.status == FAILED:
         container = hub.live_view.get(ContainerRow, container_of(task_id))
         if container is None or container.handle is None:
             error = ApiError(502, LAUNCH_FAILED, row.error or "the agent was not started")
@@ -92,7 +92,7 @@ async def _launched(hub: Hub, task_id: str) -> TaskRow:
         if row is None:
             raise not_found("no task with this id")
         container = hub.live_view.get(ContainerRow, container_of(task_id))
-        runs = container is not None and container.state in (states.RUNNING, states.MONITORING)
-        if runs or row.status in states.TASK_TERMINAL or time.monotonic() > deadline:
+        runs = container is not None and container.state in (states.RUNNING, MONITORING)
+        if runs or row.status in TASK_TERMINAL or time.monotonic() > deadline:
             return row
         await asyncio.sleep(_POLL_S)

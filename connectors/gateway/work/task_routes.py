@@ -39,14 +39,15 @@ from connectors.gateway.web.policy import Action
 from connectors.gateway.web.refusals import DOOR
 from connectors.gateway.work.task_launch import start_task
 from connectors.live.live_view import LiveView
-from schemas.fold.view_rows import AgentRow, TaskRow, TokenRow
-from schemas.streams.agents.agent_registry import DEFINED
+from schemas.streams.agents.agent_registry import DEFINED, AgentRow
 from schemas.streams.principal.principals import ACTIVE
 from schemas.streams.task.task_registry import (
     TaskCancellation,
     TaskCompletion,
     TaskFailure,
+    TaskRow,
     TokenRevocation,
+    TokenRow,
     result_text,
     result_value,
     task_record,

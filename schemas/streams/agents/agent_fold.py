@@ -6,17 +6,27 @@ One entry, `agent`. An agent that was removed keeps it, and may be defined again
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from schemas.fold.entries import Entries
-from schemas.fold.request_memory import RequestMemory
+from schemas.fold.memories import RequestMemory
 from schemas.fold.settled import Change, Outcome, accepted, duplicate, rejected
-from schemas.fold.view_rows import REGISTRY_AGENTS, AgentRow
-from schemas.streams.agents.agent_registry import DEFINED, REMOVED
-from schemas.wire.record import AGENT_DEFINED, Envelope, Record
-from schemas.wire.verdicts import SEQ_CONFLICT, UNKNOWN_STREAM
+from schemas.fold.stream_kind import FoldInput, StreamKind
+from schemas.streams.agents.agent_registry import (
+    AGENT_DEFINED,
+    AGENT_MODELS,
+    DEFINED,
+    REGISTRY_AGENTS,
+    REMOVED,
+    AgentRow,
+)
+from schemas.streams.agents.mqtt_agent_fold import settle_mqtt_agent
+from schemas.streams.agents.mqtt_agents import AGENT_SAID, MQTT_AGENT_MODELS, MqttAgentRow
+from schemas.streams.agents.participant_fold import settle_participant
+from schemas.streams.agents.participants import PARTICIPANT_MODELS, AgentKeyRow, ParticipantRow
+from schemas.wire.ids import AGENT
+from schemas.wire.verdicts import UNKNOWN_STREAM
 
 ENTRY_VERSION: Final = 1
 _AGENT: Final = "agent"
@@ -44,55 +54,59 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(AgentEntry).decode
 
 
-def settle_agent(
-    record: Record, envelope: Envelope, name: str, body: dict[str, Any], entries: Entries
-) -> Outcome:
-    """Settle one record of the agent's stream whose body passed the checks of its wire model."""
-    raw = entries.get(_AGENT)
+def settle_agent(given: FoldInput) -> Outcome:
+    """Settle one record of an agent's stream, by its record type."""
+    if given.type in PARTICIPANT_MODELS:
+        return settle_participant(given)
+    if given.type in MQTT_AGENT_MODELS:
+        return settle_mqtt_agent(given)
+    return _settle_definition(given)
+
+
+def _settle_definition(given: FoldInput) -> Outcome:
+    raw, ce_id = given.entries.get(_AGENT), given.envelope.ce_id
     known = None if raw is None else _decode(raw)
     if known is None:
-        if envelope.type != AGENT_DEFINED:
+        if given.type != AGENT_DEFINED:
             return rejected(UNKNOWN_STREAM, "no agent with this name")
-        agent = _defined(record, body, RequestMemory())
+        agent = _defined(given, RequestMemory())
     else:
-        if _says_what_is_known(envelope.type, body, known):
+        if _says_what_is_known(given, known):
             return duplicate(known.status)
-        # One that comes late, after another has changed what it said, must not bring it back.
-        seen = known.requests.seen(envelope.ce_id, body)
-        if seen == "same":
-            return duplicate(known.status)
-        if seen == "other":
-            return rejected(SEQ_CONFLICT, "this id was used with other content", known.status)
+        # A record that arrives late, after another has changed the definition, must not restore it.
+        repeated = known.requests.repeated(
+            ce_id, given.body, known.status, "this id was used with other content"
+        )
+        if repeated is not None:
+            return repeated
         agent = known
-        if envelope.type == AGENT_DEFINED:
-            agent = _defined(record, body, known.requests)
+        if given.type == AGENT_DEFINED:
+            agent = _defined(given, known.requests)
         else:
-            agent.removed_at = record.logged_at_us
-    agent.requests.add(envelope.ce_id, body)
-    entries.put(_AGENT, _encode(agent))
-    return accepted(agent.status, (_change(name, agent),))
+            agent.removed_at = given.now_us
+    agent.requests.add(ce_id, given.body)
+    given.entries.put(_AGENT, _encode(agent))
+    return accepted(agent.status, (_change(given.name, agent),))
 
 
-def _defined(record: Record, body: dict[str, Any], requests: RequestMemory) -> AgentEntry:
+def _defined(given: FoldInput, requests: RequestMemory) -> AgentEntry:
     return AgentEntry(
         version=ENTRY_VERSION,
-        image=body["image"],
-        description=body["description"],
-        capabilities=body["capabilities"],
-        hardened=body["hardened"],
-        defined_at=record.logged_at_us,
+        image=given.body["image"],
+        description=given.body["description"],
+        capabilities=given.body["capabilities"],
+        hardened=given.body["hardened"],
+        defined_at=given.now_us,
         removed_at=None,
         requests=requests,
     )
 
 
-def _says_what_is_known(kind: str, body: dict[str, Any], agent: AgentEntry) -> bool:
-    if kind != AGENT_DEFINED:
+def _says_what_is_known(given: FoldInput, agent: AgentEntry) -> bool:
+    if given.type != AGENT_DEFINED:
         return agent.status == REMOVED
-    return agent.status == DEFINED and (
-        (agent.image, agent.description, agent.capabilities, agent.hardened)
-        == (body["image"], body["description"], body["capabilities"], body["hardened"])
-    )
+    fields = ("image", "description", "capabilities", "hardened")
+    return agent.status == DEFINED and all(getattr(agent, name) == given.body[name] for name in fields)
 
 
 def _change(name: str, agent: AgentEntry) -> Change:
@@ -107,3 +121,15 @@ def _change(name: str, agent: AgentEntry) -> Change:
         removed_at=agent.removed_at,
     )
     return Change(REGISTRY_AGENTS, name, row)
+
+
+AGENT_KIND: Final = StreamKind(
+    name=AGENT,
+    models={**AGENT_MODELS, **PARTICIPANT_MODELS, **MQTT_AGENT_MODELS},
+    settle=settle_agent,
+    row_of_each_stream=(AgentRow, ParticipantRow, MqttAgentRow),
+    rows=(AgentRow,),
+    later_rows=(ParticipantRow, AgentKeyRow, MqttAgentRow),
+    named_by="agent_name",
+    foreign_types=frozenset({AGENT_SAID}),
+)

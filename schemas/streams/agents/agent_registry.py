@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from pydantic import Field
 
-from schemas.fold.view_rows import AgentRow
+from schemas.fold.view_rows import Moment, Row
 from schemas.wire.ids import AGENT, stream_key
-from schemas.wire.record import AGENT_DEFINED, AGENT_REMOVED, OutgoingRecord, content_id
+from schemas.wire.record import OutgoingRecord, content_id
 from schemas.wire.strict_json import canonical
 from schemas.wire.wire_body import Capabilities, Image, Name, Printable, WireBody
+
+AGENT_DEFINED: Final = "agent.defined"
+AGENT_REMOVED: Final = "agent.removed"
+REGISTRY_AGENTS: Final = "registry_agents"
 
 DESCRIPTION_LIMIT: Final = 4000
 
 # What an agent's row says of it.
 DEFINED: Final = "defined"
 REMOVED: Final = "removed"
+
+
+class AgentRow(Row, frozen=True, gc=False):
+    """A row of `registry_agents`: a definition out of `conf/agents/`, or that there is none any more."""
+
+    VIEW: ClassVar = REGISTRY_AGENTS
+    KEY: ClassVar = ("agent_name",)
+
+    agent_name: str
+    status: str
+    image: str
+    description: str
+    capabilities: list[str]
+    hardened: bool
+    defined_at: Moment
+    removed_at: Moment | None
 
 
 class _AgentBody(WireBody):

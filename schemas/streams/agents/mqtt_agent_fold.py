@@ -7,27 +7,31 @@ and with seqs that begin anew.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from schemas.fold.entries import Entries
-from schemas.fold.request_memory import RequestMemory
-from schemas.fold.seq_memory import SeqMemory
-from schemas.fold.settled import Change, Outcome, accepted, duplicate, rejected
-from schemas.fold.view_rows import REGISTRY_MQTT_AGENTS, MqttAgentRow
+from schemas.fold.memories import RequestMemory, SeqMemory
+from schemas.fold.settled import Change, Outcome, accepted, rejected
+from schemas.fold.stream_kind import FoldInput
 from schemas.keys.sealing import Keyring, mqtt_agent_secret_purpose
-from schemas.streams.agents.mqtt_agents import REGISTERED, REMOVED, said_bytes
+from schemas.streams.agents.mqtt_agents import (
+    AGENT_MQTT_REGISTERED,
+    AGENT_SAID,
+    REGISTERED,
+    REGISTRY_MQTT_AGENTS,
+    REMOVED,
+    MqttAgentRow,
+    said_bytes,
+)
 from schemas.wire.masking import carries_token
-from schemas.wire.record import AGENT_MQTT_REGISTERED, AGENT_SAID, Envelope, Record
 from schemas.wire.signing import SIGNATURE_FIELD
 from schemas.wire.verdicts import (
     AFTER_TERMINAL,
     BAD_SIGNATURE,
     ILLEGAL_TRANSITION,
     SECRET_IN_EVENT,
-    SEQ_CONFLICT,
-    TOO_LATE,
     UNKNOWN_STREAM,
 )
 
@@ -59,29 +63,25 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(MqttAgentEntry).decode
 
 
-def settle_mqtt_agent(
-    record: Record, envelope: Envelope, name: str, body: dict[str, Any], entries: Entries, keyring: Keyring
-) -> Outcome:
-    """Settle one record about an agent over MQTT whose body passed the checks of its wire model."""
-    raw = entries.get(_ENTRY)
+def settle_mqtt_agent(given: FoldInput) -> Outcome:
+    """Settle one record about an agent over MQTT."""
+    raw = given.entries.get(_ENTRY)
     known = None if raw is None else _decode(raw)
-    if envelope.type == AGENT_SAID:
-        return _said(record, name, body, known, entries, keyring)
+    if given.type == AGENT_SAID:
+        return _said(given, known)
     status, requests = (None, RequestMemory()) if known is None else (known.status, known.requests)
-    seen = requests.seen(envelope.ce_id, body)
-    if seen == "same":
-        return duplicate(status)
-    if seen == "other":
-        return rejected(SEQ_CONFLICT, "this request id was used with other content", status)
-    if envelope.type == AGENT_MQTT_REGISTERED:
+    repeated = requests.repeated(given.envelope.ce_id, given.body, status)
+    if repeated is not None:
+        return repeated
+    if given.type == AGENT_MQTT_REGISTERED:
         if status == REGISTERED:
             return rejected(ILLEGAL_TRANSITION, "the agent is registered for MQTT already", status)
         known = MqttAgentEntry(
             version=ENTRY_VERSION,
-            sealed_secret=body["sealed_secret"],
-            request_id=body["request_id"],
-            registered_by=f"{envelope.door}/{envelope.principal}",
-            registered_at=record.logged_at_us,
+            sealed_secret=given.body["sealed_secret"],
+            request_id=given.body["request_id"],
+            registered_by=given.sender,
+            registered_at=given.now_us,
             requests=requests,
             seqs=SeqMemory(),
         )
@@ -90,23 +90,17 @@ def settle_mqtt_agent(
     elif status == REMOVED:
         return rejected(AFTER_TERMINAL, "the agent is not registered for MQTT any more", status)
     else:
-        known.removed_at = record.logged_at_us
-    known.requests.add(envelope.ce_id, body)
-    return _keep(name, known, entries, late=False)
+        known.removed_at = given.now_us
+    known.requests.add(given.envelope.ce_id, given.body)
+    return _keep(given, known, late=False)
 
 
-def _said(
-    record: Record,
-    name: str,
-    said: dict[str, Any],
-    known: MqttAgentEntry | None,
-    entries: Entries,
-    keyring: Keyring,
-) -> Outcome:
+def _said(given: FoldInput, known: MqttAgentEntry | None) -> Outcome:
     if known is None:
         return rejected(UNKNOWN_STREAM, "no agent of this name is registered for MQTT")
-    status, signature = known.status, said.get(SIGNATURE_FIELD)
-    signer = keyring.signer(known.sealed_secret, mqtt_agent_secret_purpose(name))
+    said, status = given.body, known.status
+    signature = said.get(SIGNATURE_FIELD)
+    signer = given.keyring.signer(known.sealed_secret, mqtt_agent_secret_purpose(given.name))
     if not signer.verifies(said_bytes(said), signature):
         return rejected(BAD_SIGNATURE, "hmac_sig is missing or does not fit the agent's secret", status)
     if carries_token(said):
@@ -114,26 +108,22 @@ def _said(
     seq = said["seq"]
     # The signature is a keyed hash of the canonical content, so it tells contents apart.
     digest = bytes.fromhex(str(signature)[:32])
-    seen = known.seqs.seen(seq, digest)
-    if seen == "same":
-        return duplicate(status)
-    if seen == "other":
-        return rejected(SEQ_CONFLICT, "this seq was settled with other content", status)
-    if seen == "too_old":
-        return rejected(TOO_LATE, "too far behind the newest seqs to tell whether it was settled", status)
+    repeated = known.seqs.repeated(seq, digest, status)
+    if repeated is not None:
+        return repeated
     if status == REMOVED:
         return rejected(AFTER_TERMINAL, "the agent is not registered for MQTT any more", status)
     late = seq < known.seqs.last
     known.seqs.add(seq, digest)
     known.messages += 1
-    known.last_said_at = record.logged_at_us
-    return _keep(name, known, entries, late=late)
+    known.last_said_at = given.now_us
+    return _keep(given, known, late=late)
 
 
-def _keep(name: str, agent: MqttAgentEntry, entries: Entries, *, late: bool) -> Outcome:
-    entries.put(_ENTRY, _encode(agent))
+def _keep(given: FoldInput, agent: MqttAgentEntry, *, late: bool) -> Outcome:
+    given.entries.put(_ENTRY, _encode(agent))
     row = MqttAgentRow(
-        agent_name=name,
+        agent_name=given.name,
         status=agent.status,
         registered_by=agent.registered_by,
         registered_at=agent.registered_at,
@@ -142,7 +132,7 @@ def _keep(name: str, agent: MqttAgentEntry, entries: Entries, *, late: bool) -> 
         messages=agent.messages,
         last_said_at=agent.last_said_at,
     )
-    return accepted(agent.status, (Change(REGISTRY_MQTT_AGENTS, name, row),), late=late)
+    return accepted(agent.status, (Change(REGISTRY_MQTT_AGENTS, given.name, row),), late=late)
 
 
 def mqtt_agent_secret(name: str, entries: Entries, keyring: Keyring) -> str | None:

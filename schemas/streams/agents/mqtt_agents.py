@@ -6,24 +6,23 @@ agent has published on its outbox, byte for byte; the others are made by our own
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from schemas.fold.view_rows import Moment, Row
 from schemas.keys.sealing import Keyring, mqtt_agent_secret_purpose
 from schemas.streams.principal.principals import RESERVED_PRINCIPALS
 from schemas.wire.ids import AGENT, is_name, stream_key
-from schemas.wire.record import (
-    AGENT_MQTT_REGISTERED,
-    AGENT_MQTT_REMOVED,
-    AGENT_SAID,
-    JSON_CONTENT,
-    OutgoingRecord,
-    content_id,
-)
+from schemas.wire.record import JSON_CONTENT, OutgoingRecord, content_id
 from schemas.wire.signing import SIGNATURE_FIELD, Signer
 from schemas.wire.strict_json import INT_MAX, canonical
 from schemas.wire.wire_body import Name, WireBody
+
+AGENT_MQTT_REGISTERED: Final = "agent.mqtt_registered"
+AGENT_MQTT_REMOVED: Final = "agent.mqtt_removed"
+AGENT_SAID: Final = "agent.said"
+REGISTRY_MQTT_AGENTS: Final = "registry_mqtt_agents"
 
 # What an agent's row says of it.
 REGISTERED: Final = "registered"
@@ -37,6 +36,24 @@ def _free(name: str) -> str:
     if name in RESERVED_PRINCIPALS:
         raise ValueError("a name that the programs use themselves")
     return name
+
+
+class MqttAgentRow(Row, frozen=True, gc=False):
+    """A row of `registry_mqtt_agents` (JE-26): an agent that is reached over MQTT. `messages` of it were
+    accepted since `registered_at`, the newest by seq is `last_seq`.
+    """
+
+    VIEW: ClassVar = REGISTRY_MQTT_AGENTS
+    KEY: ClassVar = ("agent_name",)
+
+    agent_name: str
+    status: str
+    registered_by: str
+    registered_at: Moment
+    removed_at: Moment | None
+    last_seq: int
+    messages: int
+    last_said_at: Moment | None
 
 
 class _RequestBody(WireBody):

@@ -6,27 +6,32 @@ keeps the first as a tombstone, and may join again.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from schemas.fold import life_cycles as states
-from schemas.fold.entries import APART, Entries
-from schemas.fold.request_memory import RequestMemory
+from schemas.fold.entries import APART
+from schemas.fold.life_cycles import STOPPED, wrong_state
+from schemas.fold.memories import RequestMemory
 from schemas.fold.settled import Change, Outcome, accepted, duplicate, rejected
-from schemas.fold.view_rows import REGISTRY_KEYS, REGISTRY_PARTICIPANTS, AgentKeyRow, ParticipantRow
-from schemas.streams.agents.participants import CALLS_KEPT_S, key_id_of
-from schemas.streams.principal.principals import ACTIVE
-from schemas.wire.record import (
+from schemas.fold.stream_kind import FoldInput
+from schemas.streams.agents.participants import (
     AGENT_CALLED,
     AGENT_JOINED,
     AGENT_KEY_REGISTERED,
     AGENT_STOPPED,
     AGENT_UPDATED,
-    Envelope,
-    Record,
+    CALLS_KEPT_S,
+    INITIALIZING,
+    PARTICIPANT_TRANSITIONS,
+    REGISTRY_KEYS,
+    REGISTRY_PARTICIPANTS,
+    AgentKeyRow,
+    ParticipantRow,
+    key_id_of,
 )
-from schemas.wire.verdicts import ACCEPTED, AFTER_TERMINAL, ILLEGAL_TRANSITION, SEQ_CONFLICT, UNKNOWN_STREAM
+from schemas.streams.principal.principals import ACTIVE
+from schemas.wire.verdicts import ACCEPTED, AFTER_TERMINAL, ILLEGAL_TRANSITION, UNKNOWN_STREAM
 
 ENTRY_VERSION: Final = 1
 KEYS_KEPT: Final = 8
@@ -70,47 +75,39 @@ _decode: Final = msgspec.msgpack.Decoder(ParticipantEntry).decode
 _decode_calls: Final = msgspec.msgpack.Decoder(_Calls).decode
 
 
-def settle_participant(
-    record: Record, envelope: Envelope, name: str, body: dict[str, Any], entries: Entries
-) -> Outcome:
-    """Settle one record about a participant whose body passed the checks of its wire model."""
-    raw = entries.get(_PARTICIPANT)
+def settle_participant(given: FoldInput) -> Outcome:
+    """Settle one record about a participant."""
+    raw, ce_id, body = given.entries.get(_PARTICIPANT), given.envelope.ce_id, given.body
     known = None if raw is None else _decode(raw)
-    if envelope.type == AGENT_CALLED:
-        return _called(record, body, known, entries)
+    if given.type == AGENT_CALLED:
+        return _called(given, known)
     status, requests = (None, RequestMemory()) if known is None else (known.status, known.requests)
-    seen = requests.seen(envelope.ce_id, body)
-    if seen == "same":
-        return duplicate(status)
-    if seen == "other":
-        return rejected(SEQ_CONFLICT, "this request id was used with other content", status)
-    if envelope.type == AGENT_JOINED:
-        if known is not None and known.status != states.STOPPED:
+    repeated = requests.repeated(ce_id, body, status)
+    if repeated is not None:
+        return repeated
+    if given.type == AGENT_JOINED:
+        if known is not None and INITIALIZING not in PARTICIPANT_TRANSITIONS[known.status]:
             return rejected(ILLEGAL_TRANSITION, "an agent of this name takes part already", known.status)
-        agent, changes = _joined(record, name, body, requests)
-    elif known is None:
-        return rejected(UNKNOWN_STREAM, "no agent of this name takes part")
-    elif known.status == states.STOPPED:
-        return rejected(AFTER_TERMINAL, "the agent has stopped", known.status)
+        agent, changes = _joined(given, requests)
+    elif known is None or known.status == STOPPED:
+        return _absent(known)
     else:
         agent = known
-        outcome = _apply(record, envelope, name, body, agent)
+        outcome = _apply(given, agent)
         if outcome.verdict != ACCEPTED:
             return outcome
         changes = outcome.changes
-    agent.requests.add(envelope.ce_id, body)
-    entries.put(_PARTICIPANT, _encode(agent))
+    agent.requests.add(ce_id, body)
+    given.entries.put(_PARTICIPANT, _encode(agent))
     return accepted(agent.status, changes)
 
 
-def _joined(
-    record: Record, name: str, body: dict[str, Any], requests: RequestMemory
-) -> tuple[ParticipantEntry, tuple[Change, ...]]:
-    now = record.logged_at_us
+def _joined(given: FoldInput, requests: RequestMemory) -> tuple[ParticipantEntry, tuple[Change, ...]]:
+    body, now = given.body, given.now_us
     key = KeyEntry(key_id_of(body["public_key"]), body["public_key"], now)
     agent = ParticipantEntry(
         version=ENTRY_VERSION,
-        status=states.INITIALIZING,
+        status=INITIALIZING,
         task=body["task"],
         capabilities=body["capabilities"],
         task_id=body.get("task_id"),
@@ -119,28 +116,31 @@ def _joined(
         requests=requests,
         keys=[key],
     )
-    return agent, (_change(name, agent), _key_change(name, key))
+    return agent, (_change(given.name, agent), _key_change(given.name, key))
 
 
-def _apply(
-    record: Record, envelope: Envelope, name: str, body: dict[str, Any], agent: ParticipantEntry
-) -> Outcome:
-    """Change `agent`, or say why not."""
-    now = record.logged_at_us
-    if envelope.type == AGENT_UPDATED:
+def _apply(given: FoldInput, agent: ParticipantEntry) -> Outcome:
+    """Change `agent`, or return the rejection."""
+    name, body, now = given.name, given.body, given.now_us
+    allowed = {agent.status, *PARTICIPANT_TRANSITIONS[agent.status]}
+    if given.type == AGENT_UPDATED:
         status = body.get("status") or agent.status
         capabilities = agent.capabilities if body.get("capabilities") is None else body["capabilities"]
         if (status, capabilities) == (agent.status, agent.capabilities):
             return duplicate(agent.status)
+        if status not in allowed:
+            return wrong_state(PARTICIPANT_TRANSITIONS, agent.status, "agent")
         agent.status, agent.capabilities, agent.updated_at = status, capabilities, now
         return accepted(status, (_change(name, agent),))
-    if envelope.type == AGENT_STOPPED:
-        agent.status, agent.updated_at = states.STOPPED, now
+    if given.type == AGENT_STOPPED:
+        if STOPPED not in allowed:
+            return wrong_state(PARTICIPANT_TRANSITIONS, agent.status, "agent")
+        agent.status, agent.updated_at = STOPPED, now
         gone, agent.keys = agent.keys, []
         stopped = _change(name, agent, stopped_at=now, why=body.get("reason") or None)
         return accepted(agent.status, (stopped, *(_key_change(name, key, now) for key in gone)))
-    if envelope.type == AGENT_KEY_REGISTERED:
-        return _key_registered(record, name, body, agent)
+    if given.type == AGENT_KEY_REGISTERED:
+        return _key_registered(given, agent)
     gone = [key for key in agent.keys if key.key_id == body["key_id"]]
     if not gone:
         return rejected(UNKNOWN_STREAM, "the agent has no such key", agent.status)
@@ -148,9 +148,9 @@ def _apply(
     return accepted(agent.status, tuple(_key_change(name, key, now) for key in gone))
 
 
-def _key_registered(record: Record, name: str, body: dict[str, Any], agent: ParticipantEntry) -> Outcome:
-    now, key_id = record.logged_at_us, key_id_of(body["public_key"])
-    until = now + body["overlap_ms"] * 1000
+def _key_registered(given: FoldInput, agent: ParticipantEntry) -> Outcome:
+    name, body, now = given.name, given.body, given.now_us
+    key_id, until = key_id_of(body["public_key"]), now + body["overlap_ms"] * 1000
     changes = []
     keys = []
     for key in agent.keys:
@@ -158,7 +158,7 @@ def _key_registered(record: Record, name: str, body: dict[str, Any], agent: Part
             return rejected(ILLEGAL_TRANSITION, "the agent has this key already", agent.status)
         if key.valid_until is None or key.valid_until > until:
             key.valid_until = until
-        # What is over, and the oldest of too many, makes room.
+        # Expired keys, and the oldest of too many, make room.
         is_over = key.valid_until <= now
         changes.append(_key_change(name, key, now if is_over else None))
         if not is_over:
@@ -170,21 +170,26 @@ def _key_registered(record: Record, name: str, body: dict[str, Any], agent: Part
     return accepted(agent.status, (*changes, _key_change(name, key)))
 
 
-def _called(record: Record, body: dict[str, Any], known: ParticipantEntry | None, entries: Entries) -> Outcome:
+def _absent(known: ParticipantEntry | None) -> Outcome:
+    """Return the rejection of a record about an agent that never took part or has stopped."""
     if known is None:
         return rejected(UNKNOWN_STREAM, "no agent of this name takes part")
-    if known.status == states.STOPPED:
-        return rejected(AFTER_TERMINAL, "the agent has stopped", known.status)
-    signature = bytes.fromhex(body["signature"])[:_SIGNATURE_BYTES]
-    shard = f"{APART}{body['signature'][:2]}"
-    raw = entries.get(shard)
+    return rejected(AFTER_TERMINAL, "the agent has stopped", known.status)
+
+
+def _called(given: FoldInput, known: ParticipantEntry | None) -> Outcome:
+    if known is None or known.status == STOPPED:
+        return _absent(known)
+    signature = bytes.fromhex(given.body["signature"])[:_SIGNATURE_BYTES]
+    shard = f"{APART}{given.body['signature'][:2]}"
+    raw = given.entries.get(shard)
     calls = _Calls(ENTRY_VERSION, {}) if raw is None else _decode_calls(raw)
-    oldest = record.logged_at_us - CALLS_KEPT_S * 1_000_000
+    oldest = given.now_us - CALLS_KEPT_S * 1_000_000
     if calls.signatures.get(signature, oldest) > oldest:
         return duplicate(known.status)
     calls.signatures = {one: at for one, at in calls.signatures.items() if at > oldest}
-    calls.signatures[signature] = record.logged_at_us
-    entries.put(shard, _encode(calls))
+    calls.signatures[signature] = given.now_us
+    given.entries.put(shard, _encode(calls))
     return accepted(known.status)
 
 

@@ -7,21 +7,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field
 
+from schemas.fold.life_cycles import STOPPED
+from schemas.fold.view_rows import Moment, Row
 from schemas.wire.ids import AGENT, stream_key
-from schemas.wire.record import (
-    AGENT_CALLED,
-    AGENT_JOINED,
-    AGENT_KEY_REGISTERED,
-    AGENT_KEY_REMOVED,
-    AGENT_STOPPED,
-    AGENT_UPDATED,
-    OutgoingRecord,
-    content_id,
-)
+from schemas.wire.record import OutgoingRecord, content_id
 from schemas.wire.strict_json import canonical
 from schemas.wire.wire_body import (
     OVERLAP_LIMIT_MS,
@@ -32,6 +25,29 @@ from schemas.wire.wire_body import (
     Printable,
     WireBody,
 )
+
+AGENT_JOINED: Final = "agent.joined"
+AGENT_KEY_REGISTERED: Final = "agent.key_registered"
+AGENT_KEY_REMOVED: Final = "agent.key_removed"
+AGENT_UPDATED: Final = "agent.updated"
+AGENT_STOPPED: Final = "agent.stopped"
+AGENT_CALLED: Final = "agent.called"
+REGISTRY_PARTICIPANTS: Final = "registry_participants"
+REGISTRY_KEYS: Final = "registry_keys"
+
+INITIALIZING: Final = "initializing"
+IDLE: Final = "idle"
+WORKING: Final = "working"
+BLOCKED: Final = "blocked"
+PARTICIPANT_TRANSITIONS: Final[dict[str, frozenset[str]]] = {
+    INITIALIZING: frozenset({IDLE, WORKING, BLOCKED, STOPPED}),
+    IDLE: frozenset({WORKING, BLOCKED, STOPPED}),
+    WORKING: frozenset({IDLE, BLOCKED, STOPPED}),
+    BLOCKED: frozenset({IDLE, WORKING, STOPPED}),
+    # A stopped agent may join again.
+    STOPPED: frozenset({INITIALIZING}),
+}
+PARTICIPANT_STATES: Final = tuple(PARTICIPANT_TRANSITIONS)
 
 KEY_LIMIT: Final = 4096
 KEY_ID_DIGITS: Final = 16
@@ -68,6 +84,40 @@ PublicKey = Annotated[str, Field(max_length=KEY_LIMIT), AfterValidator(_pem)]
 """PEM of a SubjectPublicKeyInfo (RFC 7468, section 13). What kind of key, the door has looked at."""
 KeyId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}\z")]
 """What a key is shown by."""
+
+
+class ParticipantRow(Row, frozen=True, gc=False):
+    """A row of `registry_participants` (AM-06): an agent that takes part with a key of its own. `task_id`: the
+    hub's task that it was spawned for, and ends with.
+    """
+
+    VIEW: ClassVar = REGISTRY_PARTICIPANTS
+    KEY: ClassVar = ("agent_name",)
+
+    agent_name: str
+    status: str
+    task: str
+    capabilities: list[str]
+    task_id: str | None
+    started_at: Moment
+    updated_at: Moment
+    stopped_at: Moment | None
+    stopped_why: str | None
+
+
+class AgentKeyRow(Row, frozen=True, gc=False):
+    """A row of `registry_keys`: a participant's public key (PEM). `valid_until`: set when a newer one came."""
+
+    VIEW: ClassVar = REGISTRY_KEYS
+    KEY: ClassVar = ("agent_name", "key_id")
+
+    agent_name: str
+    key_id: str
+    public_key: str
+    status: str
+    registered_at: Moment
+    valid_until: Moment | None
+    removed_at: Moment | None
 
 
 class _ParticipantBody(WireBody):

@@ -9,18 +9,28 @@ from typing import Any, Final
 
 import msgspec
 
-from schemas.fold import life_cycles as states
-from schemas.fold.entries import Entries
-from schemas.fold.request_memory import content_digest
+from schemas.fold.life_cycles import RUNNING, wrong_state
+from schemas.fold.memories import content_digest
 from schemas.fold.settled import Change, Outcome, accepted, duplicate, rejected
-from schemas.fold.view_rows import REGISTRY_CONTAINERS, ContainerRow
-from schemas.wire.record import Envelope, Record
-from schemas.wire.verdicts import AFTER_TERMINAL, ILLEGAL_TRANSITION, SEQ_CONFLICT, UNKNOWN_STREAM
+from schemas.fold.stream_kind import FoldInput, StreamKind
+from schemas.streams.container.container_registry import (
+    CONFIGURING,
+    CONTAINER_MODELS,
+    CONTAINER_TRANSITIONS,
+    PROVISIONING,
+    REGISTRY_CONTAINERS,
+    STARTING,
+    ContainerRow,
+)
+from schemas.wire.ids import CONTAINER
+from schemas.wire.verdicts import ILLEGAL_TRANSITION, SEQ_CONFLICT, UNKNOWN_STREAM
 
 ENTRY_VERSION: Final = 1
 _CONTAINER: Final = "container"
-# Only the launcher that began may bring it up; whoever finds it afterwards may watch it and clear it away.
-_OF_ITS_LAUNCHER: Final = frozenset({states.CONFIGURING, states.STARTING, states.RUNNING})
+# Only the launcher that began to make a container may bring it up. Any launcher may watch it and recycle it.
+_OF_ITS_LAUNCHER: Final = frozenset({CONFIGURING, STARTING, RUNNING})
+# The fields of a body that add to what is known; one that is absent changes nothing.
+_OPTIONAL: Final = ("host", "handle", "port", "error")
 
 
 class ContainerEntry(msgspec.Struct, array_like=True, gc=False):
@@ -44,19 +54,18 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(ContainerEntry).decode
 
 
-def settle_container(
-    record: Record, envelope: Envelope, name: str, body: dict[str, Any], entries: Entries
-) -> Outcome:
-    """Settle one record of the container's stream whose body passed the checks of its wire model.
+def settle_container(given: FoldInput) -> Outcome:
+    """Settle one record of a container's stream.
 
-    Each state is entered once, so what is said again is known by its content, whatever its id.
+    A container enters each state once, so the content alone tells a repeated record, whatever its id.
     """
+    body = given.body
     wanted, digest = body["state"], content_digest(body)
-    raw = entries.get(_CONTAINER)
+    raw = given.entries.get(_CONTAINER)
     if raw is None:
-        if wanted != states.PROVISIONING:
+        if wanted != PROVISIONING:
             return rejected(UNKNOWN_STREAM, "no container with this name")
-        container = _provisioned(record, body)
+        container = _provisioned(given)
     else:
         container = _decode(raw)
         if container.digests.get(wanted) == digest:
@@ -66,34 +75,34 @@ def settle_container(
             return refusal
         container.state = wanted
     container.digests[wanted] = digest
-    _note(body, container)
-    entries.put(_CONTAINER, _encode(container))
-    return accepted(container.state, (_change(record, name, container),))
+    for field in _OPTIONAL:
+        if body.get(field) is not None:
+            setattr(container, field, body[field])
+    given.entries.put(_CONTAINER, _encode(container))
+    return accepted(container.state, (_change(given, container),))
 
 
-def _provisioned(record: Record, body: dict[str, Any]) -> ContainerEntry:
+def _provisioned(given: FoldInput) -> ContainerEntry:
     return ContainerEntry(
         version=ENTRY_VERSION,
-        state=states.PROVISIONING,
-        task_id=body["task_id"],
-        agent_name=body["agent_name"],
-        backend=body["backend"],
-        launcher=body["launcher"],
-        created_at=record.logged_at_us,
+        state=PROVISIONING,
+        task_id=given.body["task_id"],
+        agent_name=given.body["agent_name"],
+        backend=given.body["backend"],
+        launcher=given.body["launcher"],
+        created_at=given.now_us,
         digests={},
     )
 
 
 def _refusal(wanted: str, body: dict[str, Any], container: ContainerEntry) -> Outcome | None:
-    """Why the container cannot go to the state `wanted` by this body, or None when it can."""
+    """Return the rejection of a body that cannot bring the container to the state `wanted`."""
     state = container.state
     is_its_launcher = body["launcher"] == container.launcher
-    if wanted == states.PROVISIONING and not is_its_launcher:
+    if wanted == PROVISIONING and not is_its_launcher:
         return rejected(SEQ_CONFLICT, "another launcher has it", state)
-    if state == states.RECYCLED:
-        return rejected(AFTER_TERMINAL, "the container is recycled", state)
-    if wanted not in states.CONTAINER_TRANSITIONS[state]:
-        return rejected(ILLEGAL_TRANSITION, f"the container is {state}", state)
+    if wanted not in CONTAINER_TRANSITIONS[state]:
+        return wrong_state(CONTAINER_TRANSITIONS, state, "container")
     if wanted in _OF_ITS_LAUNCHER and not is_its_launcher:
         return rejected(ILLEGAL_TRANSITION, "another launcher has it", state)
     made_for = (container.task_id, container.agent_name, container.backend)
@@ -102,16 +111,9 @@ def _refusal(wanted: str, body: dict[str, Any], container: ContainerEntry) -> Ou
     return None
 
 
-def _note(body: dict[str, Any], container: ContainerEntry) -> None:
-    """Take what the body knows; the rest stays as it is known."""
-    for field in ("host", "handle", "port", "error"):
-        if body.get(field) is not None:
-            setattr(container, field, body[field])
-
-
-def _change(record: Record, name: str, container: ContainerEntry) -> Change:
+def _change(given: FoldInput, container: ContainerEntry) -> Change:
     row = ContainerRow(
-        container=name,
+        container=given.name,
         state=container.state,
         task_id=container.task_id,
         agent_name=container.agent_name,
@@ -121,6 +123,16 @@ def _change(record: Record, name: str, container: ContainerEntry) -> Change:
         port=container.port,
         error=container.error,
         created_at=container.created_at,
-        changed_at=record.logged_at_us,
+        changed_at=given.now_us,
     )
-    return Change(REGISTRY_CONTAINERS, name, row)
+    return Change(REGISTRY_CONTAINERS, given.name, row)
+
+
+CONTAINER_KIND: Final = StreamKind(
+    name=CONTAINER,
+    models=CONTAINER_MODELS,
+    settle=settle_container,
+    row_of_each_stream=(ContainerRow,),
+    rows=(ContainerRow,),
+    named_by="container",
+)

@@ -2,15 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
+from schemas.fold.life_cycles import RUNNING
+from schemas.fold.view_rows import Moment, Row
 from schemas.streams.session.session_registry import Handle
 from schemas.wire.ids import CONTAINER, stream_key
-from schemas.wire.record import CONTAINER_CHANGED, OutgoingRecord, content_id
+from schemas.wire.record import OutgoingRecord, content_id
 from schemas.wire.strict_json import canonical
 from schemas.wire.wire_body import Name, Note, WireBody
+
+CONTAINER_CHANGED: Final = "container.changed"
+REGISTRY_CONTAINERS: Final = "registry_containers"
+
+PROVISIONING: Final = "provisioning"
+CONFIGURING: Final = "configuring"
+STARTING: Final = "starting"
+MONITORING: Final = "monitoring"
+RECYCLING: Final = "recycling"
+RECYCLED: Final = "recycled"
+CONTAINER_TRANSITIONS: Final[dict[str, frozenset[str]]] = {
+    PROVISIONING: frozenset({CONFIGURING, RECYCLING}),
+    CONFIGURING: frozenset({STARTING, RECYCLING}),
+    STARTING: frozenset({RUNNING, RECYCLING}),
+    RUNNING: frozenset({MONITORING, RECYCLING}),
+    MONITORING: frozenset({RECYCLING}),
+    RECYCLING: frozenset({RECYCLED}),
+    RECYCLED: frozenset(),
+}
+CONTAINER_STATES: Final = tuple(CONTAINER_TRANSITIONS)
+
+
+class ContainerRow(Row, frozen=True, gc=False):
+    """A row of `registry_containers`: what a launcher has made for a task. `handle` says what runs on `host`,
+    as in SessionRow; `backend` names the launcher.
+    """
+
+    VIEW: ClassVar = REGISTRY_CONTAINERS
+    KEY: ClassVar = ("container",)
+
+    container: str
+    state: str
+    task_id: str
+    agent_name: str
+    backend: str
+    host: str | None
+    handle: str | None
+    port: int | None
+    error: str | None
+    created_at: Moment
+    changed_at: Moment
 
 
 class ContainerChange(WireBody):

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Outcome, accepted, duplicate, rejected
-from schemas.streams.control.organism import ORGANISM, ORGANISM_MODELS
+from schemas.fold.stream_kind import FoldInput, StreamKind
+from schemas.streams.control.organism import ORGANISM, ORGANISM_MODELS, ListenerRow
 from schemas.streams.control.organism_fold import settle_organism
 from schemas.wire.ids import CONTROL, stream_key
-from schemas.wire.record import (
-    CONTROL_FOLD_SWITCHED,
-    CONTROL_TOPOLOGY,
-    Envelope,
-    OutgoingRecord,
-    Record,
-    content_id,
-)
+from schemas.wire.record import OutgoingRecord, content_id
 from schemas.wire.strict_json import canonical
 from schemas.wire.verdicts import MALFORMED, SEQ_CONFLICT, UNKNOWN_STREAM
 from schemas.wire.wire_body import WireBody, body_fault
+
+CONTROL_TOPOLOGY: Final = "control.topology"
+CONTROL_FOLD_SWITCHED: Final = "control.fold_switched"
 
 TOPOLOGY: Final = "topology"
 TOPOLOGY_STREAM: Final = stream_key(CONTROL, TOPOLOGY)
@@ -30,6 +27,7 @@ FOLD: Final = "fold"
 FOLD_STREAM: Final = stream_key(CONTROL, FOLD)
 _DECLARED: Final = "declared"
 _SWITCHED: Final = "switched"
+_TOPOLOGY_FAULT: Final = "expected schema_version, partitions and epoch"
 
 
 def topology_record(partitions: int, epoch: int) -> OutgoingRecord:
@@ -46,6 +44,13 @@ def topology_record(partitions: int, epoch: int) -> OutgoingRecord:
         type=CONTROL_TOPOLOGY,
         value=value,
     )
+
+
+class Topology(WireBody):
+    """Body of `control.topology`, the log's first record: its partition count and its epoch."""
+
+    partitions: int
+    epoch: int
 
 
 class FoldSwitched(WireBody):
@@ -91,46 +96,56 @@ def is_recorded(record: OutgoingRecord, entries: Entries) -> bool:
     return entries.get(_SWITCHED) == record.value
 
 
-def settle_control(
-    record: Record, name: str, envelope: Envelope, body: dict[str, Any], entries: Entries
-) -> Outcome:
-    """Settle one record of a control stream. The first topology counts; a different one is a conflict. The
-    fold's version only rises.
+def settle_control(given: FoldInput) -> Outcome:
+    """Settle one record of a control stream.
+
+    The first topology counts, and a different one is a conflict. The fold's version only rises.
     """
-    if name == ORGANISM:
-        model = ORGANISM_MODELS.get(envelope.type)
-        fault = "ce_type: no type of this stream" if model is None else body_fault(model, body)
-        return settle_organism(record, envelope, body, entries) if fault is None else rejected(MALFORMED, fault)
-    if name == FOLD:
-        if envelope.type != CONTROL_FOLD_SWITCHED:
-            return rejected(MALFORMED, "ce_type: no type of this stream")
-        return _settle_switch(body, entries)
-    if name != TOPOLOGY or envelope.type != CONTROL_TOPOLOGY:
+    settle = _SETTLE_BY_NAME.get(given.name)
+    if settle is None or (given.name == TOPOLOGY and given.type != CONTROL_TOPOLOGY):
         return rejected(UNKNOWN_STREAM, "no such control stream")
-    numbers = [body.get("partitions"), body.get("epoch")]
-    if set(body) != {"schema_version", "partitions", "epoch"} or any(type(n) is not int for n in numbers):
-        return rejected(MALFORMED, "expected schema_version, partitions and epoch")
-    declared = entries.get(_DECLARED)
+    model = _MODELS_BY_NAME[given.name].get(given.type)
+    fault = "ce_type: no type of this stream" if model is None else body_fault(model, given.body)
+    if fault is None:
+        return settle(given)
+    return rejected(MALFORMED, _TOPOLOGY_FAULT if given.name == TOPOLOGY else fault)
+
+
+def _settle_topology(given: FoldInput) -> Outcome:
+    declared, body = given.entries.get(_DECLARED), canonical(given.body)
     if declared is None:
-        entries.put(_DECLARED, canonical(body))
+        given.entries.put(_DECLARED, body)
         return accepted(None)
-    if declared == canonical(body):
+    if declared == body:
         return duplicate(None)
     return rejected(SEQ_CONFLICT, "another topology was declared before; a new one needs a new topic")
 
 
-def _settle_switch(body: dict[str, Any], entries: Entries) -> Outcome:
-    fault = body_fault(FoldSwitched, body)
-    if fault is not None:
-        return rejected(MALFORMED, fault)
-    before = entries.get(_SWITCHED)
-    if before == canonical(body):
+def _settle_switch(given: FoldInput) -> Outcome:
+    before, body = given.entries.get(_SWITCHED), canonical(given.body)
+    if before == body:
         return duplicate(None)
-    if body["to_version"] <= max(body["from_version"], _to_version(before)):
+    if given.body["to_version"] <= max(given.body["from_version"], _to_version(before)):
         return rejected(SEQ_CONFLICT, "that version, or a newer one, was switched on before")
-    entries.put(_SWITCHED, canonical(body))
+    given.entries.put(_SWITCHED, body)
     return accepted(None)
 
 
 def _to_version(switched: bytes | None) -> int:
     return 0 if switched is None else int(orjson.loads(switched)["to_version"])
+
+
+_SETTLE_BY_NAME: Final = {TOPOLOGY: _settle_topology, FOLD: _settle_switch, ORGANISM: settle_organism}
+_MODELS_BY_NAME: Final[dict[str, dict[str, type[WireBody]]]] = {
+    TOPOLOGY: {CONTROL_TOPOLOGY: Topology},
+    FOLD: {CONTROL_FOLD_SWITCHED: FoldSwitched},
+    ORGANISM: dict(ORGANISM_MODELS),
+}
+CONTROL_KIND: Final = StreamKind(
+    name=CONTROL,
+    models={name: model for models in _MODELS_BY_NAME.values() for name, model in models.items()},
+    settle=settle_control,
+    row_of_each_stream=(),
+    later_rows=(ListenerRow,),
+    checks_bodies=True,
+)

@@ -8,14 +8,20 @@ follows from the file.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from schemas.fold.view_rows import Moment, Row
 from schemas.wire.ids import CONTROL, stream_key
-from schemas.wire.record import LISTENER_ADDED, LISTENER_REMOVED, ORGANISM_LOADED, OutgoingRecord, content_id
+from schemas.wire.record import OutgoingRecord, content_id
 from schemas.wire.strict_json import canonical
 from schemas.wire.wire_body import Name, Note, WireBody
+
+ORGANISM_LOADED: Final = "organism.loaded"
+LISTENER_ADDED: Final = "listener.added"
+LISTENER_REMOVED: Final = "listener.removed"
+REGISTRY_LISTENERS: Final = "registry_listeners"
 
 ORGANISM: Final = "organism"
 ORGANISM_STREAM: Final = stream_key(CONTROL, ORGANISM)
@@ -44,6 +50,33 @@ def _root_tag(text: str) -> str:
 
 RootTag = Annotated[str, AfterValidator(_root_tag), Field(json_schema_extra={"pattern": _PATTERN})]
 """The local name of a payload's element."""
+
+
+class ListenerRow(Row, frozen=True, gc=False):
+    """A row of `registry_listeners` (XP-01, XP-09): what takes messages of one root tag. The fields are those
+    of `schemas.streams.control.organism.Listener`.
+    """
+
+    VIEW: ClassVar = REGISTRY_LISTENERS
+    KEY: ClassVar = ("listener",)
+
+    listener: str
+    status: str
+    type: str
+    capability: str
+    root_tag: str
+    namespace: str
+    handler: str | None
+    xsd: str | None
+    example: str | None
+    visible_tools: list[str] | None
+    concurrency: int
+    per_minute: int | None
+    tokens_per_minute: int | None
+    timeout_ms: int
+    options: str | None
+    added_at: Moment
+    removed_at: Moment | None
 
 
 class Listener(BaseModel):

@@ -12,12 +12,19 @@ from typing import Any, Final
 import msgspec
 
 from schemas.fold.entries import Entries
-from schemas.fold.request_memory import content_digest
+from schemas.fold.memories import content_digest
 from schemas.fold.settled import Change, Outcome, accepted, duplicate, rejected
-from schemas.fold.view_rows import REGISTRY_LISTENERS, ListenerRow
-from schemas.streams.control.organism import CONCURRENCY, NONCES_KEPT_S, TIMEOUT_MS
+from schemas.fold.stream_kind import FoldInput
+from schemas.streams.control.organism import (
+    CONCURRENCY,
+    LISTENER_ADDED,
+    LISTENER_REMOVED,
+    NONCES_KEPT_S,
+    REGISTRY_LISTENERS,
+    TIMEOUT_MS,
+    ListenerRow,
+)
 from schemas.streams.principal.principals import ACTIVE
-from schemas.wire.record import LISTENER_ADDED, LISTENER_REMOVED, Envelope, Record
 from schemas.wire.verdicts import ILLEGAL_TRANSITION, SEQ_CONFLICT, UNKNOWN_STREAM
 
 ENTRY_VERSION: Final = 1
@@ -48,9 +55,10 @@ _decode_listener: Final = msgspec.msgpack.Decoder(_ListenerEntry).decode
 _decode_nonces: Final = msgspec.msgpack.Decoder(_Nonces).decode
 
 
-def settle_organism(record: Record, envelope: Envelope, body: dict[str, Any], entries: Entries) -> Outcome:
-    """Settle one record of the organism whose body passed the checks of its wire model."""
-    now, digest = record.logged_at_us, content_digest(body)
+def settle_organism(given: FoldInput) -> Outcome:
+    """Settle one record of the organism whose body passed its model."""
+    now, body, entries = given.now_us, given.body, given.entries
+    digest = content_digest(body)
     raw = entries.get(_NONCES)
     nonces = _Nonces(ENTRY_VERSION, {}) if raw is None else _decode_nonces(raw)
     oldest = now - NONCES_KEPT_S * 1_000_000
@@ -60,12 +68,12 @@ def settle_organism(record: Record, envelope: Envelope, body: dict[str, Any], en
         if known[0] == digest:
             return duplicate(None)
         return rejected(SEQ_CONFLICT, "this request id was used with other content")
-    if envelope.type == LISTENER_ADDED:
+    if given.type == LISTENER_ADDED:
         name = body["listener"]["name"]
         if entries.get(_LISTENER + name) is not None:
             return rejected(ILLEGAL_TRANSITION, "there is a listener of this name")
         changes = [_put(body["listener"], now, entries)]
-    elif envelope.type == LISTENER_REMOVED:
+    elif given.type == LISTENER_REMOVED:
         if entries.get(_LISTENER + body["name"]) is None:
             return rejected(UNKNOWN_STREAM, "there is no listener of this name")
         changes = [_remove(body["name"], now, entries)]

@@ -7,8 +7,7 @@ from typing import Final
 
 import msgspec
 
-from schemas.fold.request_memory import RequestMemory
-from schemas.fold.seq_memory import SeqMemory
+from schemas.fold.memories import RequestMemory, SeqMemory
 from schemas.keys.sealing import Keyring
 
 ENTRY_VERSION: Final = 1

@@ -14,6 +14,8 @@ from schemas.wire.field_checks import has_control_characters, is_utc_timestamp
 from schemas.wire.ids import is_job_id
 from schemas.wire.strict_json import INT_MAX
 
+JOB_EVENT: Final = "job.event"
+
 DETAIL_LIMIT: Final = 500
 STARTED: Final = "started"
 PROGRESS: Final = "progress"

@@ -13,12 +13,11 @@ from typing import Any, Final
 
 import msgspec
 
-from schemas.fold import life_cycles as states
 from schemas.fold.entries import Entries
-from schemas.fold.request_memory import RequestMemory, content_digest
-from schemas.fold.seq_memory import SeqMemory
+from schemas.fold.life_cycles import CANCELLED, PENDING, RUNNING, wrong_state
+from schemas.fold.memories import RequestMemory, SeqMemory, content_digest
 from schemas.fold.settled import Change, Outcome, accepted, duplicate, rejected
-from schemas.fold.view_rows import REGISTRY_JOBS, JobRow
+from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.keys.sealing import Keyring, UnsealError, job_secret_purpose, sealed_by
 from schemas.streams.job.job_entries import (
     ENTRY_VERSION,
@@ -35,64 +34,49 @@ from schemas.streams.job.job_entries import (
     event_digest,
     is_signed,
 )
-from schemas.streams.job.job_event import COMPLETED, ERROR, STARTED
-from schemas.wire.masking import MASK, carries_token
-from schemas.wire.record import (
+from schemas.streams.job.job_event import JOB_EVENT, STARTED, TERMINAL_EVENTS, event_fault
+from schemas.streams.job.job_registry import (
     JOB_CANCELLED,
+    JOB_MODELS,
     JOB_PICKED,
     JOB_REGISTERED,
-    JOB_SECRET_ROTATED,
-    Envelope,
-    Record,
+    JOB_TRANSITIONS,
+    REGISTRY_JOBS,
+    JobRow,
 )
+from schemas.wire.ids import JOB
+from schemas.wire.masking import MASK, carries_token
 from schemas.wire.signing import SIGNATURE_FIELD, signed_bytes
 from schemas.wire.strict_json import canonical, canonical_plain
 from schemas.wire.verdicts import (
-    AFTER_TERMINAL,
     BAD_SIGNATURE,
     ILLEGAL_TRANSITION,
     SECRET_IN_EVENT,
     SEQ_CONFLICT,
-    TOO_LATE,
     UNKNOWN_STREAM,
 )
 
-_STATUS_BY_EVENT: Final = {COMPLETED: states.COMPLETED, ERROR: states.ERROR}
 
-
-def settle_job(
-    record: Record,
-    envelope: Envelope,
-    job_id: str,
-    body: dict[str, Any],
-    plain: bool,
-    masked: bool,
-    entries: Entries,
-    keyring: Keyring,
-) -> Outcome:
-    """Settle one record of the job's stream whose body passed the checks of its wire model.
-
-    `plain`: the body is canonical and free of floats, so it can be written again quickly.
-    `masked`: its detail is unsafe or it carries a token, and must not reach a view.
-    """
-    if envelope.type == JOB_REGISTERED:
-        return _settle_registration(record, envelope, job_id, body, entries)
+def settle_job(given: FoldInput) -> Outcome:
+    """Settle one record of a job's stream."""
+    record_type, entries = given.envelope.type, given.entries
+    if record_type == JOB_REGISTERED:
+        return _settle_registration(given)
     raw_job, raw_progress = entries.get(JOB_ENTRY), entries.get(PROGRESS)
     if raw_job is None or raw_progress is None:
         return rejected(UNKNOWN_STREAM, "no job with this id was registered")
     job, progress = decode_job(raw_job), decode_progress(raw_progress)
-    if envelope.type == JOB_PICKED:
-        return _settle_pick(record, job_id, body["session"], job, progress, entries)
-    if envelope.type == JOB_CANCELLED:
-        return _settle_cancellation(record, envelope, job_id, body, job, progress, entries)
-    if envelope.type == JOB_SECRET_ROTATED:
-        return _settle_rotation(record, envelope, job_id, body, job, progress, entries, keyring)
-    return _settle_event(record, envelope, job_id, body, plain, masked, job, progress, entries, keyring)
+    if record_type == JOB_EVENT:
+        return _settle_event(given, job, progress)
+    if record_type == JOB_PICKED:
+        return _settle_pick(given, job, progress)
+    if record_type == JOB_CANCELLED:
+        return _settle_cancellation(given, job, progress)
+    return _settle_rotation(given, job, progress)
 
 
-def _settle_registration(
-    record: Record, envelope: Envelope, job_id: str, body: dict[str, Any], entries: Entries
-) -> Outcome:
+def _settle_registration(given: FoldInput) -> Outcome:
+    body, entries = given.body, given.entries
     digest = content_digest(body)
     known = entries.get(JOB_ENTRY)
     if known is not None:
@@ -106,146 +90,116 @@ def _settle_registration(
         session=body.get("session"),
         broker=None if body.get("broker") is None else canonical(body["broker"]).decode("utf-8"),
         sealed_secret=body["sealed_secret"],
-        registered_by=f"{envelope.door}/{envelope.principal}",
-        registered_at=record.logged_at_us,
+        registered_by=given.sender,
+        registered_at=given.now_us,
         digest=digest,
         request_id=body.get("request_id"),
         notify=body.get("notify"),
     )
-    progress = ProgressEntry(ENTRY_VERSION, states.PENDING, SeqMemory())
+    progress = ProgressEntry(ENTRY_VERSION, PENDING, SeqMemory())
     entries.put(JOB_ENTRY, encode(job))
     entries.put(PROGRESS, encode(progress))
-    return accepted(states.PENDING, _changes(job_id, job, progress))
+    return accepted(PENDING, _changes(given.name, job, progress))
 
 
-def _settle_cancellation(
-    record: Record,
-    envelope: Envelope,
-    job_id: str,
-    body: dict[str, Any],
-    job: JobEntry,
-    progress: ProgressEntry,
-    entries: Entries,
-) -> Outcome:
-    identity = (envelope.ce_id, content_digest(body))
+def _settle_cancellation(given: FoldInput, job: JobEntry, progress: ProgressEntry) -> Outcome:
+    ce_id, status = given.envelope.ce_id, progress.status
+    identity = (ce_id, content_digest(given.body))
     if progress.cancelled_by == identity:
-        return duplicate(progress.status)
-    if progress.cancelled_by is not None and progress.cancelled_by[0] == envelope.ce_id:
-        return rejected(SEQ_CONFLICT, "this request id cancelled the job with another reason", progress.status)
-    if progress.status in states.JOB_TERMINAL:
-        return rejected(AFTER_TERMINAL, f"the job is {progress.status}", progress.status)
-    progress.status = states.CANCELLED
-    progress.ended_at = record.logged_at_us
-    progress.ended_by = envelope.ce_id
+        return duplicate(status)
+    if progress.cancelled_by is not None and progress.cancelled_by[0] == ce_id:
+        return rejected(SEQ_CONFLICT, "this request id cancelled the job with another reason", status)
+    if CANCELLED not in JOB_TRANSITIONS[status]:
+        return wrong_state(JOB_TRANSITIONS, status, "job")
+    progress.status = CANCELLED
+    progress.ended_at = given.now_us
+    progress.ended_by = ce_id
     progress.cancelled_by = identity
-    return _keep(job_id, job, progress, entries, late=False)
+    return _keep(given, job, progress, late=False)
 
 
-def _settle_pick(
-    record: Record, job_id: str, session: str, job: JobEntry, progress: ProgressEntry, entries: Entries
-) -> Outcome:
-    status = progress.status
+def _settle_pick(given: FoldInput, job: JobEntry, progress: ProgressEntry) -> Outcome:
+    status, session = progress.status, given.body["session"]
     if progress.session == session:
         return duplicate(status)
-    if status in states.JOB_TERMINAL:
-        return rejected(AFTER_TERMINAL, f"the job is {status}", status)
-    if status != states.PENDING:
-        return rejected(ILLEGAL_TRANSITION, "the job is taken", status)
+    if RUNNING not in JOB_TRANSITIONS[status]:
+        return wrong_state(JOB_TRANSITIONS, status, "job", "the job is taken")
     if job.session is not None and job.session != session:
         return rejected(ILLEGAL_TRANSITION, "the job waits for another session", status)
-    progress.status = states.RUNNING
+    progress.status = RUNNING
     progress.session = session
-    progress.picked_at = record.logged_at_us
-    return _keep(job_id, job, progress, entries, late=False)
+    progress.picked_at = given.now_us
+    return _keep(given, job, progress, late=False)
 
 
-def _settle_rotation(
-    record: Record,
-    envelope: Envelope,
-    job_id: str,
-    body: dict[str, Any],
-    job: JobEntry,
-    progress: ProgressEntry,
-    entries: Entries,
-    keyring: Keyring,
-) -> Outcome:
-    status, sealed = progress.status, body["sealed_secret"]
+def _settle_rotation(given: FoldInput, job: JobEntry, progress: ProgressEntry) -> Outcome:
+    status, body, ce_id = progress.status, given.body, given.envelope.ce_id
+    sealed = body["sealed_secret"]
     try:
-        # Taken over unseen, it would make each later event of the job a bug of ours.
-        keyring.job_signer(sealed, job_id)
+        # A secret that cannot be opened would make the fold fail on each later event of the job.
+        given.keyring.job_signer(sealed, given.name)
     except UnsealError:
         return rejected(BAD_SIGNATURE, "sealed_secret: sealed for something else, or changed", status)
-    raw = entries.get(ROTATIONS)
+    raw = given.entries.get(ROTATIONS)
     settled = RotationsEntry(ENTRY_VERSION, RequestMemory()) if raw is None else decode_rotations(raw)
-    seen = settled.requests.seen(envelope.ce_id, body)
-    if seen == "same":
-        return duplicate(status)
-    if seen == "other":
-        return rejected(SEQ_CONFLICT, "this request id was used with other content", status)
-    if status in states.JOB_TERMINAL:
-        return rejected(AFTER_TERMINAL, f"the job is {status}", status)
+    repeated = settled.requests.repeated(ce_id, body, status)
+    if repeated is not None:
+        return repeated
+    if not JOB_TRANSITIONS[status]:
+        return wrong_state(JOB_TRANSITIONS, status, "job")
     if sealed == job.sealed_secret:
         return rejected(ILLEGAL_TRANSITION, "the job has this secret already", status)
     job = msgspec.structs.replace(
         job,
         sealed_secret=sealed,
         old_secret=job.sealed_secret,
-        old_until=record.logged_at_us + body["overlap_ms"] * 1000,
+        old_until=given.now_us + body["overlap_ms"] * 1000,
         first_secret=job.first_secret or job.sealed_secret,
         rotations=job.rotations + 1,
     )
-    settled.requests.add(envelope.ce_id, body)
-    entries.put(ROTATIONS, encode(settled))
-    entries.put(JOB_ENTRY, encode(job))
-    return accepted(status, _changes(job_id, job, progress))
+    settled.requests.add(ce_id, body)
+    given.entries.put(ROTATIONS, encode(settled))
+    given.entries.put(JOB_ENTRY, encode(job))
+    return accepted(status, _changes(given.name, job, progress))
 
 
-def _settle_event(
-    record: Record,
-    envelope: Envelope,
-    job_id: str,
-    event: dict[str, Any],
-    plain: bool,
-    masked: bool,
-    job: JobEntry,
-    progress: ProgressEntry,
-    entries: Entries,
-    keyring: Keyring,
-) -> Outcome:
-    status = progress.status
+def _settle_event(given: FoldInput, job: JobEntry, progress: ProgressEntry) -> Outcome:
+    event, job_id, status, now_us = given.body, given.name, progress.status, given.record.logged_at_us
     signature = event["data"].get(SIGNATURE_FIELD)
-    content = _to_sign(event, plain)
-    if not is_signed(content, signature, record.logged_at_us, job_id, job, keyring):
+    content = _to_sign(event, given.plain)
+    if not is_signed(content, signature, now_us, job_id, job, given.keyring):
         return rejected(BAD_SIGNATURE, "data.hmac_sig is missing or does not fit the job's secret", status)
-    if masked and carries_token(event):
+    if given.masked and carries_token(event):
         return rejected(SECRET_IN_EVENT, "data.auth_token must never be sent", status)
     seq = event["seq"]
-    digest = event_digest(content, signature, job_id, job, keyring)
-    seen = progress.seqs.seen(seq, digest)
-    if seen == "same":
-        return duplicate(status)
-    if seen == "other":
-        return rejected(SEQ_CONFLICT, "this seq was settled with other content", status)
-    if seen == "too_old":
-        return rejected(TOO_LATE, "too far behind the newest seqs to tell whether it was settled", status)
-    if status in states.JOB_TERMINAL:
-        return rejected(AFTER_TERMINAL, f"the job is {status}", status)
-    kind = event["event"]
+    digest = event_digest(content, signature, job_id, job, given.keyring)
+    repeated = progress.seqs.repeated(seq, digest, status)
+    if repeated is not None:
+        return repeated
+    # An event shows that the job runs. One that ends the job ends a running job.
+    kind, reached = event["event"], RUNNING
+    allowed = JOB_TRANSITIONS[status]
+    if status != RUNNING and RUNNING not in allowed:
+        return wrong_state(JOB_TRANSITIONS, status, "job")
     if kind == STARTED and seq != 1:
         return rejected(ILLEGAL_TRANSITION, "started must have seq 1", status)
+    if kind in TERMINAL_EVENTS:
+        reached = kind
+        if reached not in JOB_TRANSITIONS[RUNNING]:
+            return wrong_state(JOB_TRANSITIONS, status, "job")
     late = seq < progress.seqs.last
     progress.seqs.add(seq, digest)
     progress.events += 1
     if progress.started_at is None:
-        progress.started_at = record.logged_at_us
+        progress.started_at = now_us
     if not late:
         progress.last_event = kind
-        progress.last_detail = MASK if masked else event["detail"]
-    progress.status = _STATUS_BY_EVENT.get(kind, states.RUNNING)
-    if progress.status != states.RUNNING:
-        progress.ended_at = record.logged_at_us
-        progress.ended_by = envelope.ce_id
-    return _keep(job_id, job, progress, entries, late=late)
+        progress.last_detail = MASK if given.masked else event["detail"]
+    progress.status = reached
+    if reached != RUNNING:
+        progress.ended_at = now_us
+        progress.ended_by = given.envelope.ce_id
+    return _keep(given, job, progress, late=late)
 
 
 def _to_sign(event: dict[str, Any], plain: bool) -> bytes:
@@ -259,11 +213,11 @@ def _to_sign(event: dict[str, Any], plain: bool) -> bytes:
     return content
 
 
-def _keep(job_id: str, job: JobEntry, progress: ProgressEntry, entries: Entries, *, late: bool) -> Outcome:
-    entries.put(PROGRESS, encode(progress))
-    if progress.status in states.JOB_TERMINAL:
-        entries.put(JOB_ENTRY, encode(msgspec.structs.replace(job, description="")))
-    return accepted(progress.status, _changes(job_id, job, progress), late=late)
+def _keep(given: FoldInput, job: JobEntry, progress: ProgressEntry, *, late: bool) -> Outcome:
+    given.entries.put(PROGRESS, encode(progress))
+    if not JOB_TRANSITIONS[progress.status]:
+        given.entries.put(JOB_ENTRY, encode(msgspec.structs.replace(job, description="")))
+    return accepted(progress.status, _changes(given.name, job, progress), late=late)
 
 
 def _changes(job_id: str, job: JobEntry, progress: ProgressEntry) -> tuple[Change, ...]:
@@ -288,6 +242,18 @@ def _changes(job_id: str, job: JobEntry, progress: ProgressEntry) -> tuple[Chang
         old_secret_ends_at=job.old_until,
     )
     return (Change(REGISTRY_JOBS, job_id, row),)
+
+
+JOB_KIND: Final = StreamKind(
+    name=JOB,
+    models=JOB_MODELS,
+    settle=settle_job,
+    row_of_each_stream=(JobRow,),
+    rows=(JobRow,),
+    named_by="job_id",
+    misnamed="job_id: not the one of its topic",
+    fast_checks={JOB_EVENT: event_fault},
+)
 
 
 @dataclass(frozen=True)

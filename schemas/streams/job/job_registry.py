@@ -5,28 +5,70 @@ models, and how a door makes them.
 from __future__ import annotations
 
 import uuid
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from schemas.fold.life_cycles import CANCELLED, COMPLETED, ERROR, PENDING, RUNNING, terminal_states
+from schemas.fold.view_rows import Moment, Row
 from schemas.keys.sealing import Keyring, job_secret_purpose
+from schemas.streams.job.job_event import JOB_EVENT, JobEvent
 from schemas.wire.ids import JOB, stream_key
-from schemas.wire.record import (
-    JOB_CANCELLED,
-    JOB_PICKED,
-    JOB_REGISTERED,
-    JOB_SECRET_ROTATED,
-    OutgoingRecord,
-    content_id,
-)
+from schemas.wire.record import OutgoingRecord, content_id
 from schemas.wire.strict_json import canonical
 from schemas.wire.wire_body import OVERLAP_LIMIT_MS, JobId, Name, Note, Printable, WireBody
+
+JOB_REGISTERED: Final = "job.registered"
+JOB_PICKED: Final = "job.picked"
+JOB_CANCELLED: Final = "job.cancelled"
+JOB_SECRET_ROTATED: Final = "job.secret_rotated"  # noqa: S105  a type's name
+REGISTRY_JOBS: Final = "registry_jobs"
+
+JOB_TRANSITIONS: Final[dict[str, frozenset[str]]] = {
+    PENDING: frozenset({RUNNING, CANCELLED}),
+    RUNNING: frozenset({COMPLETED, ERROR, CANCELLED}),
+    COMPLETED: frozenset(),
+    ERROR: frozenset(),
+    CANCELLED: frozenset(),
+}
+JOB_STATES: Final = tuple(JOB_TRANSITIONS)
+JOB_TERMINAL: Final = terminal_states(JOB_TRANSITIONS)
 
 DESCRIPTION_LIMIT: Final = 4000
 # What who registered a job may want to be told of, in its mailbox.
 PERMISSION: Final = "permission"
 END: Final = "end"
 Notice = Literal["permission", "end"]
+
+
+class JobRow(Row, frozen=True, gc=False):
+    """A row of `registry_jobs`. `session_wanted` may alone pick it; `session` has it.
+    `ended_by`: CloudEvents id of the record that ended the job, the cause of what follows from it. `notify`:
+    what who registered it wants to be told of; None: of its end. `secret_rotations`: how often it was given a
+    new secret, None: never; until `old_secret_ends_at` the one before it signs, too.
+    """
+
+    VIEW: ClassVar = REGISTRY_JOBS
+    KEY: ClassVar = ("job_id",)
+
+    job_id: str
+    status: str
+    description: str
+    session_wanted: str | None
+    session: str | None
+    registered_by: str
+    registered_at: Moment
+    picked_at: Moment | None
+    started_at: Moment | None
+    ended_at: Moment | None
+    ended_by: str | None
+    last_seq: int
+    last_event: str | None
+    last_detail: str | None
+    events: int
+    notify: list[str] | None = None
+    secret_rotations: int | None = None
+    old_secret_ends_at: Moment | None = None
 
 
 class BrokerOverlay(BaseModel):
@@ -82,6 +124,15 @@ class JobSecretRotation(WireBody):
     request_id: Name
     sealed_secret: str
     overlap_ms: Annotated[int, Field(ge=0, le=OVERLAP_LIMIT_MS)]
+
+
+JOB_MODELS: Final[dict[str, type[BaseModel]]] = {
+    JOB_EVENT: JobEvent,
+    JOB_REGISTERED: JobRegistration,
+    JOB_PICKED: JobPick,
+    JOB_CANCELLED: JobCancellation,
+    JOB_SECRET_ROTATED: JobSecretRotation,
+}
 
 
 def registration_record(

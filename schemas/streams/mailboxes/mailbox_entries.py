@@ -20,12 +20,19 @@ from typing import Final
 import msgspec
 
 from schemas.fold.entries import APART, Entries
-from schemas.fold.request_memory import RequestMemory
+from schemas.fold.memories import RequestMemory
 from schemas.fold.settled import Change
-from schemas.fold.view_rows import MAILBOX_VIEW, MessageRow
+from schemas.streams.mailboxes.message import (
+    LEASED,
+    MAILBOX_VIEW,
+    MESSAGE_POSTED,
+    PRIORITIES,
+    UNREAD,
+    MessageRow,
+    has_come,
+)
 from schemas.wire.ids import MAILBOX
-from schemas.wire.message import LEASED, PRIORITIES, has_come
-from schemas.wire.record import MESSAGE_POSTED, STANDARD_HEADERS, Record
+from schemas.wire.record import STANDARD_HEADERS, Record
 
 ENTRY_VERSION: Final = 1
 ID_KEPT_US: Final = 7 * 24 * 3600 * 1_000_000
@@ -73,9 +80,10 @@ class PendingMessage(msgspec.Struct, array_like=True, gc=False):
     root_thread: str | None = None
     on_behalf_of: str | None = None
 
-    def is_held(self, now_us: int) -> bool:
-        """Whether it is leased and the lease has not run out."""
-        return self.status == LEASED and self.lease_until is not None and self.lease_until > now_us
+    def standing(self, now_us: int) -> str:
+        """Return its status at `now_us`: a message whose lease has expired is unread."""
+        is_held = self.status == LEASED and self.lease_until is not None and self.lease_until > now_us
+        return LEASED if is_held else UNREAD
 
     def is_over(self, now_us: int) -> bool:
         """Whether its `expires_at` has come."""

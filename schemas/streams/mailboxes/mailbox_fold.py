@@ -1,6 +1,6 @@
 """The fold of `mailbox/<realm>/<agent>` (HH-06): posting, delivery, ack, nack, reading, expiry and clearing.
 
-`schemas.wire.message` draws the life cycle; `schemas.streams.mailboxes.mailbox_entries` defines the state.
+`message` in this package declares the life cycle of a message, `mailbox_entries` the state.
 
 `status_after` is the message's for a record about one message, where its status is known, and None for a
 record about the whole mailbox.
@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from schemas.fold.entries import Entries
-from schemas.fold.request_memory import content_digest
+from schemas.fold.memories import content_digest
 from schemas.fold.settled import Change, Outcome, accepted, duplicate, rejected
-from schemas.fold.view_rows import MESSAGE_BODIES, MessageBodyRow
+from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.streams.mailboxes.mailbox_entries import (
     ENTRY_VERSION,
     OF_MAILBOX,
@@ -22,23 +21,39 @@ from schemas.streams.mailboxes.mailbox_entries import (
     MailboxEntries,
     PendingMessage,
 )
-from schemas.streams.mailboxes.mailbox_requests import CLAIM_LIMIT, LEASE_LIMIT, LEASE_MS, LIMIT_MOST
-from schemas.wire.message import CLAIMED, CLEARED, DEAD, EXPIRED, LEASED, READ, UNREAD
-from schemas.wire.record import (
+from schemas.streams.mailboxes.mailbox_requests import (
+    CLAIM_LIMIT,
+    LEASE_LIMIT,
+    LEASE_MS,
+    LIMIT_MOST,
     MAILBOX_CLEARED,
     MAILBOX_CLOSED,
+    MAILBOX_MODELS,
     MAILBOX_OPENED,
     MESSAGE_ACKED,
     MESSAGE_CLAIMED,
     MESSAGE_EXPIRED,
     MESSAGE_LEASED,
     MESSAGE_NACKED,
-    MESSAGE_POSTED,
     MESSAGE_READ,
     MESSAGE_RECLAIMED,
-    Envelope,
-    Record,
 )
+from schemas.streams.mailboxes.message import (
+    CLAIMED,
+    CLEARED,
+    DEAD,
+    DEFAULT_REALM,
+    EXPIRED,
+    LEASED,
+    MESSAGE_BODIES,
+    MESSAGE_POSTED,
+    MESSAGE_TRANSITIONS,
+    READ,
+    UNREAD,
+    MessageBodyRow,
+    MessageRow,
+)
+from schemas.wire.ids import MAILBOX
 from schemas.wire.verdicts import AFTER_TERMINAL, ILLEGAL_TRANSITION, SEQ_CONFLICT, UNKNOWN_STREAM
 
 # A message that was handed out so often and not acknowledged is not handed out again.
@@ -52,16 +67,20 @@ _OF_MAILBOX_TYPES: Final = frozenset(
 _FINAL_BY_TYPE: Final = {MESSAGE_ACKED: CLAIMED, MESSAGE_READ: READ, MESSAGE_EXPIRED: EXPIRED}
 
 
-def settle_mailbox(
-    record: Record, envelope: Envelope, name: str, body: dict[str, Any], entries: Entries
-) -> Outcome:
-    """Settle one record of the mailbox's stream whose body passed the checks of its wire model."""
-    mailbox = MailboxEntries(name, entries, record.logged_at_us)
-    if envelope.type == MESSAGE_POSTED:
-        return _settle_posting(body, mailbox)
-    if envelope.type in _OF_MAILBOX_TYPES:
-        return _settle_request(envelope, body, mailbox)
-    return _settle_message(envelope, body, mailbox)
+def settle_mailbox(given: FoldInput) -> Outcome:
+    """Settle one record of a mailbox's stream."""
+    mailbox = MailboxEntries(given.name, given.entries, given.now_us)
+    if given.type == MESSAGE_POSTED:
+        return _settle_posting(given.body, mailbox)
+    if given.type in _OF_MAILBOX_TYPES:
+        return _settle_request(given, mailbox)
+    return _settle_message(given, mailbox)
+
+
+def _mailbox_of(body: dict[str, Any]) -> str | None:
+    """Return the mailbox that a body names, `None` if its fields are not text."""
+    realm, agent = body.get("realm", DEFAULT_REALM), body.get("to")
+    return f"{realm}/{agent}" if type(realm) is str and type(agent) is str else None
 
 
 def _settle_posting(body: dict[str, Any], mailbox: MailboxEntries) -> Outcome:
@@ -106,58 +125,54 @@ def _settle_posting(body: dict[str, Any], mailbox: MailboxEntries) -> Outcome:
     return accepted(UNREAD, (Change(MESSAGE_BODIES, row.key, said), row))
 
 
-def _settle_request(envelope: Envelope, body: dict[str, Any], mailbox: MailboxEntries) -> Outcome:
-    """A record about the whole mailbox. It counts also when there is nothing for it to do."""
+def _settle_request(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
+    """Settle a record about the whole mailbox. It is accepted also if it finds no message."""
     requests = mailbox.requests(OF_MAILBOX)
-    seen = requests.seen(envelope.ce_id, body)
-    if seen == "same":
-        return duplicate(None)
-    if seen == "other":
-        return rejected(SEQ_CONFLICT, "this request id was used with other content")
+    repeated = requests.repeated(given.envelope.ce_id, given.body, None)
+    if repeated is not None:
+        return repeated
     leases = mailbox.leases()
     changes: list[Change] = []
-    if envelope.type in (MAILBOX_CLOSED, MAILBOX_OPENED):
-        mailbox.put_closed(is_closed=envelope.type == MAILBOX_CLOSED)
-    elif envelope.type == MAILBOX_CLEARED:
+    if given.type in (MAILBOX_CLOSED, MAILBOX_OPENED):
+        mailbox.put_closed(is_closed=given.type == MAILBOX_CLOSED)
+    elif given.type == MAILBOX_CLEARED:
         changes = [_end(message, CLEARED, mailbox, leases) for message in mailbox.in_order()]
-    elif leases.ends and leases.door != envelope.door and not _is_fact(envelope, body):
+    elif leases.ends and leases.door != given.envelope.door and not _is_fact(given):
         return rejected(ILLEGAL_TRANSITION, "another door holds leases on this mailbox")
-    elif envelope.type == MESSAGE_LEASED and mailbox.is_closed and not body.get("from_closed"):
+    elif given.type == MESSAGE_LEASED and mailbox.is_closed and not given.body.get("from_closed"):
         return rejected(ILLEGAL_TRANSITION, CLOSED)
     else:
-        changes = _hand_out(envelope, body, mailbox, leases)
+        changes = _hand_out(given, mailbox, leases)
     mailbox.put_leases(leases)
-    requests.add(envelope.ce_id, body)
+    requests.add(given.envelope.ce_id, given.body)
     mailbox.put_requests(OF_MAILBOX, requests)
     return accepted(None, tuple(changes))
 
 
-def _is_fact(envelope: Envelope, body: dict[str, Any]) -> bool:
-    """A claim that names its messages tells what has happened: a poll has handed them out, in any case."""
-    return envelope.type == MESSAGE_CLAIMED and body.get("message_ids") is not None
+def _is_fact(given: FoldInput) -> bool:
+    """Return whether the record is a claim that names its messages: a poll has handed them out already."""
+    return given.type == MESSAGE_CLAIMED and given.body.get("message_ids") is not None
 
 
-def _hand_out(
-    envelope: Envelope, body: dict[str, Any], mailbox: MailboxEntries, leases: Leases
-) -> list[Change]:
-    """Hand out up to `limit` messages, and end those on the way that are not to be handed out any more."""
+def _hand_out(given: FoldInput, mailbox: MailboxEntries, leases: Leases) -> list[Change]:
+    """Hand out up to `limit` messages. End the expired and dead messages that are found on the way."""
     now_us = mailbox.now_us
     until = None
-    left = body.get("limit", CLAIM_LIMIT)
+    left = given.body.get("limit", CLAIM_LIMIT)
     lately: list[int] | None = None
-    if envelope.type == MESSAGE_LEASED:
-        until = now_us + body.get("lease_ms", LEASE_MS) * 1000
-        left = min(body.get("limit", LEASE_LIMIT), body.get("held_most", LIMIT_MOST) - leases.held)
-        if body.get("per_minute") is not None:
+    if given.type == MESSAGE_LEASED:
+        until = now_us + given.body.get("lease_ms", LEASE_MS) * 1000
+        left = min(given.body.get("limit", LEASE_LIMIT), given.body.get("held_most", LIMIT_MOST) - leases.held)
+        if given.body.get("per_minute") is not None:
             lately = mailbox.handed_lately()
-            left = min(left, body["per_minute"] - len(lately))
+            left = min(left, given.body["per_minute"] - len(lately))
     changes = []
-    named = body.get("message_ids")
+    named = given.body.get("message_ids")
     for message in mailbox.in_order() if named is None else mailbox.of_these(named):
         if left <= 0:
             break
-        if not _is_fact(envelope, body):
-            if message.is_held(now_us):
+        if not _is_fact(given):
+            if LEASED not in MESSAGE_TRANSITIONS[message.standing(now_us)]:
                 continue
             if message.is_over(now_us) or message.attempts >= ATTEMPTS_MOST:
                 status = EXPIRED if message.is_over(now_us) else DEAD
@@ -165,14 +180,14 @@ def _hand_out(
                 continue
         left -= 1
         message.attempts += 1
-        message.handed_to = f"{envelope.door}/{envelope.principal}"
+        message.handed_to = given.sender
         message.handed_at = now_us
-        message.request_id = body["request_id"]
+        message.request_id = given.body["request_id"]
         if until is None:
             changes.append(_end(message, CLAIMED, mailbox, leases))
             continue
         message.status, message.lease_until = LEASED, until
-        leases.begin(envelope.door, until)
+        leases.begin(given.envelope.door, until)
         if lately is not None:
             lately.append(now_us)
         mailbox.put(message)
@@ -182,67 +197,68 @@ def _hand_out(
     return changes
 
 
-def _settle_message(envelope: Envelope, body: dict[str, Any], mailbox: MailboxEntries) -> Outcome:
-    """A record about one message that was posted before."""
+def _settle_message(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
+    """Settle a record about one message that was posted before."""
     requests = mailbox.requests(OF_MESSAGE)
-    seen = requests.seen(envelope.ce_id, body)
-    message = mailbox.pending(body["message_id"])
+    seen = requests.seen(given.envelope.ce_id, given.body)
+    message = mailbox.pending(given.body["message_id"])
     if message is None:
         if seen == "same":
-            return duplicate(_FINAL_BY_TYPE.get(envelope.type))
-        if mailbox.known(body["message_id"]) is None:
+            return duplicate(_FINAL_BY_TYPE.get(given.type))
+        if mailbox.known(given.body["message_id"]) is None:
             return rejected(UNKNOWN_STREAM, "no message with this id in the last seven days")
     status = None if message is None else message.status
     if seen == "other":
         return rejected(SEQ_CONFLICT, "this id was used with other content", status)
     if message is None:
         return rejected(AFTER_TERMINAL, "the message has reached a final status")
-    refusal = _refusal(envelope, body, message, mailbox.now_us)
+    refusal = _refusal(given, message, mailbox.now_us)
     if refusal is not None:
-        # What it asks for was done before. If not, it is a new wish: an id may be posted again after a week.
+        # A repeated request was done before. The other case is a new request: a message id may be posted again
+        # after a week.
         return duplicate(status) if seen == "same" else rejected(ILLEGAL_TRANSITION, refusal, status)
     leases = mailbox.leases()
-    final = _FINAL_BY_TYPE.get(envelope.type)
-    if body.get("is_no_attempt"):
+    final = _FINAL_BY_TYPE.get(given.type)
+    if given.body.get("is_no_attempt"):
         message.attempts -= 1
     if final is None and message.attempts >= ATTEMPTS_MOST:
         final = DEAD
     if final is not None:
         change = _end(message, final, mailbox, leases)
     else:
-        change = _give_back(envelope, message, mailbox, leases)
+        change = _give_back(given, message, mailbox, leases)
     mailbox.put_leases(leases)
-    requests.add(envelope.ce_id, body)
+    requests.add(given.envelope.ce_id, given.body)
     mailbox.put_requests(OF_MESSAGE, requests)
     return accepted(final or UNREAD, (change,))
 
 
-def _refusal(envelope: Envelope, body: dict[str, Any], message: PendingMessage, now_us: int) -> str | None:
-    """Why the record cannot be about the message as it stands, or None."""
-    kind, is_held = envelope.type, message.is_held(now_us)
+def _refusal(given: FoldInput, message: PendingMessage, now_us: int) -> str | None:
+    """Return why the record does not fit the state of the message, or `None` if it does."""
+    kind = given.type
     if kind in (MESSAGE_READ, MESSAGE_EXPIRED):
-        if is_held:
+        if _FINAL_BY_TYPE[kind] not in MESSAGE_TRANSITIONS[message.standing(now_us)]:
             return "the message is leased"
         is_early = kind == MESSAGE_EXPIRED and not message.is_over(now_us)
         return "the message has not expired" if is_early else None
-    if message.request_id != body["request_id"]:
+    if message.request_id != given.body["request_id"]:
         return "the message is not leased by this request"
     if kind == MESSAGE_RECLAIMED:
-        if is_held:
+        if message.standing(now_us) == LEASED:
             return "the lease has not run out"
-    elif message.handed_to != f"{envelope.door}/{envelope.principal}":
+    elif message.handed_to != given.sender:
         return "the message is leased by somebody else"
-    if message.status != LEASED and kind in (MESSAGE_NACKED, MESSAGE_RECLAIMED):
+    if (_FINAL_BY_TYPE.get(kind) or UNREAD) not in MESSAGE_TRANSITIONS[message.status]:
         return "the message is not leased"
     return None
 
 
-def _give_back(envelope: Envelope, message: PendingMessage, mailbox: MailboxEntries, leases: Leases) -> Change:
+def _give_back(given: FoldInput, message: PendingMessage, mailbox: MailboxEntries, leases: Leases) -> Change:
     """Make the message unread again."""
     leases.end(message)
     message.status, message.lease_until = UNREAD, None
-    # Who gave it back cannot acknowledge it any more; who was late with it can, until somebody else gets it.
-    if envelope.type == MESSAGE_NACKED:
+    # After a nack the holder can no longer ack. After an expired lease it still can, until the next lease.
+    if given.type == MESSAGE_NACKED:
         message.request_id = None
     mailbox.put(message)
     return mailbox.change(message)
@@ -253,3 +269,13 @@ def _end(message: PendingMessage, status: str, mailbox: MailboxEntries, leases: 
     leases.end(message)
     mailbox.remove(message)
     return mailbox.change(message, status)
+
+
+MAILBOX_KIND: Final = StreamKind(
+    name=MAILBOX,
+    models=MAILBOX_MODELS,
+    settle=settle_mailbox,
+    row_of_each_stream=(MessageRow,),
+    later_rows=(MessageBodyRow, MessageRow),
+    named_by=_mailbox_of,
+)

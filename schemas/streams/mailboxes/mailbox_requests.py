@@ -8,25 +8,22 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from schemas.streams.control.organism import PER_MINUTE_MOST
+from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED, Message
 from schemas.wire.ids import MAILBOX, stream_key
-from schemas.wire.message import DEFAULT_REALM, Message
-from schemas.wire.record import (
-    MAILBOX_CLEARED,
-    MAILBOX_CLOSED,
-    MAILBOX_OPENED,
-    MESSAGE_ACKED,
-    MESSAGE_CLAIMED,
-    MESSAGE_EXPIRED,
-    MESSAGE_LEASED,
-    MESSAGE_NACKED,
-    MESSAGE_POSTED,
-    MESSAGE_READ,
-    MESSAGE_RECLAIMED,
-    OutgoingRecord,
-    content_id,
-)
+from schemas.wire.record import OutgoingRecord, content_id
 from schemas.wire.strict_json import canonical
 from schemas.wire.wire_body import Name, Note, WireBody
+
+MESSAGE_CLAIMED: Final = "message.claimed"
+MESSAGE_LEASED: Final = "message.leased"
+MESSAGE_ACKED: Final = "message.acked"
+MESSAGE_NACKED: Final = "message.nacked"
+MESSAGE_RECLAIMED: Final = "message.reclaimed"
+MESSAGE_READ: Final = "message.read"
+MESSAGE_EXPIRED: Final = "message.expired"
+MAILBOX_CLEARED: Final = "mailbox.cleared"
+MAILBOX_CLOSED: Final = "mailbox.closed"
+MAILBOX_OPENED: Final = "mailbox.opened"
 
 CLAIM_LIMIT: Final = 100
 LEASE_LIMIT: Final = 1

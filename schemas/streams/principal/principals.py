@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
+import msgspec
 from pydantic import AfterValidator, Field
 
+from schemas.fold.settled import Change, Outcome, accepted, duplicate, rejected
+from schemas.fold.stream_kind import FoldInput, StreamKind
+from schemas.fold.view_rows import Moment, Row
 from schemas.wire.ids import PRINCIPAL, stream_key
-from schemas.wire.record import PRINCIPAL_ADDED, PRINCIPAL_REVOKED, OutgoingRecord, content_id
+from schemas.wire.record import OutgoingRecord, content_id
 from schemas.wire.strict_json import canonical
+from schemas.wire.verdicts import SEQ_CONFLICT, UNKNOWN_STREAM
 from schemas.wire.wire_body import Name, WireBody
+
+PRINCIPAL_ADDED: Final = "principal.added"
+PRINCIPAL_REVOKED: Final = "principal.revoked"
+REGISTRY_PRINCIPALS: Final = "registry_principals"
 
 OPERATOR: Final = "operator"
 DELEGATOR: Final = "delegator"
@@ -34,12 +43,28 @@ RESERVED_PRINCIPALS: Final = frozenset({OPERATOR, REACTOR, SENDER, HUB, SYSTEM, 
 
 ACTIVE: Final = "active"
 REVOKED: Final = "revoked"
+PRINCIPAL_TRANSITIONS: Final = {ACTIVE: frozenset({REVOKED}), REVOKED: frozenset[str]()}
 
 
 def _free(name: str) -> str:
     if name in RESERVED_PRINCIPALS:
         raise ValueError("a name that the programs use themselves")
     return name
+
+
+class PrincipalRow(Row, frozen=True, gc=False):
+    """A row of `registry_principals`; of the token only its SHA-256 (hex) is known."""
+
+    VIEW: ClassVar = REGISTRY_PRINCIPALS
+    KEY: ClassVar = ("principal",)
+
+    principal: str
+    role: str
+    status: str
+    token_sha256: str
+    added_by: str
+    added_at: Moment
+    revoked_at: Moment | None
 
 
 class PrincipalAddition(WireBody):
@@ -54,6 +79,17 @@ class PrincipalRevocation(WireBody):
     """Body of `principal.revoked`. Final: the name is not used again."""
 
     principal: Name
+
+
+PRINCIPAL_MODELS: Final[dict[str, type[WireBody]]] = {
+    PRINCIPAL_ADDED: PrincipalAddition,
+    PRINCIPAL_REVOKED: PrincipalRevocation,
+}
+
+
+_PRINCIPAL: Final = "principal"
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(PrincipalRow).decode
 
 
 def new_token() -> str:
@@ -93,3 +129,42 @@ def _record(
         type=kind,
         value=value,
     )
+
+
+def settle_principal(given: FoldInput) -> Outcome:
+    """Settle one record of a principal's stream. A principal is added once, and its revocation is final."""
+    raw, body = given.entries.get(_PRINCIPAL), given.body
+    if given.type == PRINCIPAL_ADDED:
+        if raw is not None:
+            known = _decode(raw)
+            if (known.role, known.token_sha256) == (body["role"], body["token_sha256"]):
+                return duplicate(known.status)
+            return rejected(SEQ_CONFLICT, "a principal with this name exists already", known.status)
+        row = PrincipalRow(
+            principal=given.name,
+            role=body["role"],
+            status=ACTIVE,
+            token_sha256=body["token_sha256"],
+            added_by=given.sender,
+            added_at=given.now_us,
+            revoked_at=None,
+        )
+    else:
+        if raw is None:
+            return rejected(UNKNOWN_STREAM, "no principal with this name")
+        known = _decode(raw)
+        if REVOKED not in PRINCIPAL_TRANSITIONS[known.status]:
+            return duplicate(known.status)
+        row = msgspec.structs.replace(known, status=REVOKED, revoked_at=given.now_us)
+    given.entries.put(_PRINCIPAL, _encode(row))
+    return accepted(row.status, (Change(REGISTRY_PRINCIPALS, given.name, row),))
+
+
+PRINCIPAL_KIND: Final = StreamKind(
+    name=PRINCIPAL,
+    models=PRINCIPAL_MODELS,
+    settle=settle_principal,
+    row_of_each_stream=(PrincipalRow,),
+    rows=(PrincipalRow,),
+    named_by="principal",
+)

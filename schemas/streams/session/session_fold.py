@@ -5,30 +5,36 @@ One entry, `session`. A terminated session keeps it as its tombstone: its name i
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from schemas.fold import life_cycles as states
-from schemas.fold.entries import Entries
-from schemas.fold.request_memory import RequestMemory
-from schemas.fold.settled import Change, Outcome, accepted, duplicate, rejected
-from schemas.fold.view_rows import REGISTRY_SESSIONS, SessionRow
-from schemas.streams.session.session_registry import HARD, SOFT, STOP
-from schemas.wire.record import (
+from schemas.fold.life_cycles import RUNNING, STOPPED, wrong_state
+from schemas.fold.memories import RequestMemory
+from schemas.fold.settled import Change, Outcome, accepted, rejected
+from schemas.fold.stream_kind import FoldInput, StreamKind
+from schemas.streams.session.session_registry import (
+    ARCHIVED,
+    HARD,
+    REGISTRY_SESSIONS,
     SESSION_CREATED,
     SESSION_JOB_ASSIGNED,
     SESSION_JOB_ENDED,
+    SESSION_MODELS,
     SESSION_RESUMED,
     SESSION_STOPPED,
-    Envelope,
-    Record,
+    SESSION_TRANSITIONS,
+    SOFT,
+    STOP,
+    TERMINATED,
+    SessionRow,
 )
-from schemas.wire.verdicts import AFTER_TERMINAL, ILLEGAL_TRANSITION, SEQ_CONFLICT, UNKNOWN_STREAM
+from schemas.wire.ids import SESSION
+from schemas.wire.verdicts import SEQ_CONFLICT, UNKNOWN_STREAM
 
 ENTRY_VERSION: Final = 1
 _SESSION: Final = "session"
-_STATE_BY_MODE: Final = {STOP: states.STOPPED, HARD: states.TERMINATED, SOFT: states.ARCHIVED}
+_STATE_BY_MODE: Final = {STOP: STOPPED, HARD: TERMINATED, SOFT: ARCHIVED}
 
 
 class SessionEntry(msgspec.Struct, array_like=True, gc=False):
@@ -54,39 +60,36 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(SessionEntry).decode
 
 
-def settle_session(
-    record: Record, envelope: Envelope, name: str, body: dict[str, Any], entries: Entries
-) -> Outcome:
-    """Settle one record of the session's stream whose body passed the checks of its wire model."""
-    raw = entries.get(_SESSION)
+def settle_session(given: FoldInput) -> Outcome:
+    """Settle one record of a session's stream."""
+    raw = given.entries.get(_SESSION)
     if raw is None:
-        # A job may be picked by a session that nobody created here: then that is how we learn of it.
-        if envelope.type not in (SESSION_CREATED, SESSION_JOB_ASSIGNED):
+        # A job may be picked by a session that no record created. Its first pick creates it.
+        if given.type not in (SESSION_CREATED, SESSION_JOB_ASSIGNED):
             return rejected(UNKNOWN_STREAM, "no session with this name")
-        session = _created(record, envelope, body)
+        session = _created(given)
     else:
         session = _decode(raw)
-        seen = session.requests.seen(envelope.ce_id, body)
-        if seen == "same":
-            return duplicate(session.status)
-        if seen == "other":
-            return rejected(SEQ_CONFLICT, "this request id was used with other content", session.status)
-        if envelope.type == SESSION_CREATED:
+        repeated = session.requests.repeated(given.envelope.ce_id, given.body, session.status)
+        if repeated is not None:
+            return repeated
+        if given.type == SESSION_CREATED:
             return rejected(SEQ_CONFLICT, "a session with this name exists already", session.status)
-    refusal = _apply(record, envelope.type, body, session)
+    refusal = _apply(given, session)
     if refusal is not None:
         return refusal
-    session.requests.add(envelope.ce_id, body)
-    entries.put(_SESSION, _encode(session))
-    return accepted(session.status, (_change(name, session),))
+    session.requests.add(given.envelope.ce_id, given.body)
+    given.entries.put(_SESSION, _encode(session))
+    return accepted(session.status, (_change(given.name, session),))
 
 
-def _created(record: Record, envelope: Envelope, body: dict[str, Any]) -> SessionEntry:
+def _created(given: FoldInput) -> SessionEntry:
+    body = given.body
     return SessionEntry(
         version=ENTRY_VERSION,
-        status=states.RUNNING,
-        created_by=f"{envelope.door}/{envelope.principal}",
-        created_at=record.logged_at_us,
+        status=RUNNING,
+        created_by=given.sender,
+        created_at=given.now_us,
         requests=RequestMemory(),
         description=body.get("description", ""),
         host=body.get("host"),
@@ -95,41 +98,40 @@ def _created(record: Record, envelope: Envelope, body: dict[str, Any]) -> Sessio
     )
 
 
-def _apply(record: Record, kind: str, body: dict[str, Any], session: SessionEntry) -> Outcome | None:
-    """Change `session`, or say why not."""
-    status = session.status
+def _apply(given: FoldInput, session: SessionEntry) -> Outcome | None:
+    """Change `session`, or return the rejection."""
+    status, kind, body = session.status, given.type, given.body
     if kind == SESSION_JOB_ENDED:
         session.jobs_ended += 1
         if session.job_id == body["job_id"]:
             session.job_id = None
         # An archived session was released: it is left alive, whatever it was made for.
-        if session.for_job == body["job_id"] and status in (states.RUNNING, states.STOPPED):
-            _end(record, session, states.TERMINATED, f"job {body['outcome']}")
+        ends = status != ARCHIVED and TERMINATED in SESSION_TRANSITIONS[status]
+        if session.for_job == body["job_id"] and ends:
+            _end(given, session, TERMINATED, f"job {body['outcome']}")
         return None
     if kind == SESSION_CREATED:
         return None
-    if status == states.TERMINATED:
-        return rejected(AFTER_TERMINAL, "the session is terminated", status)
     if kind == SESSION_JOB_ASSIGNED:
-        if status != states.RUNNING:
-            return rejected(ILLEGAL_TRANSITION, f"the session is {status}", status)
+        if status != RUNNING:
+            return wrong_state(SESSION_TRANSITIONS, status, "session")
         session.job_id = body["job_id"]
         return None
-    wanted = _STATE_BY_MODE[body.get("mode", STOP)] if kind == SESSION_STOPPED else states.RUNNING
-    if wanted not in states.SESSION_TRANSITIONS[status]:
-        return rejected(ILLEGAL_TRANSITION, f"the session is {status}", status)
+    wanted = _STATE_BY_MODE[body.get("mode", STOP)] if kind == SESSION_STOPPED else RUNNING
+    if wanted not in SESSION_TRANSITIONS[status]:
+        return wrong_state(SESSION_TRANSITIONS, status, "session")
     if kind == SESSION_RESUMED:
         session.status, session.stopped_at, session.reason = wanted, None, None
         session.host, session.handle = body.get("host") or session.host, body.get("handle") or session.handle
         return None
-    _end(record, session, wanted, body.get("reason") or None)
+    _end(given, session, wanted, body.get("reason") or None)
     session.capture_id = body.get("capture_id")
     return None
 
 
-def _end(record: Record, session: SessionEntry, status: str, reason: str | None) -> None:
+def _end(given: FoldInput, session: SessionEntry, status: str, reason: str | None) -> None:
     session.status = status
-    session.stopped_at = record.logged_at_us
+    session.stopped_at = given.now_us
     session.reason = reason
 
 
@@ -150,3 +152,13 @@ def _change(name: str, session: SessionEntry) -> Change:
         capture_id=session.capture_id,
     )
     return Change(REGISTRY_SESSIONS, name, row)
+
+
+SESSION_KIND: Final = StreamKind(
+    name=SESSION,
+    models=SESSION_MODELS,
+    settle=settle_session,
+    row_of_each_stream=(SessionRow,),
+    rows=(SessionRow,),
+    named_by="session",
+)

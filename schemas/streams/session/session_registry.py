@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
+from schemas.fold.life_cycles import RUNNING, STOPPED
+from schemas.fold.view_rows import Moment, Row
 from schemas.wire.ids import SESSION, stream_key
-from schemas.wire.record import (
-    SESSION_CREATED,
-    SESSION_JOB_ASSIGNED,
-    SESSION_JOB_ENDED,
-    SESSION_RESUMED,
-    SESSION_STOPPED,
-    OutgoingRecord,
-    content_id,
-)
+from schemas.wire.record import OutgoingRecord, content_id
 from schemas.wire.strict_json import canonical
 from schemas.wire.wire_body import JobId, Name, Note, WireBody
+
+SESSION_CREATED: Final = "session.created"
+SESSION_STOPPED: Final = "session.stopped"
+SESSION_RESUMED: Final = "session.resumed"
+SESSION_JOB_ASSIGNED: Final = "session.job_assigned"
+SESSION_JOB_ENDED: Final = "session.job_ended"
+REGISTRY_SESSIONS: Final = "registry_sessions"
+
+ARCHIVED: Final = "archived"
+TERMINATED: Final = "terminated"
+SESSION_TRANSITIONS: Final[dict[str, frozenset[str]]] = {
+    RUNNING: frozenset({STOPPED, ARCHIVED, TERMINATED}),
+    STOPPED: frozenset({RUNNING, ARCHIVED, TERMINATED}),
+    ARCHIVED: frozenset({RUNNING, TERMINATED}),
+    TERMINATED: frozenset(),
+}
+SESSION_STATES: Final = tuple(SESSION_TRANSITIONS)
 
 # Modes of stopping, and the state that each leads to (JE-14).
 STOP: Final = "stop"
@@ -26,6 +37,30 @@ SOFT: Final = "soft"
 STOP_MODES: Final = (STOP, HARD, SOFT)
 
 Handle = Annotated[str, Field(max_length=256, pattern=r"^(tmux|process)/[A-Za-z0-9._/-]+\z")]
+
+
+class SessionRow(Row, frozen=True, gc=False):
+    """A row of `registry_sessions`. `handle` says what runs on `host`: `tmux/<socket>/<name>` or
+    `process/<pid>/<start time>`, None for a session that only its name is known of. `for_job`: the session
+    was made for this job and ends with it; `job_id`: the job that it hosts now.
+    """
+
+    VIEW: ClassVar = REGISTRY_SESSIONS
+    KEY: ClassVar = ("session",)
+
+    session: str
+    status: str
+    description: str
+    host: str | None
+    handle: str | None
+    for_job: str | None
+    job_id: str | None
+    jobs_ended: int
+    created_by: str
+    created_at: Moment
+    stopped_at: Moment | None
+    reason: str | None
+    capture_id: str | None
 
 
 class _SessionBody(WireBody):

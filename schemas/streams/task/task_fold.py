@@ -6,35 +6,40 @@ again. Of the token only the hash is anywhere.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from schemas.fold import life_cycles as states
-from schemas.fold.entries import Entries
-from schemas.fold.request_memory import RequestMemory
+from schemas.fold.life_cycles import CANCELLED, COMPLETED, PENDING, RUNNING, wrong_state
+from schemas.fold.memories import RequestMemory
 from schemas.fold.settled import Change, Outcome, accepted, duplicate, rejected
-from schemas.fold.view_rows import REGISTRY_TASKS, REGISTRY_TOKENS, TaskRow, TokenRow
+from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.streams.principal.principals import ACTIVE, REVOKED
-from schemas.streams.task.task_registry import token_id_of
-from schemas.wire.record import (
+from schemas.streams.task.task_registry import (
+    FAILED,
+    REGISTRY_TASKS,
+    REGISTRY_TOKENS,
     TASK_CANCELLED,
     TASK_COMPLETED,
     TASK_CREATED,
     TASK_FAILED,
+    TASK_MODELS,
     TASK_STARTED,
+    TASK_TRANSITIONS,
     TOKEN_REVOKED,
-    Envelope,
-    Record,
+    TaskRow,
+    TokenRow,
+    token_id_of,
 )
-from schemas.wire.verdicts import ACCEPTED, AFTER_TERMINAL, ILLEGAL_TRANSITION, SEQ_CONFLICT, UNKNOWN_STREAM
+from schemas.wire.ids import TASK
+from schemas.wire.verdicts import ACCEPTED, SEQ_CONFLICT, UNKNOWN_STREAM
 
 ENTRY_VERSION: Final = 1
 _TASK: Final = "task"
 _END_BY_TYPE: Final = {
-    TASK_COMPLETED: states.COMPLETED,
-    TASK_FAILED: states.FAILED,
-    TASK_CANCELLED: states.CANCELLED,
+    TASK_COMPLETED: COMPLETED,
+    TASK_FAILED: FAILED,
+    TASK_CANCELLED: CANCELLED,
 }
 
 
@@ -69,110 +74,102 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(TaskEntry).decode
 
 
-def settle_task(
-    record: Record, envelope: Envelope, name: str, body: dict[str, Any], entries: Entries
-) -> Outcome:
-    """Settle one record of the task's stream whose body passed the checks of its wire model."""
-    raw = entries.get(_TASK)
+def settle_task(given: FoldInput) -> Outcome:
+    """Settle one record of a task's stream."""
+    raw = given.entries.get(_TASK)
     if raw is None:
-        if envelope.type not in (TASK_CREATED, TASK_STARTED):
+        if given.type not in (TASK_CREATED, TASK_STARTED):
             return rejected(UNKNOWN_STREAM, "no task with this id")
         task = TaskEntry(
             version=ENTRY_VERSION,
-            status=states.PENDING,
-            description=body["description"],
-            agent_name=body["agent_name"],
-            submitted_by=f"{envelope.door}/{envelope.principal}",
-            submitted_at=record.logged_at_us,
+            status=PENDING,
+            description=given.body["description"],
+            agent_name=given.body["agent_name"],
+            submitted_by=given.sender,
+            submitted_at=given.now_us,
             requests=RequestMemory(),
         )
     else:
         task = _decode(raw)
-        answer = _identity_fault(envelope, body, task)
+        answer = _identity_fault(given, task)
         if answer is not None:
             return answer
-    outcome = _apply(record, envelope, name, body, task)
+    outcome = _apply(given, task)
     if outcome.verdict == ACCEPTED:
-        task.requests.add(envelope.ce_id, body)
-        entries.put(_TASK, _encode(task))
+        task.requests.add(given.envelope.ce_id, given.body)
+        given.entries.put(_TASK, _encode(task))
     return outcome
 
 
-def _identity_fault(envelope: Envelope, body: dict[str, Any], task: TaskEntry) -> Outcome | None:
-    """What is settled by which task, token and request the record names, before any rule of the life cycle."""
-    status, token = task.status, task.token
-    if envelope.type == TOKEN_REVOKED and (token is None or token_id_of(token.sha256) != body["token_id"]):
+def _identity_fault(given: FoldInput, task: TaskEntry) -> Outcome | None:
+    """Return the outcome that the task, token or request in the record decides, before the life cycle does."""
+    status, token, body = task.status, task.token, given.body
+    if given.type == TOKEN_REVOKED and (token is None or token_id_of(token.sha256) != body["token_id"]):
         return rejected(UNKNOWN_STREAM, "the task has no such token", status)
-    seen = task.requests.seen(envelope.ce_id, body)
-    if seen == "same":
-        return duplicate(status)
-    if seen == "other":
-        return rejected(SEQ_CONFLICT, "this request id was used with other content", status)
-    if envelope.type == TASK_CREATED:
+    repeated = task.requests.repeated(given.envelope.ce_id, body, status)
+    if repeated is not None:
+        return repeated
+    is_start = given.type == TASK_STARTED
+    if given.type == TASK_CREATED or (is_start and RUNNING not in TASK_TRANSITIONS[status]):
         return rejected(SEQ_CONFLICT, "a task with this id exists already", status)
-    if envelope.type == TASK_STARTED:
-        if status != states.PENDING:
-            return rejected(SEQ_CONFLICT, "a task with this id exists already", status)
-        if (task.description, task.agent_name) != (body["description"], body["agent_name"]):
-            return rejected(SEQ_CONFLICT, "the task was created with another description or agent", status)
+    if is_start and (task.description, task.agent_name) != (body["description"], body["agent_name"]):
+        return rejected(SEQ_CONFLICT, "the task was created with another description or agent", status)
     return None
 
 
-def _apply(record: Record, envelope: Envelope, name: str, body: dict[str, Any], task: TaskEntry) -> Outcome:
-    """Change `task`, or say why not."""
-    kind, token = envelope.type, task.token
-    if kind == TASK_CREATED:
-        return accepted(task.status, (_task_change(name, task),))
-    if kind == TASK_STARTED:
-        return _start(record, name, body, task)
-    if kind != TOKEN_REVOKED:
-        return _end(record, envelope, name, body, task)
+def _apply(given: FoldInput, task: TaskEntry) -> Outcome:
+    """Change `task`, or return the rejection."""
+    token = task.token
+    if given.type == TASK_CREATED:
+        return accepted(task.status, (_task_change(given.name, task),))
+    if given.type == TASK_STARTED:
+        return _start(given, task)
+    if given.type != TOKEN_REVOKED:
+        return _end(given, task)
     # A second revocation has no effect, whoever asks for it.
     if token is None or token.revoked_at is not None:
         return duplicate(task.status)
-    _revoke(record, token, body.get("reason") or None)
-    return accepted(task.status, (_token_change(name, task.agent_name, token),))
+    _revoke(given, token, given.body.get("reason") or None)
+    return accepted(task.status, (_token_change(given.name, task.agent_name, token),))
 
 
-def _start(record: Record, name: str, body: dict[str, Any], task: TaskEntry) -> Outcome:
-    issued = record.logged_at_us // 1000
+def _start(given: FoldInput, task: TaskEntry) -> Outcome:
+    body, issued = given.body, given.now_us // 1000
     token = TokenEntry(body["token_sha256"], body["capabilities"], issued, issued + body["expiry_ms"])
-    task.status = states.RUNNING
+    task.status = RUNNING
     task.token = token
     task.session_name = body.get("session_name")
     task.image = body.get("image")
-    task.started_at = record.logged_at_us
-    changes = (_task_change(name, task), _token_change(name, task.agent_name, token))
+    task.started_at = given.now_us
+    changes = (_task_change(given.name, task), _token_change(given.name, task.agent_name, token))
     return accepted(task.status, changes)
 
 
-def _end(record: Record, envelope: Envelope, name: str, body: dict[str, Any], task: TaskEntry) -> Outcome:
-    status, token = task.status, task.token
-    wanted = _END_BY_TYPE[envelope.type]
-    if status in states.TASK_TERMINAL:
-        return rejected(AFTER_TERMINAL, f"the task is {status}", status)
-    if wanted not in states.TASK_TRANSITIONS[status]:
-        return rejected(ILLEGAL_TRANSITION, f"the task is {status}", status)
+def _end(given: FoldInput, task: TaskEntry) -> Outcome:
+    token, body = task.token, given.body
+    wanted = _END_BY_TYPE[given.type]
+    if wanted not in TASK_TRANSITIONS[task.status]:
+        return wrong_state(TASK_TRANSITIONS, task.status, "task")
     task.status = wanted
     row = msgspec.structs.replace(
-        _row(name, task),
+        _row(given.name, task),
         result=body.get("result"),
         error=body.get("error") or body.get("reason") or None,
-        ended_at=record.logged_at_us,
-        ended_by=envelope.ce_id,
+        ended_at=given.now_us,
+        ended_by=given.envelope.ce_id,
     )
-    changes = [Change(REGISTRY_TASKS, name, row)]
+    changes = [Change(REGISTRY_TASKS, given.name, row)]
     if token is not None:
         if token.revoked_at is None:
-            _revoke(record, token, f"task {wanted}")
-            changes.append(_token_change(name, task.agent_name, token))
+            _revoke(given, token, f"task {wanted}")
+            changes.append(_token_change(given.name, task.agent_name, token))
         token.capabilities = []
     task.description = ""
     return accepted(wanted, tuple(changes))
 
 
-def _revoke(record: Record, token: TokenEntry, why: str | None) -> None:
-    token.revoked_at = record.logged_at_us
+def _revoke(given: FoldInput, token: TokenEntry, why: str | None) -> None:
+    token.revoked_at = given.now_us
     token.revoked_why = why
 
 
@@ -215,3 +212,13 @@ def _token_change(name: str, agent_name: str, token: TokenEntry) -> Change:
         revoked_why=token.revoked_why,
     )
     return Change(REGISTRY_TOKENS, token_id, row)
+
+
+TASK_KIND: Final = StreamKind(
+    name=TASK,
+    models=TASK_MODELS,
+    settle=settle_task,
+    row_of_each_stream=(TaskRow,),
+    rows=(TaskRow, TokenRow),
+    named_by="task_id",
+)

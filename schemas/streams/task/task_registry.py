@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import AfterValidator, Field
 
+from schemas.fold.life_cycles import CANCELLED, COMPLETED, PENDING, RUNNING, terminal_states
+from schemas.fold.view_rows import Moment, Row
 from schemas.wire.ids import TASK, stream_key
-from schemas.wire.record import (
-    TASK_CANCELLED,
-    TASK_COMPLETED,
-    TASK_CREATED,
-    TASK_FAILED,
-    TASK_STARTED,
-    TOKEN_REVOKED,
-    OutgoingRecord,
-    content_id,
-)
+from schemas.wire.record import OutgoingRecord, content_id
 from schemas.wire.strict_json import MalformedJsonError, canonical, decode
 from schemas.wire.wire_body import TASK_TEXT_LIMIT, Capabilities, Image, Name, Note, Printable, WireBody
+
+TASK_CREATED: Final = "task.created"
+TASK_STARTED: Final = "task.started"
+TASK_COMPLETED: Final = "task.completed"
+TASK_FAILED: Final = "task.failed"
+TASK_CANCELLED: Final = "task.cancelled"
+TOKEN_REVOKED: Final = "token.revoked"  # noqa: S105  a type's name
+REGISTRY_TASKS: Final = "registry_tasks"
+REGISTRY_TOKENS: Final = "registry_tokens"
+
+FAILED: Final = "failed"
+TASK_TRANSITIONS: Final[dict[str, frozenset[str]]] = {
+    PENDING: frozenset({RUNNING, CANCELLED}),
+    RUNNING: frozenset({COMPLETED, FAILED, CANCELLED}),
+    COMPLETED: frozenset(),
+    FAILED: frozenset(),
+    CANCELLED: frozenset(),
+}
+TASK_STATES: Final = tuple(TASK_TRANSITIONS)
+TASK_TERMINAL: Final = terminal_states(TASK_TRANSITIONS)
 
 ERROR_LIMIT: Final = 2000
 RESULT_LIMIT_BYTES: Final = 64 * 1024
@@ -42,6 +55,50 @@ TokenSha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 """All that a record says of a token's value: its SHA-256, in hex."""
 TokenId = Annotated[str, Field(pattern=r"^[0-9a-f]{12}\z")]
 """What a token is shown by: the first digits of its hash."""
+
+
+class TaskRow(Row, frozen=True, gc=False):
+    """A row of `registry_tasks`. `ended_by`: CloudEvents id of the record that ended it. `image`: of an agent
+    that was spawned for this task and has no definition.
+    """
+
+    VIEW: ClassVar = REGISTRY_TASKS
+    KEY: ClassVar = ("task_id",)
+
+    task_id: str
+    status: str
+    description: str
+    agent_name: str
+    token_id: str | None
+    session_name: str | None
+    result: str | None
+    error: str | None
+    submitted_by: str
+    submitted_at: Moment
+    started_at: Moment | None
+    ended_at: Moment | None
+    ended_by: str | None
+    image: str | None = None
+
+
+class TokenRow(Row, frozen=True, gc=False):
+    """A row of `registry_tokens`. `token_id`: the first 12 digits of `token_sha256` (hex), which is all that is
+    known of the token. `issued`, `expiry`: milliseconds since 1970 UTC.
+    """
+
+    VIEW: ClassVar = REGISTRY_TOKENS
+    KEY: ClassVar = ("token_id",)
+
+    token_id: str
+    token_sha256: str
+    agent_name: str
+    task_id: str
+    capabilities: list[str]
+    status: str
+    issued: int
+    expiry: int
+    revoked_at: Moment | None
+    revoked_why: str | None
 
 
 class _TaskBody(WireBody):

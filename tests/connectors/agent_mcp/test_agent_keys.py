@@ -11,8 +11,8 @@ import pytest
 
 from connectors.agent_mcp.agent_keys import AgentKeys
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import REGISTRY_KEYS, AgentKeyRow
 from schemas.streams.agents.agent_signing import key_id, load_private_key, new_key_pair, sign
+from schemas.streams.agents.participants import REGISTRY_KEYS, AgentKeyRow
 from tests.connectors.agent_mcp.conftest import key_pair_of
 
 BODY = b'{"jsonrpc":"2.0"}'

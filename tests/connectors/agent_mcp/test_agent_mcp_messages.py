@@ -14,8 +14,8 @@ import pytest
 
 from connectors.log.publisher import Publisher
 from schemas.streams.mailboxes.mailbox_requests import lease_record
-from schemas.wire.message import DEFAULT_REALM
-from schemas.wire.record import REQUEST_REFUSED
+from schemas.streams.mailboxes.message import DEFAULT_REALM
+from schemas.streams.refused.refusal import REQUEST_REFUSED
 from tests.broker_processes import wait_until
 from tests.connectors.agent_mcp.conftest import PARTICIPANTS, Agent, McpGateway
 from tests.connectors.agent_mcp.signed_calls import SignedCaller, logged

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from schemas.wire.record import AGENT_CALLED
+from schemas.streams.agents.participants import AGENT_CALLED
 from tests.broker_processes import wait_until
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.agent_mcp.signed_calls import SignedCaller, call_body, logged

@@ -22,7 +22,7 @@ from schemas.streams.mailboxes.mailbox_requests import (
     expiry_record,
     lease_record,
 )
-from schemas.wire.message import DEFAULT_REALM, PRIORITIES, Message, posting_record
+from schemas.streams.mailboxes.message import DEFAULT_REALM, PRIORITIES, Message, posting_record
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.agent_mcp.folded_hub import FoldedHub
 from tests.connectors.agent_mcp.signed_calls import SignedCaller

@@ -16,7 +16,8 @@ from connectors.ledger_files.ledger_replay import parse_position
 from connectors.mqtt_link.topics import events_topic
 from schemas.errors import UsageError
 from schemas.settings.settings import Settings
-from schemas.wire.record import JOB_EVENT, OutgoingRecord, content_id, oversized
+from schemas.streams.job.job_event import JOB_EVENT
+from schemas.wire.record import OutgoingRecord, content_id, oversized
 from schemas.wire.signing import sign_event
 from schemas.wire.strict_json import canonical
 from tests.connectors.cli.conftest import CommandLine, read_line

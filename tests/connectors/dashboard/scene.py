@@ -15,8 +15,9 @@ from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.agents.agent_signing import public_pem
 from schemas.streams.agents.participants import AgentJoined, AgentStopped, AgentUpdated, participant_record
-from schemas.wire.message import Message, posting_record
-from schemas.wire.record import JOB_EVENT, OutgoingRecord, content_id
+from schemas.streams.job.job_event import JOB_EVENT
+from schemas.streams.mailboxes.message import Message, posting_record
+from schemas.wire.record import OutgoingRecord, content_id
 from schemas.wire.signing import sign_event
 from tests.connectors.folded_log import FoldedLog
 from tests.connectors.gateway.hub_access import JOBS, register

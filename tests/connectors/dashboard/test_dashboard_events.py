@@ -10,8 +10,8 @@ import pytest
 from connectors.dashboard.event_broadcast import RESUME_RECORDS, LogPosition, parsed_position
 from connectors.dashboard.past_records_reader import history_of_job, records_between, rejected_before
 from schemas.streams.job.job_registry import registration_record
+from schemas.streams.refused.refusal import REQUEST_REFUSED
 from schemas.streams.task.task_registry import TaskCancellation, TaskCreation, task_record
-from schemas.wire.record import REQUEST_REFUSED
 from tests.broker_processes import LOOPBACK, wait_until
 from tests.connectors.dashboard.event_reading import EVENTS, Seen, followed
 from tests.connectors.dashboard.scene import append, event, joined, message, stopped, updated

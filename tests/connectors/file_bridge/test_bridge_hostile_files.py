@@ -14,8 +14,7 @@ import pytest
 from connectors.file_queue import Queue
 from connectors.file_queue.message_record import to_line
 from connectors.log.publisher import Publisher
-from schemas.fold.view_rows import MAILBOX_VIEW
-from schemas.wire.message import Message, posting_record
+from schemas.streams.mailboxes.message import MAILBOX_VIEW, Message, posting_record
 from tests.broker_processes import wait_until
 from tests.connectors.file_bridge.bridge_run import BridgeRun, lines_of
 from tests.connectors.gateway.hub_stack import MESSAGES, one_of

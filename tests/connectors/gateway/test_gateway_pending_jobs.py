@@ -15,7 +15,7 @@ from connectors.gateway.services.pending_jobs import PendingJobs
 from connectors.gateway.services.picking import FreshView, Picker
 from schemas.errors import BackboneUnreachable
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import REGISTRY_JOBS, JobRow
+from schemas.streams.job.job_registry import REGISTRY_JOBS, JobRow
 
 pytestmark = pytest.mark.requirement("JE-11")
 

@@ -9,8 +9,15 @@ from connectors.gateway.web.admission import AdmittedRoute
 from connectors.gateway.web.identities import Identities, Unidentified
 from connectors.gateway.web.policy import Action, Caller, decide, owner_of_task
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import REGISTRY_PRINCIPALS, REGISTRY_TOKENS, PrincipalRow, TokenRow
-from schemas.streams.principal.principals import AGENT, DELEGATOR, ROLES, token_hash
+from schemas.streams.principal.principals import (
+    AGENT,
+    DELEGATOR,
+    REGISTRY_PRINCIPALS,
+    ROLES,
+    PrincipalRow,
+    token_hash,
+)
+from schemas.streams.task.task_registry import REGISTRY_TOKENS, TokenRow
 
 ALL, OWN, NO = "all", "own", "no"
 # action: operator, delegator, worker, viewer, agent

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from schemas.streams.agents.agent_signing import new_key_pair
-from schemas.wire.refusal import POLICY_VERSION
+from schemas.streams.refused.refusal import POLICY_VERSION
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import add_principal, register
 

@@ -14,7 +14,8 @@ from connectors.live.settled_feed import SettledFeed, SettledRecord
 from connectors.log.publisher import Position
 from schemas.streams.agents.agent_signing import new_key_pair
 from schemas.streams.agents.participants import AgentUpdated, participant_record
-from schemas.wire.record import JOB_EVENT, OutgoingRecord, content_id
+from schemas.streams.job.job_event import JOB_EVENT
+from schemas.wire.record import OutgoingRecord, content_id
 from schemas.wire.signing import sign_event
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import (

@@ -17,7 +17,7 @@ from connectors.live.live_view import LiveView
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import Settings
 from schemas.streams.principal.principals import AGENT, DELEGATOR, VIEWER, WORKER
-from schemas.wire.record import REQUEST_REFUSED
+from schemas.streams.refused.refusal import REQUEST_REFUSED
 from schemas.wire.strict_json import decode
 from schemas.wire.verdicts import REJECTED
 from tests.broker_processes import wait_until

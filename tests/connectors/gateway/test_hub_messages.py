@@ -11,7 +11,7 @@ import pytest
 
 from connectors.gateway.services.mailboxes import MailboxIndex
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import MAILBOX_VIEW, MessageRow
+from schemas.streams.mailboxes.message import MAILBOX_VIEW, MessageRow
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_stack import (
     MESSAGES,

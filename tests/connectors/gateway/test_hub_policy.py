@@ -31,10 +31,11 @@ from connectors.gateway.web.policy import Action, Caller, Decision, decide, has_
 from connectors.gateway_program.application import build_application
 from connectors.live.live_view import LiveView
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import REGISTRY_AGENTS, REGISTRY_PRINCIPALS, AgentRow, PrincipalRow, TokenRow
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import Settings
-from schemas.streams.principal.principals import AGENT, ROLES, token_hash
+from schemas.streams.agents.agent_registry import REGISTRY_AGENTS, AgentRow
+from schemas.streams.principal.principals import AGENT, REGISTRY_PRINCIPALS, ROLES, PrincipalRow, token_hash
+from schemas.streams.task.task_registry import TokenRow
 
 pytestmark = pytest.mark.requirement("HH-09")
 

@@ -22,18 +22,27 @@ from connectors.launcher.local_processes import LocalProcessLauncher, stop_all
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
 from schemas.fold import life_cycles as states
-from schemas.fold.view_rows import REGISTRY_CONTAINERS, REGISTRY_PARTICIPANTS, REGISTRY_TASKS
 from schemas.keys.sealing import Keyring, load_keyring
 from schemas.settings.settings import Settings
+from schemas.streams.agents.participants import REGISTRY_PARTICIPANTS
+from schemas.streams.container.container_registry import (
+    CONFIGURING,
+    CONTAINER_CHANGED,
+    MONITORING,
+    PROVISIONING,
+    RECYCLED,
+    RECYCLING,
+    REGISTRY_CONTAINERS,
+    STARTING,
+)
 from schemas.streams.principal.principals import token_hash
-from schemas.streams.task.task_registry import TaskCompletion, TaskStart, task_record
-from schemas.wire.record import CONTAINER_CHANGED
+from schemas.streams.task.task_registry import REGISTRY_TASKS, TaskCompletion, TaskStart, task_record
 from schemas.wire.verdicts import ACCEPTED
 from tests.broker_processes import BrokerProcess, stand_still, wait_until
 from tests.connectors.gateway.hub_stack import hub_settings, processes_of
 
 SETTLE_S, AWAY_S = 1.5, 3.0
-STEPS = [states.PROVISIONING, states.CONFIGURING, states.STARTING, states.RUNNING, states.MONITORING]
+STEPS = [PROVISIONING, CONFIGURING, STARTING, states.RUNNING, MONITORING]
 
 
 class Launching:
@@ -110,16 +119,16 @@ def test_a_launch_goes_on_when_kafka_is_back_and_its_agent_runs_once(
     here = Launching(settings, kafka_broker.process, halt_at, opened)
     here.task(task_id)
     assert here.halted.wait(20), "Kafka stood still"
-    wait_until(lambda: here.state(task_id) == states.MONITORING, what="the agent is watched")
+    wait_until(lambda: here.state(task_id) == MONITORING, what="the agent is watched")
     task: Any = here.view.row(REGISTRY_TASKS, task_id)
     agent: Any = here.view.row(REGISTRY_PARTICIPANTS, f"agent-{task_id}")
     assert task.status == states.RUNNING and agent.status != "stopped"
     assert len(processes_of(task_id)) == 1
     done = TaskCompletion(task_id=task_id, request_id="done", result="waited")
     here.appender.settle_in_thread(task_record(done, door="http", principal="operator"))
-    wait_until(lambda: here.state(task_id) == states.RECYCLED, what="all is cleared away")
+    wait_until(lambda: here.state(task_id) == RECYCLED, what="all is cleared away")
     assert processes_of(task_id) == []
     taken = [
         one.status_after for one in here.settled if (one.type, one.verdict) == (CONTAINER_CHANGED, ACCEPTED)
     ]
-    assert Counter(taken) == Counter([*STEPS, states.RECYCLING, states.RECYCLED]), "each step once"
+    assert Counter(taken) == Counter([*STEPS, RECYCLING, RECYCLED]), "each step once"

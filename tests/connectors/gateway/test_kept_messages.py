@@ -14,7 +14,7 @@ from connectors.live.settled_feed import SettledFeed
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring
 from schemas.streams.mailboxes.mailbox_requests import claim_record
-from schemas.wire.message import Message, posting_record
+from schemas.streams.mailboxes.message import Message, posting_record
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.stream_records import as_read
 

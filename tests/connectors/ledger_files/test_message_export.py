@@ -14,10 +14,17 @@ import pytest
 from connectors.ledger_files import message_export_reader
 from connectors.ledger_files.message_export import ExportStopped, MessageExporter, export_file, export_messages
 from schemas.errors import NotFound, TrunklineError, UsageError
-from schemas.fold.view_rows import MAILBOX_VIEW, MESSAGE_BODIES, MessageBodyRow, MessageRow
 from schemas.settings.settings import AgentMcpSettings, Settings
 from schemas.streams.mailboxes.mailbox_requests import claim_record, clearing_record, read_record
-from schemas.wire.message import PRIORITIES, Message, posting_record
+from schemas.streams.mailboxes.message import (
+    MAILBOX_VIEW,
+    MESSAGE_BODIES,
+    PRIORITIES,
+    Message,
+    MessageBodyRow,
+    MessageRow,
+    posting_record,
+)
 from schemas.wire.record import OutgoingRecord, Record
 from tests.broker_processes import wait_until
 from tests.connectors.folded_log import FoldedLog

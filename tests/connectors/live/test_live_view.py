@@ -16,11 +16,11 @@ from connectors.live.settled_feed import SettledFeed
 from connectors.log.publisher import Position, Publisher
 from schemas.errors import BackboneUnreachable, Refused
 from schemas.fold.settled import FOLD_VERSION
-from schemas.fold.view_rows import REGISTRY_JOBS
 from schemas.log_access.event_topic import topic_reader
 from schemas.streams.control.control_fold import FoldSwitched, switched_record
 from schemas.streams.job.job_fold import job_grant
-from schemas.streams.views import VIEWS
+from schemas.streams.job.job_registry import REGISTRY_JOBS
+from schemas.streams.kinds import VIEWS
 from schemas.wire.ids import parse_stream_key
 from schemas.wire.record import Record
 from tests.broker_processes import wait_until

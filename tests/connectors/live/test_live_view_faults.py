@@ -17,8 +17,8 @@ from connectors.local_stack import free_port
 from connectors.log import live_tail, topic_consumer
 from connectors.log.publisher import Position, Publisher
 from schemas.errors import BackboneUnreachable
-from schemas.fold.view_rows import REGISTRY_JOBS
 from schemas.log_access.kafka_clients import client_options
+from schemas.streams.job.job_registry import REGISTRY_JOBS
 from tests.broker_processes import LOOPBACK, stand_still, wait_until, with_kafka
 from tests.connectors.live.test_live_view import JOB, opened
 from tests.jobs.topic_load import event, registration

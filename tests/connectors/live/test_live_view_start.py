@@ -14,11 +14,11 @@ from connectors.live.view_reader import load_views
 from connectors.log.publisher import Position
 from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.fold.settled import FOLD_VERSION
-from schemas.fold.view_rows import REGISTRY_JOBS
 from schemas.streams.agents.participants import AgentJoined, participant_record
 from schemas.streams.fold import settle
+from schemas.streams.job.job_registry import REGISTRY_JOBS
+from schemas.streams.kinds import STREAM_ENTRIES, VIEWS
 from schemas.streams.mailboxes.mailbox_requests import clearing_record
-from schemas.streams.views import STREAM_ENTRIES, VIEWS
 from schemas.tables.ledger import LEDGER, ledger_row
 from schemas.tables.ledger_arrow import ledger_batch
 from schemas.tables.view_progress import read_progress

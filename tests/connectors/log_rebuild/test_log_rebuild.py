@@ -16,7 +16,8 @@ from schemas.errors import NotFound, Refused
 from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import LogLostError, LogUnfinishedError, check_topic, partition_for
 from schemas.settings.settings import Settings
-from schemas.wire.record import JOB_EVENT, STANDARD_HEADERS, OutgoingRecord, Record
+from schemas.streams.job.job_event import JOB_EVENT
+from schemas.wire.record import STANDARD_HEADERS, OutgoingRecord, Record
 from schemas.wire.signing import sign_event
 from schemas.wire.strict_json import canonical
 from tests.broker_processes import with_kafka

@@ -15,7 +15,7 @@ import pytest
 from connectors.log.publisher import Publisher
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import Settings
-from schemas.wire.message import Message, posting_record
+from schemas.streams.mailboxes.message import Message, posting_record
 from schemas.wire.record import Record
 from tests.broker_processes import wait_until
 from tests.connectors.agent_mcp.conftest import PARTICIPANTS, Agent, McpGateway

@@ -15,8 +15,8 @@ import pytest
 from connectors.processes.process_tree import clean_environment
 from connectors.processes.session_host import SessionHost
 from connectors.processes.session_runner import HANDLE_VARIABLE
-from schemas.fold.view_rows import SessionRow
 from schemas.settings.settings import Settings
+from schemas.streams.session.session_registry import SessionRow
 from tests.broker_processes import wait_until
 
 SECRET = "canary-5d1c0f-secret"

@@ -11,8 +11,9 @@ import pytest
 
 from connectors.processes.session_host import SessionHost
 from connectors.processes.session_keeper import SessionKeeper
-from schemas.fold.life_cycles import ARCHIVED, RUNNING, STOPPED, TERMINATED
+from schemas.fold.life_cycles import RUNNING, STOPPED
 from schemas.settings.settings import PROJECT_ROOT, Settings
+from schemas.streams.session.session_registry import ARCHIVED, TERMINATED
 from tests.broker_processes import wait_until
 from tests.connectors.processes.session_processes import (
     BECOME_ANOTHER_USER,

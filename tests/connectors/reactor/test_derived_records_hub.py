@@ -12,18 +12,20 @@ from hypothesis import strategies as st
 from connectors.reactor.derived_records import derived_records
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
-from schemas.fold.view_rows import MessageRow, Row, TaskRow
+from schemas.fold.view_rows import Row
 from schemas.streams.fold import settle
+from schemas.streams.mailboxes.mailbox_requests import MESSAGE_READ
+from schemas.streams.mailboxes.message import Message, MessageRow, posting_record
 from schemas.streams.task.task_registry import (
     TaskCancellation,
+    TaskRow,
     TaskStart,
     result_text,
     result_value,
     task_record,
 )
 from schemas.wire.ids import parse_stream_key
-from schemas.wire.message import Message, posting_record
-from schemas.wire.record import MESSAGE_READ, OutgoingRecord, Record
+from schemas.wire.record import OutgoingRecord, Record
 from tests.schemas.job_records import KEYRING, said
 from tests.schemas.stream_records import GOOD, as_read, good_record
 

@@ -6,8 +6,12 @@ import pytest
 
 from connectors.reactor.derived_records import derived_records, stopped_with_task
 from schemas.fold.settled import Settled
-from schemas.fold.view_rows import ParticipantRow
-from schemas.streams.agents.participants import AgentJoined, participant_record
+from schemas.streams.agents.participants import (
+    AGENT_STOPPED,
+    AgentJoined,
+    ParticipantRow,
+    participant_record,
+)
 from schemas.streams.task.task_registry import (
     TaskCancellation,
     TaskCompletion,
@@ -15,7 +19,7 @@ from schemas.streams.task.task_registry import (
     TaskStart,
     task_record,
 )
-from schemas.wire.record import AGENT_STOPPED, OutgoingRecord, Record
+from schemas.wire.record import OutgoingRecord, Record
 from tests.connectors.reactor.test_derived_records_hub import Folded
 from tests.schemas.hub_records import public_key
 from tests.schemas.job_records import said

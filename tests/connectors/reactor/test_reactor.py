@@ -20,14 +20,14 @@ from connectors.live.live_view import LiveView
 from connectors.log.kafka_topic import ensure_topic
 from connectors.reactor.derived_records import DOOR, derived_id, derived_records
 from connectors.reactor.reactor import Reactor
-from schemas.fold.view_rows import MAILBOX_VIEW, MESSAGE_BODIES, REGISTRY_JOBS, REGISTRY_SESSIONS
 from schemas.keys.sealing import Keyring
 from schemas.log_access.kafka_clients import client_options
 from schemas.settings.settings import PROJECT_ROOT, Settings
-from schemas.streams.job.job_registry import cancellation_record, pick_record
-from schemas.streams.session.session_registry import SessionCreation, session_record
+from schemas.streams.job.job_registry import REGISTRY_JOBS, cancellation_record, pick_record
+from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, MESSAGE_POSTED
+from schemas.streams.session.session_registry import REGISTRY_SESSIONS, SessionCreation, session_record
 from schemas.tables.ledger import LEDGER
-from schemas.wire.record import MESSAGE_POSTED, OutgoingRecord
+from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import program_environment, wait_until, with_kafka
 from tests.connectors.folded_log import FoldedLog
 from tests.connectors.live.test_live_view import opened

@@ -12,7 +12,7 @@ from schemas.fold.settled import Settled
 from schemas.streams.agents.mqtt_agents import registration_record, removal_record, sign_said
 from schemas.streams.agents.participants import AgentStopped, participant_record
 from schemas.streams.job.job_registry import registration_record as job_registration
-from schemas.wire.message import Message
+from schemas.streams.mailboxes.message import Message
 from schemas.wire.record import OutgoingRecord, Record, oversized
 from schemas.wire.signing import sign_event
 from schemas.wire.strict_json import canonical, decode

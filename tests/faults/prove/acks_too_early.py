@@ -13,7 +13,8 @@ from typing import Final
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.live.settled_feed import SettledRecord
 from connectors.log.publisher import Position
-from schemas.wire.record import MESSAGE_POSTED, OutgoingRecord
+from schemas.streams.mailboxes.message import MESSAGE_POSTED
+from schemas.wire.record import OutgoingRecord
 from schemas.wire.verdicts import ACCEPTED
 
 _BUFFERED_S: Final = 0.5

@@ -13,9 +13,11 @@ import pyarrow as pa
 
 from connectors.file_bridge.queue_root import queue_root
 from connectors.live.live_view import LiveView
-from schemas.fold.view_rows import MAILBOX_VIEW, MESSAGE_BODIES, REGISTRY_JOBS, REGISTRY_TASKS
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import Settings
+from schemas.streams.job.job_registry import REGISTRY_JOBS
+from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES
+from schemas.streams.task.task_registry import REGISTRY_TASKS
 from tests.faults.backbone_states import (
     State,
     differences,

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
-from schemas.streams import fold
+from schemas.fold.stream_kind import FoldInput
 from schemas.streams.fold import settle
+from schemas.streams.kinds import KINDS, RECORD_TYPES
 from schemas.tables.ledger import ledger_row, record_of_row
-from schemas.wire.record import RECORD_TYPES, STANDARD_HEADERS, Record
+from schemas.wire.ids import JOB
+from schemas.wire.record import STANDARD_HEADERS, Record
 from schemas.wire.verdicts import REASONS
 from tests.schemas.job_records import (
     JOB_ID,
@@ -202,7 +204,7 @@ def _break_the_fold(patch: pytest.MonkeyPatch) -> None:
     def planted(*_: Any) -> None:
         raise RuntimeError("a planted bug with hunter2 in its message")
 
-    patch.setattr(fold, "settle_job", planted)
+    patch.setitem(KINDS, JOB, KINDS[JOB]._replace(settle=planted))
 
 
 def test_a_bug_in_the_fold_costs_one_record_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,15 +221,14 @@ def test_a_bug_in_the_fold_costs_one_record_and_changes_nothing(monkeypatch: pyt
 
 
 def test_what_a_broken_fold_wrote_before_it_failed_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    def writes_and_fails(*arguments: Any) -> None:
-        entries = next(a for a in arguments if isinstance(a, Entries))
-        entries.put("job", b"half")
-        entries.delete("progress")
+    def writes_and_fails(given: FoldInput) -> None:
+        given.entries.put("job", b"half")
+        given.entries.delete("progress")
         raise KeyError("planted")
 
     entries = a_running_job()
     before = dict(entries.stored())
-    monkeypatch.setattr(fold, "settle_job", writes_and_fails)
+    monkeypatch.setitem(KINDS, JOB, KINDS[JOB]._replace(settle=writes_and_fails))
     assert settle(document_record(signed(2)), entries, KEYRING).reason == "fold_failed"
     assert (entries.stored(), entries.get("job")) == (before, before["job"])
 

@@ -8,9 +8,10 @@ import pytest
 
 from schemas.fold.entries import Entries
 from schemas.streams.fold import settle
+from schemas.streams.kinds import RECORD_TYPES
 from schemas.tables.ledger import ledger_row, record_of_row
 from schemas.tables.ledger_arrow import ledger_batch
-from schemas.wire.record import RECORD_TYPES, STANDARD_HEADERS, VALUE_LIMIT_BYTES, Record
+from schemas.wire.record import STANDARD_HEADERS, VALUE_LIMIT_BYTES, Record
 from tests.schemas.job_records import KEYRING, make_record, registration, signed, written
 from tests.schemas.stream_records import GOOD as GOOD_BODIES
 from tests.schemas.stream_records import known_stream

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.fold import request_memory
-from schemas.fold.request_memory import REQUESTS_KEPT, RequestMemory, content_digest
+from schemas.fold import memories
+from schemas.fold.memories import REQUESTS_KEPT, RequestMemory, content_digest
 
 BODIES = st.dictionaries(st.sampled_from("ab"), st.integers(0, 1), max_size=2)
 
@@ -22,7 +22,7 @@ def test_the_newest_requests_are_known_and_older_ones_are_new_again(
 ) -> None:
     memory, known = RequestMemory(), dict[str, dict[str, Any]]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(request_memory, "REQUESTS_KEPT", kept)
+        patch.setattr(memories, "REQUESTS_KEPT", kept)
         for ce_id, body in asked:
             expected = "new" if ce_id not in known else "same" if known[ce_id] == body else "other"
             assert memory.seen(ce_id, body) == expected

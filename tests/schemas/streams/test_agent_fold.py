@@ -9,11 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from schemas.fold import request_memory
+from schemas.fold import memories
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
-from schemas.fold.view_rows import AgentRow
-from schemas.streams.agents.agent_registry import AgentDefined, change_cause, definition_record, removal_record
+from schemas.streams.agents.agent_registry import (
+    AgentDefined,
+    AgentRow,
+    change_cause,
+    definition_record,
+    removal_record,
+)
 from schemas.streams.fold import settle
 from schemas.tables.ledger import ledger_row, record_of_row
 from tests.schemas.hub_records import AGENT_KEY, definition, hub_told
@@ -131,7 +136,7 @@ def test_whatever_comes_the_row_is_the_newest_accepted_record_and_nothing_else_c
 ) -> None:
     entries, accepted = Entries(), list[tuple[str, tuple[str, dict[str, Any]]]]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(request_memory, "REQUESTS_KEPT", kept)
+        patch.setattr(memories, "REQUESTS_KEPT", kept)
         for offset, (ce_id, sent) in enumerate(steps):
             known_ids, before = dict(accepted[-kept:]), dict(entries.stored())
             if not accepted:

@@ -10,10 +10,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from schemas.fold.entries import Entries
-from schemas.fold.life_cycles import CONTAINER_STATES, CONTAINER_TRANSITIONS
 from schemas.fold.settled import Settled
-from schemas.fold.view_rows import ContainerRow
-from schemas.streams.container.container_registry import ContainerChange, container_record
+from schemas.streams.container.container_registry import (
+    CONTAINER_STATES,
+    CONTAINER_TRANSITIONS,
+    ContainerChange,
+    ContainerRow,
+    container_record,
+)
 from schemas.streams.fold import settle
 from schemas.tables.ledger import ledger_row, record_of_row
 from tests.schemas.hub_records import CONTAINER_KEY, container_change, hub_told

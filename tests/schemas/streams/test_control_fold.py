@@ -10,6 +10,8 @@ from schemas.errors import Refused
 from schemas.fold.entries import Entries
 from schemas.fold.settled import FOLD_VERSION
 from schemas.streams.control.control_fold import (
+    CONTROL_FOLD_SWITCHED,
+    CONTROL_TOPOLOGY,
     FOLD_STREAM,
     TOPOLOGY_STREAM,
     FoldSwitched,
@@ -18,7 +20,6 @@ from schemas.streams.control.control_fold import (
 )
 from schemas.streams.fold import settle
 from schemas.tables.fold_version import check_switch
-from schemas.wire.record import CONTROL_FOLD_SWITCHED, CONTROL_TOPOLOGY
 from schemas.wire.strict_json import canonical
 from tests.schemas.job_records import KEYRING, document_record, make_record, said
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from schemas.fold import seq_memory
+from schemas.fold import memories
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.streams.fold import settle
@@ -269,7 +269,7 @@ def test_the_fold_believes_the_secrets_that_the_model_believes(sent: list[Sent])
 @settings(max_examples=100, deadline=None)
 def test_the_fold_forgets_exactly_what_the_model_forgets(sent: list[Sent]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(seq_memory, "DIGESTS_KEPT", 3)
+        patch.setattr(memories, "DIGESTS_KEPT", 3)
         assert_agree(sent, kept=3)
 
 

@@ -10,11 +10,10 @@ from pydantic import ValidationError
 
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
-from schemas.fold.view_rows import JobRow
 from schemas.keys.sealing import Keyring, UnsealError
 from schemas.streams.fold import settle
 from schemas.streams.job.job_fold import job_grant
-from schemas.streams.job.job_registry import BrokerOverlay, pick_record, registration_record
+from schemas.streams.job.job_registry import BrokerOverlay, JobRow, pick_record, registration_record
 from schemas.tables.ledger import ledger_row, record_of_row
 from tests.schemas.job_records import (
     JOB_ID,

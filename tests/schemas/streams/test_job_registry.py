@@ -9,9 +9,8 @@ from pydantic import SecretStr, ValidationError
 
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
-from schemas.fold.view_rows import JobRow
 from schemas.streams.fold import settle
-from schemas.streams.job.job_registry import BrokerOverlay, cancellation_record, registration_record
+from schemas.streams.job.job_registry import BrokerOverlay, JobRow, cancellation_record, registration_record
 from schemas.tables.ledger import ledger_row
 from schemas.wire.signing import new_secret, sign_event
 from tests.schemas.job_records import JOB_ID, KEYRING, START_US, document_record, event, said

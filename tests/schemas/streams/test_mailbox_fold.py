@@ -23,7 +23,7 @@ from schemas.streams.mailboxes.mailbox_requests import (
     read_record,
     reclaim_record,
 )
-from schemas.wire.message import MESSAGE_FINAL, MESSAGE_PENDING
+from schemas.streams.mailboxes.message import MESSAGE_FINAL, MESSAGE_PENDING
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.job_records import START_US, said
 from tests.schemas.mailbox_records import (

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from schemas.streams.mailboxes.mailbox_requests import ack_record, claim_record, gate_record, lease_record
-from schemas.wire.message import Message
+from schemas.streams.mailboxes.message import Message
 from tests.schemas.job_records import said
 from tests.schemas.mailbox_records import AT, HUB, PUMP, at, mailbox_of, post_at, refused, rows_of, statuses
 from tests.schemas.stream_records import message

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.fold import request_memory
+from schemas.fold import memories
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
-from schemas.fold.view_rows import MessageRow
 from schemas.streams.fold import settle
 from schemas.streams.mailboxes.mailbox_requests import (
     ack_record,
@@ -30,7 +29,7 @@ from schemas.streams.mailboxes.mailbox_requests import (
     read_record,
     reclaim_record,
 )
-from schemas.wire.message import Message, posting_record
+from schemas.streams.mailboxes.message import Message, MessageRow, posting_record
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.job_records import KEYRING, START_US
 from tests.schemas.stream_records import as_read
@@ -269,7 +268,7 @@ def test_the_fold_says_of_every_record_of_a_mailbox_what_the_model_says(wishes: 
 @settings(max_examples=150, deadline=None)
 def test_the_fold_forgets_the_requests_that_the_model_forgets(wishes: list[Wish]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(request_memory, "REQUESTS_KEPT", 2)
+        patch.setattr(memories, "REQUESTS_KEPT", 2)
         assert_agree(wishes, kept=2)
 
 

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from schemas.fold.entries import Entries
 from schemas.streams.fold import settle
+from schemas.streams.kinds import RECORD_TYPES
 from schemas.streams.mailboxes.mailbox_requests import (
     MAILBOX_MODELS,
     ack_record,
@@ -25,9 +26,9 @@ from schemas.streams.mailboxes.mailbox_requests import (
     read_record,
     reclaim_record,
 )
+from schemas.streams.mailboxes.message import Message, posting_record
 from schemas.tables.ledger import ledger_row, record_of_row
-from schemas.wire.message import Message, posting_record
-from schemas.wire.record import RECORD_TYPES, OutgoingRecord
+from schemas.wire.record import OutgoingRecord
 from tests.schemas.job_records import KEYRING, START_US, document_record, said
 from tests.schemas.mailbox_records import AT, HUB, PUMP, at, mailbox_of, rows_of
 from tests.schemas.stream_records import MAILBOX_KEY, as_read, message

@@ -10,13 +10,14 @@ import msgspec
 import pytest
 
 from schemas.fold.entries import Entries
-from schemas.fold.seq_memory import DIGESTS_KEPT
+from schemas.fold.memories import DIGESTS_KEPT
 from schemas.fold.settled import Settled
-from schemas.fold.view_rows import REGISTRY_MQTT_AGENTS, MqttAgentRow
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import PROJECT_ROOT
 from schemas.streams.agents.mqtt_agent_fold import mqtt_agent_secret, registered_by_request
 from schemas.streams.agents.mqtt_agents import (
+    REGISTRY_MQTT_AGENTS,
+    MqttAgentRow,
     body_text,
     registration_record,
     removal_record,

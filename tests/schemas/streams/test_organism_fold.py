@@ -9,17 +9,17 @@ import pytest
 
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
-from schemas.fold.view_rows import ListenerRow, ThreadRow
 from schemas.streams.control.organism import (
     Listener,
     ListenerAdded,
     ListenerRemoved,
+    ListenerRow,
     OrganismLoaded,
     organism_record,
 )
 from schemas.streams.control.organism_fold import loaded_digest, organism_version
 from schemas.streams.fold import settle
-from schemas.streams.mailboxes.threads import ThreadOpened, thread_record
+from schemas.streams.thread.threads import ThreadOpened, ThreadRow, thread_record
 from tests.schemas.job_records import KEYRING, START_US, document_record, said
 from tests.schemas.stream_records import as_read
 

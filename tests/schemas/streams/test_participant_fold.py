@@ -12,14 +12,15 @@ from pydantic import ValidationError
 
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
-from schemas.fold.view_rows import AgentKeyRow, ParticipantRow
 from schemas.streams.agents import participant_fold
 from schemas.streams.agents.participants import (
     CALLS_KEPT_S,
     AgentCalled,
     AgentJoined,
     AgentKeyRegistered,
+    AgentKeyRow,
     AgentUpdated,
+    ParticipantRow,
     key_id_of,
     participant_record,
 )

@@ -12,11 +12,11 @@ from pydantic import ValidationError
 
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
-from schemas.fold.view_rows import PrincipalRow
 from schemas.streams.fold import settle
 from schemas.streams.principal.principals import (
     RESERVED_PRINCIPALS,
     ROLES,
+    PrincipalRow,
     addition_record,
     new_token,
     revocation_record,

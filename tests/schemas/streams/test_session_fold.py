@@ -10,17 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from schemas.fold import request_memory
+from schemas.fold import memories
 from schemas.fold.entries import Entries
-from schemas.fold.life_cycles import SESSION_STATES, SESSION_TRANSITIONS
 from schemas.fold.settled import Settled
-from schemas.fold.view_rows import SessionRow
 from schemas.streams.fold import settle
 from schemas.streams.session.session_registry import (
+    SESSION_STATES,
+    SESSION_TRANSITIONS,
     SessionCreation,
     SessionJobAssigned,
     SessionJobEnded,
     SessionResumption,
+    SessionRow,
     SessionStop,
     session_record,
 )
@@ -101,7 +102,7 @@ def test_the_fold_says_of_every_record_of_a_session_what_the_model_says(sent: li
 @settings(max_examples=100, deadline=None)
 def test_the_fold_forgets_the_requests_that_the_model_forgets(sent: list[Sent]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(request_memory, "REQUESTS_KEPT", 3)
+        patch.setattr(memories, "REQUESTS_KEPT", 3)
         assert_agree(sent, kept=3)
 
 

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.fold.entries import Entries
-from schemas.fold.life_cycles import TASK_STATES, TASK_TERMINAL, TASK_TRANSITIONS
 from schemas.fold.settled import Settled
-from schemas.fold.view_rows import TaskRow, TokenRow
+from schemas.streams.task.task_registry import TASK_STATES, TASK_TERMINAL, TASK_TRANSITIONS, TaskRow, TokenRow
 from tests.schemas.hub_records import (
     HOUR_MS,
     TASK_TOKEN_ID,

@@ -11,13 +11,13 @@ from pydantic import ValidationError
 
 from schemas.fold.entries import Entries
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import TaskRow
 from schemas.streams.fold import settle
 from schemas.streams.task.task_registry import (
     TaskCancellation,
     TaskCompletion,
     TaskCreation,
     TaskFailure,
+    TaskRow,
     TaskStart,
     TokenRevocation,
     task_record,

@@ -12,7 +12,7 @@ from schemas.fold.entries import Entries
 from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import Moment
 from schemas.streams.fold import settle
-from schemas.streams.views import STREAM_ENTRIES, VIEW_TABLES, VIEWS
+from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES, VIEWS
 from schemas.tables.view_arrow import VIEW_ARROW
 from tests.schemas.hub_records import HUB_GOOD
 from tests.schemas.job_records import KEYRING, document_record
@@ -174,5 +174,5 @@ def as_numbers(row: dict[str, Any], row_type: type) -> dict[str, Any]:
     times = {name for name, hint in hints.items() if hint in (Moment, Moment | None)}
     return {
         name: round(row[name].timestamp() * 10**6) if name in times and row[name] is not None else row[name]
-        for name in hints
+        for name in row_type.__struct_fields__
     }

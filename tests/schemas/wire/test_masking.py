@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from schemas.fold.entries import Entries
 from schemas.keys.sealing import value_purpose
-from schemas.streams import fold
 from schemas.streams.fold import settle
+from schemas.streams.kinds import KINDS
 from schemas.tables.ledger import LedgerRow, ledger_row
+from schemas.wire.ids import JOB
 from schemas.wire.masking import MASK, mask_opaque
 from schemas.wire.record import Record
 from schemas.wire.unsafe_text import _COMPILED, PATTERNS, unsafe_pattern
@@ -182,7 +183,7 @@ def test_a_planted_bug_does_not_show_what_is_masked(monkeypatch: pytest.MonkeyPa
     def planted(*_: Any) -> None:
         raise RuntimeError(UNSAFE_DETAIL)
 
-    monkeypatch.setattr(fold, "settle_job", planted)
+    monkeypatch.setitem(KINDS, JOB, KINDS[JOB]._replace(settle=planted))
     for body in (signed(3, detail=UNSAFE_DETAIL), signed(3, data=TOKEN)):
         record = document_record(body)
         row = row_of(record, Entries())

@@ -12,8 +12,8 @@ from cloudevents.core.formats.json import JSONFormat
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.streams.job.job_event import JOB_EVENT
 from schemas.wire.record import (
-    JOB_EVENT,
     STANDARD_HEADERS,
     BadEnvelopeError,
     OutgoingRecord,

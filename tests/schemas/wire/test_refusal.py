@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from schemas.fold.entries import Entries
 from schemas.streams.fold import settle
+from schemas.streams.refused.refusal import ANONYMOUS, POLICY_VERSION, Refusal, RefusalReason, refusal_record
 from schemas.tables.ledger import ledger_row, record_of_row
-from schemas.wire.refusal import ANONYMOUS, POLICY_VERSION, Refusal, RefusalReason, refusal_record
 from schemas.wire.verdicts import DOOR_REASONS, REASONS
 from tests.schemas.job_records import KEYRING, document_record, said
 from tests.schemas.stream_records import REFUSED_KEY, as_read, refusal

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from schemas.streams.job.job_registry import JobCancellation, JobPick, JobRegistration, JobSecretRotation
+from schemas.streams.mailboxes.message import Message
 from schemas.streams.principal.principals import PrincipalAddition, PrincipalRevocation
+from schemas.streams.refused.refusal import Refusal
 from schemas.streams.session.session_registry import SESSION_MODELS
-from schemas.wire.message import Message
-from schemas.wire.refusal import Refusal
 from schemas.wire.wire_body import WireBody, body_fault, first_fault
 from tests.schemas.stream_records import GOOD
 

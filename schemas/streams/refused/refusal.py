@@ -6,9 +6,14 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from schemas.wire.record import REQUEST_REFUSED, OutgoingRecord, content_id, refused_stream
+from schemas.fold.settled import rejected
+from schemas.fold.stream_kind import StreamKind
+from schemas.wire.ids import REFUSED
+from schemas.wire.record import OutgoingRecord, content_id, refused_stream
 from schemas.wire.strict_json import canonical
 from schemas.wire.wire_body import Name, Note, WireBody
+
+REQUEST_REFUSED: Final = "request.refused"
 
 # Raised whenever the rules of schemas/policy change, so that an auditor knows by which rules it was decided.
 POLICY_VERSION: Final = 7
@@ -41,3 +46,11 @@ def refusal_record(refusal: Refusal, door: str) -> OutgoingRecord:
         type=REQUEST_REFUSED,
         value=value,
     )
+
+
+REFUSED_KIND: Final = StreamKind(
+    name=REFUSED,
+    models={REQUEST_REFUSED: Refusal},
+    settle=lambda given: rejected(given.body["reason"], given.body["why"]),
+    row_of_each_stream=(),
+)

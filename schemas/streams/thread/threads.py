@@ -6,21 +6,43 @@ name. One entry, `thread`: the digest of its place in the tree. It is never clos
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, ClassVar, Final
 
 from pydantic import Field
 
-from schemas.fold.entries import Entries
-from schemas.fold.request_memory import content_digest
+from schemas.fold.memories import content_digest
 from schemas.fold.settled import Change, Outcome, accepted, duplicate, rejected
-from schemas.fold.view_rows import REGISTRY_THREADS, ThreadRow
+from schemas.fold.stream_kind import FoldInput, StreamKind
+from schemas.fold.view_rows import Moment, Row
 from schemas.wire.ids import THREAD, stream_key
-from schemas.wire.record import THREAD_OPENED, OutgoingRecord, Record
+from schemas.wire.record import OutgoingRecord
 from schemas.wire.strict_json import canonical
 from schemas.wire.verdicts import SEQ_CONFLICT
 from schemas.wire.wire_body import Name, WireBody
 
+THREAD_OPENED: Final = "thread.opened"
+REGISTRY_THREADS: Final = "registry_threads"
+
 _THREAD: Final = "thread"
+
+
+class ThreadRow(Row, frozen=True, gc=False):
+    """A row of `registry_threads` (XP-07): who called whom, in whose name. `seen_by` knows the conversation as
+    `thread`, `opened_by` as `parent_thread`; a root has no row. `message_id` is the message that opened it.
+    """
+
+    VIEW: ClassVar = REGISTRY_THREADS
+    KEY: ClassVar = ("thread",)
+
+    thread: str
+    parent_thread: str
+    root_thread: str
+    opened_by: str
+    seen_by: str
+    on_behalf_of: str
+    kind: str
+    message_id: str
+    opened_at: Moment
 
 
 class ThreadOpened(WireBody):
@@ -48,18 +70,19 @@ def thread_record(body: ThreadOpened, ce_id: str, *, door: str, principal: str) 
     )
 
 
-def settle_thread(record: Record, name: str, body: dict[str, Any], entries: Entries) -> Outcome:
-    """Settle one record of the thread's stream whose body passed the checks of its wire model."""
-    # Which message of it was settled first may be seen differently; its place in the tree may not.
+def settle_thread(given: FoldInput) -> Outcome:
+    """Settle one record of a thread's stream."""
+    body = given.body
+    # Two records of one thread may name different first messages, but not different places in the tree.
     place = {name: body[name] for name in ("parent_thread", "root_thread", "opened_by", "seen_by")}
-    digest, known = content_digest(place), entries.get(_THREAD)
+    digest, known = content_digest(place), given.entries.get(_THREAD)
     if known is not None:
         if known == digest:
             return duplicate(None)
         return rejected(SEQ_CONFLICT, "the thread was opened otherwise")
-    entries.put(_THREAD, digest)
+    given.entries.put(_THREAD, digest)
     row = ThreadRow(
-        thread=name,
+        thread=given.name,
         parent_thread=body["parent_thread"],
         root_thread=body["root_thread"],
         opened_by=body["opened_by"],
@@ -67,6 +90,16 @@ def settle_thread(record: Record, name: str, body: dict[str, Any], entries: Entr
         on_behalf_of=body["on_behalf_of"],
         kind=body["kind"],
         message_id=body["message_id"],
-        opened_at=record.logged_at_us,
+        opened_at=given.now_us,
     )
-    return accepted(None, (Change(REGISTRY_THREADS, name, row),))
+    return accepted(None, (Change(REGISTRY_THREADS, given.name, row),))
+
+
+THREAD_KIND: Final = StreamKind(
+    name=THREAD,
+    models={THREAD_OPENED: ThreadOpened},
+    settle=settle_thread,
+    row_of_each_stream=(ThreadRow,),
+    later_rows=(ThreadRow,),
+    named_by="thread",
+)

@@ -9,15 +9,21 @@ A lease that has run out counts as none: what may happen to an unread message ma
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field
 
+from schemas.fold.life_cycles import terminal_states
+from schemas.fold.view_rows import Moment, Row
 from schemas.wire.field_checks import is_utc_timestamp
 from schemas.wire.ids import MAILBOX, stream_key
-from schemas.wire.record import MESSAGE_POSTED, OutgoingRecord
+from schemas.wire.record import OutgoingRecord
 from schemas.wire.strict_json import canonical_plain
 from schemas.wire.wire_body import Name, Note, WireBody
+
+MESSAGE_POSTED: Final = "message.posted"
+MAILBOX_VIEW: Final = "mailbox"
+MESSAGE_BODIES: Final = "message_bodies"
 
 DEFAULT_REALM: Final = "default"
 # In the order in which messages are handed out.
@@ -32,8 +38,18 @@ READ: Final = "read"
 EXPIRED: Final = "expired"
 CLEARED: Final = "cleared"
 DEAD: Final = "dead"
-MESSAGE_PENDING: Final = frozenset({UNREAD, LEASED})
-MESSAGE_FINAL: Final = frozenset({CLAIMED, READ, EXPIRED, CLEARED, DEAD})
+# A message whose lease has expired counts as unread. Ack, nack and reclaim are the ways out of a lease.
+MESSAGE_TRANSITIONS: Final[dict[str, frozenset[str]]] = {
+    UNREAD: frozenset({LEASED, CLAIMED, READ, EXPIRED, CLEARED, DEAD}),
+    LEASED: frozenset({UNREAD, CLAIMED, CLEARED, DEAD}),
+    CLAIMED: frozenset(),
+    READ: frozenset(),
+    EXPIRED: frozenset(),
+    CLEARED: frozenset(),
+    DEAD: frozenset(),
+}
+MESSAGE_FINAL: Final = terminal_states(MESSAGE_TRANSITIONS)
+MESSAGE_PENDING: Final = frozenset(MESSAGE_TRANSITIONS) - MESSAGE_FINAL
 
 _EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001  all times here are UTC
 
@@ -46,6 +62,59 @@ def _utc_time(text: str) -> str:
 
 _Moment = Annotated[str, Field(max_length=40)]
 _UtcTime = Annotated[str, AfterValidator(_utc_time)]
+
+
+class MessageRow(Row, frozen=True, gc=False):
+    """A row of `mailbox`: where one message for one recipient stands; what it says is in `message_bodies`.
+
+    `sent_at` and `expires_at` as the sender says. `from_task`: the task whose token the sender had.
+    `handed_to` (`<door>/<principal>`) got it last, by the request `request_id`, at `handed_at`; `lease_until`
+    while it is leased. `ended_at`: when it reached a final status. `thread` is the recipient's name of the
+    conversation; `parent_thread`, `root_thread`, `on_behalf_of` are its place in the tree (XP-07).
+    """
+
+    VIEW: ClassVar = MAILBOX_VIEW
+    KEY: ClassVar = ("realm", "recipient", "message_id")
+
+    realm: str
+    recipient: str
+    message_id: str
+    status: str
+    sender: str
+    from_verified: bool
+    from_task: str | None
+    kind: str
+    priority: str
+    in_reply_to: str | None
+    thread: str | None
+    broadcast_id: str | None
+    sent_at: str | None
+    expires_at: str | None
+    posted_at: Moment
+    attempts: int = 0
+    handed_to: str | None = None
+    handed_at: Moment | None = None
+    request_id: str | None = None
+    lease_until: Moment | None = None
+    ended_at: Moment | None = None
+    parent_thread: str | None = None
+    root_thread: str | None = None
+    on_behalf_of: str | None = None
+
+
+class MessageBodyRow(Row, frozen=True, gc=False):
+    """A row of `message_bodies`: what a message says. Written once: what happens to a message rewrites only its
+    small row in `mailbox`.
+    """
+
+    VIEW: ClassVar = MESSAGE_BODIES
+    KEY: ClassVar = ("realm", "recipient", "message_id")
+
+    realm: str
+    recipient: str
+    message_id: str
+    body: str
+    content_type: str
 
 
 class Message(WireBody):

@@ -1,0 +1,104 @@
+"""Bounded memories of what a stream has settled, so that a repeated request or seq is recognised."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final, Literal
+
+import msgspec
+
+from schemas.fold.settled import Outcome, duplicate, rejected
+from schemas.wire.strict_json import canonical
+from schemas.wire.verdicts import SEQ_CONFLICT, TOO_LATE
+
+REQUESTS_KEPT: Final = 256
+DIGESTS_KEPT: Final = 256
+_DIGEST_BYTES: Final = 16
+
+
+class RequestMemory(msgspec.Struct, array_like=True, gc=False):
+    """The newest 256 requests: CloudEvents id (hashed) to content digest, oldest first.
+
+    A request older than 256 others is new again.
+    """
+
+    digests: dict[bytes, bytes] = {}
+
+    def seen(self, ce_id: str, body: dict[str, Any]) -> Literal["new", "same", "other"]:
+        """Return whether this id was settled, with this content or with another."""
+        known = self.digests.get(_digest(ce_id.encode("utf-8")))
+        if known is None:
+            return "new"
+        return "same" if known == content_digest(body) else "other"
+
+    def repeated(
+        self,
+        ce_id: str,
+        body: dict[str, Any],
+        status: str | None,
+        why: str = "this request id was used with other content",
+    ) -> Outcome | None:
+        """Return the outcome of a request whose id was settled before, `None` for a new one."""
+        seen = self.seen(ce_id, body)
+        if seen == "new":
+            return None
+        return duplicate(status) if seen == "same" else rejected(SEQ_CONFLICT, why, status)
+
+    def add(self, ce_id: str, body: dict[str, Any]) -> None:
+        """Note a request that `seen` called new."""
+        self.digests[_digest(ce_id.encode("utf-8"))] = content_digest(body)
+        if len(self.digests) > REQUESTS_KEPT:
+            del self.digests[next(iter(self.digests))]
+
+
+class SeqMemory(msgspec.Struct, array_like=True, gc=False):
+    """The settled seqs of one sender (JE-07): all up to `floor`, and the digests of the newest 256.
+
+    `digests` (16 bytes each) tell contents apart. Once there are 256, a seq below all of them and above the
+    floor is too old. Nothing tells whether it was settled, and if it were accepted now, nothing could recognise
+    the same event when it is sent again.
+    """
+
+    floor: int = 0
+    last: int = 0
+    digests: dict[int, bytes] = {}
+
+    def seen(self, seq: int, digest: bytes) -> Literal["new", "same", "other", "too_old"]:
+        """Return whether `seq` was settled, with this content or with another, or is too old to tell."""
+        if seq > self.last:
+            return "new"
+        known = self.digests.get(seq)
+        if known is not None:
+            return "same" if known == digest else "other"
+        if seq <= self.floor:
+            return "same"  # settled, its content forgotten: it changes nothing either way
+        return "too_old" if len(self.digests) >= DIGESTS_KEPT and seq < min(self.digests) else "new"
+
+    def repeated(self, seq: int, digest: bytes, status: str) -> Outcome | None:
+        """Return the outcome of a seq that was settled before or is too old, `None` for a new one."""
+        seen = self.seen(seq, digest)
+        if seen == "new":
+            return None
+        if seen == "same":
+            return duplicate(status)
+        if seen == "other":
+            return rejected(SEQ_CONFLICT, "this seq was settled with other content", status)
+        return rejected(TOO_LATE, "too far behind the newest seqs to tell whether it was settled", status)
+
+    def add(self, seq: int, digest: bytes) -> None:
+        """Note a seq that `seen` called new as settled."""
+        self.digests[seq] = digest
+        if len(self.digests) > DIGESTS_KEPT:
+            del self.digests[min(self.digests)]
+        while self.floor + 1 in self.digests:
+            self.floor += 1
+        self.last = max(self.last, seq)
+
+
+def content_digest(body: dict[str, Any]) -> bytes:
+    """Return 16 bytes that tell this content from any other."""
+    return _digest(canonical(body))
+
+
+def _digest(raw: bytes) -> bytes:
+    return hashlib.sha256(raw).digest()[:_DIGEST_BYTES]

@@ -1,0 +1,51 @@
+"""All kinds of streams, and what follows from them: record types, views and their order.
+
+A new kind is one package beside these and one entry in `KINDS`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from schemas.fold.stream_kind import StreamKind
+from schemas.fold.view_rows import Row
+from schemas.streams.agents.agent_fold import AGENT_KIND
+from schemas.streams.container.container_fold import CONTAINER_KIND
+from schemas.streams.control.control_fold import CONTROL_KIND
+from schemas.streams.job.job_fold import JOB_KIND
+from schemas.streams.mailboxes.mailbox_fold import MAILBOX_KIND
+from schemas.streams.principal.principals import PRINCIPAL_KIND
+from schemas.streams.refused.refusal import REFUSED_KIND
+from schemas.streams.session.session_fold import SESSION_KIND
+from schemas.streams.task.task_fold import TASK_KIND
+from schemas.streams.thread.threads import THREAD_KIND
+
+# In the order in which a micro-batch writes their views.
+KINDS: Final[dict[str, StreamKind]] = {
+    kind.name: kind
+    for kind in (
+        JOB_KIND,
+        SESSION_KIND,
+        PRINCIPAL_KIND,
+        TASK_KIND,
+        AGENT_KIND,
+        CONTAINER_KIND,
+        CONTROL_KIND,
+        THREAD_KIND,
+        MAILBOX_KIND,
+        REFUSED_KIND,
+    )
+}
+RECORD_TYPES: Final = tuple(record_type for kind in KINDS.values() for record_type in kind.models)
+
+STREAM_ENTRIES: Final = "stream_entries"
+# In the order in which a micro-batch writes them; `stream_entries` comes last and says how far all are.
+VIEWS: Final[dict[str, type[Row]]] = {
+    row_type.VIEW: row_type
+    for row_types in (
+        *(kind.rows for kind in KINDS.values()),
+        *(kind.later_rows for kind in KINDS.values()),
+    )
+    for row_type in row_types
+}
+VIEW_TABLES: Final = (*VIEWS, STREAM_ENTRIES)

@@ -1,0 +1,1 @@
+"""The thread stream: who called whom in a conversation."""
