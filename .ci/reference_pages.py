@@ -24,6 +24,10 @@ os.environ["COLUMNS"] = "100"
 from connectors.cli.main import COMMANDS, parser_of, top_level_help  # noqa: E402
 from schemas.settings.reference import all_settings  # noqa: E402
 from schemas.settings.settings import Settings  # noqa: E402
+from schemas.streams.kinds import KINDS, VIEW_TABLES, VIEWS  # noqa: E402
+from schemas.tables.ledger_arrow import LEDGER_ARROW  # noqa: E402
+from schemas.tables.view_arrow import VIEW_ARROW  # noqa: E402
+from schemas.wire.verdicts import DOOR_REASONS, REASONS  # noqa: E402
 
 SETTINGS_TEXT = """\
 Defaults are overridden by `conf/trunkline.yaml`, or the file that `TRUNKLINE_CONF` names. Variables
@@ -151,10 +155,82 @@ def inputs_of(operation: dict[str, Any], document: dict[str, Any]) -> Iterator[s
         yield from (field + "*" * (field in model.get("required", ())) for field in model.get("properties", ()))
 
 
+def reasons_page() -> Iterator[str]:
+    """Yield the lines of the page about reasons."""
+    yield "# Reasons"
+    yield ""
+    yield "For readers of receipts, answers or the ledger: why a record was rejected. The checks run in this order,"
+    yield "and the first one that fails gives the reason. `malformed` is checked before and after `schema_version`."
+    yield ""
+    yield "| reason | meaning | decided by |"
+    yield "|---|---|---|"
+    for reason, meaning in REASONS.items():
+        yield f"| `{reason}` | {meaning} | {'the door' if reason in DOOR_REASONS else 'the fold'} |"
+
+
+def record_types_page() -> Iterator[str]:
+    """Yield the lines of the page about record types."""
+    yield "# Record types"
+    yield ""
+    yield "For developers of doors and readers of the log: the types of records, by kind of stream. The key of a"
+    yield "record is `<kind>/<name>`. Every body also has `schema_version`. An asterisk marks a required field."
+    for kind in KINDS.values():
+        yield ""
+        yield f"## {kind.name}"
+        yield ""
+        yield "| record type | fields of its body |"
+        yield "|---|---|"
+        for record_type, model in kind.models.items():
+            fields = [
+                f"`{field.alias or name}{'*' * field.is_required()}`"
+                for name, field in model.model_fields.items()
+                if name != "schema_version"
+            ]
+            yield f"| `{record_type}` | {', '.join(fields) or '-'} |"
+
+
+def tables_page() -> Iterator[str]:
+    """Yield the lines of the page about tables."""
+    yield "# Tables"
+    yield ""
+    yield "For analysts and auditors: the Delta tables and their columns. Times are in UTC. `partition` and"
+    yield "`last_offset` name the record that made the row."
+    yield ""
+    yield "## ledger"
+    yield ""
+    yield "One row for each record of the log, with any verdict. `dead_letters` are the rows whose `verdict` is"
+    yield "`rejected`."
+    yield ""
+    yield from column_table(LEDGER_ARROW)
+    for name in VIEW_TABLES:
+        yield ""
+        yield f"## {name}"
+        yield ""
+        if name in VIEWS:
+            yield " ".join((VIEWS[name].__doc__ or "").split())
+            yield ""
+            yield f"Key: {', '.join(f'`{column}`' for column in VIEWS[name].KEY)}."
+        else:
+            yield "One entry of the state of one stream."
+        yield ""
+        yield from column_table(VIEW_ARROW[name])
+
+
+def column_table(schema: Any) -> Iterator[str]:
+    """Yield a table of the columns of an Arrow schema."""
+    yield "| column | type | may be null |"
+    yield "|---|---|---|"
+    for field in schema:
+        yield f"| `{field.name}` | {field.type} | {'yes' if field.nullable else 'no'} |"
+
+
 PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "settings.md": settings_page,
     "cli.md": cli_page,
     "http_api.md": http_page,
+    "reasons.md": reasons_page,
+    "record_types.md": record_types_page,
+    "tables.md": tables_page,
 }
 
 

@@ -25,24 +25,25 @@ POLICY: Final = "policy"
 UNKNOWN_RECIPIENT: Final = "unknown_recipient"
 FOLD_FAILED: Final = "fold_failed"
 
-# In the order of checks: the first that applies is the reason. `malformed` stands at two places of that
-# order (before and after `schema_version`); here it is listed once.
-REASONS: Final[tuple[str, ...]] = (
-    TOO_LARGE,
-    MALFORMED,
-    SCHEMA_VERSION,
-    UNKNOWN_STREAM,
-    BAD_SIGNATURE,
-    SECRET_IN_EVENT,
-    SEQ_CONFLICT,
-    TOO_LATE,
-    AFTER_TERMINAL,
-    ILLEGAL_TRANSITION,
-    UNAUTHORIZED,
-    POLICY,
-    UNKNOWN_RECIPIENT,
-    FOLD_FAILED,
-)
+# In the order of checks: the first one that applies is the reason. `malformed` is checked before and after
+# `schema_version`; it is listed once.
+REASONS: Final[dict[str, str]] = {
+    TOO_LARGE: "The body is longer than the limit of the doors, or of the log.",
+    MALFORMED: "The body is not JSON of the expected form, or key and body name different streams.",
+    SCHEMA_VERSION: "The body has a schema version that this backbone does not read.",
+    UNKNOWN_STREAM: "There is no such job, task, session, agent or other thing.",
+    BAD_SIGNATURE: "The signature is missing, or does not belong to the content and the secret.",
+    SECRET_IN_EVENT: "The event contains the job's own secret.",
+    SEQ_CONFLICT: "The same number or request id was used before, with other content.",
+    TOO_LATE: "The number is so old that nothing tells whether it was settled before.",
+    AFTER_TERMINAL: "The job, task, session or other thing has ended.",
+    ILLEGAL_TRANSITION: "The life cycle does not allow this step in the present state.",
+    UNAUTHORIZED: "The caller has no valid credentials, or its role does not allow the request.",
+    POLICY: "The hub's policy forbids the request.",
+    UNKNOWN_RECIPIENT: "No mailbox has this name.",
+    FOLD_FAILED: "The fold's own code failed. The record counts for nothing, and its stream goes on.",
+}
+"""Every reason for a rejection, with its meaning."""
 
 # These depend on more than one stream: the gateway decides them on its live view, and the fold keeps what
 # it says of them under `refused/<door>`.
