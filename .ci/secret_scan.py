@@ -1,7 +1,7 @@
 """Looks for secrets in all files that git knows or would add: `python .ci/secret_scan.py [file ...]`.
 
-Prints file, line and kind of what it finds, never the text, and ends with 1. What is no secret is excepted here
-by its file and kind, with the reason; there is no baseline, and an exception that nothing needs is an error.
+Prints file, line and kind of what it finds, never the text, and ends with 1. This file lists each false
+positive by file and kind, with the reason. There is no baseline. An exception that nothing needs is an error.
 A file is UTF-8 text, whatever its name, or a PNG, which is not looked into; any other is named, and an error.
 """
 
@@ -81,7 +81,7 @@ NOT_READ = "neither UTF-8 text nor a PNG: nobody can look for secrets in it"
 
 
 def known_files() -> list[str]:
-    """What git has or would add, but not links."""
+    """Return the files that git tracks or would add, without symbolic links."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],  # noqa: S607
         cwd=ROOT,
@@ -113,8 +113,9 @@ def settings() -> dict[str, list[dict[str, object]]]:
 
 
 def found_in(names: list[str]) -> list[tuple[str, int, str, str]]:
-    """Whatever the detectors find in these files, and what they cannot read: file, line, kind and the text
-    itself.
+    """Return the findings of the detectors in these files, and the files that they cannot read.
+
+    Each item has file, line, kind and the text itself.
     """
     contents = {name: (ROOT / name).read_bytes() for name in names}
     texts = [name for name in names if _is_text(contents[name])]
