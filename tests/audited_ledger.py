@@ -64,7 +64,7 @@ class AuditedLedger:
         self._sink.started("the query")
 
     def files_of(self, rows: Sequence[LedgerRow]) -> list[Row]:
-        """What a task that settled these rows hands on: a cell for each partition."""
+        """Return the files of a task that settled these rows: a cell for each partition."""
         partitions = sorted({row.partition for row in rows})
         cells = [to_cell(ledger_batch([row for row in rows if row.partition == p])) for p in partitions]
         packed = pa.RecordBatch.from_pydict({"rows": pa.array(cells, pa.binary())})
@@ -92,7 +92,7 @@ class AuditedLedger:
         return sorted(int(file.stem) for file in Path(self.path, "_delta_log").glob("*.json"))
 
     def keep(self) -> None:
-        """What the driver's thread does: chain file and anchor."""
+        """Write the chain file and the anchor, as the driver's thread does."""
         self.trail.follow()
         self.trail.anchor(at_once=True)
 

@@ -255,7 +255,7 @@ class ProgramProcess:
             pytest.fail(f"did not end:\n{self.log_path.read_text()[-3000:]}")
 
     def log(self) -> str:
-        """What it has logged so far."""
+        """Return the text that it has logged so far."""
         return self.log_path.read_text()
 
 

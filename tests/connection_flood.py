@@ -24,8 +24,8 @@ from schemas.settings.settings import PROJECT_ROOT
 AGAIN_S = (1.0, 3.0)
 DRIP_S = 0.25
 UP_S = 60.0
-# Twice a p99 of few milliseconds is within the noise of two cores that other tests use as well. What a flood
-# does to a server without bounds is not: requests then wait for seconds, or fail.
+# Twice a p99 of few milliseconds is within the noise of two cores that other tests use as well. A server
+# without bounds is far outside it during a flood: requests then wait for seconds, or fail.
 FLOOR_S = 0.05
 ROUNDS = 5
 

@@ -25,7 +25,7 @@ KERNEL_CELL_S = 240
 
 @dataclass
 class NotebookRun:
-    """What a notebook has put out, cell by cell, each under its heading.
+    """The output of a notebook, cell by cell, each under its heading.
 
     `plots` are PNG files; `names` is what its cells have defined.
     """

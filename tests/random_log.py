@@ -83,7 +83,7 @@ class _Job:
 
 
 class _Mailbox:
-    """What was sent to a mailbox lately: messages, and which lease by whom may have been handed them."""
+    """The latest messages of a mailbox, and the leases and holders that they may have been handed to."""
 
     def __init__(self, agent: str) -> None:
         self.at = (DEFAULT_REALM, agent)
@@ -309,7 +309,7 @@ class RandomLog:
         return _raw(lease_record(*mailbox.at, request, limit, lease_ms, **conditions, **by))
 
     def _handed_out(self) -> RawRecord:
-        """What follows for one message: mostly by a lease that it may have been handed out by."""
+        """Return a next record for one message, mostly under a lease that it may have been handed out by."""
         mailbox = self._draw.choice(self._mailboxes)
         unheard = ("message-0", "request-0", self._consumer())
         message_id, request, by = self._draw.choice([*mailbox.leased, unheard])

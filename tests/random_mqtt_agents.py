@@ -1,4 +1,4 @@
-"""What a random log has of agents over MQTT: registrations, removals, and what they say, good and bad."""
+"""Random records of MQTT agents: registrations, removals and outbox messages, good and bad."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class SparkCluster:
 
     @property
     def url(self) -> str:
-        """What `spark.master` is set to."""
+        """The value for the setting `spark.master`."""
         return f"spark://{LOOPBACK}:{self._port}"
 
     def start(self, workers: int = 2) -> None:
@@ -80,7 +80,7 @@ class SparkCluster:
         return _kill(self.workers.pop(number))
 
     def state(self) -> dict[str, Any] | None:
-        """What the master says of itself, or None while it does not answer."""
+        """Return the state that the master reports, or None while it does not answer."""
         try:
             with urllib.request.urlopen(f"http://{LOOPBACK}:{self._page}/json/", timeout=5) as answer:
                 return dict(json.load(answer))

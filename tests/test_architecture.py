@@ -21,7 +21,7 @@ EMPTY_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "core"
 SPARK_FILE = Path("schemas/tables/spark_types.py")
 DELTA_LIBRARIES = {"delta", "deltalake"}
 DATA_FILES = Path("schemas/tables/delta_files.py")
-# What writes Delta tables and what reads them must agree on how far the views are, and on where files lie.
+# Writers and readers of Delta tables must agree on the progress of the views and on the files' locations.
 SHARED_DELTA_FILES = {
     Path(f"schemas/tables/{name}.py") for name in ("delta_files", "fold_version", "view_progress")
 }
@@ -341,7 +341,7 @@ def test_no_test_is_skipped_or_sleeps() -> None:
     )
 
 
-# What belongs to one machine or one network: a home, a working directory, an index of packages. Ann and Bo
+# Text that belongs to one machine or network: a home, a working directory, an index of packages. Ann and Bo
 # are the people of our examples.
 MACHINE = re.compile(
     r"(?<![\w.$}-])/(?:home|Users|root|work|workspace|tmp|mnt|media)/(?!(?:ann|bo)\b)[\w.-]+"

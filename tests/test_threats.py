@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs" / "explanation" / "threats.md").read_text(encoding="utf-8"
 ENTRIES = [f"ASI{number:02}" for number in range(1, 11)]
 # Rules of bandit that look at an import alone; all others that it leaves out must be ruff's.
 IMPORTS = {"B403", "B404", "B406"}
-# What of .ci/run makes it look, and fail when something is found.
+# Lines of .ci/run that make it scan, and fail when a scan finds something.
 CI_LINES = (
     "set -euo pipefail",
     ".venv/bin/ruff check --quiet .",

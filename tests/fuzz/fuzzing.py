@@ -32,7 +32,7 @@ _AT_ONCE: Final = 500
 Case = TypeVar("Case")
 Answer = TypeVar("Answer")
 
-# What parsers stumble over, put anywhere.
+# Bytes that parsers stumble over; a mutation inserts them anywhere.
 _TOKENS: Final = (
     *(
         b"\0",

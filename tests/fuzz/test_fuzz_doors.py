@@ -1,4 +1,4 @@
-"""What comes by MQTT and HTTP: topics, receipts, bodies, keys of requests, places to go on from."""
+"""Input over MQTT and HTTP: topics, receipts, bodies, keys of requests, positions to resume from."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TOPICS = (f"{MQTT.topic_prefix}/ab12cd34/events", f"{MQTT.agents_prefix}/ann/out
     st.tuples(mutated_text(*TOPICS), mutated_json(EVENT), mutated_text(f"00-{'ab' * 16}-{'cd' * 8}-01")), 120
 )
 def test_no_topic_leads_a_message_or_its_receipt_anywhere_else(case: Any) -> str:
-    """Whatever topic and payload, the record has a good key and headers, and its receipt a topic of its own."""
+    """For any topic and payload the record has a good key and headers, and its receipt a topic of its own."""
     topic, payload, trace = case
     trace = well_formed_traceparent(type("Properties", (), {"UserProperty": [("traceparent", trace)]}))
     found: Incoming = incoming(MQTT, topic, payload, trace)
@@ -248,7 +248,7 @@ PLACE = str(LogPosition(3, {0: 5, 1: 0, 2: 10**14}))
 @pytest.mark.requirement("AM-11")
 @fuzzed(st.one_of(mutated_text(PLACE, "e3:0.0.0", "e4:1.2.3"), st.just("e3:" + "1." * LENGTH_LIMIT + "1")))
 def test_a_place_in_the_log_has_one_offset_for_each_partition_or_is_none(case: str) -> str:
-    """What a reader of the dashboard's events says that it has seen."""
+    """A reader of the dashboard's events sends the position that it has seen."""
     found = parsed_position(case, 3, 3)
     if found is None:
         return "none"

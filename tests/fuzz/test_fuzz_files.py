@@ -1,4 +1,4 @@
-"""What stands in files that others write: lines of the queue, cursors, audits, definitions, the audit chain."""
+"""Files that others write: lines of the queue, cursors, audits, definitions, the audit chain."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ OWN_LINES = mutated(ESCAPED, *(to_line(line).strip() for line in LINES))
 @pytest.mark.requirement("FQ-15")
 @fuzzed(st.one_of(mutated_json(*LINES), OWN_LINES), examples=150)
 def test_a_line_of_the_queue_is_a_message_or_nothing_and_the_bridge_can_tell(case: bytes) -> str:
-    """What is a message is written and read again, has its posting, and no short cut misses it."""
+    """A message can be written and read again and has its posting, and no short cut misses it."""
     found = parse_line(case)
     names = names_in(case, found)
     assert all(is_name(name.removesuffix(".txt")) and "/" not in name for name in names)
@@ -136,7 +136,7 @@ POLL = {"ts": "2026-01-01T00:00:00Z", "op": "poll", "session": "s", "agent_id": 
 @pytest.mark.requirement("FQ-16")
 @fuzzed(st.lists(mutated_json(POLL), min_size=1, max_size=3), examples=100)
 def test_a_forged_line_of_the_audit_is_passed_over_and_the_place_goes_on(case: list[bytes]) -> str:
-    """What is taken for a poll has claims that can be written."""
+    """Each line that is read as a poll has claims that can be written."""
     with TemporaryDirectory() as root:
         content = b"".join(line + b"\n" for line in case)
         (Path(root) / "audit.jsonl").write_bytes(content)
@@ -203,7 +203,7 @@ LAUNCHERS = b"""sample:
   environment: {A: b}
   cpu_seconds: 10
 """
-# What YAML reads as something else than text, right and wrong; each stands once where a value was.
+# Values that YAML does not read as text, right and wrong; each replaces a value once.
 VALUES = st.sampled_from(
     [
         *(
@@ -286,7 +286,7 @@ SPEC = {"container": "c", "task_id": "t", "agent_name": "a", "image": "i", "desc
 @pytest.mark.requirement("HH-05")
 @fuzzed(st.tuples(mutated_json(RUN), mutated_text(RUN["handle"]), mutated_text("token=0a1b-0a1b")), examples=50)
 def test_a_launcher_knows_its_own_handles_alone_and_shows_no_token(case: Any) -> str:
-    """Whatever the files of runs and a handle say, no foreign process is taken for ours."""
+    """The launcher takes no foreign process for its own, for any content of run files and handles."""
     content, handle, said = case
     with TemporaryDirectory() as folder:
         launcher = LocalProcessLauncher(Settings(data_dir=Path(folder)), {})
@@ -315,7 +315,7 @@ COMMIT = {"commitInfo": {"userMetadata": json.dumps({"audit": commit_metadata(CH
 
 
 def _lines(good: bytes) -> st.SearchStrategy[bytes]:
-    """What may stand in a file of such lines: mutated, or a line of changed JSON, whole."""
+    """Generate contents of a file of such lines: a mutated line, or a whole line of changed JSON."""
     document = json.loads(good)
     spaces = st.integers(1, 20).map(" ".__mul__)
     other_words = spaces.map(lambda gap: json.dumps(document, separators=(f",{gap}", ":")).encode())
@@ -325,7 +325,7 @@ def _lines(good: bytes) -> st.SearchStrategy[bytes]:
 
 @fuzzed(_lines(CHAIN.text()), examples=200, wanted=("the entry", "another entry", "none"))
 def test_a_line_of_the_audit_chain_is_an_entry_or_none(case: bytes) -> str:
-    """Whoever can write to the file can write anything; only numbers and hashes come out of it."""
+    """The file may contain anything; the reader returns only numbers and hashes."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "chain.jsonl"
         path.write_bytes(case)

@@ -1,4 +1,4 @@
-"""What comes as a record, a body or a sealed text: JSON, headers, rows that are made records again."""
+"""Records, bodies and sealed texts as input: JSON, headers, rows that become records again."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ ROW_CASES = st.tuples(
 
 @fuzzed(ROW_CASES, examples=150)
 def test_a_row_that_somebody_wrote_is_a_record_or_an_error_of_its_own(case: Any) -> str:
-    """Whoever can write to the table can put anything into a row; a refold says so and does not crash."""
+    """A row of the table may contain anything; a refold reports a bad row and does not crash."""
     row, column, text = case
     row = row._replace(**{column: text.decode("utf-8", "replace")})
     try:

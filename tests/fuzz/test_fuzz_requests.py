@@ -1,4 +1,4 @@
-"""What agents and operators sign: requests over MCP, what they call, keys in PEM, out-of-band commands."""
+"""Signed input of agents and operators: MCP requests, tool calls, keys in PEM, out-of-band commands."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Door:
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     async def status(self, headers: list[tuple[bytes, bytes]], body: bytes) -> int:
-        """What the door answers to one request."""
+        """Return the status of the door's answer to one request."""
         sent: list[Any] = []
 
         async def receive() -> Any:
@@ -163,7 +163,7 @@ TOOL_CASES = st.sampled_from([call["params"] for call in GOOD_CALLS if "params" 
 @pytest.mark.requirement("AM-04")
 @fuzzed(TOOL_CASES, examples=80)
 def test_a_tool_takes_what_its_model_takes_and_answers_or_refuses(case: Any) -> str:
-    """Whatever the arguments are: an answer, or an ApiError with a status."""
+    """For any arguments a tool returns an answer or raises an ApiError with a status."""
     name, arguments = case
     try:
         asked = ARGUMENTS[name].model_validate(arguments)
@@ -184,7 +184,7 @@ def test_a_tool_takes_what_its_model_takes_and_answers_or_refuses(case: Any) -> 
 @pytest.mark.requirement("AM-03")
 @fuzzed(mutated_text(PUBLIC), examples=100)
 def test_a_key_in_pem_is_an_rsa_key_in_one_notation_or_refused(case: str) -> str:
-    """What was taken is taken again as it is, has one id, and is found by the index of keys."""
+    """The checked form of an accepted key is accepted unchanged, has one id, and is in the index of keys."""
     assert verify(case, "1", b"", "x" * 344) is False
     try:
         pem = checked_public_key(case)
@@ -240,7 +240,7 @@ COMMANDS = [
 @pytest.mark.requirement("XP-11")
 @fuzzed(mutated(*COMMANDS), examples=120)
 def test_a_command_is_one_by_its_schema_or_refused(case: bytes) -> str:
-    """What was read is written and read again; its time has a zone, so that it can be compared."""
+    """A command can be written and read again; its time has a zone, so that it can be compared."""
     try:
         command = read_command(case)
     except CommandRefused as error:

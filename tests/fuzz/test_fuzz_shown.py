@@ -1,4 +1,4 @@
-"""What is shown of strangers' text, on a terminal and to a client that follows along."""
+"""Untrusted text as a terminal shows it, and as a client that follows the events receives it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ LINES = (
     mutated(*(line.encode() for line in LINES)).map(lambda raw: raw.decode("utf-8", "replace")), examples=100
 )
 def test_a_line_of_the_console_is_a_document_or_wrong_usage(case: str) -> str:
-    """What a person types, or pastes, is one message, and its envelope is ours."""
+    """A line that a person types or pastes becomes one message, in an envelope that the console writes."""
     if not case.strip():
         return "nothing"
     try:

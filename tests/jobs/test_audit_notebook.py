@@ -146,7 +146,7 @@ def line_of_queue(msg_id: str, sender: str, to: str | None) -> dict[str, object]
 
 
 def claim_of_poll(session: str, agent: str, *taken: str) -> OutgoingRecord:
-    """What the bridge makes of a poll that took these messages."""
+    """Return the claim that the bridge makes of a poll that took these messages."""
     poll = {"session": session, "agent_id": agent, "ts": "2026-11-21T10:00:01.000000Z", "msg_ids": taken}
     (claim,) = claims_of(poll)
     return claim

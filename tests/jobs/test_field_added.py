@@ -43,12 +43,12 @@ class NewerJobEvent(JobEvent):
     model: dict[str, str]
 
 
-# What they send of a job: the odd seqs and the even ones.
+# The first seq of each version: one sends the odd seqs of a job, the other the even ones.
 FIRST_SEQ: dict[type[JobEvent], int] = {JobEvent: 1, NewerJobEvent: 2}
 
 
 def sent_by(version: type[JobEvent], seq: int) -> Iterator[tuple[str, bytes]]:
-    """What a sender that has this wire model publishes of all jobs under one seq: topic and bytes."""
+    """Return the events of all jobs under one seq by a sender with this wire model: topic and bytes."""
     added: dict[str, Any] = {"cost_eur": 0.25, "model": {"name": "small"}} if version is NewerJobEvent else {}
     for job in JOBS:
         event = version(

@@ -102,7 +102,7 @@ def by_spark(spark: SparkSession, settings: Settings) -> dict[Place, Record]:
 
 
 def said_of(record: Record) -> tuple[Any, ...]:
-    """What the fold says of a record, as the first of its stream."""
+    """Settle a record as the first of its stream; return verdict, reason, detail and envelope."""
     settled = settle(record, Entries(), KEYRING)
     return settled.verdict, settled.reason, settled.why, settled.envelope
 

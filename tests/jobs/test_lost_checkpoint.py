@@ -26,7 +26,7 @@ JOBS = [f"{number:08x}" for number in range(12)]
 ENDED, OPEN = JOBS[:6], JOBS[6:]
 # A JVM that starts, recovers and dies.
 CRASH_LIMIT_S = 240
-# What a micro-batch did stands on a stream's last row in it, and batches may be cut otherwise.
+# A stream's last row in a micro-batch has these columns, and a second run may cut its batches elsewhere.
 OF_THE_BATCH = {"changes", "entries", "accepted_offset"}
 
 
@@ -60,7 +60,7 @@ def first_part(keyring: Keyring) -> list[OutgoingRecord]:
 
 
 def second_part(keyring: Keyring) -> list[OutgoingRecord]:
-    """Whatever only somebody who remembers the first part can judge."""
+    """Return records whose verdicts depend on the state that the first part left."""
     records = [event(job, 2) for job in JOBS]
     records += [event(job, 3, detail="something else") for job in OPEN]
     records += [event(job, 7) for job in JOBS]

@@ -1,4 +1,4 @@
-"""What the settling job refuses at its start, and that a damaged checkpoint is told from a lost one."""
+"""The states in which the settling job refuses to start. It tells a damaged checkpoint from a lost one."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_damaged_checkpoint_is_named_and_left_and_a_deleted_one_heals(
     put_back()
     assert find_start(spark, settings, str(checkpoint)) is None
     CheckpointGuard(str(checkpoint))()
-    # What a query leaves that went on writing after its checkpoint was deleted.
+    # A query that goes on writing after its checkpoint was deleted leaves this state.
     (checkpoint / "metadata").unlink()
     with pytest.raises(CheckpointDamaged, match="deleted under the running query"):
         CheckpointGuard(str(checkpoint))()

@@ -37,7 +37,7 @@ def claim(request_id: str, limit: int) -> OutgoingRecord:
 
 
 def verdicts(rows: Rows, since: int) -> Counter[tuple[str, str | None]]:
-    """What the rows of the mailbox after the first `since` were."""
+    """Count the verdicts and reasons of the mailbox's rows after the first `since`."""
     of_mailbox = [row for row in rows if row["stream_kind"] == "mailbox"]
     return Counter((row["verdict"], row["reason"]) for row in of_mailbox[since:])
 

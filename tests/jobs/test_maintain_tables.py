@@ -36,7 +36,7 @@ def ledger_of(settings: Settings) -> DeltaTable:
 
 
 def operations(settings: Settings) -> list[str]:
-    """What the ledger's commits did, the oldest first."""
+    """Return the operations of the ledger's commits, the oldest first."""
     return [commit["operation"] for commit in reversed(ledger_of(settings).history())]
 
 
@@ -167,7 +167,7 @@ def test_after_maintenance_both_jobs_go_on_where_they_were(
     pinned = ledger_of(settings)
     tidy_ledger(settings)
     assert pinned.to_pyarrow_table().num_rows == len(before), "a reader that holds a version can finish"
-    # What a killed writer left behind, at two ages.
+    # Files that a killed writer left behind, of two ages.
     strays = [Path(settings.table_path(LEDGER), f"part-{hours}.parquet") for hours in (1, 3)]
     for stray, hours in zip(strays, (1, 3), strict=True):
         stray.write_bytes(b"half a file")
@@ -219,7 +219,7 @@ def test_the_log_is_shortened_to_what_its_newest_checkpoint_needs(
 def test_views_that_were_at_the_end_start_again_after_starts_without_an_event(
     drain: Callable[[], Rows], backbone_settings: Settings, keyring: Keyring
 ) -> None:
-    """What maintenance commits is as much to be read as rows are, and its log is shortened as well."""
+    """The views must read maintenance commits as they read rows, although the ledger's log is shortened."""
     for job in JOBS[:2]:
         append_all(backbone_settings, [registration(job, keyring)])
         drain()

@@ -30,7 +30,7 @@ def ledger_rows(*offsets: int, moment: datetime = datetime(2026, 1, 1, tzinfo=UT
 
 
 def files_of(path: str, *batches: pa.RecordBatch) -> list[dict[str, object]]:
-    """What a task that settled these rows hands on."""
+    """Return the files of a task that settled these rows."""
     cells = pa.RecordBatch.from_pydict({"rows": pa.array([to_cell(batch) for batch in batches], pa.binary())})
     return [row for written in write_file(path, [cells]) for row in written.to_pylist()]
 

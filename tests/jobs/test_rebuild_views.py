@@ -65,7 +65,7 @@ class Backbone:
         return Record("t", partition, offset, self._moment, record.key, record.value, names, values)
 
     def build(self) -> None:
-        """What build_views does with all that it has not seen, in one micro-batch."""
+        """Apply all new changes in one micro-batch, as build_views does."""
         tables = open_tables(self.settings)
         ledger = DeltaTable(self.settings.table_path(LEDGER))
         changes = changes_of(ledger.to_pyarrow_dataset().to_table(columns=list(CHANGE_COLUMNS)))

@@ -38,7 +38,7 @@ from tests.spark_cluster import SparkCluster
 MEMORY = "700m"
 SETTLED_WITHIN_S = 90.0
 ROUNDS = 10
-# What a stream wrote stands on its last row in a micro-batch, so it depends on where micro-batches end.
+# A stream's last row in a micro-batch has these columns, so they depend on where micro-batches end.
 OF_A_MICRO_BATCH = ("changes", "entries", "accepted_offset")
 EVENT_LOG = {
     "spark.eventLog.enabled": "true",
@@ -67,7 +67,7 @@ def streams(
 
     def start(**spark: Any) -> Part:
         settings = on_cluster(backbone_settings, cluster, **spark)
-        # What is measured on a busy machine is not how fast the driver ends.
+        # The test does not measure how fast the driver ends: the machine may be busy.
         part = Part(dataclasses.replace(streams_plan(settings), stop_within_s=100), settings)
         started.append(part)
         try:

@@ -75,7 +75,7 @@ def switches(settings: Settings) -> list[bytes]:
 
 @pytest.fixture
 def kept_handlers() -> Iterator[None]:
-    """What this process does at a signal is as before when the test ends."""
+    """Restore this process's signal handlers when the test ends."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in before.items():

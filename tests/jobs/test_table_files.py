@@ -23,7 +23,7 @@ def rows(*names: str) -> pa.Table:
 
 
 def names_in(spark: SparkSession, path: str, version: int) -> list[str]:
-    """What is read of the table, sorted."""
+    """Return the names that this version of the table has, sorted."""
     found = read_table(spark, path, version, COLUMNS).toArrow()
     assert found.schema.field("at").type == COLUMNS.field("at").type
     return sorted(found["name"].to_pylist())

@@ -1,4 +1,4 @@
-"""What a Python worker's modules have made is not walked again after each task."""
+"""A Python worker's garbage collector does not walk the modules' objects again after each task."""
 
 from __future__ import annotations
 
