@@ -1,4 +1,4 @@
-"""What the tamper evidence costs: the hash of each row while it is settled, and a whole `audit verify`.
+"""The cost of the tamper evidence: the hash of each row while it is settled, and a whole `audit verify`.
 
 Makes a ledger of N rows out of events that the fold has settled, with real roots, chain and anchor, in commits
 of so many rows as a micro-batch has; then verifies it as `./trunkline audit verify` does, in a process of its

@@ -1,4 +1,4 @@
-"""What the benchmarks print: progress on stderr, the result and the limits that it does not hold on stdout."""
+"""The output of the benchmarks: progress on stderr; the result and the limits that it exceeds on stdout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster of processes costs: a full topic settled in local mode, then on a standalone cluster.
+"""The cost of a cluster of processes: a full topic settled in local mode, then on a standalone cluster.
 
 Master, workers and driver are on this machine; each worker has one core. The same topic is drained by the same
 job, first by as many threads in the driver as there are workers, then by their executors. Rates are taken as in

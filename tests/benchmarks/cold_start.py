@@ -176,7 +176,7 @@ def _agent(number: int) -> AgentDefined:
 
 
 def _task_records(number: int, agent: AgentDefined, is_running: bool) -> Iterator[OutgoingRecord]:
-    """What the log has of a task: its start, its container's states, and its end unless it runs."""
+    """Yield a task's records in the log: its start, its container's states, and its end unless it runs."""
     task = str(uuid.UUID(int=number + 1, version=4))
     start = TaskStart(
         task_id=task,

@@ -76,7 +76,7 @@ def load(settings: Settings, first: int, rate: int, seconds: float) -> Iterator[
 
 
 def settled_per_s(page: Page) -> float:
-    """What the page says is settled."""
+    """Return the number of records settled per second that the page shows."""
     return float(page.evaluate("() => window.trunkline.store.pulse?.settled_per_s ?? 0"))
 
 

@@ -164,7 +164,7 @@ def _hub(settings: Settings) -> httpx.Client:
 
 
 def _ignore(_: Any) -> None:
-    """What a send returns."""
+    """Discard the value that a send returns."""
 
 
 def _unread(_: InboxMessage) -> None:

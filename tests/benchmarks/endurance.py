@@ -3,9 +3,10 @@
 Runs the whole stack on free ports under a steady load until the ledger has so many commits, with maintenance on
 (`--unmaintained`: without, as a control), and for 20 minutes at least. Looks from outside: how long each
 micro-batch took (between the two files that Spark writes for it), how many live files each table has (the most
-in the first and the last third), how much memory each process holds (after 10 minutes and in the end). What
-could not be compared is in `errors`, beside all other figures, a limit that is passed in `not_held`; both make
-the exit code 1. The accounts of ended jobs are kept for five minutes, and not for an hour as by default.
+in the first and the last third), how much memory each process holds (after 10 minutes and in the end). A
+comparison that was not possible is in `errors`, beside all other figures. A limit that is exceeded is in
+`not_held`. Both make the exit code 1. The accounts of ended jobs are kept for five minutes, and not for an hour
+as by default.
 
     ./trunkline bench endurance --commits 2000 --json
 """

@@ -1,4 +1,4 @@
-"""What the idle stack costs: time until ready, resident memory, share of a core, and how fast help comes.
+"""The cost of the idle stack: time until ready, resident memory, share of a core, and how fast help comes.
 
 Starts the whole stack below a temporary directory on free ports, leaves it idle, measures, stops it.
 

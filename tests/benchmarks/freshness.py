@@ -174,7 +174,7 @@ def mailbox_moments(settings: Settings) -> Sent:
 
 
 def within(sent: Sent, after: float, until: float) -> Sent:
-    """What was sent in a time."""
+    """Return the events that were sent from `after` to `until`."""
     return {ce_id: moment for ce_id, moment in sent.items() if after <= moment <= until}
 
 

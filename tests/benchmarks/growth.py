@@ -67,7 +67,7 @@ def own_settings(data_dir: Path) -> Settings:
 
 
 def cpu_seconds(stack: LocalStack) -> dict[str, float]:
-    """What each part's processes have used so far."""
+    """Return the CPU time in seconds that each part's processes have used so far."""
     found = {}
     for name, part in stack.parts.items():
         if part.pid is not None:
@@ -105,7 +105,7 @@ def ledger_ages(settings: Settings, since: float) -> list[float]:
 
 
 def bytes_per_record(settings: Settings) -> dict[str, int]:
-    """What a record takes in Kafka's log and in the ledger's live files, all that is there counted."""
+    """Return the mean size of a record in Kafka's log and in the ledger's live files, over all records."""
     topic = settings.kafka.topic
     logged = sum(end_offsets(settings).values())
     log = sum(file.stat().st_size for file in settings.data_path.glob(f"kafka/**/{topic}-*/*.log"))

@@ -55,7 +55,7 @@ AT_MOST, AT_LEAST = {"visible_p99_ms": 50, "ratio_roundtrip": 3}, {"ratio_sends"
 ROUNDS = 2
 VISIBLE_RATE, VISIBLE_S = 200, 10
 START_S = 60.0
-# What the busy phase may take beyond its measured times: the second gateway's start, and the drains.
+# Time that the busy phase may take beyond its measured times: the second gateway's start, and the drains.
 SLACK_S = 90
 PEER = "FastAPI over NATS JetStream, sync_interval: always"
 NOTE = (
@@ -112,7 +112,7 @@ def second_gateway(settings: Settings, folder: Path) -> Iterator[GatewayProcess]
 
 
 def visible_elsewhere(name: str, settings: Settings, folder: Path, tokens: dict[str, str]) -> Visible:
-    """What is sent at the stack's gateway, drained at a second one."""
+    """Send messages at the stack's gateway and drain them at a second one."""
     with second_gateway(settings, folder) as other:
         found = asyncio.run(visible(settings.gateway_url, other.url, tokens, VISIBLE_RATE, VISIBLE_S))
     say(

@@ -1,8 +1,8 @@
 """The load of `bench hub`: agents that send and drain messages over HTTP, all in one asyncio program.
 
-Each agent has a client of its own that keeps its connections. What the clients cost is in all figures, ours
-and the peer's, for they share the machine with what they measure; aiohttp, because it costs a quarter of what
-httpx costs.
+Each agent has a client of its own that keeps its connections. All figures, ours and the peer's,
+include the cost of the clients, because they share the machine with the server that they measure. The clients
+use aiohttp, because it costs a quarter of what httpx costs.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ async def _checked(answer: aiohttp.ClientResponse) -> Any:
 
 @dataclass(frozen=True)
 class Roundtrips:
-    """What the counted roundtrips took."""
+    """The duration of the counted roundtrips, and their rate."""
 
     p50_ms: float
     p99_ms: float

@@ -1,7 +1,7 @@
 """The load of `bench mcp`: agents that call tools over MCP's streamable HTTP, all in one asyncio program.
 
-Each agent has a client of its own that keeps its connection and makes one call at a time. What the clients
-cost, the signature of each call too, is in all figures, for they share the machine with what they measure.
+Each agent has a client of its own that keeps its connection and makes one call at a time. All figures
+include the cost of the clients and of signing each call, because the clients share the machine with the server.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CallFailed(RuntimeError):
 
 
 class Tools(Protocol):
-    """What one agent can do, at ours or at a peer."""
+    """The calls of one agent, at our server or at a peer."""
 
     async def send(self, recipient: str, text: str) -> None:
         """Write to somebody."""
@@ -49,7 +49,7 @@ class Tools(Protocol):
         """Mark one message as read."""
 
     async def discover(self) -> None:
-        """Who else is there."""
+        """List the other agents."""
 
     async def status(self, text: str) -> None:
         """Say what one is doing."""
@@ -116,7 +116,7 @@ class SignedTools:
 
 @dataclass
 class Measured:
-    """What the calls took, in seconds; how many of the second phase were done, and what of both failed."""
+    """The calls' durations in seconds, the number of calls of the second phase, and the failures of both."""
 
     took: list[float] = field(default_factory=list)
     mixed: int = 0
@@ -184,6 +184,6 @@ async def load(
         await asyncio.gather(*(exchange(name, others[name], tools[name], measured) for name in names))
         began = time.monotonic()
         await asyncio.gather(*(mix(others[name], tools[name], measured, began + seconds) for name in names))
-        # Who is slow goes on for a while with what it has begun.
+        # A slow agent first finishes the call that it has begun.
         measured.mixed_s = time.monotonic() - began
     return measured

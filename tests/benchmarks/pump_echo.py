@@ -14,7 +14,7 @@ MOST = 20
 @payload("echoed", namespace=NAMESPACE)
 @dataclass(frozen=True)
 class Echoed:
-    """What was said."""
+    """The text of the echo's message."""
 
     said: str
 

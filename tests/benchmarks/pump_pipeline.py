@@ -4,7 +4,7 @@ The same message in each one's own envelope: a sender, an addressee, a thread, a
 The peer is called by the step functions that its package names (`repair_step`, `c14n_step`,
 `envelope_validation_step`, `payload_extraction_step`, `xsd_validation_step`, `deserialization_step`), found by
 `dir()` and their docstrings, with a payload class made by its own `xmlify`. It has all steps that ours has, so
-the same work is compared: well-formed bytes in, a checked instance out. What differs: the peer's steps are
+the same work is compared: well-formed bytes in, a checked instance out. The differences: the peer's steps are
 coroutines, awaited one after the other in one task; its C14N is of the whole document, ours of the payload,
 which is what is kept; ours looks for DOCTYPEs, limits and claimed senders, which its steps do not promise.
 In turns, so that a busy moment hits both; medians.

@@ -217,7 +217,7 @@ def sqlite_poll(folder: Path) -> int:
 
 
 def sqlite_take(database: sqlite3.Connection) -> int:
-    """What is after the cursor, and the cursor, in one transaction."""
+    """Read all messages after the cursor and move the cursor, in one transaction."""
     database.execute("BEGIN IMMEDIATE")
     (last,) = database.execute("SELECT last FROM cursors WHERE agent = 'bo'").fetchone() or (0,)
     rows = database.execute(
@@ -249,7 +249,7 @@ def poll_ms(folder: Path, sender: Sender, poll: Callable[[Path], int], turns: in
 
 
 def measure_sends(work: Path, count: int) -> dict[str, dict[str, int]]:
-    """What each sender reaches, in turns."""
+    """Measure the rates of each sender, in turns."""
     found: dict[str, dict[str, list[float]]] = {
         "send_per_s_1": {},
         "send_per_s_1_new": {name: [] for name in SENDERS},

@@ -166,7 +166,7 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
 
 
 def combinations() -> list[list[str]]:
-    """What decision 0003 compares: each form; then the chosen one with one thing changed at a time."""
+    """Return the options that decision 0003 compares: each form, then the chosen one with one change each."""
     chosen = ["--form", "packed"]
     return [["--form", form] for form in FORMS] + [
         [*chosen, "--sink", "delta"],

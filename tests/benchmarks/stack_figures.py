@@ -1,4 +1,4 @@
-"""What a running stack holds: resident memory of each process, live files of each table, looked at over time.
+"""Figures of a running stack over time: resident memory of each process, live files of each table.
 
 Figures that are too few to compare are said to be so (`errors`), and are not left out in silence.
 """

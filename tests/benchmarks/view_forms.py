@@ -67,7 +67,7 @@ def nothing(spark: SparkSession, settings: Settings) -> Stop:
 
 
 def changes_stream(spark: SparkSession, settings: Settings, seen_version: int) -> DataStreamWriter:
-    """What build_views needs of the ledger, read by a streaming query of Spark's."""
+    """Read the columns of the ledger that build_views needs with a streaming query of Spark."""
     path = settings.table_path(LEDGER)
     newest = DeltaTable(path).version()
     reader = spark.readStream.format("delta").option("startingVersion", min(seen_version + 1, newest))

@@ -1,4 +1,4 @@
-"""What one MERGE of a micro-batch costs, alone: with shelves, and into a table that is one shelf.
+"""The cost of one MERGE of a micro-batch, alone: with shelves, and into a table that is one shelf.
 
 Each merge changes 300 of the 500 newest jobs and adds 40, as half a second of load does. Prints the median
 processor time and the bytes written, for jobs and their entries.
