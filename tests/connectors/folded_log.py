@@ -24,7 +24,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class FoldedLog:
-    """What the fold makes of records, as every runner should have it."""
+    """The state that the fold makes of records. Every runner should reach the same."""
 
     def __init__(self, keyring: Keyring) -> None:
         self._keyring = keyring

@@ -25,7 +25,7 @@ from tests.connectors.noting_listener import FOLDER_VARIABLE, NOTE, NOTES, SPACE
 
 MESSAGES = "/api/hub/messages"
 HUB, FILE, MCP, MQTT, XML = DOORS = ("hub", "file", "mcp", "mqtt", "xml")
-# Who sends and who reads, at each door one.
+# One sender and one reader at each door.
 SENDER = {HUB: "hugo", FILE: "fil", MCP: "mia", MQTT: "mo", XML: "max"}
 READER = {HUB: "hanna", FILE: "fred", MCP: "mara", MQTT: "mina", XML: "xena"}
 
@@ -70,7 +70,7 @@ class Doors:
             client.close()
 
     def tool(self, agent: Agent, name: str, **arguments: Any) -> dict[str, Any]:
-        """What a tool answers an agent."""
+        """Call a tool as this agent and return the answer."""
 
         async def call() -> dict[str, Any]:
             async with agent_client(self.run.settings.mcp_server_url, agent.name, agent.key_path) as client:
@@ -128,12 +128,12 @@ def note(text: str) -> str:
 
 
 def text_of(sender_door: str, reader: str) -> str:
-    """What a sender says to a reader."""
+    """Return the text of a sender's message to a reader."""
     return f"{SENDER[sender_door]} to {reader} ☃"
 
 
 def expected(sender_door: str, door: str) -> Got:
-    """What the reader at `door` gets of the sender at `sender_door`, by the design's table."""
+    """Return what the reader at `door` gets from the sender at `sender_door`, by the design's table."""
     text = text_of(sender_door, READER[door])
     kind = {HUB: "note", FILE: "status", MCP: "message", MQTT: "hint", XML: NOTE}[sender_door]
     # In the mailbox: JSON of the hub, XML of the pump, text of the others.
@@ -219,7 +219,7 @@ def test_each_of_five_doors_reaches_each_once_with_sender_kind_and_body(doors: D
             rows = doors.run.mailbox(READER[door]).values()
             return len(rows) >= len(DOORS) and {row["status"] for row in rows} <= {"claimed", "read"}
 
-        # What was read in a file or over MQTT is claimed, and what a file has for a reader of files is carried
-        # into the mailbox, a moment later.
+        # The claims of messages read in a file or over MQTT follow a moment later. The bridge also carries
+        # messages between two users of files into the mailbox a moment later.
         wait_until(is_done, 30, f"{READER[door]} has read everything")
         assert len(doors.run.mailbox(READER[door])) == len(DOORS)

@@ -219,7 +219,7 @@ def test_a_rejection_is_an_error_with_its_reason_and_forged_receipts_do_not_coun
                 publisher.publish(event, "x")
             assert caught.value.exit_code == 4
             assert caught.value.receipt.reason == "bad_signature"
-    # What was settled is not sent again, and a rejected end has not ended the job.
+    # The publisher does not send settled events again, and a rejected end has not ended the job.
     assert _state(state_dir) == {"job_id": JOB, "last_seq": 2, "ended_seq": None, "outbox": []}
 
 

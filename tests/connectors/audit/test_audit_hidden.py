@@ -35,7 +35,7 @@ def ledger(tmp_path: Path) -> AuditedLedger:
 
 
 def wrong(ledger: AuditedLedger, **options: Any) -> list[tuple[str, int | None, int | None, int | None]]:
-    """What was found: what, partition, first and last offset."""
+    """Return the findings: kind, partition, first and last offset."""
     return [(f.what, f.partition, f.first, f.last) for f in checked(ledger, **options).findings]
 
 

@@ -38,7 +38,7 @@ def checked(ledger: AuditedLedger, **options: Any) -> Report:
 
 
 def places(report: Report) -> list[tuple[str, int | None, int | None, int | None, int | None]]:
-    """What was found, and where: partition, first and last offset, entry."""
+    """Return the findings and their places: kind, partition, first and last offset, entry."""
     return [(f.what, f.partition, f.first, f.last, f.entry) for f in report.findings]
 
 

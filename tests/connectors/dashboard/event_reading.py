@@ -32,7 +32,7 @@ def followed(client: httpx.Client, last_event_id: str | None = None) -> Iterator
 
 
 class Events:
-    """The events of one connection. What is waited for has its time from the last `wait` on."""
+    """The events of one connection. The time limit counts from the last call of `wait`."""
 
     def __init__(self, answer: httpx.Response) -> None:
         self._lines = answer.iter_lines()

@@ -1,4 +1,4 @@
-"""What anybody may have put into the queue's folder: the bridge says what it could not carry, and goes on."""
+"""Hostile files in the queue's folder: the bridge reports a file that it cannot carry, and goes on."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def test_a_session_that_is_deleted_and_made_again_begins_anew(run: BridgeRun) ->
     ids.append(run.operator.post(MESSAGES, json=note).json()["message_id"])
     run.wait_look()
     assert not run.session().exists()
-    # What nobody has taken comes again; who does not read there any more gets nothing more.
+    # A message that no reader took comes again. An agent that no longer reads there gets no more messages.
     assert run.queue.poll("bob") == []
     wait_until(
         lambda: (run.session() / "messages.jsonl").exists() and len(lines_of(run.root)) == 2,

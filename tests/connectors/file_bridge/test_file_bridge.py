@@ -30,7 +30,7 @@ def test_a_line_is_in_its_recipients_mailbox_with_all_that_it_says(run: BridgeRu
         "content_type": "text/plain",
         "in_reply_to": "q-1",
     }
-    # Whoever may write to the files may write any name.
+    # A program that may write to the files may write any sender's name.
     assert rows[short]["from_verified"] is False
     assert rows[short]["expires_at"] > rows[short]["sent_at"]
     assert rows[long]["body"] == "ü" * 5000

@@ -165,7 +165,7 @@ def run_full_disk(command: list[str], root: Path, limit: int | None = None) -> d
 
 
 def nothing_is_half_written(seen: dict[str, list[str]]) -> None:
-    """What was answered is there once, and of what was refused there is no byte."""
+    """Each confirmed message is stored once, and no byte of a refused message is stored."""
     assert len(seen["refused"]) >= 10 and len(seen["said"]) > 10
     assert all("no room left for the message" in why and "expire" in why for why in seen["refused"])
     lines = [json.loads(line) for line in str(seen["lines"]).splitlines()]

@@ -1,4 +1,4 @@
-"""What is on the disk, and what holds when it is cut, missing or in the way (FQ-03 to FQ-06, FQ-10, FQ-11)."""
+"""The queue's files, and damage to them: cut, missing or in the way (FQ-03 to FQ-06, FQ-10, FQ-11)."""
 
 from __future__ import annotations
 

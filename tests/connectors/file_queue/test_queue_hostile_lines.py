@@ -1,4 +1,4 @@
-"""What anybody may have written into the files: never a crash, never a way out (FQ-03, FQ-05)."""
+"""Hostile lines in the files cause no crash and lead to no path outside the queue (FQ-03, FQ-05)."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.count += 1
         message = {**GOOD, "msg_id": f"f{self.count}"}
         write(self.session, (to_line(message).strip() if line is None else line) + b"\n")
-        # What stood there without its newline is one line with it now.
+        # An earlier line without a newline is now one line together with this one.
         merged = self.unfinished is not None
         self.unfinished = None
         self.lines.append(JUNK if merged or line is not None else message)

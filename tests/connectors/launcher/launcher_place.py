@@ -33,7 +33,7 @@ class Place:
         self.launcher: Launcher = LocalProcessLauncher(self.settings, self.rules)
 
     def spec(self, command: list[str], **fields: Any) -> LaunchSpec:
-        """What to launch for this command, with a rule for it."""
+        """Return the launch specification for this command, and add a rule for it."""
         rule = {"command": command, **fields.pop("rule", {})}
         known = {"container": "c1", "task_id": "t1", "agent_name": "ann", "image": "images/ann"}
         told = {"description": "some work", "environment": {TOKEN: CANARY, HUB: "http://127.0.0.1:9"}}
@@ -46,11 +46,11 @@ class Place:
         return self.launcher.start(self.spec(["{python}", "-c", code], **fields))
 
     def output(self, container: str = "c1") -> str:
-        """What the agent has said."""
+        """Return the agent's output so far."""
         return (self.settings.data_path / "agents" / container / "output.log").read_text()
 
     def said(self, container: str = "c1") -> dict[str, Any]:
-        """What an agent that prints one JSON object has said."""
+        """Wait for the output of an agent that prints one JSON object, and return the object."""
         wait_until(lambda: self.output(container).endswith("\n"), what="the agent's words")
         return dict(json.loads(self.output(container).splitlines()[-1]))
 
@@ -70,7 +70,7 @@ def own_place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture(name="patient")
 def patient_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ends at once is seen to end, however long that takes on a busy machine."""
+    """Make the launcher notice an early end of an agent even on a busy machine."""
     monkeypatch.setattr(local_processes, "EARLY_END_S", 20.0)
 
 

@@ -85,7 +85,7 @@ class Tables:
         return self.settings
 
     def expected(self) -> list[tuple[Any, ...]]:
-        """What the export should hold, said anew from the view's rows."""
+        """Derive the expected content of the export from the view's rows."""
         found = []
         for key, (_, _, row) in self.folded.rows[MAILBOX_VIEW].items():
             body = self.folded.rows[MESSAGE_BODIES][key][2]
@@ -126,7 +126,7 @@ def tables(tmp_path: Path) -> Tables:
 
 
 def exported(file: Path) -> list[tuple[Any, ...]]:
-    """What DuckDB finds in the file, times in UTC."""
+    """Return the rows that DuckDB reads from the file, times in UTC."""
     with duckdb.connect() as db:
         db.execute("SET TimeZone = 'UTC'")
         # As a number: a moment would come as an object of a library that we do not have.

@@ -82,7 +82,7 @@ def test_started_from_tables_with_the_rows_ahead_of_the_entries_it_agrees_with_t
         assert_agrees(view, folded_until(log, keyring, ends))
         first = {(one.view, one.key): one.offset for one in reversed(told)}
         rows = folded_until(log, keyring, late).rows
-        # What the tables had already was not put in their rows' place on the way.
+        # Records that the tables already contained did not replace their rows in the meantime.
         assert all(offset >= rows[name][key][1] for (name, key), offset in first.items() if key in rows[name])
 
 

@@ -51,7 +51,7 @@ def still_running(settings: Settings) -> list[str]:
 
 @pytest.fixture
 def stack_settings(tmp_path: Path) -> Iterator[Settings]:
-    """Settings for one stack. What a failed test leaves running is killed afterwards."""
+    """Settings for one stack. The fixture kills all processes that a failed test leaves running."""
     settings = settings_in(tmp_path / "data")
     yield settings
     child_process.kill_marked(child_process.mark_of(settings.data_path, ""))

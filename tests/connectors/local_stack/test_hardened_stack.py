@@ -1,5 +1,5 @@
 """The whole stack as `tls create` says to set it: Kafka with a login, Mosquitto and the gateway under TLS, and
-all of our programs as clients of them. Who does not fit is told which setting to look at.
+all of our programs as clients of them. A client with wrong settings gets an error that names the setting.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def appended(backbone_settings) -> int:
 
 
 def of_the_job(tail: GroupTail) -> Iterator[list[Record]]:
-    """What each poll gives of the job's records; fails after WITHIN_S."""
+    """Yield the job's records of each poll that has some; fail after WITHIN_S."""
     deadline = time.monotonic() + WITHIN_S
     while time.monotonic() < deadline:
         if found := [record for record in tail.poll(0.2, MOST) if record.key == f"job/{JOB}".encode()]:

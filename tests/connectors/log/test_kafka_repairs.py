@@ -1,4 +1,4 @@
-"""What our repairs of kafka-python hold, at a real broker: each fails without its repair."""
+"""Tests of our fixes for kafka-python, at a real broker: each fails without its fix."""
 
 from __future__ import annotations
 

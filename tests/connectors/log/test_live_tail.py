@@ -30,7 +30,7 @@ WITHIN_S = 30.0
 
 
 def polls_until(tail: LogTail, is_enough: Callable[[list[Record]], Any]) -> list[list[Record]]:
-    """What each poll gave that gave something, until all of it together is enough."""
+    """Return the non-empty polls, up to the first one after which all records together are enough."""
     found: list[list[Record]] = []
     deadline = time.monotonic() + WITHIN_S
     while not is_enough([record for batch in found for record in batch]):

@@ -31,7 +31,7 @@ def without_broker() -> Settings:
 
 
 def waiting(state_dir: Path) -> list[dict[str, Any]]:
-    """What is in the outbox."""
+    """Return the events in the outbox."""
     found: list[dict[str, Any]] = json.loads((state_dir / f"{JOB}.json").read_text())["outbox"]
     return found
 

@@ -302,7 +302,7 @@ def test_who_registers_a_job_is_told_what_it_asked_for(
     publish_all(run.settings.mqtt, [(f"{job['job_id']}/events", canonical(forged))])
     agent = run.agent(fresh("after"))
     with agent as client:
-        # What follows from what was settled before is there when this is.
+        # Records derived from earlier ones are in the mailbox by the time that this message is.
         client.send(dora, "note", "now")
         wait_until(lambda: any(row["kind"] == "note" for row in run.mailbox(dora).values()), 30, "the note")
     wait_until(lambda: len(run.mailbox(dora)) == len(told) + 1, 30, "all that it is told")

@@ -186,7 +186,7 @@ def test_a_verdict_may_come_before_kafkas_answer_and_each_question_is_answered_o
     wait_until(lambda: stream.up, what="an open stream")
     answers = []
     with Publisher(verdicts.settings) as publisher:
-        # What is settled before anybody asks is kept.
+        # The stream keeps a verdict that arrives before any caller asks for it.
         other = _append_event(publisher, job)
         wait_until(lambda: verdicts.log.settled.get(tuple(other)), what="settled")
         wait_until(lambda: tuple(other) in stream._early, what="told")

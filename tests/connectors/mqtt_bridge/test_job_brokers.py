@@ -149,7 +149,7 @@ def test_a_broker_that_cannot_be_used_is_begun_less_and_less_often(hub, start_br
     at = [datetime.fromisoformat(x["timestamp"]) for x in lines("overlay_begins", f"{LOOPBACK}:{nowhere}")]
     pauses_s = [(later - earlier).total_seconds() for earlier, later in pairwise(at)]
     assert all(pause > 0.2 * 2**n for n, pause in enumerate(pauses_s[:3], 1)), pauses_s
-    # What is no host's name is like a broker that is down: its bridge goes on, with a back-off of its own.
+    # An invalid host name is like a broker that is down: its bridge goes on, with a back-off of its own.
     wait_until(lambda: lines("unreachable", "no..host:1"), what="the attempt")
     assert not lines("overlay_failed", "no..host:1")
 

@@ -1,4 +1,4 @@
-"""What conf says of agents, taken whole or told by name: definitions and launchers."""
+"""Agents in `conf`: each file of definitions or launchers is read whole or reported by name."""
 
 from __future__ import annotations
 

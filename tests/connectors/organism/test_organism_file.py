@@ -85,7 +85,7 @@ def test_listeners_agents_and_meta_become_listeners_of_the_log(organism: Path):
     )
     assert 'name="second"' in (adder.xsd or "")
     assert (adder.example or "").startswith("<sum ")
-    # What the file leaves out, the class says.
+    # The class gives the values that the file leaves out.
     assert (book.root_tag, book.namespace, book.visible_tools) == ("total", NAMESPACE, None)
     assert (ann.type, ann.root_tag, ann.handler, ann.xsd) == ("human", "ann", None, None)
     assert (researcher.type, researcher.root_tag, researcher.visible_tools) == ("llm", "research", ["adder"])

@@ -23,7 +23,7 @@ class Sum:
 @payload("total", namespace=NAMESPACE)
 @dataclass
 class Total:
-    """What they are together."""
+    """The sum of both numbers."""
 
     value: int
 

@@ -1,4 +1,4 @@
-"""What the registry of sessions says is over is ended on this machine, and one in trouble holds up no other."""
+"""The keeper ends the processes of sessions that are over, and one that fails delays no other."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_keeper_ends_here_what_the_registry_says_is_over_and_nothing_else(
     assert [name for name, handle in handles.items() if host.alive(handle)] == ["a", "b", "e"]
     assert (host.is_prepared("c"), host.is_prepared("d")) == (True, False)
     assert keeper.check() == []
-    # What was stopped is now terminated: there is nothing to end, but nothing to keep, either.
+    # The stopped session is now terminated: it has no process to end, and its files are no longer kept.
     rows[2] = session_row(host, TERMINATED, handles["c"], session="c")
     assert keeper.check() == []
     assert not host.is_prepared("c")
@@ -58,7 +58,7 @@ def test_the_keeper_ends_here_what_the_registry_says_is_over_and_nothing_else(
 
 
 def _checked(keeper: SessionKeeper, count: int) -> list[str]:
-    """What was ended, in order, once it is so many."""
+    """Wait until `count` sessions were ended, and return them in order."""
     ended: list[str] = []
 
     def enough() -> bool:

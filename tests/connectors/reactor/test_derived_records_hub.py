@@ -233,7 +233,7 @@ def test_nothing_follows_from_a_message_that_was_rejected(payload, changed):
     assert accepted.stream == "task/t1"
     settled, record = log.add(posting(payload, **changed))
     assert said(settled) == ("rejected", "seq_conflict")
-    # What is derived may be the record that the first message led to; it is no other.
+    # The derived record may be the one that the first message led to, and no other.
     assert [one for one in log.follow(record) if one.stream != accepted.stream or one != accepted] == []
 
 

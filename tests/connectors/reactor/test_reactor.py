@@ -62,7 +62,7 @@ def derived_records_of(view: LiveView) -> list[tuple[str, str, str]]:
 
 
 def expected_records(jobs) -> Counter:
-    """What must be accepted once for each of `jobs`."""
+    """Return the records that must be accepted once for each of `jobs`."""
     assigned = [(f"session/s{job[-1]}", "session.job_assigned") for job in jobs]
     ended = [(f"session/s{job[-1]}", "session.job_ended") for job in jobs]
     return Counter([*assigned, *ended, *[("mailbox/default/operator", MESSAGE_POSTED) for _ in jobs]])

@@ -77,7 +77,7 @@ def test_a_word_becomes_a_message_of_its_agent_and_again_the_same_one() -> None:
     assert (posting.stream, posting.door, posting.principal) == ("mailbox/default/bob", "mqtt", "ann")
     assert (posting.ce_id, Message.model_validate(decode(posting.value)[0]).body) == ("m", '{"a":2,"b":1}')
     assert log.append(posting)[1].verdict == "accepted"
-    # Whatever has become of the recipient since.
+    # The recipient's later removal makes no difference.
     log.append(removal_record("bob", **{**BY, "request_id": "r2"}))
     assert log.after(record, settled) == [posting]
 

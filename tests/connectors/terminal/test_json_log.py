@@ -1,4 +1,4 @@
-"""What programs write to their logs, of what libraries say, and what happens when they cannot."""
+"""The logs of our programs: lines of libraries, and failures to write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handlers of the pump's tests. What they note goes to the folder that the environment names."""
+"""Handlers of the pump's tests. They write notes to the folder that the environment names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Search:
 @payload("found", namespace=SPACE)
 @dataclass
 class Found:
-    """What was found."""
+    """A result."""
 
     source: str
 
@@ -49,7 +49,7 @@ class Begin:
 @payload("heard", namespace=SPACE)
 @dataclass
 class Heard:
-    """What one of the others said."""
+    """A message from one of the others."""
 
     source: str
 

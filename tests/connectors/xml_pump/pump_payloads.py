@@ -26,7 +26,7 @@ class Calculate:
 
 
 class Colour(Enum):
-    """What a thing may be painted in."""
+    """The colour of a thing."""
 
     RED = "red"
     DEEP_BLUE = "deep blue <&>"
