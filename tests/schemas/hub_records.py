@@ -70,7 +70,7 @@ def container_change(state: str = "provisioning", **changed: Any) -> dict[str, A
 
 
 def public_key(seed: str = "one") -> str:
-    """What has the form of a public key; the fold looks no deeper."""
+    """Return a text in the form of a public key; the fold checks no more than the form."""
     inside = base64.b64encode(f"the key {seed}".encode()).decode()
     return f"-----BEGIN PUBLIC KEY-----\n{inside}\n-----END PUBLIC KEY-----\n"
 
@@ -106,7 +106,7 @@ def mqtt_registration(request_id: str = "m1", **changed: Any) -> dict[str, Any]:
 
 
 def saying(seq: int = 1, **changed: Any) -> dict[str, Any]:
-    """What the agent says over MQTT, signed after the fields were changed."""
+    """Return an outbox message of the MQTT agent, signed after the fields were changed."""
     body = {"message_id": f"w{seq}", "to": "hub", "kind": "note", "body": "hello", "seq": seq}
     return sign_said({"schema_version": 1, **body, **changed}, MQTT_SECRET)
 
@@ -168,7 +168,7 @@ HUB_GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
     "container.changed": (CONTAINER_KEY, container_change()),
     **PUMP_GOOD,
 }
-# What makes each of these streams known.
+# The first record of each of these streams: it makes the stream known.
 HUB_FIRST: Final = (
     "task.started",
     "agent.defined",
@@ -179,7 +179,7 @@ HUB_FIRST: Final = (
 
 
 def hub_told(entries: Entries, record_type: str, body: dict[str, Any], **changed: Any) -> Settled:
-    """What the fold says of one record of these streams; its id is the request's unless told otherwise."""
+    """Settle one record of these streams. Without `ce_id` its id contains the request's id."""
     ce_id = changed.pop("ce_id", None) or f"{record_type} {body.get('request_id', '')}"
     key = changed.pop("key", None) or HUB_GOOD[record_type][0]
     return settle(document_record(body, record_type, key=key, ce_id=ce_id, **changed), entries, KEYRING)

@@ -20,12 +20,12 @@ HUB: Final[dict[str, Any]] = {"door": "http", "principal": "bo"}
 
 
 def at(offset_us: int, made: OutgoingRecord, entries: Entries) -> Settled:
-    """What the fold says of a record that is logged so long after the start."""
+    """Settle a record that is logged `offset_us` after the start."""
     return settle(msgspec.structs.replace(as_read(made), logged_at_us=START_US + offset_us), entries, KEYRING)
 
 
 def post_at(offset_us: int, entries: Entries, message_id: str = "m1", **changed: Any) -> Settled:
-    """What the fold says of a message posted so long after the start."""
+    """Settle a message that is posted `offset_us` after the start."""
     posted = Message.model_validate(message(message_id, **changed))
     return at(offset_us, posting_record(posted, door="http", principal="ann"), entries)
 

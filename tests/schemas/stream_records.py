@@ -142,7 +142,7 @@ def known_stream(key: bytes | None) -> Entries:
 
 
 def as_read(made: OutgoingRecord, offset: int = 0) -> Record:
-    """What a door made, as a runner reads it back."""
+    """Return a door's record as a runner reads it back."""
     headers = made.headers()
     names, values = tuple(name for name, _ in headers), tuple(raw for _, raw in headers)
     return Record(TOPIC, 1, offset, START_US + offset * 1000, made.key, made.value, names, values)

@@ -1,4 +1,4 @@
-"""What holds for every record whatsoever: the fold never raises, and only accepted records change anything."""
+"""Invariants for every record: the fold never raises, and only accepted records change anything."""
 
 from __future__ import annotations
 

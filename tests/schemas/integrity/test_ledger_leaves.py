@@ -1,4 +1,4 @@
-"""What is hashed of a ledger row: written down, read back, and the same whatever files the row has been in."""
+"""The hash of a ledger row: written down, read back, and the same in any file that has contained the row."""
 
 from __future__ import annotations
 

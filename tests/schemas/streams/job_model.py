@@ -20,7 +20,7 @@ UNSAFE_DETAILS = ("wrote /etc/passwd", "set API_KEY=abc", "password: hunter2", "
 
 
 class Expected(NamedTuple):
-    """What the fold must say of a record."""
+    """The fold's expected answer to a record."""
 
     verdict: str
     reason: str | None = None
@@ -71,7 +71,7 @@ def canonical(document: Any) -> bytes:
 
 
 def content_of(event: dict[str, Any]) -> bytes:
-    """What is signed: everything but the signature."""
+    """Return the signed bytes: the event without its signature."""
     return canonical({**event, "data": {k: v for k, v in event["data"].items() if k != "hmac_sig"}})
 
 
@@ -168,7 +168,7 @@ class JobModel:
     def settle(
         self, record_type: str, ce_id: str, sender: str, value: bytes, time_us: int, cut: bool = False
     ) -> Expected:
-        """What the fold must say. `cut`: the door took the body away because it was over the limit."""
+        """Return the expected answer. `cut`: the door removed the body because it was over the limit."""
         try:
             return self._settle(record_type, ce_id, sender, value, time_us, cut)
         except _Refused as refusal:

@@ -29,7 +29,7 @@ DEFAULTS = {
 
 
 class Said(NamedTuple):
-    """What the fold must say of a record. `rows`: of the mailbox, in their order."""
+    """The fold's expected answer to a record. `rows`: changed rows of the mailbox, in their order."""
 
     verdict: str
     reason: str | None = None
@@ -74,7 +74,7 @@ class MailboxModel:
         return message["status"] in ("unread", "leased") or now - message["posted_at"] <= WEEK_US
 
     def settle(self, kind: str, ce_id: str, sender: str, body: dict[str, Any], now: int) -> Said:
-        """What the fold must say of a record; `kind` is the last word of its type."""
+        """Return the expected answer to a record; `kind` is the last word of its type."""
         if kind == "posted":
             return self._post(body, now)
         is_whole = kind in ("claimed", "leased", "cleared", "closed", "opened")
@@ -139,7 +139,7 @@ class MailboxModel:
             return Said("accepted", None, None, tuple(changed))
         doors = {m["handed_to"].split("/")[0] for m in self.pending() if self._is_held(m, now)}
         named = body.get("message_ids")
-        # What a poll has handed out it has handed out, whoever else holds it.
+        # A poll has handed its messages out, even those that another reader has leased.
         is_wish = kind == "leased" or named is None
         if doors - {sender.split("/")[0]} and is_wish:
             return Said("rejected", "illegal_transition")

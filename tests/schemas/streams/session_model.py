@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-# (state, command) -> state after it. What is not here is not allowed.
+# (state, command) -> state after it. No other command is allowed.
 COMMANDS = {
     ("running", "stop"): "stopped",
     ("running", "hard"): "terminated",
@@ -22,7 +22,7 @@ COMMANDS = {
 
 
 class Said(NamedTuple):
-    """What the fold must say of a record."""
+    """The fold's expected answer to a record."""
 
     verdict: str
     reason: str | None = None
@@ -40,7 +40,7 @@ class SessionModel:
         self.row: dict[str, Any] = {}
 
     def settle(self, kind: str, ce_id: str, sender: str, body: dict[str, Any], time_us: int) -> Said:
-        """What the fold must say of a record of type `session.<kind>`."""
+        """Return the expected answer to a record of type `session.<kind>`."""
         if not self.row and kind not in ("created", "job_assigned"):
             return Said("rejected", "unknown_stream")
         for known_id, known_body in self.requests[-self.kept :]:

@@ -38,7 +38,7 @@ OTHERS = (
 
 
 def told(entries: Entries, kind: str, body: dict[str, Any], ce_id: str, offset: int = 0) -> Settled:
-    """What the fold says of one record of the agent."""
+    """Settle one record of the agent."""
     return hub_told(entries, f"agent.{kind}", body, ce_id=ce_id, offset=offset)
 
 

@@ -32,7 +32,7 @@ OF_THE_LAUNCHER = ("configuring", "starting", "running")
 
 
 def told(entries: Entries, state: str, offset: int = 0, **changed: Any) -> Settled:
-    """What the fold says of the container's change to `state`."""
+    """Settle the container's change to `state`."""
     return hub_told(entries, "container.changed", container_change(state, **changed), offset=offset)
 
 

@@ -41,7 +41,7 @@ def registered(**changed: Any) -> Entries:
 
 
 def picked_by(session: str, entries: Entries, offset: int = 7) -> Settled:
-    """What the fold says of a pick."""
+    """Settle a pick of the job by a session."""
     return settle(document_record(pick(session), "job.picked", offset=offset), entries, KEYRING)
 
 

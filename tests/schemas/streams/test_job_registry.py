@@ -78,7 +78,7 @@ def test_a_job_is_cancelled_once_and_a_retry_with_the_same_request_is_a_duplicat
 
 
 def test_a_cancellation_is_told_apart_by_sender_and_job_and_request_and_not_by_its_reason() -> None:
-    """What follows from the end of a job has its id from this one: two jobs must not share it."""
+    """A derived record of a job's end takes its id from the cancellation's id: two jobs must not share it."""
     one = cancellation_record(JOB_ID, request_id="r1", principal="ann")
     others = [
         cancellation_record(JOB_ID, request_id="r1", principal="bo"),

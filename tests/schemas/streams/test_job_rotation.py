@@ -46,13 +46,13 @@ def registered() -> Entries:
 
 
 def rotated(entries: Entries, body: dict[str, Any], offset: int = 10, ce_id: str = "") -> Settled:
-    """What the fold says of a rotation; a record is logged at `offset` milliseconds."""
+    """Settle a rotation that is logged at `offset` milliseconds."""
     ce_id = ce_id or body["request_id"]
     return settle(document_record(body, "job.secret_rotated", offset=offset, ce_id=ce_id), entries, KEYRING)
 
 
 def event_at(entries: Entries, offset: int, seq: int, secret: str, **changed: Any) -> tuple[str, str | None]:
-    """What the fold says of an event that is logged at `offset` milliseconds."""
+    """Settle an event that is logged at `offset` milliseconds."""
     return said(settle(document_record(signed(seq, secret=secret, **changed), offset=offset), entries, KEYRING))
 
 

@@ -1,4 +1,4 @@
-"""What happens to a message after it was posted (HH-06): claims, leases, acks, and the end of its time.
+"""The life of a message after its posting (HH-06): claims, leases, acks and expiry.
 
 The model in `mailbox_model.py` says what the fold does in every case; here are the cases that matter, in words.
 """

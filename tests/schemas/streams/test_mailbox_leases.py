@@ -1,5 +1,6 @@
-"""What a lease may ask for beside how many: these messages, never more than so many at once or a minute, and
-what is in a closed mailbox (XP-08, XP-11). An acknowledgement carries its answers (XP-06).
+"""Conditions of a lease besides its size: named messages, a limit at once or per minute, a closed mailbox.
+
+See XP-08 and XP-11. An acknowledgement carries its answers (XP-06).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def test_no_more_a_minute_than_a_lease_says_by_the_logs_clock() -> None:
     assert rows_of(at(59_999_999, lease_record(*AT, "l2", 9, **rate), entries)) == []
     assert len(rows_of(at(60 * S_US, lease_record(*AT, "l3", 9, message_ids=["m3"], **rate), entries))) == 1
     assert len(rows_of(at(60 * S_US, lease_record(*AT, "l4", 9, message_ids=["m4"], **rate), entries))) == 1
-    # Who does not say so is not counted and not held back.
+    # A lease without a rate is neither counted nor limited.
     post_at(60 * S_US, entries, "m5")
     assert len(rows_of(at(60 * S_US, lease_record(*AT, "l5", 1, message_ids=["m5"], **PUMP), entries))) == 1
 
@@ -50,10 +51,10 @@ def test_nothing_is_posted_to_a_closed_mailbox_or_leased_from_it_until_it_is_ope
     assert said(at(0, close, entries)) == ("accepted", None)
     assert said(at(0, close, entries)) == ("duplicate", None)
     assert refused(post_at(0, entries, "m3")) == ("illegal_transition", None)
-    # What was posted before is known still.
+    # The fold still knows a message that was posted before.
     assert said(post_at(0, entries, "m1")) == ("duplicate", None)
     assert refused(at(0, lease_record(*AT, "l2", 9, **PUMP), entries)) == ("illegal_transition", None)
-    # What was leased before is done with, and what is left goes back to its senders.
+    # The holder can still ack an earlier lease. The remaining messages go back to their senders.
     assert said(at(0, ack_record(*AT, "m1", "l1", **PUMP), entries)) == ("accepted", None)
     back = at(0, lease_record(*AT, "l3", 9, from_closed=True, **PUMP), entries)
     assert statuses(back) == {"m2": "leased"}

@@ -51,7 +51,7 @@ KINDS += ("closed",) + ("opened",) * 5
 
 
 class Wish(NamedTuple):
-    """What to send next, and how long after the record before it.
+    """The next record to send, and its delay after the record before it.
 
     `is_right`: about a message that it is possible for, by its lease and holder; `about` says which.
     """
@@ -75,7 +75,7 @@ def time_at(moment_us: int, more: str = "") -> str:
 
 
 def contents(now: int) -> tuple[dict[str, Any], ...]:
-    """What messages say, those that expire beginning with the fifth."""
+    """Return the contents of messages; from the fifth on they expire."""
     return (
         {},
         {"priority": "high"},
@@ -114,7 +114,7 @@ WISHES = st.builds(
 
 
 def lease_conditions(wish: Wish) -> dict[str, Any]:
-    """What a lease says beside how many and how long; often nothing."""
+    """Return the conditions of a lease besides its size and duration, often none."""
     conditions: tuple[dict[str, Any], ...] = (
         {},
         {"held_most": 1 + wish.about % 3},
@@ -201,7 +201,7 @@ def seen(settled: Settled) -> Said:
 
 
 def assert_holds_the_pending_alone(entries: Entries, model: MailboxModel, now: int) -> None:
-    """What is remembered is what the model says is pending, and what is bounded."""
+    """The stream state contains only the model's pending messages and entries of bounded size."""
     stored = entries.stored()
     wanted = [
         f"m/{ORDER.index(m['priority'])}/{m['posted_at']:016x}/{m['message_id']}" for m in model.pending()

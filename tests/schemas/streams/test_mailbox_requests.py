@@ -38,7 +38,7 @@ S_US = 1_000_000
 pytestmark = pytest.mark.requirement("HH-06")
 
 Make = Callable[..., OutgoingRecord]
-# What is about a message and a lease, about a message, and about the mailbox.
+# Records about a message and its lease, about a message, and about the mailbox.
 BY_LEASE: tuple[Make, ...] = (ack_record, nack_record, reclaim_record)
 BY_MESSAGE: tuple[Make, ...] = (read_record, expiry_record)
 BY_MAILBOX: tuple[Make, ...] = (claim_record, lease_record, clearing_record)
@@ -52,7 +52,7 @@ MADE = (
 
 
 def body_of(made: OutgoingRecord) -> dict[str, Any]:
-    """What a record says."""
+    """Return the record's body."""
     body: dict[str, Any] = orjson.loads(made.value)
     return body
 

@@ -29,7 +29,7 @@ SLOW = Listener(name="slow", root_tag="search", namespace="urn:s")
 
 
 def told(entries: Entries, body: Any, offset_us: int = 0) -> Settled:
-    """What the fold says of a change."""
+    """Settle a change of the organism."""
     made = organism_record(body, door="xml", principal="operator")
     record = msgspec.structs.replace(as_read(made), logged_at_us=START_US + offset_us)
     return settle(record, entries, KEYRING)

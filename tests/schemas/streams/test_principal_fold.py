@@ -31,7 +31,7 @@ ADDITIONS = (addition(), addition(role="viewer"), addition(token_sha256="f" * 64
 
 
 def told(entries: Entries, kind: str, body: dict[str, Any], offset: int = 0) -> Settled:
-    """What the fold says of a record of type `principal.<kind>`."""
+    """Settle a record of type `principal.<kind>`."""
     record = document_record(body, f"principal.{kind}", key=PRINCIPAL_KEY, offset=offset)
     return settle(record, entries, KEYRING)
 

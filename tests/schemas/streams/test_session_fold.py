@@ -120,7 +120,7 @@ def in_state(state: str, **changed: Any) -> Entries:
 def told(
     entries: Entries, kind: str, body: dict[str, Any], ce_id: str | None = None, offset: int = 0
 ) -> Settled:
-    """What the fold says of one record; its id is the request's unless told otherwise."""
+    """Settle one record. Without `ce_id` its id is the request's id."""
     ce_id = ce_id or body.get("request_id") or f"{kind} {body}"
     record = document_record(body, f"session.{kind}", key=SESSION_KEY, ce_id=ce_id, offset=offset)
     return settle(record, entries, KEYRING)

@@ -35,7 +35,7 @@ STARTED = {"pending": False, "running": True, "completed": True, "failed": True,
 
 
 def told(entries: Entries, kind: str, body: dict[str, Any], **changed: Any) -> Settled:
-    """What the fold says of one record of the task."""
+    """Settle one record of the task."""
     return hub_told(entries, kind, body, **changed)
 
 

@@ -1,4 +1,4 @@
-"""What must not be shown is shown nowhere: the table of patterns, and canaries in every kind of row."""
+"""No view shows a secret: the table of patterns, and canaries in every kind of row."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tests.schemas.stream_records import MAILBOX_KEY, as_read, message
 
 
 def post(body: dict[str, Any], entries: Entries, **changed: Any) -> Settled:
-    """What the fold says of a message."""
+    """Settle the posting of a message."""
     return settle(document_record(body, "message.posted", **{"key": MAILBOX_KEY, **changed}), entries, KEYRING)
 
 

@@ -1,4 +1,4 @@
-"""What a door refused by itself: recorded under `refused/<door>`, with the door's reason and words."""
+"""A door's own refusals: records under `refused/<door>`, with the door's reason and words."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ JSON = st.recursive(
 
 
 def answer(decoder: Any, value: bytes) -> Any:
-    """What a decoder says: the document, with the types of its numbers, or that it is malformed."""
+    """Return the document with the types of its numbers, or "malformed" if the decoder rejects it."""
     try:
         return repr(decoder(value))
     except (MalformedJsonError, RecursionError):
