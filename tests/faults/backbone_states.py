@@ -94,7 +94,7 @@ def state_of_refold(ledger: pa.Table, keyring: Keyring) -> State:
 
 
 def differences(left: State, right: State, limit: int = 10) -> list[str]:
-    """What differs, in words; an empty list when the two are equal."""
+    """Describe the differences; return an empty list when the two are equal."""
     found: list[str] = []
     pairs = [(view, left["rows"][view], right["rows"][view]) for view in VIEWS]
     for name, one, other in [*pairs, (STREAM_ENTRIES, left["entries"], right["entries"])]:

@@ -129,7 +129,7 @@ class Backbone:
         own += [] if self._supervisor is None else [self._supervisor]
         victims = child_process.marked_processes(self._mark)
         for pid in (*(process.pid for process in own), *(one.pid for one in victims), *others):
-            # Those that the supervisor has started end with it.
+            # Processes that the supervisor has started end with it.
             with suppress(psutil.NoSuchProcess):
                 psutil.Process(pid).send_signal(signal.SIGKILL)
         for process in own:
@@ -147,7 +147,7 @@ class Backbone:
 
 @dataclass
 class Answered:
-    """What was answered before the kill. `posted`: the ids by mailbox; `drained`: who, under which id, what."""
+    """The answers before the kill. `posted`: the ids by mailbox; `drained`: who, under which id, what."""
 
     tokens: dict[str, str] = field(default_factory=dict)
     posted: dict[str, list[str]] = field(default_factory=lambda: {READER: [], AGENT: []})
@@ -168,7 +168,7 @@ def post(client: httpx.Client, mailbox: str, key: str) -> str:
 
 
 def drain(client: httpx.Client, request_id: str, limit: int = 3) -> list[dict[str, Any]]:
-    """What a drain gives."""
+    """Drain the mailbox once and return the messages."""
     answer = client.get(MESSAGES, params={"limit": limit}, headers={"X-Request-ID": request_id})
     assert answer.status_code == 200, answer.text
     return list(answer.json()["messages"])
@@ -285,7 +285,7 @@ def assert_tokens_and_tasks_are_there(backbone: Backbone, answered: Answered, ta
 
 
 def assert_drains_are_the_same(backbone: Backbone, answered: Answered) -> None:
-    """What was answered before the kill is answered again, at each gateway."""
+    """Assert that each gateway repeats the drains that were answered before the kill."""
     for number in range(len(backbone.urls)):
         for mailbox, request_id, found in answered.drained:
             assert drain(backbone.client(answered.tokens[mailbox], number), request_id) == found

@@ -54,7 +54,7 @@ def all_ready(stack: LocalStack) -> bool:
 
 
 def missing(settings: Settings, oracle: Oracle) -> set[tuple[str, int]]:
-    """What was receipted and is not accepted in the ledger."""
+    """Return the events that have a receipt and are not accepted in the ledger."""
     return oracle.receipted() - set(accepted_events(settings))
 
 

@@ -51,7 +51,7 @@ def shown(name: str, *messages: Mail, job: str = "completed") -> Shown:
 
 
 def good() -> Evidence:
-    """What there is where nothing went wrong."""
+    """Return the evidence of a run without errors."""
     messages = (mail(1), mail(2), mail(3, "claimed"))
     ledger = [posted(1, 10), posted(2, 11), posted(2, 12, "duplicate"), posted(3, 13)]
     ledger += [event(1, 5, "running"), event(2, 6, "completed"), event(3, 7, "completed", "rejected")]

@@ -1,4 +1,4 @@
-"""What `./trunkline prove` injects faults with: the proxy, and the points at which a process kills itself."""
+"""Fault injection for `./trunkline prove`: the proxy, and the points where a process kills itself."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def connected(proxy: TcpProxy, timeout_s: float = 5.0) -> socket.socket:
 
 
 def said(connection: socket.socket) -> bytes:
-    """What comes back."""
+    """Send some bytes and return the answer."""
     connection.sendall(b"hello")
     return connection.recv(100)
 

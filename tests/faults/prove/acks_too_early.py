@@ -1,7 +1,7 @@
 """A gateway with a planted bug: it answers for messages before Kafka has them. For the test of the harness.
 
-It runs in the place of `connectors.gateway`. What is answered lies in memory for a while, as behind a careless
-buffer; a kill in that while loses it.
+It runs in the place of `connectors.gateway`. An acknowledged message stays in memory for a while, as in a
+careless buffer. A kill in that time loses it.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Clients:
         self._mcp = [self._mcp_agent(name) for name in ("mia", MARA)]
         self._mcp[0].skew_s = next((skew for skew in schedule.skew_s if skew), 0.0)
         self._mqtt = [self._mqtt_agent(name) for name in ("mo", MINA)]
-        # Who has polled once is known as one who reads by file.
+        # After one poll the queue knows the agent as a reader of files.
         Queue(queue_root(settings)).poll(FRED)
         self._files = FileSender(settings, Words(schedule, "fil"), oracle, clock)
 
@@ -111,7 +111,7 @@ class Clients:
 
     @property
     def waiting(self) -> list[str]:
-        """Those that have begun something and have no answer yet."""
+        """The names of the threads that still wait for an answer."""
         return [thread.name for thread in self._threads if thread.is_alive()]
 
     def leave(self) -> None:

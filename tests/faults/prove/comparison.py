@@ -12,7 +12,7 @@ from tests.faults.prove.oracle import ACKED, ASKED, ENDED, FORGED, HANDED, TERMI
 LOST, DUPLICATE, DIVERGENT = "lost", "duplicate", "divergent"
 OUT_OF_ORDER, CHANGED, MISBEHAVED = "out_of_order", "changed_after_end", "misbehaved"
 KINDS: Final = (LOST, DUPLICATE, DIVERGENT, OUT_OF_ORDER, CHANGED, MISBEHAVED)
-# What says something new. A follow-up of the reactor, a claim or an acknowledgement is none.
+# Record types with new content. Derived records, claims and acks of messages are not among them.
 _SAYS: Final = frozenset({"job.event", "job.registered", "task.started", "message.posted", "agent.said"})
 _SAID_IN: Final = {
     "job": ("job.event", "job.registered"),
@@ -51,7 +51,7 @@ class Mail:
 
 @dataclass
 class Shown:
-    """What one reader shows: the states of jobs and tasks by stream, and messages by mailbox and id."""
+    """One reader's state: the states of jobs and tasks by stream, and messages by mailbox and id."""
 
     name: str
     states: dict[str, str] = field(default_factory=dict)
@@ -60,9 +60,10 @@ class Shown:
 
 @dataclass(frozen=True)
 class Reader:
-    """Who reads a mailbox, and notes what it is handed. `gets_all`: it is there until the end, or has a file
-    that is; what waits then has not reached it. `may_lose`: its door's broker was killed, which may have
-    forgotten what it had taken.
+    """A reader of a mailbox, which notes each message that it is handed.
+
+    `gets_all`: the reader, or its file, is there until the end. A message that waits then has not reached it.
+    `may_lose`: the broker of its door was killed and may have lost messages that it had taken.
     """
 
     stream: str
@@ -72,7 +73,9 @@ class Reader:
 
 @dataclass
 class Evidence:
-    """What was found in the end. `views` are the tables; `others` (gateways, a live view) must show the same.
+    """The state of the backbone at the end.
+
+    `views` are the tables; `others` (gateways, a live view) must show the same.
     `differences`: what a comparison field by field, with a refold of the ledger, has found. `in_files`: how
     often each message of a mailbox stands in its reader's file.
     """
@@ -203,8 +206,9 @@ def _handed(notes: Sequence[Note], views: Shown) -> Iterator[Finding]:
 def unreached(
     readers: Sequence[Reader], notes: Sequence[Note], shown: Shown, in_files: Mapping[tuple[str, str], int]
 ) -> Iterator[Finding]:
-    """What was taken from a mailbox and handed to nobody, and what waits although its reader is there.
-    `notes`: of what was handed out.
+    """Yield messages that were taken and handed to no reader, or that wait although their reader is there.
+
+    `notes`: the notes of messages that were handed out.
     """
     by_stream = {reader.stream: reader for reader in readers}
     handed = {(note.stream, note.id) for note in notes}
@@ -227,7 +231,7 @@ def _forged(notes: Sequence[Note], ledger: Sequence[Line]) -> Iterator[Finding]:
 
 
 def _answers(notes: Sequence[Note], views: Shown) -> Iterator[Finding]:
-    """What follows from an acknowledged record happens once."""
+    """Check that each acknowledged record has its answer once."""
     answers: Counter[tuple[str, str, str]] = Counter()
     wanted = {(note.recipient, note.kind, note.body) for note in notes}
     kinds = {(recipient, kind) for recipient, kind, _ in wanted}

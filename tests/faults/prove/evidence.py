@@ -72,7 +72,7 @@ def in_files(settings: Settings, names: Sequence[str]) -> Counter[tuple[str, str
     """How often each message for one of these names stands in the file queue, by mailbox and id."""
     found: Counter[tuple[str, str]] = Counter()
     for path in Path(queue_root(settings)).glob("sessions/*/messages.jsonl"):
-        # What is being written has no end yet.
+        # A line that is still being written has no newline yet.
         for text in path.read_bytes().split(b"\n")[:-1]:
             line = json.loads(text)
             if line["to"] in names:
@@ -126,7 +126,7 @@ def shown(name: str, state: State) -> Shown:
 
 
 def answered(name: str, url: str, settings: Settings, mailboxes: set[str]) -> Shown:
-    """What a gateway answers about jobs, tasks and these mailboxes."""
+    """Return the state of jobs, tasks and these mailboxes that a gateway answers with."""
     token = settings.operator_token_file.read_text().strip()
     found = Shown(name)
     with httpx.Client(

@@ -16,7 +16,7 @@ _PAUSE_S: Final = 0.15
 _TIMEOUT_S: Final = 8.0
 # Not 500: nobody may say that.
 _AGAIN: Final = (408, 425, 429, 503, 504)
-# What a gateway says of a stream that it has not read yet: nothing here, and of its token, nobody.
+# A gateway answers so while it has not read a stream yet: 404 for its object, 401 for its token.
 _NOT_READ: Final = (401, 404)
 
 

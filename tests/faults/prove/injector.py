@@ -40,7 +40,7 @@ _REFUSED: Final = Refused.exit_code
 _UNREACHABLE: Final = BackboneUnreachable.exit_code
 _REFUSE: Final = (STREAMS, "gateway_port")
 _STAND_BY: Final = ("bridge", "files")
-# What others feel of a fault when it is over: a broker that was killed starts again.
+# Other parts still feel a fault this long after its end: a killed broker has to start again.
 _RECOVERED_S: Final = 10.0
 _SHOWS_WITHIN_S: Final = 25.0
 _SHARES_S: Final = 8.0
@@ -97,7 +97,7 @@ class Injector:
             _, _, what = heapq.heappop(self._events)
             what()
         if self._full and now - self._limited_at > _LIMIT_TICK_S:
-            # What has been started since has a full disk as well.
+            # Processes that started in the meantime must have a full disk as well.
             self._limited_at = now
             for name in self._full:
                 self._parts.limit_files(name, is_full=True)
@@ -231,7 +231,7 @@ class Injector:
             self._unproven.discard(second)
 
     def _judged(self, second: Second, began: float) -> tuple[str | None, bool]:
-        """What it did that it may not do, and whether it has shown itself to be what it should be."""
+        """Return its forbidden action, if any, and whether it has shown the behaviour that it should have."""
         return judge_second(
             second.name,
             exit_code=second.exit_code,
@@ -267,7 +267,7 @@ def judge_second(
     was_troubled: bool,
     is_late: bool,
 ) -> tuple[str | None, bool]:
-    """What one more of a part did that it may not do, and whether it has shown itself to be what it should be.
+    """Return the forbidden action of a second process of a part, and whether it behaved as it should.
 
     `is_alone`: the first one may have gone, and this one works in its place. `was_troubled`: what it needs was
     away; then it may say so and end, or wait. `is_late`: it has had its time.

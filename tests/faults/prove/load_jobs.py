@@ -197,7 +197,7 @@ def _told(answer: httpx.Response, status: int) -> dict[str, Any]:
 
 
 def _parts(answer: httpx.Response, *names: str) -> object:
-    """What a repeated request must be answered with as well."""
+    """Return the parts of an answer that the answer to a repeated request must share."""
     return [answer.json().get(name) for name in names]
 
 

@@ -37,7 +37,7 @@ from tests.faults.prove.oracle import ASKED, FORGED, HANDED, Note, Oracle, conte
 from tests.faults.prove.schedule import KILL, Schedule
 from tests.faults.prove.seed_parts import LISTENER
 
-# Who reads at which door.
+# The readers at the doors HTTP, file, MCP and MQTT.
 HANNA, FRED, MARA, MINA = READERS = ("hanna", "fred", "mara", "mina")
 MESSAGES: Final = "/api/hub/messages"
 _CLOCKS_APART_S: Final = 300
@@ -50,7 +50,7 @@ def mailbox(name: str) -> str:
 
 
 def readers_of(schedule: Schedule) -> tuple[Reader, ...]:
-    """Who reads in a run of this schedule. Those at HTTP and MCP stop with the load, so something may wait."""
+    """Return the readers of this schedule. At HTTP and MCP they stop with the load, so messages may wait."""
     forgets = f"{KILL}:mosquitto" in schedule.faults
     return (
         Reader(mailbox(HANNA)),
@@ -61,7 +61,7 @@ def readers_of(schedule: Schedule) -> tuple[Reader, ...]:
 
 
 class Words:
-    """What one sender says: each text is said once in a run, and the readers take turns."""
+    """The texts of one sender: each text occurs once in a run, and the readers take turns."""
 
     def __init__(self, schedule: Schedule, sender: str) -> None:
         self.sender = sender
@@ -145,8 +145,7 @@ class FileSender:
         while self._clock.may_begin():
             to, text = self._words.next()
             self._sent(self._queue.send("status", text, to=to, sender=self._words.sender), to, text)
-            # Who reads the files is handed what stands there, so a line for fred that stood there twice would
-            # come twice.
+            # A reader of files is handed every line of its file, so a repeated line for fred would come twice.
             if to != FRED and self._words.draw.random() < self._words.duplicates:
                 self._again()
             time.sleep(0.25)

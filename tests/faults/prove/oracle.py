@@ -1,4 +1,4 @@
-"""What the backbone has promised, noted by those who heard it: each acknowledged id with a hash of its content.
+"""The backbone's promises, noted by the clients: each acknowledged id with a hash of its content.
 
 It knows nothing of the system: no fold, no table, no log. One JSON line a note, written before the sender goes
 on, so that a run that is cut off has its notes.

@@ -53,7 +53,7 @@ def run_seed(seed: int, root: Path, brokers: Brokers) -> dict[str, Any]:
     tell(f"seed {seed}: {', '.join(schedule.faults)}")
     run = SeedRun(schedule, folder, brokers)
     try:
-        # What the supervision says of parts that die is no answer of this program.
+        # The supervisor's messages about parts that die do not belong to this program's output.
         with (folder / "harness.log").open("w") as log, contextlib.redirect_stdout(log):
             result = run.run()
     except KeyboardInterrupt:

@@ -57,7 +57,7 @@ class Quiet:
         return None if self._reactor_is_at(ends) else "the reactor is behind the log"
 
     def _owed(self) -> str | None:
-        """What a gateway does not show yet and was promised."""
+        """Describe a promise that the gateway does not show as kept yet."""
         notes = self._oracle.notes()
         try:
             shown = answered("gateway", self._settings.gateway_url, self._settings, _mailboxes_of(notes))
@@ -90,8 +90,10 @@ class Quiet:
 def owed(
     notes: Sequence[Note], shown: Shown, readers: Sequence[Reader], files: Mapping[tuple[str, str], int]
 ) -> str | None:
-    """What is still to come of what was promised: a message into its mailbox and to its reader, an answer, the
-    claim of what was handed out. None: nothing.
+    """Describe the first promise that is not kept yet, or return None.
+
+    Promises are: a message reaches its mailbox and its reader, a request is answered, a message that was handed
+    out is claimed.
     """
     handed = [note for note in notes if note.what == HANDED]
     for note in notes:

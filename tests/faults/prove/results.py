@@ -17,8 +17,8 @@ from schemas.settings.settings import PROJECT_ROOT
 from tests.faults.prove.comparison import KINDS
 from tests.faults.prove.schedule import ALL_FAULTS
 
-# What a seed runs: our programs, what they are made of and set by, the faults themselves, and what of the other
-# tests these use.
+# The files that a seed's run depends on: our programs, their dependencies and settings, the faults, and the
+# modules of other tests that the faults use.
 _PROGRAMS: Final = (
     *("connectors", "jobs", "schemas", "conf", "requirements.lock"),
     *("tests/faults", "tests/broker_processes.py", "tests/connectors/gateway/hub_stack.py"),
@@ -45,7 +45,7 @@ class Results:
         self._path, self._programs = path, programs
         self._lines: dict[int, dict[str, Any]] = {}
         text = path.read_text() if path.exists() else ""
-        # What follows a line that was cut off begins a line of its own.
+        # After a line that was cut off, the next result must begin on a new line.
         self._needs_end = bool(text) and not text.endswith("\n")
         for line in text.splitlines():
             try:
@@ -78,7 +78,7 @@ class Results:
 
 
 def summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What `--json` prints: seeds and acknowledgements, findings of each kind, faults by name.
+    """Return the output of `--json`: seeds and acknowledgements, findings of each kind, faults by name.
 
     `unjudged`: seeds that do not tell what was lost: they did not come to rest, or were not run as drawn.
     `not_injected`: faults that none of them met: not drawn, or a point that nobody came to.

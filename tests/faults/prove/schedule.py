@@ -1,4 +1,4 @@
-"""What is done to the backbone in one run, drawn from a seed: the same seed is the same schedule.
+"""The faults of one run, drawn from a seed: the same seed gives the same schedule.
 
 Faults are dealt from two shuffled decks, so that every run of as many seeds as a deck needs has each of them:
 one that the streaming jobs feel (each costs a start of Spark), and some of all others. A pure function.
@@ -74,12 +74,12 @@ class Injection:
 
     @property
     def kind(self) -> str:
-        """What is done."""
+        """The kind of fault."""
         return self.fault.partition(":")[0]
 
     @property
     def target(self) -> str:
-        """To whom."""
+        """The part that the fault hits."""
         return self.fault.partition(":")[2]
 
 
@@ -153,7 +153,7 @@ def _placed(fault: str, draw: random.Random) -> Injection:
     # Spark commits only a few times in a run.
     nth = draw.randint(1, 2 if STREAMS in target else 4) if kind == CRASH else 1
     for_s = round(_lasting(kind, draw), 2)
-    # What lasts long begins early, so that it is over before the run has to come to rest.
+    # A long fault begins early, so that it is over before the run has to come to rest.
     return Injection(fault, max(_FIRST_S, min(at_s, round(_OVER_S - for_s, 2))), for_s, nth)
 
 

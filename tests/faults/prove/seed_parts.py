@@ -162,7 +162,7 @@ class Second:
         return None if process is None else process.poll()
 
     def log(self) -> str:
-        """What it has said."""
+        """Return its log."""
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
     def kill(self) -> None:

@@ -24,11 +24,11 @@ from tests.faults.prove.seed_parts import SeedParts, seed_settings
 
 LIMIT_S: Final = 100.0
 DOORS: Final = frozenset({"http", "file", "mcp", "mqtt", "xml"})
-# What comparing and ending may take of the limit, and what coming to rest must have.
+# Seconds of the limit that comparing and ending may take, and seconds that coming to rest must have.
 _JUDGE_S: Final = 12.0
 _REST_S: Final = 20.0
 _START_S: Final = 45.0
-# What the schedule holds is done to its end as long as this is left for the rest.
+# The faults of the schedule run to their end as long as so many seconds remain.
 _FAULTS_END_S: Final = _JUDGE_S + 1.5 * _REST_S
 # A driver that died at a point with less than this left, or twice as much as its start took, would not be back
 # and at the log's end in time.
@@ -43,7 +43,7 @@ _LOOK_S: Final = 0.4
 
 @dataclass
 class SeedResult:
-    """What came of a seed; one line of the results.
+    """The result of a seed; one line of the results.
 
     `is_judged`: its faults were injected, each door acknowledged something, and the backbone came to rest.
     `waited_for`: what it did not rest for, in seconds. `folder`: where its data is, if it was kept.
@@ -210,7 +210,7 @@ class SeedRun:
 
 
 def not_tried(by_door: Mapping[str, int], *, has_shared: bool, answers_elsewhere: int) -> list[str]:
-    """What a run says nothing about. `by_door`: how much each door acknowledged; `has_shared`: there was
+    """Return what a run did not test. `by_door`: how much each door acknowledged; `has_shared`: there was
     a second gateway, which has answered `answers_elsewhere` requests.
     """
     found = [f"the door {door} acknowledged nothing" for door in sorted(DOORS) if not by_door.get(door)]

@@ -39,7 +39,7 @@ class TcpProxy:
 
     @property
     def mode(self) -> str:
-        """What it does now."""
+        """The proxy's current mode."""
         return self._mode
 
     @mode.setter
