@@ -41,7 +41,6 @@ EXEMPT = (
         "tests/schemas/agent_signing_vectors.json", (HEX, BASE64), "the same vectors, as the tests read them"
     ),
     Exempt("docs/how-to/use_the_xml_pump.md", (HEX, BASE64), "the test vectors of commands"),
-    Exempt("docs/how-to/.*[.]md", (KEYWORD,), "a sentence about a password and a folder", "clients/operator"),
     Exempt(
         "tests/schemas/integrity/test_merkle.py",
         (HEX,),
