@@ -20,13 +20,14 @@ IMPORTS = {"B403", "B404", "B406"}
 # Lines of .ci/run that make it scan, and fail when a scan finds something.
 CI_LINES = (
     "set -euo pipefail",
-    ".venv/bin/ruff check --quiet .",
-    ".venv/bin/bandit --quiet --recursive --configfile pyproject.toml connectors jobs schemas notebooks &",
-    "bandit=$!",
-    ".venv/bin/python .ci/secret_scan.py &",
-    "secrets=$!",
-    'wait "$bandit" || failed=1',
-    'wait "$secrets" || failed=1',
+    "  .venv/bin/ruff check --quiet . || failed=1",
+    "  .venv/bin/bandit --quiet --recursive --configfile pyproject.toml connectors jobs schemas notebooks"
+    " || failed=1",
+    "  .venv/bin/python .ci/secret_scan.py || failed=1",
+    '  return "$failed"',
+    'static_checks >"$report" 2>&1 &',
+    "static=$!",
+    'wait "$static" || failed=1',
     'exit "$failed"',
 )
 

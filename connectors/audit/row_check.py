@@ -290,7 +290,9 @@ def _different(level: list[bytes], marks: str) -> list[int]:
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the first and last number of each run without a gap in rising numbers."""
     if len(numbers):
-        breaks = np.flatnonzero(np.diff(numbers) > 1)
+        found = np.asarray(numbers)
+        # Compared, not subtracted: the difference of two offsets of a forged row need not fit into 64 bits.
+        breaks = np.flatnonzero((found[1:] != found[:-1]) & (found[1:] != found[:-1] + 1))
         firsts, lasts = [0, *(breaks + 1).tolist()], [*breaks.tolist(), len(numbers) - 1]
         yield from ((numbers[first], numbers[last]) for first, last in zip(firsts, lasts, strict=True))
 

@@ -28,10 +28,13 @@ from connectors.demo.steps import Actor, Cancellation
 from connectors.demo.unruly_connection import UnrulyConnection
 from connectors.job_tools.job_registry import register_job
 from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
+from connectors.live.table_progress_reader import ViewProgressReader
+from connectors.log.log_end import LogEnd
 from connectors.log.publisher import Publisher
 from connectors.mqtt_link.mqtt_credentials import OPERATOR, job_mqtt, role_mqtt
 from connectors.mqtt_link.mqtt_login import wait_for_login
 from schemas.keys.sealing import load_keyring
+from schemas.log_access.event_topic import REACH_TIMEOUT_S
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_registry import JOB_CANCELLED, JOB_REGISTERED
 from schemas.wire.ids import new_job_id
@@ -39,6 +42,7 @@ from schemas.wire.signing import new_secret
 
 QUIET_LIMIT_S: Final = 60.0
 _ACCOUNT_S: Final = 30.0
+_LOOK_S: Final = 0.2
 _CLOCK_MARGIN: Final = timedelta(minutes=5)
 
 
@@ -109,12 +113,27 @@ def perform(settings: Settings, jobs: int, progress: Progress, tick: Tick) -> Pe
         progress.done(_result(scene.differences))
         lines += scene.lines
         differences += scene.differences
+    _wait_for_views(settings, tick)
     outcome = replace(outcome, differences=differences)
     return Performance(plan, deliveries, own, outcome, report_of_receipts, lines)
 
 
 def _result(differences: list[str]) -> str:
     return f"{len(differences)} differences" if differences else "as planned"
+
+
+def _wait_for_views(settings: Settings, tick: Tick) -> None:
+    """Wait until the view tables have all that is in the log now, for `QUIET_LIMIT_S` at most."""
+    end, views = LogEnd(settings.kafka), ViewProgressReader(settings)
+    ends = end.offsets(REACH_TIMEOUT_S)
+    end.close()
+    deadline = time.monotonic() + QUIET_LIMIT_S
+    while time.monotonic() < deadline:
+        progress = views.read()
+        if progress is not None and all(progress.offsets.get(number, 0) >= at for number, at in ends.items()):
+            return
+        tick()
+        time.sleep(_LOOK_S)
 
 
 def _register(settings: Settings, publisher: Publisher, jobs: int) -> list[Actor]:

@@ -88,14 +88,14 @@ def test_an_agent_that_does_not_start_is_exit_4_and_its_task_has_failed(
 
 
 def _count_requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    import httpx
+    import httpx2
 
     asked: list[str] = []
-    request = httpx.Client.request
+    request = httpx2.Client.request
 
-    def counted(client: httpx.Client, method: str, *what: Any, **more: Any) -> httpx.Response:
+    def counted(client: httpx2.Client, method: str, *what: Any, **more: Any) -> httpx2.Response:
         asked.append(method)
         return request(client, method, *what, **more)
 
-    monkeypatch.setattr(httpx.Client, "request", counted)
+    monkeypatch.setattr(httpx2.Client, "request", counted)
     return asked

@@ -94,10 +94,10 @@ def test_a_listener_with_an_agents_name_is_named_by_doctor_and_up(
     organism.write_text("listeners: [{name: bob, type: human}, {name: ann, type: human}]")
     found = check_organism(settings)
     assert found.level == FAIL
-    assert f"{organism}: listener ann: an agent of {agents} has this name" in found.found
+    assert f"{organism}: listener ann: an agent in {agents} has this name" in found.found
     with pytest.raises(UsageError, match="no such part: nothing"):
         up_command.run(argparse.Namespace(only="gateway,nothing", timeout=1.0), settings)
-    assert f"{organism}: listener ann: an agent of {agents} has this name" in capsys.readouterr().err
+    assert f"{organism}: listener ann: an agent in {agents} has this name" in capsys.readouterr().err
 
 
 @pytest.mark.requirement("OP-05")

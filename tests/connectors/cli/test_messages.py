@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
@@ -86,16 +86,16 @@ def test_a_drain_whose_answer_was_lost_is_given_again(
     hub: GatewayClient, trunkline: CommandLine, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...]
 ) -> None:
     trunkline.call("messages", "send", "operator", "ask", "--text", "first")
-    request, asked = httpx.Client.request, []
+    request, asked = httpx2.Client.request, []
 
-    def losing(client: httpx.Client, method: str, *what: Any, **more: Any) -> httpx.Response:
+    def losing(client: httpx2.Client, method: str, *what: Any, **more: Any) -> httpx2.Response:
         answer = request(client, method, *what, **more)
         asked.append(answer.request.headers["x-request-id"])
         if len(asked) == 1:
-            raise httpx.ReadError("the answer was lost")
+            raise httpx2.ReadError("the answer was lost")
         return answer
 
-    monkeypatch.setattr(httpx.Client, "request", losing)
+    monkeypatch.setattr(httpx2.Client, "request", losing)
     drained = _json(trunkline.call("messages", "drain", "--json", *given))
     assert [m["payload"] for m in drained["messages"]] == [{"text": "first"}]
     assert asked == [drained["request_id"]] * 2

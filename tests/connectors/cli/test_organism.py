@@ -93,7 +93,7 @@ def test_the_file_is_loaded_again(trunkline: CommandLine, stack: CommandStack):
         (("add-listener", "x", "--handler", "no_such_module:f"), 4, "cannot import no_such_module"),
         (("add-listener", "operator", "--type", "human"), 4, "a name that the programs use"),
         (("add-listener", "a/b", "--type", "human"), 2, "not the name of a listener"),
-        (("add-listener", "x", "--type", "human", "--capability", "\x00"), 2, "cannot say that"),
+        (("add-listener", "x", "--type", "human", "--capability", "\x00"), 2, "cannot be in a command"),
         (("add-listener", "x", "--tool", "a", "--no-tools"), 2, "not both"),
         (("remove-listener", "x", "--key", "no-such-file.pem"), 2, "cannot read the key"),
     ],

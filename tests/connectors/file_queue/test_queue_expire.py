@@ -187,7 +187,7 @@ def test_a_forged_plan_is_a_clear_error_and_touches_nothing(
     (session_path / "expire.plan").write_bytes(plan)
     before = (session_path / "messages.jsonl").read_bytes()
     for call in (lambda: queue.poll("ann"), lambda: queue.send("ask", "x"), queue.expire):
-        with pytest.raises(QueueError, match="no plan of an expire"):
+        with pytest.raises(QueueError, match="is not a valid plan of an expire"):
             call()
     assert (session_path / "messages.jsonl").read_bytes() == before
     assert ids(queue.tail(100)) == live

@@ -247,7 +247,7 @@ def test_on_a_full_disk_requests_are_answered_and_refusals_recorded_and_only_log
 def test_readyz_says_within_ten_seconds_that_the_topic_was_deleted(gateway, backbone_settings):
     def says_so() -> bool:
         answer = httpx.get(f"{gateway.settings.gateway_url}/readyz")
-        return answer.status_code == 503 and "topic of the log is gone" in answer.json()["message"]
+        return answer.status_code == 503 and "topic of the log does not exist" in answer.json()["message"]
 
     assert httpx.get(f"{gateway.settings.gateway_url}/readyz").status_code == 200
     with admin_client(backbone_settings.kafka) as admin:

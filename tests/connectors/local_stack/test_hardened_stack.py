@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import httpx2
 import pytest
 import yaml
 from deltalake import DeltaTable
@@ -199,7 +200,7 @@ def test_our_clients_name_the_setting_when_they_do_not_trust_the_gateway(
     ):
         gateway.check()
     agent = {HUB_URL_VARIABLE: settings.gateway_url, AGENT_TOKEN_VARIABLE: "x"}
-    with hub_client(agent) as hub, pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+    with hub_client(agent) as hub, pytest.raises(httpx2.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
         hub.get("/healthz")
     with hub_client({**agent, CA_VARIABLE: str(settings.gateway.ca_certs)}) as hub:
         assert hub.get("/healthz").status_code == 200

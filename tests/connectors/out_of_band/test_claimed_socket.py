@@ -72,7 +72,7 @@ def test_a_socket_that_nobody_serves_any_more_is_replaced(tmp_path: Path):
 def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path):
     path = tmp_path / "commands.sock"
     path.write_text("mine")
-    with pytest.raises(TrunklineError, match=r"no socket; choose another xml_pump\.command_socket"):
+    with pytest.raises(TrunklineError, match=r"not a socket; choose another xml_pump\.command_socket"):
         ClaimedSocket(path, tmp_path).claim()
     assert path.read_text() == "mine"
 
@@ -81,6 +81,6 @@ def test_a_folder_that_others_may_enter_is_refused_unless_it_is_ours(tmp_path: P
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(0o777)
-    with pytest.raises(TrunklineError, match="open to others"):
+    with pytest.raises(TrunklineError, match="open to other users"):
         ClaimedSocket(folder / "commands.sock", tmp_path / "data").claim()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o777

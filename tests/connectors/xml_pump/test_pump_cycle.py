@@ -182,7 +182,7 @@ def test_to_a_model_only_what_it_was_given_exists(stack: PumpStack):
     (report,) = asker.answers(1)
     assert report["type"] == "text"
     assert "system said &lt;huh" in report["text"]
-    assert "nobody has the name" in report["text"]
+    assert "a name that you were given" in report["text"]
     assert {tuple(one["tools"]) for one in stack.notes("model")} == {("fast",)}
     assert [one["roles"] for one in stack.notes("model")] == [["user"], ["user", "tool"]]
 
