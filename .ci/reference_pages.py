@@ -173,8 +173,8 @@ def record_types_page() -> Iterator[str]:
     """Yield the lines of the page about record types."""
     yield "# Record types"
     yield ""
-    yield "For developers of doors and readers of the log: the types of records, by kind of stream. The key of"
-    yield "a record is `<kind>/<name>`. Every body also has `schema_version`. An asterisk marks what is required."
+    yield "For developers of doors and readers of the log: the types of records, by kind of stream. The key"
+    yield "of a record is `<kind>/<name>`. Every body has `schema_version`, too. An asterisk: a required field."
     for kind in KINDS.values():
         yield ""
         yield f"## {kind.name}"

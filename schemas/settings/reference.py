@@ -12,8 +12,7 @@ from pydantic.fields import FieldInfo
 from schemas.settings.settings import ALIASES, ENV_PREFIX, Settings
 
 _SIGNS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
-_SECRET = "secret"  # noqa: S105  a type
-_TYPES = {bool: "true or false", int: "integer", float: "number", Path: "path", SecretStr: _SECRET}
+_TYPES = {bool: "true or false", int: "integer", float: "number", Path: "path", SecretStr: "secret"}
 
 
 class Setting(NamedTuple):
@@ -34,7 +33,7 @@ class Setting(NamedTuple):
     @property
     def is_secret(self) -> bool:
         """Whether its value must not be shown."""
-        return self.type == _SECRET
+        return self.type == _TYPES[SecretStr]
 
 
 def all_settings(model: type[BaseModel] = Settings, prefix: str = "") -> Iterator[Setting]:
