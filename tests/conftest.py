@@ -58,6 +58,7 @@ NEEDS = {
     "chromium": "browser",
     "node": "node",
     "stack_settings": "stack",
+    "demo_run": "stack",
 }
 
 

@@ -43,6 +43,8 @@ from tests.faults.backbone_states import (
 from tests.own_settings import own_settings
 from tests.random_log import RandomLog, append_raw_records
 
+pytestmark = pytest.mark.kafka
+
 PARTS = ("gateway", "streams")
 QUIET_WITHIN_S = 120.0
 QUIET_S = 2.0

@@ -16,6 +16,8 @@ from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import BrokerProcess, make_kafka, wait_until
 from tests.own_settings import own_settings
 
+pytestmark = pytest.mark.kafka
+
 STREAM = "job/0a1b2c3d"
 READ_S = 30.0
 

@@ -20,6 +20,8 @@ from tests.faults.prove.comparison import LOST
 from tests.faults.prove.schedule import CRASH, KILL, SECOND, Injection, draw_schedule
 from tests.faults.prove.seed_run import LIMIT_S, SeedRun
 
+pytestmark = pytest.mark.kafka
+
 # Named points in the streaming jobs and in doors, a killed broker, one pump too many. After a change of the
 # decks, choose a new seed with these faults.
 CI_SEED = 8

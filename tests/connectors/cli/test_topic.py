@@ -18,7 +18,7 @@ from connectors.log.kafka_repairs import repair_kafka_client
 from schemas.settings.settings import Settings, SettingsError, load_settings, settings_environment
 from tests.broker_processes import BrokerProcess, kafka_at, make_kafka, wait_until, with_kafka
 
-pytestmark = pytest.mark.requirement("OP-11")
+pytestmark = [pytest.mark.requirement("OP-11"), pytest.mark.kafka]
 
 START_S = 60
 

@@ -33,7 +33,7 @@ from tests.connectors.gateway.hub_stack import (
     one_of,
 )
 
-pytestmark = pytest.mark.requirement("HH-12")
+pytestmark = [pytest.mark.requirement("HH-12"), pytest.mark.kafka]
 
 JOBS, SESSIONS, PRINCIPALS = "/api/hub/jobs", "/api/hub/sessions", "/api/hub/principals"
 PARTICIPANTS = "/api/hub/participants"

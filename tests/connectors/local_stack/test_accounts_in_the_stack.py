@@ -23,6 +23,8 @@ from schemas.keys.sealing import load_keyring
 from tests.broker_processes import wait_until, with_mqtt
 from tests.connectors.local_stack.conftest import Cli, settings_in
 
+pytestmark = pytest.mark.stack
+
 PARTS = ("kafka", "mosquitto", "bridge", "gateway")
 
 

@@ -23,7 +23,7 @@ from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import with_kafka
 from tests.connectors.local_stack.conftest import Cli, settings_in
 
-pytestmark = pytest.mark.requirement("SE-01")
+pytestmark = [pytest.mark.requirement("SE-01"), pytest.mark.stack]
 
 STRANGER_S = 120
 ALL = ("listed", "read", "appended", "deleted")

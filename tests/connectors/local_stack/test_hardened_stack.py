@@ -49,7 +49,7 @@ from tests.broker_processes import LOOPBACK, wait_until
 from tests.connectors.local_stack.conftest import settings_in
 from tests.file_modes import CAN_BECOME_ANOTHER_USER, open_to_others, opened_by_another_user, paths_below
 
-pytestmark = pytest.mark.requirement("JE-23")
+pytestmark = [pytest.mark.requirement("JE-23"), pytest.mark.stack]
 
 CLI_S = 60
 CALCULATION = (

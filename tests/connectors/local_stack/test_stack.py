@@ -27,6 +27,8 @@ from schemas.settings.settings import KafkaSettings, Settings
 from tests.broker_processes import wait_until
 from tests.connectors.local_stack.conftest import still_running
 
+pytestmark = pytest.mark.stack
+
 BROKERS = ("kafka", "mosquitto")
 
 

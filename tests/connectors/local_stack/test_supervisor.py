@@ -24,6 +24,8 @@ from connectors.processes.session_host import SessionHost
 from schemas.settings.settings import PROJECT_ROOT, Settings, ViewSettings
 from tests.connectors.local_stack.conftest import Cli, run_cli, still_running
 
+pytestmark = pytest.mark.stack
+
 HANGS = "import signal; signal.pause()"
 PartStatusReader = Callable[[str], dict[str, Any]]
 

@@ -39,7 +39,7 @@ from schemas.wire.record import OutgoingRecord, read_envelope
 from tests.broker_processes import LOOPBACK, program_environment, wait_until, with_kafka
 from tests.connectors.local_stack.conftest import settings_in
 
-pytestmark = pytest.mark.requirement("JE-23")
+pytestmark = [pytest.mark.requirement("JE-23"), pytest.mark.kafka]
 
 PASSWORD = "canary-0f1e2d3c"
 SPARK_S = 120

@@ -46,7 +46,7 @@ from tests.broker_processes import LOOPBACK, wait_until, with_mqtt
 from tests.connectors.local_stack.conftest import settings_in
 from tests.mqtt_wire import listening, publish_all
 
-pytestmark = pytest.mark.requirement("JE-23")
+pytestmark = [pytest.mark.requirement("JE-23"), pytest.mark.stack]
 
 MINE, OTHER, SECRET = "0a1b2c3d", "4e5f6a7b", "a secret"
 ANSWER_S = 5.0

@@ -23,7 +23,7 @@ from tests.connection_flood import Flood, assert_slows_nobody, flooding
 from tests.connectors.local_stack.conftest import settings_in
 from tests.mqtt_wire import listening, publish_all
 
-pytestmark = pytest.mark.requirement("SE-14")
+pytestmark = [pytest.mark.requirement("SE-14"), pytest.mark.mosquitto]
 
 CONNECTIONS = 40
 

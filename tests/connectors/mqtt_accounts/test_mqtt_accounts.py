@@ -34,6 +34,8 @@ from tests.connectors.folded_jobs import KEYRING, FoldedJobs
 from tests.connectors.local_stack.conftest import settings_in
 from tests.mqtt_wire import listening, publish_all
 
+pytestmark = pytest.mark.mosquitto
+
 MANY = 1000
 EFFECTIVE_S = 20.0
 Start = Callable[..., MqttAccounts]

@@ -34,6 +34,8 @@ from tests.connectors.processes.session_processes import (
 )
 from tests.file_modes import open_to_others
 
+pytestmark = pytest.mark.tmux
+
 
 @pytest.mark.requirement("JE-14")
 def test_a_session_runs_its_command_with_instructions_and_environment_and_notes_how_it_ended(

@@ -29,6 +29,8 @@ from tests.connectors.processes.session_processes import (
     wait_shown,
 )
 
+pytestmark = pytest.mark.tmux
+
 
 @pytest.mark.requirement("JE-25")
 def test_the_keeper_ends_here_what_the_registry_says_is_over_and_nothing_else(
