@@ -81,7 +81,10 @@ COMMANDS: dict[str, Command] = {
 # Commands of the wrapper script, which do not reach this program.
 _OF_THE_WRAPPER = {
     AGENTS: {"queue": "a mailbox in files, without the stack: send, poll, tail, expire"},
-    WORK: {"test": "run the tests; pytest's arguments may follow"},
+    WORK: {
+        "check": "format, lint, types and the quick tests, in a minute",
+        "test": "run all tests; pytest's arguments may follow",
+    },
 }
 
 _EXAMPLES = """\
@@ -105,7 +108,7 @@ def top_level_help() -> str:
 
 
 def _unknown(name: str) -> int:
-    close = get_close_matches(name, [*COMMANDS, "queue", "test"], n=1)
+    close = get_close_matches(name, [*COMMANDS, "queue", "check", "test"], n=1)
     hint = f"Did you mean '{close[0]}'?" if close else f"See {PROGRAM} --help."
     print(f"{PROGRAM}: there is no command '{name}'. {hint}", file=sys.stderr)
     return EXIT_USAGE
