@@ -82,7 +82,7 @@ COMMANDS: dict[str, Command] = {
 _OF_THE_WRAPPER = {
     AGENTS: {"queue": "a mailbox in files, without the stack: send, poll, tail, expire"},
     WORK: {
-        "check": "format, lint, types and the quick tests, in a minute",
+        "check": "format, lint, types and the tests without brokers",
         "test": "run all tests; pytest's arguments may follow",
     },
 }
