@@ -219,14 +219,21 @@ def program_environment(settings: Settings) -> dict[str, str]:
 class ProgramProcess:
     """One `python -m <module>` of ours as a child process, its log in a file."""
 
-    def __init__(self, module: str, settings: Settings, folder: Path, name: str = "program") -> None:
+    def __init__(
+        self,
+        module: str,
+        settings: Settings,
+        folder: Path,
+        name: str = "program",
+        root: Path = PROJECT_ROOT,
+    ) -> None:
         self.ready_file = folder / f"{name}.{uuid.uuid4().hex[:6]}.ready"
         self.log_path = folder / f"{name}.log"
         environment = program_environment(settings) | {"TRUNKLINE_READY_FILE": str(self.ready_file)}
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", module],
-                cwd=PROJECT_ROOT,
+                cwd=root,
                 env=environment,
                 stdout=log,
                 stderr=log,
