@@ -69,12 +69,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(NEEDS[fixture])
 
 
+QUICK_EXAMPLES = 20
+
 # The files that take longest, the longest first.
 LONGEST = ("test_demo.py", "test_prove_seeds.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest.
+    """Begin with the files that take longest, and shorten the random tests if `check` asks for it.
 
     At the end of a run no worker should have one left while the others have nothing to do. Next come the tests
     of the worker that has Spark, then the files with long time limits.
@@ -89,6 +91,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return path.name not in LONGEST, not takes_spark(path), -limits[path]
 
     items.sort(key=lambda item: order(item.path))
+    if os.environ.get("TRUNKLINE_TESTS") == "quick":
+        for item in items:
+            shorten(getattr(item, "obj", None))
+
+
+def shorten(test: Any) -> None:
+    """Let a test that draws random examples draw a fifth of them. `./trunkline test` draws all."""
+    drawn = getattr(test, "_hypothesis_internal_use_settings", None)
+    if drawn is not None and drawn.max_examples > QUICK_EXAMPLES:
+        examples = max(QUICK_EXAMPLES, drawn.max_examples // 5)
+        getattr(test, "__func__", test)._hypothesis_internal_use_settings = hypothesis.settings(
+            drawn, max_examples=examples
+        )
 
 
 @functools.cache
@@ -97,22 +112,29 @@ def takes_spark(path: Path) -> bool:
     return re.search(r"\b(spark: SparkSession|drain: Callable)\b", path.read_text()) is not None
 
 
+@functools.cache
+def reads_source(path: Path) -> bool:
+    """Return whether tests of this file look at the files of the project."""
+    return "from tests.source_files import" in path.read_text()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give all files that take the session's Spark to one worker.
+    """Give the files that share something dear to one worker.
 
-    A new Spark is slow for half a minute, and each worker would have one.
+    A new Spark is slow for half a minute. The tests of the source's form parse all files.
     """
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
-    class OneSpark(LoadFileScheduling):
+    class SharedScopes(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return "spark" if takes_spark(config.rootpath / file) else file
+            path = config.rootpath / file
+            return "spark" if takes_spark(path) else "source" if reads_source(path) else file
 
-    return OneSpark(config, log)
+    return SharedScopes(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.source_files import ROOT, nodes_of, project_files, python_files, text_of, tree_of
+
 PACKAGES = ("schemas", "connectors", "jobs")
 FILE_LINES, FUNCTION_LINES, README_LINES, RECORD_LINES, LINE_WIDTH = 400, 70, 130, 40, 112
 EMPTY_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "core", "misc", "base", "stuff"}
@@ -31,37 +31,15 @@ IMPURE_LIBRARIES = {"socket", "ssl", "kafka", "confluent_kafka", "deltalake"}
 
 
 @cache
-def project_files() -> tuple[Path, ...]:
-    """All files of the project: what git has or would add, so no build products."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-        text=True,
-    )
-    names = sorted(name for name in listed.stdout.split("\0") if name)
-    return tuple(Path(name) for name in names if (ROOT / name).is_file())
-
-
-def python_files(*folders: str) -> list[Path]:
-    """The Python files below these folders, relative to the checkout."""
-    return [p for p in project_files() if p.suffix == ".py" and (not folders or p.parts[0] in folders)]
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    """The syntax tree of a file."""
-    return ast.parse((ROOT / path).read_text(encoding="utf-8"), str(path))
-
-
-def imports_of(path: Path) -> Iterator[tuple[str, int]]:
-    """Each module that a file imports, and how many dots stand before it."""
-    for node in ast.walk(tree_of(path)):
+def imports_of(path: Path) -> tuple[tuple[str, int], ...]:
+    """Each module that a file imports, and the number of dots before it."""
+    found: list[tuple[str, int]] = []
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, 0) for alias in node.names)
+            found += ((alias.name, 0) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield node.module or "", node.level
+            found.append((node.module or "", node.level))
+    return tuple(found)
 
 
 def offenders(found: Iterator[str] | list[str]) -> None:
@@ -133,7 +111,7 @@ def test_delta_is_written_by_jobs_only() -> None:
         f"{path}: {found[0]}"
         for path in python_files("schemas", "connectors")
         if reads_delta(path)
-        for found in writes.finditer((ROOT / path).read_text(encoding="utf-8"))
+        for found in writes.finditer(text_of(path))
     )
 
 
@@ -142,7 +120,7 @@ def test_data_files_of_tables_are_read_by_one_file_only() -> None:
     offenders(
         f"{path}:{node.lineno} calls {node.func.attr}, which gives a file's own types: use {DATA_FILES}"
         for path in python_files("notebooks", *PACKAGES)
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if path != DATA_FILES and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         if node.func.attr in readers or ast.unparse(node.func) in {"ds.dataset", "pq.read_table"}
     )
@@ -162,7 +140,7 @@ def module_files() -> dict[str, Path]:
 def imported_modules(module: str) -> frozenset[str]:
     """The product's modules that a module imports."""
     known, found = module_files(), set()
-    for node in ast.walk(tree_of(known[module])):
+    for node in nodes_of(known[module]):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -267,14 +245,14 @@ def test_no_module_has_a_name_that_says_nothing() -> None:
 
 def test_files_are_short() -> None:
     def lines(path: Path) -> int:
-        return len((ROOT / path).read_text(encoding="utf-8").splitlines())
+        return len(text_of(path).splitlines())
 
     offenders(f"{path}: {lines(path)} lines" for path in python_files() if lines(path) > FILE_LINES)
 
 
 def functions_of(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Every function and method of a file."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -337,7 +315,7 @@ def test_no_test_is_skipped_or_sleeps() -> None:
     offenders(
         f"{path}: {found[0]}"
         for path in python_files("tests")
-        if path.name != itself and (found := words.search((ROOT / path).read_text(encoding="utf-8")))
+        if path.name != itself and (found := words.search(text_of(path)))
     )
 
 
@@ -362,7 +340,7 @@ def test_no_file_holds_a_path_of_a_machine_or_the_address_of_a_registry() -> Non
         f"{path}: {found[0]}"
         for path in project_files()
         if path.suffix in TEXTS and path.parts[0] != ".ci" and not may_show_paths(path)
-        for found in MACHINE.finditer((ROOT / path).read_text(encoding="utf-8"))
+        for found in MACHINE.finditer(text_of(path))
     )
 
 
@@ -373,7 +351,7 @@ def test_the_readme_is_short() -> None:
 
 def test_a_decision_record_is_short_beside_its_tables() -> None:
     def prose(path: Path) -> int:
-        return sum(not line.startswith("|") for line in (ROOT / path).read_text(encoding="utf-8").splitlines())
+        return sum(not line.startswith("|") for line in text_of(path).splitlines())
 
     records = [p for p in project_files() if p.parent.name == "decisions" and p.suffix == ".md"]
     offenders(f"{path}: {prose(path)} lines" for path in records if prose(path) > RECORD_LINES)

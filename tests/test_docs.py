@@ -17,8 +17,8 @@ from schemas.settings.settings import Settings
 from schemas.streams.kinds import KINDS, RECORD_TYPES, VIEW_TABLES
 from schemas.tables import ledger
 from schemas.wire.verdicts import REASONS
+from tests.source_files import ROOT, files_with_tests, text_of, tree_of
 
-ROOT = Path(__file__).resolve().parent.parent
 DOORS = ("_bridge", "_hub", "_mcp", "_pump", "_queue", "gateway", "dashboard")
 
 
@@ -101,7 +101,7 @@ def test_every_link_of_the_docs_leads_to_a_file_and_a_heading() -> None:
 def test_every_test_that_the_guarantees_name_exists() -> None:
     page = (ROOT / "docs" / "explanation" / "guarantees.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(test_\w+)`", page))
-    written = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    written = "\n".join(text_of(path) for path in files_with_tests())
     assert named, "the guarantees name no tests"
     assert sorted(name for name in named if f"def {name}(" not in written) == []
 
@@ -109,8 +109,8 @@ def test_every_test_that_the_guarantees_name_exists() -> None:
 def slow_tests() -> set[str]:
     """The names of the tests that only `-m slow` runs, by their marks or that of their file."""
     found: set[str] = set()
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        body = ast.parse(path.read_text(encoding="utf-8")).body
+    for path in files_with_tests():
+        body = tree_of(path).body
         texts = [ast.unparse(one) for one in body if isinstance(one, ast.Assign)]
         is_slow = any(text.startswith("pytestmark") and "mark.slow" in text for text in texts)
         for one in body:

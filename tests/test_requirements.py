@@ -7,28 +7,29 @@ import re
 from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.source_files import files_with_tests, nodes_of, text_of
+
 ID = re.compile(r"[A-Z]{2}-\d{2}")
 ROW = re.compile(r"^\| ([A-Z]{2}-\d{2}) \| (.+) \|$", re.MULTILINE)
 
 
 def rows() -> list[tuple[str, str]]:
     """Id and sentence of each row."""
-    return ROW.findall((ROOT / "docs" / "reference" / "requirements.md").read_text(encoding="utf-8"))
+    return ROW.findall(text_of("docs/reference/requirements.md"))
 
 
 def markers() -> dict[str, list[str]]:
     """Where each id is named by a marker, on a test or for a whole file."""
     found: dict[str, list[str]] = {}
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path in files_with_tests():
+        for node in nodes_of(path):
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute)
                 and node.func.attr == "requirement"
             ):
                 for identity in ids_in(path, node):
-                    found.setdefault(identity, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+                    found.setdefault(identity, []).append(f"{path}:{node.lineno}")
     return found
 
 
@@ -37,7 +38,7 @@ def ids_in(path: Path, call: ast.Call) -> list[str]:
     (argument,) = call.args
     if isinstance(argument, ast.Constant):
         return [str(argument.value)]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.ListComp) and any(
             isinstance(part, ast.Call) and ast.dump(part) == ast.dump(call) for part in ast.walk(node.elt)
         ):
@@ -67,6 +68,6 @@ def test_the_table_has_one_row_and_one_sentence_for_each_id_in_order() -> None:
 
 
 def test_no_row_is_overlooked_for_its_notation() -> None:
-    text = (ROOT / "docs" / "reference" / "requirements.md").read_text(encoding="utf-8")
+    text = text_of("docs/reference/requirements.md")
     lines = [line for line in text.splitlines() if line.startswith("|") and ID.search(line)]
     assert len(lines) == len(rows()) > 0

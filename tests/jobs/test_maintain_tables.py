@@ -53,7 +53,7 @@ def test_compaction_leaves_few_files_and_writes_none_anew_in_each_round(
     monkeypatch.setattr(maintain_tables, "_SMALL_FILE_BYTES", small)
     monkeypatch.setattr(maintain_tables, "_FULL_FILE_BYTES", full)
     path, appended, rewritten, most = str(tmp_path), 0, 0, 0
-    for _ in range(30):
+    for _ in range(18):
         known = live_files(path) if appended else {}
         for _ in range(4):
             write_deltalake(path, pa.table({"bytes": [os.urandom(3000)]}), mode="append")

@@ -48,6 +48,14 @@ class Backbone:
         self._ends = [0] * PARTITIONS
         self._moment = FIRST_MOMENT_US
 
+    def copy(self, folder: Path) -> Backbone:
+        """Copy the tables, the keys and the state of the streams."""
+        shutil.copytree(self.settings.data_dir, folder)
+        other = Backbone(folder)
+        other._entries = {key: Entries(entries.stored()) for key, entries in self._entries.items()}
+        other._ends, other._moment = [*self._ends], self._moment
+        return other
+
     def settle(self, *records: OutgoingRecord) -> None:
         """One micro-batch of settle_events."""
         rows = []
@@ -88,9 +96,15 @@ class Backbone:
 
 
 @pytest.fixture
-def backbone(tmp_path: Path) -> Backbone:
-    """A ledger with some micro-batches of every kind of trouble, and its views."""
-    made = Backbone(tmp_path / "data")
+def backbone(made_once: Backbone, tmp_path: Path) -> Backbone:
+    """A copy of the ledger and its views for one test."""
+    return made_once.copy(tmp_path / "data")
+
+
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Backbone:
+    """A ledger with some micro-batches of every kind of trouble, and its views. No test changes it."""
+    made = Backbone(tmp_path_factory.mktemp("backbone") / "data")
     draw = random.Random(7)
     jobs = [f"{number:08x}" for number in range(12)]
     made.settle(*(registration(job, made.keyring) for job in jobs))
