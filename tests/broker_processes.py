@@ -20,6 +20,7 @@ import pytest
 from pydantic import SecretStr
 
 from connectors.local_stack import free_port
+from connectors.local_stack.programs import jar_files
 from schemas.settings.kafka_settings import USERNAME
 from schemas.settings.settings import PROJECT_ROOT, KafkaSettings, Settings, settings_environment
 
@@ -158,15 +159,6 @@ log_dest stderr
 """
 
 
-def _kafka_jars() -> Path:
-    checkout = PROJECT_ROOT / ".jars" / "kafka"
-    named = os.environ.get("TRUNKLINE_JARS")
-    for folder in (checkout, Path(named) if named else checkout):
-        if any(folder.glob("kafka_2.13-*.jar")):
-            return folder
-    pytest.fail("no Kafka jars: run ./trunkline once, or set TRUNKLINE_JARS to the folder that holds them")
-
-
 def kafka_at(port: int, **more: Any) -> KafkaSettings:
     """Settings with the login of a Kafka that `make_kafka` has made."""
     login = SecretStr(KAFKA_PASSWORD)
@@ -178,7 +170,7 @@ def make_kafka(folder: Path, more: str = "") -> BrokerProcess:
     settings.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    jars = f"{_kafka_jars()}/*"
+    jars = ":".join(map(str, jar_files("kafka")))
     port = free_port()
     properties = folder / "server.properties"
     login = {"user": USERNAME, "password": KAFKA_PASSWORD}

@@ -10,6 +10,7 @@ import functools
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ import pytest
 from connectors.local_stack.spark_command import DELTA_CONF
 from schemas.keys.sealing import Keyring, ensure_keyring
 from schemas.log_access.event_topic import topic_reader
-from schemas.settings.settings import Settings
+from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import (
     STOP_S,
     BrokerProcess,
@@ -30,13 +31,13 @@ from tests.broker_processes import (
     make_kafka,
     make_mosquitto,
 )
+from tests.class_archives import QUICK_JVM, use_archives
 from tests.own_settings import own_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Nearly all the JVMs of the tests live for seconds: the second compiler would cost more than it gains.
-os.environ["JDK_JAVA_OPTIONS"] = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -XX:TieredStopAtLevel=1".strip()
+os.environ["JDK_JAVA_OPTIONS"] = QUICK_JVM
 
 # A program that may not keep its bytecode compiles all our modules anew, a quarter of its start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -48,6 +49,27 @@ hypothesis.settings.load_profile("unhurried")
 
 # A shell that starts the tests in the background lets them ignore SIGINT, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_archives: dict[str, Any] = {}
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Let a run of all tests make the class archives that are missing, beside its first tests."""
+    if os.environ.get("TRUNKLINE_TESTS") == "all" and not hasattr(session.config, "workerinput"):
+        _archives["maker"] = subprocess.Popen([sys.executable, "-m", "tests.class_archives"], cwd=PROJECT_ROOT)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let JVMs use the class archives as soon as they exist."""
+    if not _archives.get("used") and not STARTS_A_JVM.isdisjoint(mark.name for mark in item.iter_markers()):
+        _archives["used"] = use_archives()
+
+
+def pytest_sessionfinish() -> None:
+    """Wait for the program that makes the class archives."""
+    if "maker" in _archives:
+        _archives["maker"].wait()
 
 
 # Fixtures that start something beside Python, and the marker of the tests that use them.
@@ -68,6 +90,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     for fixture in NEEDS.keys() & set(getattr(item, "fixturenames", ())):
         item.add_marker(NEEDS[fixture])
 
+
+# Markers of tests that start a JVM.
+STARTS_A_JVM = {"kafka", "spark", "stack"}
 
 QUICK_EXAMPLES = 20
 

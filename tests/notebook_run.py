@@ -105,8 +105,6 @@ def run_in_kernel(name: str, settings: Settings, folder: Path, monkeypatch: pyte
         monkeypatch.setenv(variable, value)
     monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    # Where a JVM is started it lives for seconds: its second compiler took half of them.
-    monkeypatch.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
     executed = notebook(name)
     NotebookClient(executed, timeout=KERNEL_CELL_S, kernel_name="python3").execute(cwd=os.fspath(NOTEBOOKS))
     run = NotebookRun()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from connectors.local_stack.spark_command import class_path
 from schemas.log_access.kafka_clients import PASSWORD_VARIABLE
 from tests.broker_processes import KAFKA_PASSWORD
 
@@ -20,15 +21,13 @@ def start_session(
     work_dir: Path, shuffle_partitions: int = 2, conf: Mapping[str, str] | None = None
 ) -> SparkSession:
     """Start the session; one a process. `work_dir` takes all that Spark writes beside tables."""
-    jars = ROOT / ".jars" / "spark"
-    assert list(jars.glob("*.jar")), "no jars: run ./trunkline once"
     os.environ["PYSPARK_PYTHON"] = sys.executable
     # Spark's JVM looks up there what `kafka_at` says.
     os.environ[PASSWORD_VARIABLE] = KAFKA_PASSWORD
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     arguments = [
         *("--properties-file", str(ROOT / "conf" / "spark-defaults.conf")),
-        *("--driver-memory", "2g", "--master", "local[2]", "--driver-class-path", f"{jars}/*"),
+        *("--driver-memory", "2g", "--master", "local[2]", "--driver-class-path", class_path()),
         "pyspark-shell",
     ]
     os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join(arguments)

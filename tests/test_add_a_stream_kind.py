@@ -15,6 +15,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
+from connectors.local_stack.spark_command import class_path
 from schemas.settings.settings import Settings, ViewSettings
 from schemas.wire.record import OutgoingRecord, content_id
 from schemas.wire.strict_json import canonical
@@ -93,7 +94,7 @@ def test_a_new_kind_is_settled_by_both_runners_and_rebuilt_from_one_module_and_o
     project: Path, backbone_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ["--properties-file", str(PROJECT_ROOT / "conf" / "spark-defaults.conf"), "--master", "local[2]"]
-    paths = ["--conf", f"spark.local.dir={tmp_path}", "--driver-class-path", f"{project}/.jars/spark/*"]
+    paths = ["--conf", f"spark.local.dir={tmp_path}", "--driver-class-path", class_path()]
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", shlex.join([*options, *paths, "pyspark-shell"]))
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     settings = backbone_settings.model_copy(update={"views": ViewSettings(interval_ms=200)})

@@ -13,6 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from connectors.audit.verification import verify
+from connectors.local_stack.spark_command import class_path
 from jobs.views.view_lock import views_lock
 from schemas.errors import Refused
 from schemas.keys.sealing import Keyring
@@ -31,14 +32,13 @@ def streams(
     backbone_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., ProgramProcess]]:
     """Starts the program and waits until it is ready; it ends with the test."""
-    jars = PROJECT_ROOT / ".jars" / "spark"
     arguments = [
         "--properties-file",
         str(PROJECT_ROOT / "conf" / "spark-defaults.conf"),
         "--master",
         "local[2]",
     ]
-    scratch = ["--conf", f"spark.local.dir={tmp_path / 'scratch'}", "--driver-class-path", f"{jars}/*"]
+    scratch = ["--conf", f"spark.local.dir={tmp_path / 'scratch'}", "--driver-class-path", class_path()]
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", shlex.join([*arguments, *scratch, "pyspark-shell"]))
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     started: list[ProgramProcess] = []

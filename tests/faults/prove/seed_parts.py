@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import sys
@@ -52,8 +53,6 @@ MODULES: Final = {
 LISTENER: Final = "worker"
 IDLE: Final = "idle"
 _WAIT: Final = "import time; time.sleep(600)"
-# A JVM that lives for a minute is up sooner, and leaves more to others, without its second compiler.
-_QUICK_JVM: Final = "-XX:TieredStopAtLevel=1"
 _WRAPPER: Final = PROJECT_ROOT / "tests" / "faults" / "prove" / "crashing_streams.py"
 
 
@@ -111,7 +110,9 @@ def wrapped(plan: PartPlan, folder: Path, module: str | None) -> PartPlan:
     """The plan with our crash points around its program, or around this module in its place."""
     environment = {**plan.environment, FOLDER_VARIABLE: str(folder / "points"), HANDLERS_FOLDER: str(folder)}
     if module is None:
-        command, environment = plan.command, {**environment, "JDK_JAVA_OPTIONS": _QUICK_JVM}
+        # A JVM that lives for a minute starts sooner, and leaves more to others, without its second compiler.
+        options = os.environ.get("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+        command, environment = plan.command, {**environment, "JDK_JAVA_OPTIONS": options}
         return replace(plan, environment=environment, command=lambda: [*command()[:-1], str(_WRAPPER)])
     program = [sys.executable, "-P", "-m", "tests.faults.prove.crashing_program", plan.name, module]
     return replace(plan, environment=environment, command=lambda: program)
