@@ -25,6 +25,7 @@ from connectors.cli.main import COMMANDS, parser_of, top_level_help  # noqa: E40
 from schemas.settings.reference import all_settings  # noqa: E402
 from schemas.settings.settings import Settings  # noqa: E402
 from schemas.streams.kinds import KINDS, VIEW_TABLES, VIEWS  # noqa: E402
+from schemas.streams.principal.principals import OPERATOR  # noqa: E402
 from schemas.tables.ledger_arrow import LEDGER_ARROW  # noqa: E402
 from schemas.tables.view_arrow import VIEW_ARROW  # noqa: E402
 from schemas.wire.verdicts import DOOR_REASONS, REASONS  # noqa: E402
@@ -105,19 +106,28 @@ def http_page() -> Iterator[str]:
     document = openapi()
     yield "# HTTP API"
     yield ""
-    yield "For programs that call the hub: its operations. An asterisk marks what is required. A running hub"
-    yield "serves the OpenAPI document, with the schemas of bodies and answers, at `/openapi.json`."
+    yield "For programs that call the hub: its operations. An asterisk marks what is required. The operator may"
+    yield "perform all operations. `own`: only for things that the caller made or holds. A running hub serves"
+    yield "the OpenAPI document, with the schemas of bodies and answers, at `/openapi.json`."
     for tag, operations in groupby(sorted(operations_of(document)), lambda one: one[0]):
         yield ""
         yield f"## {tag}"
         yield ""
-        yield "| operation | what it does | parameters and fields of the body | answers |"
-        yield "|---|---|---|---|"
+        yield "| operation | what it does | roles | parameters and fields of the body | answers |"
+        yield "|---|---|---|---|---|"
         for _, path, method, operation in operations:
             inputs = ", ".join(f"`{name}`" for name in inputs_of(operation, document)) or "-"
             text = " ".join((operation.get("description") or operation.get("summary", "")).split())
             answers = ", ".join(sorted(operation["responses"]))
-            yield f"| `{method.upper()} {path}` | {text} | {inputs} | {answers} |"
+            yield f"| `{method.upper()} {path}` | {text} | {roles_of(operation)} | {inputs} | {answers} |"
+
+
+def roles_of(operation: dict[str, Any]) -> str:
+    """Return the roles beside the operator that may perform an operation."""
+    if "security" not in operation:
+        return "all, without a token"
+    roles = {role: reach for role, reach in operation["x-trunkline-roles"].items() if role != OPERATOR}
+    return ", ".join(role if reach == "all" else f"{role} (own)" for role, reach in roles.items()) or "-"
 
 
 def openapi() -> dict[str, Any]:

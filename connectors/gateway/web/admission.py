@@ -18,7 +18,7 @@ from fastapi.routing import APIRoute
 from connectors.gateway.web.answers import INTERNAL, ApiError, error_response, first_fault
 from connectors.gateway.web.bounded_http import note_principal
 from connectors.gateway.web.identities import Identities, Unidentified
-from connectors.gateway.web.policy import Action, Caller, decide, needs_owner
+from connectors.gateway.web.policy import Action, Caller, decide, needs_owner, roles_with
 from connectors.gateway.web.refusals import RefusalRecorder
 from connectors.gateway.web.strict_request import NotRead, StrictRequest
 from schemas.errors import TrunklineError
@@ -160,6 +160,7 @@ class AdmittedRoute(APIRoute):
             # No FastAPI security dependency: the gate has read the token already.
             options["openapi_extra"] = {
                 "x-trunkline-action": str(self.admission[0]),
+                "x-trunkline-roles": roles_with(self.admission[0]),
                 "security": [{_BEARER: []}],
             }
         super().__init__(path, endpoint, **options)

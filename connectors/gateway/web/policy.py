@@ -126,6 +126,11 @@ RIGHTS: Final[dict[str, dict[Action, Reach]]] = {
 }
 
 
+def roles_with(action: Action) -> dict[str, Reach]:
+    """Return the roles that may perform an action, and whether for everything or for their own things."""
+    return {role: rights[action] for role, rights in RIGHTS.items() if action in rights}
+
+
 # The actions that a token's capabilities can restrict. An agent keeps its mailbox and the end of its own task.
 RESTRICTED_BY_CAPABILITIES: Final = frozenset(
     {Action.MESSAGE_SEND, Action.MESSAGE_BROADCAST, Action.TASK_SUBMIT}
