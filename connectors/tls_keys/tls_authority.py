@@ -27,7 +27,8 @@ LOCAL_HOSTS: Final = ("127.0.0.1", "localhost")
 # Clocks of other machines may be behind ours.
 _BACKDATED: Final = timedelta(hours=1)
 _ORGANISATION: Final = "Trunkline"
-_BOTH: Final = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+# An extension of a certificate, and whether it is critical.
+_Extension = tuple[x509.ExtensionType, bool]
 
 
 @dataclass(frozen=True)
@@ -61,33 +62,31 @@ def read_pair(key_pem: bytes, certificate_pem: bytes) -> Pair:
 
 def new_authority(now: datetime | None = None) -> Pair:
     """Return a new self-signed authority."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    begins = now or datetime.now(UTC)
     # Two authorities with the same name and different keys would confuse a client that has both certificates.
-    name = _name(f"Trunkline CA {x509.random_serial_number() & 0xFFFFFFFF:08x}")
-    builder = _builder(name, name, key.public_key(), begins, begins + timedelta(days=CA_DAYS))
-    usage = _usage(key_cert_sign=True, crl_sign=True)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(usage, critical=True)
-    return Pair(key, builder.sign(key, hashes.SHA256()))
+    name = f"Trunkline CA {x509.random_serial_number() & 0xFFFFFFFF:08x}"
+    extensions: list[_Extension] = [
+        (x509.BasicConstraints(ca=True, path_length=0), True),
+        (_usage("key_cert_sign", "crl_sign"), True),
+    ]
+    return _issued(None, name, CA_DAYS, extensions, now)
 
 
-def new_server(authority: Pair, name: str, hosts: Iterable[str], now: datetime | None = None) -> Pair:
-    """Return a pair for a server with these hosts. It is valid as a client's pair, too.
+def new_leaf(authority: Pair | None, name: str, hosts: Iterable[str] = (), now: datetime | None = None) -> Pair:
+    """Return a pair for a server with these hosts, or for a client without hosts.
 
-    Raises UsageError for an invalid host.
+    A server's pair is valid as a client's, too. Without an authority the pair is self-signed: a client that
+    trusts it trusts no other certificate. Raises UsageError for an invalid host.
     """
-    return _leaf(authority, name, _BOTH, hosts, now)
-
-
-def new_client(authority: Pair, name: str, now: datetime | None = None) -> Pair:
-    """Return a pair for a client."""
-    return _leaf(authority, name, [ExtendedKeyUsageOID.CLIENT_AUTH], (), now)
-
-
-def new_lone(name: str, hosts: Iterable[str], now: datetime | None = None) -> Pair:
-    """Return a self-signed pair. A client that trusts it trusts no other certificate."""
-    return _leaf(None, name, _BOTH, hosts, now)
+    names = [_host(host) for host in hosts]
+    purposes = [ExtendedKeyUsageOID.SERVER_AUTH] if names else []
+    extensions: list[_Extension] = [
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (_usage("digital_signature"), True),
+        (x509.ExtendedKeyUsage([*purposes, ExtendedKeyUsageOID.CLIENT_AUTH]), False),
+    ]
+    if names:
+        extensions.append((x509.SubjectAlternativeName(names), False))
+    return _issued(authority, name, LEAF_DAYS, extensions, now)
 
 
 def check_hosts(hosts: Iterable[str]) -> None:
@@ -122,64 +121,42 @@ def why_not_good(
     return f"it does not name {', '.join(missing)}" if missing else None
 
 
-def _leaf(
-    authority: Pair | None,
-    name: str,
-    purposes: list[x509.ObjectIdentifier],
-    hosts: Iterable[str],
-    now: datetime | None,
+def _issued(
+    authority: Pair | None, name: str, days: int, extensions: list[_Extension], now: datetime | None
 ) -> Pair:
-    names = [_host(host) for host in hosts]
     key = ec.generate_private_key(ec.SECP256R1())
     begins = now or datetime.now(UTC)
-    ends = begins + timedelta(days=LEAF_DAYS)
-    issuer = _name(name) if authority is None else authority.certificate.subject
-    if authority is not None:
-        # Not longer than its issuer.
-        ends = min(ends, authority.certificate.not_valid_after_utc)
-    builder = _builder(_name(name), issuer, key.public_key(), begins, ends)
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(_usage(digital_signature=True), critical=True)
-    builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
-    if authority is not None:
-        extensions = authority.certificate.extensions
-        signed_by = extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-        identifier = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signed_by)
-        builder = builder.add_extension(identifier, critical=False)
-    if names:
-        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    return Pair(key, builder.sign(key if authority is None else authority.key, hashes.SHA256()))
-
-
-def _builder(
-    subject: x509.Name,
-    issuer: x509.Name,
-    public: ec.EllipticCurvePublicKey,
-    begins: datetime,
-    ends: datetime,
-) -> x509.CertificateBuilder:
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(begins - _BACKDATED)
-        .not_valid_after(ends)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-    )
-
-
-def _name(name: str) -> x509.Name:
-    return x509.Name(
+    ends = begins + timedelta(days=days)
+    subject = x509.Name(
         [
             x509.NameAttribute(NameOID.ORGANIZATION_NAME, _ORGANISATION),
             x509.NameAttribute(NameOID.COMMON_NAME, name),
         ]
     )
+    signer, issuer = key, subject
+    extensions = [(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False), *extensions]
+    if authority is not None:
+        signer, issuer = authority.key, authority.certificate.subject
+        # Not longer than its issuer.
+        ends = min(ends, authority.certificate.not_valid_after_utc)
+        signed_by = authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+        identifier = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signed_by)
+        extensions.append((identifier, False))
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begins - _BACKDATED)
+        .not_valid_after(ends)
+    )
+    for extension, is_critical in extensions:
+        builder = builder.add_extension(extension, is_critical)
+    return Pair(key, builder.sign(signer, hashes.SHA256()))
 
 
-def _usage(**allowed: bool) -> x509.KeyUsage:
+def _usage(*allowed: str) -> x509.KeyUsage:
     kinds = (
         "digital_signature",
         "content_commitment",
@@ -191,7 +168,7 @@ def _usage(**allowed: bool) -> x509.KeyUsage:
         "encipher_only",
         "decipher_only",
     )
-    return x509.KeyUsage(**{kind: allowed.get(kind, False) for kind in kinds})
+    return x509.KeyUsage(**{kind: kind in allowed for kind in kinds})
 
 
 def _host(host: str) -> x509.DNSName | x509.IPAddress:

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,9 +25,7 @@ from connectors.tls_keys.tls_authority import (
     check_hosts,
     hosts_of,
     new_authority,
-    new_client,
-    new_lone,
-    new_server,
+    new_leaf,
     read_pair,
     why_not_good,
 )
@@ -101,20 +98,17 @@ def create(
         authority, why = _authority(folder, renew_authority)
         found.files.append(_described(folder, CA, authority, why))
         for name in SERVERS:
-            server = partial(new_server, authority, name)
-            pair, file = _ensured(folder, name, authority, renew, server, wanted)
+            pair, file = _ensured(folder, name, authority, renew, wanted)
             if name == KAFKA:
                 chain = authority.certificate_pem
                 _private(folder / f"{name}.pem", pair.key_pem + pair.certificate_pem + chain)
             found.files.append(file)
-        internal = partial(new_lone, KAFKA_INTERNAL)
-        pair, file = _ensured(folder, KAFKA_INTERNAL, None, renew, internal, LOCAL_HOSTS)
+        pair, file = _ensured(folder, KAFKA_INTERNAL, None, renew, LOCAL_HOSTS)
         _private(folder / f"{KAFKA_INTERNAL}.pem", pair.key_pem + pair.certificate_pem)
         found.files.append(file)
         if mutual or (folder / _CLIENTS).is_dir():
             for role in CLIENT_ROLES:
-                client = partial(new_client, authority, role)
-                found.files.append(_ensured(folder, client_name(role), authority, renew, client)[1])
+                found.files.append(_ensured(folder, client_name(role), authority, renew)[1])
         make_first(folder / KAFKA_PASSWORD, secrets.token_hex(32))
         found.exposed.extend(_exposed(folder))
     except OSError as error:
@@ -145,58 +139,39 @@ def _is_exposed(file: Path) -> bool:
 def _authority(folder: Path, renew: bool) -> tuple[Pair, str | None]:
     known = _known(folder, CA)
     why = _reason(known, known, (), renew)
+    key = folder / f"{CA}.key"
     if known is not None and why is None:
-        _check_key_is_ours(folder / f"{CA}.key")
+        # Another mode would hide that someone may have read the key. Only the operator can know.
+        if _is_exposed(key):
+            raise Refused(
+                f"{key} is readable by others (mode {stat.S_IMODE(key.stat().st_mode):o}), and with it anyone "
+                f"can pose as any server: if no other user can have read it, run chmod 600 {key} and then this "
+                "command again; else make a new authority with --renew-ca: all clients need its ca.crt"
+            )
         return known, None
-    if known is None and not renew:
-        _check_never_made(folder)
+    # A `ca.key` alone is left from an interrupted start: no certificate of that authority exists.
+    left = [folder / f"{name}.crt" for name in (CA, *SERVERS) if (folder / f"{name}.crt").exists()]
+    if known is None and left and not renew:
+        raise Refused(
+            f"{left[0]} exists, but {folder / CA}.crt and {CA}.key are no valid pair: restore the missing or "
+            "changed file; or make a new authority with --renew-ca: all clients need its ca.crt"
+        )
     made = new_authority()
     _write(folder, CA, made)
     return made, why
 
 
-def _check_key_is_ours(key: Path) -> None:
-    """Raise Refused if others can read the authority's key.
-
-    Another mode would hide that someone may have read the key. Only the operator can know.
-    """
-    if _is_exposed(key):
-        raise Refused(
-            f"{key} is readable by others (mode {stat.S_IMODE(key.stat().st_mode):o}), and with it anyone can "
-            f"pose as any server: if no other user can have read it, run chmod 600 {key} and then this command "
-            "again; else make a new authority with --renew-ca: all clients need its ca.crt"
-        )
-
-
-def _check_never_made(folder: Path) -> None:
-    """Raise Refused if there was an authority before.
-
-    A `ca.key` alone is left from an interrupted start: no certificate of that authority exists.
-    """
-    left = [folder / f"{name}.crt" for name in (CA, *SERVERS) if (folder / f"{name}.crt").exists()]
-    if left:
-        raise Refused(
-            f"{left[0]} exists, but {folder / CA}.crt and {CA}.key are no valid pair: restore the missing or "
-            "changed file; or make a new authority with --renew-ca: all clients need its ca.crt"
-        )
-
-
 def _ensured(
-    folder: Path,
-    name: str,
-    authority: Pair | None,
-    renew: bool,
-    make: Callable[..., Pair],
-    hosts: Sequence[str] = (),
+    folder: Path, name: str, authority: Pair | None, renew: bool, hosts: Sequence[str] = ()
 ) -> tuple[Pair, TlsFile]:
     """Return a pair from its files, or make and write a new one.
 
-    A pair without an `authority` is self-signed. `make` gets the wanted hosts and those of the old certificate.
+    A pair without an `authority` is self-signed. A new one has the wanted hosts and those of the old one.
     """
     known = _known(folder, name)
     names = list(dict.fromkeys([*hosts, *([] if known is None else hosts_of(known.certificate))]))
     why = _reason(known, authority or known, names, renew)
-    pair = known if known is not None and why is None else make(*([names] if names else []))
+    pair = known if known is not None and why is None else new_leaf(authority, Path(name).name, names)
     if why is not None:
         _write(folder, name, pair)
     return pair, _described(folder, name, pair, why)

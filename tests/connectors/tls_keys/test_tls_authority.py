@@ -15,7 +15,7 @@ import pytest
 from cryptography import x509
 
 from connectors.cli.main import main
-from connectors.tls_keys.tls_authority import new_authority, new_client, new_server, why_not_good
+from connectors.tls_keys.tls_authority import new_authority, new_leaf, why_not_good
 from connectors.tls_keys.tls_files import SERVERS, client_name, create
 from schemas.errors import Refused, TrunklineError, UsageError
 
@@ -180,12 +180,12 @@ def test_an_authority_that_was_broken_off_before_anybody_saw_it_is_made_anew(tmp
 def test_what_ends_soon_is_not_good_and_nothing_outlives_its_authority() -> None:
     now = datetime.now(UTC)
     authority = new_authority(now - timedelta(days=3600))
-    server = new_server(authority, "s", ["localhost"], now)
+    server = new_leaf(authority, "s", ["localhost"], now)
     assert server.certificate.not_valid_after_utc == authority.certificate.not_valid_after_utc
     assert (why_not_good(server, authority) or "") == ""
     soon = now + timedelta(days=30)
     assert (why_not_good(server, authority, now=soon) or "").startswith("it ends on")
-    assert why_not_good(new_client(new_authority(), "c"), authority) == "another authority signed it"
+    assert why_not_good(new_leaf(new_authority(), "c"), authority) == "another authority signed it"
     assert why_not_good(server, authority, ["other"]) == "it does not name other"
 
 
