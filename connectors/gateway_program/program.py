@@ -24,7 +24,7 @@ from typing import Final
 
 import structlog
 
-from connectors.gateway.services.background_service import BackgroundService
+from connectors.background.background_service import BackgroundService
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.connection_budget import SWEEP_S, ConnectionFigures
 from connectors.gateway_client.gateway_tls import check_listeners, listener_context

@@ -10,7 +10,6 @@ stays.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +20,7 @@ from typing import Final, NamedTuple
 import pyarrow.parquet as pq
 import structlog
 
+from connectors.background.background_service import ThreadedService
 from connectors.ledger_files.message_export_reader import (
     EXPORT_SCHEMA,
     TablesUnread,
@@ -29,7 +29,6 @@ from connectors.ledger_files.message_export_reader import (
 )
 from connectors.retry.backoff import retry
 from schemas.errors import NotFound, TrunklineError, UsageError
-from schemas.fold.settled import AppliedChange
 from schemas.settings.settings import PROJECT_ROOT, Settings
 
 log = structlog.stdlib.get_logger(__name__)
@@ -41,7 +40,6 @@ _ROW_GROUP_BYTES: Final = 64 * 1024 * 1024
 # An older draft was left by a killed export; a younger one may still be in use.
 _OLD_DRAFT_S: Final = 6 * 3600.0
 _LOOK_S: Final = 30.0
-_STOP_S: Final = 10.0
 
 
 class Export(NamedTuple):
@@ -117,32 +115,18 @@ def _write(settings: Settings, file: Path, is_stopping: Callable[[], bool]) -> E
     return Export(file, messages, size_bytes)
 
 
-class MessageExporter:
-    """A background service of the gateway that renews the export. `clock`: seconds since 1970 UTC."""
+class MessageExporter(ThreadedService):
+    """A background service of the gateway that renews the export.
+
+    `close` abandons a running export. `clock`: seconds since 1970 UTC.
+    """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+        super().__init__("message-export")
         self._settings = settings
         self._interval_s = settings.agent_mcp.export_interval_ms / 1000
         self._file = export_file(settings)
         self._clock = clock
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="message-export", daemon=True)
-
-    def open(self) -> None:
-        """Start to watch the file's age."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop; a running export is abandoned."""
-        self._closed.set()
-        if self._thread.is_alive():
-            self._thread.join(_STOP_S)
-
-    def on_change(self, change: AppliedChange) -> None:
-        """Do nothing: this service reads the tables, not the live view."""
-
-    def registered(self, job_id: str) -> None:
-        """Do nothing: this service has no interest in jobs."""
 
     def is_due(self) -> bool:
         """Return whether the file is missing, too old, or from the future."""
@@ -153,11 +137,11 @@ class MessageExporter:
         return not 0 <= age_s < self._interval_s
 
     def _run(self) -> None:
-        while not self._closed.wait(min(_LOOK_S, self._interval_s)):
+        while not self._closing.wait(min(_LOOK_S, self._interval_s)):
             if not self.is_due():
                 continue
             try:
-                made = export_messages(self._settings, self._file, self._closed.is_set)
+                made = export_messages(self._settings, self._file, self._closing.is_set)
             except NotFound:
                 continue  # no message yet
             except ExportStopped:

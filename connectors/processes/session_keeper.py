@@ -10,7 +10,6 @@ touched. **On restart** it checks all rows again; ending a session of which noth
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,11 +18,11 @@ from typing import Final
 import psutil
 import structlog
 
+from connectors.background.background_service import ThreadedService
 from connectors.processes.process_tree import KILL_S
 from connectors.processes.session_host import GRACE_S, OWN_END_S, SessionHost
 from schemas.errors import TrunklineError
 from schemas.fold.life_cycles import STOPPED
-from schemas.fold.settled import AppliedChange
 from schemas.settings.settings import Settings
 from schemas.streams.session.session_registry import TERMINATED, SessionRow
 
@@ -42,8 +41,8 @@ class _Ending:
     is_reported: bool = False
 
 
-class SessionKeeper:
-    """Ends the processes of sessions that are over.
+class SessionKeeper(ThreadedService):
+    """Ends the processes of sessions that are over. A session that has not ended is left to the next gateway.
 
     Args:
         settings: name the data directory and the time between two checks.
@@ -62,6 +61,7 @@ class SessionKeeper:
         own_end_s: float = OWN_END_S,
         grace_s: float = GRACE_S,
     ) -> None:
+        super().__init__("session-keeper", _STOP_S)
         self._check_s = settings.gateway.session_check_s
         self._rows = rows
         self._host = host or SessionHost(settings)
@@ -70,24 +70,6 @@ class SessionKeeper:
         self._endings: dict[str, _Ending] = {}
         # A handle is never used again, so an ended run is checked once in each status.
         self._gone: set[tuple[str, str]] = set()
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="session-keeper", daemon=True)
-
-    def open(self) -> None:
-        """Start the thread that checks."""
-        self._thread.start()
-
-    def on_change(self, change: AppliedChange) -> None:
-        """Ignore a changed row: the next check reads all rows."""
-
-    def registered(self, job_id: str) -> None:
-        """Ignore a new job."""
-
-    def close(self) -> None:
-        """Stop the thread. Sessions that have not ended yet are left to the next gateway."""
-        self._closed.set()
-        if self._thread.is_alive():
-            self._thread.join(_STOP_S)
 
     def check(self) -> list[str]:
         """Check once, and take the next step with each session that is over.
@@ -152,7 +134,7 @@ class SessionKeeper:
         return True
 
     def _run(self) -> None:
-        while not self._closed.wait(self._check_s):
+        while not self._closing.wait(self._check_s):
             try:
                 self.check()
             except TrunklineError as error:

@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from connectors.gateway.services.background_service import ThreadedService
+from connectors.background.background_service import ThreadedService
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.live.live_view import LiveView
 from connectors.organism.agent_definitions import AgentDefinition, Definitions, DefinitionWatch

@@ -17,7 +17,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from connectors.gateway.services.background_service import ThreadedService
+from connectors.background.background_service import ThreadedService
 from connectors.gateway.web.metrics import gauge, gauges
 from connectors.mqtt_bridge.bridge_standby import Presence, presence_topic, read_presence, silence_s
 from connectors.mqtt_link.mqtt_connection import connect_properties, cut_connection, dial, new_client

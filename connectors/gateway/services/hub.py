@@ -10,9 +10,9 @@ from typing import Final
 
 import structlog
 
+from connectors.background.background_service import BackgroundService
 from connectors.gateway.services.agent_registrar import AgentRegistrar
 from connectors.gateway.services.audit_log import AuditLog
-from connectors.gateway.services.background_service import BackgroundService
 from connectors.gateway.services.bridge_watch import BridgeWatch
 from connectors.gateway.services.conversations import Conversations
 from connectors.gateway.services.listeners import Listeners

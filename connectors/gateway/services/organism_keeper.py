@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import structlog
 
-from connectors.gateway.services.background_service import ThreadedService
+from connectors.background.background_service import ThreadedService
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.live.live_view import LiveView
 from connectors.organism.organism_file import Organism, OrganismError, load_organism

@@ -18,7 +18,7 @@ from typing import Final
 
 import structlog
 
-from connectors.gateway.services.background_service import ThreadedService
+from connectors.background.background_service import ThreadedService
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.gateway.services.mailboxes import token_mailbox
 from connectors.gateway.services.task_credentials import AgentKeyFiles, task_token
