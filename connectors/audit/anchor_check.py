@@ -10,15 +10,7 @@ from typing import NamedTuple
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from connectors.audit.chain_check import CheckedChain
-from connectors.audit.findings import (
-    ANCHOR_FORGED,
-    ANCHORS_MISSING,
-    CHAIN_BROKEN,
-    END_CUT_OFF,
-    MADE_ANEW,
-    Finding,
-    offsets_text,
-)
+from connectors.audit.findings import Fault, Finding, offsets_text
 from schemas.integrity.audit_anchors import Anchor, Statement, is_signed_by
 
 
@@ -60,7 +52,7 @@ def check_anchors(
         said = anchor.statement
         if not is_signed_by(anchor, keys):
             text = f"the anchor in line {number} is not signed by a key that was given (its key: {anchor.key})"
-            findings.append(Finding(ANCHOR_FORGED, text))
+            findings.append(Finding(Fault.ANCHOR_FORGED, text))
         elif said.table != table_id:
             of_others.append(said)
         elif chain.last is None or said.length > chain.last.entry.number + 1:
@@ -70,7 +62,7 @@ def check_anchors(
                 f"the chain is not the one that was anchored at {moment_text(said.time_us)}: "
                 f"its entry {said.length - 1} is another"
             )
-            findings.append(Finding(CHAIN_BROKEN, text, entry=said.length - 1))
+            findings.append(Finding(Fault.CHAIN_BROKEN, text, entry=said.length - 1))
         else:
             good.append(said)
     newest = max(good, key=attrgetter("length"), default=None)
@@ -83,10 +75,10 @@ def check_anchors(
             f"there are anchors of another table ({others.table}) with {others.rows} rows at "
             f"{moment_text(others.time_us)}: the ledger was made anew. If you did that, move them away"
         )
-        findings.append(Finding(MADE_ANEW, text))
+        findings.append(Finding(Fault.MADE_ANEW, text))
     if newest is None and not findings and chain.last is not None:
         text = "there is no anchor: a cut-off end, or a chain written anew, would not be seen"
-        findings.append(Finding(ANCHORS_MISSING, text))
+        findings.append(Finding(Fault.ANCHORS_MISSING, text))
     return AnchorCheck(findings, len(good), newest, sum(anchor is None for anchor in anchors))
 
 
@@ -98,10 +90,10 @@ def _cut_off(said: Statement, chain: CheckedChain) -> list[Finding]:
         f"the end was cut off: the chain has {length} entries, and had {said.length} with {said.rows} rows at "
         f"{moment_text(said.time_us)}"
     )
-    findings = [Finding(END_CUT_OFF, text, entry=length)]
+    findings = [Finding(Fault.END_CUT_OFF, text, entry=length)]
     for partition, end in sorted(said.ends.items()):
         first = ends.get(partition, 0)
         if first < end:
             text = f"cut off: {offsets_text(partition, first, end - 1)}"
-            findings.append(Finding(END_CUT_OFF, text, partition, first, end - 1))
+            findings.append(Finding(Fault.END_CUT_OFF, text, partition, first, end - 1))
     return findings

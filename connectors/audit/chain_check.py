@@ -9,15 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from connectors.audit.findings import (
-    CHAIN_BROKEN,
-    ENTRIES_MISSING,
-    ENTRY_CHANGED,
-    MADE_ANEW,
-    NEVER_SETTLED,
-    Finding,
-    offsets_text,
-)
+from connectors.audit.findings import Fault, Finding, offsets_text
 from schemas.integrity.audit_chain import BEFORE_THE_FIRST, ChainEntry, ChainLine, PartitionRoot, commit_root
 from schemas.integrity.ledger_leaves import ENCODINGS
 
@@ -51,7 +43,7 @@ class CheckedChain:
         """Check the lines of the chain file, except those of commits after `newest_version`."""
         for number, line in enumerate(lines, 1):
             if line is None:
-                self._say(CHAIN_BROKEN, f"line {number} of the chain file is no entry")
+                self._say(Fault.CHAIN_BROKEN, f"line {number} of the chain file is no entry")
             elif line.version <= newest_version:
                 self._add(line)
 
@@ -64,9 +56,9 @@ class CheckedChain:
                 self._add(line)
             elif known != line.value:
                 text = f"entry {number} in the chain file is not the one in the table's commit {line.version}"
-                self._say(ENTRY_CHANGED, text, line)
+                self._say(Fault.ENTRY_CHANGED, text, line)
 
-    def _say(self, what: str, text: str, line: ChainLine | None = None, *where: int) -> None:
+    def _say(self, what: Fault, text: str, line: ChainLine | None = None, *where: int) -> None:
         """Add a finding. `where`: partition, first and last offset."""
         partition, first, last = where or (None, None, None)
         number, version = (None, None) if line is None else (line.entry.number, line.version)
@@ -77,28 +69,30 @@ class CheckedChain:
         expected = 0 if before is None else before.entry.number + 1
         if entry.number < expected:
             text = f"entry {entry.number} stands after entry {expected - 1} in the chain"
-            self._say(CHAIN_BROKEN, text, line)
+            self._say(Fault.CHAIN_BROKEN, text, line)
             return
         if entry.number > expected:
             text = f"entries {expected} to {entry.number - 1} of the chain are missing"
-            self._say(ENTRIES_MISSING, text, line)
+            self._say(Fault.ENTRIES_MISSING, text, line)
             # Their offsets are missing with them, and are not reported again.
             self._ends = entry.ends | {root.partition: root.first for root in entry.partitions}
             self._rows = entry.rows - sum(root.rows for root in entry.partitions)
         elif entry.previous != (BEFORE_THE_FIRST if before is None else before.value):
             text = f"the chain is broken at entry {entry.number}: it does not follow the one before it"
-            self._say(CHAIN_BROKEN, text, line)
+            self._say(Fault.CHAIN_BROKEN, text, line)
         if before is None:
             self.start = entry.start
             self._ends.update(entry.start)
         if entry.value() != line.value:
             text = f"entry {entry.number} of the chain was changed: its value is another"
-            self._say(ENTRY_CHANGED, text, line)
+            self._say(Fault.ENTRY_CHANGED, text, line)
         elif (wrong := self._contradiction(entry)) is not None:
-            self._say(ENTRY_CHANGED, f"entry {entry.number} of the chain contradicts itself: {wrong}", line)
+            self._say(
+                Fault.ENTRY_CHANGED, f"entry {entry.number} of the chain contradicts itself: {wrong}", line
+            )
         if entry.table != self._table_id:
             text = f"entry {entry.number} of the chain is of another table ({entry.table})"
-            self._say(MADE_ANEW, text, line)
+            self._say(Fault.MADE_ANEW, text, line)
         self._keep(line)
 
     def _contradiction(self, entry: ChainEntry) -> str | None:
@@ -122,7 +116,7 @@ class CheckedChain:
                 text = (
                     f"entry {entry.number} of the chain claims impossible offsets of partition {root.partition}"
                 )
-                self._say(ENTRY_CHANGED, text, line)
+                self._say(Fault.ENTRY_CHANGED, text, line)
                 continue
             self._find_never_settled(root, end, line)
             self._ends[root.partition] = root.last + 1
@@ -139,8 +133,8 @@ class CheckedChain:
         """
         if root.first > end:
             text = f"never settled: {offsets_text(root.partition, end, root.first - 1)}"
-            self._say(NEVER_SETTLED, text, line, root.partition, end, root.first - 1)
+            self._say(Fault.NEVER_SETTLED, text, line, root.partition, end, root.first - 1)
         holes = root.last - root.first + 1 - root.rows
         if holes:
             text = f"{holes} never settled among {offsets_text(root.partition, root.first, root.last)}"
-            self._say(NEVER_SETTLED, text, line, root.partition, root.first, root.last)
+            self._say(Fault.NEVER_SETTLED, text, line, root.partition, root.first, root.last)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from enum import StrEnum
+from typing import Any
 
-ROW_CHANGED: Final = "row_changed"
-ROW_MISSING: Final = "row_missing"
-ROW_ADDED: Final = "row_added"
-ROW_TWICE: Final = "row_twice"
-NEVER_SETTLED: Final = "never_settled"
-FILE_UNREADABLE: Final = "file_unreadable"
-ENTRY_CHANGED: Final = "entry_changed"
-ENTRIES_MISSING: Final = "entries_missing"
-CHAIN_BROKEN: Final = "chain_broken"
-END_CUT_OFF: Final = "end_cut_off"
-ANCHOR_FORGED: Final = "anchor_forged"
-ANCHORS_MISSING: Final = "anchors_missing"
-MADE_ANEW: Final = "made_anew"
-HIDDEN_ROWS: Final = "hidden_rows"
+
+class Fault(StrEnum):
+    """The kinds of errors that an audit finds."""
+
+    ROW_CHANGED = "row_changed"
+    ROW_MISSING = "row_missing"
+    ROW_ADDED = "row_added"
+    ROW_TWICE = "row_twice"
+    NEVER_SETTLED = "never_settled"
+    FILE_UNREADABLE = "file_unreadable"
+    ENTRY_CHANGED = "entry_changed"
+    ENTRIES_MISSING = "entries_missing"
+    CHAIN_BROKEN = "chain_broken"
+    END_CUT_OFF = "end_cut_off"
+    ANCHOR_FORGED = "anchor_forged"
+    ANCHORS_MISSING = "anchors_missing"
+    MADE_ANEW = "made_anew"
+    HIDDEN_ROWS = "hidden_rows"
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ class Finding:
     """One error in the ledger or its chain. The fields about its place are None if they are unknown.
 
     Attributes:
-        what: The kind of error, one of the constants above.
+        what: The kind of error.
         text: A description for people.
         partition: The partition of the offsets.
         first: The first offset.
@@ -35,7 +40,7 @@ class Finding:
         version: The version of the table that the entry's commit made.
     """
 
-    what: str
+    what: Fault
     text: str
     partition: int | None = None
     first: int | None = None

@@ -11,12 +11,13 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake import DeltaTable, Schema
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake import Schema
+from deltalake.exceptions import DeltaError
 
 from connectors.audit.statistics_check import RowGroup, said_by_footer, said_by_log
-from schemas.errors import NotFound, TrunklineError
-from schemas.integrity.audit_chain import LogPart, lines_in_log
+from connectors.ledger_files.ledger_reader import open_ledger
+from schemas.errors import TrunklineError
+from schemas.integrity.audit_chain import ChainLine, lines_in_log
 from schemas.integrity.ledger_leaves import ENCODINGS
 from schemas.settings.settings import Settings
 from schemas.tables.delta_files import dataset_of_files, table_storage
@@ -71,12 +72,7 @@ class LedgerFiles:
 
     def __init__(self, settings: Settings) -> None:
         path = settings.table_path(LEDGER)
-        try:
-            self._table = DeltaTable(path)
-        except TableNotFoundError:
-            raise NotFound(f"there is no ledger at {path}; set data_dir to where it is") from None
-        except DeltaError as error:
-            raise TrunklineError(f"the ledger at {path} cannot be read: {error}") from error
+        self._table = open_ledger(path, "; set data_dir to where it is")
         self._storage = table_storage(path)
         self.version = int(self._table.version())
         self.table_id = str(self._table.metadata().id)
@@ -88,10 +84,9 @@ class LedgerFiles:
         self.said = {unquote(name): said for name, said in by_log.items()}
         self.paths = sorted(unquote(name) for name in actions.column("path").to_pylist())
 
-    def log(self) -> LogPart:
+    def log_lines(self) -> list[ChainLine]:
         """Return the entries of the audit chain in the commits up to this version that the log still has."""
-        found = lines_in_log(self._storage)
-        return found._replace(lines=[line for line in found.lines if line.version <= self.version])
+        return [line for line in lines_in_log(self._storage).lines if line.version <= self.version]
 
     def hiding(self, encodings: Iterable[int]) -> list[str]:
         """Return the settings of the table with which readers see other data than the files have.

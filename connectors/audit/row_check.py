@@ -16,15 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from connectors.audit.chain_check import CheckedChain, Span
-from connectors.audit.findings import (
-    FILE_UNREADABLE,
-    ROW_ADDED,
-    ROW_CHANGED,
-    ROW_MISSING,
-    ROW_TWICE,
-    Finding,
-    offsets_text,
-)
+from connectors.audit.findings import Fault, Finding, offsets_text
 from connectors.audit.ledger_files_reader import LedgerFiles, LedgerPart
 from connectors.audit.statistics_check import StatisticsCheck
 from schemas.integrity.audit_chain import MARK_BYTES, MARKS_MOST
@@ -121,7 +113,7 @@ class RowCheck:
         for partition, offsets in sorted(added.items()):
             for first, last in _runs(sorted(offsets)):
                 text = f"no commit of the chain has added {offsets_text(partition, first, last)}"
-                self.findings.append(Finding(ROW_ADDED, text, partition, first, last))
+                self.findings.append(Finding(Fault.ROW_ADDED, text, partition, first, last))
         for _, mine in sorted(slots.items()):
             for span in mine.spans:
                 self.findings += _check_span(span, mine)
@@ -154,7 +146,7 @@ class RowCheck:
     def _cannot_read(self, path: str, error: Exception) -> None:
         self._unreadable.add(path)
         text = f"a file of the ledger cannot be read: {path}: {_first_line(error)}"
-        self.findings.append(Finding(FILE_UNREADABLE, text))
+        self.findings.append(Finding(Fault.FILE_UNREADABLE, text))
 
     def _rows_of(self, path: str, part: LedgerPart) -> Iterator[pa.RecordBatch]:
         for group in self._files.row_groups(path, part):
@@ -171,7 +163,7 @@ class RowCheck:
         self.rows += batch.num_rows
         self._progress(self.rows)
         if batch.column("partition").null_count or batch.column("offset").null_count:
-            self.findings.append(Finding(ROW_ADDED, "there are rows without partition or offset"))
+            self.findings.append(Finding(Fault.ROW_ADDED, "there are rows without partition or offset"))
             placed = pc.and_(batch.column("partition").is_valid(), batch.column("offset").is_valid())
             batch = batch.filter(placed)
         partitions = batch.column("partition").to_numpy(zero_copy_only=False)
@@ -210,12 +202,12 @@ class RowCheck:
         older = sum(self._chain.start.values())
         if self.before_the_chain != older:
             text = f"{self.before_the_chain} rows are older than the chain, and there were {older}"
-            what = ROW_MISSING if self.before_the_chain < older else ROW_ADDED
+            what = Fault.ROW_MISSING if self.before_the_chain < older else Fault.ROW_ADDED
             self.findings.append(Finding(what, text))
         promised = self.before_the_chain + sum(span.root.rows for span in self._chain.spans)
         if self.rows != promised:
             text = f"the files have {self.rows} rows, and {promised} were settled"
-            self.findings.append(Finding(ROW_MISSING if self.rows < promised else ROW_ADDED, text))
+            self.findings.append(Finding(Fault.ROW_MISSING if self.rows < promised else Fault.ROW_ADDED, text))
 
 
 def _windows(spans: Sequence[Span], most: int) -> Iterator[list[Span]]:
@@ -245,22 +237,22 @@ def _check_span(span: Span, slots: _Slots) -> list[Finding]:
     times = slots.times[begin:end]
     where = f"entry {span.number}, commit {span.version}"
 
-    def finding(what: str, text: str, first: int, last: int) -> Finding:
+    def finding(what: Fault, text: str, first: int, last: int) -> Finding:
         told = f"{text}: {offsets_text(root.partition, first, last)} ({where})"
         return Finding(what, told, root.partition, first, last, span.number, span.version)
 
     twice = [int(at) + root.first for at in np.flatnonzero(times > 1)]
-    found = [finding(ROW_TWICE, "there more than once", *run) for run in _runs(twice)]
+    found = [finding(Fault.ROW_TWICE, "there more than once", *run) for run in _runs(twice)]
     present = np.flatnonzero(times)
     if len(present) < root.rows:
         # With holes in Kafka's offsets it is unknown which of them should be rows.
         holes = root.last - root.first + 1 - root.rows
         text = "missing" if holes == 0 else f"{root.rows - len(present)} rows are missing among"
         missing = [int(at) + root.first for at in np.flatnonzero(times == 0)]
-        return found + [finding(ROW_MISSING, text, *run) for run in _runs(missing)]
+        return found + [finding(Fault.ROW_MISSING, text, *run) for run in _runs(missing)]
     if len(present) > root.rows:
         text = f"{len(present) - root.rows} rows too many among"
-        return [*found, finding(ROW_ADDED, text, root.first, root.last)]
+        return [*found, finding(Fault.ROW_ADDED, text, root.first, root.last)]
     data = slots.leaves[begin:end][present].tobytes()
     leaves = [data[at : at + HASH_BYTES] for at in range(0, len(data), HASH_BYTES)]
     actual, level, covered = root_and_level(leaves, MARKS_MOST)
@@ -270,7 +262,7 @@ def _check_span(span: Span, slots: _Slots) -> list[Finding]:
     for run in runs:
         inside = present[run * covered : (run + 1) * covered]
         first, last = int(inside[0]) + root.first, int(inside[-1]) + root.first
-        found.append(finding(ROW_CHANGED, "changed" if first == last else "changed among", first, last))
+        found.append(finding(Fault.ROW_CHANGED, "changed" if first == last else "changed among", first, last))
     return found
 
 

@@ -8,14 +8,14 @@ statistics; then every reader reads the rows, and that is no finding.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 
-from connectors.audit.findings import HIDDEN_ROWS, Finding
+from connectors.audit.findings import Fault, Finding
 from schemas.tables.ledger_arrow import LEDGER_ARROW
 
 # The log's times are cut to milliseconds ("Per-file Statistics" in Delta's protocol).
@@ -28,6 +28,9 @@ class Bounds(NamedTuple):
     nulls: int | None
     least: Any
     greatest: Any
+
+
+_NO_ROWS: Final = Bounds(0, None, None)
 
 
 @dataclass
@@ -44,27 +47,27 @@ class Said:
 
 @dataclass
 class Seen:
-    """The actual number of rows and bounds of columns."""
+    """The actual number of rows and the bounds of some columns."""
 
-    rows: int = 0
-    bounds: dict[str, Bounds] = field(default_factory=dict)
+    rows: int
+    bounds: dict[str, Bounds]
 
-    def add(self, batch: pa.RecordBatch, names: list[str]) -> None:
-        """Add the rows of `batch`, with the columns `names`."""
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add the rows of `batch`."""
         self.rows += batch.num_rows
-        for name in names:
+        for name in self.bounds:
             column = comparable(batch.column(name))
             found = pc.min_max(column).as_py()
             self._widen(name, Bounds(column.null_count, found["min"], found["max"]))
 
-    def merge(self, other: Seen, names: list[str]) -> None:
-        """Add the rows of another row group."""
+    def merge(self, other: Seen) -> None:
+        """Add the rows of another row group, which has at least the same columns."""
         self.rows += other.rows
-        for name in names:
+        for name in self.bounds:
             self._widen(name, other.bounds[name])
 
     def _widen(self, name: str, by: Bounds) -> None:
-        known = self.bounds.get(name, Bounds(0, None, None))
+        known = self.bounds[name]
         least = [value for value in (known.least, by.least) if value is not None]
         greatest = [value for value in (known.greatest, by.greatest) if value is not None]
         nulls = (known.nulls or 0) + (by.nulls or 0)
@@ -146,9 +149,8 @@ def _fits(name: str, said: Bounds, there: Bounds, times_lose_us: int) -> bool:
     greatest = said.greatest
     if pa.types.is_timestamp(kind) and greatest is not None:
         greatest += times_lose_us
-    return (said.least is None or said.least <= there.least) and (
-        greatest is None or greatest >= there.greatest
-    )
+    is_below = said.least is None or said.least <= there.least
+    return is_below and (greatest is None or greatest >= there.greatest)
 
 
 class StatisticsCheck:
@@ -174,16 +176,16 @@ class StatisticsCheck:
             yield from group.scanner.to_batches()
             return
         in_log = self._by_log[path]
-        names, seen = sorted(group.said.bounds.keys() | in_log.bounds.keys()), Seen()
+        seen = Seen(0, dict.fromkeys(group.said.bounds.keys() | in_log.bounds.keys(), _NO_ROWS))
         for batch in group.scanner.to_batches():
-            seen.add(batch, names)
+            seen.add(batch)
             yield batch
         done.add(group.number)
         self.rows += seen.rows
-        if wrong := contradiction(group.said, _with_none(seen, names)):
+        if wrong := contradiction(group.said, seen):
             self._tell(path, f"its footer says of row group {group.number}: {wrong}")
-        whole = self._files.setdefault(path, Seen())
-        whole.merge(seen, list(in_log.bounds))
+        whole = self._files.setdefault(path, Seen(0, dict.fromkeys(in_log.bounds, _NO_ROWS)))
+        whole.merge(seen)
         if len(done) == group.parts:
             del self._files[path]
             if wrong := contradiction(in_log, whole):
@@ -197,9 +199,5 @@ class StatisticsCheck:
     def _tell(self, path: str, text: str) -> None:
         if path not in self._told:
             self._told.add(path)
-            self.findings.append(Finding(HIDDEN_ROWS, f"a file is not what is said of it: {path}: {text}"))
-
-
-def _with_none(seen: Seen, names: list[str]) -> Seen:
-    """Return `seen` with bounds without values, for a row group that had no batch at all."""
-    return seen if seen.bounds else Seen(seen.rows, dict.fromkeys(names, Bounds(0, None, None)))
+            text = f"a file is not what is said of it: {path}: {text}"
+            self.findings.append(Finding(Fault.HIDDEN_ROWS, text))

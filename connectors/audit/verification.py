@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from connectors.audit.anchor_check import check_anchors
 from connectors.audit.chain_check import CheckedChain
-from connectors.audit.findings import ANCHORS_MISSING, HIDDEN_ROWS, Finding
+from connectors.audit.findings import Fault, Finding
 from connectors.audit.ledger_files_reader import LedgerFiles
 from connectors.audit.row_check import WINDOW_ROWS, RowCheck
 from schemas.errors import NotFound, UsageError
@@ -98,18 +98,19 @@ def verify(
         keys = _public_keys(settings, public_keys)
     files = LedgerFiles(settings)
     chain = CheckedChain(files.table_id)
-    in_log = files.log().lines
+    in_log = files.log_lines()
     chain.add_file(lines_in_file(chain_file(settings, files.table_id)), files.version)
     chain.add_log(in_log)
     if chain.last is None and not chain.findings and not any(anchors):
         raise NotFound("no commit of this ledger has a root yet: it is as old as this version, or is empty")
     findings = list(chain.findings)
-    findings += [Finding(HIDDEN_ROWS, text) for text in files.hiding({span.encoding for span in chain.spans})]
+    encodings = {span.encoding for span in chain.spans}
+    findings += [Finding(Fault.HIDDEN_ROWS, text) for text in files.hiding(encodings)]
     checked = check_anchors(anchors, keys, chain, files.table_id)
     if not without_anchors:
         where = "" if place.exists() else f" (there is no {place})"
         findings += [
-            Finding(f.what, f.text + where) if f.what == ANCHORS_MISSING else f for f in checked.findings
+            Finding(f.what, f.text + where) if f.what == Fault.ANCHORS_MISSING else f for f in checked.findings
         ]
     rows = RowCheck(files, chain, progress, window_rows)
     rows.run()

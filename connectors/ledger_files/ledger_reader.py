@@ -80,6 +80,16 @@ class LedgerFilter:
 ALL_ROWS: Final = LedgerFilter()
 
 
+def open_ledger(path: str, advice: str) -> DeltaTable:
+    """Return the ledger's table. Raises NotFound with `advice` if there is none, TrunklineError."""
+    try:
+        return DeltaTable(path)
+    except TableNotFoundError:
+        raise NotFound(f"there is no ledger at {path}{advice}") from None
+    except DeltaError as error:
+        raise TrunklineError(f"the ledger at {path} cannot be read: {error}") from error
+
+
 class LedgerReader:
     """A reader of the ledger that the settings name. It keeps no file open between calls."""
 
@@ -144,8 +154,8 @@ class LedgerReader:
         Raises:
             TrunklineError: The next commits, or their files, were removed.
         """
-        version = (self.version() if self.exists() else -1) if after_version is None else after_version
-        assert version is not None  # noqa: S101  for the type checker: the table exists
+        found = self.version() if after_version is None else after_version
+        version = -1 if found is None else found
         while not self.exists():
             if stop():
                 return
@@ -165,15 +175,11 @@ class LedgerReader:
                 yield LedgerPart(version, _selected(rows.sort_by(_ORDER), columns))
 
     def _open(self) -> DeltaTable:
-        try:
-            return DeltaTable(self.path)
-        except TableNotFoundError:
-            raise NotFound(
-                f"there is no ledger at {self.path} yet: it appears with the first settled event. "
-                "Start the stack with 'trunkline up'; or set data_dir or storage.tables to where it is"
-            ) from None
-        except DeltaError as error:
-            raise TrunklineError(f"the ledger at {self.path} cannot be read: {error}") from error
+        return open_ledger(
+            self.path,
+            " yet: it appears with the first settled event. Start the stack with 'trunkline up'; or set "
+            "data_dir or storage.tables to where it is",
+        )
 
     def _check_gap(self, storage: FileSystem, version: int) -> None:
         newest = self._open().version()

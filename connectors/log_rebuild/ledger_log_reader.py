@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from connectors.ledger_files.ledger_reader import open_ledger
 from schemas.errors import NotFound, Refused, TrunklineError
 from schemas.keys.sealing import Keyring, UnsealError, sealed_by
 from schemas.settings.settings import Settings
@@ -50,11 +49,10 @@ class LedgerRecord(NamedTuple):
 
     def is_same_content(self, found: Record) -> bool:
         """Return whether key, value and headers are the same; the log's time is not compared."""
-        return _content(self.record, self.is_whole) == _content(found, self.is_whole)
-
-
-def _content(record: Record, is_whole: bool) -> tuple[bytes | None, bytes | None, object]:
-    return record.key, record.value, _headers(record, is_whole)
+        mine, is_whole = self.record, self.is_whole
+        if (mine.key, mine.value) != (found.key, found.value):
+            return False
+        return _headers(mine, is_whole) == _headers(found, is_whole)
 
 
 def _headers(record: Record, is_whole: bool) -> object:
@@ -85,12 +83,7 @@ class LedgerLog:
         self._keyring = keyring
         self._topic = settings.kafka.topic
         self.path = settings.table_path(LEDGER)
-        try:
-            table = DeltaTable(self.path)
-        except TableNotFoundError:
-            raise NotFound(f"there is no ledger at {self.path}: set data_dir to where it is") from None
-        except DeltaError as error:
-            raise TrunklineError(f"the ledger at {self.path} cannot be read: {error}") from error
+        table = open_ledger(self.path, ": set data_dir to where it is")
         self.version = int(table.version())
         self._dataset = dataset_of(table)
         self.bytes = 0

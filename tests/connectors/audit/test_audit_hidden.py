@@ -36,7 +36,7 @@ def ledger(tmp_path: Path) -> AuditedLedger:
 
 def wrong(ledger: AuditedLedger, **options: Any) -> list[tuple[str, int | None, int | None, int | None]]:
     """Return the findings: kind, partition, first and last offset."""
-    return [(f.what, f.partition, f.first, f.last) for f in checked(ledger, **options).findings]
+    return [(f.what.value, f.partition, f.first, f.last) for f in checked(ledger, **options).findings]
 
 
 def checked(ledger: AuditedLedger, **options: Any) -> Report:

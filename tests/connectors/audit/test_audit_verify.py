@@ -39,7 +39,7 @@ def checked(ledger: AuditedLedger, **options: Any) -> Report:
 
 def places(report: Report) -> list[tuple[str, int | None, int | None, int | None, int | None]]:
     """Return the findings and their places: kind, partition, first and last offset, entry."""
-    return [(f.what, f.partition, f.first, f.last, f.entry) for f in report.findings]
+    return [(f.what.value, f.partition, f.first, f.last, f.entry) for f in report.findings]
 
 
 def said(report: Report) -> str:
