@@ -275,3 +275,6 @@ def mosquitto_plan(settings: Settings) -> PartPlan:
         stop_within_s=10,
         cwd=home,
     )
+
+
+BROKER_PLANS = {KAFKA: kafka_plan, MOSQUITTO: mosquitto_plan}

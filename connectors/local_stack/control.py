@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +85,14 @@ def start_detached(
     for _ in range(_START_ATTEMPTS):
         state = _running_and_not_stopping(settings)
         if state is not None:
+            other = state["supervisor"]
             with _asked_for_missing(settings, state, wanted):
-                return _wait_until_up(settings, watch, wanted, deadline, state["supervisor"])
+                exit_code = partial(_exit_code_of_other, other)
+                return _wait_until_up(settings, watch, wanted, deadline, other["pid"], exit_code)
         ensure_keyring(settings)
         supervisor = _spawn_supervisor(settings, wanted)
         try:
-            return _wait_until_up(settings, watch, wanted, deadline, supervisor)
+            return _wait_until_up(settings, watch, wanted, deadline, supervisor.pid, supervisor.poll)
         except StackRuns:
             # Another `up` was faster. Its supervisor writes a state within a moment.
             _wait_for_other(settings)
@@ -165,21 +168,17 @@ def _wait_until_up(
     watch: Watcher,
     wanted: tuple[str, ...],
     deadline: float,
-    supervisor: subprocess.Popen[bytes] | dict[str, Any],
+    pid: int,
+    exit_code: Callable[[], int | None],
 ) -> dict[str, Any]:
     """Wait until each of these parts is ready or has failed repeatedly.
 
-    `supervisor` is a child of this process, or the identity of a process that another one has started. Raises
-    StackRuns when another supervisor uses the data directory.
+    `exit_code` returns that of the supervisor `pid` once it has ended. Raises StackRuns when another supervisor
+    uses the data directory.
     """
     state: dict[str, Any] | None = None
-    pid = supervisor["pid"] if isinstance(supervisor, dict) else supervisor.pid
     while time.monotonic() < deadline:
-        if isinstance(supervisor, dict):
-            # Only its parent knows its exit code.
-            code = None if state_file.is_alive(supervisor) else 0
-        else:
-            code = supervisor.poll()
+        code = exit_code()
         if code == ANOTHER_RUNS:
             raise StackRuns(f"another process runs the stack with data_dir {settings.data_path}")
         found = state_file.read_state(settings)
@@ -201,14 +200,18 @@ def _wait_until_up(
     return _all_ready(state, wanted)
 
 
+def _exit_code_of_other(supervisor: dict[str, Any]) -> int | None:
+    """Return 0 for a supervisor that has ended: only its parent knows its exit code."""
+    return None if state_file.is_alive(supervisor) else 0
+
+
 def _wanted_parts(state: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     return {name: part for name, part in state["parts"].items() if part["group"] in wanted}
 
 
 def _are_settled(state: dict[str, Any], wanted: tuple[str, ...]) -> bool:
-    if not set(wanted) <= set(state["names"]):
-        return False
-    return all(state_file.is_settled(state["parts"], name) for name in _wanted_parts(state, wanted))
+    settled = (state_file.is_settled(state["parts"], name) for name in _wanted_parts(state, wanted))
+    return set(wanted) <= set(state["names"]) and all(settled)
 
 
 def _all_ready(state: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, Any]:

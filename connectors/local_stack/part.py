@@ -82,6 +82,7 @@ class Part:
     def __init__(self, plan: PartPlan, settings: Settings) -> None:
         self.plan = plan
         self.name = plan.name
+        self.group = plan.group or plan.name
         self.log_path: Path = settings.data_path / "logs" / f"{plan.name}.log"
         self.state = STOPPED
         self.restarts = 0
@@ -295,7 +296,7 @@ class Part:
                 named = state_file.identity(self.pid)
         return {
             "state": self.state,
-            "group": self.plan.group or self.name,
+            "group": self.group,
             **named,
             "restarts": self.restarts,
             "failures": self.failures,

@@ -76,9 +76,8 @@ class StartProgress:
         total = 0.0
         for process in processes_below(self._pid):
             with suppress(psutil.Error):
-                total += sum(
-                    process.cpu_times()[:4]
-                )  # user and system, own and of children that were waited for
+                # User and system, own and of children that were waited for.
+                total += sum(process.cpu_times()[:4])
         return round(total, 3), size
 
 

@@ -19,14 +19,6 @@ START_WITHOUT_KAFKA = (KAFKA, MOSQUITTO)
 STOP_ORDER = (BRIDGE, FILES, XML_PUMP, GATEWAY, STREAMS, MOSQUITTO, KAFKA)
 
 
-def _nothing() -> None:
-    return None
-
-
-def _terminate(pid: int) -> None:
-    os.kill(pid, signal.SIGTERM)
-
-
 @dataclass(frozen=True)
 class PartPlan:
     """How to start one part, when it is ready, and how long its end may take.
@@ -49,9 +41,9 @@ class PartPlan:
     stop_within_s: float
     cwd: Path
     stalled_after_s: float = 60.0
-    prepare: Callable[[], None] = _nothing
-    terminate: Callable[[int], None] = _terminate
-    on_first_ready: Callable[[], None] = _nothing
+    prepare: Callable[[], None] = lambda: None
+    terminate: Callable[[int], None] = lambda pid: os.kill(pid, signal.SIGTERM)
+    on_first_ready: Callable[[], None] = lambda: None
     environment: Mapping[str, str] = field(default_factory=dict)
     credentials: Callable[[], Mapping[str, str]] = dict
     group: str | None = None

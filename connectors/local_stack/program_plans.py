@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,10 +30,6 @@ _ANY_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104 asked, not listened at
 _JOB = PROJECT_ROOT / "jobs" / "run_streams.py"
 
 
-def _ready_file(settings: Settings, name: str) -> Path:
-    return settings.data_path / "run" / f"{name}.ready"
-
-
 def _bridge_credentials(settings: Settings) -> Mapping[str, str]:
     """Return the bridge's account at the stack's Mosquitto, as variables; empty for another MQTT broker."""
     passwords = None if settings.mqtt.accounts_dir is None else load_role_passwords(settings)
@@ -46,14 +42,18 @@ def _bridge_credentials(settings: Settings) -> Mapping[str, str]:
     }
 
 
-def _program_plan(settings: Settings, name: str, module: str, summary: str) -> PartPlan:
-    """Return the plan of a program that runs with this Python."""
-    ready = _ready_file(settings, name)
+def _python(module: str) -> Callable[[], list[str]]:
+    return lambda: [sys.executable, "-P", "-m", f"connectors.{module}"]
+
+
+def _program_plan(settings: Settings, name: str, summary: str, command: Callable[[], list[str]]) -> PartPlan:
+    """Return the plan of a program that makes its readiness file."""
+    ready = settings.data_path / "run" / f"{name}.ready"
     return PartPlan(
         name=name,
         summary=summary,
         prepare=lambda: ready.unlink(missing_ok=True),
-        command=lambda: [sys.executable, "-P", "-m", f"connectors.{module}"],
+        command=command,
         is_ready=ready.exists,
         stop_within_s=15,
         cwd=PROJECT_ROOT,
@@ -63,13 +63,13 @@ def _program_plan(settings: Settings, name: str, module: str, summary: str) -> P
 
 def bridge_plan(settings: Settings) -> PartPlan:
     """Return the plan of the bridge from MQTT to Kafka."""
-    plan = _program_plan(settings, BRIDGE, "mqtt_bridge", "MQTT bridge")
+    plan = _program_plan(settings, BRIDGE, "MQTT bridge", _python("mqtt_bridge"))
     return replace(plan, credentials=lambda: _bridge_credentials(settings))
 
 
 def files_plan(settings: Settings) -> PartPlan:
     """Return the plan of the bridge between the file queue and the mailboxes."""
-    return _program_plan(settings, FILES, "file_bridge", f"file bridge at {queue_root(settings)}")
+    return _program_plan(settings, FILES, f"file bridge at {queue_root(settings)}", _python("file_bridge"))
 
 
 def gateway_plan(settings: Settings) -> PartPlan:
@@ -78,8 +78,7 @@ def gateway_plan(settings: Settings) -> PartPlan:
     Raises SettingsError for listeners that would be open to other machines without TLS.
     """
     check_listeners(settings)
-    plan = _program_plan(settings, GATEWAY, "gateway_program", f"gateway on {settings.gateway_url}")
-
+    plan = _program_plan(settings, GATEWAY, f"gateway on {settings.gateway_url}", _python("gateway_program"))
     gateway = settings.gateway
     host = LOOPBACK if gateway.host in _ANY_ADDRESS else gateway.host
 
@@ -98,7 +97,7 @@ def gateway_plan(settings: Settings) -> PartPlan:
 def xml_pump_plan(settings: Settings, number: int = 1) -> PartPlan:
     """Return the plan of a process of the XML pump. From the second on, names contain the number."""
     name = XML_PUMP if number == 1 else f"{XML_PUMP}_{number}"
-    plan = _program_plan(settings, name, "xml_pump", f"XML pump for {settings.gateway_url}")
+    plan = _program_plan(settings, name, f"XML pump for {settings.gateway_url}", _python("xml_pump"))
     return replace(plan, group=XML_PUMP)
 
 
@@ -141,28 +140,24 @@ def _terminate_driver(pid: int) -> None:
 
 def streams_plan(settings: Settings) -> PartPlan:
     """Return the plan of the jobs that settle events and build the views, in one JVM."""
-    ready = _ready_file(settings, STREAMS)
     scratch = settings.data_path / "spark-scratch"
+    plan = _program_plan(settings, STREAMS, "streaming jobs (Spark)", lambda: _spark_submit(settings, scratch))
 
     def prepare() -> None:
-        ready.unlink(missing_ok=True)
+        plan.prepare()
         # A killed Spark leaves its scratch files behind.
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
 
-    return PartPlan(
-        name=STREAMS,
-        summary="streaming jobs (Spark)",
+    return replace(
+        plan,
         prepare=prepare,
-        command=lambda: _spark_submit(settings, scratch),
-        is_ready=ready.exists,
         terminate=_terminate_driver,
         stop_within_s=25,
-        cwd=PROJECT_ROOT,
         niceness=settings.spark.niceness,
         credentials=lambda: _spark_credentials(settings),
         environment={
-            READY_FILE: str(ready),
+            **plan.environment,
             "JAVA_HOME": str(java_home()),
             "SPARK_HOME": str(spark_home()),
             "PYSPARK_PYTHON": sys.executable,
@@ -171,3 +166,12 @@ def streams_plan(settings: Settings) -> PartPlan:
             "SPARK_LOCAL_IP": "127.0.0.1",
         },
     )
+
+
+PROGRAM_PLANS = {
+    BRIDGE: bridge_plan,
+    FILES: files_plan,
+    GATEWAY: gateway_plan,
+    XML_PUMP: xml_pump_plan,
+    STREAMS: streams_plan,
+}

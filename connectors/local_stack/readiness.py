@@ -19,32 +19,37 @@ def kafka_answers(host: str, port: int, timeout_s: float = 1.0, context: ssl.SSL
 
     An open port alone does not mean that. Kafka answers this request before a login.
     """
-    try:
-        with (
-            _connected(host, port, timeout_s, context) as connection,
-            connection.makefile("rb") as received,
-        ):
-            connection.sendall(_API_VERSIONS)
-            return received.read(8)[4:] == struct.pack(">i", 7)
-    except OSError:
-        return False
+    return _answer(host, port, timeout_s, context, _API_VERSIONS, 8)[4:] == struct.pack(">i", 7)
 
 
 def mqtt_answers(host: str, port: int, timeout_s: float = 1.0, context: ssl.SSLContext | None = None) -> bool:
     """Return whether an MQTT broker answers a connect here, accepted or refused; with `context` over TLS."""
+    answer = _answer(host, port, timeout_s, context, _CONNECT, 4, farewell=_DISCONNECT)
+    return answer[:1] == bytes([_CONNACK])
+
+
+def _answer(
+    host: str,
+    port: int,
+    timeout_s: float,
+    context: ssl.SSLContext | None,
+    request: bytes,
+    size: int,
+    farewell: bytes = b"",
+) -> bytes:
+    """Return the first `size` bytes of the answer to a request, and none if it was not answered in time."""
     try:
         with (
-            _connected(host, port, timeout_s, context) as connection,
+            socket.create_connection((host, port), timeout=timeout_s) as plain,
+            context.wrap_socket(plain, server_hostname=host) if context else plain as connection,
             connection.makefile("rb") as received,
         ):
-            connection.sendall(_CONNECT)
-            answer = received.read(4)
-            if answer[:1] != bytes([_CONNACK]):
-                return False
-            connection.sendall(_DISCONNECT)
-            return True
+            connection.sendall(request)
+            answer = received.read(size)
+            connection.sendall(farewell)
+            return answer
     except OSError:
-        return False
+        return b""
 
 
 def http_answers(host: str, port: int, path: str, timeout_s: float = 2.0, *, is_tls: bool = False) -> bool:
@@ -67,12 +72,3 @@ def http_answers(host: str, port: int, path: str, timeout_s: float = 2.0, *, is_
     finally:
         connection.close()
     return True
-
-
-def _connected(host: str, port: int, timeout_s: float, context: ssl.SSLContext | None) -> socket.socket:
-    plain = socket.create_connection((host, port), timeout=timeout_s)
-    try:
-        return plain if context is None else context.wrap_socket(plain, server_hostname=host)
-    except BaseException:
-        plain.close()
-        raise

@@ -12,42 +12,26 @@ from typing import IO, Any, Self
 from connectors.gateway_client.operator_token import ensure_operator_token
 from connectors.launcher.local_processes import stop_all
 from connectors.local_stack import child_process, log_files, state_file
-from connectors.local_stack.broker_plans import accounts_dir, kafka_plan, mosquitto_plan
+from connectors.local_stack.broker_plans import BROKER_PLANS, accounts_dir
 from connectors.local_stack.part import WAITING, Part
 from connectors.local_stack.part_plan import (
     ALL_PARTS,
     BRIDGE,
-    FILES,
     GATEWAY,
     KAFKA,
     MOSQUITTO,
     START_WITHOUT_KAFKA,
     STOP_ORDER,
-    STREAMS,
     XML_PUMP,
     PartPlan,
 )
-from connectors.local_stack.program_plans import (
-    bridge_plan,
-    files_plan,
-    gateway_plan,
-    streams_plan,
-    xml_pump_plan,
-)
+from connectors.local_stack.program_plans import PROGRAM_PLANS, xml_pump_plan
 from schemas.errors import Refused, TrunklineError, UsageError
 from schemas.keys.sealing import ensure_keyring
 from schemas.keys.umask import keep_files_private
 from schemas.settings.settings import SECRET_VARIABLES, Settings, settings_environment
 
-PLANS: dict[str, Callable[[Settings], PartPlan]] = {
-    KAFKA: kafka_plan,
-    MOSQUITTO: mosquitto_plan,
-    BRIDGE: bridge_plan,
-    FILES: files_plan,
-    GATEWAY: gateway_plan,
-    XML_PUMP: xml_pump_plan,
-    STREAMS: streams_plan,
-}
+PLANS: dict[str, Callable[[Settings], PartPlan]] = {**BROKER_PLANS, **PROGRAM_PLANS}
 _POLL_S = 0.05
 
 
@@ -139,11 +123,6 @@ class LocalStack:
     ) -> None:
         self.stop()
 
-    @property
-    def run_path(self) -> Path:
-        """The folder of the state, lock and readiness files."""
-        return self.settings.data_path / "run"
-
     def start(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Start all parts and wait until they are ready, without a limit, or until `should_stop` returns True.
 
@@ -200,9 +179,6 @@ class LocalStack:
         self._phase = state_file.STARTING
         self._is_state_due = True
 
-    def _group(self, name: str) -> list[Part]:
-        return [part for part in self.parts.values() if (part.plan.group or part.name) == name]
-
     def _waits_for(self, part: Part) -> str | None:
         """Return the part that must be ready before this one is started, or None."""
         kafka = self.parts.get(KAFKA)
@@ -218,18 +194,15 @@ class LocalStack:
         for part in self.parts.values():
             # It prints to a log, which may fail, too.
             with self._disk.tolerated(f"looking after {part.name}"):
-                self._is_state_due = self._look_after(part) or self._is_state_due
+                try:
+                    self._is_state_due |= part.look_after(may_start=self._waits_for(part) is None)
+                except TrunklineError as error:
+                    print(f"{part.name}: {error}", flush=True)
+                    self._is_state_due = True
         if self._is_state_due:
             self._write_state_if_possible()
         for part in self.parts.values():
             self.keep_bounded(part.log_path)
-
-    def _look_after(self, part: Part) -> bool:
-        try:
-            return part.look_after(may_start=self._waits_for(part) is None)
-        except TrunklineError as error:
-            print(f"{part.name}: {error}", flush=True)
-            return True
 
     def keep_bounded(self, path: Path) -> None:
         """Cut a log that has grown too large. A failure of the disk is reported, and the cut is tried again."""
@@ -250,9 +223,10 @@ class LocalStack:
         try:
             self._phase = state_file.STOPPING
             for name in STOP_ORDER:
-                for part in self._group(name):
-                    self._write_state_if_possible()
-                    part.stop()
+                for part in self.parts.values():
+                    if part.group == name:
+                        self._write_state_if_possible()
+                        part.stop()
                 if name == GATEWAY:
                     # Agents outlive a gateway, but without a stack they have no server.
                     stop_all(self.settings)
@@ -263,8 +237,9 @@ class LocalStack:
             self._lock = None
 
     def _take_lock(self) -> None:
-        self.run_path.mkdir(parents=True, exist_ok=True)
-        lock = (self.run_path / "stack.lock").open("w")
+        run = self.settings.data_path / "run"
+        run.mkdir(parents=True, exist_ok=True)
+        lock = (run / "stack.lock").open("w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
