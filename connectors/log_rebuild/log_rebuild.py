@@ -16,19 +16,9 @@ from typing import Any, Final
 
 import orjson
 
+from connectors.log_rebuild import rebuilt_topic
 from connectors.log_rebuild.ledger_log_reader import LedgerLog, LedgerRecord
-from connectors.log_rebuild.rebuilt_topic import (
-    TopicState,
-    TopicWriter,
-    begin_rebuilding,
-    delete_topic,
-    end_rebuilding,
-    make_topic,
-    reading,
-    topic_state,
-)
-from connectors.log_rebuild.spark_checkpoint import planned_ends, set_aside
-from schemas.errors import Refused
+from schemas.errors import Refused, TrunklineError
 from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import check_topic, partition_for
 from schemas.settings.settings import Settings
@@ -36,6 +26,8 @@ from schemas.streams.control.control_fold import CONTROL_TOPOLOGY, TOPOLOGY_STRE
 from schemas.wire.record import Record
 
 COMPARED, WRITTEN = "compared", "written"
+# The query that settles the log; its checkpoint has the offsets that it has planned.
+_QUERY: Final = "settle_events"
 Progress = Callable[[str, int, int], None]
 _KEPT: Final = (
     "Nothing was changed. A log that holds other records is not replaced: save what it holds, delete the topic "
@@ -119,7 +111,7 @@ class LogRebuild:
         """
         ledger = self._ledger = LedgerLog(self._settings, self._keyring)
         self._check_topology(ledger)
-        state = topic_state(self._kafka)
+        state = rebuilt_topic.topic_state(self._kafka)
         replaces = state is not None and self._is_topology_alone(ledger, state)
         if state is not None and not replaces:
             self._compare(ledger, state)
@@ -141,14 +133,14 @@ class LogRebuild:
         """
         began = time.monotonic()
         if plan.replaces_topology:
-            delete_topic(self._kafka)
+            rebuilt_topic.delete_topic(self._kafka)
         if plan.replaces_topology or not plan.log:
-            make_topic(self._kafka)
+            rebuilt_topic.make_topic(self._kafka)
         elif plan.missing and not plan.is_rebuilding:
-            begin_rebuilding(self._kafka)
+            rebuilt_topic.begin_rebuilding(self._kafka)
         written = 0
         if plan.missing:
-            with TopicWriter(self._kafka) as writer:
+            with rebuilt_topic.TopicWriter(self._kafka) as writer:
                 for partition, (first, end) in plan.missing.items():
                     for window in self._ledger.windows(partition, first, end):
                         writer.append([one.record for one in window])
@@ -156,9 +148,9 @@ class LogRebuild:
                         written += len(window)
                         self._progress(WRITTEN, written, plan.to_write)
         if plan.missing or plan.is_rebuilding:
-            end_rebuilding(self._kafka)
+            rebuilt_topic.end_rebuilding(self._kafka)
         check_topic(self._settings)
-        aside = set_aside(self._settings) if plan.lost else None
+        aside = _set_aside(self._settings) if plan.lost else None
         return Rebuilt(written, time.monotonic() - began, aside)
 
     def _check_topology(self, ledger: LedgerLog) -> None:
@@ -175,7 +167,7 @@ class LogRebuild:
                 f"epoch={wanted[1]}: set both to what they were. Nothing was changed"
             )
 
-    def _is_topology_alone(self, ledger: LedgerLog, state: TopicState) -> bool:
+    def _is_topology_alone(self, ledger: LedgerLog, state: rebuilt_topic.TopicState) -> bool:
         """Return whether the topology is the topic's only record, as after a first start.
 
         Then the record has the ledger's content and another time.
@@ -186,11 +178,11 @@ class LogRebuild:
         if not state.ends[where]:
             return False
         mine = next(ledger.windows(where, 0, 1))[0]
-        with reading(self._kafka, where, 0, 1) as found:
+        with rebuilt_topic.reading(self._kafka, where, 0, 1) as found:
             record = next(found, None)
         return record is not None and mine.is_same_content(record) and not mine.is_same(record)
 
-    def _compare(self, ledger: LedgerLog, state: TopicState) -> None:
+    def _compare(self, ledger: LedgerLog, state: rebuilt_topic.TopicState) -> None:
         """Compare the records in the topic with the ledger. Raises Refused if one differs."""
         cut = [f"{n} (at {first})" for n, first in state.begins.items() if first]
         if cut:
@@ -208,7 +200,7 @@ class LogRebuild:
 
     def _compare_window(self, partition: int, window: list[LedgerRecord], advice: str) -> None:
         first, end = window[0].record.offset, window[-1].record.offset + 1
-        with reading(self._kafka, partition, first, end) as found:
+        with rebuilt_topic.reading(self._kafka, partition, first, end) as found:
             for mine in window:
                 theirs = next(found, None)
                 if theirs is None or not mine.is_same(theirs):
@@ -238,3 +230,46 @@ def _difference(mine: Record, theirs: Record | None) -> str:
         return f"there is no record, the next is at {theirs.offset}"
     names = ("key", "value", "logged_at_us", "header_names", "header_values")
     return f"another {', '.join(name for name in names if getattr(mine, name) != getattr(theirs, name))}"
+
+
+def _checkpoint(settings: Settings) -> Path | None:
+    """Return the folder of the checkpoint; None on an object store."""
+    root = settings.checkpoints_root.removeprefix("file:")
+    return None if "://" in root else Path(root) / _QUERY
+
+
+def planned_ends(settings: Settings) -> dict[int, int] | None:
+    """Return the end of the newest planned micro-batch, by partition: the log had all records before it.
+
+    None if there is no checkpoint on a local disk, or its newest plan cannot be read.
+    """
+    folder = _checkpoint(settings)
+    batches = [] if folder is None else [file for file in folder.glob("offsets/*") if file.name.isdigit()]
+    if not batches:
+        return None
+    newest = max(batches, key=lambda file: int(file.name))
+    try:
+        # Spark's offset log has its version, the settings of the micro-batch, and a line for each source.
+        source = orjson.loads(newest.read_text(encoding="utf-8").splitlines()[2])
+        return {int(number): int(end) for number, end in source[settings.kafka.topic].items()}
+    except (OSError, ValueError, LookupError, AttributeError):
+        return None
+
+
+def _set_aside(settings: Settings) -> Path:
+    """Rename the checkpoint, so that `streams` makes a new one from the tables; return its new place.
+
+    Raises TrunklineError.
+    """
+    folder = _checkpoint(settings)
+    assert folder is not None  # noqa: S101  for the type checker: `planned_ends` has found it
+    number = 1
+    while (aside := folder.with_name(f"{_QUERY}.before-log-rebuild-{number}")).exists():
+        number += 1
+    try:
+        return folder.rename(aside)
+    except OSError as error:
+        raise TrunklineError(
+            f"the checkpoint {folder} plans records that the log no longer has, and cannot be moved: {error}; "
+            "delete that directory before streams starts"
+        ) from error

@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from connectors.audit.verification import verify
+from connectors.log_rebuild.log_rebuild import planned_ends
 from connectors.log_rebuild.rebuilt_topic import delete_topic
-from connectors.log_rebuild.spark_checkpoint import planned_ends
 from jobs import settle_events
 from jobs.build_views import catch_up
 from jobs.recovery import RecoveryRefused
