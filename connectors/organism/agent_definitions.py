@@ -33,8 +33,11 @@ _SETTLED_NS: Final = 1_000_000_000
 def _free(name: str) -> str:
     # With the token of its task an agent could read a program's mailbox and write records in its name.
     if name in RESERVED_PRINCIPALS:
-        raise ValueError(f"{name} is a name that the programs use themselves")
+        raise ValueError(f"{name} is a name that the programs use themselves; choose another")
     return name
+
+
+FreeName = Annotated[Name, AfterValidator(_free)]
 
 
 class AgentDefinition(BaseModel):
@@ -42,7 +45,7 @@ class AgentDefinition(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    name: Annotated[Name, AfterValidator(_free)]
+    name: FreeName
     image: Annotated[Printable, Field(min_length=1, max_length=IMAGE_LIMIT)]
     description: Annotated[Printable, Field(max_length=DESCRIPTION_LIMIT)] = ""
     capabilities: Capabilities = []

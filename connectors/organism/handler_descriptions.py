@@ -20,6 +20,7 @@ from typing import Any, Final
 from connectors.terminal.terminal_text import escaped
 from schemas.settings.settings import ENV_PREFIX, PROJECT_ROOT
 
+PAYLOAD_FIELDS: Final = ("root_tag", "namespace", "xsd", "example")
 DESCRIBE_S: Final = 30.0
 _END_S: Final = 5.0
 _MODULE: Final = "connectors.xml_pump.describe"
@@ -82,7 +83,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 def _described(answer: dict[str, Any]) -> Described:
     if "error" in answer:
         return Described(fault=escaped(str(answer["error"]))[:_QUOTED_CHARACTERS])
-    return Described(*(str(answer[name]) for name in ("root_tag", "namespace", "xsd", "example")))
+    return Described(*(str(answer[name]) for name in PAYLOAD_FIELDS))
 
 
 def _all(names: Sequence[str], fault: str) -> dict[str, Described]:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from connectors.organism.agent_definitions import read_definitions
-from connectors.organism.handler_descriptions import Described, describe_handlers
+from connectors.organism.agent_definitions import FreeName, read_definitions
+from connectors.organism.handler_descriptions import PAYLOAD_FIELDS, Described, describe_handlers
 from connectors.organism.unique_yaml import InvalidYaml, PlainLoader, load_yaml
 from connectors.terminal.terminal_text import escaped
 from schemas.errors import TrunklineError
@@ -32,7 +32,6 @@ from schemas.streams.control.organism import (
     Listener,
     RootTag,
 )
-from schemas.streams.principal.principals import RESERVED_PRINCIPALS
 from schemas.wire.strict_json import canonical
 from schemas.wire.wire_body import Name, Note, words_of
 
@@ -50,13 +49,6 @@ class OrganismError(TrunklineError):
     """The file or a listener in it is invalid. The message says where, and what to do."""
 
 
-def _free(name: str) -> str:
-    if name in RESERVED_PRINCIPALS:
-        raise ValueError(f"{name} is a name that the programs use themselves; choose another")
-    return name
-
-
-_FreeName = Annotated[Name, AfterValidator(_free)]
 _Namespace = Annotated[str, Field(max_length=200, pattern=r"^[!-~]*\z")]
 _Attribute = Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*\z")]
 _Tools = Annotated[list[Name], Field(max_length=LISTENERS_MOST)]
@@ -70,7 +62,11 @@ class _Section(BaseModel):
 
 
 class _Entry(_Section):
-    name: _FreeName
+    name: FreeName
+    capability: Note = ""
+    concurrency: _Concurrency = CONCURRENCY
+    per_minute: _PerMinute | None = None
+    timeout_s: _TimeoutS = TIMEOUT_MS / 1000
 
 
 class ListenerEntry(_Entry):
@@ -84,15 +80,11 @@ class ListenerEntry(_Entry):
     """
 
     type: Literal["handler", "human"] = "handler"
-    capability: Note = ""
     description: Note = ""
     root_tag: RootTag | None = None
     namespace: _Namespace | None = None
     handler: _Attribute | None = None
     tools: _Tools | None = None
-    concurrency: _Concurrency = CONCURRENCY
-    per_minute: _PerMinute | None = None
-    timeout_s: _TimeoutS = TIMEOUT_MS / 1000
 
     @model_validator(mode="after")
     def _has_what_its_type_needs(self) -> ListenerEntry:
@@ -107,17 +99,13 @@ class AgentEntry(_Entry):
     """One of `agents`: a listener that is a language model. `client` is `module:attribute` of its client."""
 
     type: Literal["llm"] = "llm"
-    capability: Note = ""
     root_tag: RootTag
     namespace: _Namespace
     model: Annotated[str, Field(min_length=1, max_length=200)]
     system_prompt: Annotated[str, Field(max_length=_PROMPT_LIMIT)] = ""
     client: _Attribute
     visible_tools: _Tools | None = None
-    concurrency: _Concurrency = CONCURRENCY
-    per_minute: _PerMinute | None = None
     tokens_per_minute: Annotated[int, Field(ge=1, le=10**9)] | None = None
-    timeout_s: _TimeoutS = TIMEOUT_MS / 1000
 
 
 class MetaEntry(_Section):
@@ -206,11 +194,12 @@ def listener_of(entry: ListenerEntry, known: Mapping[str, Described], where: str
 
     Raises OrganismError if its handler has no description, or another root tag or namespace.
     """
-    root_tag, namespace, xsd, example = entry.root_tag, entry.namespace, None, None
-    if entry.handler is None:
-        root_tag, namespace = root_tag or entry.name, HUMAN_NAMESPACE if namespace is None else namespace
-    else:
-        place = f"{where}: listener {entry.name}"
+    place = f"{where}: listener {entry.name}"
+    payload: dict[str, str] = {
+        "root_tag": entry.root_tag or entry.name,
+        "namespace": HUMAN_NAMESPACE if entry.namespace is None else entry.namespace,
+    }
+    if entry.handler is not None:
         described = known[entry.handler]
         if described.fault is not None:
             raise OrganismError(f"{place}: handler {entry.handler}: {described.fault}")
@@ -221,16 +210,12 @@ def listener_of(entry: ListenerEntry, known: Mapping[str, Described], where: str
                     f"{place}: {field} is {written!r}, but the class that {entry.handler} takes has "
                     f"{actual!r}; change one of the two, or leave it out"
                 )
-        root_tag, namespace = described.root_tag, described.namespace
-        xsd, example = described.xsd, described.example
+        payload = {name: getattr(described, name) for name in PAYLOAD_FIELDS}
     return _listener(
-        f"{where}: listener {entry.name}",
+        place,
         **_shared(entry),
-        root_tag=root_tag,
-        namespace=namespace,
+        **payload,
         handler=entry.handler,
-        xsd=xsd,
-        example=example,
         visible_tools=entry.tools,
         options=canonical({"description": entry.description}).decode("utf-8") if entry.description else None,
     )
