@@ -17,13 +17,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from connectors.ledger_files.ledger_lines import JSON_COLUMNS, iso_time, json_line
+from connectors.ledger_files.ledger_lines import JSON_COLUMNS, body_of, iso_time, json_line
 from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from schemas.errors import NotFound, TrunklineError, UsageError
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_registry import JOB_REGISTERED, REGISTRY_JOBS
 from schemas.wire.ids import JOB
-from schemas.wire.strict_json import MalformedJsonError, canonical, decode
+from schemas.wire.strict_json import canonical
 from schemas.wire.verdicts import ACCEPTED
 
 META: Final = "meta.json"
@@ -77,7 +77,7 @@ def _meta(job_id: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the contents of the job's registration, and who registered it."""
     for row in rows:
         if row["type"] == JOB_REGISTERED and row["verdict"] == ACCEPTED:
-            body = _body(_without_sealed(row)["value"])
+            body = body_of(_without_sealed(row)["value"])
             return {
                 "job_id": job_id,
                 **{name: body.get(name) for name in ("description", "session", "broker")},
@@ -98,7 +98,8 @@ def _status(job_id: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
                 found = change["row"]
     for name in _MOMENTS:
         if isinstance(found.get(name), int):
-            found[name] = _iso(found[name])
+            moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=found[name])
+            found[name] = iso_time(moment, "microseconds")
     newest = max(rows, key=lambda row: row["offset"])
     return found | {"verdicts": verdicts, "last_position": [newest["partition"], newest["offset"]]}
 
@@ -107,22 +108,10 @@ def _without_sealed(row: dict[str, Any]) -> dict[str, Any]:
     """Return the row without the sealed texts of a registration."""
     if row["type"] != JOB_REGISTERED or row["value"] is None:
         return row
-    body = _body(row["value"])
+    body = body_of(row["value"])
     if isinstance(body.get("broker"), dict):
         body["broker"] = {name: value for name, value in body["broker"].items() if name not in _SEALED}
     return {**row, "value": canonical({name: value for name, value in body.items() if name not in _SEALED})}
-
-
-def _body(value: bytes | None) -> dict[str, Any]:
-    try:
-        found, _ = decode(value or b"")
-    except MalformedJsonError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _iso(moment_us: int) -> str:
-    return iso_time(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=moment_us), "microseconds")
 
 
 def _write(to: Path, documents: dict[str, str]) -> None:

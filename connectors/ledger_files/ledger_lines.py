@@ -85,15 +85,17 @@ def iso_time(moment: datetime, precision: str) -> str:
     return moment.astimezone(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
 
 
+def body_of(value: bytes | None) -> dict[str, Any]:
+    """Return the JSON object in a row's `value`, or an empty one if it has none."""
+    try:
+        found, _ = decode(value or b"")
+    except MalformedJsonError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def _event_and_detail(row: dict[str, Any]) -> tuple[str, str]:
     kind = row["type"] or "-"
-    if kind != JOB_EVENT or row["value"] is None:
-        return kind, ""
-    try:
-        body, _ = decode(row["value"])
-    except MalformedJsonError:
-        return kind, ""
-    if not isinstance(body, dict):
-        return kind, ""
+    body = body_of(row["value"]) if kind == JOB_EVENT else {}
     event, detail = body.get("event"), body.get("detail")
     return event if isinstance(event, str) else kind, detail if isinstance(detail, str) else ""

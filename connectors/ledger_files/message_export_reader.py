@@ -137,7 +137,5 @@ def _rows(heads: pa.Table, bodies: pa.ChunkedArray) -> pa.Table:
 
 def _moment(said: str | None) -> datetime | None:
     """Return the sending time that the sender claims, or None if it is no time in UTC."""
-    if said is None or not is_utc_timestamp(said):
-        return None
-    whole, _, fraction = said[:-1].partition(".")
-    return datetime.fromisoformat(f"{whole}.{fraction[:6]:0<6}+00:00")
+    # More than six digits of a fraction are cut off.
+    return None if said is None or not is_utc_timestamp(said) else datetime.fromisoformat(said)
