@@ -29,18 +29,7 @@ from connectors.launcher import hardening
 from connectors.launcher.hardening import HANDLE_VARIABLE, ORDER_VARIABLE
 from connectors.launcher.launcher_file import LAUNCHERS_FILE, LaunchRule
 from connectors.launcher.protocol import LaunchFailed, LaunchSpec, Started
-from connectors.processes.process_tree import (
-    KILL_S,
-    ProcessTrees,
-    clean_environment,
-    end_processes,
-    first_process,
-    mark_of,
-    open_private_log,
-    process_handle,
-    reap,
-    start_process,
-)
+from connectors.processes import process_tree
 from connectors.processes.session_host import host_name
 from connectors.terminal.terminal_text import escaped
 from schemas.keys.private_files import replace_file
@@ -85,7 +74,7 @@ class LocalProcessLauncher:
             raise LaunchFailed(f"no command for the image {escaped(spec.image)} in {LAUNCHERS_FILE}")
         if not is_name(spec.container):
             raise LaunchFailed("the container's name is not a valid name")
-        reap()
+        process_tree.reap()
         try:
             for folder in (self._folder, self._folder / spec.container):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -97,11 +86,11 @@ class LocalProcessLauncher:
 
     def alive(self, handle: str) -> bool:
         """Return whether the first process of this run is running, whatever other processes it has left."""
-        reap()
-        first, run = first_process(handle), self._runs.find(handle)
+        process_tree.reap()
+        first, run = process_tree.first_process(handle), self._runs.find(handle)
         if first is not None:
-            return run is not None or mark_of(first, HANDLE_VARIABLE) == handle
-        if run is not None and not ProcessTrees(HANDLE_VARIABLE, {handle: None}).find_all():
+            return run is not None or process_tree.mark_of(first, HANDLE_VARIABLE) == handle
+        if run is not None and not process_tree.ProcessTrees(HANDLE_VARIABLE, {handle: None}).find_all():
             self._runs.remove(run)
         return False
 
@@ -123,7 +112,7 @@ class LocalProcessLauncher:
 
     def _running(self, spec: LaunchSpec) -> str | None:
         run = self._runs.of(spec.container)
-        if run is None or first_process(run.handle) is None:
+        if run is None or process_tree.first_process(run.handle) is None:
             return None
         if run.task_id != spec.task_id:
             raise LaunchFailed(f"{spec.container} already runs for another task")
@@ -136,13 +125,13 @@ class LocalProcessLauncher:
         if not place.is_dir():
             raise LaunchFailed(f"the working_dir of {escaped(spec.image)} in {LAUNCHERS_FILE} is not a folder")
         ours, theirs = socket.socketpair()
-        with open_private_log(folder / "output.log", os.O_NOFOLLOW) as output, ours:
+        with process_tree.open_private_log(folder / "output.log", os.O_NOFOLLOW) as output, ours:
             begin = output.seek(0, os.SEEK_END)
             limits = rule.limits() if spec.hardened else None
             order = {"socket": theirs.fileno(), "limits": limits, "command": rule.filled_command()}
             try:
                 with theirs:
-                    child = start_process(
+                    child = process_tree.start_process(
                         [sys.executable, "-I", "-S", _RUNNER],
                         cwd=place,
                         environment={**environment, ORDER_VARIABLE: json.dumps(order)},
@@ -156,7 +145,7 @@ class LocalProcessLauncher:
                 raise LaunchFailed(
                     f"the environment of {spec.agent_name} cannot be passed on: a zero byte?"
                 ) from None
-            handle = process_handle(child.pid)
+            handle = process_tree.process_handle(child.pid)
             try:
                 if handle is not None:
                     self._runs.write(_Run(handle, spec.container, spec.task_id))
@@ -173,7 +162,7 @@ class LocalProcessLauncher:
         """Leave nothing of a start that has failed."""
         if child.poll() is None:
             child.kill()
-            child.wait(KILL_S)
+            child.wait(process_tree.KILL_S)
         if handle is not None:
             self.stop(handle, 0.0)
 
@@ -184,7 +173,7 @@ def stop_all(settings: Settings, grace_s: float = DOWN_GRACE_S) -> int:
     Ends also agents that another launcher has started. `down` calls it after ending everything that could start
     another agent. Raises TrunklineError when an agent does not end.
     """
-    reap()
+    process_tree.reap()
     files = _RunFiles(settings)
     runs = files.read()
     count = _end([run.handle for run in runs], grace_s, is_noted=True)
@@ -232,7 +221,8 @@ class _RunFiles:
 
 def _plain(spec: LaunchSpec, rule: LaunchRule) -> tuple[dict[str, str], Path]:
     """Return the environment and the folder of an agent that is not hardened."""
-    return {**clean_environment(), **rule.filled_environment(), **spec.agent_environment()}, rule.folder()
+    environment = {**process_tree.clean_environment(), **rule.filled_environment(), **spec.agent_environment()}
+    return environment, rule.folder()
 
 
 def _hardened(spec: LaunchSpec, rule: LaunchRule, folder: Path) -> tuple[dict[str, str], Path]:
@@ -306,8 +296,8 @@ def _end(handles: Collection[str], grace_s: float, *, is_noted: bool) -> int:
 
     `is_noted`: our files name them, so the first process is ours even without the mark in its environment.
     """
-    first = {handle: first_process(handle) if is_noted else None for handle in handles}
-    trees = ProcessTrees(HANDLE_VARIABLE, first)
+    first = {handle: process_tree.first_process(handle) if is_noted else None for handle in handles}
+    trees = process_tree.ProcessTrees(HANDLE_VARIABLE, first)
     count = sum(bool(processes) for processes in trees.find().values())
-    end_processes(trees.find_all, grace_s)
+    process_tree.end_processes(trees.find_all, grace_s)
     return count

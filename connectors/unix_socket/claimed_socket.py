@@ -50,21 +50,20 @@ class ClaimedSocket:
             return self._listener
         try:
             self._listener = self._claimed()
+        except BlockingIOError:
+            return None
         except OSError as error:
             raise TrunklineError(
                 f"cannot listen on {self.path}: {error.strerror}; choose another xml_pump.command_socket"
             ) from None
         return self._listener
 
-    def _claimed(self) -> socket.socket | None:
+    def _claimed(self) -> socket.socket:
         self._make_folder()
         lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             listener = self._bound()
-        except BlockingIOError:
-            os.close(lock)
-            return None
         except BaseException:
             os.close(lock)
             raise
