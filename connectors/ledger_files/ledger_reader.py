@@ -243,9 +243,7 @@ def _read(
 
 
 def _empty(columns: Sequence[str] | None) -> pa.Table:
-    table = LEDGER_ARROW.empty_table()
-    wanted = _with_order(columns)
-    return table if wanted is None else table.select(wanted)
+    return LEDGER_ARROW.empty_table().select(_with_order(columns) or LEDGER_ARROW.names)
 
 
 def _with_order(columns: Sequence[str] | None) -> list[str] | None:

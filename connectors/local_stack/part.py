@@ -196,12 +196,6 @@ class Part:
         if self._process is not None:
             child_process.end_child(self._process, self._mark)
 
-    def restart(self) -> None:
-        """Stop the part, start it, and wait until it is ready."""
-        self.stop()
-        self.start()
-        self.restarts += 1
-
     def schedule(self) -> None:
         """Let `look_after` start the part as soon as it may start."""
         self.state = WAITING

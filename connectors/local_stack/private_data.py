@@ -107,34 +107,33 @@ def _is_secret(root: Path, path: str) -> bool:
 
 def _ours(root: Path, found: OpenData) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the root and what is below it, each folder before it is read. Fill in `found.left`."""
-    try:
-        status = root.stat()
-        names = {path.name for path in root.iterdir()}
-    except FileNotFoundError:
-        return
     me = os.geteuid()
-    if status.st_uid == me and OUR_NAMES.issuperset(names):
-        yield str(root), status
-    elif stat.S_IMODE(status.st_mode) & _FOR_OTHERS:
-        found.left.append(str(root))
-    folders = [str(root)]
-    while folders:
-        folder = folders.pop()
-        try:
-            entries = os.scandir(folder)
-        except FileNotFoundError:
-            continue
-        with entries:
-            for entry in entries:
-                if entry.is_symlink() or (folder == str(root) and entry.name not in OUR_NAMES):
-                    continue
-                try:
-                    status = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                if status.st_uid != me:
-                    found.left.append(entry.path)
-                    continue
-                yield entry.path, status
-                if stat.S_ISDIR(status.st_mode):
-                    folders.append(entry.path)
+    for folder, folders, files in os.walk(root, onerror=_raise_unless_missing):
+        names = [*folders, *files]
+        if folder == str(root):
+            status = root.stat()
+            if status.st_uid == me and OUR_NAMES.issuperset(names):
+                yield folder, status
+            elif stat.S_IMODE(status.st_mode) & _FOR_OTHERS:
+                found.left.append(folder)
+            names = [name for name in names if name in OUR_NAMES]
+        folders.clear()
+        for name in names:
+            path = f"{folder}/{name}"
+            try:
+                status = os.lstat(path)
+            except FileNotFoundError:
+                continue
+            if stat.S_ISLNK(status.st_mode):
+                continue
+            if status.st_uid != me:
+                found.left.append(path)
+                continue
+            yield path, status
+            if stat.S_ISDIR(status.st_mode):
+                folders.append(name)
+
+
+def _raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -178,7 +179,7 @@ class LogRebuild:
         if not state.ends[where]:
             return False
         mine = next(ledger.windows(where, 0, 1))[0]
-        with rebuilt_topic.reading(self._kafka, where, 0, 1) as found:
+        with closing(rebuilt_topic.records(self._kafka, where, 0, 1)) as found:
             record = next(found, None)
         return record is not None and mine.is_same_content(record) and not mine.is_same(record)
 
@@ -200,7 +201,7 @@ class LogRebuild:
 
     def _compare_window(self, partition: int, window: list[LedgerRecord], advice: str) -> None:
         first, end = window[0].record.offset, window[-1].record.offset + 1
-        with rebuilt_topic.reading(self._kafka, partition, first, end) as found:
+        with closing(rebuilt_topic.records(self._kafka, partition, first, end)) as found:
             for mine in window:
                 theirs = next(found, None)
                 if theirs is None or not mine.is_same(theirs):

@@ -7,8 +7,7 @@ program refuses the topic (`check_topic`) until it is complete and was compared.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
 from typing import Any, Final, NamedTuple, Self
 
 from confluent_kafka import KafkaError as ClientError
@@ -226,11 +225,10 @@ class TopicWriter:
             )
 
 
-@contextmanager
-def reading(kafka: KafkaSettings, partition: int, first: int, end: int) -> Iterator[Iterator[Record]]:
-    """Open an iterator over the records of a partition from offset `first` to before `end`.
+def records(kafka: KafkaSettings, partition: int, first: int, end: int) -> Generator[Record, None, None]:
+    """Yield the records of a partition from offset `first` to before `end`. Close the generator after use.
 
-    The iterator raises BackboneUnreachable, also if no record arrives for 30 s.
+    Raises BackboneUnreachable, also if no record arrives for 30 s.
     """
     options = {
         "client.id": "trunkline-log-rebuild",
@@ -243,29 +241,25 @@ def reading(kafka: KafkaSettings, partition: int, first: int, end: int) -> Itera
     consumer = TopicConsumer(kafka, options)
     try:
         consumer.client.assign([Partition(kafka.topic, partition, first)])
-        yield _records(kafka, consumer, first, end)
+        position, deadline = first, time.monotonic() + _SILENT_S
+        while position < end:
+            found = []
+            for message in consumer.messages(_POLL_S, _POLL_RECORDS):
+                error = message.error()
+                if error is None:
+                    found.append(message_record(message))
+                    position = message.offset() + 1
+                elif error.code() == ClientError._PARTITION_EOF:
+                    # Offsets without a record, such as the end of a transaction, count as read.
+                    position = max(position, message.offset())
+                else:
+                    raise consumer.trouble(error)
+            if found:
+                deadline = time.monotonic() + _SILENT_S
+                yield from (record for record in with_all_headers(kafka, found) if record.offset < end)
+            elif time.monotonic() > deadline:
+                raise BackboneUnreachable(
+                    f"Kafka at {kafka.bootstrap_servers} hands out no records of {kafka.topic!r}"
+                )
     finally:
         consumer.close()
-
-
-def _records(kafka: KafkaSettings, consumer: TopicConsumer, first: int, end: int) -> Iterator[Record]:
-    position, deadline = first, time.monotonic() + _SILENT_S
-    while position < end:
-        found = []
-        for message in consumer.messages(_POLL_S, _POLL_RECORDS):
-            error = message.error()
-            if error is None:
-                found.append(message_record(message))
-                position = message.offset() + 1
-            elif error.code() == ClientError._PARTITION_EOF:
-                # Offsets without a record, such as the end of a transaction, count as read.
-                position = max(position, message.offset())
-            else:
-                raise consumer.trouble(error)
-        if found:
-            deadline = time.monotonic() + _SILENT_S
-            yield from (record for record in with_all_headers(kafka, found) if record.offset < end)
-        elif time.monotonic() > deadline:
-            raise BackboneUnreachable(
-                f"Kafka at {kafka.bootstrap_servers} hands out no records of {kafka.topic!r}"
-            )

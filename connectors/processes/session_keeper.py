@@ -80,7 +80,14 @@ class SessionKeeper(ThreadedService):
         Raises:
             TrunklineError: tmux does not answer.
         """
-        over = {row.handle: row for row in self._over_here() if row.handle is not None}
+        over = {
+            row.handle: row
+            for row in self._rows()
+            if row.handle is not None
+            and row.host == self._host.name
+            and row.status in (STOPPED, TERMINATED)
+            and (row.handle, row.status) not in self._gone
+        }
         # A session that was resumed under the same handle is not over any more.
         self._endings = {handle: ending for handle, ending in self._endings.items() if handle in over}
         left = self._host.left_of(over.keys()) if over else set()
@@ -94,15 +101,6 @@ class SessionKeeper(ThreadedService):
             except (TrunklineError, OSError, psutil.Error) as error:
                 log.warning("session_not_ended", session=row.session, error=str(error))
         return ended
-
-    def _over_here(self) -> list[SessionRow]:
-        return [
-            row
-            for row in self._rows()
-            if row.host == self._host.name
-            and row.status in (STOPPED, TERMINATED)
-            and (row.handle, row.status) not in self._gone
-        ]
 
     def _go_on(self, handle: str, row: SessionRow) -> None:
         """Wait, send SIGTERM or send SIGKILL, depending on the time since the session was over."""

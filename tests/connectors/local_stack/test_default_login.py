@@ -89,7 +89,8 @@ def test_the_brokers_own_password_is_another_one_at_each_start(kafka: LocalStack
     properties = kafka.settings.data_path / "kafka" / "server.properties"
     assert stat.S_IMODE(properties.stat().st_mode) == 0o600
     before = re.findall(r'user_broker="([^"]+)"', properties.read_text())
-    kafka["kafka"].restart()
+    kafka["kafka"].stop()
+    kafka["kafka"].start()
     after = re.findall(r'user_broker="([^"]+)"', properties.read_text())
     assert len(set(before)) == len(set(after)) == 1 and set(before).isdisjoint(after)
     with closing(LogEnd(kafka.settings.kafka)) as log_end:
