@@ -26,20 +26,7 @@ from typing import Final
 import msgspec
 import psutil
 
-from connectors.processes.process_tree import (
-    PROCESS,
-    ProcessTrees,
-    clean_environment,
-    end_processes,
-    first_process,
-    handle_pid,
-    open_private_log,
-    process_handle,
-    reap,
-    running_processes,
-    send_signal,
-    start_process,
-)
+from connectors.processes import process_tree
 from connectors.processes.session_runner import HANDLE_VARIABLE, SessionEnd, SessionSpec, end_file, release_file
 from schemas.errors import NotFound, TrunklineError
 from schemas.keys.private_files import replace_file
@@ -157,25 +144,31 @@ class SessionHost:
 
     def alive(self, handle: str) -> bool:
         """Return whether the first process of this run still runs here."""
-        reap()
-        return first_process(handle) is not None or self._tmux_name(handle) in self._tmux_sessions([handle])
+        process_tree.reap()
+        return handle in self._first_alive([handle])
 
     def left_of(self, handles: Collection[str]) -> set[str]:
         """Return the runs that still have a process here. Looks once at all processes, for all handles."""
-        names = self._tmux_sessions(handles)
-        found = {handle for handle in handles if self._tmux_name(handle) in names or first_process(handle)}
-        trees = ProcessTrees(HANDLE_VARIABLE, dict.fromkeys(set(handles) - found)).find()
+        found = self._first_alive(handles)
+        trees = process_tree.ProcessTrees(HANDLE_VARIABLE, dict.fromkeys(set(handles) - found)).find()
         return found | {handle for handle, processes in trees.items() if processes}
+
+    def _first_alive(self, handles: Collection[str]) -> set[str]:
+        """Return the runs whose first process still runs here."""
+        names, first = self._tmux_sessions(handles), process_tree.first_process
+        return {handle for handle in handles if first(handle) is not None or self._tmux_name(handle) in names}
 
     def running(self) -> dict[str, str]:
         """Return the runs of this data directory on this machine: session name by handle."""
         found: dict[str, str] = {}
-        for process in running_processes():
+        for process in process_tree.running_processes():
             with suppress(psutil.Error, OSError):
                 words = process.cmdline()
                 if _RUNNERS.isdisjoint(words[:-2]) or Path(words[-2]).parent.parent != self._folder:
                     continue
-                handle = process_handle(process.pid) if words[-1] == PROCESS else words[-1]
+                handle: str | None = words[-1]
+                if handle == process_tree.PROCESS:
+                    handle = process_tree.process_handle(process.pid)
                 if handle is not None:
                     found[handle] = Path(words[-2]).parent.name
         return found
@@ -186,7 +179,7 @@ class SessionHost:
         The result includes processes of other users, which this process may not signal.
         """
         found = self._tree(handle).find_all()
-        send_signal(found, number)
+        process_tree.send_signal(found, number)
         return found
 
     def stop(self, handle: str, *, grace_s: float = 0.0) -> bool:
@@ -199,7 +192,7 @@ class SessionHost:
             TrunklineError: a process does not end, for example because it runs as another user.
         """
         try:
-            had_any = bool(end_processes(self._tree(handle).find_all, grace_s))
+            had_any = bool(process_tree.end_processes(self._tree(handle).find_all, grace_s))
         except TrunklineError as error:
             raise TrunklineError(f"{handle}: {error}") from None
         if had_any and (name := self._tmux_name(handle)) is not None and shutil.which(TMUX) is not None:
@@ -253,14 +246,14 @@ class SessionHost:
         return self.folder(session) / "screen.log"
 
     def _start_process(self, session: str, spec: Path) -> str:
-        with open_private_log(self._log(session)) as log:
-            child = start_process(
-                [sys.executable, "-m", _RUNNER, spec, PROCESS],
+        with process_tree.open_private_log(self._log(session)) as log:
+            child = process_tree.start_process(
+                [sys.executable, "-m", _RUNNER, spec, process_tree.PROCESS],
                 cwd=PROJECT_ROOT,
-                environment=clean_environment(),
+                environment=process_tree.clean_environment(),
                 output=log,
             )
-        handle = process_handle(child.pid)
+        handle = process_tree.process_handle(child.pid)
         if handle is None:
             raise TrunklineError(f"session {session} ended at its start; see {self._log(session)}")
         return handle
@@ -297,7 +290,7 @@ class SessionHost:
         try:
             done = subprocess.run(  # noqa: S603  no shell, names checked
                 command,
-                env=clean_environment(),
+                env=process_tree.clean_environment(),
                 capture_output=True,
                 text=True,
                 errors="replace",
@@ -311,14 +304,14 @@ class SessionHost:
             raise TrunklineError(f"tmux {arguments[0]}: {done.stderr.strip() or done.returncode}")
         return done
 
-    def _tree(self, handle: str) -> ProcessTrees:
-        return ProcessTrees(HANDLE_VARIABLE, {handle: self._first(handle)})
+    def _tree(self, handle: str) -> process_tree.ProcessTrees:
+        return process_tree.ProcessTrees(HANDLE_VARIABLE, {handle: self._first(handle)})
 
     def _first(self, handle: str) -> psutil.Process | None:
         """Return the first process of a run, None unless this host started it and it still runs."""
         with suppress(psutil.Error):
-            if handle_pid(handle) is not None:
-                found = first_process(handle)
+            if process_tree.handle_pid(handle) is not None:
+                found = process_tree.first_process(handle)
                 # Other programs write handles to the registry, too. Only a runner of ours may be ended.
                 return None if found is None or _RUNNERS.isdisjoint(found.cmdline()) else found
             name = self._tmux_name(handle)
