@@ -145,7 +145,8 @@ class RowCheck:
 
     def _cannot_read(self, path: str, error: Exception) -> None:
         self._unreadable.add(path)
-        text = f"a file of the ledger cannot be read: {path}: {_first_line(error)}"
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        text = f"a file of the ledger cannot be read: {path}: {reason}"
         self.findings.append(Finding(Fault.FILE_UNREADABLE, text))
 
     def _rows_of(self, path: str, part: LedgerPart) -> Iterator[pa.RecordBatch]:
@@ -287,7 +288,3 @@ def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
         breaks = np.flatnonzero((found[1:] != found[:-1]) & (found[1:] != found[:-1] + 1))
         firsts, lasts = [0, *(breaks + 1).tolist()], [*breaks.tolist(), len(numbers) - 1]
         yield from ((numbers[first], numbers[last]) for first, last in zip(firsts, lasts, strict=True))
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
