@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 from jobs import build_views, settle_events
 from jobs.driver.background import exit_code_of
 from jobs.ledger.audit_trail import AuditThread
-from jobs.ledger.ledger_checkpoints import LedgerCheckpoints
+from jobs.ledger.ledger_table import LedgerCheckpoints
 from jobs.maintain_tables import Maintenance
 from jobs.views.view_lock import views_lock
 from schemas.errors import BackboneUnreachable

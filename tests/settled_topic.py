@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from deltalake import DeltaTable
 
-from connectors.log.kafka_records import to_record
-from connectors.log.kafka_repairs import repair_kafka_client
+from connectors.log.kafka_records import repair_kafka_client, to_record
 from jobs.settling.settling import settle_run
 from jobs.views.view_changes import CHANGE_COLUMNS, changes_of
 from jobs.views.view_tables import open_tables

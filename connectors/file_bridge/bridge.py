@@ -25,8 +25,7 @@ from connectors.file_bridge.records import claims_of
 from connectors.file_bridge.session_carrier import SessionCarrier
 from connectors.file_queue import QueueError
 from connectors.file_queue.message_record import is_name
-from connectors.log.publisher import RecordRefused
-from connectors.log.renewing_publisher import RenewingPublisher
+from connectors.log.publisher import RecordRefused, RenewingPublisher
 from schemas.errors import BackboneUnreachable
 from schemas.settings.settings import Settings
 from schemas.streams.mailboxes.message import DEFAULT_REALM

@@ -22,13 +22,12 @@ from typing import Final, TypeVar, cast
 import structlog
 
 from connectors.live.live_state import LiveState
-from connectors.live.settled_feed import SettledFeed, SettledRecord
-from connectors.live.settled_waits import SettledWaits
+from connectors.live.settled_feed import SettledFeed, SettledRecord, SettledWaits
 from connectors.live.verdict_reader import verdict_in_ledger
 from connectors.live.view_reader import load_views
-from connectors.log.live_tail import LogTail, OffsetsGoneError
 from connectors.log.log_end import LogEnd
 from connectors.log.publisher import Append, Position
+from connectors.log.topic_consumer import LogTail, OffsetsGoneError
 from connectors.retry.backoff import Backoff
 from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.fold.entries import Entries

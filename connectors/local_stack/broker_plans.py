@@ -25,8 +25,15 @@ from connectors.local_stack.part_plan import ALL_PARTS, KAFKA, MOSQUITTO, PartPl
 from connectors.local_stack.ports import LOOPBACK, free_port, require_free
 from connectors.local_stack.programs import find_java, find_mosquitto, jar_files
 from connectors.local_stack.readiness import kafka_answers, mqtt_answers
-from connectors.mqtt_accounts.mqtt_acl import check_prefixes, write_acl
-from connectors.mqtt_accounts.mqtt_password_file import PASSWORDS, PID, read_lines, with_roles, write_lines
+from connectors.mqtt_accounts.mosquitto_files import (
+    PASSWORDS,
+    PID,
+    check_prefixes,
+    read_lines,
+    with_roles,
+    write_acl,
+    write_lines,
+)
 from connectors.mqtt_link.broker_settings import socket_dir, socket_name
 from connectors.mqtt_link.mqtt_credentials import ensure_role_passwords
 from connectors.mqtt_link.mqtt_tls import mqtt_context

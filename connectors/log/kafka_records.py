@@ -1,17 +1,32 @@
-"""Conversion of consumed Kafka messages, from both client libraries, into the records that the fold reads."""
+"""Conversion of consumed Kafka messages, from both client libraries, into the records that the fold reads.
+
+librdkafka is fast, but cannot return some headers. kafka-python is slower, and reads them all, with the patches
+at the end of this module.
+"""
 
 from __future__ import annotations
 
+import time
+from functools import cache
 from typing import Any, Final
 
 from confluent_kafka import Message
+from kafka import KafkaConsumer, TopicPartition  # type: ignore[import-untyped]
+from kafka.errors import KafkaError  # type: ignore[import-untyped]
+from kafka.net.inet import KafkaNetSocket  # type: ignore[import-untyped]
+from kafka.record.default_records import DefaultRecordBatch  # type: ignore[import-untyped]
 
+from schemas.errors import BackboneUnreachable
+from schemas.log_access.event_topic import REACH_TIMEOUT_S, reach_kafka
+from schemas.log_access.kafka_clients import client_options, unreachable
+from schemas.settings.settings import KafkaSettings
 from schemas.wire.record import NOT_UTF8, Record
 
 # For a header name that is not UTF-8, this method sets an exception and returns a list with a hole, on which
 # the interpreter crashes. `map` checks for the exception after each call; specialised bytecode does not. A
 # second call on the same message would return the list without the exception, so each message is asked once.
 _HEADERS: Final[Any] = Message.headers
+_POLL_RECORDS: Final = 500
 
 
 def to_record(consumed: Any) -> Record:
@@ -35,3 +50,122 @@ def message_record(message: Any) -> Record:
 def _split(headers: Any) -> tuple[tuple[str, ...], tuple[bytes | None, ...]]:
     # List comprehensions are faster than generators here, and this runs for each record.
     return tuple([name for name, _ in headers]), tuple([raw for _, raw in headers])
+
+
+def with_all_headers(kafka: KafkaSettings, found: list[Record]) -> list[Record]:
+    """Return the records, with their headers where librdkafka returned none.
+
+    It returns none for more than 100,000 headers, and for some encodings that Java reads. Our own records
+    always have headers, so records without any are rare. Raises BackboneUnreachable.
+    """
+    bare = [record for record in found if not record.header_names]
+    for partition in {record.partition for record in bare}:
+        offsets = [record.offset for record in bare if record.partition == partition]
+        read = records_between(kafka, partition, offsets[0], offsets[-1])
+        found = [
+            read.get(one.offset, one) if one.partition == partition and not one.header_names else one
+            for one in found
+        ]
+    return found
+
+
+def records_between(kafka: KafkaSettings, partition: int, first: int, last: int) -> dict[int, Record]:
+    """Return the records of a partition from offset `first` to `last`, by offset, read by kafka-python.
+
+    Raises BackboneUnreachable, also if they do not arrive within REACH_TIMEOUT_S.
+    """
+    where = TopicPartition(kafka.topic, partition)
+    found: dict[int, Record] = {}
+    deadline = time.monotonic() + REACH_TIMEOUT_S
+    reach_kafka(kafka)
+    try:
+        consumer = KafkaConsumer(
+            client_id="trunkline-headers", group_id=None, auto_offset_reset="none", **consumer_options(kafka)
+        )
+        try:
+            consumer.assign([where])
+            consumer.seek(where, first)
+            while consumer.position(where) <= last:
+                if time.monotonic() > deadline:
+                    raise BackboneUnreachable(
+                        f"offsets {first} to {last} of partition {partition} did not come"
+                    )
+                for batch in consumer.poll(timeout_ms=200).values():
+                    found |= {one.offset: to_record(one) for one in batch}
+        finally:
+            consumer.close(autocommit=False)
+    except KafkaError as error:
+        raise unreachable(kafka, error) from error
+    return found
+
+
+def consumer_options(kafka: KafkaSettings) -> dict[str, Any]:
+    """Return the options of a consumer of kafka-python that reads the topic."""
+    repair_kafka_client()
+    return {
+        **client_options(kafka),
+        "enable_auto_commit": False,
+        "bootstrap_timeout_ms": int(REACH_TIMEOUT_S * 1000),
+        "request_timeout_ms": 10_000,
+        "reconnect_backoff_max_ms": 1000,
+        "fetch_min_bytes": 1,
+        "fetch_max_wait_ms": 500,
+        "max_partition_fetch_bytes": max(1024 * 1024, kafka.record_limit_bytes),
+        "max_poll_records": _POLL_RECORDS,
+        # kafka-python computes the CRC in Python, 60 ns a byte. Spark checks the log's bytes, too.
+        "check_crcs": False,
+        "allow_auto_create_topics": False,
+        "metrics_enabled": False,
+    }
+
+
+@cache
+def repair_kafka_client() -> None:
+    """Patch kafka-python 3.0.12 in this process, once: for odd header names, and for an unreachable broker.
+
+    A test fails without each patch. Check them again with another version of the library.
+    """
+    _read_any_header_name()
+    _close_refused_sockets()
+
+
+class _Piece(bytearray):
+    def decode(self, encoding: str = "utf-8", errors: str = "replace") -> str:
+        return super().decode(encoding, "replace")
+
+
+class _TolerantBuffer(bytearray):
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return found if isinstance(found, int) else _Piece(found)
+
+
+def _read_any_header_name() -> None:
+    """Decode header names that are not UTF-8 as Java does, with U+FFFD in them.
+
+    Otherwise `poll` raises for such a record again and again, and no later record is read.
+    """
+    read = DefaultRecordBatch._read_msg
+
+    def read_tolerantly(batch: Any) -> Any:
+        try:
+            return read(batch)
+        except UnicodeDecodeError:  # raised before the batch moves on
+            batch._buffer = _TolerantBuffer(batch._buffer)
+            return read(batch)
+
+    DefaultRecordBatch._read_msg = read_tolerantly
+
+
+def _close_refused_sockets() -> None:
+    """Close the socket of a failed connection; the library leaks one for each attempt, four a second."""
+    connect = KafkaNetSocket.sock_connect
+
+    async def connect_or_close(factory: Any, net: Any, sock: Any, *rest: Any, **options: Any) -> Any:
+        try:
+            return await connect(factory, net, sock, *rest, **options)
+        except BaseException:
+            sock.close()
+            raise
+
+    KafkaNetSocket.sock_connect = connect_or_close

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, wait
+from contextlib import closing, suppress
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as Partition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
-from connectors.log.topic_consumer import client_options
+from connectors.log.topic_consumer import LogTail, OffsetsGoneError, client_options
 from connectors.retry.backoff import Backoff
 from schemas.errors import BackboneUnreachable
-from schemas.log_access.event_topic import reach_kafka
+from schemas.log_access.event_topic import check_topic, reach_kafka
 from schemas.log_access.kafka_clients import librdkafka_unreachable
-from schemas.settings.settings import KafkaSettings
+from schemas.settings.settings import KafkaSettings, Settings
 
 # After so long without an answer, check whether any broker accepts a connection.
 _LOOK_S: Final = 1.0
 _REACH_S: Final = 2.0
 _LEAST_S: Final = 0.001
+# How long `record_ends` waits for the ends, for the records before them, and in each poll.
+_ENDS_S: Final = 10.0
+_RECORDS_S: Final = 20.0
+_POLL_S: Final = 0.2
 # Errors that another attempt does not change.
 _FINAL: Final = (KafkaError._AUTHENTICATION, KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._INVALID_ARG)
 
@@ -117,3 +123,31 @@ class LogEnd:
 
 def _left(until: float) -> float:
     return max(_LEAST_S, until - time.monotonic())
+
+
+def record_ends(settings: Settings, settled: Mapping[int, int]) -> dict[int, int]:
+    """Return the log's end by partition, or the offset in `settled` where no record follows it.
+
+    Use it for a program that has settled the log up to these offsets. The end of a transaction takes an offset
+    without being a record, so no program ever settles it. Raises BackboneUnreachable, and as `check_topic`.
+    """
+    check_topic(settings)
+    with closing(LogEnd(settings.kafka)) as log_end:
+        ends = log_end.offsets(_ENDS_S)
+    behind = {number: settled.get(number, 0) for number, end in ends.items() if settled.get(number, 0) < end}
+    return ends | (_without_records(settings.kafka, behind, ends) if behind else {})
+
+
+def _without_records(
+    kafka: KafkaSettings, behind: Mapping[int, int], ends: Mapping[int, int]
+) -> dict[int, int]:
+    """Return the part of `behind` after which the log has no record, as far as that can be read in time."""
+    found: dict[int, int] = {}
+    unseen, deadline = set(behind), time.monotonic() + _RECORDS_S
+    # Offsets that the log no longer has were records.
+    with LogTail(kafka, {**ends, **behind}) as tail, suppress(OffsetsGoneError):
+        while unseen and time.monotonic() < deadline:
+            unseen -= {record.partition for record in tail.poll(_POLL_S)}
+            found |= {n: behind[n] for n in unseen if tail.reached.get(n, 0) >= ends[n]}
+            unseen -= found.keys()
+    return found

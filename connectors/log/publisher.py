@@ -26,7 +26,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from connectors.log.topic_consumer import client_options
 from schemas.errors import BackboneUnreachable, Refused, TrunklineError
-from schemas.log_access.event_topic import REACH_TIMEOUT_S, partition_for, reach_kafka
+from schemas.log_access.event_topic import REACH_TIMEOUT_S, check_topic, partition_for, reach_kafka
 from schemas.log_access.kafka_clients import librdkafka_unreachable
 from schemas.settings.settings import KafkaSettings, Settings
 from schemas.wire.record import OVERSIZE_PREFIX_BYTES, OutgoingRecord, oversized
@@ -336,3 +336,42 @@ def producer_options(kafka: KafkaSettings, *, linger_ms: int, in_flight: int) ->
         "queue.buffering.max.messages": 0,
         "queue.buffering.max.kbytes": 4 * OUTSTANDING_LIMIT_BYTES // 1024,
     }
+
+
+class RenewingPublisher:
+    """Opens a publisher when one is needed and there is none that works. Thread-safe; `close` it at the end.
+
+    `linger_ms` is that of the publishers. `close_s` is how long the end of one waits for its last records.
+    """
+
+    def __init__(self, settings: Settings, *, linger_ms: int = 0, close_s: float = 5.0) -> None:
+        self._settings = settings
+        self._linger_ms = linger_ms
+        self._close_s = close_s
+        self._lock = threading.Lock()
+        self._current: Publisher | None = None
+
+    def live(self) -> Publisher:
+        """Return a publisher that has not failed.
+
+        Raises:
+            BackboneUnreachable: Kafka cannot be reached.
+            TrunklineError: the topic does not fit the settings.
+        """
+        with self._lock:
+            if self._current is not None and self._current.failed:
+                self._end()
+            if self._current is None:
+                check_topic(self._settings)
+                self._current = Publisher(self._settings, linger_ms=self._linger_ms)
+            return self._current
+
+    def close(self) -> None:
+        """End the publisher, if there is one."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        if self._current is not None:
+            publisher, self._current = self._current, None
+            publisher.close(self._close_s)

@@ -1,17 +1,28 @@
-"""A consumer of the one topic by librdkafka, which fetches outside the interpreter (decision 0023)."""
+"""Consumers of the one topic by librdkafka, which fetches outside the interpreter (decision 0023).
+
+`LogTail` reads all partitions from given offsets, for the live view. `GroupTail` is a member of a consumer
+group: it reads the partitions that Kafka assigns to it, and commits its progress to Kafka.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Self
 
-from confluent_kafka import Consumer
+import structlog
+from confluent_kafka import Consumer, KafkaException
 from confluent_kafka import KafkaError as ClientError
+from confluent_kafka import TopicPartition as Partition
 
-from schemas.errors import BackboneUnreachable
+from connectors.log.kafka_records import message_record, with_all_headers
+from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.log_access.event_topic import reach_kafka
 from schemas.log_access.kafka_clients import SILENT, librdkafka_options, librdkafka_unreachable
 from schemas.settings.settings import KafkaSettings
+from schemas.wire.record import Record
+
+log = structlog.stdlib.get_logger(__name__)
 
 # The client recovers from all other errors by itself.
 _UNREACHABLE: Final = (
@@ -20,6 +31,31 @@ _UNREACHABLE: Final = (
     ClientError.TOPIC_AUTHORIZATION_FAILED,
     ClientError.UNKNOWN_TOPIC_OR_PART,
 )
+# Few enough that the first record of a full poll does not wait long for its verdict.
+POLL_RECORDS: Final = 500
+_LOG_TAIL_OPTIONS: Final = {
+    "client.id": "trunkline-live-view",
+    # The client requires a name, but joins no group: it assigns its partitions itself, commits no offset, and
+    # needs no permission for the group.
+    "group.id": "trunkline-live-view",
+    "auto.offset.reset": "error",
+    "enable.partition.eof": True,
+    "fetch.wait.max.ms": 500,
+    # The client fetches ahead while fewer records than this wait in it.
+    "queued.min.messages": 20 * POLL_RECORDS,
+}
+_JOINED_WITHIN_S: Final = 20.0
+_GROUP_TAIL_OPTIONS: Final = {
+    # The smallest value that a broker accepts by default. The partitions of a killed member are idle so long.
+    "session.timeout.ms": 6_000,
+    "heartbeat.interval.ms": 1_500,
+    "auto.offset.reset": "earliest",
+    # A derived record may be a quarter of a second late. To fetch each record by itself costs more than all
+    # else.
+    "fetch.min.bytes": 64 * 1024,
+    "fetch.wait.max.ms": 250,
+    "queued.min.messages": 1000,
+}
 
 
 class TopicConsumer:
@@ -94,3 +130,164 @@ def _options(kafka: KafkaSettings) -> dict[str, Any]:
         # The client reports an unknown topic after so long.
         "topic.metadata.propagation.max.ms": 2000,
     }
+
+
+class OffsetsGoneError(TrunklineError):
+    """The log does not have an offset from which the tail has to read."""
+
+
+class LogTail:
+    """A reader of all partitions from `offsets` on; from 0 in a partition that is not named.
+
+    A context manager, for one thread.
+
+    Attributes:
+        reached: The offset after the last one that was read, by partition. Offsets without a record, such as
+            the end of a transaction, count as read.
+
+    Raises:
+        BackboneUnreachable: No bootstrap server accepts a connection.
+    """
+
+    def __init__(self, kafka: KafkaSettings, offsets: Mapping[int, int]) -> None:
+        self._kafka = kafka
+        self.reached: dict[int, int] = {}
+        self._where = [
+            Partition(kafka.topic, number, offsets.get(number, 0)) for number in range(kafka.partitions)
+        ]
+        self._consumer = TopicConsumer(kafka, _LOG_TAIL_OPTIONS)
+        self._consumer.client.assign(self._where)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._consumer.close()
+
+    def poll(self, timeout_s: float) -> list[Record]:
+        """Return at most POLL_RECORDS new records; none if none arrives within `timeout_s` seconds.
+
+        Raises:
+            OffsetsGoneError: The log does not have the offset to read from.
+            BackboneUnreachable: Kafka is unreachable or refuses us.
+        """
+        found = []
+        for one in self._consumer.messages(timeout_s, POLL_RECORDS):
+            if one.error() is not None:
+                self._handle_error(one)
+                continue
+            found.append(message_record(one))
+            self.reached[one.partition()] = one.offset() + 1
+        return with_all_headers(self._kafka, found)
+
+    def ends(self) -> dict[int, int]:
+        """Return the end of each partition as of Kafka's last answer; partitions without one are absent."""
+        client = self._consumer.client
+        known = {one.partition: client.get_watermark_offsets(one, cached=True) for one in self._where}
+        return {number: found[1] for number, found in known.items() if found is not None and found[1] >= 0}
+
+    def _handle_error(self, message: Any) -> None:
+        error = message.error()
+        if error.code() == ClientError._PARTITION_EOF:
+            self.reached[message.partition()] = message.offset()
+            return
+        if error.code() == ClientError.GROUP_AUTHORIZATION_FAILED:
+            return  # the client looks for a coordinator of the group, and needs none
+        if error.code() in (ClientError._AUTO_OFFSET_RESET, ClientError.OFFSET_OUT_OF_RANGE):
+            raise OffsetsGoneError(error.str())
+        raise self._consumer.trouble(error)
+
+
+class GroupTail:
+    """The uncommitted records of the partitions that Kafka has assigned to this member. For one thread.
+
+    A new group, or one whose offsets the log no longer has, begins with the log's first record.
+
+    Raises:
+        BackboneUnreachable: No bootstrap server accepts a connection.
+    """
+
+    def __init__(self, kafka: KafkaSettings, group: str) -> None:
+        self._kafka = kafka
+        self._group = group
+        self._revoked = False
+        # Since when this member waits for its partitions; None while they are assigned.
+        self._unassigned_since: float | None = time.monotonic()
+        self._consumer = TopicConsumer(
+            kafka, _GROUP_TAIL_OPTIONS | {"client.id": "trunkline-reactor", "group.id": group}
+        )
+        self._consumer.client.subscribe([kafka.topic], on_assign=self._assign, on_revoke=self._revoke)
+
+    def poll(self, timeout_s: float, most: int) -> list[Record]:
+        """Return at most `most` new records; none if none arrives within `timeout_s` seconds.
+
+        Raises:
+            BackboneUnreachable: Kafka is unreachable or refuses us. Close the tail then: another poll would
+                skip the records that the client had already fetched.
+        """
+        self._revoked = False
+        messages = self._consumer.messages(timeout_s, most)
+        self._log_unassigned()
+        if self._revoked:
+            self._begin_at_committed()
+            return []
+        found = []
+        for one in messages:
+            if one.error() is not None:
+                raise self._consumer.trouble(one.error())
+            found.append(message_record(one))
+        return with_all_headers(self._kafka, found)
+
+    def commit(self, records: Iterable[Record]) -> None:
+        """Commit these records, and all records before them in their partitions, as done.
+
+        Raises:
+            BackboneUnreachable: Kafka is unreachable, or has assigned a partition to another member.
+        """
+        ends: dict[int, int] = {}
+        for record in records:
+            ends[record.partition] = max(record.offset + 1, ends.get(record.partition, 0))
+        offsets = [Partition(self._kafka.topic, number, offset) for number, offset in ends.items()]
+        if not offsets:
+            return
+        try:
+            committed = self._consumer.client.commit(offsets=offsets, asynchronous=False)
+        except KafkaException as error:
+            raise self._consumer.trouble(error.args[0]) from error
+        for one in committed:
+            if one.error is not None:
+                raise self._consumer.trouble(one.error)
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._consumer.close()
+
+    def _begin_at_committed(self) -> None:
+        """Seek back to the committed offsets of the assigned partitions.
+
+        One poll may revoke partitions, assign others and read them. It is unknown which of its records were
+        read before. To drop them without seeking would skip them, because the client's position is behind them.
+        """
+        client = self._consumer.client
+        try:
+            if ours := client.assignment():
+                client.assign([Partition(one.topic, one.partition) for one in ours])
+        except KafkaException as error:
+            raise self._consumer.trouble(error.args[0]) from error
+
+    def _assign(self, consumer: Any, partitions: list[Partition]) -> None:
+        self._unassigned_since = None
+
+    def _revoke(self, consumer: Any, partitions: list[Partition]) -> None:
+        """Note that the partitions were revoked; called within `poll` or `close`."""
+        self._revoked, self._unassigned_since = True, time.monotonic()
+
+    def _log_unassigned(self) -> None:
+        """Log now and then that no partition is assigned; the client does not report a missing coordinator.
+
+        The member goes on waiting: a slow member may hold up the group for minutes.
+        """
+        since = self._unassigned_since
+        if since is not None and time.monotonic() - since > _JOINED_WITHIN_S:
+            log.warning("group_not_joined", group=self._group, again_in_s=_JOINED_WITHIN_S)
+            self._unassigned_since = time.monotonic()

@@ -22,14 +22,14 @@ from typing import Final, Protocol, TypeVar
 
 import structlog
 
-from connectors.mqtt_accounts.mqtt_acl import write_acl
-from connectors.mqtt_accounts.mqtt_password_file import (
+from connectors.mqtt_accounts.mosquitto_files import (
     PASSWORDS,
     line_fits,
     password_line,
     read_lines,
     reload_broker,
     with_roles,
+    write_acl,
     write_lines,
 )
 from connectors.mqtt_link.broker_settings import socket_dir

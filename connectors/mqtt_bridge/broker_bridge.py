@@ -15,7 +15,7 @@ from typing import Final
 
 import structlog
 
-from connectors.log.renewing_publisher import RenewingPublisher
+from connectors.log.publisher import RenewingPublisher
 from connectors.mqtt_bridge.bridge_standby import StandbyWatch, showing_interval_s
 from connectors.mqtt_bridge.connection import BridgeConnection, Tally
 from connectors.mqtt_bridge.verdict_stream import VerdictStream

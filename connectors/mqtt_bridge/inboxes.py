@@ -26,8 +26,7 @@ import structlog
 
 from connectors.gateway_client.event_stream import GAP, SETTLED, SNAPSHOT, EventStream, ServerEvent
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.log.publisher import RecordRefused
-from connectors.log.renewing_publisher import RenewingPublisher
+from connectors.log.publisher import RecordRefused, RenewingPublisher
 from connectors.mqtt_bridge.bridge_records import DOOR
 from connectors.mqtt_bridge.inbox_turns import InboxTurns
 from connectors.mqtt_link.mqtt_connection import NO_SUBSCRIBER, MqttConnection

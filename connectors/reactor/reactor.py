@@ -26,8 +26,8 @@ import structlog
 from connectors.live.live_view import LiveView
 from connectors.live.settled_feed import SettledRecord
 from connectors.live.verdict_reader import ids_by_door, postings_by_door
-from connectors.log.group_tail import GroupTail
 from connectors.log.publisher import Append, Position, Publisher, RecordRefused
+from connectors.log.topic_consumer import GroupTail
 from connectors.mqtt_bridge.bridge_records import DOOR as MQTT
 from connectors.reactor.derived_records import DOOR, derived_records
 from connectors.reactor.verdict_records import depends_on_verdict, records_by_verdict

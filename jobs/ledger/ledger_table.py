@@ -1,10 +1,12 @@
-"""The ledger as a Delta table: its creation, and its upgrade to this version's columns before any append."""
+"""The ledger as a Delta table: its creation, its upgrade to this version's columns, and its checkpoints."""
 
 from __future__ import annotations
 
+import sys
 from typing import Final
 
 from deltalake import DeltaTable, Schema
+from deltalake.exceptions import DeltaError
 
 from jobs.ledger.ledger_files import SKIPPING_COLUMNS
 from schemas.fold.settled import FOLD_VERSION
@@ -15,6 +17,7 @@ from schemas.tables.ledger_arrow import LEDGER_ARROW
 
 # The least time for which replaced files are kept, because readers may have them open.
 KEEP_AT_LEAST_H: Final = 1
+EVERY_COMMITS: Final = 100
 
 
 def keep_old_files_h(settings: Settings) -> int:
@@ -52,9 +55,42 @@ def _properties(settings: Settings) -> dict[str, str]:
         "delta.deletedFileRetentionDuration": f"interval {keep_old_files_h(settings)} hours",
         # With tens of thousands of files in the log's folder, each commit is slow.
         "delta.logRetentionDuration": "interval 1 hours",
-        # ledger_checkpoints.py writes the checkpoints, so that no micro-batch waits for them.
+        # LedgerCheckpoints writes the checkpoints, so that no micro-batch waits for them.
         "delta.checkpointInterval": "10000",
         # build_views reads the change data feed. Appends need no further files for it.
         "delta.enableChangeDataFeed": "true",
         "delta.dataSkippingStatsColumns": ",".join(SKIPPING_COLUMNS),
     }
+
+
+class LedgerCheckpoints:
+    """The writer of checkpoints of the ledger's log, after a number of commits, outside the stream.
+
+    A commit reads the part of the log after its newest checkpoint, so checkpoints must be recent (decision
+    0012). They are no part of a commit, so no micro-batch waits for them. Pass `committed` to the settling
+    query, and call `write_if_due` regularly.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._path = settings.table_path(LEDGER)
+        # The first checkpoint is written at once, because the number of commits since the last one is unknown.
+        self._commits = EVERY_COMMITS
+
+    def committed(self, batch_id: int) -> None:
+        """Count a committed micro-batch."""
+        self._commits += 1
+
+    def write_if_due(self) -> bool:
+        """Write a checkpoint if one is due, and return whether it was written.
+
+        An error is reported, and the next attempt follows after as many commits.
+        """
+        if self._commits < EVERY_COMMITS:
+            return False
+        self._commits = 0
+        try:
+            DeltaTable(self._path).create_checkpoint()
+        except (DeltaError, OSError) as error:
+            print(f"ledger_checkpoints: {type(error).__name__}: {error}", file=sys.stderr)
+            return False
+        return True

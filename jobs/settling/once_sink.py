@@ -24,7 +24,7 @@ from schemas.integrity.audit_chain import ChainEntry, Number, commit_metadata, l
 
 # More than the number of commits of maintenance between a micro-batch and its repetition.
 _LOOK_BACK: Final = 1000
-# ledger_checkpoints.py and maintain_tables.py do both, so that no micro-batch waits for them.
+# ledger_table.py and maintain_tables.py do both, so that no micro-batch waits for them.
 _NOTHING_MORE: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 # The number of attempts for a commit that conflicts with commits of maintenance.
 _TRIES: Final = 20

@@ -17,8 +17,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from jobs.settling.initial_state import unpack_share
 from jobs.settling.stream_state import StreamState
-from jobs.spark.record_packing import from_cell, records_of, to_cell
-from jobs.spark.worker_heap import keep_modules
+from jobs.spark.record_packing import from_cell, keep_modules, records_of, to_cell
 from schemas.fold.entries import Entries
 from schemas.fold.settled import AppliedChange
 from schemas.keys.sealing import Keyring

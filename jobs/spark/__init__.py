@@ -1,4 +1,4 @@
-"""Memory and packing of records in Spark's Python workers.
+"""Packing of records in Spark's Python workers, and their memory.
 
 Imports nothing else of the jobs.
 """

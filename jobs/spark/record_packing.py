@@ -7,6 +7,8 @@ with thousands of records takes as long as a cell with one (decision 0003 has th
 from __future__ import annotations
 
 import base64
+import functools
+import gc
 import json
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -14,7 +16,6 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jobs.spark.worker_heap import keep_modules
 from schemas.wire.record import STANDARD_HEADERS, Record
 
 RECORD_COLUMNS: Final = (
@@ -84,3 +85,17 @@ def names_and_values(usual: bytes | None, odd: str | None) -> tuple[tuple[str, .
         tuple(pair.get("key", "") for pair in pairs),
         tuple(None if value is None else base64.b64decode(value) for value in values),
     )
+
+
+@functools.cache
+def keep_modules(task: str) -> None:
+    """Exclude the current objects of this process from garbage collection, once for each kind of task.
+
+    pyspark.daemon calls `gc.collect()` at the end of each task. With pyarrow, pandas and the models in memory,
+    that takes 100 ms and more in each worker of a micro-batch, and frees almost no memory.
+
+    These are mostly the modules that the first task of a kind has imported. Later objects are collected as
+    usual.
+    """
+    gc.collect()
+    gc.freeze()

@@ -28,8 +28,7 @@ from pyspark.sql import Row
 
 from jobs.ledger.audit_trail import AuditTrail
 from jobs.ledger.ledger_chain import LedgerChain
-from jobs.ledger.ledger_files import write_file
-from jobs.ledger.ledger_roots import FileRoots
+from jobs.ledger.ledger_files import FileRoots, write_file
 from jobs.ledger.ledger_table import prepare_ledger
 from jobs.maintain_tables import tidy_ledger
 from jobs.settling.once_sink import OnceSink

@@ -33,8 +33,8 @@ from deltalake import write_deltalake
 from kafka import KafkaConsumer, OffsetAndMetadata, TopicPartition  # type: ignore[import-untyped]
 
 from connectors.live.live_view import LiveView
+from connectors.log.kafka_records import consumer_options
 from connectors.log.kafka_topic import ensure_topic
-from connectors.log.missing_headers import consumer_options
 from connectors.log.publisher import Publisher
 from schemas.fold import life_cycles as states
 from schemas.fold.entries import Entries

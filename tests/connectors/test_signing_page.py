@@ -19,12 +19,12 @@ import pytest
 from connectors.job_tools.job_registry import register_job
 from connectors.local_stack import LocalStack
 from connectors.log.publisher import Publisher
-from connectors.mqtt_accounts.mqtt_acl import write_acl
-from connectors.mqtt_accounts.mqtt_password_file import (
+from connectors.mqtt_accounts.mosquitto_files import (
     PASSWORDS,
     password_line,
     read_lines,
     reload_broker,
+    write_acl,
     write_lines,
 )
 from connectors.mqtt_link.mqtt_credentials import DELEGATOR, role_mqtt

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from connectors.audit.verification import verify
 from jobs.ledger.audit_trail import AuditThread, AuditTrail
-from jobs.ledger.ledger_roots import FileRoots
+from jobs.ledger.ledger_files import FileRoots
 from schemas.errors import UsageError
 from schemas.integrity.audit_anchors import read_anchors
 from schemas.integrity.audit_chain import last_in_file, lines_in_file

@@ -14,8 +14,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from connectors.log.live_tail import LogTail
-from connectors.log.missing_headers import records_between
+from connectors.log.kafka_records import records_between
+from connectors.log.topic_consumer import LogTail
 from jobs.settle_events import bucketed
 from jobs.spark.record_packing import SEPARATOR, from_cell, pack_records, records_of
 from schemas.fold.entries import Entries

@@ -11,8 +11,7 @@ from delta.tables import DeltaTable
 from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
-from jobs.ledger.ledger_checkpoints import EVERY_COMMITS, LedgerCheckpoints
-from jobs.ledger.ledger_table import create_ledger
+from jobs.ledger.ledger_table import EVERY_COMMITS, LedgerCheckpoints, create_ledger
 from schemas.settings.settings import Settings
 from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import LEDGER_ARROW

@@ -84,7 +84,7 @@ def _ask(settings: Settings, *arguments: str) -> dict[str, Any]:
 
 def _ends(settings: Settings, state: dict[str, Any]) -> dict[str, int]:
     """Return per partition the end of the log. Raises the errors of `record_ends`."""
-    from connectors.log.record_ends import record_ends
+    from connectors.log.log_end import record_ends
 
     settled = {int(number): end for number, end in state["ledger"].items()}
     return {str(number): end for number, end in sorted(record_ends(settings, settled).items())}

@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from connectors.local_stack import LocalStack, free_port
-from connectors.log.live_tail import LogTail
+from connectors.log.topic_consumer import LogTail
 from schemas.fold.settled import FOLD_VERSION
 from schemas.keys.sealing import Keyring
 from schemas.log_access.kafka_clients import librdkafka_options

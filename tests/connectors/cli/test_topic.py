@@ -14,7 +14,7 @@ from connectors.cli.doctor.findings import FAIL, OK, WARN
 from connectors.cli.doctor.kafka_checks import check_kafka, check_replicas
 from connectors.cli.main import main
 from connectors.local_stack import free_port
-from connectors.log.kafka_repairs import repair_kafka_client
+from connectors.log.kafka_records import repair_kafka_client
 from schemas.settings.settings import Settings, SettingsError, load_settings, settings_environment
 from tests.broker_processes import BrokerProcess, kafka_at, make_kafka, wait_until, with_kafka
 

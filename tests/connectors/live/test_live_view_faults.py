@@ -14,7 +14,7 @@ from kafka import KafkaAdminClient, TopicPartition
 
 from connectors.live.live_view import LiveView
 from connectors.local_stack import free_port
-from connectors.log import live_tail, topic_consumer
+from connectors.log import topic_consumer
 from connectors.log.publisher import Position, Publisher
 from schemas.errors import BackboneUnreachable
 from schemas.log_access.kafka_clients import client_options
@@ -138,7 +138,7 @@ def test_a_kafka_that_is_there_and_gives_nothing_is_asked_less_and_less_often(
             raise BackboneUnreachable("refused for the test")
 
         with monkeypatch.context() as patched:
-            patched.setattr(live_tail.LogTail, "poll", refuse)
+            patched.setattr(topic_consumer.LogTail, "poll", refuse)
             wait_until(lambda: len(times) > 5, what="the sixth")
         assert times[5] - times[0] > 2.4
         with Publisher(backbone_settings) as publisher:

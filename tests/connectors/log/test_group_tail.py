@@ -15,9 +15,9 @@ from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.admin import MemberToRemove
 from structlog.testing import capture_logs
 
-from connectors.log import group_tail
-from connectors.log.group_tail import GroupTail
+from connectors.log import topic_consumer
 from connectors.log.publisher import Publisher
+from connectors.log.topic_consumer import GroupTail
 from schemas.errors import BackboneUnreachable
 from schemas.log_access.event_topic import partition_for
 from schemas.log_access.kafka_clients import client_options
@@ -189,7 +189,7 @@ def test_where_the_groups_offset_is_gone_it_goes_on_with_the_logs_first_record(
 def test_a_member_that_waits_for_a_slow_one_says_so_and_gets_its_part_when_that_has_gone(
     backbone_settings, group, appended, monkeypatch
 ):
-    monkeypatch.setattr(group_tail, "_JOINED_WITHIN_S", 1.0)
+    monkeypatch.setattr(topic_consumer, "_JOINED_WITHIN_S", 1.0)
     slow = GroupTail(backbone_settings.kafka, group)
     first = next(of_the_job(slow))
     with closing(GroupTail(backbone_settings.kafka, group)) as waiting:

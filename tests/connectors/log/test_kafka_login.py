@@ -19,9 +19,9 @@ from pydantic import SecretStr, ValidationError
 from connectors.local_stack import LocalStack
 from connectors.local_stack.broker_plans import kafka_plan
 from connectors.local_stack.kafka_login import InternalListener, ensure_scram_user
-from connectors.log.live_tail import LogTail
 from connectors.log.log_end import LogEnd
 from connectors.log.publisher import Publisher
+from connectors.log.topic_consumer import LogTail
 from connectors.tls_keys.tls_files import client_name, create
 from schemas.errors import BackboneUnreachable, UsageError
 from schemas.log_access import event_topic

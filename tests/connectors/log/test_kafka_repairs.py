@@ -6,7 +6,7 @@ import psutil
 from kafka import KafkaConsumer, TopicPartition
 from kafka.net.inet import KafkaNetSocket
 
-from connectors.log.missing_headers import consumer_options
+from connectors.log.kafka_records import consumer_options
 from tests.broker_processes import wait_until
 from tests.connectors.trouble_records import Raw, any_name, append_raw
 

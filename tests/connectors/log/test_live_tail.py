@@ -13,9 +13,9 @@ import pytest
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from connectors.log.live_tail import POLL_RECORDS, LogTail, OffsetsGoneError
-from connectors.log.missing_headers import records_between
+from connectors.log.kafka_records import records_between
 from connectors.log.publisher import Publisher
+from connectors.log.topic_consumer import POLL_RECORDS, LogTail, OffsetsGoneError
 from schemas.errors import BackboneUnreachable
 from schemas.log_access.kafka_clients import client_options, librdkafka_options
 from schemas.settings.settings import KafkaSettings

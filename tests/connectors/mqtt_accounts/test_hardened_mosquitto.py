@@ -19,12 +19,12 @@ from connectors.agent_sdk.mqtt_delivery import DeliveryConnection
 from connectors.cli.doctor.parts import check_accounts, check_mqtt
 from connectors.local_stack import LocalStack
 from connectors.local_stack.part import child_environment
-from connectors.mqtt_accounts.mqtt_acl import write_acl
-from connectors.mqtt_accounts.mqtt_password_file import (
+from connectors.mqtt_accounts.mosquitto_files import (
     PASSWORDS,
     password_line,
     read_lines,
     reload_broker,
+    write_acl,
     write_lines,
 )
 from connectors.mqtt_link import mqtt_tls

@@ -15,8 +15,8 @@ import pytest
 
 from connectors.agent_sdk.mqtt_publisher import JobPublisher
 from connectors.local_stack import LocalStack
+from connectors.mqtt_accounts.mosquitto_files import PASSWORDS, line_fits, read_lines
 from connectors.mqtt_accounts.mqtt_accounts import MqttAccounts
-from connectors.mqtt_accounts.mqtt_password_file import PASSWORDS, line_fits, read_lines
 from connectors.mqtt_link.mqtt_credentials import (
     BRIDGE,
     DELEGATOR,

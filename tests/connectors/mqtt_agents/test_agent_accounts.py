@@ -10,8 +10,8 @@ import pytest
 from pydantic import SecretStr
 
 from connectors.local_stack import LocalStack
+from connectors.mqtt_accounts.mosquitto_files import ACL, PASSWORDS, read_lines
 from connectors.mqtt_accounts.mqtt_accounts import MqttAccounts
-from connectors.mqtt_accounts.mqtt_password_file import ACL, PASSWORDS, read_lines
 from connectors.mqtt_link.mqtt_credentials import BRIDGE, OPERATOR, role_mqtt
 from connectors.mqtt_link.mqtt_login import LoginAnswer, try_login
 from schemas.keys.mqtt_password import mqtt_password

@@ -13,7 +13,7 @@ from connectors.agent_sdk.mqtt_publisher import JobPublisher
 from connectors.job_tools.job_registry import register_job
 from connectors.local_stack import free_port
 from connectors.log.publisher import Publisher
-from connectors.mqtt_accounts.mqtt_password_file import password_line
+from connectors.mqtt_accounts.mosquitto_files import password_line
 from connectors.mqtt_link.broker_settings import resolve_mqtt, same_broker
 from schemas.keys.sealing import broker_password_purpose
 from schemas.settings.settings import MqttSettings

@@ -1,8 +1,13 @@
-"""Mosquitto's password file: its lines, how it is replaced, and the signal that lets the broker read it again.
+"""Mosquitto's password file and ACL file, and the signal that lets the broker read them again.
 
-A line is `<user>:$7$<iterations>$<salt>$<hash>`, PBKDF2 with SHA-512. All our passwords have 256 random bits,
-so stretching adds nothing, and one iteration is right. Mosquitto checks the password of every connected client
-again at each reload. For 900 clients that took 86 ms with 101 iterations and 7 ms with one.
+A line of the password file is `<user>:$7$<iterations>$<salt>$<hash>`, PBKDF2 with SHA-512. All our passwords
+have 256 random bits, so stretching adds nothing, and one iteration is right. Mosquitto checks the password of
+every connected client again at each reload. For 900 clients that took 86 ms with 101 iterations and 7 ms with
+one.
+
+The ACL rules of roles and jobs come from the template `conf/mosquitto.acl`. Each agent has a block of its own,
+and so has each user of a job whose secret was rotated. A pattern cannot express their rules, because it knows
+only the whole user name (`agent.<name>` or `<job id>.<tag>`) and no part of it.
 """
 
 from __future__ import annotations
@@ -16,9 +21,16 @@ import secrets
 import signal
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from string import Template
 from typing import Final
 
 import psutil
+
+from connectors.mqtt_link.topics import events_topic, inbox_topic, outbox_topic, receipts_topic
+from schemas.errors import UsageError
+from schemas.keys.mqtt_password import job_of_rotated_user
+from schemas.settings.settings import PROJECT_ROOT, MqttSettings
+from schemas.streams.agents.mqtt_agents import agent_of_user
 
 _SCHEME: Final = "7"
 _ITERATIONS: Final = 1
@@ -26,6 +38,7 @@ _SALT_BYTES: Final = 12
 PASSWORDS: Final = "passwords"
 ACL: Final = "acl"
 PID: Final = "mosquitto.pid"
+_TEMPLATE: Final = PROJECT_ROOT / "conf" / "mosquitto.acl"
 
 
 def password_line(user: str, password: str) -> str:
@@ -108,3 +121,44 @@ def _digest(password: str, salt: bytes, iterations: int) -> bytes:
 
 def _b64(raw: bytes) -> str:
     return base64.b64encode(raw).decode("ascii")
+
+
+def check_prefixes(mqtt: MqttSettings) -> None:
+    """Raise UsageError for a topic prefix that cannot be written in an ACL file."""
+    for name, prefix in (("topic_prefix", mqtt.topic_prefix), ("agents_prefix", mqtt.agents_prefix)):
+        if not prefix.isprintable():
+            raise UsageError(f"mqtt.{name} has a control character, which cannot be in an ACL file")
+
+
+def write_acl(folder: Path, mqtt: MqttSettings, users: Iterable[str]) -> None:
+    """Replace the ACL file, mode 0600, unless it is right already. `users` are those of the password file."""
+    path, wanted = folder / ACL, _text(mqtt, users)
+    try:
+        known = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, UnicodeDecodeError):
+        known = ""
+    if known == wanted:
+        path.chmod(0o600)
+    else:
+        write_lines(path, wanted.splitlines())
+
+
+def _text(mqtt: MqttSettings, users: Iterable[str]) -> str:
+    values = {"prefix": mqtt.topic_prefix, "agents_prefix": mqtt.agents_prefix}
+    agents, rotated = [], []
+    for user in users:
+        if (agent := agent_of_user(user)) is not None:
+            topics = inbox_topic(mqtt.agents_prefix, agent), outbox_topic(mqtt.agents_prefix, agent)
+            agents.append((agent, _block(mqtt, user, *topics)))
+        elif (job_id := job_of_rotated_user(user)) is not None:
+            topics = receipts_topic(mqtt.topic_prefix, job_id), events_topic(mqtt.topic_prefix, job_id)
+            rotated.append((user, _block(mqtt, user, *topics)))
+    text = Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(values)
+    return text + "".join(block for _, block in sorted(agents) + sorted(rotated))
+
+
+def _block(mqtt: MqttSettings, user: str, reads: str, writes: str) -> str:
+    # The template's patterns for jobs apply to every account, so also to this one.
+    as_a_job = f"{mqtt.topic_prefix}/{user}/#"
+    lines = (f"user {user}", f"topic read {reads}", f"topic write {writes}", f"topic deny {as_a_job}")
+    return "\n" + "".join(f"{line}\n" for line in lines)
