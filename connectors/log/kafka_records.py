@@ -11,14 +11,12 @@ from functools import cache
 from typing import Any, Final
 
 from confluent_kafka import Message
-from kafka import KafkaConsumer, TopicPartition  # type: ignore[import-untyped]
-from kafka.errors import KafkaError  # type: ignore[import-untyped]
+from kafka import TopicPartition  # type: ignore[import-untyped]
 from kafka.net.inet import KafkaNetSocket  # type: ignore[import-untyped]
 from kafka.record.default_records import DefaultRecordBatch  # type: ignore[import-untyped]
 
 from schemas.errors import BackboneUnreachable
-from schemas.log_access.event_topic import REACH_TIMEOUT_S, reach_kafka
-from schemas.log_access.kafka_clients import client_options, unreachable
+from schemas.log_access.event_topic import REACH_TIMEOUT_S, topic_reader
 from schemas.settings.settings import KafkaSettings
 from schemas.wire.record import NOT_UTF8, Record
 
@@ -26,7 +24,6 @@ from schemas.wire.record import NOT_UTF8, Record
 # the interpreter crashes. `map` checks for the exception after each call; specialised bytecode does not. A
 # second call on the same message would return the list without the exception, so each message is asked once.
 _HEADERS: Final[Any] = Message.headers
-_POLL_RECORDS: Final = 500
 
 
 def to_record(consumed: Any) -> Record:
@@ -72,51 +69,22 @@ def with_all_headers(kafka: KafkaSettings, found: list[Record]) -> list[Record]:
 def records_between(kafka: KafkaSettings, partition: int, first: int, last: int) -> dict[int, Record]:
     """Return the records of a partition from offset `first` to `last`, by offset, read by kafka-python.
 
-    Raises BackboneUnreachable, also if they do not arrive within REACH_TIMEOUT_S.
+    Raises BackboneUnreachable, also if they do not arrive within REACH_TIMEOUT_S or were deleted.
     """
+    repair_kafka_client()
     where = TopicPartition(kafka.topic, partition)
     found: dict[int, Record] = {}
     deadline = time.monotonic() + REACH_TIMEOUT_S
-    reach_kafka(kafka)
-    try:
-        consumer = KafkaConsumer(
-            client_id="trunkline-headers", group_id=None, auto_offset_reset="none", **consumer_options(kafka)
-        )
-        try:
-            consumer.assign([where])
-            consumer.seek(where, first)
-            while consumer.position(where) <= last:
-                if time.monotonic() > deadline:
-                    raise BackboneUnreachable(
-                        f"offsets {first} to {last} of partition {partition} did not come"
-                    )
-                for batch in consumer.poll(timeout_ms=200).values():
-                    found |= {one.offset: to_record(one) for one in batch}
-        finally:
-            consumer.close(autocommit=False)
-    except KafkaError as error:
-        raise unreachable(kafka, error) from error
+    with topic_reader(kafka, [partition]) as consumer:
+        consumer.seek(where, first)
+        while consumer.position(where) <= last:
+            if time.monotonic() > deadline:
+                raise BackboneUnreachable(f"offsets {first} to {last} of partition {partition} did not come")
+            for batch in consumer.poll(timeout_ms=200).values():
+                found |= {one.offset: to_record(one) for one in batch}
+    if first not in found:
+        raise BackboneUnreachable(f"offset {first} of partition {partition} was deleted from the log")
     return found
-
-
-def consumer_options(kafka: KafkaSettings) -> dict[str, Any]:
-    """Return the options of a consumer of kafka-python that reads the topic."""
-    repair_kafka_client()
-    return {
-        **client_options(kafka),
-        "enable_auto_commit": False,
-        "bootstrap_timeout_ms": int(REACH_TIMEOUT_S * 1000),
-        "request_timeout_ms": 10_000,
-        "reconnect_backoff_max_ms": 1000,
-        "fetch_min_bytes": 1,
-        "fetch_max_wait_ms": 500,
-        "max_partition_fetch_bytes": max(1024 * 1024, kafka.record_limit_bytes),
-        "max_poll_records": _POLL_RECORDS,
-        # kafka-python computes the CRC in Python, 60 ns a byte. Spark checks the log's bytes, too.
-        "check_crcs": False,
-        "allow_auto_create_topics": False,
-        "metrics_enabled": False,
-    }
 
 
 @cache

@@ -136,7 +136,7 @@ class OffsetsGoneError(TrunklineError):
     """The log does not have an offset from which the tail has to read."""
 
 
-class LogTail:
+class LogTail(TopicConsumer):
     """A reader of all partitions from `offsets` on; from 0 in a partition that is not named.
 
     A context manager, for one thread.
@@ -150,19 +150,18 @@ class LogTail:
     """
 
     def __init__(self, kafka: KafkaSettings, offsets: Mapping[int, int]) -> None:
-        self._kafka = kafka
+        super().__init__(kafka, _LOG_TAIL_OPTIONS)
         self.reached: dict[int, int] = {}
         self._where = [
             Partition(kafka.topic, number, offsets.get(number, 0)) for number in range(kafka.partitions)
         ]
-        self._consumer = TopicConsumer(kafka, _LOG_TAIL_OPTIONS)
-        self._consumer.client.assign(self._where)
+        self.client.assign(self._where)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._consumer.close()
+        self.close()
 
     def poll(self, timeout_s: float) -> list[Record]:
         """Return at most POLL_RECORDS new records; none if none arrives within `timeout_s` seconds.
@@ -172,7 +171,7 @@ class LogTail:
             BackboneUnreachable: Kafka is unreachable or refuses us.
         """
         found = []
-        for one in self._consumer.messages(timeout_s, POLL_RECORDS):
+        for one in self.messages(timeout_s, POLL_RECORDS):
             if one.error() is not None:
                 self._handle_error(one)
                 continue
@@ -182,8 +181,7 @@ class LogTail:
 
     def ends(self) -> dict[int, int]:
         """Return the end of each partition as of Kafka's last answer; partitions without one are absent."""
-        client = self._consumer.client
-        known = {one.partition: client.get_watermark_offsets(one, cached=True) for one in self._where}
+        known = {one.partition: self.client.get_watermark_offsets(one, cached=True) for one in self._where}
         return {number: found[1] for number, found in known.items() if found is not None and found[1] >= 0}
 
     def _handle_error(self, message: Any) -> None:
@@ -195,10 +193,10 @@ class LogTail:
             return  # the client looks for a coordinator of the group, and needs none
         if error.code() in (ClientError._AUTO_OFFSET_RESET, ClientError.OFFSET_OUT_OF_RANGE):
             raise OffsetsGoneError(error.str())
-        raise self._consumer.trouble(error)
+        raise self.trouble(error)
 
 
-class GroupTail:
+class GroupTail(TopicConsumer):
     """The uncommitted records of the partitions that Kafka has assigned to this member. For one thread.
 
     A new group, or one whose offsets the log no longer has, begins with the log's first record.
@@ -208,15 +206,13 @@ class GroupTail:
     """
 
     def __init__(self, kafka: KafkaSettings, group: str) -> None:
-        self._kafka = kafka
+        names = {"client.id": "trunkline-reactor", "group.id": group}
+        super().__init__(kafka, _GROUP_TAIL_OPTIONS | names)
         self._group = group
         self._revoked = False
         # Since when this member waits for its partitions; None while they are assigned.
         self._unassigned_since: float | None = time.monotonic()
-        self._consumer = TopicConsumer(
-            kafka, _GROUP_TAIL_OPTIONS | {"client.id": "trunkline-reactor", "group.id": group}
-        )
-        self._consumer.client.subscribe([kafka.topic], on_assign=self._assign, on_revoke=self._revoke)
+        self.client.subscribe([kafka.topic], on_assign=self._assign, on_revoke=self._revoke)
 
     def poll(self, timeout_s: float, most: int) -> list[Record]:
         """Return at most `most` new records; none if none arrives within `timeout_s` seconds.
@@ -226,7 +222,7 @@ class GroupTail:
                 skip the records that the client had already fetched.
         """
         self._revoked = False
-        messages = self._consumer.messages(timeout_s, most)
+        messages = self.messages(timeout_s, most)
         self._log_unassigned()
         if self._revoked:
             self._begin_at_committed()
@@ -234,7 +230,7 @@ class GroupTail:
         found = []
         for one in messages:
             if one.error() is not None:
-                raise self._consumer.trouble(one.error())
+                raise self.trouble(one.error())
             found.append(message_record(one))
         return with_all_headers(self._kafka, found)
 
@@ -251,16 +247,12 @@ class GroupTail:
         if not offsets:
             return
         try:
-            committed = self._consumer.client.commit(offsets=offsets, asynchronous=False)
+            committed = self.client.commit(offsets=offsets, asynchronous=False)
         except KafkaException as error:
-            raise self._consumer.trouble(error.args[0]) from error
+            raise self.trouble(error.args[0]) from error
         for one in committed:
             if one.error is not None:
-                raise self._consumer.trouble(one.error)
-
-    def close(self) -> None:
-        """Leave the group."""
-        self._consumer.close()
+                raise self.trouble(one.error)
 
     def _begin_at_committed(self) -> None:
         """Seek back to the committed offsets of the assigned partitions.
@@ -268,12 +260,11 @@ class GroupTail:
         One poll may revoke partitions, assign others and read them. It is unknown which of its records were
         read before. To drop them without seeking would skip them, because the client's position is behind them.
         """
-        client = self._consumer.client
         try:
-            if ours := client.assignment():
-                client.assign([Partition(one.topic, one.partition) for one in ours])
+            if ours := self.client.assignment():
+                self.client.assign([Partition(one.topic, one.partition) for one in ours])
         except KafkaException as error:
-            raise self._consumer.trouble(error.args[0]) from error
+            raise self.trouble(error.args[0]) from error
 
     def _assign(self, consumer: Any, partitions: list[Partition]) -> None:
         self._unassigned_since = None

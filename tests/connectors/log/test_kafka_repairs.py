@@ -6,7 +6,9 @@ import psutil
 from kafka import KafkaConsumer, TopicPartition
 from kafka.net.inet import KafkaNetSocket
 
-from connectors.log.kafka_records import consumer_options
+from connectors.log.kafka_records import repair_kafka_client
+from schemas.log_access.event_topic import topic_reader
+from schemas.log_access.kafka_clients import client_options
 from tests.broker_processes import wait_until
 from tests.connectors.trouble_records import Raw, any_name, append_raw
 
@@ -14,10 +16,8 @@ from tests.connectors.trouble_records import Raw, any_name, append_raw
 def test_a_record_with_a_name_that_is_not_utf_8_is_read_and_so_is_what_follows_it(backbone_settings):
     bad = Raw(b"job/1", b"{}", [(any_name(b"x\xff\xfe"), b"1")])
     append_raw(backbone_settings, [bad, Raw(b"job/1", b"last", [])])
-    kafka = backbone_settings.kafka
-    consumer = KafkaConsumer(group_id=None, auto_offset_reset="earliest", **consumer_options(kafka))
-    try:
-        consumer.assign([TopicPartition(kafka.topic, number) for number in range(kafka.partitions)])
+    repair_kafka_client()
+    with topic_reader(backbone_settings.kafka) as consumer:
         found = []
         wait_until(
             lambda: (
@@ -26,8 +26,6 @@ def test_a_record_with_a_name_that_is_not_utf_8_is_read_and_so_is_what_follows_i
             ),
             what="the record behind it",
         )
-    finally:
-        consumer.close(autocommit=False)
     assert [("x\ufffd\ufffd", b"1")] in [one.headers for one in found]
 
 
@@ -40,7 +38,8 @@ def test_attempts_to_reach_a_kafka_that_is_away_leave_nothing_open(
         KafkaNetSocket, "connect_ex", lambda *given: attempts.append(given[0]) or connect(*given)
     )
     kafka, process = backbone_settings.kafka, psutil.Process()
-    consumer = KafkaConsumer(group_id=None, auto_offset_reset="earliest", **consumer_options(kafka))
+    repair_kafka_client()
+    consumer = KafkaConsumer(group_id=None, reconnect_backoff_max_ms=1000, **client_options(kafka))
     try:
         consumer.assign([TopicPartition(kafka.topic, 0)])
         consumer.poll(timeout_ms=1000)
