@@ -16,6 +16,7 @@ from typing import Final
 
 import structlog
 
+from connectors.background.background_service import ThreadedService
 from connectors.live.live_view import LiveView
 from connectors.reactor.derived_records import BY_REACTOR, derived_id
 from schemas.fold.settled import AppliedChange
@@ -32,53 +33,35 @@ _AGAIN_US: Final = 5_000_000
 _STOP_S: Final = 5.0
 
 
-class LeaseExpiryMonitor:
+class LeaseExpiryMonitor(ThreadedService):
     """A background thread of the gateway that appends a record for each expired lease.
 
     Args:
         live_view: The rows of the mailboxes.
         append: Takes a record and may drop it; the monitor tries again after five seconds.
-        clock: Returns the seconds since 1970 UTC.
     """
 
-    def __init__(
-        self,
-        live_view: LiveView,
-        append: Callable[[OutgoingRecord], None],
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, live_view: LiveView, append: Callable[[OutgoingRecord], None]) -> None:
+        super().__init__("lease-expiry", _STOP_S)
         self._live_view = live_view
         self._append = append
-        self._clock = clock
         self._lock = threading.Lock()
         # When to look, in microseconds since 1970 UTC, and the key of the row.
         self._due: list[tuple[int, str]] = []
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lease-expiry", daemon=True)
 
     def open(self) -> None:
         """Note all current leases and start the thread."""
         for row in self._live_view.all(MessageRow):
             self._note(row)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop the thread. The next gateway takes back the leases that expire from now on."""
-        self._closed.set()
-        if self._thread.is_alive():
-            self._thread.join(_STOP_S)
+        super().open()
 
     def on_change(self, change: AppliedChange) -> None:
         """Note the lease of a changed row; called on the live view's thread."""
         self._note(change.row)
 
-    def registered(self, job_id: str) -> None:
-        """Do nothing: this service has no interest in jobs."""
-
-    def check(self) -> int:
-        """Take back the messages whose lease has expired, and return how many records were appended."""
-        now_us = int(self._clock() * 1_000_000)
-        appended = 0
+    def _take_back(self) -> None:
+        """Take back the messages whose lease has expired."""
+        now_us = int(time.time() * 1_000_000)
         while (key := self._next_due(now_us)) is not None:
             row = self._live_view.get(MessageRow, key)
             if row is None or row.status != LEASED or row.lease_until is None:
@@ -88,10 +71,8 @@ class LeaseExpiryMonitor:
             lease, what = str(row.request_id), (row.realm, row.recipient, row.message_id)
             ce_id = derived_id(lease, f"{MESSAGE_RECLAIMED}/{key}")
             self._append(reclaim_record(*what, lease, ce_id=ce_id, **BY_REACTOR))
-            appended += 1
             with self._lock:
                 heapq.heappush(self._due, (now_us + _AGAIN_US, key))
-        return appended
 
     def _note(self, row: Row | None) -> None:
         if isinstance(row, MessageRow) and row.status == LEASED and row.lease_until is not None:
@@ -105,8 +86,8 @@ class LeaseExpiryMonitor:
             return heapq.heappop(self._due)[1]
 
     def _run(self) -> None:
-        while not self._closed.wait(_TICK_S):
+        while not self._closing.wait(_TICK_S):
             try:
-                self.check()
+                self._take_back()
             except Exception:
                 log.exception("leases_not_looked_at")
