@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
 from connectors.live.settled_feed import SettledRecord
@@ -59,9 +59,13 @@ class LiveState:
             self.rows_by_view[name].clear()
             self.offsets_by_view[name].clear()
 
-    def note_final(self, keys: Iterable[str]) -> None:
-        """Note loaded messages in a final status, oldest first; only the newest of them are kept in memory."""
-        for key in keys:
+    def note_final(self) -> None:
+        """Note the loaded messages in a final status; only the newest of them are kept in memory."""
+        rows = self.rows_by_view[MAILBOX_VIEW].values()
+        final = [
+            (row.ended_at, row.key) for row in rows if isinstance(row, MessageRow) and row.ended_at is not None
+        ]
+        for _, key in sorted(final):
             self._add_final(key)
 
     def apply(self, record: Record, on_change: Callable[[AppliedChange], None]) -> SettledRecord | None:
@@ -123,10 +127,6 @@ class LiveState:
         with self._lock:
             known = self.entries_by_stream.get(stream)
             return Entries() if known is None else known.copy()
-
-    def streams(self) -> list[str]:
-        """Return the streams that have entries."""
-        return list(self.entries_by_stream)
 
 
 def _shown(record: Record, settled: Settled) -> SettledRecord:

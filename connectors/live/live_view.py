@@ -151,10 +151,6 @@ class LiveView:
         """Return a copy of the entries of a stream such as `job/0a1b2c3d`."""
         return self._state.entries(stream)
 
-    def streams(self) -> list[str]:
-        """Return the streams that have entries."""
-        return self._state.streams()
-
     def next_offsets(self) -> dict[int, int]:
         """Return the first offset that is not settled here, by partition."""
         return dict(self._next)

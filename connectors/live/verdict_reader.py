@@ -19,15 +19,15 @@ from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER
 from schemas.tables.ledger_arrow import LEDGER_ARROW
 
-_UNUSED: Final = {"topic", "sent_at", "masked", "fold_version", "value_sealed", "changes", "entries", "wire"}
-_COLUMNS: Final = [name for name in LEDGER_ARROW.names if name not in {*_UNUSED, "accepted_offset"}]
+# Columns whose values are shown as they are.
+_SAME: Final = ("type", "ce_id", "verdict", "reason", "why", "late", "status_after", "seq", "value")
+_COLUMNS: Final = [*_SAME, "partition", "offset", "stream_kind", "stream_id", "door", "principal", "logged_at"]
 
 
 def verdict_in_ledger(settings: Settings, position: Position) -> SettledRecord | None:
     """Return the settled record at `position`, or None if the ledger lacks it. Raises TrunklineError."""
     where = (pc.field("partition") == position.partition) & (pc.field("offset") == position.offset)
-    found = _settled(_rows(settings, where, _COLUMNS))
-    return found[0] if found else None
+    return next(iter(settled_where(settings, where)), None)
 
 
 def settled_where(settings: Settings, where: pc.Expression) -> list[SettledRecord]:
@@ -56,19 +56,11 @@ def _settled(found: pa.Table) -> list[SettledRecord]:
 
 def _record_of(row: dict[str, Any], logged_at_us: int) -> SettledRecord:
     return SettledRecord(
-        Position(row["partition"], row["offset"]),
-        f"{row['stream_kind']}/{row['stream_id']}",
-        row["type"],
-        row["ce_id"],
-        None if row["door"] is None else f"{row['door']}/{row['principal']}",
-        row["verdict"],
-        row["reason"],
-        row["why"],
-        row["late"],
-        row["status_after"],
-        row["seq"],
-        logged_at_us,
-        row["value"],
+        position=Position(row["partition"], row["offset"]),
+        stream=f"{row['stream_kind']}/{row['stream_id']}",
+        principal=None if row["door"] is None else f"{row['door']}/{row['principal']}",
+        logged_at_us=logged_at_us,
+        **{name: row[name] for name in _SAME},
     )
 
 

@@ -68,7 +68,7 @@ def _load(settings: Settings, state: LiveState) -> dict[int, int]:
             columns = [*view.__struct_fields__, "last_offset"]
             table = DeltaTable(path)
             _load_rows(_batches(table, columns, _wanted(view.VIEW, table, state)), view, state)
-    _note_final(state)
+    state.note_final()
     for kind in sorted(kinds & KINDS.keys()):
         views = [row_type.VIEW for row_type in KINDS[kind].row_of_each_stream]
         if views and not any(state.rows_by_view[view] for view in views):
@@ -97,15 +97,6 @@ def _wanted(view: str, table: DeltaTable, state: LiveState) -> pc.Expression | N
         kept = [row.message_id for row in rows if isinstance(row, MessageRow)]
         return pc.field("message_id").isin(pa.array(kept, pa.string()))
     return None
-
-
-def _note_final(state: LiveState) -> None:
-    final = [
-        (row.ended_at, key)
-        for key, row in state.rows_by_view[MAILBOX_VIEW].items()
-        if isinstance(row, MessageRow) and row.ended_at is not None
-    ]
-    state.note_final(key for _, key in sorted(final))
 
 
 def _batches(

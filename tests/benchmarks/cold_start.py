@@ -33,7 +33,6 @@ from deltalake import write_deltalake
 from kafka import KafkaConsumer, OffsetAndMetadata, TopicPartition  # type: ignore[import-untyped]
 
 from connectors.live.live_view import LiveView
-from connectors.log.kafka_records import consumer_options
 from connectors.log.kafka_topic import ensure_topic
 from connectors.log.publisher import Publisher
 from schemas.fold import life_cycles as states
@@ -42,6 +41,7 @@ from schemas.fold.settled import FOLD_VERSION
 from schemas.fold.view_rows import Row
 from schemas.keys.sealing import Keyring, ensure_keyring
 from schemas.log_access.event_topic import partition_for
+from schemas.log_access.kafka_clients import client_options
 from schemas.settings.settings import PROJECT_ROOT, GatewaySettings, Settings, XmlPumpSettings
 from schemas.streams.agents.agent_registry import REGISTRY_AGENTS, AgentDefined, definition_record
 from schemas.streams.container import container_registry as containers
@@ -158,7 +158,7 @@ def load_once(folder: str) -> dict[str, float | int]:
     rss = process.memory_info().rss
     return {
         "jobs": len(view.rows(REGISTRY_JOBS)),
-        "streams": len(view.streams()),
+        "streams": len(view._state.entries_by_stream),
         "load_s": round(seconds, 2),
         "rss_mb": round(rss / 1e6),
         "loaded_mb": round((rss - before) / 1e6),
@@ -265,7 +265,7 @@ def write_views(settings: Settings, keyring: Keyring) -> dict[str, int]:
                 _write(settings, name, rows, offsets)
                 counts[name] = len(rows)
         entries = []
-        for stream in live_view.streams():
+        for stream in list(live_view._state.entries_by_stream):
             kind, _, stream_id = stream.partition("/")
             partition = partition_for(stream.encode(), partitions)
             for key, value in live_view.entries(stream).stored().items():
@@ -280,7 +280,8 @@ def write_views(settings: Settings, keyring: Keyring) -> dict[str, int]:
 def commit_reactor(settings: Settings, offsets: dict[int, int]) -> None:
     """Say that the reactor has done all of the log, as one that was there would have."""
     kafka = settings.kafka
-    consumer = KafkaConsumer(group_id=settings.gateway.reactor_group, **consumer_options(kafka))
+    group = settings.gateway.reactor_group
+    consumer = KafkaConsumer(group_id=group, enable_auto_commit=False, **client_options(kafka))
     try:
         places = {TopicPartition(kafka.topic, number): offset for number, offset in offsets.items()}
         consumer.assign(list(places))

@@ -45,7 +45,7 @@ def folded_until(records, keyring, offsets) -> FoldedLog:
 
 
 def stored(state: LiveState) -> dict[str, dict[str, bytes]]:
-    return {stream: state.entries(stream).stored() for stream in state.streams()}
+    return {stream: state.entries(stream).stored() for stream in list(state.entries_by_stream)}
 
 
 def cuts(records, seed=1) -> list[dict[int, int]]:
@@ -211,7 +211,7 @@ def test_tables_are_whole_without_rows_where_none_are_due(backbone_settings, key
     folded.write_rows(backbone_settings)
     state = LiveState(keyring)
     load_views(backbone_settings, state)
-    assert set(state.streams()) == {sent[0].key.decode()}
+    assert set(state.entries_by_stream) == {sent[0].key.decode()}
 
 
 def test_a_broken_table_is_a_clear_error_and_leaves_nothing_half_loaded(
@@ -231,7 +231,7 @@ def test_a_broken_table_is_a_clear_error_and_leaves_nothing_half_loaded(
 def test_without_tables_there_is_nothing_to_load(backbone_settings, keyring):
     state = LiveState(keyring)
     assert load_views(backbone_settings, state) == {}
-    assert state.streams() == []
+    assert list(state.entries_by_stream) == []
     assert all(not state.rows_by_view[name] for name in VIEWS)
 
 

@@ -36,4 +36,4 @@ def test_a_stream_with_entries_and_without_its_row_is_refused(kind, tmp_path):
     folded.write_rows(settings)
     state = LiveState(KEYRING)
     load_views(settings, state)
-    assert state.streams() == list(folded.entries)
+    assert list(state.entries_by_stream) == list(folded.entries)
