@@ -16,12 +16,12 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final
 
 import structlog
 
+from connectors.live.live_view import LiveView
 from connectors.mqtt_accounts.mosquitto_files import (
     PASSWORDS,
     line_fits,
@@ -35,9 +35,7 @@ from connectors.mqtt_accounts.mosquitto_files import (
 from connectors.mqtt_link.broker_settings import socket_dir
 from connectors.mqtt_link.mqtt_credentials import ensure_role_passwords
 from connectors.mqtt_link.mqtt_login import LoginAnswer, try_login
-from schemas.fold.entries import Entries
 from schemas.fold.settled import AppliedChange
-from schemas.fold.view_rows import Row
 from schemas.keys.mqtt_password import job_of_rotated_user, job_user, mqtt_password
 from schemas.keys.sealing import Keyring, UnsealError
 from schemas.settings.settings import Settings
@@ -65,20 +63,6 @@ _TIDY_LEAST_S: Final = 0.2
 _CLOSE_S: Final = 5.0
 # The number of rotations of a job that has no lines yet.
 _NONE: Final = -1
-R = TypeVar("R", bound=Row)
-
-
-class JobsView(Protocol):
-    """The part of the live view that is needed here."""
-
-    def get(self, row_type: type[R], key: str) -> R | None:
-        """Return one row, None when there is none."""
-
-    def all(self, row_type: type[R]) -> list[R]:
-        """Return all rows of a type."""
-
-    def entries(self, stream: str) -> Entries:
-        """Return a copy of a stream's state."""
 
 
 class MqttAccounts:
@@ -88,28 +72,21 @@ class MqttAccounts:
     `open` raises SettingsError for a file of role passwords that others can read.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        keyring: Keyring,
-        view: JobsView,
-        *,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, settings: Settings, keyring: Keyring, view: LiveView) -> None:
         if settings.mqtt.accounts_dir is None:
             raise ValueError("mqtt.accounts_dir is not set: the broker is not the local stack's")
         self._settings = settings
         self._private = settings.mqtt.model_copy(update={"socket_dir": socket_dir(settings)})
         self._keyring = keyring
         self._view = view
-        self._clock = clock
         self._folder: Path = settings.mqtt.accounts_dir
         self._lines: dict[str, str] = {}  # by user; only the worker thread uses it
         self._ends: dict[str, float] = {}  # finished job to the time at which its accounts are removed
         self._overlaps: dict[str, float] = {}  # job to the time at which its old account is removed
-        # Live jobs that have their lines, with the number of rotations, and the users of each of them.
-        self._taken: dict[str, int | None] = {}
+        # The users of each owner, which is a job or an agent, and the rotations of each live job with its
+        # lines.
         self._users: dict[str, list[str]] = {}
+        self._taken: dict[str, int | None] = {}
         self._role_lines: dict[str, str] = {}
         self._changed = threading.Condition()
         self._to_look_at: set[str] = set()
@@ -132,10 +109,9 @@ class MqttAccounts:
             if _job_of(user) is not None or agent_of_user(user) is not None
         }
         for user in self._lines:
-            if (job_id := _job_of(user)) is not None:
-                self._users.setdefault(job_id, []).append(user)
+            self._users.setdefault(_job_of(user) or user, []).append(user)
         with self._changed:
-            self._to_look_at |= {_job_of(user) or user for user in self._lines}
+            self._to_look_at |= self._users.keys()
             self._to_look_at |= {row.job_id for row in self._view.all(JobRow)}
             self._to_look_at |= {mqtt_user(row.agent_name) for row in self._view.all(MqttAgentRow)}
         self._thread.start()
@@ -206,7 +182,7 @@ class MqttAccounts:
     def _wait_for_work(self, apply_by: float | None) -> set[str] | None:
         """Return the jobs and agents to look at, none when only time has passed, None at the end."""
         wake_at = self._next_tidy if apply_by is None else min(apply_by, self._next_tidy)
-        left_s = min(self._overlaps.values(), default=math.inf) - self._clock()
+        left_s = min(self._overlaps.values(), default=math.inf) - time.time()
         with self._changed:
             self._changed.wait_for(
                 lambda: self._to_look_at or self._closing, max(0.0, min(wake_at - time.monotonic(), left_s))
@@ -214,7 +190,7 @@ class MqttAccounts:
             if self._closing:
                 return None
             users, self._to_look_at = self._to_look_at, set()
-        over = {job_id for job_id, end in self._overlaps.items() if end <= self._clock()}
+        over = {job_id for job_id, end in self._overlaps.items() if end <= time.time()}
         for job_id in over:
             del self._overlaps[job_id]
             self._taken.pop(job_id, None)
@@ -224,57 +200,48 @@ class MqttAccounts:
         with self._changed:
             self._changed.wait_for(lambda: self._closing, seconds)
 
-    def _take(self, users: set[str]) -> tuple[str | None, bool]:
+    def _take(self, owners: set[str]) -> tuple[str | None, bool]:
         """Make and remove the lines of these jobs and agents.
 
-        Returns one user with a new line (None: no line is new), and whether a line was removed.
+        Returns one user to test, with a new line or not known to be effective (None: there is no such user),
+        and whether a line was removed.
         """
-        agents = {user for user in users if agent_of_user(user) is not None}
-        taken = [self._take_agent(user) for user in sorted(agents)]
-        newest = next((user for user, is_new in taken if is_new), None)
-        newest_of_jobs, is_removed = self._take_jobs(users - agents)
-        return newest_of_jobs or newest, is_removed or any(not is_new for _, is_new in taken)
-
-    def _take_agent(self, user: str) -> tuple[str, bool]:
-        """Return the user and whether it has an account now. An existing account is tested again."""
-        row = self._view.get(MqttAgentRow, str(agent_of_user(user)))
-        password = self._password(user) if row is not None and row.status == REGISTERED else None
-        if password is None:
-            self._lines.pop(user, None)
-            return user, False
-        self._set_line(user, password)
-        return user, True
-
-    def _set_line(self, user: str, password: str) -> bool:
-        """Make the user's line unless it is right already. Returns whether it is new."""
-        is_right = line_fits(self._lines.get(user, ""), user, password)
-        if not is_right:
-            self._lines[user] = password_line(user, password)
-        return not is_right
-
-    def _take_jobs(self, job_ids: set[str]) -> tuple[str | None, bool]:
         newest, is_removed = None, False
-        for job_id in job_ids:
-            row = self._view.get(JobRow, job_id)
-            if row is None:
-                self._ends[job_id] = 0.0
+        for owner in sorted(owners):
+            passwords = self._changed_passwords(owner)
+            if passwords is None:
                 continue
-            if row.status in JOB_TERMINAL:
-                self._ends[job_id] = (row.ended_at or 0) / 1e6 + self._settings.mqtt.account_grace_s
-                if self._ends[job_id] <= self._clock():
-                    continue
-            if self._taken.get(job_id, _NONE) == row.secret_rotations:
-                continue
-            passwords = self._job_passwords(job_id)
-            if not passwords:
-                continue
-            is_removed = self._drop(set(self._users.get(job_id, ())) - passwords.keys()) or is_removed
-            self._users[job_id] = list(passwords)
-            self._taken[job_id] = row.secret_rotations
+            is_removed = self._drop(set(self._users.get(owner, ())) - passwords.keys()) or is_removed
+            self._users[owner] = list(passwords)
             for user, password in passwords.items():
-                if self._set_line(user, password):
-                    newest = user
+                if not line_fits(self._lines.get(user, ""), user, password):
+                    self._lines[user] = password_line(user, password)
+                elif user in self._effective:
+                    continue
+                newest = user
         return newest, is_removed
+
+    def _changed_passwords(self, owner: str) -> dict[str, str] | None:
+        """Return the passwords that the owner's users must have now, None if its lines stay as they are."""
+        if (agent := agent_of_user(owner)) is not None:
+            registration = self._view.get(MqttAgentRow, agent)
+            is_registered = registration is not None and registration.status == REGISTERED
+            return self._passwords(owner) if is_registered else {}
+        row = self._view.get(JobRow, owner)
+        if row is None:
+            self._ends[owner] = 0.0
+            return None
+        if row.status in JOB_TERMINAL:
+            self._ends[owner] = (row.ended_at or 0) / 1e6 + self._settings.mqtt.account_grace_s
+            if self._ends[owner] <= time.time():
+                return None
+        if self._taken.get(owner, _NONE) == row.secret_rotations:
+            return None
+        passwords = self._passwords(owner)
+        if not passwords:
+            return None
+        self._taken[owner] = row.secret_rotations
+        return passwords
 
     def _drop(self, users: set[str]) -> bool:
         """Remove the accounts of these users. Returns whether there were any."""
@@ -283,36 +250,28 @@ class MqttAccounts:
             self._effective -= removed
         return bool(removed)
 
-    def _password(self, user: str) -> str | None:
-        agent, job_id = agent_of_user(user), _job_of(user)
-        if job_id is not None:
-            return self._job_passwords(job_id).get(user)
-        if agent is None:
-            return None
-        try:
-            secret = mqtt_agent_secret(agent, self._view.entries(stream_key(AGENT, agent)), self._keyring)
-        except UnsealError as error:
-            log.warning("secret_sealed_under_another_key", user=user, error=str(error))
-            return None
-        return None if secret is None else mqtt_password(secret, user)
-
-    def _job_passwords(self, job_id: str) -> dict[str, str]:
-        """Return the passwords of a job's users, for the old secret while it is valid and the current one.
+    def _passwords(self, owner: str) -> dict[str, str]:
+        """Return the passwords by user: of an agent, or of a job for its current secret and a valid old one.
 
         Notes the time at which the old secret expires.
         """
+        agent = agent_of_user(owner)
+        entries = self._view.entries(stream_key(JOB, owner) if agent is None else stream_key(AGENT, agent))
         try:
-            grant = job_grant(job_id, self._view.entries(stream_key(JOB, job_id)), self._keyring)
+            if agent is not None:
+                secret = mqtt_agent_secret(agent, entries, self._keyring)
+                return {} if secret is None else {owner: mqtt_password(secret, owner)}
+            grant = job_grant(owner, entries, self._keyring)
         except UnsealError as error:
-            log.warning("secret_sealed_under_another_key", user=job_id, error=str(error))
+            log.warning("secret_sealed_under_another_key", user=owner, error=str(error))
             return {}
         if grant is None:
             return {}
         found = [grant.secret]
-        if grant.old_secret is not None and (grant.old_until or 0) / 1e6 > self._clock():
+        if grant.old_secret is not None and (grant.old_until or 0) / 1e6 > time.time():
             found.insert(0, grant.old_secret)
-            self._overlaps[job_id] = (grant.old_until or 0) / 1e6
-        return {user: mqtt_password(one, user) for one in found for user in [job_user(job_id, one)]}
+            self._overlaps[owner] = (grant.old_until or 0) / 1e6
+        return {user: mqtt_password(one, user) for one in found for user in [job_user(owner, one)]}
 
     def _tidy(self) -> bool:
         """Remove the accounts whose grace time is over. Returns whether there were any."""
@@ -321,7 +280,7 @@ class MqttAccounts:
             return False
         grace_s = self._settings.mqtt.account_grace_s
         self._next_tidy = now + min(_TIDY_MOST_S, max(_TIDY_LEAST_S, grace_s / 10))
-        over = [job_id for job_id, end in self._ends.items() if end <= self._clock()]
+        over = [job_id for job_id, end in self._ends.items() if end <= time.time()]
         for job_id in over:
             del self._ends[job_id]
             self._taken.pop(job_id, None)
@@ -345,7 +304,7 @@ class MqttAccounts:
 
     def _prove(self, user: str | None) -> bool:
         """Return whether the broker has read the file: it accepts the last user, or there is none."""
-        password = None if user is None else self._password(user)
+        password = None if user is None else self._passwords(_job_of(user) or user).get(user)
         if user is None or password is None:
             return True
         deadline = time.monotonic() + _PROOF_S
