@@ -6,8 +6,9 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from connectors.mqtt_bridge.bridge_records import agent_said_record
+from connectors.mqtt_bridge.bridge_records import incoming
 from schemas.keys.sealing import Keyring
+from schemas.settings.settings import MqttSettings
 from schemas.streams.agents.mqtt_agents import registration_record, removal_record, sign_said
 from schemas.wire.record import OutgoingRecord
 from schemas.wire.strict_json import canonical
@@ -34,4 +35,4 @@ def mqtt_agent_record(draw: random.Random, keyring: Keyring, recipients: Sequenc
     if draw.random() < 0.5:
         said["schema_version"] = draw.choice([1, 1, 1, 2])
     value = canonical(sign_said(said, "another" if draw.random() < 0.1 else secret))
-    return agent_said_record("p", f"p/{name}/outbox", value, None)
+    return incoming(MqttSettings(agents_prefix="p"), f"p/{name}/outbox", value, None).record

@@ -1,11 +1,102 @@
-"""Runs the bridge: `python -m connectors.mqtt_bridge`."""
+"""The MQTT bridge (`python -m connectors.mqtt_bridge`).
+
+It brings job events from MQTT brokers into the log (JE-18). At our own broker it also carries the mailboxes of
+agents, in both directions (JE-26; `inboxes` delivers to the agents).
+
+**Delivers** each message at least once, the messages of a job in their order, with their payload unchanged. A
+message with an invalid id goes to `refused/mqtt`. Of an over-long body the log gets size, SHA-256 and the first
+1 KiB.
+**Acknowledges when** Kafka has acknowledged the record and the MQTT broker has the receipt (JE-17). A receipt
+carries the gateway's verdict when that comes within `mqtt.receipt_verdict_wait_s`. Otherwise the verdict is
+null: the event is durable, and not settled yet.
+**Loses when** the broker loses a message after its own PUBACK. Mosquitto forgets unsaved messages when it is
+killed, and drops those that do not fit its queue. The receipts let the publisher notice that.
+
+One bridge is active at a broker; others are on standby and take over within 10 s (JE-19). Besides the broker of
+the settings, the bridge connects to each other broker that a live job names (JE-13).
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
+from pathlib import Path
+from typing import Final
 
-from connectors.mqtt_bridge.program import main
+import structlog
+
+from connectors.mqtt_bridge.broker_bridge import BrokerBridge
+from connectors.mqtt_bridge.inboxes import AgentInboxes
+from connectors.mqtt_bridge.job_brokers import JobBrokerBridges
+from connectors.mqtt_bridge.verdict_stream import VerdictStream
+from connectors.mqtt_link.mqtt_credentials import BRIDGE, role_mqtt
+from connectors.terminal.json_log import configure_json_log
+from schemas.errors import TrunklineError
 from schemas.keys.umask import keep_files_private
+from schemas.settings.settings import Settings, SettingsError, load_settings
+
+log = structlog.stdlib.get_logger("connectors.mqtt_bridge")  # __name__ is __main__ when it runs
+
+_JOB_BROKERS_END_S: Final = 20.0
+
+
+class MqttBridge:
+    """The bridge at the broker of the settings, those at the jobs' own brokers, and the verdicts for all.
+
+    The agents' inboxes are at the broker of the settings. `ready_file` is created when the bridge is ready.
+    """
+
+    def __init__(self, settings: Settings, stop: threading.Event, ready_file: Path | None = None) -> None:
+        self._stop = stop
+        self._ready_file = ready_file
+        self._verdicts = VerdictStream(settings)
+        own = settings.model_copy(update={"mqtt": role_mqtt(settings, BRIDGE)})
+        self._inboxes = AgentInboxes(own, stop, lambda: self._bridge.is_active)
+        self._bridge = BrokerBridge(own, stop, self._verdicts, self._ready, self._inboxes.on_outbox_message)
+        job_brokers = JobBrokerBridges(settings, stop, self._verdicts)
+        self._job_brokers = threading.Thread(target=job_brokers.run, name="overlays", daemon=True)
+
+    def run(self) -> None:
+        """Bridge until stopped. Raises TrunklineError when the topic does not fit the settings."""
+        self._verdicts.start()
+        self._job_brokers.start()
+        self._inboxes.start()
+        try:
+            self._bridge.run()
+        finally:
+            self._stop.set()
+            self._inboxes.join()
+            self._job_brokers.join(_JOB_BROKERS_END_S)
+            self._verdicts.close()
+            log.info("stopped", **self._bridge.tally.snapshot())
+
+    def _ready(self) -> None:
+        if self._ready_file is not None:
+            self._ready_file.touch()
+
+
+def main() -> int:
+    """Run the bridge until SIGTERM or SIGINT. Returns the exit code."""
+    try:
+        settings = load_settings()
+    except SettingsError as error:
+        print(f"mqtt_bridge: {error}", file=sys.stderr)
+        return 2
+    password = settings.mqtt.password
+    configure_json_log("mqtt_bridge", [password.get_secret_value()] if password else [])
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    ready = os.environ.get("TRUNKLINE_READY_FILE")
+    try:
+        MqttBridge(settings, stop, Path(ready) if ready else None).run()
+    except (TrunklineError, SettingsError) as error:
+        log.error("refused_to_start", error=str(error))
+        return error.exit_code if isinstance(error, TrunklineError) else 2
+    return 0
+
 
 if __name__ == "__main__":
     keep_files_private()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import msgspec
 
-from connectors.mqtt_link.receipt import AgentReceipt, LogPosition, Receipt, encode_receipt
-from connectors.mqtt_link.topics import agent_of, inbox_topic, job_id_of, outbox_name, receipts_topic
+from connectors.mqtt_link.receipt import AgentReceipt, LogPosition, Receipt, encode_receipt, read_payload
+from connectors.mqtt_link.topics import inbox_topic, job_id_of, outbox_name, receipts_topic
 from schemas.settings.settings import MqttSettings
 from schemas.streams.agents.mqtt_agents import AGENT_SAID
 from schemas.streams.job.job_event import JOB_EVENT
@@ -42,7 +42,6 @@ class Incoming(NamedTuple):
     agent: str | None = None
 
 
-_Field = TypeVar("_Field", bound=msgspec.Struct)
 _numbered = msgspec.json.Decoder(_Numbered)
 _identified = msgspec.json.Decoder(_Identified)
 
@@ -68,11 +67,6 @@ def job_event_record(prefix: str, topic: str, payload: bytes, traceparent: str |
     return _record(JOB, job_id_of(prefix, topic), JOB_EVENT, topic, payload, traceparent)
 
 
-def agent_said_record(prefix: str, topic: str, payload: bytes, traceparent: str | None) -> OutgoingRecord:
-    """Return the record of one message on an agent's outbox, as `job_event_record` does."""
-    return _record(AGENT, agent_of(prefix, topic), AGENT_SAID, topic, payload, traceparent)
-
-
 def well_formed_traceparent(properties: object) -> str | None:
     """Return the W3C `traceparent` of a message's MQTT 5 user properties, None when there is no valid one."""
     pairs = getattr(properties, "UserProperty", None) or ()
@@ -89,10 +83,10 @@ def receipt_of(
 
     `verdict` is None when the gateway did not settle the record within the timeout.
     """
-    seq = _decoded(_numbered, record.value, _Numbered()).seq
+    seq = (read_payload(_numbered, record.value) or _Numbered()).seq
     if record.type != AGENT_SAID:
         return encode_receipt(Receipt(record.ce_id, seq, verdict, reason, position))
-    message_id = _decoded(_identified, record.value, _Identified()).message_id
+    message_id = (read_payload(_identified, record.value) or _Identified()).message_id
     if message_id is not None and not is_name(message_id):
         message_id = None
     return encode_receipt(AgentReceipt(record.ce_id, message_id, seq, verdict, reason, position))
@@ -110,10 +104,3 @@ def _record(
         value=payload,
         traceparent=traceparent,
     )
-
-
-def _decoded(decoder: msgspec.json.Decoder[_Field], payload: bytes, default: _Field) -> _Field:
-    try:
-        return decoder.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return default

@@ -20,6 +20,7 @@ from paho.mqtt.client import MQTTMessage
 from paho.mqtt.reasoncodes import ReasonCode
 
 from connectors.mqtt_link.mqtt_connection import MqttConnection, Subscription
+from connectors.mqtt_link.receipt import read_payload
 from schemas.settings.settings import MqttSettings
 
 log = structlog.stdlib.get_logger(__name__)
@@ -49,10 +50,7 @@ encode_presence = msgspec.json.Encoder().encode
 
 def read_presence(payload: bytes) -> Presence | None:
     """Return the presence in an MQTT payload, None for anything else. Never raises."""
-    try:
-        return _decoder.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
+    return read_payload(_decoder, payload)
 
 
 def presence_topic(mqtt: MqttSettings) -> str:

@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import closing
 from typing import Final
 
 import structlog
@@ -45,7 +46,7 @@ class BrokerBridge:
         self,
         settings: Settings,
         stop: threading.Event,
-        verdicts: VerdictStream | None = None,
+        verdicts: VerdictStream,
         ready: Callable[[], None] = lambda: None,
         on_outbox_message: Callable[[str], None] | None = None,
     ) -> None:
@@ -143,12 +144,9 @@ class BrokerBridge:
             self._oversized.clear()
 
     def _wait_turn(self) -> str | None:
-        watch = StandbyWatch(self._mqtt, self._name, cut_off=self._cut_off)
-        watch.open()
-        try:
+        with closing(StandbyWatch(self._mqtt, self._name, cut_off=self._cut_off)) as watch:
+            watch.open()
             return watch.wait_turn(self._stop, self._standing_by)
-        finally:
-            watch.close()
 
     def _standing_by(self, active: str) -> None:
         self._log.info("standby", active=active)

@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -57,14 +56,6 @@ class Tally:
             return dict(self._counts)
 
 
-@dataclass(frozen=True)
-class _Received:
-    """A message between its arrival and its acknowledgement."""
-
-    incoming: Incoming
-    ack: PendingAck
-
-
 class BridgeConnection:
     """Passes messages to the publisher, acknowledges them once Kafka has them, and publishes receipts.
 
@@ -80,7 +71,7 @@ class BridgeConnection:
         publisher: Publisher,
         tally: Tally,
         oversized: set[str],
-        verdicts: VerdictStream | None = None,
+        verdicts: VerdictStream,
         bridge: str = "",
         on_outbox_message: Callable[[str], None] | None = None,
     ) -> None:
@@ -91,7 +82,7 @@ class BridgeConnection:
             publisher: takes the records.
             tally: counts.
             oversized: ids of records that Kafka refused for themselves. They are cut before they are sent.
-            verdicts: tells how a record was settled; None: all receipts have the verdict null.
+            verdicts: tells how a record was settled.
             bridge: the name of this bridge on the presence topic.
             on_outbox_message: takes the name of an agent when a message comes on its outbox. None: outboxes are
                 not read.
@@ -204,50 +195,47 @@ class BridgeConnection:
             or len(message.payload) > self._settings.limits.payload_bytes
         ):
             self._tally.add("refused")
-        received = _Received(found, self._window.add(message.mid, message.qos))
+        ack = self._window.add(message.mid, message.qos)
         append = self._publisher.append_cut(record) if is_oversized else self._publisher.append(record)
-        append.add_done_callback(partial(self._appended, received))
+        append.add_done_callback(partial(self._appended, found, ack))
 
-    def _appended(self, received: _Received, append: Any) -> None:
+    def _appended(self, message: Incoming, ack: PendingAck, append: Any) -> None:
         """Handle Kafka's answer. Runs on the publisher's thread."""
         done: Append = append
         error = done.exception()
         if error is not None:
             if isinstance(error, RecordRefused):
-                self._oversized.add(received.incoming.record.ce_id)
+                self._oversized.add(message.record.ce_id)
             self._lose(f"Kafka did not take a record: {error}")
             return
         self._tally.add("appended")
-        if received.incoming.receipts_to is None:
-            self._acknowledge(received)
+        if message.receipts_to is None:
+            self._acknowledge(ack)
             return
-        settled = partial(self._settled, received, LogPosition(*done.result()))
-        if self._verdicts is None:
-            settled(None, None)
-        else:
-            self._verdicts.ask(done.result(), settled)
+        settled = partial(self._settled, message, ack, LogPosition(*done.result()))
+        self._verdicts.ask(done.result(), settled)
 
     def _settled(
-        self, received: _Received, position: LogPosition, verdict: str | None, reason: str | None
+        self, message: Incoming, ack: PendingAck, position: LogPosition, verdict: str | None, reason: str | None
     ) -> None:
         """Publish the receipt, with the verdict if it came in time. Runs on any thread."""
         if verdict is not None:
             self._tally.add("told")
         # The event is acknowledged once the broker has its receipt. A bridge that dies in between will send
         # the receipt again.
-        receipt = receipt_of(received.incoming.record, position, verdict, reason)
-        answer = self._receipts.publish(str(received.incoming.receipts_to), receipt)
-        answer.add_done_callback(partial(self._receipt_published, received))
+        receipt = receipt_of(message.record, position, verdict, reason)
+        answer = self._receipts.publish(str(message.receipts_to), receipt)
+        answer.add_done_callback(partial(self._receipt_published, ack))
 
-    def _receipt_published(self, received: _Received, answer: Future[ReasonCode]) -> None:
+    def _receipt_published(self, ack: PendingAck, answer: Future[ReasonCode]) -> None:
         if answer.exception() is not None:
             return  # the connection is lost
         reason = answer.result()
         if reason.is_failure and reason.value != NO_SUBSCRIBER:
             self._tally.add("receipts_refused")  # by the broker's ACL
-        self._acknowledge(received)
+        self._acknowledge(ack)
 
-    def _acknowledge(self, received: _Received) -> None:
-        acked = self._window.confirm(received.ack)
+    def _acknowledge(self, ack: PendingAck) -> None:
+        acked = self._window.confirm(ack)
         if acked:
             self._tally.add("acked", acked)

@@ -73,21 +73,15 @@ _FIELDS: Final = (
 class AgentInboxes:
     """Delivers on threads of its own from `start` until `stop` is set; `join` it then.
 
-    `is_active` returns whether this bridge is the active one. `step` is called between the broker's answer and
-    the claim: tests kill the bridge there.
+    `is_active` returns whether this bridge is the active one.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        stop: threading.Event,
-        is_active: Callable[[], bool],
-        step: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, settings: Settings, stop: threading.Event, is_active: Callable[[], bool]) -> None:
         self._settings = settings
         self._stop = stop
         self._is_active = is_active
-        self._step = step
+        # Called between the broker's answer and the claim: tests kill the bridge there.
+        self._step: Callable[[], None] = lambda: None
         self._connecting = threading.Lock()
         self._connection: MqttConnection | None = None
         self._turns = InboxTurns(settings.mqtt.inbox_retry_s)
@@ -97,11 +91,8 @@ class AgentInboxes:
         self._publisher = RenewingPublisher(settings, close_s=_ACK_GRACE_S)
         self._asked_agents_at = -math.inf
         self._threads = [
-            threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
-            for work, name in (
-                (self._follow, "inbox-news"),
-                *((self._work, f"inboxes-{number}") for number in range(_WORKERS)),
-            )
+            threading.Thread(target=self._run, args=(work,), name=f"inboxes-{number}", daemon=True)
+            for number, work in enumerate([self._follow, *[self._work] * _WORKERS])
         ]
 
     def start(self) -> None:

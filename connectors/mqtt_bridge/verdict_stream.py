@@ -21,6 +21,7 @@ from connectors.gateway_client.gateway_client import GatewayClient
 from connectors.gateway_client.gateway_tls import explained
 from connectors.gateway_client.operator_token import read_token
 from connectors.log.publisher import Position
+from connectors.retry.backoff import Backoff
 from schemas.errors import Refused, TrunklineError
 from schemas.settings.settings import Settings
 
@@ -31,11 +32,11 @@ Answer = Callable[[str | None, str | None], None]
 VERDICTS_PATH: Final = "/api/hub/verdicts"
 # The gateway writes at least every second; one that is silent for longer hangs.
 _SILENCE_S: Final = 3.0
-_BACKOFF_BASE_S: Final = 0.1
 _BACKOFF_MAX_S: Final = 2.0
 _KEPT: Final = 10_000
 _STOP_S: Final = 1.0
 _TICK_S: Final = 0.02
+_LOST: Final = (TrunklineError, httpx2.HTTPError, httpx2.InvalidURL, msgspec.MsgspecError, OSError)
 
 
 class _Line(msgspec.Struct):
@@ -94,19 +95,13 @@ class VerdictStream:
         answer(*(found or (None, None)))
 
     def _keep_open(self) -> None:
-        pause_s = _BACKOFF_BASE_S
+        backoff = Backoff(most_s=_BACKOFF_MAX_S)
         while not self._stop.is_set():
             began = time.monotonic()
             try:
                 self._read()
                 why = "the gateway ended the stream"
-            except (
-                TrunklineError,
-                httpx2.HTTPError,
-                httpx2.InvalidURL,
-                msgspec.MsgspecError,
-                OSError,
-            ) as error:
+            except _LOST as error:
                 why = explained(error)
             except Exception as error:  # any other error must not end the verdicts for good
                 log.exception("verdicts_failed")
@@ -118,9 +113,8 @@ class VerdictStream:
                 self._complained = True
                 log.warning("verdicts_away", error=why, gateway=self._settings.gateway_url)
             if time.monotonic() - began > _BACKOFF_MAX_S:
-                pause_s = _BACKOFF_BASE_S
-            self._stop.wait(pause_s)
-            pause_s = min(2 * pause_s, _BACKOFF_MAX_S)
+                backoff.reset()
+            self._stop.wait(backoff.next_s())
 
     def _read(self) -> None:
         if read_token(self._settings) is None:

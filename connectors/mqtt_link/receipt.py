@@ -5,7 +5,11 @@ The bridge publishes it, and the sender waits for it.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
+
+T = TypeVar("T")
 
 
 class LogPosition(msgspec.Struct, frozen=True):
@@ -50,9 +54,14 @@ _decoder = msgspec.json.Decoder(Receipt)
 encode_receipt = msgspec.json.Encoder().encode
 
 
-def read_receipt(payload: bytes) -> Receipt | None:
-    """Return the receipt in an MQTT payload, None for anything else. Never raises."""
+def read_payload(decoder: msgspec.json.Decoder[T], payload: bytes) -> T | None:
+    """Return what `decoder` reads in an MQTT payload, None for anything else. Never raises."""
     try:
-        return _decoder.decode(payload)
+        return decoder.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
+
+
+def read_receipt(payload: bytes) -> Receipt | None:
+    """Return the receipt in an MQTT payload, None for anything else. Never raises."""
+    return read_payload(_decoder, payload)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from schemas.wire.ids import AGENT, JOB, is_job_id, is_name, stream_key
+from schemas.wire.ids import AGENT, JOB, is_job_id, stream_key
 
 _EVENTS: Final = "events"
 _RECEIPTS: Final = "receipts"
@@ -55,12 +55,6 @@ def job_id_of(prefix: str, topic: str) -> str | None:
 def outbox_name(prefix: str, topic: str) -> str | None:
     """Return the name in an outbox topic, which may be an invalid one; None for any other topic."""
     return _middle(prefix, topic, _OUTBOX)
-
-
-def agent_of(prefix: str, topic: str) -> str | None:
-    """Return the agent in an outbox topic, None for an invalid name and for any other topic."""
-    found = outbox_name(prefix, topic)
-    return found if found is not None and is_name(found) else None
 
 
 def _topic(prefix: str, kind: str, name: str, end: str) -> str:

@@ -7,7 +7,7 @@ import signal
 import threading
 from pathlib import Path
 
-from connectors.mqtt_bridge.program import MqttBridge
+from connectors.mqtt_bridge.__main__ import MqttBridge
 from connectors.terminal.json_log import configure_json_log
 from schemas.settings.settings import load_settings
 

@@ -6,6 +6,7 @@ import json
 import signal
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -116,7 +117,8 @@ def test_an_acknowledgement_of_an_earlier_connection_is_never_sent_on_a_later_on
     settings = with_mqtt(backbone_settings, port=proxy.port)
     tally = Tally()
     with Publisher(settings) as publisher:
-        earlier, later = (BridgeConnection(settings, publisher, tally, set()) for _ in range(2))
+        verdicts = Mock(ask=lambda _position, answer: answer(None, None))
+        earlier, later = (BridgeConnection(settings, publisher, tally, set(), verdicts) for _ in range(2))
         earlier.open()
         stand_still(kafka_broker.process)
         try:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from connectors.mqtt_bridge.bridge_records import agent_said_record
+from connectors.mqtt_bridge.bridge_records import incoming
 from connectors.reactor.verdict_records import depends_on_verdict, records_by_verdict
 from schemas.fold.settled import Settled
+from schemas.settings.settings import MqttSettings
 from schemas.streams.agents.mqtt_agents import registration_record, removal_record, sign_said
 from schemas.streams.agents.participants import AgentStopped, participant_record
 from schemas.streams.job.job_registry import registration_record as job_registration
@@ -53,7 +54,9 @@ class Log(FoldedLog):
         """Return the records that follow from a message of ann's."""
         said = {"message_id": f"m{seq}", "to": "bob", "kind": "ask", "body": "?", "seq": seq, **changed}
         value = canonical(sign_said(said, secret))
-        return self.after(*self.append(agent_said_record("p", "p/ann/outbox", value, None)))
+        return self.after(
+            *self.append(incoming(MqttSettings(agents_prefix="p"), "p/ann/outbox", value, None).record)
+        )
 
     def after(self, record: Record, settled: Settled) -> list[OutgoingRecord]:
         """Return the records that follow from `record` now."""
@@ -72,7 +75,7 @@ def test_a_word_becomes_a_message_of_its_agent_and_again_the_same_one() -> None:
             {"message_id": "m", "to": "bob", "kind": "k", "body": {"b": 1, "a": 2}, "seq": 1}, "secret of ann"
         )
     )
-    record, settled = log.append(agent_said_record("p", "p/ann/outbox", value, None))
+    record, settled = log.append(incoming(MqttSettings(agents_prefix="p"), "p/ann/outbox", value, None).record)
     (posting,) = log.after(record, settled)
     assert (posting.stream, posting.door, posting.principal) == ("mailbox/default/bob", "mqtt", "ann")
     assert (posting.ce_id, Message.model_validate(decode(posting.value)[0]).body) == ("m", '{"a":2,"b":1}')
@@ -87,7 +90,7 @@ def test_who_was_not_known_stays_so_for_this_message() -> None:
     value = canonical(
         sign_said({"message_id": "m", "to": "eve", "kind": "k", "body": "b", "seq": 1}, "secret of ann")
     )
-    record, settled = log.append(agent_said_record("p", "p/ann/outbox", value, None))
+    record, settled = log.append(incoming(MqttSettings(agents_prefix="p"), "p/ann/outbox", value, None).record)
     (told,) = log.after(record, settled)
     assert (told.stream, told.door) == ("mailbox/default/ann", "reactor")
     assert body_of(told) == {"message_id": "m", "to": "eve", "reason": "unknown_recipient"}
