@@ -68,7 +68,7 @@ class Refold:
     """A fold over the ledger again, which keeps the rows that the views should have up to `progress`."""
 
     def __init__(self, keyring: Keyring, progress: ViewProgress, result: CheckResult) -> None:
-        self.expected: dict[str, dict[Key, RowChange]] = {table: {} for table in VIEW_TABLES}
+        self._expected: dict[str, dict[Key, RowChange]] = {table: {} for table in VIEW_TABLES}
         self._keyring = keyring
         self._progress = progress
         self._result = result
@@ -131,6 +131,32 @@ class Refold:
             name = (key or b"").decode("ascii", "replace")
             self._result.differ(f"{name}: {len(changes)} changes stand in no ledger row")
 
+    def compare_table(self, table: str, stored: DeltaTable) -> None:
+        """Compare one view table with its expected rows; forgets these."""
+        names, expected, result = VIEW_ARROW[table].names, self._expected.pop(table), self._result
+        keys = key_columns(table)
+        count = 0
+        for row in table_rows(stored, table):
+            key: Key = tuple(row[name] for name in keys)
+            where = f"{table} {'/'.join(key)}"
+            wanted = expected.pop(key, None)
+            if row["last_offset"] >= self._progress.offsets.get(row["partition"], 0):
+                result.newer += 1
+                continue
+            count += 1
+            if wanted is None or wanted.row is None:
+                result.differ(f"{where}: should not be there")
+                continue
+            cells = {**wanted.row, "partition": wanted.partition, "last_offset": wanted.offset}
+            for name in names:
+                # A column that is newer than the row's version of the fold is empty.
+                refolded = cells.get(name)
+                if refolded != row[name]:
+                    result.differ(f"{where}: {name} is {_brief(row[name])}, refolded {_brief(refolded)}")
+        for key in sorted(expected):
+            result.differ(f"{table} {'/'.join(key)}: is missing")
+        result.rows[table] = count
+
     def _is_shown(self, row: LedgerRow) -> bool:
         return row.offset < self._progress.offsets.get(row.partition, 0)
 
@@ -157,9 +183,9 @@ class Refold:
 
     def _expect(self, table: str, key: Key, change: RowChange) -> None:
         if change.row is None:
-            self.expected[table].pop(key, None)
+            self._expected[table].pop(key, None)
         else:
-            self.expected[table][key] = change
+            self._expected[table][key] = change
 
 
 def check_views(settings: Settings, ledger: DeltaTable, keyring: Keyring) -> CheckResult:
@@ -181,7 +207,7 @@ def check_views(settings: Settings, ledger: DeltaTable, keyring: Keyring) -> Che
         refold.settle(row)
     refold.finish()
     for table in VIEW_TABLES:
-        compare_table(table, tables[table], refold.expected[table], progress, result)
+        refold.compare_table(table, tables[table])
     return result
 
 
@@ -191,39 +217,6 @@ def ordered_rows(ledger: DeltaTable) -> Iterator[LedgerRow]:
     for partition, end in ends_of(ledger).items():
         for first in range(0, end, _WINDOW):
             yield from rows_between(dataset, partition, first, first + _WINDOW)
-
-
-def compare_table(
-    table: str,
-    stored: DeltaTable,
-    expected: dict[Key, RowChange],
-    progress: ViewProgress,
-    result: CheckResult,
-) -> None:
-    """Compare one view table with its expected rows; empties `expected`."""
-    names = VIEW_ARROW[table].names
-    keys = key_columns(table)
-    count = 0
-    for row in table_rows(stored, table):
-        key: Key = tuple(row[name] for name in keys)
-        where = f"{table} {'/'.join(key)}"
-        wanted = expected.pop(key, None)
-        if row["last_offset"] >= progress.offsets.get(row["partition"], 0):
-            result.newer += 1
-            continue
-        count += 1
-        if wanted is None or wanted.row is None:
-            result.differ(f"{where}: should not be there")
-            continue
-        cells = {**wanted.row, "partition": wanted.partition, "last_offset": wanted.offset}
-        for name in names:
-            # A column that is newer than the row's version of the fold is empty.
-            refolded = cells.get(name)
-            if refolded != row[name]:
-                result.differ(f"{where}: {name} is {_brief(row[name])}, refolded {_brief(refolded)}")
-    for key in sorted(expected):
-        result.differ(f"{table} {'/'.join(key)}: is missing")
-    result.rows[table] = count
 
 
 def table_rows(stored: DeltaTable, table: str) -> Iterator[dict[str, Any]]:

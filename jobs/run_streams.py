@@ -16,7 +16,6 @@ import sys
 import threading
 from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
@@ -94,12 +93,8 @@ def _run_until_signal() -> int:
     load_keyring(settings)
     check_topic(settings)
     stopping = threading.Event()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        stopping.set()
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
     named = os.environ.get("TRUNKLINE_READY_FILE")
     with views_lock(settings):
         # A switch of the fold takes the same lock, so the version cannot change after this check.

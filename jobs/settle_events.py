@@ -47,6 +47,7 @@ QUERY_NAME = "settle_events"
 _POLL_S = 0.2
 # With this trigger, a query is idle for long after its first micro-batch, which comes at once.
 _ONE_BATCH = "1 hour"
+_Begin = Callable[[DataFrame, Mapping[str, Any]], StreamingQuery]
 
 
 def read_records(
@@ -69,17 +70,6 @@ def read_records(
         .options(**(options or {}))
         .load()
     )
-
-
-def settle_frame(
-    records: DataFrame,
-    settings: Settings,
-    keyring_source: Callable[[], Keyring] | None = None,
-    state: GroupedData | None = None,
-) -> DataFrame:
-    """Return the ledger's new files for a stream of Kafka records, as rows of LEDGER_FILE."""
-    write = functools.partial(write_file, settings.table_path(LEDGER))
-    return settled_rows(records, settings, keyring_source, state).mapInArrow(write, LEDGER_FILE)
 
 
 def settled_rows(
@@ -105,6 +95,11 @@ def settled_rows(
         .groupBy("bucket")
         .transformWithStateInPandas(processor, PACKED_ROWS, "Append", "None", state)
     )
+
+
+def settle_frame(rows: DataFrame, settings: Settings) -> DataFrame:
+    """Return the ledger's new files for packed ledger rows, as rows of LEDGER_FILE."""
+    return rows.mapInArrow(functools.partial(write_file, settings.table_path(LEDGER)), LEDGER_FILE)
 
 
 def bucketed(records: DataFrame, settings: Settings) -> DataFrame:
@@ -155,58 +150,46 @@ def start(
     checkpoint = f"{settings.checkpoints_root}/{QUERY_NAME}"
     recovery = find_start(spark, settings, checkpoint)
     prepare_ledger(settings)
+
+    def begin(rows: DataFrame, trigger: Mapping[str, Any]) -> StreamingQuery:
+        guard, chain = CheckpointGuard(checkpoint), LedgerChain(settings)
+        sink = OnceSink(settings.table_path(LEDGER), after_batch, guard, chain)
+        writer = (
+            settle_frame(rows, settings)
+            .writeStream.queryName(QUERY_NAME)
+            .option("checkpointLocation", checkpoint)
+            .outputMode("append")
+            .foreachBatch(sink)
+        )
+        query = (writer.trigger(**trigger) if trigger else writer).start()
+        sink.started(query.id)
+        return query
+
     if recovery is not None:
-        _load(spark, settings, recovery, checkpoint, after_batch)
-    frame = settle_frame(read_records(spark, settings), settings)
+        _load(spark, settings, recovery, begin)
     trigger: dict[str, Any] = {}
     if available_now:
         trigger = {"availableNow": True}
     elif settings.spark.trigger_interval_ms:
         trigger = {"processingTime": f"{settings.spark.trigger_interval_ms} milliseconds"}
-    return _started(frame, settings, checkpoint, trigger, after_batch)
+    return begin(settled_rows(read_records(spark, settings), settings), trigger)
 
 
-def _load(
-    spark: SparkSession,
-    settings: Settings,
-    recovery: Recovery,
-    checkpoint: str,
-    after_batch: Callable[[int], None] | None,
-) -> None:
+def _load(spark: SparkSession, settings: Settings, recovery: Recovery, begin: _Begin) -> None:
     """Make a new checkpoint from the tables, by a separate run of the query's first micro-batch.
 
     A run with an initial state would plan it again in each later micro-batch.
     """
     offsets = {"startingOffsets": json.dumps(recovery.starting_offsets(settings.kafka))}
     records = read_records(spark, settings, offsets)
-    frame = settle_frame(records, settings, state=recovery.state(spark, settings))
-    query = _started(frame, settings, checkpoint, {"processingTime": _ONE_BATCH}, after_batch)
+    rows = settled_rows(records, settings, state=recovery.state(spark, settings))
+    query = begin(rows, {"processingTime": _ONE_BATCH})
     while query.isActive and query.lastProgress is None:
         time.sleep(_POLL_S)
     query.stop()
     failure = query.exception()
     if failure is not None:
         raise TrunklineError(f"the state could not be loaded from the tables: {failure}")
-
-
-def _started(
-    frame: DataFrame,
-    settings: Settings,
-    checkpoint: str,
-    trigger: Mapping[str, Any],
-    after_batch: Callable[[int], None] | None,
-) -> StreamingQuery:
-    chain = LedgerChain(settings)
-    sink = OnceSink(settings.table_path(LEDGER), after_batch, CheckpointGuard(checkpoint), chain)
-    writer = (
-        frame.writeStream.queryName(QUERY_NAME)
-        .option("checkpointLocation", checkpoint)
-        .outputMode("append")
-        .foreachBatch(sink)
-    )
-    query = (writer.trigger(**trigger) if trigger else writer).start()
-    sink.started(query.id)
-    return query
 
 
 def is_ready(query: StreamingQuery) -> bool:

@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
@@ -44,16 +44,11 @@ def commit_marker(
     return json.dumps({"query": query_id, "batch": batch_id, **more}, sort_keys=True)
 
 
-class LastCommit(NamedTuple):
-    """The newest micro-batch in a table, and the query that wrote it."""
+class LastCommit(msgspec.Struct, frozen=True):
+    """The newest micro-batch in a table, and the query that wrote it, as in the marker of a commit."""
 
-    query_id: str
-    batch_id: int
-
-
-class _Marker(msgspec.Struct):
-    query: str
-    batch: Number
+    query_id: str = msgspec.field(name="query")
+    batch_id: Number = msgspec.field(name="batch")
 
 
 def last_commit(path: str, query_id: str | None = None) -> LastCommit | None:
@@ -71,7 +66,7 @@ def last_commit(path: str, query_id: str | None = None) -> LastCommit | None:
         if marker is None or query_id not in (None, marker.query_id):
             continue
         line = line_in_metadata(text, 0)
-        if line is not None and (line.entry.query, line.entry.batch) == marker:
+        if line is not None and LastCommit(line.entry.query, line.entry.batch) == marker:
             return marker
         older = older or marker
     return older
@@ -79,10 +74,9 @@ def last_commit(path: str, query_id: str | None = None) -> LastCommit | None:
 
 def _marker_in(text: Any) -> LastCommit | None:
     try:
-        marker = msgspec.json.decode(text, type=_Marker)
+        return msgspec.json.decode(text, type=LastCommit)
     except (msgspec.DecodeError, UnicodeError, TypeError, RecursionError):
         return None
-    return LastCommit(marker.query, marker.batch)
 
 
 class OnceSink:
@@ -109,7 +103,7 @@ class OnceSink:
         self._chain = chain
         self._before_batch = before_batch
         self._after_batch = after_batch
-        self._query_id: str | None = None
+        self._query_id = ""
         self._known = threading.Event()
         self._looked_back = False
         self._table: DeltaTable | None = None
@@ -126,7 +120,6 @@ class OnceSink:
         """
         if not self._known.wait(timeout=60):
             raise RuntimeError("the sink does not know its query: call started(query.id)")
-        assert self._query_id is not None  # noqa: S101  for the type checker
         began = time.monotonic()
         if self._before_batch is not None:
             self._before_batch()
@@ -141,7 +134,6 @@ class OnceSink:
             self._after_batch(batch_id)
 
     def _is_in_table(self, batch_id: int, files: Sequence[Row]) -> bool:
-        assert self._query_id is not None  # noqa: S101  for the type checker
         if self._chain is not None:
             return self._chain.holds(self._query_id, batch_id, [file.roots for file in files])
         last = last_commit(self._path, self._query_id)
@@ -149,7 +141,6 @@ class OnceSink:
 
     def commit(self, files: Sequence[Row], batch_id: int, began: float | None = None) -> None:
         """Commit `files` as one micro-batch that began at `began` (monotonic clock)."""
-        assert self._query_id is not None  # noqa: S101  for the type checker
         entry = None
         if self._chain is not None:
             entry = self._chain.entry(self._query_id, batch_id, [file.roots for file in files])

@@ -6,21 +6,15 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from schemas.errors import Refused
 from schemas.settings.settings import Settings
 
 
-def lock_path(settings: Settings) -> Path:
-    """Return the lock file. It contains the pid of its last holder."""
-    return settings.data_path / "run" / "views.lock"
-
-
 @contextmanager
 def views_lock(settings: Settings) -> Iterator[None]:
     """Hold the lock. Raises Refused, with the pid of the holder, if another process holds it."""
-    path = lock_path(settings)
+    path = settings.data_path / "run" / "views.lock"  # with the pid of its last holder
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
         try:

@@ -86,7 +86,6 @@ class ViewTable:
     def __init__(self, path: str, table: str, keep_h: float = 24.0) -> None:
         self.name = table
         self.delta = open_table(path, table, keep_h)
-        self._path = path
         self._keys = key_columns(table)
         self._schema = table_schema(table)
         self._index: dict[Key, Held] = {}

@@ -31,7 +31,7 @@ from connectors.local_stack import LocalStack, free_port
 from connectors.local_stack.spark_command import DELTA_CONF
 from connectors.log.kafka_topic import ensure_topic
 from jobs.ledger.ledger_table import prepare_ledger
-from jobs.settle_events import read_records, settle_frame
+from jobs.settle_events import read_records, settle_frame, settled_rows
 from jobs.settling.once_sink import OnceSink
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import (
@@ -58,7 +58,7 @@ def start(
     records = read_records(spark, settings)
     if args.sink == "files":
         prepare_ledger(settings)
-        frame = settle_frame(records, settings)
+        frame = settle_frame(settled_rows(records, settings), settings)
     else:
         frame = build(args.form, records, settings)
     writer = frame.writeStream.option("checkpointLocation", f"{settings.checkpoints_root}/q")

@@ -105,7 +105,7 @@ def test_the_fold_sees_a_stream_in_offset_order_whatever_spark_does_to_it(
         prepare_ledger(settings)
         sink = OnceSink(settings.table_path(LEDGER))
         query = (
-            settle_events.settle_frame(records, settings)
+            settle_events.settle_frame(settle_events.settled_rows(records, settings), settings)
             .writeStream.option("checkpointLocation", f"{settings.checkpoints_root}/order")
             .trigger(availableNow=True)
             .foreachBatch(sink)
@@ -175,8 +175,9 @@ def test_a_bug_in_the_fold_costs_its_record_and_not_the_stream(
     prepare_ledger(settings)
     sink = OnceSink(settings.table_path(LEDGER))
     source = functools.partial(keyring_with_a_bug, settings.key_file)
+    records = settle_events.read_records(spark, settings)
     query = (
-        settle_events.settle_frame(settle_events.read_records(spark, settings), settings, source)
+        settle_events.settle_frame(settle_events.settled_rows(records, settings, source), settings)
         .writeStream.option("checkpointLocation", f"{settings.checkpoints_root}/bug")
         .trigger(availableNow=True)
         .foreachBatch(sink)
