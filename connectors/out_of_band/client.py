@@ -34,6 +34,14 @@ PATH: Final = "/commands"
 ANSWER_S: Final = TIMEOUT_MS_MOST / 1000 + 60
 _ANSWER_BYTES: Final = 1024 * 1024
 _MESSAGE_LIMIT: Final = 600
+_ERRORS: Final = {
+    400: UsageError,
+    403: Refused,
+    404: NotFound,
+    409: Refused,
+    413: UsageError,
+    503: BackboneUnreachable,
+}
 
 
 def give_command(settings: Settings, action: Action, key_file: Path | None = None) -> dict[str, Any]:
@@ -124,12 +132,5 @@ def _decoded(raw: bytes) -> dict[str, Any]:
 def _error(status: int, answer: dict[str, Any]) -> TrunklineError:
     reason, text = str(answer.get("reason", "")), str(answer.get("message", f"HTTP status {status}"))
     said = escaped(text if not reason or reason in text else f"{text} ({reason})")[:_MESSAGE_LIMIT]
-    if status in (403, 409):
-        return Refused(said)
-    if status == 404:
-        return NotFound(said)
-    if status in (400, 413):
-        return UsageError(said)
-    if status == 503:
-        return BackboneUnreachable(said)
-    return TrunklineError(f"the gateway answered {status}: {said}")
+    kind = _ERRORS.get(status)
+    return TrunklineError(f"the gateway answered {status}: {said}") if kind is None else kind(said)

@@ -29,7 +29,8 @@ _WHY_CHARACTERS: Final = 300
 # Fields that are attributes of add-listener. `tools` and `system_prompt` are elements.
 _TEXTS: Final = ("name", "type", "capability", "root_tag", "namespace", "handler", "model", "client")
 _NUMBERS: Final = ("concurrency", "per_minute", "tokens_per_minute")
-_TOOLS, _PROMPT, _TIMEOUT = "tools", "system_prompt", "timeout_s"
+_ATTRIBUTES: Final = {**dict.fromkeys(_TEXTS, str), **dict.fromkeys(_NUMBERS, int), "timeout_s": float}
+_TOOLS, _PROMPT = "tools", "system_prompt"
 
 
 @dataclass(frozen=True)
@@ -133,10 +134,7 @@ def _action(element: Any) -> Action:
 
 def _fields(element: Any) -> dict[str, Any]:
     said = {name.replace("-", "_"): value for name, value in element.attrib.items()}
-    found: dict[str, Any] = {name: said[name] for name in _TEXTS if name in said}
-    found |= {name: int(said[name]) for name in _NUMBERS if name in said}
-    if _TIMEOUT in said:
-        found[_TIMEOUT] = float(said[_TIMEOUT])
+    found: dict[str, Any] = {name: read(said[name]) for name, read in _ATTRIBUTES.items() if name in said}
     for child in element:
         if etree.QName(child).localname == _TOOLS:
             found[_TOOLS] = [tool.text for tool in child]
@@ -146,7 +144,7 @@ def _fields(element: Any) -> dict[str, Any]:
 
 
 def _write_listener(element: Any, fields: Mapping[str, Any]) -> None:
-    for name in (*_TEXTS, *_NUMBERS, _TIMEOUT):
+    for name in _ATTRIBUTES:
         if fields.get(name) is not None:
             element.set(name.replace("_", "-"), str(fields[name]))
     if fields.get(_TOOLS) is not None:
