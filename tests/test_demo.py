@@ -193,7 +193,8 @@ def test_the_demo_never_takes_the_ports_of_a_configured_stack(tmp_path: Path) ->
 
 def test_its_own_help_names_every_option() -> None:
     parser = argparse.ArgumentParser()
-    demo_command.configure(parser)
+    for add in demo_command.ARGUMENTS:
+        add(parser)
     for option in ("--json", "--keep", "--jobs", "--data-dir"):
         assert option in parser.format_help()
 

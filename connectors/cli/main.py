@@ -3,8 +3,8 @@
 Only the module of the chosen command is imported. `--help` imports none and needs the standard library alone,
 so that it is fast and works before the set-up.
 
-A command's module offers a table of actions `ACTIONS` (see `connectors.cli.shared.actions`), or two functions:
-`configure(parser)`, which adds the arguments, and `run(args, settings)`, which returns the exit code.
+A command's module offers a table of actions `ACTIONS` (see `connectors.cli.shared.actions`), or its `ARGUMENTS`
+and a function `run(call)`, which returns the exit code.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ def parser_of(name: str) -> argparse.ArgumentParser:
     if hasattr(module, "ACTIONS"):
         add_actions(parser, module.ACTIONS)
     else:
-        module.configure(parser)
+        for add in module.ARGUMENTS:
+            add(parser)
         parser.set_defaults(run=module.run)
     return parser
 
@@ -141,16 +142,18 @@ def _run_command(name: str, arguments: Sequence[str]) -> int:
         print(f"{PROGRAM} {name}: {COMMANDS[name].summary}")
         print(f"Its options are shown after the set-up, which './{PROGRAM} demo' begins with.")
         return 0
-    args = parser.parse_args(arguments)
+    from connectors.cli.shared.call import Call
+
+    call = parser.parse_args(arguments, Call())
     # Imported here, because pydantic is slow to import and help must be quick.
     from schemas.settings.settings import load_settings
 
-    settings = load_settings()
+    call.settings = load_settings()
     try:
-        code: int = args.run(args, settings)
+        code: int = call.run(call)
         return code
     except OSError as error:
-        _explain_data_dir(error, getattr(args, "data_dir", None) or settings.data_path)
+        _explain_data_dir(error, getattr(call, "data_dir", None) or call.settings.data_path)
         raise
 
 

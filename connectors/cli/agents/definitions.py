@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from connectors.cli.shared import hub
 from connectors.cli.shared.actions import Actions
 from connectors.cli.shared.arguments import AGENT
+from connectors.cli.shared.call import Call, Columns
 from connectors.cli.shared.text_table import fields
 from connectors.terminal.terminal_text import escaped
-
-if TYPE_CHECKING:
-    from schemas.settings.settings import Settings
 
 
 def _capabilities(row: dict[str, Any]) -> str | None:
@@ -24,7 +20,7 @@ def _hardened(row: dict[str, Any]) -> str:
     return "yes" if row["hardened"] else "no"
 
 
-_COLUMNS: Final[hub.Columns] = {
+_COLUMNS: Final[Columns] = {
     "AGENT": "name",
     "STATE": "status",
     "IMAGE": "image",
@@ -36,19 +32,19 @@ ACTIONS: Final = Actions()
 
 
 @ACTIONS.add(example="trunkline agents list --json | jq -r '.agents[].name'")
-def _list(args: argparse.Namespace, settings: Settings) -> int:
+def _list(call: Call) -> int:
     """List the definitions by name, and on stderr the files that define none."""
-    found = hub.get(settings, "agents")
-    if not args.json:
+    found = call.get("agents")
+    if not call.json:
         for file, fault in found["faults"].items():
             print(f"defines no agent: {escaped(file)}: {escaped(fault)}", file=sys.stderr)
-    return hub.print_rows(args, found, "agents", _COLUMNS)
+    return call.print_rows(found, "agents", _COLUMNS)
 
 
 @ACTIONS.add(AGENT, example="trunkline agents show echo")
-def _show(args: argparse.Namespace, settings: Settings) -> int:
+def _show(call: Call) -> int:
     """Show an agent's whole definition."""
-    row = hub.get(settings, "agents", args.name)
-    return hub.print_answer(
-        args, row, fields({**row, "capabilities": _capabilities(row), "hardened": _hardened(row)})
+    row = call.get("agents", call.name)
+    return call.print_answer(
+        row, fields({**row, "capabilities": _capabilities(row), "hardened": _hardened(row)})
     )

@@ -12,16 +12,13 @@ Exit codes: 0 when the input ends; 2 wrong arguments or settings, or a key file 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from connectors.cli.shared.actions import Actions, argument
+from connectors.cli.shared.call import Call
 from schemas.settings.settings import PROJECT_ROOT
-
-if TYPE_CHECKING:
-    from schemas.settings.settings import Settings
 
 _PROGRAM: Final = PROJECT_ROOT / "trunkline"
 
@@ -55,11 +52,11 @@ ACTIONS: Final = Actions()
 
 
 @ACTIONS.add(epilog=_MANAGEMENT_HELP, takes_json=False)
-def _management(args: argparse.Namespace, settings: Settings) -> int:
+def _management(call: Call) -> int:
     """Serve tools to spawn, list, stop and write to agents, with the operator's token."""
     from connectors.management_mcp.management_server import serve
 
-    return serve(settings)
+    return serve(call.settings)
 
 
 @ACTIONS.add(
@@ -69,14 +66,14 @@ def _management(args: argparse.Namespace, settings: Settings) -> int:
     epilog=_AGENT_HELP,
     takes_json=False,
 )
-def _agent(args: argparse.Namespace, settings: Settings) -> int:
+def _agent(call: Call) -> int:
     """Pass an agent's calls on to the agent MCP server, signed with its key."""
     from connectors.agent_client.stdio_wrapper import main
     from connectors.gateway_client.gateway_tls import CA_VARIABLE
     from connectors.launcher.protocol import AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE
 
-    given = {AGENT_ID_VARIABLE: args.id, AGENT_KEY_VARIABLE: args.key, MCP_URL_VARIABLE: args.url}
+    given = {AGENT_ID_VARIABLE: call.id, AGENT_KEY_VARIABLE: call.key, MCP_URL_VARIABLE: call.url}
     chosen = {name: value for name, value in given.items() if value is not None}
-    if settings.gateway.ca_certs is not None:
-        os.environ.setdefault(CA_VARIABLE, str(settings.gateway.ca_certs))
-    return main({MCP_URL_VARIABLE: settings.mcp_server_url, **os.environ, **chosen})
+    if call.settings.gateway.ca_certs is not None:
+        os.environ.setdefault(CA_VARIABLE, str(call.settings.gateway.ca_certs))
+    return main({MCP_URL_VARIABLE: call.settings.mcp_server_url, **os.environ, **chosen})

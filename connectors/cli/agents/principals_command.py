@@ -12,20 +12,16 @@ Exit codes: 0; 2 wrong arguments; 3 no such principal; 4 refused; 5 the gateway 
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from connectors.cli.shared import hub
 from connectors.cli.shared.actions import Actions, argument
+from connectors.cli.shared.call import Call, Columns
 from connectors.cli.shared.files import new_private_file
 from connectors.cli.shared.text_table import age_of
 
-if TYPE_CHECKING:
-    from schemas.settings.settings import Settings
-
 _ROLES: Final = ("operator", "delegator", "worker", "viewer")
-_COLUMNS: Final[hub.Columns] = {
+_COLUMNS: Final[Columns] = {
     "PRINCIPAL": "principal",
     "ROLE": "role",
     "STATE": "status",
@@ -43,30 +39,30 @@ ACTIONS: Final = Actions()
         "--token-file", "write the token there (new file, 0600), do not print it", type=Path, metavar="PATH"
     ),
 )
-def _add(args: argparse.Namespace, settings: Settings) -> int:
+def _add(call: Call) -> int:
     """Add a principal, print its token once."""
-    with new_private_file(args.token_file, "--token-file") as file:
-        made = hub.post(settings, "principals", principal=args.name, role=args.role)
+    with new_private_file(call.token_file, "--token-file") as file:
+        made = call.post("principals", principal=call.name, role=call.role)
         if file is not None:
             file.write(made.pop("token") + "\n")
-            made["token_file"] = str(args.token_file)
+            made["token_file"] = str(call.token_file)
     lines = [
-        f"principal  {args.name} ({args.role})",
-        f"token      {made.get('token', f'in {args.token_file}')}",
+        f"principal  {call.name} ({call.role})",
+        f"token      {made.get('token', f'in {call.token_file}')}",
     ]
     if file is None:
         lines.append("The token is not shown again. Give it to the client as TRUNKLINE_TOKEN.")
-    return hub.print_answer(args, made, *lines)
+    return call.print_answer(made, *lines)
 
 
 @ACTIONS.add()
-def _list(args: argparse.Namespace, settings: Settings) -> int:
+def _list(call: Call) -> int:
     """List the principals."""
-    return hub.print_rows(args, hub.get(settings, "principals"), "principals", _COLUMNS)
+    return call.print_rows(call.get("principals"), "principals", _COLUMNS)
 
 
 @ACTIONS.add(_NAME)
-def _revoke(args: argparse.Namespace, settings: Settings) -> int:
+def _revoke(call: Call) -> int:
     """Revoke a principal's token."""
-    row = hub.post(settings, "principals", args.name, "revoke")
-    return hub.print_answer(args, row, f"{args.name} is revoked")
+    row = call.post("principals", call.name, "revoke")
+    return call.print_answer(row, f"{call.name} is revoked")

@@ -16,22 +16,18 @@ Exit codes: 0; 2 wrong arguments; 3 no such session; 4 refused, with the reason;
 
 from __future__ import annotations
 
-import argparse
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from connectors.cli.shared import hub
 from connectors.cli.shared.actions import Actions, argument, flag
 from connectors.cli.shared.arguments import REASON, job_id
+from connectors.cli.shared.call import Call, Columns
 from connectors.cli.shared.text_table import age_of
 from connectors.terminal.terminal_text import escaped
 from schemas.streams.session.session_registry import SESSION_STATES
 
-if TYPE_CHECKING:
-    from schemas.settings.settings import Settings
-
 _STOP_MODES: Final = ("stop", "hard", "soft")
-_COLUMNS: Final[hub.Columns] = {
+_COLUMNS: Final[Columns] = {
     "SESSION": "session",
     "STATE": "status",
     "AGE": lambda row: age_of(row["created_at"]),
@@ -51,23 +47,22 @@ ACTIONS: Final = Actions()
     takes_command=True,
     usage="trunkline sessions create [-h] [options] NAME [-- COMMAND [ARGUMENT …]]",
 )
-def _create(args: argparse.Namespace, settings: Settings) -> int:
+def _create(call: Call) -> int:
     """Create a session, and start a command in it.
 
     The command starts once the registry has the session.
     """
-    from connectors.gateway_client.gateway_client import GatewayClient
     from connectors.processes.session_host import SessionHost
     from connectors.processes.session_registry_client import create_session
 
-    host = SessionHost(settings)
-    with GatewayClient(settings) as gateway:
+    host = SessionHost(call.settings)
+    with call.gateway() as gateway:
         row = create_session(
-            gateway, host, args.name, args.command, for_job=args.job, description=args.description
+            gateway, host, call.name, call.command, for_job=call.job, description=call.description
         )
     if row["handle"] is not None:
-        host.release(args.name, row["handle"])
-    return _print(args, row, "is created" if row["handle"] is None else f"runs as {row['handle']}")
+        host.release(call.name, row["handle"])
+    return _print(call, row, "is created" if row["handle"] is None else f"runs as {row['handle']}")
 
 
 @ACTIONS.add(
@@ -77,43 +72,41 @@ def _create(args: argparse.Namespace, settings: Settings) -> int:
     argument("--capture-id", "keep its screen under this name first", metavar="ID"),
     flag("--graceful", "SIGTERM and ten seconds before SIGKILL"),
 )
-def _stop(args: argparse.Namespace, settings: Settings) -> int:
+def _stop(call: Call) -> int:
     """Stop, end or release a session."""
-    from connectors.gateway_client.gateway_client import GatewayClient
     from connectors.processes.session_host import SessionHost
     from connectors.processes.session_registry_client import stop_session
 
-    host = SessionHost(settings)
-    with GatewayClient(settings) as gateway:
-        how = {"mode": args.mode, "reason": args.reason, "capture_id": args.capture_id}
-        row, captured = stop_session(gateway, host, args.name, graceful=args.graceful, **how)
+    host = SessionHost(call.settings)
+    with call.gateway() as gateway:
+        how = {"mode": call.mode, "reason": call.reason, "capture_id": call.capture_id}
+        row, captured = stop_session(gateway, host, call.name, graceful=call.graceful, **how)
     if captured is not None:
         print(f"its screen is in {captured}", file=sys.stderr)
     if row["handle"] is not None and row["host"] != host.name:
         print(f"the gateway on host {escaped(str(row['host']))} ends it there", file=sys.stderr)
-    return _print(args, row, f"is {row['status']}")
+    return _print(call, row, f"is {row['status']}")
 
 
 @ACTIONS.add(_NAME)
-def _resume(args: argparse.Namespace, settings: Settings) -> int:
+def _resume(call: Call) -> int:
     """Run a stopped session again."""
-    from connectors.gateway_client.gateway_client import GatewayClient
     from connectors.processes.session_host import SessionHost
     from connectors.processes.session_registry_client import resume_session
 
-    with GatewayClient(settings) as gateway:
-        row = resume_session(gateway, SessionHost(settings), args.name)
-    return _print(args, row, f"is {row['status']}")
+    with call.gateway() as gateway:
+        row = resume_session(gateway, SessionHost(call.settings), call.name)
+    return _print(call, row, f"is {row['status']}")
 
 
 @ACTIONS.add(argument("--state", "only the sessions in this state", choices=SESSION_STATES))
-def _list(args: argparse.Namespace, settings: Settings) -> int:
+def _list(call: Call) -> int:
     """List sessions, the newest last."""
-    found = hub.get(settings, "sessions", state=args.state)
+    found = call.get("sessions", state=call.state)
     sessions = sorted(found["sessions"], key=lambda row: (row["created_at"], row["session"]))
     answer = {"sessions": sessions, "total": found.get("total", len(sessions))}
-    return hub.print_rows(args, answer, "sessions", _COLUMNS)
+    return call.print_rows(answer, "sessions", _COLUMNS)
 
 
-def _print(args: argparse.Namespace, row: dict[str, Any], text: str) -> int:
-    return hub.print_answer(args, row, f"session {args.name} {escaped(text)}")
+def _print(call: Call, row: dict[str, Any], text: str) -> int:
+    return call.print_answer(row, f"session {call.name} {escaped(text)}")

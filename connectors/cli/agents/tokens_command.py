@@ -11,20 +11,16 @@ Exit codes: 0; 2 wrong arguments; 3 no such token; 4 refused; 5 the gateway does
 
 from __future__ import annotations
 
-import argparse
 import re
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from connectors.cli.shared import hub
 from connectors.cli.shared.actions import Actions, argument
 from connectors.cli.shared.arguments import REASON, limit
+from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.text_table import age_of
 from connectors.terminal.terminal_text import escaped
 from schemas.errors import UsageError
-
-if TYPE_CHECKING:
-    from schemas.settings.settings import Settings
 
 _STATES: Final = ("active", "revoked", "expired")
 _TOKEN_ID: Final = re.compile(r"[0-9a-f]{12}").fullmatch
@@ -41,12 +37,12 @@ def _moment(since_1970_ms: int) -> datetime:
     return datetime.fromtimestamp(since_1970_ms / 1000, UTC)
 
 
-def _left(row: hub.Row) -> str | None:
+def _left(row: Row) -> str | None:
     """Return the time left until the token expires, None if it is not active."""
     return age_of(datetime.now(UTC).isoformat(), _moment(row["expiry"])) if row["status"] == "active" else None
 
 
-_COLUMNS: Final[hub.Columns] = {
+_COLUMNS: Final[Columns] = {
     "TOKEN": "token_id",
     "STATE": "status",
     "AGE": lambda row: age_of(_moment(row["issued"]).isoformat()),
@@ -64,11 +60,11 @@ ACTIONS: Final = Actions()
     limit(),
     example="trunkline tokens list --status active",
 )
-def _list(args: argparse.Namespace, settings: Settings) -> int:
+def _list(call: Call) -> int:
     """List the tokens of tasks, the newest last; never their values."""
-    found = hub.get(settings, "tokens", status=args.status, limit=args.limit)
+    found = call.get("tokens", status=call.status, limit=call.limit)
     found["tokens"].reverse()
-    return hub.print_rows(args, found, "tokens", _COLUMNS)
+    return call.print_rows(found, "tokens", _COLUMNS)
 
 
 @ACTIONS.add(
@@ -76,8 +72,8 @@ def _list(args: argparse.Namespace, settings: Settings) -> int:
     REASON,
     example='trunkline tokens revoke 3f9c0a1b2d4e --reason "it was in a log"',
 )
-def _revoke(args: argparse.Namespace, settings: Settings) -> int:
+def _revoke(call: Call) -> int:
     """Revoke a token while its task runs; a second time changes nothing."""
-    row = hub.post(settings, "tokens", args.token_id, "revoke", reason=args.reason)
-    text = f"token {args.token_id} of task {escaped(row['task_id'])} is {escaped(row['status'])}"
-    return hub.print_answer(args, row, text)
+    row = call.post("tokens", call.token_id, "revoke", reason=call.reason)
+    text = f"token {call.token_id} of task {escaped(row['task_id'])} is {escaped(row['status'])}"
+    return call.print_answer(row, text)

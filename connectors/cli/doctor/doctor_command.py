@@ -5,13 +5,14 @@ Exit code 1 if a check failed, else 0; a part that is not started is only a warn
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import asdict
 
 from connectors.cli.doctor import kafka_checks, machine, organism, parts, tables
 from connectors.cli.doctor.findings import FAIL, OK, WARN, Check, Finding
+from connectors.cli.shared.actions import flag
+from connectors.cli.shared.call import Call
 from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings, SettingsError
 
@@ -25,16 +26,14 @@ CHECKS: dict[str, Check] = {
 _COLOURS = {OK: "\033[32m", WARN: "\033[33m", FAIL: "\033[31m"}
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
+ARGUMENTS = (flag("--json", "one JSON object instead of lines"),)
 
 
-def run(args: argparse.Namespace, settings: Settings) -> int:
+def run(call: Call) -> int:
     """Run the checks and print the findings."""
-    findings = _run_checks(settings)
+    findings = _run_checks(call.settings)
     failed = any(finding.level == FAIL for finding in findings)
-    if args.json:
+    if call.json:
         print(json.dumps({"ok": not failed, "checks": [asdict(finding) for finding in findings]}))
         return 1 if failed else 0
     coloured = sys.stdout.isatty()

@@ -18,22 +18,18 @@ answer; 130 after Ctrl-C.
 
 from __future__ import annotations
 
-import argparse
-from typing import TYPE_CHECKING
+from connectors.cli.shared.actions import flag
+from connectors.cli.shared.call import Call
 
-if TYPE_CHECKING:
-    from schemas.settings.settings import Settings
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("--once", action="store_true", help="show the current state, and end")
-    parser.add_argument("--mend", action="store_true", help="cancel the job, terminate the session")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+ARGUMENTS = (
+    flag("--once", "show the current state, and end"),
+    flag("--mend", "cancel the job, terminate the session"),
+    flag("--json", "one JSON object a line"),
+)
 
 
-def run(args: argparse.Namespace, settings: Settings) -> int:
+def run(call: Call) -> int:
     """Follow until interrupted. Raises TrunklineError."""
     from connectors.cli.follow.monitor_loop import monitor
 
-    return monitor(settings, once=args.once, mend=args.mend, as_json=args.json)
+    return monitor(call.settings, once=call.once, mend=call.mend, as_json=call.json)

@@ -11,14 +11,15 @@ Exit codes: 0; 3 with --no-follow when there is no such row; 130 after Ctrl-C. -
 
 from __future__ import annotations
 
-import argparse
 import json
 import select
 import sys
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from connectors.cli.shared.actions import argument, flag, one_of
 from connectors.cli.shared.arguments import job_id, stream_key
+from connectors.cli.shared.call import Call
 from connectors.cli.shared.notes import Notes
 from connectors.ledger_files.ledger_lines import JSON_COLUMNS, LINE_COLUMNS, LINE_HEADING, json_line, text_line
 from connectors.terminal.terminal_text import is_coloured
@@ -29,7 +30,6 @@ from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REASONS, REJECTED
 
 if TYPE_CHECKING:
     from connectors.ledger_files.ledger_reader import LedgerPart
-    from schemas.settings.settings import Settings
 
 _NOTHING_FOUND = 3
 _LOOK_S = 1.0
@@ -40,69 +40,67 @@ def _job_stream(text: str) -> tuple[str, str]:
     return JOB, job_id(text)
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    of = parser.add_mutually_exclusive_group()
-    of.add_argument(
-        "--job", type=_job_stream, dest="stream", metavar="ID", help="only this job: 8 lower-case hex digits"
-    )
-    of.add_argument("--stream", type=stream_key, metavar="KIND/ID", help="only this stream, e.g. refused/mqtt")
-    parser.add_argument("--verdict", choices=(ACCEPTED, DUPLICATE, REJECTED), help="only this verdict")
-    parser.add_argument("--reason", choices=REASONS, metavar="R", help="only this reason of a rejection")
-    parser.add_argument("--door", metavar="D", help="only records that came by this door, e.g. mqtt")
-    parser.add_argument("--type", choices=RECORD_TYPES, metavar="T", help="only this type, e.g. job.event")
-    parser.add_argument(
-        "-n", type=int, default=10, metavar="ROWS", help="newest rows to begin with (default: 10)"
-    )
-    parser.add_argument("--no-follow", action="store_true", help="end after them")
-    parser.add_argument(
+ARGUMENTS = (
+    one_of(
+        argument(
+            "--job", "only this job: 8 lower-case hex digits", type=_job_stream, dest="stream", metavar="ID"
+        ),
+        argument("--stream", "only this stream, e.g. refused/mqtt", type=stream_key, metavar="KIND/ID"),
+    ),
+    argument("--verdict", "only this verdict", choices=(ACCEPTED, DUPLICATE, REJECTED)),
+    argument("--reason", "only this reason of a rejection", choices=REASONS, metavar="R"),
+    argument("--door", "only records that came by this door, e.g. mqtt", metavar="D"),
+    argument("--type", "only this type, e.g. job.event", choices=RECORD_TYPES, metavar="T"),
+    argument("-n", "newest rows to begin with (default: 10)", type=int, default=10, metavar="ROWS"),
+    flag("--no-follow", "end after them"),
+    flag(
         "--live",
-        action="store_true",
-        help="follow the gateway: records that are settled from now on, in milliseconds; without -n, and only "
+        "follow the gateway: records that are settled from now on, in milliseconds; without -n, and only "
         "jobs and sessions unless you are the operator",
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    ),
+    flag("--json", "one JSON object a line"),
+)
 
 
-def run(args: argparse.Namespace, settings: Settings) -> int:
+def run(call: Call) -> int:
     """Print rows until interrupted; return the exit code. Raises NotFound, UsageError, TrunklineError."""
-    if args.live:
-        if args.no_follow:
+    if call.live:
+        if call.no_follow:
             raise UsageError("--live shows only new records; without it, --no-follow shows the existing ones")
-        return _follow_live(args, settings)
+        return _follow_live(call)
     # Imported here, because Arrow is slow to import and help must be quick.
     from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 
-    if args.n < 0:
+    if call.n < 0:
         raise UsageError("-n: expected a number of rows, 0 or more")
-    kind, name = args.stream or (None, None)
+    kind, name = call.stream or (None, None)
     where = LedgerFilter(
         stream_kind=kind,
         stream_id=name,
-        verdict=args.verdict,
-        reason=args.reason,
-        door=args.door,
-        type=args.type,
+        verdict=call.verdict,
+        reason=call.reason,
+        door=call.door,
+        type=call.type,
     )
-    columns = JSON_COLUMNS if args.json else LINE_COLUMNS
-    reader = LedgerReader(settings)
-    if args.no_follow or reader.exists():
-        newest = reader.newest_rows(args.n, where, columns)
+    columns = JSON_COLUMNS if call.json else LINE_COLUMNS
+    reader = LedgerReader(call.settings)
+    if call.no_follow or reader.exists():
+        newest = reader.newest_rows(call.n, where, columns)
     else:
         print(f"waiting for the ledger at {reader.path} (trunkline up starts the stack)", file=sys.stderr)
         newest = None
-    if not args.json and (newest is None or newest.rows.num_rows or not args.no_follow):
+    if not call.json and (newest is None or newest.rows.num_rows or not call.no_follow):
         print(LINE_HEADING, flush=True)
     if newest is not None:
-        _print(newest, args.json)
-    if args.no_follow:
+        _print(newest, call.json)
+    if call.no_follow:
         if newest is not None and newest.rows.num_rows:
             return 0
         _NOTES.say("there is no such row in the ledger")
         return _NOTHING_FOUND
     after = -1 if newest is None else newest.version
     for part in reader.follow(after, where, columns, stop=_refuse_without_reader):
-        _print(part, args.json)
+        _print(part, call.json)
     return 0
 
 
@@ -122,18 +120,18 @@ def _print(part: LedgerPart, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def _follow_live(args: argparse.Namespace, settings: Settings) -> NoReturn:
+def _follow_live(call: Call) -> NoReturn:
     """Print records that the gateway settles, until interrupted. Raises TrunklineError."""
     from connectors.gateway_client.event_stream import GAP, SETTLED, SNAPSHOT, EventStream
     from connectors.gateway_client.gateway_client import path_of, reachable
 
-    stream_name = None if args.stream is None else "/".join(args.stream)
-    parameters = {"stream": stream_name, "type": args.type, "verdict": args.verdict}
+    stream_name = None if call.stream is None else "/".join(call.stream)
+    parameters = {"stream": stream_name, "type": call.type, "verdict": call.verdict}
     with (
-        reachable(settings) as gateway,
+        reachable(call.settings) as gateway,
         EventStream(gateway, path_of("events"), parameters, lost=_NOTES.lost("gateway")) as stream,
     ):
-        heading = not args.json
+        heading = not call.json
         while True:
             event = stream.next(_LOOK_S)
             _refuse_without_reader()
@@ -144,15 +142,15 @@ def _follow_live(args: argparse.Namespace, settings: Settings) -> NoReturn:
                 heading = False
             elif event.name == GAP:
                 _NOTES.say("records were missed; the ledger has them: trunkline tail")
-            elif event.name == SETTLED and _fits(args, event.data):
+            elif event.name == SETTLED and _fits(call, event.data):
                 data = event.data
-                print(json.dumps(data, separators=(",", ":")) if args.json else _live_line(data), flush=True)
+                print(json.dumps(data, separators=(",", ":")) if call.json else _live_line(data), flush=True)
 
 
-def _fits(args: argparse.Namespace, data: dict[str, Any]) -> bool:
+def _fits(call: Call, data: dict[str, Any]) -> bool:
     """Apply the filters that the gateway does not apply itself."""
     door = (data["principal"] or "").partition("/")[0]
-    return args.reason in (None, data["reason"]) and args.door in (None, door)
+    return call.reason in (None, data["reason"]) and call.door in (None, door)
 
 
 def _live_line(data: dict[str, Any]) -> str:

@@ -19,15 +19,14 @@ time ran out.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from connectors.cli.shared import hub
 from connectors.cli.shared.actions import Actions, argument, flag
 from connectors.cli.shared.arguments import JOB, REASON, duration_s, limit, request_id
 from connectors.cli.shared.broker_options import BROKER, read_broker
+from connectors.cli.shared.call import Call, Columns
 from connectors.cli.shared.files import new_private_file
 from connectors.cli.shared.text_table import age_of, fields
 from connectors.terminal.terminal_text import escaped
@@ -58,30 +57,29 @@ ACTIONS: Final = Actions()
     BROKER,
     _SECRET_FILE,
 )
-def _register(args: argparse.Namespace, settings: Settings) -> int:
+def _register(call: Call) -> int:
     """Register a job, print its id and secret once."""
-    broker = read_broker(args)
-    notify = None if args.notify is None else sorted({*args.notify} - {"nothing"})
-    body = {"description": args.description, "session": args.session, "broker": broker, "notify": notify}
-    with new_private_file(args.secret_file, "--secret-file") as file:
-        job = hub.post(settings, "jobs", **body)
-        stored = _store_grant(job, broker, args.secret_file, file, settings)
+    broker = read_broker(call)
+    notify = None if call.notify is None else sorted({*call.notify} - {"nothing"})
+    body = {"description": call.description, "session": call.session, "broker": broker, "notify": notify}
+    with new_private_file(call.secret_file, "--secret-file") as file:
+        job = call.post("jobs", **body)
+        stored = _store_grant(job, broker, call.secret_file, file, call.settings)
     answer = {"job_id": job["job_id"], **stored, "position": job["position"]}
-    return hub.print_answer(args, answer, f"job     {job['job_id']}", *_grant_lines(broker, stored))
+    return call.print_answer(answer, f"job     {job['job_id']}", *_grant_lines(broker, stored))
 
 
 @ACTIONS.add(argument("--session", "the session that takes it", required=True, metavar="NAME"), _SECRET_FILE)
-def _pick(args: argparse.Namespace, settings: Settings) -> int:
+def _pick(call: Call) -> int:
     """Take the oldest pending job that a session may have."""
     from connectors.job_tools.job_brokers import shown_fields
 
-    with new_private_file(args.secret_file, "--secret-file") as file:
-        job = hub.post(settings, "jobs", "pick", session=args.session)
+    with new_private_file(call.secret_file, "--secret-file") as file:
+        job = call.post("jobs", "pick", session=call.session)
         broker = job["broker"]
-        stored = _store_grant(job, broker, args.secret_file, file, settings)
+        stored = _store_grant(job, broker, call.secret_file, file, call.settings)
     rest = {name: value for name, value in job.items() if name != "secret"}
-    return hub.print_answer(
-        args,
+    return call.print_answer(
         {**rest, "broker": None if broker is None else shown_fields(broker), **stored},
         f"job     {job['job_id']}",
         f"to do   {escaped(job['description'])}",
@@ -90,26 +88,24 @@ def _pick(args: argparse.Namespace, settings: Settings) -> int:
 
 
 @ACTIONS.add(JOB, REASON, request_id("the same cancellation, not a second one"))
-def _cancel(args: argparse.Namespace, settings: Settings) -> int:
+def _cancel(call: Call) -> int:
     """Cancel a job that has not ended."""
-    path = ("jobs", args.job, "cancel")
-    found = hub.post(settings, *path, request_id=args.request_id, reason=args.reason)
+    path = ("jobs", call.job, "cancel")
+    found = call.post(*path, request_id=call.request_id, reason=call.reason)
     again = " (it was before)" if found["verdict"] == "duplicate" else ""
-    return hub.print_answer(args, found, f"{args.job} is {escaped(found['status'])}{again}")
+    return call.print_answer(found, f"{call.job} is {escaped(found['status'])}{again}")
 
 
 @ACTIONS.add(JOB)
-def _show(args: argparse.Namespace, settings: Settings) -> int:
+def _show(call: Call) -> int:
     """Show one job."""
-    row = hub.get(settings, "jobs", args.job)
+    row = call.get("jobs", call.job)
     shown = {name: value for name, value in row.items() if name != "broker"}
     broker = row.get("broker")
-    return hub.print_answer(
-        args, row, fields({**shown, "broker": None if broker is None else _broker_text(broker)})
-    )
+    return call.print_answer(row, fields({**shown, "broker": None if broker is None else _broker_text(broker)}))
 
 
-_COLUMNS: Final[hub.Columns] = {
+_COLUMNS: Final[Columns] = {
     "JOB": "job_id",
     "STATE": "status",
     "AGE": lambda row: age_of(row["registered_at"]),
@@ -126,24 +122,24 @@ _COLUMNS: Final[hub.Columns] = {
     argument("--newer-than", "registered since, e.g. 30m", type=duration_s, metavar="TIME"),
     limit(),
 )
-def _list(args: argparse.Namespace, settings: Settings) -> int:
+def _list(call: Call) -> int:
     """List jobs, the newest last."""
-    wanted = {"state": args.state, "session": args.session, "limit": args.limit}
-    times = {"older_than_s": args.older_than, "newer_than_s": args.newer_than}
-    found = hub.get(settings, "jobs", **wanted, **times)
+    wanted = {"state": call.state, "session": call.session, "limit": call.limit}
+    times = {"older_than_s": call.older_than, "newer_than_s": call.newer_than}
+    found = call.get("jobs", **wanted, **times)
     jobs = sorted(found["jobs"], key=lambda row: (row["registered_at"], row["job_id"]))
-    return hub.print_rows(args, {"jobs": jobs, "total": found["total"]}, "jobs", _COLUMNS)
+    return call.print_rows({"jobs": jobs, "total": found["total"]}, "jobs", _COLUMNS)
 
 
 @ACTIONS.add(JOB, argument("--to", "a folder that does not exist", type=Path, required=True, metavar="DIR"))
-def _export(args: argparse.Namespace, settings: Settings) -> int:
+def _export(call: Call) -> int:
     """Write one job's history into a new folder, from the ledger."""
     from connectors.ledger_files.ledger_export import export_job
 
-    done = export_job(settings, args.job, args.to)
-    answer = {"job_id": args.job, "to": str(done.folder), "status": done.status, "events": done.events}
-    text = f"{args.job}: {done.events} records, {escaped(str(done.status))}, in {done.folder}"
-    return hub.print_answer(args, answer, text)
+    done = export_job(call.settings, call.job, call.to)
+    answer = {"job_id": call.job, "to": str(done.folder), "status": done.status, "events": done.events}
+    text = f"{call.job}: {done.events} records, {escaped(str(done.status))}, in {done.folder}"
+    return call.print_answer(answer, text)
 
 
 @ACTIONS.add(
@@ -164,11 +160,11 @@ def _export(args: argparse.Namespace, settings: Settings) -> int:
     takes_command=True,
     usage="trunkline jobs submit [-h] [options] --session NAME DESCRIPTION -- COMMAND [ARGUMENT …]",
 )
-def _submit(args: argparse.Namespace, settings: Settings) -> int:
+def _submit(call: Call) -> int:
     """Register a job and have an agent do it in a session."""
     from connectors.cli.jobs.jobs_submit import submit
 
-    return submit(args, settings)
+    return submit(call)
 
 
 def _store_grant(

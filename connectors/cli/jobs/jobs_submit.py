@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from connectors.cli.shared.broker_options import read_broker
+from connectors.cli.shared.call import Call
 from connectors.cli.shared.files import STANDARD_INPUT
 from connectors.cli.shared.text_table import print_json
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
@@ -38,31 +38,31 @@ def say(text: str) -> None:
     print(escaped(text), file=sys.stderr, flush=True)
 
 
-def submit(args: argparse.Namespace, settings: Settings) -> int:
+def submit(call: Call) -> int:
     """Submit, show the job's events and return `watch`'s exit code. Raises TrunklineError."""
-    if not args.command:
+    if not call.command:
         raise UsageError(
             "give the agent's command behind '--', e.g. … -- python -m connectors.samples.sample_agent"
         )
-    if args.to is not None and args.to.exists():
-        raise UsageError(f"--to: {args.to} exists already; it is not overwritten")
-    if args.instructions == args.broker_file == STANDARD_INPUT:
+    if call.to is not None and call.to.exists():
+        raise UsageError(f"--to: {call.to} exists already; it is not overwritten")
+    if call.instructions == call.broker_file == STANDARD_INPUT:
         raise UsageError("--instructions and --broker-file cannot both read standard input")
-    broker = read_broker(args)
-    instructions = _read_instructions(args.instructions)
-    host = SessionHost(settings)
-    with GatewayClient(settings) as gateway:
+    broker = read_broker(call)
+    instructions = _read_instructions(call.instructions)
+    host = SessionHost(call.settings)
+    with call.gateway() as gateway:
         submission = submit_job(
-            settings,
+            call.settings,
             gateway,
             host,
-            args.description,
-            args.session,
-            args.command,
+            call.description,
+            call.session,
+            call.command,
             broker=broker,
             instructions=instructions,
-            has_header=not args.bare_instructions,
-            watch_arguments=_watch_arguments(args),
+            has_header=not call.bare_instructions,
+            watch_arguments=_watch_arguments(call),
         )
         say(f"job {submission.job_id} runs in session {submission.session} ({submission.handle})")
         try:
@@ -77,8 +77,8 @@ def submit(args: argparse.Namespace, settings: Settings) -> int:
     say(f"job {submission.job_id} {_WORDS.get(code, f'is not followed any more (exit code {code})')}")
     if code == EXIT_TIMED_OUT and status not in JOB_TERMINAL:
         _explain_how_to_go_on(submission)
-    audit = _export(settings, submission, args.to, status)
-    if args.json:
+    audit = _export(call.settings, submission, call.to, status)
+    if call.json:
         print_json(
             {
                 "job_id": submission.job_id,
@@ -182,8 +182,8 @@ def _export(settings: Settings, submission: Submission, to: Path | None, status:
     return folder
 
 
-def _watch_arguments(args: argparse.Namespace) -> list[str]:
-    options = {"--timeout": args.timeout, "--idle-timeout": args.idle_timeout}
+def _watch_arguments(call: Call) -> list[str]:
+    options = {"--timeout": call.timeout, "--idle-timeout": call.idle_timeout}
     return [word for name, value in options.items() if value is not None for word in (name, f"{value:f}")]
 
 

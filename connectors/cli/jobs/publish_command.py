@@ -18,7 +18,6 @@ outbox and is sent first at the next publish, so do not publish it again.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import stat
@@ -27,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from connectors.agent_sdk.mqtt_publisher import JobPublisher, Receipt
+from connectors.cli.shared.actions import argument, flag
+from connectors.cli.shared.call import Call
 from connectors.job_tools.job_brokers import with_job_broker
 from connectors.job_tools.job_secrets import find_secret
 from schemas.errors import UsageError
@@ -39,54 +40,50 @@ _STATE_FOLDER = "publisher"
 _ATTEMPTS_MOST = 100
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("--job", required=True, metavar="ID", help="the job: 8 lower-case hex digits")
-    parser.add_argument("--event", choices=EVENTS, help="what happened; completed and error end the job")
-    parser.add_argument(
+ARGUMENTS = (
+    argument("--job", "the job: 8 lower-case hex digits", required=True, metavar="ID"),
+    argument("--event", "what happened; completed and error end the job", choices=EVENTS),
+    argument(
         "--detail",
+        "at most 500 characters; no paths, no NAME=value, no passwords or tokens",
         default="",
         metavar="TEXT",
-        help="at most 500 characters; no paths, no NAME=value, no passwords or tokens",
-    )
-    parser.add_argument("--data", metavar="JSON", help="a JSON object, or - to read it from standard input")
-    parser.add_argument(
-        "--no-receipt",
-        action="store_true",
-        help="wait only for the broker's PUBACK; a broker that crashes then may lose the event",
-    )
-    parser.add_argument(
+    ),
+    argument("--data", "a JSON object, or - to read it from standard input", metavar="JSON"),
+    flag("--no-receipt", "wait only for the broker's PUBACK; a broker that crashes then may lose the event"),
+    argument(
         "--attempts",
+        f"connections to try, 1 to {_ATTEMPTS_MOST} (default: the setting mqtt.publish_attempts)",
         type=int,
         metavar="N",
-        help=f"connections to try, 1 to {_ATTEMPTS_MOST} (default: the setting mqtt.publish_attempts)",
-    )
-    parser.add_argument("--resend", action="store_true", help="only send what is still in the outbox")
-    parser.add_argument("--secret-file", type=Path, metavar="PATH", help="a 0600 file with the job's secret")
-    parser.add_argument("--state-dir", type=Path, metavar="DIR", help="where seq and outbox are kept")
-    parser.add_argument("--json", action="store_true", help="print the receipt as one JSON object")
+    ),
+    flag("--resend", "only send what is still in the outbox"),
+    argument("--secret-file", "a 0600 file with the job's secret", type=Path, metavar="PATH"),
+    argument("--state-dir", "where seq and outbox are kept", type=Path, metavar="DIR"),
+    flag("--json", "print the receipt as one JSON object"),
+)
 
 
-def run(args: argparse.Namespace, settings: Settings) -> int:
+def run(call: Call) -> int:
     """Publish and return the exit code. Raises TrunklineError."""
-    if (args.event is None) != args.resend:
+    if (call.event is None) != call.resend:
         raise UsageError("give --event, or --resend to send only what is in the outbox")
-    if args.attempts is not None:
-        if not 1 <= args.attempts <= _ATTEMPTS_MOST:
-            raise UsageError(f"--attempts: expected 1 to {_ATTEMPTS_MOST}, not {args.attempts}")
-        mqtt = settings.mqtt.model_copy(update={"publish_attempts": args.attempts})
-        settings = settings.model_copy(update={"mqtt": mqtt})
-    data = _read_data(args.data)
-    state_dir = args.state_dir or settings.data_path / _STATE_FOLDER
-    secret = read_secret(args.secret_file, settings, args.job)
-    own = with_job_broker(settings, args.job, args.secret_file)
-    publisher = JobPublisher(own, args.job, secret, state_dir)
-    if args.resend:
-        count = publisher.resend(wait_for_receipt=not args.no_receipt)
-        print(json.dumps({"job_id": args.job, "resent": count}) if args.json else f"{count} resent")
+    if call.attempts is not None:
+        if not 1 <= call.attempts <= _ATTEMPTS_MOST:
+            raise UsageError(f"--attempts: expected 1 to {_ATTEMPTS_MOST}, not {call.attempts}")
+        mqtt = call.settings.mqtt.model_copy(update={"publish_attempts": call.attempts})
+        call.settings = call.settings.model_copy(update={"mqtt": mqtt})
+    data = _read_data(call.data)
+    state_dir = call.state_dir or call.settings.data_path / _STATE_FOLDER
+    secret = read_secret(call.secret_file, call.settings, call.job)
+    own = with_job_broker(call.settings, call.job, call.secret_file)
+    publisher = JobPublisher(own, call.job, secret, state_dir)
+    if call.resend:
+        count = publisher.resend(wait_for_receipt=not call.no_receipt)
+        print(json.dumps({"job_id": call.job, "resent": count}) if call.json else f"{count} resent")
         return 0
-    receipt = publisher.publish(args.event, args.detail, data, wait_for_receipt=not args.no_receipt)
-    print(_as_json(args.job, receipt) if args.json else _as_text(args, receipt))
+    receipt = publisher.publish(call.event, call.detail, data, wait_for_receipt=not call.no_receipt)
+    print(_as_json(call.job, receipt) if call.json else _as_text(call, receipt))
     return 0
 
 
@@ -130,11 +127,11 @@ def _as_json(job_id: str, receipt: Receipt) -> str:
     return json.dumps({"job_id": job_id, **found, "position": place})
 
 
-def _as_text(args: argparse.Namespace, receipt: Receipt) -> str:
+def _as_text(call: Call, receipt: Receipt) -> str:
     if receipt.position is None:
         return (
-            f"{args.job}: {args.event} has seq {receipt.seq}, taken by the MQTT broker (no receipt asked for)"
+            f"{call.job}: {call.event} has seq {receipt.seq}, taken by the MQTT broker (no receipt asked for)"
         )
     where = f"partition {receipt.position.partition}, offset {receipt.position.offset}"
     verdict = f", {receipt.verdict}" if receipt.verdict else ""
-    return f"{args.job}: {args.event} has seq {receipt.seq}, in the log at {where}{verdict}"
+    return f"{call.job}: {call.event} has seq {receipt.seq}, in the log at {where}{verdict}"

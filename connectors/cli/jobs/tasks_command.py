@@ -16,15 +16,14 @@ which cancels nothing.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from connectors.cli.shared import hub
 from connectors.cli.shared.actions import Actions, argument, flag
 from connectors.cli.shared.arguments import REASON, duration_s, limit, name_of, request_id
+from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.files import STANDARD_INPUT, read_given_text
 from connectors.cli.shared.text_table import age_of, fields, print_json
 from connectors.terminal.terminal_text import escaped
@@ -34,7 +33,6 @@ from schemas.streams.task.task_registry import TASK_STATES, TASK_TERMINAL
 
 if TYPE_CHECKING:
     from connectors.gateway_client.gateway_client import GatewayClient
-    from schemas.settings.settings import Settings
 
 _EXIT_INTERRUPTED: Final = 130
 # The first and the longest pause between two requests while waiting for a task.
@@ -55,27 +53,27 @@ ACTIONS: Final = Actions()
     flag("--show-token", "print the task's token, as --json does"),
     example='trunkline tasks submit echo "sum up the mail" --wait 10m --json',
 )
-def _submit(args: argparse.Namespace, settings: Settings) -> int:
+def _submit(call: Call) -> int:
     """Give an agent a task and start the agent."""
-    from connectors.gateway_client.gateway_client import GatewayClient, path_of
+    from connectors.gateway_client.gateway_client import path_of
 
-    with GatewayClient(settings) as gateway:
-        with hub.named_request(args.request_id, "the gateway took the task") as request_id:
-            body = {"agent_name": args.agent, "description": args.description}
+    with call.gateway() as gateway:
+        with call.named_request("the gateway took the task") as request_id:
+            body = {"agent_name": call.agent, "description": call.description}
             answer = gateway.post(path_of("tasks"), body, request_id=request_id)
         answer["request_id"] = request_id
         try:
-            if not args.json:
-                _print_submitted(answer, args.show_token)
-            if args.wait is not None:
-                _wait(gateway, answer, args.wait)
+            if not call.json:
+                _print_submitted(answer, call.show_token)
+            if call.wait is not None:
+                _wait(gateway, answer, call.wait)
         except KeyboardInterrupt:
             _explain_interrupt(answer["task"]["id"])
             return _EXIT_INTERRUPTED
         finally:
-            if args.json:
+            if call.json:
                 print_json(answer)
-    return 0 if args.wait is None else _print_end(args, answer["task"])
+    return 0 if call.wait is None else _print_end(call, answer["task"])
 
 
 def _print_submitted(answer: dict[str, Any], with_token: bool) -> None:
@@ -116,20 +114,20 @@ def _wait(gateway: GatewayClient, answer: dict[str, Any], limit_s: float) -> Non
             away = error
 
 
-def _print_end(args: argparse.Namespace, task: hub.Row) -> int:
+def _print_end(call: Call, task: Row) -> int:
     """Print the end state and the result. Raises Refused when the task was not completed."""
     if task["status"] != COMPLETED:
         raise Refused(
             f"task {escaped(task['id'])} is {escaped(task['status'])}: "
             f"{escaped(task['error'] or 'no reason was given')}"
         )
-    if not args.json:
+    if not call.json:
         print(f"state  {escaped(task['status'])}")
         print(f"result {escaped(_result_text(task) or '')}")
     return 0
 
 
-def _result_text(task: hub.Row) -> str | None:
+def _result_text(task: Row) -> str | None:
     """Return a task's result for a person: a string as it is, any other JSON as JSON."""
     result = task["result"]
     return result if result is None or isinstance(result, str) else json.dumps(result, ensure_ascii=False)
@@ -142,7 +140,7 @@ def _explain_interrupt(task_id: str) -> None:
     print(f"  cancel it:  trunkline tasks cancel {task_id} --reason '…'", file=sys.stderr, flush=True)
 
 
-_TASK_COLUMNS: Final[hub.Columns] = {
+_TASK_COLUMNS: Final[Columns] = {
     "TASK": "id",
     "STATE": "status",
     "AGE": lambda row: age_of(row["submitted_at"]),
@@ -158,18 +156,18 @@ _TASK_COLUMNS: Final[hub.Columns] = {
     limit(),
     example="trunkline tasks list --agent echo --status failed",
 )
-def _list(args: argparse.Namespace, settings: Settings) -> int:
+def _list(call: Call) -> int:
     """List tasks, the newest last."""
-    found = hub.get(settings, "tasks", status=args.status, agent_name=args.agent, limit=args.limit)
+    found = call.get("tasks", status=call.status, agent_name=call.agent, limit=call.limit)
     found["tasks"].reverse()
-    return hub.print_rows(args, found, "tasks", _TASK_COLUMNS)
+    return call.print_rows(found, "tasks", _TASK_COLUMNS)
 
 
 @ACTIONS.add(_TASK, example="trunkline tasks show 5b7e…")
-def _show(args: argparse.Namespace, settings: Settings) -> int:
+def _show(call: Call) -> int:
     """Show one task."""
-    row = hub.get(settings, "tasks", args.task)
-    return hub.print_answer(args, row, fields({**row, "result": _result_text(row)}))
+    row = call.get("tasks", call.task)
+    return call.print_answer(row, fields({**row, "result": _result_text(row)}))
 
 
 @ACTIONS.add(
@@ -177,12 +175,12 @@ def _show(args: argparse.Namespace, settings: Settings) -> int:
     argument("--result", "the result; - reads it from standard input", metavar="TEXT"),
     example="date | trunkline tasks complete 5b7e… --result -",
 )
-def _complete(args: argparse.Namespace, settings: Settings) -> int:
+def _complete(call: Call) -> int:
     """Report that a task is done."""
-    result = args.result
+    result = call.result
     if result == STANDARD_INPUT:
-        result = read_given_text(result, "--result", settings.limits.payload_bytes)
-    return _end(args, settings, "complete", result=result)
+        result = read_given_text(result, "--result", call.settings.limits.payload_bytes)
+    return _end(call, "complete", result=result)
 
 
 @ACTIONS.add(
@@ -190,23 +188,23 @@ def _complete(args: argparse.Namespace, settings: Settings) -> int:
     argument("error", "the reason, for the client that submitted the task"),
     example='trunkline tasks fail 5b7e… "the mail server does not answer"',
 )
-def _fail(args: argparse.Namespace, settings: Settings) -> int:
+def _fail(call: Call) -> int:
     """Report that a task has failed."""
-    return _end(args, settings, "fail", error=args.error)
+    return _end(call, "fail", error=call.error)
 
 
 @ACTIONS.add(_TASK, REASON, example="trunkline tasks cancel 5b7e…")
-def _cancel(args: argparse.Namespace, settings: Settings) -> int:
+def _cancel(call: Call) -> int:
     """Cancel a task that has not ended."""
-    return _end(args, settings, "cancel", reason=args.reason)
+    return _end(call, "cancel", reason=call.reason)
 
 
-def _end(args: argparse.Namespace, settings: Settings, how: str, **why: str | None) -> int:
-    row = hub.post(settings, "tasks", args.task, how, **why)
-    return hub.print_answer(args, row, f"task {args.task} is {escaped(row['status'])}")
+def _end(call: Call, how: str, **why: str | None) -> int:
+    row = call.post("tasks", call.task, how, **why)
+    return call.print_answer(row, f"task {call.task} is {escaped(row['status'])}")
 
 
-_CONTAINER_COLUMNS: Final[hub.Columns] = {
+_CONTAINER_COLUMNS: Final[Columns] = {
     "CONTAINER": "container_name",
     "STATE": "state",
     "SINCE": lambda row: age_of(row["changed_at"]),
@@ -217,8 +215,8 @@ _CONTAINER_COLUMNS: Final[hub.Columns] = {
 
 
 @ACTIONS.add(limit(), example="trunkline tasks containers --limit 5")
-def _containers(args: argparse.Namespace, settings: Settings) -> int:
+def _containers(call: Call) -> int:
     """List what was launched for tasks, the newest last."""
-    found = hub.get(settings, "containers", limit=args.limit)
+    found = call.get("containers", limit=call.limit)
     found["containers"].reverse()
-    return hub.print_rows(args, found, "containers", _CONTAINER_COLUMNS)
+    return call.print_rows(found, "containers", _CONTAINER_COLUMNS)

@@ -16,41 +16,34 @@ Exit codes: 0 all completed; 1 one ended in error or was cancelled; 2 the time r
 
 from __future__ import annotations
 
-import argparse
-from typing import TYPE_CHECKING
-
+from connectors.cli.shared.actions import argument, flag
 from connectors.cli.shared.arguments import duration_s, job_id
+from connectors.cli.shared.call import Call
 from schemas.errors import UsageError
 
-if TYPE_CHECKING:
-    from schemas.settings.settings import Settings
+ARGUMENTS = (
+    argument("--job", "a job; may be repeated", type=job_id, action="append", metavar="ID"),
+    flag("--all", "all jobs, also those that start later"),
+    flag("--settled", "follow the gateway instead of MQTT"),
+    argument("--timeout", "end after this long, e.g. 2h", type=duration_s, metavar="TIME"),
+    argument(
+        "--idle-timeout", "end when no event came for this long, e.g. 10m", type=duration_s, metavar="TIME"
+    ),
+    flag("--json", "the lines are always JSON; accepted for the sake of scripts"),
+)
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("--job", type=job_id, action="append", metavar="ID", help="a job; may be repeated")
-    parser.add_argument("--all", action="store_true", help="all jobs, also those that start later")
-    parser.add_argument("--settled", action="store_true", help="follow the gateway instead of MQTT")
-    parser.add_argument("--timeout", type=duration_s, metavar="TIME", help="end after this long, e.g. 2h")
-    parser.add_argument(
-        "--idle-timeout", type=duration_s, metavar="TIME", help="end when no event came for this long, e.g. 10m"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="the lines are always JSON; accepted for the sake of scripts"
-    )
-
-
-def run(args: argparse.Namespace, settings: Settings) -> int:
+def run(call: Call) -> int:
     """Watch and return the exit code. Raises TrunklineError."""
     # Imported here, because help must be quick.
     from connectors.agent_sdk.job_watcher import Outcomes, Timers
     from connectors.cli.jobs.watch_sources import mqtt_source, settled_source, watch
 
-    jobs = list(dict.fromkeys(args.job or ()))
-    if bool(jobs) == args.all:
+    jobs = list(dict.fromkeys(call.job or ()))
+    if bool(jobs) == call.all:
         raise UsageError("give --job ID, once or several times, or --all")
-    timers = Timers(args.timeout, args.idle_timeout)
-    outcomes = Outcomes(jobs, open_ended=args.all)
-    source = settled_source if args.settled else mqtt_source
-    with source(settings, jobs, outcomes) as next_sights:
+    timers = Timers(call.timeout, call.idle_timeout)
+    outcomes = Outcomes(jobs, open_ended=call.all)
+    source = settled_source if call.settled else mqtt_source
+    with source(call.settings, jobs, outcomes) as next_sights:
         return watch(next_sights, outcomes, timers)

@@ -18,15 +18,14 @@ that has ended; 5 the gateway does not answer (for an agent or a job).
 
 from __future__ import annotations
 
-import argparse
 import json
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from connectors.cli.shared import hub
 from connectors.cli.shared.actions import Action, Actions, argument, flag, one_of
 from connectors.cli.shared.arguments import JOB, OVERLAP, ROTATION, request_id
+from connectors.cli.shared.call import Call
 from connectors.terminal.terminal_text import escaped
 from schemas.errors import Refused, UsageError
 
@@ -38,12 +37,12 @@ _KINDS: Final = Actions()
 
 
 @ACTIONS.add()
-def _list(args: argparse.Namespace, settings: Settings) -> int:
+def _list(call: Call) -> int:
     """List the master keys by id, the oldest first, and which of them seals."""
     from connectors.tls_keys.master_keys import master_keys
 
-    found = master_keys(settings)
-    if args.json:
+    found = master_keys(call.settings)
+    if call.json:
         print(json.dumps({"master": [{"key_id": key.key_id, "active": key.is_active} for key in found]}))
         return 0
     for key in found:
@@ -59,36 +58,38 @@ def _list(args: argparse.Namespace, settings: Settings) -> int:
     ),
     example="trunkline keys rotate master",
 )
-def _master(args: argparse.Namespace, settings: Settings) -> int:
+def _master(call: Call) -> int:
     """Make a new master key, which seals from now on."""
     from connectors.local_stack import control
     from connectors.tls_keys.master_keys import activate, add_key, rotate
 
-    if args.add_only:
-        key_id, state = add_key(settings), "opens; restart every program with this file, then --activate it"
-    elif args.activate is not None:
-        activate(settings, args.activate)
-        key_id, state = args.activate, "seals, in each program from its next start on"
+    if call.add_only:
+        key_id = add_key(call.settings)
+        state = "opens; restart every program with this file, then --activate it"
+    elif call.activate is not None:
+        activate(call.settings, call.activate)
+        key_id, state = call.activate, "seals, in each program from its next start on"
     else:
-        if control.running_state(settings) is not None:
+        if control.running_state(call.settings) is not None:
             raise Refused(
                 "the stack runs, and would go on with the keys that it has: first 'trunkline down', then this, "
                 "then 'trunkline up'. Without a pause: --add-only, restart, --activate"
             )
-        key_id, state = rotate(settings), "seals from now on; the older ones stay to open. Back the file up"
-    if args.json:
-        print(json.dumps({"key_id": key_id, "active": not args.add_only, "file": str(settings.key_file)}))
+        key_id = rotate(call.settings)
+        state = "seals from now on; the older ones stay to open. Back the file up"
+    if call.json:
+        print(json.dumps({"key_id": key_id, "active": not call.add_only, "file": str(call.settings.key_file)}))
     else:
-        print(f"master key {key_id} {state}: {settings.key_file}")
+        print(f"master key {key_id} {state}: {call.settings.key_file}")
     return 0
 
 
 @_KINDS.add(*ROTATION, example="trunkline keys rotate agent builder builder.pem --overlap 2h")
-def _agent(args: argparse.Namespace, settings: Settings) -> int:
+def _agent(call: Call) -> int:
     """Make a new key for an agent that takes part; the old one stays valid for a while."""
     from connectors.cli.agents.participants import rotate
 
-    return rotate(args, settings)
+    return rotate(call)
 
 
 @_KINDS.add(
@@ -100,18 +101,18 @@ def _agent(args: argparse.Namespace, settings: Settings) -> int:
     OVERLAP,
     example="trunkline keys rotate job 0a1b2c3d --overlap 10m",
 )
-def _job(args: argparse.Namespace, settings: Settings) -> int:
+def _job(call: Call) -> int:
     """Make a new secret for a job that has not ended; the old one stays valid for a while."""
-    path: Path | None = args.secret_file
+    path: Path | None = call.secret_file
     if path is not None and not path.parent.is_dir():
         raise UsageError(f"--secret-file: there is no folder {path.parent}")
-    effect, overlap_s = "the job has its new secret", round(args.overlap)
-    path_of_secret = ("jobs", args.job, "secret")
-    answer = hub.post_named(args, settings, *path_of_secret, possible_effect=effect, overlap_s=overlap_s)
-    shown = _store_secret(args.job, path, settings, answer)
+    effect, overlap_s = "the job has its new secret", round(call.overlap)
+    path_of_secret = ("jobs", call.job, "secret")
+    answer = call.post_named(*path_of_secret, possible_effect=effect, overlap_s=overlap_s)
+    shown = _store_secret(call.job, path, call.settings, answer)
     rest = {name: value for name, value in answer.items() if name not in ("secret", "request_id")}
     lines = [
-        f"job     {args.job}",
+        f"job     {call.job}",
         f"secret  {shown.get('secret') or 'in ' + shown['secret_file']}",
         f"user    {escaped(answer['mqtt_user'])} at the backbone's own MQTT broker",
         f"older   good until {escaped(answer['old_secret_ends_at'])}",
@@ -121,7 +122,7 @@ def _job(args: argparse.Namespace, settings: Settings) -> int:
     lines.append(
         "Give it to the agent in time: as TRUNKLINE_JOB_SECRET, or let its session pick the job again."
     )
-    return hub.print_answer(args, {**rest, **shown, "request_id": answer["request_id"]}, *lines)
+    return call.print_answer({**rest, **shown, "request_id": answer["request_id"]}, *lines)
 
 
 def _store_secret(job: str, path: Path | None, settings: Settings, answer: dict[str, Any]) -> dict[str, str]:

@@ -16,12 +16,12 @@ missing, they do not match, or others can read the key.
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from connectors.cli.shared.actions import Actions, argument, flag
+from connectors.cli.shared.call import Call
 
 if TYPE_CHECKING:
     from connectors.tls_keys.tls_files import TlsFolder
@@ -43,15 +43,15 @@ ACTIONS: Final = Actions()
     flag("--renew-ca", "also a new authority: every client needs its ca.crt"),
     example="trunkline tls create --host broker.example --mutual",
 )
-def _create(args: argparse.Namespace, settings: Settings) -> int:
+def _create(call: Call) -> int:
     """Make missing and expiring files, and print the settings that use them."""
     # Imported here, because cryptography is slow to import and help must be quick.
     from connectors.tls_keys.tls_files import create
 
-    folder = (args.dir or settings.tls_path).absolute()
-    made = create(folder, args.host, mutual=args.mutual, renew=args.renew, renew_authority=args.renew_ca)
-    wanted = _settings_for(made, settings)
-    if args.json:
+    folder = (call.dir or call.settings.tls_path).absolute()
+    made = create(folder, call.host, mutual=call.mutual, renew=call.renew, renew_authority=call.renew_ca)
+    wanted = _settings_for(made, call.settings)
+    if call.json:
         print(json.dumps(_as_json(made, wanted)))
     else:
         _print(made, wanted)

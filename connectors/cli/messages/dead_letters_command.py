@@ -13,7 +13,6 @@ not answer.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from connectors.cli.shared.actions import Actions, argument
 from connectors.cli.shared.arguments import duration_s, limit, stream_key
+from connectors.cli.shared.call import Call
 from connectors.cli.shared.text_table import aligned, fields, print_json
 from connectors.terminal.terminal_text import escaped
 from schemas.errors import NotFound, Refused, TrunklineError, UsageError
@@ -45,22 +45,22 @@ ACTIONS: Final = Actions()
     argument("--since", "only of the last 2h, 1d, …", type=duration_s, metavar="TIME"),
     limit(20),
 )
-def _list(args: argparse.Namespace, settings: Settings) -> int:
+def _list(call: Call) -> int:
     """List the newest, the oldest of them first."""
     # Imported here, because Arrow is slow to import and help must be quick.
     from connectors.ledger_files.ledger_lines import iso_time, json_line
     from connectors.ledger_files.ledger_replay import dead_letters
 
-    if args.limit < 1:
+    if call.limit < 1:
         raise UsageError("--limit: expected 1 or more")
     try:
-        since = None if args.since is None else datetime.now(UTC) - timedelta(seconds=args.since)
+        since = None if call.since is None else datetime.now(UTC) - timedelta(seconds=call.since)
     except OverflowError:
         raise UsageError("--since: nothing is that old") from None
     found = dead_letters(
-        settings, args.limit, reason=args.reason, door=args.door, stream=args.stream, since=since
+        call.settings, call.limit, reason=call.reason, door=call.door, stream=call.stream, since=since
     )
-    if args.json:
+    if call.json:
         for row in found:
             print(json_line(row))
         return 0
@@ -76,16 +76,16 @@ def _list(args: argparse.Namespace, settings: Settings) -> int:
 
 
 @ACTIONS.add(argument("position", "the place in the log", metavar="PARTITION/OFFSET"))
-def _show(args: argparse.Namespace, settings: Settings) -> int:
+def _show(call: Call) -> int:
     """Show all columns of one that may be shown."""
     from connectors.ledger_files.ledger_lines import iso_time, json_line
     from connectors.ledger_files.ledger_replay import ledger_row_at, parse_position
 
-    row = ledger_row_at(settings, parse_position(args.position))
+    row = ledger_row_at(call.settings, parse_position(call.position))
     if row["verdict"] != REJECTED:
-        raise NotFound(f"{args.position} is no dead letter: it is {row['verdict']}")
+        raise NotFound(f"{call.position} is no dead letter: it is {row['verdict']}")
     shown: dict[str, Any] = {name: value for name, value in row.items() if name not in _HIDDEN}
-    if args.json:
+    if call.json:
         print(json_line(shown))
         return 0
     for name, value in shown.items():
@@ -98,7 +98,7 @@ def _show(args: argparse.Namespace, settings: Settings) -> int:
 
 
 @ACTIONS.add(argument("positions", "the places in the log", metavar="PARTITION/OFFSET", nargs="+"))
-def _replay(args: argparse.Namespace, settings: Settings) -> int:
+def _replay(call: Call) -> int:
     """Append one or several again.
 
     All are checked before the first is appended.
@@ -108,17 +108,17 @@ def _replay(args: argparse.Namespace, settings: Settings) -> int:
     from schemas.keys.sealing import load_keyring
     from schemas.log_access.event_topic import check_topic
 
-    positions = list(dict.fromkeys(parse_position(text) for text in args.positions))
-    keyring = load_keyring(settings)
-    records = [(place, replayable(ledger_row_at(settings, place), keyring)) for place in positions]
-    check_topic(settings)
+    positions = list(dict.fromkeys(parse_position(text) for text in call.positions))
+    keyring = load_keyring(call.settings)
+    records = [(place, replayable(ledger_row_at(call.settings, place), keyring)) for place in positions]
+    check_topic(call.settings)
     code = 0
-    with Publisher(settings) as publisher:
+    with Publisher(call.settings) as publisher:
         for place, record in records:
-            result = _replay_one(settings, publisher, record)
+            result = _replay_one(call.settings, publisher, record)
             if result["verdict"] == REJECTED:
                 code = Refused.exit_code
-            if args.json:
+            if call.json:
                 print_json({"replayed": list(place), **result})
             else:
                 new = "{}/{}".format(*result["position"])

@@ -23,24 +23,20 @@ does not answer.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from connectors.cli.shared import hub
 from connectors.cli.shared.actions import Actions, argument
 from connectors.cli.shared.arguments import limit, name_of, request_id
+from connectors.cli.shared.call import Call, Columns
 from connectors.cli.shared.files import STANDARD_INPUT, read_given
 from connectors.cli.shared.text_table import age_of, fields, print_json
 from connectors.terminal.terminal_text import escaped
 from schemas.errors import NotFound, Refused, UsageError
 from schemas.wire.strict_json import MalformedJsonError, decode
-
-if TYPE_CHECKING:
-    from schemas.settings.settings import Settings
 
 _DEFAULT_REALM: Final = "default"
 _FILE_MARK: Final = "@"
@@ -77,13 +73,13 @@ ACTIONS: Final = Actions()
     example='trunkline messages send echo ask --text "what time is it?"',
     late="payload",
 )
-def _send(args: argparse.Namespace, settings: Settings) -> int:
+def _send(call: Call) -> int:
     """Put a message into a mailbox."""
     effect = "the message was delivered"
-    body = {"recipient": args.recipient, "type": args.type, "payload": _content(args, settings)}
-    answer = hub.post_named(args, settings, "messages", possible_effect=effect, **body)
-    text = f"message {escaped(answer['message_id'])} lies in the mailbox of {escaped(args.recipient)}"
-    return hub.print_answer(args, answer, text)
+    body = {"recipient": call.recipient, "type": call.type, "payload": _content(call)}
+    answer = call.post_named("messages", possible_effect=effect, **body)
+    text = f"message {escaped(answer['message_id'])} lies in the mailbox of {escaped(call.recipient)}"
+    return call.print_answer(answer, text)
 
 
 @ACTIONS.add(
@@ -92,26 +88,26 @@ def _send(args: argparse.Namespace, settings: Settings) -> int:
     example='trunkline messages broadcast news --text "soup is ready"',
     late="payload",
 )
-def _broadcast(args: argparse.Namespace, settings: Settings) -> int:
+def _broadcast(call: Call) -> int:
     """Put a message into the mailbox of all who take part and of the operator, except the sender's."""
     path, effect = ("messages", "broadcast"), "messages were delivered"
-    body = {"type": args.type, "payload": _content(args, settings)}
-    answer = hub.post_named(args, settings, *path, possible_effect=effect, **body)
+    body = {"type": call.type, "payload": _content(call)}
+    answer = call.post_named(*path, possible_effect=effect, **body)
     text = f"broadcast {escaped(answer['broadcast_id'])} lies in {answer['recipients']} mailboxes"
-    return hub.print_answer(args, answer, text)
+    return call.print_answer(answer, text)
 
 
-def _content(args: argparse.Namespace, settings: Settings) -> Any:
+def _content(call: Call) -> Any:
     """Return the message's payload, from `--text` or PAYLOAD."""
-    if args.text is not None:
-        if args.payload is not None:
+    if call.text is not None:
+        if call.payload is not None:
             raise UsageError("give PAYLOAD or --text, not both")
-        return {"text": args.text}
-    given: str | None = args.payload
+        return {"text": call.text}
+    given: str | None = call.payload
     if given is None:
         return None
     if given == STANDARD_INPUT or given.startswith(_FILE_MARK):
-        raw = read_given(given.removeprefix(_FILE_MARK), "PAYLOAD", settings.limits.payload_bytes)
+        raw = read_given(given.removeprefix(_FILE_MARK), "PAYLOAD", call.settings.limits.payload_bytes)
     else:
         raw = os.fsencode(given)
     try:
@@ -126,28 +122,24 @@ def _content(args: argparse.Namespace, settings: Settings) -> Any:
     request_id("the same message, not a second one"),
     example="trunkline messages xml question.xml",
 )
-def _xml(args: argparse.Namespace, settings: Settings) -> int:
+def _xml(call: Call) -> int:
     """Send an XML document to the listener that it names, or to all that take its root tag.
 
     A `<huh>` in answer is printed, and the command ends as refused.
     """
-    from connectors.gateway_client.gateway_client import GatewayClient
     from connectors.xml_wire.posting import post_xml
 
-    document = read_given(args.file, "FILE", settings.limits.payload_bytes)
-    with (
-        GatewayClient(settings) as gateway,
-        hub.named_request(args.request_id, "the message was delivered") as request_id,
-    ):
-        posted = post_xml(gateway, document, sender=args.sender, request_id=request_id)
+    document = read_given(call.file, "FILE", call.settings.limits.payload_bytes)
+    with call.gateway() as gateway, call.named_request("the message was delivered") as request_id:
+        posted = post_xml(gateway, document, sender=call.sender, request_id=request_id)
     answer = {"thread": posted.thread, "messages": posted.messages, "huh": posted.huh, "request_id": request_id}
     if posted.huh is not None:
         from connectors.cli.organism.xml_text import shown_xml
 
-        hub.print_answer(args, answer, shown_xml(posted.huh))
+        call.print_answer(answer, shown_xml(posted.huh))
         raise Refused("it was not understood; the <huh> says what would be right")
     sent = [f"message {escaped(name)} waits for {escaped(to)}" for to, name in posted.messages.items()]
-    return hub.print_answer(args, answer, *sent, f"thread  {escaped(posted.thread)}")
+    return call.print_answer(answer, *sent, f"thread  {escaped(posted.thread)}")
 
 
 @ACTIONS.add(
@@ -155,18 +147,15 @@ def _xml(args: argparse.Namespace, settings: Settings) -> int:
     request_id("the same drain, and gets the same messages"),
     example="trunkline messages drain --limit 10 --json | jq '.messages[].payload'",
 )
-def _drain(args: argparse.Namespace, settings: Settings) -> int:
+def _drain(call: Call) -> int:
     """Take the messages out of your own mailbox, the most urgent first."""
-    from connectors.gateway_client.gateway_client import GatewayClient, path_of
+    from connectors.gateway_client.gateway_client import path_of
 
-    with (
-        GatewayClient(settings) as gateway,
-        hub.named_request(args.request_id, "messages were taken") as request_id,
-    ):
+    with call.gateway() as gateway, call.named_request("messages were taken") as request_id:
         # The client repeats a request without an answer. By its name, the gateway hands out the same messages.
         headers = {"X-Request-ID": request_id}
-        found = gateway.get(path_of("messages"), {"limit": args.limit}, headers=headers)
-    if args.json:
+        found = gateway.get(path_of("messages"), {"limit": call.limit}, headers=headers)
+    if call.json:
         print_json({**found, "request_id": request_id})
         return 0
     messages = found["messages"]
@@ -181,7 +170,7 @@ def _drain(args: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-_MESSAGE_COLUMNS: Final[hub.Columns] = {
+_MESSAGE_COLUMNS: Final[Columns] = {
     "MESSAGE": "message_id",
     "STATE": "status",
     "AGE": lambda row: age_of(row["posted_at"]),
@@ -205,10 +194,10 @@ _MESSAGE_COLUMNS: Final[hub.Columns] = {
     limit(),
     example="trunkline messages peek default/echo",
 )
-def _peek(args: argparse.Namespace, settings: Settings) -> int:
+def _peek(call: Call) -> int:
     """Show the newest messages of a mailbox, also those that were taken; take none."""
-    found = hub.get(settings, "mailboxes", *_mailbox(args.mailbox), limit=args.limit)
-    return hub.print_rows(args, found, "messages", _MESSAGE_COLUMNS)
+    found = call.get("mailboxes", *_mailbox(call.mailbox), limit=call.limit)
+    return call.print_rows(found, "messages", _MESSAGE_COLUMNS)
 
 
 @ACTIONS.add(
@@ -216,12 +205,12 @@ def _peek(args: argparse.Namespace, settings: Settings) -> int:
     request_id("the same clearing, and takes out nothing more"),
     example="trunkline messages clear default/echo",
 )
-def _clear(args: argparse.Namespace, settings: Settings) -> int:
+def _clear(call: Call) -> int:
     """Take all waiting messages out of a mailbox; they are never delivered (for the operator)."""
-    path = ("mailboxes", *_mailbox(args.mailbox), "clear")
-    answer = hub.post_named(args, settings, *path, possible_effect="the mailbox was cleared")
-    text = f"{answer['cleared']} messages were taken out of {escaped(args.mailbox)}"
-    return hub.print_answer(args, answer, text)
+    path = ("mailboxes", *_mailbox(call.mailbox), "clear")
+    answer = call.post_named(*path, possible_effect="the mailbox was cleared")
+    text = f"{answer['cleared']} messages were taken out of {escaped(call.mailbox)}"
+    return call.print_answer(answer, text)
 
 
 @ACTIONS.add(
@@ -233,18 +222,18 @@ def _clear(args: argparse.Namespace, settings: Settings) -> int:
     ),
     example="trunkline messages export && duckdb -c \"select * from 'var/export/messages.parquet'\"",
 )
-def _export(args: argparse.Namespace, settings: Settings) -> int:
+def _export(call: Call) -> int:
     """Write all messages into one Parquet file; replaces an older one."""
     # Imported here, because Arrow and deltalake are slow to import, and the other actions do not need them.
     from connectors.ledger_files.message_export import export_file, export_messages
 
-    made = export_messages(settings, export_file(settings) if args.file is None else args.file)
+    made = export_messages(call.settings, call.file or export_file(call.settings))
     answer = {"file": str(made.file), "messages": made.messages, "bytes": made.size_bytes}
     text = f"{made.messages} messages are in {escaped(str(made.file))} ({made.size_bytes} bytes)"
-    return hub.print_answer(args, answer, text)
+    return call.print_answer(answer, text)
 
 
-_AUDIT_COLUMNS: Final[hub.Columns] = {
+_AUDIT_COLUMNS: Final[Columns] = {
     "AGE": lambda row: age_of(row["at"]),
     "VERDICT": "verdict",
     "FROM": "sender",
@@ -260,7 +249,7 @@ _AUDIT_COLUMNS: Final[hub.Columns] = {
     argument("--limit", "at most (default: all that the gateway keeps)", type=int, metavar="N"),
     example="trunkline messages audit --limit 20",
 )
-def _audit(args: argparse.Namespace, settings: Settings) -> int:
+def _audit(call: Call) -> int:
     """Show the newest messages that were delivered, and requests to send one that were refused."""
-    found = hub.get(settings, "audit", limit=args.limit)
-    return hub.print_rows(args, found, "entries", _AUDIT_COLUMNS)
+    found = call.get("audit", limit=call.limit)
+    return call.print_rows(found, "entries", _AUDIT_COLUMNS)

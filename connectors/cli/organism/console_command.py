@@ -19,28 +19,27 @@ Exit codes: 0; 3 no such listener; 4 refused; 5 the gateway does not answer; 130
 
 from __future__ import annotations
 
-import argparse
-from typing import TYPE_CHECKING
-
+from connectors.cli.shared.actions import argument, flag
 from connectors.cli.shared.arguments import name_of
-
-if TYPE_CHECKING:
-    from schemas.settings.settings import Settings
+from connectors.cli.shared.call import Call
 
 _LISTENER = "console"
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    text = f"the listener to be (default: {_LISTENER})"
-    parser.add_argument(
-        "listener", nargs="?", type=name_of("a listener"), default=_LISTENER, metavar="LISTENER", help=text
-    )
-    parser.add_argument("--json", action="store_true", help="print each message as one line of JSON")
+ARGUMENTS = (
+    argument(
+        "listener",
+        f"the listener to be (default: {_LISTENER})",
+        nargs="?",
+        type=name_of("a listener"),
+        default=_LISTENER,
+    ),
+    flag("--json", "print each message as one line of JSON"),
+)
 
 
-def run(args: argparse.Namespace, settings: Settings) -> int:
+def run(call: Call) -> int:
     """Run the console until the end of input. Raises TrunklineError."""
     from connectors.cli.organism.console_session import ConsoleSession
 
-    return ConsoleSession(settings, args.listener, is_json=args.json).run()
+    return ConsoleSession(call.settings, call.listener, is_json=call.json).run()

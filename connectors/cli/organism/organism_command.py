@@ -17,20 +17,16 @@ Exit codes: 0; 2 wrong arguments; 3 no such listener; 4 refused; 5 no gateway an
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from connectors.cli.shared import hub
 from connectors.cli.shared.actions import Actions, argument, flag
 from connectors.cli.shared.arguments import name_of
+from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.text_table import aligned
 from connectors.terminal.terminal_text import escaped
 from schemas.errors import NotFound, UsageError
-
-if TYPE_CHECKING:
-    from schemas.settings.settings import Settings
 
 _SAME_NAMES: Final = (
     "type",
@@ -47,12 +43,12 @@ _SAME_NAMES: Final = (
 )
 
 
-def _visible(row: hub.Row) -> str:
+def _visible(row: Row) -> str:
     tools = row["visible_tools"]
     return "all" if tools is None else ", ".join(tools) or "nobody"
 
 
-_COLUMNS: Final[hub.Columns] = {
+_COLUMNS: Final[Columns] = {
     "LISTENER": "listener",
     "TYPE": "type",
     "TAKES": lambda row: f"<{row['root_tag']}>",
@@ -72,42 +68,42 @@ ACTIONS: Final = Actions()
     flag("--removed", "list the removed listeners instead"),
     example="trunkline organism show --json | jq -r '.listeners[].listener'",
 )
-def _show(args: argparse.Namespace, settings: Settings) -> int:
+def _show(call: Call) -> int:
     """List the listeners by name, and what each of them takes."""
-    found = hub.get(settings, "listeners", status="removed" if args.removed else None)
+    found = call.get("listeners", status="removed" if call.removed else None)
     if found["fault"] is not None:
         print(f"the organism file is not loaded: {escaped(found['fault'])}", file=sys.stderr)
-    return _print_listeners(args, found)
+    return _print_listeners(call, found)
 
 
 @ACTIONS.add(_KEY, example="trunkline organism list-listeners --json")
-def _list_listeners(args: argparse.Namespace, settings: Settings) -> int:
+def _list_listeners(call: Call) -> int:
     """List the listeners over the command socket, without a token."""
     from connectors.out_of_band.client import give_command
     from connectors.out_of_band.command_document import ListListeners
 
-    return _print_listeners(args, give_command(settings, ListListeners(), args.key))
+    return _print_listeners(call, give_command(call.settings, ListListeners(), call.key))
 
 
-def _print_listeners(args: argparse.Namespace, found: dict[str, Any]) -> int:
-    code = hub.print_rows(args, found, "listeners", _COLUMNS)
-    if not args.json:
+def _print_listeners(call: Call, found: dict[str, Any]) -> int:
+    code = call.print_rows(found, "listeners", _COLUMNS)
+    if not call.json:
         print(f"version {found['version']}")
     return code
 
 
 @ACTIONS.add(_KEY, example="trunkline organism get-status")
-def _get_status(args: argparse.Namespace, settings: Settings) -> int:
+def _get_status(call: Call) -> int:
     """Show how many listeners there are, and how many messages wait and are handled."""
     from connectors.out_of_band.client import give_command
     from connectors.out_of_band.command_document import GetStatus
 
-    answer = give_command(settings, GetStatus(), args.key)
+    answer = give_command(call.settings, GetStatus(), call.key)
     text = (
         f"version {answer['version']}: {answer['listeners']} listeners, {answer['waiting']} messages wait, "
         f"{answer['leased']} are handled"
     )
-    return hub.print_answer(args, answer, text)
+    return call.print_answer(answer, text)
 
 
 @ACTIONS.add(
@@ -135,18 +131,18 @@ def _get_status(args: argparse.Namespace, settings: Settings) -> int:
     _KEY,
     example="trunkline organism add-listener adder --handler my_handlers.calculator:add --concurrency 4",
 )
-def _add_listener(args: argparse.Namespace, settings: Settings) -> int:
+def _add_listener(call: Call) -> int:
     """Add a listener; root tag and namespace are those of the class that its handler takes."""
     from connectors.out_of_band.client import give_command
     from connectors.out_of_band.command_document import AddListener
 
-    if args.tools and args.no_tools:
+    if call.tools and call.no_tools:
         raise UsageError("give --tool or --no-tools, not both")
-    fields: dict[str, Any] = {name: getattr(args, name) for name in _SAME_NAMES}
-    fields |= {"name": args.name, "timeout_s": args.timeout, "tools": [] if args.no_tools else args.tools}
-    answer = give_command(settings, AddListener(fields), args.key)
+    fields: dict[str, Any] = {name: getattr(call, name) for name in _SAME_NAMES}
+    fields |= {"name": call.name, "timeout_s": call.timeout, "tools": [] if call.no_tools else call.tools}
+    answer = give_command(call.settings, AddListener(fields), call.key)
     text = f"listener {escaped(answer['listener'])} is there; version {answer['version']}"
-    return hub.print_answer(args, answer, text)
+    return call.print_answer(answer, text)
 
 
 @ACTIONS.add(
@@ -154,43 +150,43 @@ def _add_listener(args: argparse.Namespace, settings: Settings) -> int:
     _KEY,
     example="trunkline organism remove-listener adder",
 )
-def _remove_listener(args: argparse.Namespace, settings: Settings) -> int:
+def _remove_listener(call: Call) -> int:
     """Remove a listener: waiting messages go back to their senders, started ones are finished."""
     from connectors.out_of_band.client import give_command
     from connectors.out_of_band.command_document import RemoveListener
 
-    answer = give_command(settings, RemoveListener(args.name), args.key)
+    answer = give_command(call.settings, RemoveListener(call.name), call.key)
     text = (
         f"listener {escaped(answer['listener'])} is gone, {answer['pending']} messages go back to their "
         f"senders; version {answer['version']}"
     )
-    return hub.print_answer(args, answer, text)
+    return call.print_answer(answer, text)
 
 
 @ACTIONS.add(_KEY, example="trunkline organism reload")
-def _reload(args: argparse.Namespace, settings: Settings) -> int:
+def _reload(call: Call) -> int:
     """Read conf/organism.yaml again: these listeners and no others; imports the handlers anew."""
     from connectors.out_of_band.client import give_command
     from connectors.out_of_band.command_document import HotReload
 
-    answer = give_command(settings, HotReload(), args.key)
+    answer = give_command(call.settings, HotReload(), call.key)
     text = f"{answer['listeners']} listeners are loaded; version {answer['version']}"
-    return hub.print_answer(args, answer, text)
+    return call.print_answer(answer, text)
 
 
 @ACTIONS.add(example="trunkline organism keys")
-def _keys(args: argparse.Namespace, settings: Settings) -> int:
+def _keys(call: Call) -> int:
     """List the keys whose commands are accepted, and the files in their folder that hold none."""
     from connectors.out_of_band.command_keys import private_key_file, read_keys
 
-    place = settings.command_keys_path
+    place = call.settings.command_keys_path
     folder = read_keys(place)
     rows = [(key.name, key.key_id) for key in folder.keys.values()]
     keys = [{"name": name, "key_id": key_id} for name, key_id in rows]
     answer = {"folder": str(place), "keys": keys, "faults": folder.faults}
-    if not (args.json or keys or folder.faults):
+    if not (call.json or keys or folder.faults):
         raise NotFound(f"there are no keys in {place}; the gateway makes the first")
-    private = private_key_file(settings)
+    private = private_key_file(call.settings)
     faults = [f"{escaped(file)} holds no valid key: {escaped(why)}" for file, why in folder.faults.items()]
     ours = [f"the operator's private key is {private}"] if private.exists() else []
-    return hub.print_answer(args, answer, aligned(("NAME", "KEY"), rows), *faults, *ours)
+    return call.print_answer(answer, aligned(("NAME", "KEY"), rows), *faults, *ours)

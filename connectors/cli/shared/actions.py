@@ -5,7 +5,7 @@ The function's name is the action's name, and the first line of its docstring is
     ACTIONS = Actions()
 
     @ACTIONS.add(argument("task", "the task"), example="trunkline tasks show 5b7e…")
-    def _show(args: argparse.Namespace, settings: Settings) -> int:
+    def _show(call: Call) -> int:
         \"\"\"Show one task.\"\"\"
 """
 
@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from schemas.settings.settings import Settings
+    from connectors.cli.shared.call import Call
 
 Argument = Callable[[argparse._ActionsContainer], object]
 """Adds one argument, or a group of arguments, to a parser."""
-Run = Callable[[argparse.Namespace, "Settings"], int]
+Run = Callable[["Call"], int]
 """Runs an action and returns its exit code. Raises TrunklineError."""
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from connectors.cli.shared.actions import Argument, argument
+from connectors.cli.shared.text_table import UNIT_S
 from schemas.errors import UsageError
 from schemas.wire.ids import is_job_id, is_name, parse_stream_key
 
-UNIT_S: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)").fullmatch
 # The gateway takes the same as the value of a header.
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,255}").fullmatch

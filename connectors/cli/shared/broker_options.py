@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from connectors.cli.shared.actions import argument, one_of
+from connectors.cli.shared.call import Call
 from connectors.cli.shared.files import STANDARD_INPUT
 from schemas.errors import UsageError
 
@@ -18,15 +19,15 @@ _PORT_LIMIT: Final = 65535
 _ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::(?P<port>\d{1,5}))?")
 
 
-def read_broker(args: argparse.Namespace) -> dict[str, Any] | None:
+def read_broker(call: Call) -> dict[str, Any] | None:
     """Return the broker that the options name, None without them.
 
     Raises UsageError when the file cannot be read, is no JSON object, or holds a password that others can read.
     """
-    if args.broker_file is None:
-        found: dict[str, Any] | None = args.broker
+    if call.broker_file is None:
+        found: dict[str, Any] | None = call.broker
         return found
-    return _from_file(args.broker_file)
+    return _from_file(call.broker_file)
 
 
 def _address(text: str) -> dict[str, Any]:

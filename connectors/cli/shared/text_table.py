@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from connectors.cli.shared.arguments import UNIT_S
 from connectors.terminal.terminal_text import escaped
 
+UNIT_S: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _CELL_LIMIT: Final = 60
 
 

@@ -12,20 +12,19 @@ Exit codes: 0 nothing was changed; 1 something was, and the findings name it; 2 
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from connectors.cli.shared.actions import Actions, argument, flag
+from connectors.cli.shared.call import Call
 from schemas.errors import NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from connectors.audit.verification import Report
-    from schemas.settings.settings import Settings
 
 _SHOWN = 20
 _EVERY_S = 2.0
@@ -40,17 +39,16 @@ ACTIONS: Final = Actions()
     ),
     flag("--without-anchors", "check rows and chain only: this does not detect a cut-off end"),
 )
-def _verify(args: argparse.Namespace, settings: Settings) -> int:
+def _verify(call: Call) -> int:
     """Check rows, chain and anchors."""
     from connectors.audit.verification import verify
     from connectors.cli.shared.text_table import print_json
 
     began = time.monotonic()
-    report = verify(
-        settings, args.anchors, args.public_key, without_anchors=args.without_anchors, progress=_progress()
-    )
+    how = {"without_anchors": call.without_anchors, "progress": _progress()}
+    report = verify(call.settings, call.anchors, call.public_key, **how)
     took_s = round(time.monotonic() - began, 2)
-    if args.json:
+    if call.json:
         print_json({**report.fields(), "took_s": took_s})
     else:
         _print_report(report, took_s)
@@ -100,14 +98,14 @@ def _print_report(report: Report, took_s: float) -> None:
 
 
 @ACTIONS.add(_ANCHORS)
-def _anchors(args: argparse.Namespace, settings: Settings) -> int:
+def _anchors(call: Call) -> int:
     """Show the anchors, the newest last; checks no signature."""
     from connectors.audit.anchor_check import moment_text
     from connectors.audit.verification import anchors_place
     from connectors.cli.shared.text_table import aligned, print_json
     from schemas.integrity.audit_anchors import read_anchors
 
-    place = anchors_place(settings, args.anchors)
+    place = anchors_place(call.settings, call.anchors)
     if not place.exists():
         raise NotFound(f"there are no anchors: no {place}. 'streams' makes them")
     anchors = [anchor for anchor in read_anchors(place) if anchor is not None]
@@ -115,7 +113,7 @@ def _anchors(args: argparse.Namespace, settings: Settings) -> int:
         (moment_text(a.statement.time_us), a.statement.length, a.statement.rows, a.statement.value[:16], a.key)
         for a in anchors
     ]
-    if args.json:
+    if call.json:
         names = ("time", "entries", "rows", "value", "key")
         print_json({"anchors": [dict(zip(names, row, strict=True)) for row in rows]})
     else:
@@ -124,11 +122,11 @@ def _anchors(args: argparse.Namespace, settings: Settings) -> int:
 
 
 @ACTIONS.add(takes_json=False)
-def _public_key(args: argparse.Namespace, settings: Settings) -> int:
+def _public_key(call: Call) -> int:
     """Print the public key that verifies the anchors."""
     from schemas.integrity.audit_files import anchor_public_key_file
 
-    path = anchor_public_key_file(settings)
+    path = anchor_public_key_file(call.settings)
     if not path.exists():
         raise NotFound(f"there is no key yet: no {path}. 'streams' makes it with the first anchor")
     print(path.read_text(encoding="ascii"), end="")

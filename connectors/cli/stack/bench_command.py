@@ -11,8 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from connectors.cli.shared.actions import argument
+from connectors.cli.shared.call import Call
 from schemas.errors import NotFound
-from schemas.settings.settings import PROJECT_ROOT, Settings
+from schemas.settings.settings import PROJECT_ROOT
 
 _FOLDER = PROJECT_ROOT / "tests" / "benchmarks"
 _SUFFIX = "_bench"
@@ -32,24 +34,24 @@ def benchmarks(folder: Path = _FOLDER) -> dict[str, str]:
     return found
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    parser.add_argument("name", nargs="?", help="the benchmark")
-    parser.add_argument("rest", nargs=argparse.REMAINDER, help="its own arguments")
+ARGUMENTS = (
+    argument("name", "the benchmark", nargs="?", metavar="name"),
+    argument("rest", "its own arguments", nargs=argparse.REMAINDER, metavar="rest"),
+)
 
 
-def run(args: argparse.Namespace, settings: Settings) -> int:
+def run(call: Call) -> int:
     """Run the benchmark as a program of its own, or list the benchmarks."""
     known = benchmarks()
-    if args.name is None:
+    if call.name is None:
         for name, summary in known.items():
             print(f"  {name:<17}{summary}")
         if not known:
             print(f"no benchmarks in {_FOLDER}")
         return 0
-    if args.name not in known:
-        raise NotFound(f"no benchmark '{args.name}'; there are: {', '.join(known) or 'none'}")
-    del settings  # The benchmark reads them itself, from the same environment.
-    suffixed = _FOLDER / f"{args.name}{_SUFFIX}.py"
-    path = suffixed if suffixed.exists() else _FOLDER / f"{args.name}.py"
-    return subprocess.run([sys.executable, str(path), *args.rest]).returncode  # noqa: S603 ours
+    if call.name not in known:
+        raise NotFound(f"no benchmark '{call.name}'; there are: {', '.join(known) or 'none'}")
+    suffixed = _FOLDER / f"{call.name}{_SUFFIX}.py"
+    path = suffixed if suffixed.exists() else _FOLDER / f"{call.name}.py"
+    # The benchmark reads the settings itself, from the same environment.
+    return subprocess.run([sys.executable, str(path), *call.rest]).returncode  # noqa: S603 ours

@@ -7,35 +7,32 @@ share it; for other people there is `trunkline principals add NAME --role viewer
 
 from __future__ import annotations
 
-import argparse
 import sys
 from urllib.parse import quote
 
+from connectors.cli.shared.actions import flag
+from connectors.cli.shared.call import Call
 from connectors.dashboard.address import address_of
 from connectors.gateway_client.operator_token import read_token
 from schemas.errors import NotFound, UsageError
-from schemas.settings.settings import Settings
+
+ARGUMENTS = (flag("--no-token", "the bare address; the page asks for a token"),)
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    parser.add_argument("--no-token", action="store_true", help="the bare address; the page asks for a token")
-
-
-def run(args: argparse.Namespace, settings: Settings) -> int:
+def run(call: Call) -> int:
     """Print the address and return the exit code. Raises TrunklineError."""
     # Imported here, because it is slow to import and help must be quick.
     from connectors.local_stack.ports import port_is_free
 
-    if not settings.dashboard.port:
+    if not call.settings.dashboard.port:
         raise UsageError("dashboard.port is 0: there is no dashboard; set it, and restart the gateway")
-    token = None if args.no_token else read_token(settings)
-    if token is None and not args.no_token:
+    token = None if call.no_token else read_token(call.settings)
+    if token is None and not call.no_token:
         raise NotFound(
-            f"there is no token yet at {settings.operator_token_file}: the gateway makes it at its first "
+            f"there is no token yet at {call.settings.operator_token_file}: the gateway makes it at its first "
             "start, with 'trunkline up'"
         )
-    print(address_of(settings) + ("" if token is None else f"#token={quote(token, safe='')}"))
-    if port_is_free(settings.dashboard.port):
+    print(address_of(call.settings) + ("" if token is None else f"#token={quote(token, safe='')}"))
+    if port_is_free(call.settings.dashboard.port):
         print("Nothing listens there yet: start it with 'trunkline up'", file=sys.stderr)
     return 0

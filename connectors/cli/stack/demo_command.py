@@ -10,7 +10,6 @@ Exit codes: 0 when the ledger holds exactly what was planned; 1 when it does not
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 import shutil
@@ -19,6 +18,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from connectors.cli.shared.actions import argument, flag
+from connectors.cli.shared.call import Call
 from schemas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,65 +29,60 @@ if TYPE_CHECKING:
 _STEPS = 7
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("--jobs", type=int, default=20, metavar="N", help="how many jobs (default: 20)")
-    parser.add_argument("--json", action="store_true", help="end standard output with one line of JSON")
-    parser.add_argument(
-        "--keep", action="store_true", help="use the configured stack, as 'up' starts it, and leave it up"
-    )
-    parser.add_argument(
-        "--data-dir",
-        type=Path,
-        metavar="DIR",
-        help="where all data is stored (default: a new temporary folder)",
-    )
+ARGUMENTS = (
+    argument("--jobs", "how many jobs (default: 20)", type=int, default=20, metavar="N"),
+    flag("--json", "end standard output with one line of JSON"),
+    flag("--keep", "use the configured stack, as 'up' starts it, and leave it up"),
+    argument(
+        "--data-dir", "where all data is stored (default: a new temporary folder)", type=Path, metavar="DIR"
+    ),
+)
 
 
-def run(args: argparse.Namespace, settings: Settings) -> int:
+def run(call: Call) -> int:
     """Run the demo and return the exit code. Raises TrunklineError."""
     # Imported here, because Arrow, paho and rich are slow to import and help must be quick.
     from connectors.demo.plan import JOBS_LEAST, PAYLOAD_LIMIT_LEAST_BYTES
 
-    if args.jobs < JOBS_LEAST:
+    if call.jobs < JOBS_LEAST:
         raise UsageError(f"--jobs: the demo needs {JOBS_LEAST} or more, one for each role")
-    if settings.limits.payload_bytes < PAYLOAD_LIMIT_LEAST_BYTES:
+    if call.settings.limits.payload_bytes < PAYLOAD_LIMIT_LEAST_BYTES:
         raise UsageError(f"limits.payload_bytes: the demo needs {PAYLOAD_LIMIT_LEAST_BYTES} or more")
     started = time.monotonic()
-    performance, used = _perform(args, settings)
-    if not args.json or sys.stdout.isatty():
+    performance, used = _perform(call)
+    if not call.json or sys.stdout.isatty():
         from connectors.demo.report import show
 
         show(performance, used)
     outcome = performance.outcome
     for difference in outcome.differences:
         print(f"differs: {difference}", file=sys.stderr)
-    _explain_what_stays(args, used)
-    if args.json:
+    _explain_what_stays(call, used)
+    if call.json:
         print(json.dumps(_numbers(performance, time.monotonic() - started)))
     return 1 if outcome.differences else 0
 
 
-def _perform(args: argparse.Namespace, settings: Settings) -> tuple[Performance, Settings]:
+def _perform(call: Call) -> tuple[Performance, Settings]:
     """Play the demo. Return the result and the settings of the stack."""
     from connectors.demo.performance import perform
     from connectors.demo.progress import Progress
     from connectors.demo.stage_stack import clear_spent, kept_stack, own_settings, own_stack, temporary_data_dir
 
     progress = Progress(_STEPS)
-    if args.keep:
-        used = settings
-        if args.data_dir is not None:
-            used = settings.model_copy(update={"data_dir": args.data_dir.absolute()})
+    if call.keep:
+        used = call.settings
+        if call.data_dir is not None:
+            used = call.settings.model_copy(update={"data_dir": call.data_dir.absolute()})
         with kept_stack(used, progress) as tick:
-            return perform(used, args.jobs, progress, tick), used
-    is_temporary = args.data_dir is None
-    data_dir = temporary_data_dir() if is_temporary else args.data_dir
-    used = own_settings(settings, data_dir)
+            return perform(used, call.jobs, progress, tick), used
+    is_temporary = call.data_dir is None
+    data_dir = temporary_data_dir() if is_temporary else call.data_dir
+    used = own_settings(call.settings, data_dir)
     progress.say(f"All data of this demo is in {used.data_path}")
     try:
         with own_stack(used, progress) as tick:
-            performance = perform(used, args.jobs, progress, tick)
+            performance = perform(used, call.jobs, progress, tick)
     except KeyboardInterrupt:
         if is_temporary:
             shutil.rmtree(data_dir, ignore_errors=True)
@@ -96,15 +92,15 @@ def _perform(args: argparse.Namespace, settings: Settings) -> tuple[Performance,
     return performance, used
 
 
-def _explain_what_stays(args: argparse.Namespace, used: Settings) -> None:
-    elsewhere = args.data_dir is not None or not args.keep
+def _explain_what_stays(call: Call, used: Settings) -> None:
+    elsewhere = call.data_dir is not None or not call.keep
     folder = shlex.quote(str(used.data_path))
     setting = f"TRUNKLINE__DATA_DIR={folder} " if elsewhere else ""
     lines = [f"Look at it:  {setting}./trunkline tail --no-follow -n 50"]
-    if args.keep:
+    if call.keep:
         lines.append(f"It runs on:  {setting}./trunkline status")
         lines.append(f"Stop it:     {setting}./trunkline down")
-    elif args.data_dir is None:
+    elif call.data_dir is None:
         lines.append(f"Remove it:   rm -r {folder}")
     for line in lines:
         print(line, file=sys.stderr)

@@ -7,31 +7,26 @@ that run on this machine, and `--sessions` ends them.
 
 from __future__ import annotations
 
-import argparse
 import time
 
+from connectors.cli.shared.actions import flag
+from connectors.cli.shared.call import Call
 from connectors.local_stack import control
 from connectors.processes.session_host import GRACE_S, SessionHost
-from schemas.settings.settings import Settings
+
+ARGUMENTS = (flag("--sessions", "end the sessions of agents on this machine, too"),)
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    parser.add_argument(
-        "--sessions", action="store_true", help="end the sessions of agents on this machine, too"
-    )
-
-
-def run(args: argparse.Namespace, settings: Settings) -> int:
+def run(call: Call) -> int:
     """Stop the stack. A stack that does not run is no error."""
     started = time.monotonic()
-    if control.stop_detached(settings, lambda _state: None):
+    if control.stop_detached(call.settings, lambda _state: None):
         print(f"Stopped after {time.monotonic() - started:.1f} s.")
     else:
-        print(f"No part of a stack runs (data_dir {settings.data_path}).")
-    host = SessionHost(settings)
+        print(f"No part of a stack runs (data_dir {call.settings.data_path}).")
+    host = SessionHost(call.settings)
     for handle, session in sorted(host.running().items(), key=lambda run: run[1]):
-        if args.sessions:
+        if call.sessions:
             host.stop(handle, grace_s=GRACE_S)
             print(f"Session {session} is ended ({handle}).")
         else:

@@ -13,7 +13,6 @@ with the reason; 5 Kafka is away, which is no error for `status`.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -21,6 +20,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from connectors.cli.shared.actions import Actions
+from connectors.cli.shared.call import Call
 from connectors.cli.stack.closed_doors import check_doors_closed
 from schemas.errors import BackboneUnreachable, NotFound, Refused, TrunklineError
 
@@ -34,33 +34,33 @@ ACTIONS: Final = Actions()
 
 
 @ACTIONS.add()
-def _status(args: argparse.Namespace, settings: Settings) -> int:
+def _status(call: Call) -> int:
     """Show the versions and the records that ledger and views lack."""
-    state = _ask(settings)
-    found = {**state, **_left(settings, state)}
+    state = _ask(call.settings)
+    found = {**state, **_left(call.settings, state)}
     left = "records of the log that are left: {left[ledger]} for the ledger, {left[views]} for the views"
     if found["left"] is None:
         left = "how many records of the log are left is not known: {why}"
     text = "version {ledger_version} settles the ledger, this program has {program_version}"
-    return _print(args, found, f"{text}; ledger up to {{ledger}}, views up to {{views}}; {left}")
+    return _print(call, found, f"{text}; ledger up to {{ledger}}, views up to {{views}}; {left}")
 
 
 @ACTIONS.add()
-def _switch(args: argparse.Namespace, settings: Settings) -> int:
+def _switch(call: Call) -> int:
     """Switch the ledger to this program's version."""
-    state = _ask(settings)
+    state = _ask(call.settings)
     switched = state["ledger_version"] != state["program_version"]
     if switched:
-        check_doors_closed(settings)
-        state = _ask(settings, "--at", json.dumps(_ends(settings, state)))
+        check_doors_closed(call.settings)
+        state = _ask(call.settings, "--at", json.dumps(_ends(call.settings, state)))
     if state["switch"] is not None:
         # Also if an earlier call switched, which may have been killed before it recorded this. The same record
         # again is a duplicate. Gateways record it at their start; then nobody calls this command again.
-        _record(settings, state["switch"])
+        _record(call.settings, state["switch"])
     text = "from now on version {program_version} settles the ledger; start the rest: ./trunkline up"
     if not switched:
         text = "the ledger is settled by version {program_version} already"
-    return _print(args, {**state, "switched": switched}, text)
+    return _print(call, {**state, "switched": switched}, text)
 
 
 def _ask(settings: Settings, *arguments: str) -> dict[str, Any]:
@@ -115,6 +115,6 @@ def _record(settings: Settings, switch: dict[str, Any]) -> None:
         publisher.append(record).result(settings.kafka.delivery_timeout_s)
 
 
-def _print(args: argparse.Namespace, found: dict[str, Any], text: str) -> int:
-    print(json.dumps(found) if args.json else text.format(**found))
+def _print(call: Call, found: dict[str, Any], text: str) -> int:
+    print(json.dumps(found) if call.json else text.format(**found))
     return 0

@@ -14,12 +14,12 @@ Exit codes: 0, also when nothing was missing; 3 no ledger; 4 refused, with the r
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 from connectors.cli.shared.actions import Actions, flag
+from connectors.cli.shared.call import Call
 from schemas.errors import BackboneUnreachable
 
 if TYPE_CHECKING:
@@ -34,26 +34,26 @@ ACTIONS: Final = Actions()
 
 
 @ACTIONS.add(flag("--dry-run", "print what would be done, change nothing"))
-def _rebuild(args: argparse.Namespace, settings: Settings) -> int:
+def _rebuild(call: Call) -> int:
     """Make the log again from the ledger."""
     from connectors.cli.shared.text_table import print_json
     from connectors.cli.stack.closed_doors import check_doors_closed
     from connectors.log_rebuild.log_rebuild import LogRebuild
     from schemas.keys.sealing import load_keyring
 
-    check_doors_closed(settings)
-    work = LogRebuild(settings, load_keyring(settings), _Progress())
+    check_doors_closed(call.settings)
+    work = LogRebuild(call.settings, load_keyring(call.settings), _Progress())
     try:
         plan = work.plan()
     except BackboneUnreachable as error:
         raise BackboneUnreachable(f"{error}; start Kafka alone: ./trunkline up --only kafka") from error
-    if not args.json:
-        _print_plan(settings, plan)
-    done = None if args.dry_run else work.run(plan)
-    if args.json:
+    if not call.json:
+        _print_plan(call.settings, plan)
+    done = None if call.dry_run else work.run(plan)
+    if call.json:
         print_json(_fields(plan, done))
     elif done is not None:
-        _print_done(settings, plan, done)
+        _print_done(call.settings, plan, done)
     return 0
 
 

@@ -5,25 +5,26 @@ The second XML pump and those after it have their number in their names: xml_pum
 
 from __future__ import annotations
 
-import argparse
 import time
 from pathlib import Path
+from typing import Final
 
+from connectors.cli.shared.actions import Argument, argument
+from connectors.cli.shared.call import Call
 from connectors.local_stack.log_files import last_lines
 from connectors.local_stack.part_plan import ALL_PARTS, XML_PUMP
 from schemas.errors import NotFound, UsageError
-from schemas.settings.settings import Settings
 
 _SUPERVISOR = "supervisor"
 _POLL_S = 0.3
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    names = ", ".join((*ALL_PARTS, _SUPERVISOR))
-    parser.add_argument("part", nargs="?", help=f"one of {names} (default: all)")
-    parser.add_argument("-n", type=int, default=20, metavar="LINES", help="lines from the end (default: 20)")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until Ctrl-C")
+_NAMES = ", ".join((*ALL_PARTS, _SUPERVISOR))
+ARGUMENTS: Final[tuple[Argument, ...]] = (
+    argument("part", f"one of {_NAMES} (default: all)", nargs="?", metavar="part"),
+    argument("-n", "lines from the end (default: 20)", type=int, default=20, metavar="LINES"),
+    lambda parser: parser.add_argument("-f", "--follow", action="store_true", help="go on until Ctrl-C"),
+)
 
 
 def _print(name: str, lines: list[str], prefixed: bool) -> None:
@@ -50,19 +51,19 @@ def _follow(logs: dict[str, Path], prefixed: bool) -> None:
         time.sleep(_POLL_S)
 
 
-def run(args: argparse.Namespace, settings: Settings) -> int:
+def run(call: Call) -> int:
     """Print the ends of the logs, and with `--follow` new lines."""
-    folder = settings.data_path / "logs"
+    folder = call.settings.data_path / "logs"
     more = sorted((path.stem for path in folder.glob(f"{XML_PUMP}_*.log")), key=lambda name: (len(name), name))
     names = (*ALL_PARTS, *more, _SUPERVISOR)
-    if args.part is not None and args.part not in names:
-        raise UsageError(f"no such part: {args.part}; there are {', '.join(names)}")
-    logs = {name: folder / f"{name}.log" for name in ([args.part] if args.part else names)}
-    if not args.follow and not any(path.exists() for path in logs.values()):
+    if call.part is not None and call.part not in names:
+        raise UsageError(f"no such part: {call.part}; there are {', '.join(names)}")
+    logs = {name: folder / f"{name}.log" for name in ([call.part] if call.part else names)}
+    if not call.follow and not any(path.exists() for path in logs.values()):
         raise NotFound(f"no logs in {folder}: nothing was started with these settings (trunkline up)")
-    prefixed = args.part is None
+    prefixed = call.part is None
     for name, path in logs.items():
-        _print(name, last_lines(path, args.n), prefixed)
-    if args.follow:
+        _print(name, last_lines(path, call.n), prefixed)
+    if call.follow:
         _follow(logs, prefixed)
     return 0

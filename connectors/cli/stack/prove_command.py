@@ -17,40 +17,39 @@ or a hundred seeds that did not meet each fault.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+from connectors.cli.shared.actions import argument, flag
+from connectors.cli.shared.call import Call
 from schemas.errors import NotFound, UsageError
-from schemas.settings.settings import PROJECT_ROOT, Settings
+from schemas.settings.settings import PROJECT_ROOT
 
 _MODULE = "tests.faults.prove.prove_faults"
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="how many seeds (default: 1)")
-    parser.add_argument("--first-seed", type=int, default=0, metavar="K", help="the first of them (default: 0)")
-    parser.add_argument(
-        "--results", type=Path, metavar="FILE", help="where results are kept (default: var/prove.jsonl)"
-    )
-    parser.add_argument("--json", action="store_true", help="print the sum of the results as one JSON object")
+ARGUMENTS = (
+    argument("--seeds", "how many seeds (default: 1)", type=int, default=1, metavar="N"),
+    argument("--first-seed", "the first of them (default: 0)", type=int, default=0, metavar="K"),
+    argument("--results", "where results are kept (default: var/prove.jsonl)", type=Path, metavar="FILE"),
+    flag("--json", "print the sum of the results as one JSON object"),
+)
 
 
-def run(args: argparse.Namespace, settings: Settings) -> int:
+def run(call: Call) -> int:
     """Run the seeds in a program of their own."""
-    if args.seeds < 1 or args.first_seed < 0:
+    if call.seeds < 1 or call.first_seed < 0:
         raise UsageError("--seeds is 1 or more, --first-seed 0 or more")
     if not (PROJECT_ROOT / _MODULE.replace(".", "/")).with_suffix(".py").exists():
         raise NotFound("the tests are not part of this checkout, and the faults are among them")
-    del settings  # Each seed has its own.
-    command = [sys.executable, "-P", "-m", _MODULE, "--seeds", str(args.seeds)]
-    command += ["--first-seed", str(args.first_seed)]
-    if args.results is not None:
-        command += ["--results", str(args.results.absolute())]
-    if args.json:
+    # Each seed has settings of its own.
+    command = [sys.executable, "-P", "-m", _MODULE, "--seeds", str(call.seeds)]
+    command += ["--first-seed", str(call.first_seed)]
+    if call.results is not None:
+        command += ["--results", str(call.results.absolute())]
+    if call.json:
         command.append("--json")
     child = subprocess.Popen(  # noqa: S603 ours
         command, cwd=PROJECT_ROOT, env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)}

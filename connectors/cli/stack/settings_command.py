@@ -12,7 +12,6 @@ Examples:
 
 from __future__ import annotations
 
-import argparse
 import textwrap
 from collections.abc import Iterator
 from functools import reduce
@@ -21,6 +20,8 @@ from typing import Any
 
 import yaml
 
+from connectors.cli.shared.actions import argument, flag
+from connectors.cli.shared.call import Call
 from connectors.cli.shared.text_table import aligned, print_json
 from schemas.errors import UsageError
 from schemas.settings.reference import Setting, all_settings
@@ -30,24 +31,22 @@ _DEFAULT = "default"
 _WIDTH = 100
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    parser.add_argument("name", nargs="*", help="a setting or a section (default: all)")
-    parser.add_argument("--sample", action="store_true", help="print a commented settings file")
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object, with types, bounds and descriptions"
-    )
+ARGUMENTS = (
+    argument("name", "a setting or a section (default: all)", nargs="*", metavar="name"),
+    flag("--sample", "print a commented settings file"),
+    flag("--json", "print one JSON object, with types, bounds and descriptions"),
+)
 
 
-def run(args: argparse.Namespace, settings: Settings) -> int:
+def run(call: Call) -> int:
     """Print the settings that were asked for. Raises UsageError for a name that does not exist."""
-    found = list(_chosen(args.name))
-    if args.sample:
+    found = list(_chosen(call.name))
+    if call.sample:
         print(sample_file(found), end="")
         return 0
     origins = setting_origins()
-    rows = [(one.name, _shown(one, settings), origins.get(one.name, _DEFAULT)) for one in found]
-    if args.json:
+    rows = [(one.name, _shown(one, call.settings), origins.get(one.name, _DEFAULT)) for one in found]
+    if call.json:
         facts = [one._asdict() | {"default": _plain(one.default), "variable": one.variable} for one in found]
         values = [{"value": value, "source": source} for _, value, source in rows]
         print_json({"settings": [fact | value for fact, value in zip(facts, values, strict=True)]})

@@ -5,21 +5,18 @@ Exit code 0 if a stack runs and all its parts are ready, else 1.
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import asdict
 
+from connectors.cli.shared.actions import flag
+from connectors.cli.shared.call import Call
 from connectors.cli.shared.text_table import aligned
 from connectors.local_stack import control
 from connectors.local_stack.control import PartStatus
 from connectors.terminal.terminal_text import escaped
 from schemas.settings.kafka_settings import missing_login
-from schemas.settings.settings import Settings
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+ARGUMENTS = (flag("--json", "one JSON object instead of a table"),)
 
 
 def age_text(seconds: float | None) -> str:
@@ -42,18 +39,18 @@ def _table(parts: list[PartStatus]) -> str:
     return aligned(("PART", "STATE", "PID", "UP", "RSS MB", "RESTARTS", ""), rows)
 
 
-def run(args: argparse.Namespace, settings: Settings) -> int:
+def run(call: Call) -> int:
     """Print the table and the reasons of parts that are not ready."""
-    state = control.running_state(settings)
-    parts = control.part_statuses(settings)
+    state = control.running_state(call.settings)
+    parts = control.part_statuses(call.settings)
     chosen = state["parts"] if state else {}
     well = bool(chosen) and all(p.state == "ready" for p in parts if p.name in chosen)
-    unsafe = missing_login(settings.kafka.security_protocol, settings.kafka.ssl_certfile)
-    if args.json:
+    unsafe = missing_login(call.settings.kafka.security_protocol, call.settings.kafka.ssl_certfile)
+    if call.json:
         phase = state["phase"] if state else "stopped"
         found = {
             "phase": phase,
-            "data_dir": str(settings.data_path),
+            "data_dir": str(call.settings.data_path),
             "parts": [asdict(p) for p in parts],
             "unsafe": [unsafe] if unsafe else [],
         }

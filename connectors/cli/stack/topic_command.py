@@ -13,29 +13,26 @@ answer or refuses the login.
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from connectors.cli.shared.actions import Actions
-
-if TYPE_CHECKING:
-    from schemas.settings.settings import Settings
+from connectors.cli.shared.call import Call
 
 ACTIONS: Final = Actions()
 
 
 @ACTIONS.add(example="TRUNKLINE__KAFKA__REPLICATION_FACTOR=3 trunkline topic create")
-def _create(args: argparse.Namespace, settings: Settings) -> int:
+def _create(call: Call) -> int:
     """Make the topic if it is missing, then check it."""
     # Imported here, because Kafka's clients are slow to import and help must be quick.
     from connectors.log.kafka_topic import ensure_topic, replication
 
-    kafka = settings.kafka
-    was_made = ensure_topic(settings)
+    kafka = call.settings.kafka
+    was_made = ensure_topic(call.settings)
     found = replication(kafka)
-    if args.json:
+    if call.json:
         made = {"topic": kafka.topic, "made": was_made, "partitions": kafka.partitions, "epoch": kafka.epoch}
         print(json.dumps(made | asdict(found)))
         return 0

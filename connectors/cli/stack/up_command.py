@@ -10,13 +10,14 @@ on running, and the supervisor goes on trying to start it.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from connectors.cli.shared.actions import argument
 from connectors.cli.shared.arguments import duration_s
+from connectors.cli.shared.call import Call
 from connectors.local_stack import control
 from connectors.local_stack.log_files import last_lines
 from connectors.local_stack.part_plan import ALL_PARTS, GATEWAY
@@ -29,21 +30,21 @@ _SHOW_EVERY_S = 10.0
 _LINE_CHARACTERS = 100
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    parser.add_argument(
+ARGUMENTS = (
+    argument(
         "--only",
+        f"some of: {','.join(ALL_PARTS)} (default: all)",
         metavar="PARTS",
         default=",".join(ALL_PARTS),
-        help=f"some of: {','.join(ALL_PARTS)} (default: all)",
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--timeout",
+        "how long to wait at most for parts that still make progress, e.g. 90s or 10m (default: 30m)",
         metavar="TIME",
         type=duration_s,
         default=control.UP_LIMIT_S,
-        help="how long to wait at most for parts that still make progress, e.g. 90s or 10m (default: 30m)",
-    )
+    ),
+)
 
 
 class Progress:
@@ -114,9 +115,10 @@ def _close_to_others(settings: Settings) -> None:
         print(line, file=sys.stderr)
 
 
-def run(args: argparse.Namespace, settings: Settings) -> int:
+def run(call: Call) -> int:
     """Start the stack, add missing parts, or report that it runs."""
-    parts = [name.strip() for name in args.only.split(",") if name.strip()]
+    settings = call.settings
+    parts = [name.strip() for name in call.only.split(",") if name.strip()]
     before = control.running_state(settings)
     started = time.monotonic()
     _close_to_others(settings)
@@ -125,7 +127,8 @@ def run(args: argparse.Namespace, settings: Settings) -> int:
     if GATEWAY in parts:
         _warn_of_organism(settings)
     runs = before is not None and before["phase"] == "running" and set(parts) <= set(before["names"])
-    state = control.start_detached(settings, parts, (lambda _state: None) if runs else Progress(), args.timeout)
+    progress = (lambda _state: None) if runs else Progress()
+    state = control.start_detached(settings, parts, progress, call.timeout)
     if runs:
         print(f"It runs already (data in {settings.data_path}). See: trunkline status")
         if differing := control.differing_settings(state, settings):

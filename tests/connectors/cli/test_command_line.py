@@ -95,7 +95,7 @@ def test_a_misspelt_setting_ends_with_2_and_its_name():
 )
 def test_an_error_ends_with_its_exit_code_and_no_traceback(raised: str, code: int, tmp_path: Path):
     (tmp_path / "raising.py").write_text(
-        f"from schemas import errors\ndef configure(parser): pass\ndef run(args, settings): raise {raised}\n"
+        f"from schemas import errors\nARGUMENTS = ()\ndef run(call): raise {raised}\n"
     )
     program = (
         "import sys; from connectors.cli.main import COMMANDS, Command, main;"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import socket
 import ssl
 import threading
@@ -16,6 +15,7 @@ from connectors.cli.doctor.doctor_command import CHECKS
 from connectors.cli.doctor.findings import FAIL, OK, WARN
 from connectors.cli.doctor.organism import check_organism
 from connectors.cli.doctor.parts import check_gateway, check_xml_pump
+from connectors.cli.shared.call import Call
 from connectors.cli.stack import up_command
 from connectors.local_stack import free_port, state_file
 from connectors.local_stack.part_plan import ALL_PARTS, MOSQUITTO
@@ -96,7 +96,7 @@ def test_a_listener_with_an_agents_name_is_named_by_doctor_and_up(
     assert found.level == FAIL
     assert f"{organism}: listener ann: an agent in {agents} has this name" in found.found
     with pytest.raises(UsageError, match="no such part: nothing"):
-        up_command.run(argparse.Namespace(only="gateway,nothing", timeout=1.0), settings)
+        up_command.run(Call(only="gateway,nothing", timeout=1.0, settings=settings))
     assert f"{organism}: listener ann: an agent in {agents} has this name" in capsys.readouterr().err
 
 
