@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -143,23 +144,20 @@ def _counted(counted: Counter[_Expected]) -> str:
 
 
 def _untraced_duplicates(events: Sequence[Row]) -> list[str]:
-    accepted = {
-        (stream_of(row), row["seq"], _content(row["value"])) for row in events if row["verdict"] == ACCEPTED
-    }
+    accepted = {_identity(row) for row in events if row["verdict"] == ACCEPTED}
     return [
         f"{stream_of(row)}, seq {row['seq']}: a duplicate of no accepted event"
         for row in events
-        if row["verdict"] == DUPLICATE and (stream_of(row), row["seq"], _content(row["value"])) not in accepted
+        if row["verdict"] == DUPLICATE and _identity(row) not in accepted
     ]
 
 
-def _content(value: bytes | None) -> bytes | None:
-    if value is None:
-        return None
-    try:
-        return canonical(decode(value)[0])
-    except MalformedJsonError:
-        return value
+def _identity(row: Row) -> tuple[str, int | None, bytes | None]:
+    """Return stream, seq and content of an event. Equal ones are the same event."""
+    content: bytes | None = row["value"]
+    with suppress(MalformedJsonError):
+        content = canonical(decode(content or b"")[0])
+    return stream_of(row), row["seq"], content
 
 
 def _state_differences(found: Mapping[str, str], planned: Mapping[str, str]) -> list[str]:

@@ -1,14 +1,21 @@
-"""One run of the demo on a running stack: register jobs, play the plan, wait for the ledger, compare."""
+"""One run of the demo on a running stack: register jobs, play the plan, wait for the ledger, compare.
+
+Agents publish with `JobPublisher`; an unruly connection sends everything else.
+"""
 
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from connectors.agent_sdk.mqtt_publisher import JobPublisher
 from connectors.demo.outcome import (
     OUTCOME_COLUMNS,
     Delivery,
@@ -21,26 +28,30 @@ from connectors.demo.outcome import (
     still_missing,
 )
 from connectors.demo.plan import Plan, build_plan
-from connectors.demo.playing import Stage, play
 from connectors.demo.progress import Progress
-from connectors.demo.scenes import Tick, agents_talk, listeners_answer, session_name, sessions_end
-from connectors.demo.steps import Actor, Cancellation
+from connectors.demo.scenes import Tick, agents_talk, listeners_answer, pick_job, session_name, sessions_end
+from connectors.demo.steps import Actor, AgentEvent, Cancellation, Pick, RawMessage, Script
 from connectors.demo.unruly_connection import UnrulyConnection
-from connectors.job_tools.job_registry import register_job
+from connectors.job_tools.job_registry import cancel_job, register_job
 from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from connectors.live.table_progress_reader import ViewProgressReader
 from connectors.log.log_end import LogEnd
 from connectors.log.publisher import Publisher
 from connectors.mqtt_link.mqtt_credentials import OPERATOR, job_mqtt, role_mqtt
 from connectors.mqtt_link.mqtt_login import wait_for_login
+from connectors.mqtt_link.topics import job_id_of
 from schemas.keys.sealing import load_keyring
 from schemas.log_access.event_topic import REACH_TIMEOUT_S
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_registry import JOB_CANCELLED, JOB_REGISTERED
-from schemas.wire.ids import new_job_id
+from schemas.wire.ids import JOB, new_job_id, stream_key
+from schemas.wire.record import refused_stream
 from schemas.wire.signing import new_secret
 
 QUIET_LIMIT_S: Final = 60.0
+AT_ONCE: Final = 4
+_TICK_S: Final = 0.1
+_DOOR: Final = "mqtt"
 _ACCOUNT_S: Final = 30.0
 _LOOK_S: Final = 0.2
 _CLOCK_MARGIN: Final = timedelta(minutes=5)
@@ -183,3 +194,72 @@ def _wait(
         found += in_scope(part.rows.to_pylist(), deliveries, plan.states)
         left, last_news = missing(), time.monotonic()
     return left
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The parts that the scripts use. `picked` receives the sessions that picked a job."""
+
+    settings: Settings
+    publisher: Publisher
+    unruly: UnrulyConnection
+    picked: list[str]
+
+
+def play(plan: Plan, stage: Stage, progress: Callable[[int], None]) -> list[Delivery]:
+    """Play all scripts, four at once, and each in its order. Return the events that were sent.
+
+    `progress` is called ten times a second from this thread with the number of events sent so far. Raises the
+    error of the first script that fails: BackboneUnreachable, Refused.
+    """
+    stopping = threading.Event()
+    sent: list[Delivery] = []
+    threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="demo")
+    try:
+        waiting = {threads.submit(_play_script, script, stage, sent, stopping) for script in plan.scripts}
+        while waiting:
+            done, waiting = wait(waiting, _TICK_S, FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+            progress(len(sent))
+    finally:
+        stopping.set()
+        threads.shutdown(wait=False, cancel_futures=True)
+    return sent
+
+
+def _play_script(script: Script, stage: Stage, sent: list[Delivery], stopping: threading.Event) -> None:
+    agent = None
+    if script.actor is not None:
+        state_dir = stage.settings.data_path / "publisher"
+        agent = JobPublisher(stage.settings, script.actor.job_id, script.actor.secret, state_dir)
+    ids: dict[int, str] = {}
+    for number, step in enumerate(script.steps):
+        if stopping.is_set():
+            return
+        action = step.action
+        if isinstance(action, RawMessage):
+            ids[number] = stage.unruly.send(action.topic_id, action.payload, retain=action.retain)
+            sent.append(Delivery(step, _stream(stage.settings, action.topic_id), ids[number]))
+            continue
+        assert script.actor is not None and agent is not None  # noqa: S101  strangers send only raw bytes
+        job_id = script.actor.job_id
+        if isinstance(action, Cancellation):
+            cancel_job(stage.publisher, job_id, reason="the demo's operator changed her mind")
+            continue
+        if isinstance(action, Pick):
+            if (session := pick_job(stage.settings, job_id)) is not None:
+                stage.picked.append(session)
+            continue
+        if isinstance(action, AgentEvent):
+            ids[number] = agent.publish(action.event, action.detail, action.data).ce_id
+            stage.unruly.note_sent(ids[number])
+        else:
+            ids[number] = stage.unruly.send_again(job_id, ids[action.of])
+        sent.append(Delivery(step, stream_key(JOB, job_id), ids[number]))
+
+
+def _stream(settings: Settings, topic_id: str) -> str:
+    prefix = settings.mqtt.topic_prefix
+    job_id = job_id_of(prefix, f"{prefix}/{topic_id}/events")
+    return refused_stream(_DOOR) if job_id is None else stream_key(JOB, job_id)

@@ -13,7 +13,6 @@ from rich.text import Text
 
 from connectors.demo.outcome import Row, job_states, stream_of
 from connectors.demo.performance import Performance
-from connectors.demo.steps import Script
 from connectors.ledger_files.ledger_lines import LINE_HEADING, text_line
 from connectors.terminal.terminal_text import escaped, is_coloured
 from schemas.settings.settings import Settings
@@ -25,6 +24,7 @@ from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REASONS, REJECTED
 
 _PLAIN_WIDTH: Final = 120
 _SHOWN_LIMIT: Final = 44
+_NUMBERS: Final = ("acc.", "dup.", "rej.", "rows", "told")
 _STATE_COLOURS: Final = {
     "completed": "green",
     "error": "red",
@@ -53,10 +53,6 @@ def show(performance: Performance, settings: Settings) -> None:
         f"{outcome.sent} job events reached Kafka = {outcome.accepted} accepted + "
         f"{outcome.duplicate} duplicate + {sum(outcome.rejected.values())} rejected"
     )
-    _receipts(console, performance)
-
-
-def _receipts(console: Console, performance: Performance) -> None:
     receipts = performance.receipts
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in receipts.verdicts.items())
     durable = f", {receipts.durable} only that the event is durable" if receipts.durable else ""
@@ -68,9 +64,7 @@ def _receipts(console: Console, performance: Performance) -> None:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
     for column in columns:
-        table.add_column(
-            column, justify="right" if column in ("acc.", "dup.", "rej.", "rows", "told") else "left"
-        )
+        table.add_column(column, justify="right" if column in _NUMBERS else "left")
     return table
 
 
@@ -119,20 +113,17 @@ def _said(value: bytes | None) -> str:
 
 
 def _timeline(console: Console, performance: Performance) -> None:
-    rows = {script.title: _rows_of(performance, script) for script in performance.plan.scripts}
+    rows: dict[str, list[Row]] = {}
+    for script in performance.plan.scripts:
+        if script.actor is not None:
+            of_job = (JOB, script.actor.job_id)
+            rows[script.title] = [r for r in performance.rows if (r["stream_kind"], r["stream_id"]) == of_job]
     # The job with the most different verdicts and reasons, and among these the shortest.
     title = max(rows, key=lambda name: _variety(rows[name]))
     console.print(Text(f"One job's timeline: {title}", style="bold"), soft_wrap=True)
     console.print(LINE_HEADING, soft_wrap=True)
     for row in rows[title]:
         console.print(Text.from_ansi(text_line(row, coloured=is_coloured())), soft_wrap=True)
-
-
-def _rows_of(performance: Performance, script: Script) -> list[Row]:
-    if script.actor is None:
-        return []
-    job_id = script.actor.job_id
-    return [r for r in performance.rows if r["stream_kind"] == JOB and r["stream_id"] == job_id]
 
 
 def _variety(rows: list[Row]) -> tuple[int, int]:

@@ -6,17 +6,17 @@ The docstring of a role is its title in the report.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
-from connectors.demo.malformed_bodies import malformed_bodies
 from connectors.demo.steps import ScriptBuilder
 from schemas.streams.job.job_event import COMPLETED, ERROR, PERMISSION_REQUIRED, PROGRESS, STARTED
-from schemas.wire.masking import AUTH_TOKEN, DETAIL
-from schemas.wire.strict_json import canonical
+from schemas.wire.masking import AUTH_TOKEN, DETAIL, WHOLE_VALUE
+from schemas.wire.strict_json import MAX_DEPTH, canonical
 from schemas.wire.verdicts import (
     AFTER_TERMINAL,
     BAD_SIGNATURE,
     ILLEGAL_TRANSITION,
+    MALFORMED,
     SCHEMA_VERSION,
     SECRET_IN_EVENT,
     SEQ_CONFLICT,
@@ -24,6 +24,9 @@ from schemas.wire.verdicts import (
 )
 
 TOKEN_FIELD: Final = AUTH_TOKEN.removeprefix("data.")
+# Of the malformed bodies, the only one that the ledger masks, and as a whole: it has an escape.
+_MASKED_BODY: Final = "a lone surrogate"
+_DEEP: Final = 5000
 Role = Callable[[ScriptBuilder], None]
 
 
@@ -134,8 +137,9 @@ def speaks_another_version(job: ScriptBuilder) -> None:
 def stammers(job: ScriptBuilder) -> None:
     """Send each kind of malformed body once."""
     job.work()
-    for label, payload, masked in malformed_bodies(job.body(PROGRESS, job.next_seq, "not readable")):
-        job.refused_bytes(f"malformed: {label}", "malformed", payload, masked)
+    for label, payload in malformed_bodies(job.body(PROGRESS, job.next_seq, "not readable")).items():
+        masked = WHOLE_VALUE if label == _MASKED_BODY else None
+        job.refused_bytes(f"malformed: {label}", MALFORMED, payload, masked)
     job.agent(COMPLETED, "all done")
 
 
@@ -205,3 +209,36 @@ ROLES: Final[tuple[Role, ...]] = (
     idles,
 )
 PLAIN_ROLES: Final[tuple[Role, ...]] = (completes, completes, fails, waits)
+
+
+def malformed_bodies(good: dict[str, Any]) -> dict[str, bytes]:
+    """Return a body of each kind by CM-02 and the wire model, made from `good`, an unsigned event."""
+    text = canonical(good)
+    return {
+        "an empty body": b"",
+        "cut off in the middle": text[: len(text) // 2],
+        "no JSON at all": b"done!",
+        "a list, not an object": b"[" + text + b"]",
+        "a key twice": b'{"seq":1,' + text[1:],
+        "NaN": _with(text, b"NaN"),
+        "a number beyond the largest float": _with(text, b"1e999"),
+        "an integer beyond 64 bits": _with(text, b"9223372036854775808"),
+        _MASKED_BODY: _with(text, b'"\\ud800"'),
+        "invalid UTF-8": _with(text, b'"\xff\xfe"'),
+        "nested one level too deep": _with(text, _nested(MAX_DEPTH)),
+        "nested 5,000 deep": _with(text, _nested(_DEEP)),
+        "the id of another job": canonical({**good, "job_id": "ffffffff"}),
+        "seq 0": canonical({**good, "seq": 0}),
+        "an unknown event": canonical({**good, "event": "finished"}),
+        "a local time": canonical({**good, "timestamp": "2026-11-21T10:00:00+01:00"}),
+        "a line break in the detail": canonical({**good, "detail": "one\ntwo"}),
+        "a detail of 501 characters": canonical({**good, "detail": "x" * 501}),
+    }
+
+
+def _with(text: bytes, value: bytes) -> bytes:
+    return text[:-1] + b',"odd":' + value + b"}"
+
+
+def _nested(depth: int) -> bytes:
+    return b"[" * depth + b"]" * depth

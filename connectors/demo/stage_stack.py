@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,15 +26,9 @@ from schemas.settings.settings import (
 
 # The folders that are removed after the demo; tables, keys and logs stay.
 _SPENT: Final = ("kafka", "mosquitto", "checkpoints", "spark-scratch", "warehouse", "run", "publisher")
-_PREFIX: Final = "trunkline-demo-"
 _RECEIPT_S: Final = 30.0
 # The default would take half a minute to miss a killed agent.
 _TASK_CHECK_S: Final = 2.0
-
-
-def temporary_data_dir() -> Path:
-    """Make a new data directory, which no other stack uses."""
-    return Path(tempfile.mkdtemp(prefix=_PREFIX))
 
 
 def own_settings(settings: Settings, data_dir: Path) -> Settings:

@@ -89,6 +89,7 @@ class Script:
     state: str | None
 
 
+@dataclass
 class ScriptBuilder:
     """Builds the script of one job, and keeps count of its seq and state.
 
@@ -96,30 +97,20 @@ class ScriptBuilder:
     the job's, for forged events. `limit_bytes` is the largest body that is accepted.
     """
 
-    def __init__(
-        self,
-        title: str,
-        actor: Actor,
-        draw: random.Random,
-        sent_at: str,
-        *,
-        forger_secret: str = "",
-        limit_bytes: int = 0,
-    ) -> None:
-        self.actor = actor
-        self.limit_bytes = limit_bytes
-        self.forger_secret = forger_secret
-        self.draw = draw
-        self.next_seq = 1
-        self._title = title
-        self._sent_at = sent_at
-        self._steps: list[Step] = []
-        self._state = states.PENDING
-        self._raw_seqs = False
+    title: str
+    actor: Actor
+    draw: random.Random
+    sent_at: str
+    forger_secret: str = ""
+    limit_bytes: int = 0
+    next_seq: int = field(default=1, init=False)
+    _steps: list[Step] = field(default_factory=list, init=False)
+    _state: str = field(default=states.PENDING, init=False)
+    _raw_seqs: bool = field(default=False, init=False)
 
     def script(self) -> Script:
         """Return the finished script."""
-        return Script(self._title, self.actor, tuple(self._steps), self._state)
+        return Script(self.title, self.actor, tuple(self._steps), self._state)
 
     def agent(self, event: str, detail: str | None = None, **data: Any) -> int:
         """Add an accepted event that the agent's publisher sends. Return the step's number."""
@@ -143,7 +134,7 @@ class ScriptBuilder:
             "seq": seq,
             "job_id": self.actor.job_id,
             "event": event,
-            "timestamp": self._sent_at,
+            "timestamp": self.sent_at,
             "detail": detail,
             "data": data,
         }

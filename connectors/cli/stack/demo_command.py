@@ -14,6 +14,7 @@ import json
 import shlex
 import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,7 +68,7 @@ def _perform(call: Call) -> tuple[Performance, Settings]:
     """Play the demo. Return the result and the settings of the stack."""
     from connectors.demo.performance import perform
     from connectors.demo.progress import Progress
-    from connectors.demo.stage_stack import clear_spent, kept_stack, own_settings, own_stack, temporary_data_dir
+    from connectors.demo.stage_stack import clear_spent, kept_stack, own_settings, own_stack
 
     progress = Progress(_STEPS)
     if call.keep:
@@ -77,7 +78,7 @@ def _perform(call: Call) -> tuple[Performance, Settings]:
         with kept_stack(used, progress) as tick:
             return perform(used, call.jobs, progress, tick), used
     is_temporary = call.data_dir is None
-    data_dir = temporary_data_dir() if is_temporary else call.data_dir
+    data_dir = Path(tempfile.mkdtemp(prefix="trunkline-demo-")) if is_temporary else call.data_dir
     used = own_settings(call.settings, data_dir)
     progress.say(f"All data of this demo is in {used.data_path}")
     try:
