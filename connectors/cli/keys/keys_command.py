@@ -87,7 +87,7 @@ def _master(call: Call) -> int:
 @_KINDS.add(*ROTATION, example="trunkline keys rotate agent builder builder.pem --overlap 2h")
 def _agent(call: Call) -> int:
     """Make a new key for an agent that takes part; the old one stays valid for a while."""
-    from connectors.cli.agents.participants import rotate
+    from connectors.cli.agents.agents_command import rotate
 
     return rotate(call)
 

@@ -113,7 +113,7 @@ def test_an_agents_key_is_rotated_by_the_agents_command_itself(
     monkeypatch.setenv("TRUNKLINE__DATA_DIR", str(tmp_path))
     monkeypatch.setenv("TRUNKLINE_CONF", "/dev/null")
     called: list[Any] = []
-    monkeypatch.setattr("connectors.cli.agents.participants.rotate", lambda call: called.append(call) or 0)
+    monkeypatch.setattr("connectors.cli.agents.agents_command.rotate", lambda call: called.append(call) or 0)
     assert main(["keys", "rotate", "agent", "builder", "builder.pem", "--overlap", "2h"]) == 0
     (args,) = called
     assert (args.name, args.file, args.overlap, args.json) == ("builder", Path("builder.pem"), 7200.0, False)
