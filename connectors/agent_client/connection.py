@@ -84,14 +84,9 @@ def _transport(url: str, auth: SignedAuth, transport: str, ca_certs: str | None)
     if transport == "sse":
         address = endpoint(url, "/sse")
 
-        def client_for(
-            headers: dict[str, str] | None = None,
-            timeout: httpx2.Timeout | None = None,
-            auth: httpx2.Auth | None = None,
-        ) -> httpx2.AsyncClient:
-            return AgentHttpClient(address, signed, ca_certs=ca_certs)
+        def client_for(*_: Any, **_options: Any) -> httpx2.AsyncClient:
+            return AgentHttpClient(address, auth, ca_certs=ca_certs)
 
-        signed = auth
         return sse_client(address, httpx_client_factory=client_for)
     return _streamable(endpoint(url, "/mcp"), auth, ca_certs)
 

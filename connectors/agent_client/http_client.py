@@ -146,8 +146,8 @@ class ReopeningClient(AgentHttpClient):
     is open now.
     """
 
-    def __init__(self, url: str, auth: SignedAuth, read_s: float = READ_S) -> None:
-        super().__init__(url, auth, read_s)
+    def __init__(self, url: str, auth: SignedAuth) -> None:
+        super().__init__(url, auth)
         self._opening: bytes | None = None
         self._current: dict[str, str] = {}
         self._one_at_a_time = anyio.Lock()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from typing import TextIO
 
 _LINE_EVERY_S = 5.0
 _REWRITE = "\r\033[K"
@@ -14,10 +13,9 @@ _REWRITE = "\r\033[K"
 class Progress:
     """Numbered steps. A terminal shows the current one in place; a file gets a line every five seconds."""
 
-    def __init__(self, steps: int, stream: TextIO | None = None) -> None:
+    def __init__(self, steps: int) -> None:
         self._steps = steps
-        self._stream = stream or sys.stderr
-        self._live = self._stream.isatty()
+        self._live = sys.stderr.isatty()
         self._number = 0
         self._text = ""
         self._started = self._last_line = time.monotonic()
@@ -54,9 +52,9 @@ class Progress:
 
     def _write(self, line: str, *, live: bool = False) -> None:
         if not self._live:
-            print(line, file=self._stream, flush=True)
+            print(line, file=sys.stderr, flush=True)
         elif live:
             width = shutil.get_terminal_size().columns - 1
-            print(f"{_REWRITE}{line[:width]}", end="", file=self._stream, flush=True)
+            print(f"{_REWRITE}{line[:width]}", end="", file=sys.stderr, flush=True)
         else:
-            print(f"{_REWRITE}{line}", file=self._stream, flush=True)
+            print(f"{_REWRITE}{line}", file=sys.stderr, flush=True)

@@ -137,15 +137,14 @@ def _add_logger_name(logger: Any, method: str, event: MutableMapping[str, Any]) 
     return event
 
 
-def configure_json_log(program: str, secrets: Iterable[str] = (), level: int = logging.INFO) -> None:
+def configure_json_log(program: str, secrets: Iterable[str] = ()) -> None:
     """Send the log lines of structlog and of libraries to stderr as JSON.
 
-    Call it once, in a program's `main`. Libraries log from WARNING on.
+    Call it once, in a program's `main`. The program itself logs from INFO on, libraries from WARNING on.
 
     Args:
         program: the program's name, in each line.
         secrets: values that are blanked wherever they appear.
-        level: the lowest level of the program's own lines.
     """
     chain: list[Any] = [
         structlog.contextvars.merge_contextvars,
@@ -160,7 +159,7 @@ def configure_json_log(program: str, secrets: Iterable[str] = (), level: int = l
     structlog.configure(
         processors=[*chain, structlog.processors.JSONRenderer()],
         logger_factory=partial(_StderrLogger, lines),
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         cache_logger_on_first_use=True,
     )
     handler = _StderrHandler(lines)

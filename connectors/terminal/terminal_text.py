@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TextIO
 
 
 def escaped(text: str) -> str:
@@ -18,6 +17,6 @@ def escaped(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def is_coloured(stream: TextIO | None = None) -> bool:
-    """Return whether to use colours: `stream` (standard output) is a terminal, and NO_COLOR is not set."""
-    return (stream or sys.stdout).isatty() and not os.environ.get("NO_COLOR")
+def is_coloured() -> bool:
+    """Return whether to use colours: standard output is a terminal, and NO_COLOR is not set."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")

@@ -30,15 +30,83 @@ from connectors.dashboard.address import address_of
 from connectors.gateway_client.gateway_tls import explained as explained_http
 from connectors.gateway_client.gateway_tls import trust
 from connectors.local_stack import control
-from connectors.local_stack.part_plan import BRIDGE, FILES, GATEWAY, MOSQUITTO, XML_PUMP
+from connectors.local_stack.part_plan import BRIDGE, FILES, GATEWAY, KAFKA, MOSQUITTO, XML_PUMP
 from connectors.local_stack.readiness import mqtt_answers
 from connectors.mqtt_link.mqtt_credentials import OPERATOR, load_role_passwords, role_file
 from connectors.mqtt_link.mqtt_login import LoginAnswer, try_login
 from connectors.mqtt_link.mqtt_tls import explained, mqtt_context
+from connectors.terminal.terminal_text import escaped
+from schemas.errors import TrunklineError
+from schemas.settings.kafka_settings import missing_login
 from schemas.settings.settings import MqttSettings, Settings
 
 _HTTP_TIMEOUT_S = 5.0
+_CONNECT_S = 2.0
+_MEND = "the listeners of the log stay; correct the file, then: trunkline organism reload"
 CHECKS = Checks()
+
+
+@CHECKS.add("kafka")
+def check_kafka(settings: Settings) -> Finding:
+    """Check that Kafka answers, and that the topic has the partitions and the epoch of the settings."""
+    # Imported here, because Kafka's clients are slow to import and help must be quick.
+    from schemas.log_access.event_topic import TopicMissingError, check_topic, reach_kafka
+
+    where = settings.kafka.bootstrap_servers
+    try:
+        reach_kafka(settings.kafka, timeout_s=2.0)
+    except TrunklineError as error:
+        return fail(str(error), RESTART) if is_started(settings, KAFKA) else warn(str(error), START)
+    try:
+        check_topic(settings)
+    except TopicMissingError as error:
+        return fail(str(error), "./trunkline topic create")
+    except TrunklineError as error:
+        return fail(str(error), "the message says what to change")
+    return ok(f"{where}, topic {settings.kafka.topic} with {settings.kafka.partitions} partitions")
+
+
+@CHECKS.add("login")
+def check_login(settings: Settings) -> Finding:
+    """Check that Kafka asks its clients for a login."""
+    kafka = settings.kafka
+    unsafe = missing_login(kafka.security_protocol, kafka.ssl_certfile)
+    if unsafe is None:
+        return ok(f"{kafka.security_protocol} as {kafka.sasl_username}")
+    return warn(f"unsafe: {unsafe}", "see docs/how-to/use_your_own_kafka_and_spark.md")
+
+
+@CHECKS.add("replicas")
+def check_replicas(settings: Settings) -> Finding:
+    """Check that each partition has the copies of the settings, and that all are in sync."""
+    from connectors.log.kafka_topic import replication
+    from schemas.log_access.event_topic import reach_kafka
+
+    kafka = settings.kafka
+    try:
+        reach_kafka(kafka, timeout_s=2.0)
+        found = replication(kafka)
+    except TrunklineError:
+        return warn("not looked at: see the check of kafka")
+    what = f"{found.replicas} of each partition, {found.min_in_sync} must have a record before it counts"
+    if found.missing:
+        where = ", ".join(f"partition {number}: {in_sync}" for number, in_sync in found.missing.items())
+        what = f"{what}; in sync are only: {where}"
+        if found.refusing:
+            return fail(f"{what}; Kafka refuses records", "start the missing brokers")
+        return warn(what, "start the missing brokers: kafka-topics --describe names them")
+    if found.replicas < kafka.replication_factor:
+        return warn(
+            f"{what}; kafka.replication_factor is {kafka.replication_factor}",
+            "raise the topic's replicas with kafka-reassign-partitions, or lower the setting",
+        )
+    if found.min_in_sync != kafka.wanted_in_sync_replicas:
+        return warn(
+            f"{what}; the settings want {kafka.wanted_in_sync_replicas}",
+            f"kafka-configs --alter --entity-type topics --entity-name {kafka.topic} --add-config "
+            f"min.insync.replicas={kafka.wanted_in_sync_replicas}",
+        )
+    return ok(what)
 
 
 @CHECKS.add("mqtt")
@@ -203,3 +271,60 @@ def check_xml_pump(settings: Settings) -> Finding:
     if len(pumps) == 1:
         return worst
     return replace(worst, found="; ".join(f"{pump.check}: {pump.found}" for pump in pumps))
+
+
+@CHECKS.add("organism")
+def check_organism(settings: Settings) -> Finding:
+    """Check that the file of the listeners can be loaded, with its handlers."""
+    from connectors.organism.organism_file import OrganismError, check_agents, load_organism, organism_path
+
+    file, path = settings.xml_pump.organism_file, organism_path(settings)
+    if path is None:
+        return ok(f"{file or 'no file'} is not there: listeners come by commands alone")
+    try:
+        found = load_organism(path)
+        check_agents(settings, path, [listener.name for listener in found.listeners])
+    except OrganismError as error:
+        return fail(str(error), _MEND)
+    if (fault := _fault_at_the_gateway(settings)) is not None:
+        return fail(f"the gateway has not loaded {file}: {fault}", _MEND)
+    return ok(f"{len(found.listeners)} listeners in {file}")
+
+
+def _fault_at_the_gateway(settings: Settings) -> str | None:
+    """Return the gateway's error for the file; None without an error or a gateway."""
+    from connectors.gateway_client.gateway_client import GatewayClient, path_of
+
+    if not is_started(settings, GATEWAY):
+        return None
+    try:
+        with GatewayClient(settings) as gateway:
+            fault = gateway.get(path_of("listeners"))["fault"]
+    except TrunklineError:  # the check of the gateway reports this
+        return None
+    return None if fault is None else escaped(str(fault))
+
+
+@CHECKS.add("commands")
+def check_commands(settings: Settings) -> Finding:
+    """Check that a gateway takes signed commands, and that all files of keys are valid."""
+    from connectors.out_of_band.command_keys import read_keys
+    from connectors.unix_socket.claimed_socket import address_of
+
+    path, folder = settings.command_socket, settings.command_keys_path
+    if not is_started(settings, GATEWAY):
+        return warn("no gateway of this data directory runs here", "trunkline up starts it")
+    keys = read_keys(folder)
+    if keys.faults:
+        name, why = next(iter(keys.faults.items()))
+        return warn(f"{folder}: {name}: {why}", "correct or remove it")
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    client.settimeout(_CONNECT_S)
+    try:
+        with address_of(path) as address:
+            client.connect(address)
+    except OSError as error:
+        return fail(f"{path}: {error.strerror or error}", f"trunkline logs {GATEWAY} says why")
+    finally:
+        client.close()
+    return ok(f"{path}, keys: {', '.join(key.name for key in keys.keys.values())}")

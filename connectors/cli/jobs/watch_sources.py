@@ -1,27 +1,38 @@
-"""The sources of `trunkline watch`, MQTT and the gateway, and the loop that prints their events."""
+"""The sources of `trunkline watch`, MQTT and the gateway, and the loop that prints their events.
+
+Over MQTT it follows our broker, and the brokers of single jobs (JE-13). 'jobs register' and 'jobs pick' store a
+job's broker beside its secret; for other jobs the gateway names it. The gateway gives no password; operators
+get it sealed, and open it with the master key.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import queue
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from connectors.agent_sdk.event_subscription import Message
+from pydantic import SecretStr, ValidationError
+
+from connectors.agent_sdk.event_subscription import EventSubscription, Message
 from connectors.agent_sdk.job_watcher import EXIT_TIMED_OUT, JobWatcher, Outcomes, Sight, Timers
-from connectors.cli.jobs.watch_brokers import brokers_of, brokers_of_all, listening
 from connectors.cli.shared.notes import Notes
 from connectors.gateway_client.event_stream import GAP, SETTLED, EventStream
 from connectors.gateway_client.gateway_client import GatewayClient, path_of, reachable
-from connectors.job_tools.job_secrets import find_secret, kept_secrets, stored_jobs
-from connectors.mqtt_link.topics import job_id_of
-from schemas.errors import NotFound
+from connectors.job_tools.job_brokers import JobBroker, find_broker
+from connectors.job_tools.job_secrets import find_secret, kept_secrets, secret_path, stored_jobs
+from connectors.mqtt_link.broker_settings import broker_name, same_broker
+from connectors.mqtt_link.mqtt_credentials import DELEGATOR, role_mqtt
+from connectors.mqtt_link.topics import events_filter, events_topic, job_id_of
+from schemas.errors import BackboneUnreachable, NotFound, Refused, TrunklineError
 from schemas.fold.life_cycles import PENDING, RUNNING
-from schemas.settings.settings import Settings
+from schemas.keys.sealing import UnsealError, broker_password_purpose, load_keyring
+from schemas.settings.settings import MqttSettings, Settings, SettingsError
 from schemas.streams.job.job_event import JOB_EVENT
-from schemas.streams.job.job_registry import JOB_SECRET_ROTATED, JOB_TERMINAL
+from schemas.streams.job.job_registry import JOB_SECRET_ROTATED, JOB_TERMINAL, BrokerOverlay
 from schemas.wire.ids import JOB
 from schemas.wire.verdicts import ACCEPTED
 
@@ -30,6 +41,7 @@ NextSights = Callable[[float], list[Sight]]
 READY_VARIABLE: Final = "TRUNKLINE_READY_FILE"
 _LOOK_S: Final = 1.0
 _LIST_LIMIT: Final = 1000
+_WAITING: Final = 10_000
 _NOTES: Final = Notes("watch")
 
 
@@ -69,7 +81,7 @@ def mqtt_source(settings: Settings, jobs: list[str], outcomes: Outcomes) -> Iter
     watchers = {job: watcher(job, _secret(settings, job)) for job in jobs}
     unknown: set[str] = set()
     prefix = settings.mqtt.topic_prefix
-    places = brokers_of(settings, jobs, _NOTES.say) if jobs else brokers_of_all(settings, stored_jobs(settings))
+    places = _brokers_of(settings, jobs) if jobs else _brokers_of_all(settings, stored_jobs(settings))
 
     def sights(message: Message) -> list[Sight]:
         job = job_id_of(prefix, message.topic)
@@ -85,7 +97,7 @@ def mqtt_source(settings: Settings, jobs: list[str], outcomes: Outcomes) -> Iter
         seen = watchers[job].see(message.topic, message.payload, message.traceparent)
         return [seen._replace(before=message.retained)]
 
-    with listening(places, _NOTES.lost, _NOTES.say) as (next_message, followed):
+    with _listening(places) as (next_message, followed):
         if not jobs:
             for job in followed:
                 outcomes.take(Sight(job))
@@ -171,3 +183,140 @@ def _ready() -> None:
     file = os.environ.get(READY_VARIABLE)
     if file:
         Path(file).touch()
+
+
+class _Listening(NamedTuple):
+    """The topics and jobs to follow at one broker. An `optional` broker may be unreachable."""
+
+    mqtt: MqttSettings
+    topics: list[str]
+    jobs: list[str]
+    hint: str = ""
+    optional: bool = False
+
+
+def _brokers_of(settings: Settings, jobs: list[str]) -> list[_Listening]:
+    """Return the brokers of named jobs.
+
+    A job that the gateway cannot give a broker for is followed at our own broker, with a note. Raises
+    TrunklineError for a stored broker that cannot be read.
+    """
+    kept = {job: find_broker(secret_path(settings, job), job) for job in jobs}
+    named = _from_gateway(settings, [job for job in jobs if kept[job] is None])
+    found: dict[MqttSettings, _Listening] = {}
+    for job in jobs:
+        broker = kept[job] or named.get(job) or JobBroker(None)
+        mqtt = _as_listener(settings, broker.resolve(settings.mqtt))
+        place = found.setdefault(mqtt, _Listening(mqtt, [], [], _hint(job) if _is_locked(broker) else ""))
+        place.topics.append(events_topic(mqtt.topic_prefix, job))
+        place.jobs.append(job)
+    return list(found.values())
+
+
+def _brokers_of_all(settings: Settings, stored: Iterable[str]) -> list[_Listening]:
+    """Return our own broker for all jobs, and the own brokers of the jobs in `stored`."""
+    prefix = settings.mqtt.topic_prefix
+    ours = _Listening(role_mqtt(settings, DELEGATOR), [events_filter(prefix)], [])
+    found: dict[MqttSettings, _Listening] = {}
+    for job in stored:
+        broker = find_broker(secret_path(settings, job), job)
+        mqtt = settings.mqtt if broker is None else broker.resolve(settings.mqtt)
+        if same_broker(mqtt, settings.mqtt):
+            ours.jobs.append(job)
+            continue
+        # One attempt, because the brokers of old jobs may not exist any more, and the others wait.
+        mqtt = mqtt.model_copy(update={"publish_attempts": 1})
+        place = found.setdefault(mqtt, _Listening(mqtt, [], [], optional=True))
+        place.topics.append(events_topic(prefix, job))
+        place.jobs.append(job)
+    return [ours, *found.values()]
+
+
+@contextmanager
+def _listening(
+    places: list[_Listening],
+) -> Iterator[tuple[Callable[[float], Message | None], list[str]]]:
+    """Subscribe at all brokers. Yield a function that waits for the next message, and the followed jobs.
+
+    Raises BackboneUnreachable, Refused or SettingsError for a broker that is not optional.
+    """
+    found: queue.Queue[Message] = queue.Queue(_WAITING)
+    jobs: list[str] = []
+
+    def next_message(timeout_s: float) -> Message | None:
+        with suppress(queue.Empty):
+            return found.get(timeout=max(0.0, timeout_s))
+        return None
+
+    with ExitStack() as subscriptions:
+        for place in places:
+            tell = _NOTES.lost(f"MQTT broker {broker_name(place.mqtt)}")
+            try:
+                subscriptions.enter_context(EventSubscription(place.mqtt, place.topics, found, lost=tell))
+            except (BackboneUnreachable, Refused, SettingsError) as error:
+                if not place.optional:
+                    if place.hint and isinstance(error, Refused):
+                        raise Refused(f"{error}; {place.hint}") from None
+                    raise
+                _NOTES.say(f"{error}; not followed there: {', '.join(place.jobs)}")
+                continue
+            jobs += place.jobs
+        yield next_message, jobs
+
+
+def _as_listener(settings: Settings, mqtt: MqttSettings) -> MqttSettings:
+    """Return `mqtt` with our role's account if it is our broker; another broker must not get that account."""
+    if not same_broker(mqtt, settings.mqtt):
+        return mqtt
+    return role_mqtt(settings.model_copy(update={"mqtt": mqtt}), DELEGATOR)
+
+
+def _from_gateway(settings: Settings, jobs: list[str]) -> dict[str, JobBroker]:
+    found: dict[str, JobBroker] = {}
+    if not jobs:
+        return found
+    try:
+        with reachable(settings) as gateway:
+            for job in jobs:
+                with suppress(NotFound):
+                    found[job] = _opened(settings, gateway.get(path_of("jobs", job)).get("broker"))
+    except TrunklineError as error:
+        rest = ", ".join(job for job in jobs if job not in found)
+        _NOTES.say(f"{error}. So it is not known whether {rest} has an MQTT broker of its own; following ours")
+    return found
+
+
+def _opened(settings: Settings, answer: Mapping[str, Any] | None) -> JobBroker:
+    """Return the job's broker from the gateway, with its password if this process has the master key."""
+    if answer is None:
+        return JobBroker(None)
+    try:
+        overlay = BrokerOverlay.model_validate(answer)
+    except ValidationError as error:
+        raise TrunklineError(f"the gateway returned a broker with {error.error_count()} wrong fields") from None
+    if overlay.sealed_password is None:
+        return JobBroker(overlay)
+    purpose = broker_password_purpose(overlay.host, overlay.port, overlay.username)
+    # Without the key, try without the password; if the broker refuses, the error shows what to do.
+    with suppress(SettingsError, UnsealError, UnicodeDecodeError):
+        password = load_keyring(settings).open(overlay.sealed_password, purpose).decode("utf-8")
+        return JobBroker(overlay, SecretStr(password))
+    return JobBroker(overlay)
+
+
+def _is_locked(broker: JobBroker) -> bool:
+    """Return whether the broker may require a password that we do not know."""
+    overlay = broker.overlay
+    return (
+        overlay is not None
+        and broker.password is None
+        and (overlay.username is not None or overlay.sealed_password is not None)
+    )
+
+
+def _hint(job: str) -> str:
+    return (
+        f"the password of this broker, which is job {job}'s own, is known to the session that picked the job "
+        "and, sealed, to who has the master key: watch there, or as operator with TRUNKLINE__MASTER_KEY or the "
+        f"master key's file; 'trunkline watch --job {job} --settled' needs neither"
+    )

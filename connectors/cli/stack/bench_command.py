@@ -9,7 +9,6 @@ import argparse
 import ast
 import subprocess
 import sys
-from pathlib import Path
 
 from connectors.cli.shared.actions import argument
 from connectors.cli.shared.call import Call
@@ -20,13 +19,13 @@ _FOLDER = PROJECT_ROOT / "tests" / "benchmarks"
 _SUFFIX = "_bench"
 
 
-def benchmarks(folder: Path = _FOLDER) -> dict[str, str]:
-    """Return the programs in the folder, each with the first line of its docstring.
+def benchmarks() -> dict[str, str]:
+    """Return the benchmarks, each with the first line of its docstring.
 
     `queue_bench.py` is named `queue`: a file `queue.py` would hide Python's own module.
     """
     found = {}
-    for path in sorted(folder.glob("*.py")):
+    for path in sorted(_FOLDER.glob("*.py")):
         source = path.read_text(encoding="utf-8")
         if "__main__" in source and not path.stem.startswith("test_"):
             text = ast.get_docstring(ast.parse(source)) or ""

@@ -13,8 +13,7 @@ import pytest
 
 from connectors.cli.doctor.doctor_command import CHECKS
 from connectors.cli.doctor.findings import FAIL, OK, WARN
-from connectors.cli.doctor.organism import check_organism
-from connectors.cli.doctor.parts import check_gateway, check_xml_pump
+from connectors.cli.doctor.parts import check_gateway, check_organism, check_xml_pump
 from connectors.cli.shared.call import Call
 from connectors.cli.stack import up_command
 from connectors.local_stack import free_port, state_file

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from connectors.cli.doctor.findings import FAIL, OK, WARN
-from connectors.cli.doctor.kafka_checks import check_kafka, check_replicas
+from connectors.cli.doctor.parts import check_kafka, check_replicas
 from connectors.cli.main import main
 from connectors.local_stack import free_port
 from connectors.log.kafka_records import repair_kafka_client

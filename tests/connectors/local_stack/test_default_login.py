@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from connectors.cli.doctor.findings import OK, WARN
-from connectors.cli.doctor.kafka_checks import check_login
+from connectors.cli.doctor.parts import check_login
 from connectors.local_stack import LocalStack
 from connectors.log.log_end import LogEnd
 from schemas.log_access.kafka_clients import kafka_password

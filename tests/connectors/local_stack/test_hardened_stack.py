@@ -26,8 +26,7 @@ from deltalake import DeltaTable
 
 from connectors.agent_client import agent_client
 from connectors.agent_sdk.mqtt_publisher import JobPublisher
-from connectors.cli.doctor.kafka_checks import check_kafka
-from connectors.cli.doctor.parts import check_accounts, check_gateway, check_mqtt, check_xml_pump
+from connectors.cli.doctor.parts import check_accounts, check_gateway, check_kafka, check_mqtt, check_xml_pump
 from connectors.dashboard.address import address_of
 from connectors.file_bridge.queue_root import queue_root
 from connectors.file_queue import Queue
