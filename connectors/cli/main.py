@@ -167,12 +167,6 @@ def _explain_data_dir(error: OSError, data_path: Path) -> None:
     ) from error
 
 
-def _is_settings_error(error: BaseException) -> bool:
-    from schemas.settings.settings import SettingsError
-
-    return isinstance(error, SettingsError)
-
-
 def _dispatch(arguments: Sequence[str]) -> int:
     first = arguments[0] if arguments else "--help"
     if first == "help" and len(arguments) > 1 and arguments[1] in COMMANDS:
@@ -203,7 +197,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{prefix}: {error}", file=sys.stderr)
         return error.exit_code
     except Exception as error:
-        if not _is_settings_error(error):
+        from schemas.settings.settings import SettingsError
+
+        if not isinstance(error, SettingsError):
             raise
         print(f"{prefix}: {error}", file=sys.stderr)
         print("Correct it in conf/trunkline.yaml or in the TRUNKLINE__ variables.", file=sys.stderr)

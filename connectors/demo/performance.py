@@ -175,9 +175,8 @@ def _wait(
     columns = ["stream_kind", "stream_id", "ce_id", "type"]
     found: list[Row] = []
     last_news = time.monotonic()
-    records = len(plan.states) + sum(
-        isinstance(step.action, Cancellation) for script in plan.scripts for step in script.steps
-    )
+    actions = [step.action for script in plan.scripts for step in script.steps]
+    records = len(plan.states) + sum(isinstance(action, Cancellation) for action in actions)
 
     def missing() -> int:
         types = Counter(row["type"] for row in found)

@@ -131,9 +131,7 @@ def agents_talk(settings: Settings, tick: Tick) -> Scene:
 
         def ended(name: str) -> dict[str, Any]:
             path = path_of("tasks", tasks[name])
-            return _poll(
-                lambda: dict(hub.get(path)), lambda task: task["status"] in TASK_TERMINAL, limit_s, tick
-            )
+            return _poll(lambda: dict(hub.get(path)), lambda t: t["status"] in TASK_TERMINAL, limit_s, tick)
 
         hub.post(path_of("messages"), {"recipient": ECHO, "type": GREET, "payload": {"to": FLAKY}})
         failed = ended(FLAKY)

@@ -7,14 +7,13 @@ secret and the time at which it expires.
 
 from __future__ import annotations
 
-import os
-import secrets
 import stat
 import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from schemas.errors import TrunklineError, UsageError
+from schemas.keys.private_files import replace_file
 from schemas.settings.settings import Settings
 from schemas.wire.ids import is_job_id
 
@@ -116,20 +115,8 @@ def replace_private(path: Path, text: str, what: str) -> None:
 
     Raises TrunklineError, which names `what`.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_private(draft, text)
-        draft.replace(path)
+        replace_file(path, text.encode("utf-8"))
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise TrunklineError(f"cannot keep {what} in {path}: {error.strerror}") from None
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a new file that only its owner can read, and fsync it. Raises OSError, FileExistsError."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())

@@ -208,6 +208,5 @@ def _give_up(gateway: GatewayClient, job_id: str, error: BaseException) -> None:
         gateway.post(path_of("jobs", job_id, "cancel"), {"reason": reason})
         print(f"trunkline jobs: job {job_id} is cancelled, it could not be started", file=sys.stderr)
     except TrunklineError:
-        print(
-            f"trunkline jobs: job {job_id} is still registered: trunkline jobs cancel {job_id}", file=sys.stderr
-        )
+        text = f"job {job_id} is still registered: trunkline jobs cancel {job_id}"
+        print(f"trunkline jobs: {text}", file=sys.stderr)

@@ -12,10 +12,10 @@ Exit codes: 0; 2 wrong arguments; 3 no such principal; 4 refused; 5 the gateway 
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
 from connectors.cli.shared.actions import Actions, argument
+from connectors.cli.shared.arguments import path
 from connectors.cli.shared.call import Call, Columns
 from connectors.cli.shared.files import new_private_file
 from connectors.cli.shared.text_table import age_of
@@ -35,9 +35,7 @@ ACTIONS: Final = Actions()
 @ACTIONS.add(
     _NAME,
     argument("--role", "what it may do", required=True, choices=_ROLES),
-    argument(
-        "--token-file", "write the token there (new file, 0600), do not print it", type=Path, metavar="PATH"
-    ),
+    path("--token-file", "write the token there (new file, 0600), do not print it"),
 )
 def _add(call: Call) -> int:
     """Add a principal, print its token once."""

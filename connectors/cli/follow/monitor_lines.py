@@ -46,8 +46,8 @@ def drift_text(drift: Drift, outcome: str | None = None) -> str:
     return f"session {drift.session}{job}: {drift.why}" + ("" if outcome is None else f"; {outcome}")
 
 
-class View:
-    """Base of the three forms of output."""
+class PlainLines:
+    """One line for each change of state, each event of a job, each drift. Other forms of output override it."""
 
     def stands(self, row: RowChange) -> None:
         """Show a row that exists when the command starts."""
@@ -55,27 +55,17 @@ class View:
 
     def changed(self, change: RowChange) -> None:
         """Show that a row has changed."""
+        print(f"{_now()}  {escaped(change_text(change))}", flush=True)
 
     def drifted(self, drift: Drift, outcome: str | None) -> None:
         """Show a drift. `outcome` says what was done about it."""
+        print(f"{_now()}  drift    {escaped(drift_text(drift, outcome))}", flush=True)
 
     def redraw(self, registries: RegistryFollower, drifts: list[Drift]) -> None:
         """Show the current state, after each look at it. Lines do nothing here."""
 
 
-class PlainLines(View):
-    """One line for each change of state, each event of a job, each drift."""
-
-    def changed(self, change: RowChange) -> None:
-        """Print the change."""
-        print(f"{_now()}  {escaped(change_text(change))}", flush=True)
-
-    def drifted(self, drift: Drift, outcome: str | None) -> None:
-        """Print the drift."""
-        print(f"{_now()}  drift    {escaped(drift_text(drift, outcome))}", flush=True)
-
-
-class JsonLines(View):
+class JsonLines(PlainLines):
     """The same as JSON, one object a line."""
 
     def changed(self, change: RowChange) -> None:

@@ -7,7 +7,7 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, NamedTuple
 
-from connectors.cli.follow.monitor_lines import JsonLines, PlainLines, View
+from connectors.cli.follow.monitor_lines import JsonLines, PlainLines
 from connectors.cli.shared.notes import Notes
 from connectors.gateway_client.gateway_client import GatewayClient, reachable
 from connectors.gateway_client.registry_follower import RegistryFollower, RowChange, follow_registries
@@ -27,13 +27,9 @@ _NOTES: Final = Notes("monitor")
 
 def monitor(settings: Settings, *, once: bool, mend: bool, as_json: bool) -> int:
     """Follow until Ctrl-C, or look once. Returns the exit code. Raises TrunklineError."""
-    view: View
+    view = JsonLines() if as_json else PlainLines()
     screen: AbstractContextManager[Any] = nullcontext()
-    if as_json:
-        view = JsonLines()
-    elif once or not sys.stdout.isatty():
-        view = PlainLines()
-    else:
+    if not (as_json or once) and sys.stdout.isatty():
         from connectors.cli.follow.monitor_table import LiveTable
 
         view = table = LiveTable()
@@ -67,7 +63,7 @@ def monitor(settings: Settings, *, once: bool, mend: bool, as_json: bool) -> int
             view.redraw(registries, watcher.drifts)
 
 
-def _show_standing(registries: RegistryFollower, view: View, *, ended_too: bool) -> None:
+def _show_standing(registries: RegistryFollower, view: PlainLines, *, ended_too: bool) -> None:
     for row in sorted(registries.jobs.values(), key=lambda row: str(row["registered_at"])):
         if ended_too or row["status"] not in JOB_TERMINAL:
             view.stands(RowChange(JOB, row["job_id"], None, row, None))
@@ -102,10 +98,10 @@ class DriftWatch:
     """
 
     def __init__(
-        self, gateway: GatewayClient, registries: RegistryFollower, host: SessionHost, view: View, *, mend: bool
+        self, gateway: GatewayClient, rows: RegistryFollower, host: SessionHost, view: PlainLines, *, mend: bool
     ) -> None:
         self._gateway = gateway
-        self.registries = registries
+        self.registries = rows
         self._host = host
         self._view = view
         self._mend = mend

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 from rich.console import Group
@@ -10,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from connectors.cli.follow.monitor_lines import View, change_text, drift_text
+from connectors.cli.follow.monitor_lines import PlainLines, change_text, drift_text
 from connectors.cli.shared.text_table import age_of
 from connectors.gateway_client.registry_follower import RegistryFollower, RowChange
 from connectors.processes.registry_drift import Drift
@@ -26,7 +27,7 @@ _STYLES: Final = {
 }  # fmt: skip
 
 
-class LiveTable(View):
+class LiveTable(PlainLines):
     """A table that is redrawn in place, within the context manager `live`."""
 
     def __init__(self) -> None:
@@ -53,9 +54,7 @@ class LiveTable(View):
 
 
 def _jobs(registries: RegistryFollower) -> Table:
-    rows = sorted(
-        registries.jobs.values(), key=lambda r: (r["status"] in JOB_TERMINAL, _newest(r["registered_at"]))
-    )
+    rows = _sorted(registries.jobs.values(), JOB_TERMINAL, "registered_at")
     table = _table(f"Jobs ({len(rows)})", "job", "state", "age", "session", "seq", "detail")
     for row in rows[:_ROWS_MOST]:
         detail = row["last_detail"] or row["description"]
@@ -65,9 +64,7 @@ def _jobs(registries: RegistryFollower) -> Table:
 
 
 def _sessions(registries: RegistryFollower) -> Table:
-    rows = sorted(
-        registries.sessions.values(), key=lambda r: (r["status"] == TERMINATED, _newest(r["created_at"]))
-    )
+    rows = _sorted(registries.sessions.values(), {TERMINATED}, "created_at")
     table = _table(f"Sessions ({len(rows)})", "session", "state", "age", "job", "host", "reason")
     for row in rows[:_ROWS_MOST]:
         job = row["job_id"] or row["for_job"]
@@ -90,6 +87,7 @@ def _add(table: Table, row: dict[str, Any], name: str, since: str, *more: object
     table.add_row(*cells)
 
 
-def _newest(moment: str) -> tuple[int, ...]:
-    """Return a key that sorts ISO 8601 times of the same zone, the newest first."""
-    return tuple(-ord(c) for c in moment)
+def _sorted(rows: Iterable[dict[str, Any]], ended: Collection[str], since: str) -> list[dict[str, Any]]:
+    """Return the rows with the newest first, and those whose state is in `ended` after all others."""
+    newest_first = sorted(rows, key=lambda row: str(row[since]), reverse=True)
+    return sorted(newest_first, key=lambda row: row["status"] in ended)

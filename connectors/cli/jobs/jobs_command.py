@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from connectors.cli.shared.actions import Actions, argument, flag
-from connectors.cli.shared.arguments import JOB, REASON, duration_s, limit, request_id
+from connectors.cli.shared.arguments import JOB, REASON, duration, limit, path, request_id
 from connectors.cli.shared.broker_options import BROKER, read_broker
 from connectors.cli.shared.call import Call, Columns
 from connectors.cli.shared.files import new_private_file
@@ -35,12 +35,10 @@ from schemas.streams.job.job_registry import JOB_STATES
 if TYPE_CHECKING:
     from schemas.settings.settings import Settings
 
-_SECRET_FILE: Final = argument(
+_SECRET_FILE: Final = path(
     "--secret-file",
     "write the secret there (new file, 0600), and the job's own broker, if it has one, into PATH.broker; "
     "do not print the secret nor keep it elsewhere",
-    type=Path,
-    metavar="PATH",
 )
 ACTIONS: Final = Actions()
 
@@ -90,8 +88,7 @@ def _pick(call: Call) -> int:
 @ACTIONS.add(JOB, REASON, request_id("the same cancellation, not a second one"))
 def _cancel(call: Call) -> int:
     """Cancel a job that has not ended."""
-    path = ("jobs", call.job, "cancel")
-    found = call.post(*path, request_id=call.request_id, reason=call.reason)
+    found = call.post("jobs", call.job, "cancel", request_id=call.request_id, reason=call.reason)
     again = " (it was before)" if found["verdict"] == "duplicate" else ""
     return call.print_answer(found, f"{call.job} is {escaped(found['status'])}{again}")
 
@@ -118,8 +115,8 @@ _COLUMNS: Final[Columns] = {
 @ACTIONS.add(
     argument("--state", "only the jobs in this state", choices=JOB_STATES),
     argument("--session", "only the jobs that this session has", metavar="NAME"),
-    argument("--older-than", "registered before, e.g. 2h", type=duration_s, metavar="TIME"),
-    argument("--newer-than", "registered since, e.g. 30m", type=duration_s, metavar="TIME"),
+    duration("--older-than", "registered before, e.g. 2h"),
+    duration("--newer-than", "registered since, e.g. 30m"),
     limit(),
 )
 def _list(call: Call) -> int:
@@ -152,11 +149,9 @@ def _export(call: Call) -> int:
         metavar="FILE",
     ),
     flag("--bare-instructions", "leave out the lines on how to publish"),
-    argument("--to", "where the audit files go (default: below data_dir)", type=Path, metavar="DIR"),
-    argument("--timeout", "stop waiting after this long", type=duration_s, metavar="TIME"),
-    argument(
-        "--idle-timeout", "stop waiting when no event came for this long", type=duration_s, metavar="TIME"
-    ),
+    path("--to", "where the audit files go (default: below data_dir)", "DIR"),
+    duration("--timeout", "stop waiting after this long"),
+    duration("--idle-timeout", "stop waiting when no event came for this long"),
     takes_command=True,
     usage="trunkline jobs submit [-h] [options] --session NAME DESCRIPTION -- COMMAND [ARGUMENT …]",
 )

@@ -27,6 +27,7 @@ from typing import Any
 
 from connectors.agent_sdk.mqtt_publisher import JobPublisher, Receipt
 from connectors.cli.shared.actions import argument, flag
+from connectors.cli.shared.arguments import path
 from connectors.cli.shared.call import Call
 from connectors.job_tools.job_brokers import with_job_broker
 from connectors.job_tools.job_secrets import find_secret
@@ -58,8 +59,8 @@ ARGUMENTS = (
         metavar="N",
     ),
     flag("--resend", "only send what is still in the outbox"),
-    argument("--secret-file", "a 0600 file with the job's secret", type=Path, metavar="PATH"),
-    argument("--state-dir", "where seq and outbox are kept", type=Path, metavar="DIR"),
+    path("--secret-file", "a 0600 file with the job's secret"),
+    path("--state-dir", "where seq and outbox are kept", "DIR"),
     flag("--json", "print the receipt as one JSON object"),
 )
 
@@ -128,10 +129,8 @@ def _as_json(job_id: str, receipt: Receipt) -> str:
 
 
 def _as_text(call: Call, receipt: Receipt) -> str:
-    if receipt.position is None:
-        return (
-            f"{call.job}: {call.event} has seq {receipt.seq}, taken by the MQTT broker (no receipt asked for)"
-        )
-    where = f"partition {receipt.position.partition}, offset {receipt.position.offset}"
+    what, place = f"{call.job}: {call.event} has seq {receipt.seq}", receipt.position
+    if place is None:
+        return f"{what}, taken by the MQTT broker (no receipt asked for)"
     verdict = f", {receipt.verdict}" if receipt.verdict else ""
-    return f"{call.job}: {call.event} has seq {receipt.seq}, in the log at {where}{verdict}"
+    return f"{what}, in the log at partition {place.partition}, offset {place.offset}{verdict}"

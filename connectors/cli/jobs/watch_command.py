@@ -17,7 +17,7 @@ Exit codes: 0 all completed; 1 one ended in error or was cancelled; 2 the time r
 from __future__ import annotations
 
 from connectors.cli.shared.actions import argument, flag
-from connectors.cli.shared.arguments import duration_s, job_id
+from connectors.cli.shared.arguments import duration, job_id
 from connectors.cli.shared.call import Call
 from schemas.errors import UsageError
 
@@ -25,10 +25,8 @@ ARGUMENTS = (
     argument("--job", "a job; may be repeated", type=job_id, action="append", metavar="ID"),
     flag("--all", "all jobs, also those that start later"),
     flag("--settled", "follow the gateway instead of MQTT"),
-    argument("--timeout", "end after this long, e.g. 2h", type=duration_s, metavar="TIME"),
-    argument(
-        "--idle-timeout", "end when no event came for this long, e.g. 10m", type=duration_s, metavar="TIME"
-    ),
+    duration("--timeout", "end after this long, e.g. 2h"),
+    duration("--idle-timeout", "end when no event came for this long, e.g. 10m"),
     flag("--json", "the lines are always JSON; accepted for the sake of scripts"),
 )
 

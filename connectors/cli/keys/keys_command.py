@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from connectors.cli.shared.actions import Action, Actions, argument, flag, one_of
-from connectors.cli.shared.arguments import JOB, OVERLAP, ROTATION, request_id
+from connectors.cli.shared.arguments import JOB, OVERLAP, ROTATION, path, request_id
 from connectors.cli.shared.call import Call
 from connectors.terminal.terminal_text import escaped
 from schemas.errors import Refused, UsageError
@@ -94,22 +94,19 @@ def _agent(call: Call) -> int:
 
 @_KINDS.add(
     JOB,
-    argument(
-        "--secret-file", "write the secret there, in one step, and do not print it", type=Path, metavar="PATH"
-    ),
+    path("--secret-file", "write the secret there, in one step, and do not print it"),
     request_id("the same rotation"),
     OVERLAP,
     example="trunkline keys rotate job 0a1b2c3d --overlap 10m",
 )
 def _job(call: Call) -> int:
     """Make a new secret for a job that has not ended; the old one stays valid for a while."""
-    path: Path | None = call.secret_file
-    if path is not None and not path.parent.is_dir():
-        raise UsageError(f"--secret-file: there is no folder {path.parent}")
+    file: Path | None = call.secret_file
+    if file is not None and not file.parent.is_dir():
+        raise UsageError(f"--secret-file: there is no folder {file.parent}")
     effect, overlap_s = "the job has its new secret", round(call.overlap)
-    path_of_secret = ("jobs", call.job, "secret")
-    answer = call.post_named(*path_of_secret, possible_effect=effect, overlap_s=overlap_s)
-    shown = _store_secret(call.job, path, call.settings, answer)
+    answer = call.post_named("jobs", call.job, "secret", possible_effect=effect, overlap_s=overlap_s)
+    shown = _store_secret(call.job, file, call.settings, answer)
     rest = {name: value for name, value in answer.items() if name not in ("secret", "request_id")}
     lines = [
         f"job     {call.job}",

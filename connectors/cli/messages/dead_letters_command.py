@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from connectors.cli.shared.actions import Actions, argument
-from connectors.cli.shared.arguments import duration_s, limit, stream_key
+from connectors.cli.shared.arguments import duration, limit, stream_key
 from connectors.cli.shared.call import Call
 from connectors.cli.shared.text_table import aligned, fields, print_json
 from connectors.terminal.terminal_text import escaped
@@ -42,7 +42,7 @@ ACTIONS: Final = Actions()
     argument("--reason", "only this reason", choices=REASONS, metavar="R"),
     argument("--door", "only records that came by this door, e.g. mqtt", metavar="D"),
     argument("--stream", "only this stream, e.g. job/0a1b2c3d", type=stream_key, metavar="KIND/ID"),
-    argument("--since", "only of the last 2h, 1d, …", type=duration_s, metavar="TIME"),
+    duration("--since", "only of the last 2h, 1d, …"),
     limit(20),
 )
 def _list(call: Call) -> int:
@@ -57,9 +57,8 @@ def _list(call: Call) -> int:
         since = None if call.since is None else datetime.now(UTC) - timedelta(seconds=call.since)
     except OverflowError:
         raise UsageError("--since: nothing is that old") from None
-    found = dead_letters(
-        call.settings, call.limit, reason=call.reason, door=call.door, stream=call.stream, since=since
-    )
+    wanted = {"reason": call.reason, "door": call.door, "stream": call.stream, "since": since}
+    found = dead_letters(call.settings, call.limit, **wanted)
     if call.json:
         for row in found:
             print(json_line(row))

@@ -128,9 +128,8 @@ class ConsoleSession:
                 self._look_up(gateway)
                 self._say(_listener_table(self._listeners))
             elif line.startswith("/"):
-                self._say(
-                    _HELP if line == "/help" else f"{escaped(line)}: there is /listeners, /help and /quit"
-                )
+                unknown = f"{escaped(line)}: there is /listeners, /help and /quit"
+                self._say(_HELP if line == "/help" else unknown)
             else:
                 self._send(gateway, line)
         except (UsageError, NotFound, Refused, BackboneUnreachable) as error:

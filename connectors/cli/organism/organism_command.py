@@ -18,11 +18,10 @@ Exit codes: 0; 2 wrong arguments; 3 no such listener; 4 refused; 5 no gateway an
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any, Final
 
 from connectors.cli.shared.actions import Actions, argument, flag
-from connectors.cli.shared.arguments import name_of
+from connectors.cli.shared.arguments import name_of, path
 from connectors.cli.shared.call import Call, Columns, Row
 from connectors.cli.shared.text_table import aligned
 from connectors.terminal.terminal_text import escaped
@@ -58,9 +57,7 @@ _COLUMNS: Final[Columns] = {
     "SEES": _visible,
     "CAPABILITY": lambda row: row["capability"] or None,
 }
-_KEY: Final = argument(
-    "--key", "sign with this private key (default: the operator's)", type=Path, metavar="FILE"
-)
+_KEY: Final = path("--key", "sign with this private key (default: the operator's)", "FILE")
 ACTIONS: Final = Actions()
 
 
@@ -79,10 +76,15 @@ def _show(call: Call) -> int:
 @ACTIONS.add(_KEY, example="trunkline organism list-listeners --json")
 def _list_listeners(call: Call) -> int:
     """List the listeners over the command socket, without a token."""
-    from connectors.out_of_band.client import give_command
-    from connectors.out_of_band.command_document import ListListeners
+    return _print_listeners(call, _give(call, "ListListeners"))
 
-    return _print_listeners(call, give_command(call.settings, ListListeners(), call.key))
+
+def _give(call: Call, command: str, *fields: object) -> dict[str, Any]:
+    """Send a command, a class of `command_document` with these fields, and return the gateway's answer."""
+    # Imported here, because lxml is slow to import and help must be quick.
+    from connectors.out_of_band import client, command_document
+
+    return client.give_command(call.settings, getattr(command_document, command)(*fields), call.key)
 
 
 def _print_listeners(call: Call, found: dict[str, Any]) -> int:
@@ -95,10 +97,7 @@ def _print_listeners(call: Call, found: dict[str, Any]) -> int:
 @ACTIONS.add(_KEY, example="trunkline organism get-status")
 def _get_status(call: Call) -> int:
     """Show how many listeners there are, and how many messages wait and are handled."""
-    from connectors.out_of_band.client import give_command
-    from connectors.out_of_band.command_document import GetStatus
-
-    answer = give_command(call.settings, GetStatus(), call.key)
+    answer = _give(call, "GetStatus")
     text = (
         f"version {answer['version']}: {answer['listeners']} listeners, {answer['waiting']} messages wait, "
         f"{answer['leased']} are handled"
@@ -133,14 +132,11 @@ def _get_status(call: Call) -> int:
 )
 def _add_listener(call: Call) -> int:
     """Add a listener; root tag and namespace are those of the class that its handler takes."""
-    from connectors.out_of_band.client import give_command
-    from connectors.out_of_band.command_document import AddListener
-
     if call.tools and call.no_tools:
         raise UsageError("give --tool or --no-tools, not both")
     fields: dict[str, Any] = {name: getattr(call, name) for name in _SAME_NAMES}
     fields |= {"name": call.name, "timeout_s": call.timeout, "tools": [] if call.no_tools else call.tools}
-    answer = give_command(call.settings, AddListener(fields), call.key)
+    answer = _give(call, "AddListener", fields)
     text = f"listener {escaped(answer['listener'])} is there; version {answer['version']}"
     return call.print_answer(answer, text)
 
@@ -152,10 +148,7 @@ def _add_listener(call: Call) -> int:
 )
 def _remove_listener(call: Call) -> int:
     """Remove a listener: waiting messages go back to their senders, started ones are finished."""
-    from connectors.out_of_band.client import give_command
-    from connectors.out_of_band.command_document import RemoveListener
-
-    answer = give_command(call.settings, RemoveListener(call.name), call.key)
+    answer = _give(call, "RemoveListener", call.name)
     text = (
         f"listener {escaped(answer['listener'])} is gone, {answer['pending']} messages go back to their "
         f"senders; version {answer['version']}"
@@ -166,10 +159,7 @@ def _remove_listener(call: Call) -> int:
 @ACTIONS.add(_KEY, example="trunkline organism reload")
 def _reload(call: Call) -> int:
     """Read conf/organism.yaml again: these listeners and no others; imports the handlers anew."""
-    from connectors.out_of_band.client import give_command
-    from connectors.out_of_band.command_document import HotReload
-
-    answer = give_command(call.settings, HotReload(), call.key)
+    answer = _give(call, "HotReload")
     text = f"{answer['listeners']} listeners are loaded; version {answer['version']}"
     return call.print_answer(answer, text)
 

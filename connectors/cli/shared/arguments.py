@@ -66,6 +66,16 @@ def request_id(effect: str) -> Argument:
     return argument("--request-id", f"the same name again is {effect}", type=_request_id, metavar="NAME")
 
 
+def duration(name: str, text: str) -> Argument:
+    """Return an option with a duration."""
+    return argument(name, text, type=duration_s, metavar="TIME")
+
+
+def path(name: str, text: str, metavar: str = "PATH") -> Argument:
+    """Return an option that names a file or a folder."""
+    return argument(name, text, type=Path, metavar=metavar)
+
+
 def limit(default: int = 50) -> Argument:
     """Return the option `--limit` of a list."""
     return argument("--limit", f"at most (default: {default})", type=int, default=default, metavar="N")

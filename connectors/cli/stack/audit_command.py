@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from connectors.cli.shared.actions import Actions, argument, flag
+from connectors.cli.shared.arguments import path
 from connectors.cli.shared.call import Call
 from schemas.errors import NotFound
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 20
 _EVERY_S = 2.0
-_ANCHORS: Final = argument("--anchors", "the folder of the anchors, or a file", type=Path, metavar="DIR")
+_ANCHORS: Final = path("--anchors", "the folder of the anchors, or a file", "DIR")
 ACTIONS: Final = Actions()
 
 
@@ -78,10 +79,8 @@ def _print_report(report: Report, took_s: float) -> None:
         print(f"WRONG  and {len(report.findings) - _SHOWN} more; --json shows {len(report.findings)} or 1000")
     print(f"ledger   {report.rows} rows at version {report.version}, read in {took_s} s")
     print(f"chain    {report.entries} entries")
-    if report.rows_before_the_chain:
-        print(
-            f"         {report.rows_before_the_chain} rows are older than the chain: nothing is known of them"
-        )
+    if older := report.rows_before_the_chain:
+        print(f"         {older} rows are older than the chain: nothing is known of them")
     if report.anchored_at_us is not None:
         print(f"anchors  {report.anchors}, the newest of {moment_text(report.anchored_at_us)}")
     if report.rows_not_anchored > 0:
@@ -126,8 +125,8 @@ def _public_key(call: Call) -> int:
     """Print the public key that verifies the anchors."""
     from schemas.integrity.audit_files import anchor_public_key_file
 
-    path = anchor_public_key_file(call.settings)
-    if not path.exists():
-        raise NotFound(f"there is no key yet: no {path}. 'streams' makes it with the first anchor")
-    print(path.read_text(encoding="ascii"), end="")
+    file = anchor_public_key_file(call.settings)
+    if not file.exists():
+        raise NotFound(f"there is no key yet: no {file}. 'streams' makes it with the first anchor")
+    print(file.read_text(encoding="ascii"), end="")
     return 0

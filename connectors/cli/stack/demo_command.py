@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from connectors.cli.shared.actions import argument, flag
+from connectors.cli.shared.arguments import path
 from connectors.cli.shared.call import Call
 from schemas.errors import UsageError
 
@@ -34,9 +35,7 @@ ARGUMENTS = (
     argument("--jobs", "how many jobs (default: 20)", type=int, default=20, metavar="N"),
     flag("--json", "end standard output with one line of JSON"),
     flag("--keep", "use the configured stack, as 'up' starts it, and leave it up"),
-    argument(
-        "--data-dir", "where all data is stored (default: a new temporary folder)", type=Path, metavar="DIR"
-    ),
+    path("--data-dir", "where all data is stored (default: a new temporary folder)", "DIR"),
 )
 
 

@@ -76,10 +76,8 @@ class _Progress:
 
 
 def _print_plan(settings: Settings, plan: RebuildPlan) -> None:
-    size = f"{plan.bytes / 1e6:.1f} MB"
-    print(
-        f"ledger   {plan.records} records in {len(plan.ledger)} partitions, {size}, at version {plan.version}"
-    )
+    size = f"{plan.records} records in {len(plan.ledger)} partitions, {plan.bytes / 1e6:.1f} MB"
+    print(f"ledger   {size}, at version {plan.version}")
     topic, held = settings.kafka.topic, sum(plan.log.values())
     if plan.replaces_topology:
         text = "holds nothing but a new topology record: it is deleted and made again"
@@ -92,7 +90,8 @@ def _print_plan(settings: Settings, plan: RebuildPlan) -> None:
     print(f"topic    {topic!r} {text}")
     if plan.missing:
         print(f"to write {_ranges(plan.missing)}")
-        print(f"lost     every record that was acknowledged beyond the ledger: {_beyond(plan)}")
+        ends = "; ".join(f"partition {n} from offset {plan.ledger[n]} on" for n in sorted(plan.missing))
+        print(f"lost     every record that was acknowledged beyond the ledger: {ends}")
         if plan.planned is None:
             print(
                 "unknown  what Spark had planned: no checkpoint on a local disk can be read. Delete one that is"
@@ -104,10 +103,8 @@ def _print_plan(settings: Settings, plan: RebuildPlan) -> None:
 
 def _print_done(settings: Settings, plan: RebuildPlan, done: Rebuilt) -> None:
     if done.written:
-        rate = done.written / max(done.seconds, 0.001)
-        print(
-            f"wrote    {done.written} records in {done.seconds:.1f} s, {rate:.0f} a second, and compared them"
-        )
+        speed = f"{done.seconds:.1f} s, {done.written / max(done.seconds, 0.001):.0f} a second"
+        print(f"wrote    {done.written} records in {speed}, and compared them")
     if done.checkpoint is not None:
         print(f"moved    Spark's checkpoint, which plans lost records, to {done.checkpoint}")
     print("The log has all that the ledger has. Start the rest: ./trunkline down; ./trunkline up")
@@ -117,12 +114,6 @@ def _ranges(ranges: Mapping[int, tuple[int, int]]) -> str:
     return "; ".join(
         f"partition {number} offset {first}" + (f" to {end - 1}" if end - first > 1 else "")
         for number, (first, end) in sorted(ranges.items())
-    )
-
-
-def _beyond(plan: RebuildPlan) -> str:
-    return "; ".join(
-        f"partition {number} from offset {plan.ledger[number]} on" for number in sorted(plan.missing)
     )
 
 

@@ -20,9 +20,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 from connectors.cli.shared.actions import argument, flag
+from connectors.cli.shared.arguments import path
 from connectors.cli.shared.call import Call
 from schemas.errors import NotFound, UsageError
 from schemas.settings.settings import PROJECT_ROOT
@@ -33,7 +33,7 @@ _MODULE = "tests.faults.prove.prove_faults"
 ARGUMENTS = (
     argument("--seeds", "how many seeds (default: 1)", type=int, default=1, metavar="N"),
     argument("--first-seed", "the first of them (default: 0)", type=int, default=0, metavar="K"),
-    argument("--results", "where results are kept (default: var/prove.jsonl)", type=Path, metavar="FILE"),
+    path("--results", "where results are kept (default: var/prove.jsonl)", "FILE"),
     flag("--json", "print the sum of the results as one JSON object"),
 )
 
