@@ -136,9 +136,11 @@ class StdioWrapper:
                     await self._fail(message.id, INVALID_REQUEST, "a request with this id is open already")
                     continue
                 self._open[message.id] = None
-            elif (cancelled := _cancelled_by(message)) is not None:
+            elif isinstance(message, JSONRPCNotification) and message.method == "notifications/cancelled":
+                cancelled = cancelled_request_id_from_params(message.params)
                 # The client does not wait for the answer any more, and there may be none.
-                self._open.pop(cancelled, None)
+                if cancelled is not None:
+                    self._open.pop(cancelled, None)
             metadata = ClientMessageMetadata(headers=self._headers.of_request(message))
             await self._to_server.send(SessionMessage(message, metadata))
 
@@ -159,12 +161,6 @@ class StdioWrapper:
     async def _fail(self, identity: RequestId | None, code: int, text: str) -> None:
         error = JSONRPCError(jsonrpc="2.0", id=identity, error=ErrorData(code=code, message=text))
         await self._to_client.send(SessionMessage(error))
-
-
-def _cancelled_by(message: JSONRPCMessage) -> RequestId | None:
-    if isinstance(message, JSONRPCNotification) and message.method == "notifications/cancelled":
-        return cancelled_request_id_from_params(message.params)
-    return None
 
 
 async def serve(address: str, auth: SignedAuth) -> None:

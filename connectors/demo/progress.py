@@ -25,24 +25,20 @@ class Progress:
         self._number += 1
         self._text = text
         self._started = self._last_line = time.monotonic()
-        self._write(f"{self._head()} ...", live=True)
+        self.say(f"{self._head()} ...", live=True)
 
     def update(self, state: str) -> None:
         """Show the state of the current step."""
         line = f"{self._head()}: {state} ({self._seconds():.0f} s)"
         if self._live:
-            self._write(line, live=True)
+            self.say(line, live=True)
         elif time.monotonic() - self._last_line >= _LINE_EVERY_S:
             self._last_line = time.monotonic()
-            self._write(line)
+            self.say(line)
 
     def done(self, result: str) -> None:
         """End the current step."""
-        self._write(f"{self._head()}: {result} ({self._seconds():.1f} s)")
-
-    def say(self, line: str) -> None:
-        """Print a line of its own."""
-        self._write(line)
+        self.say(f"{self._head()}: {result} ({self._seconds():.1f} s)")
 
     def _head(self) -> str:
         return f"[{self._number}/{self._steps}] {self._text}"
@@ -50,7 +46,8 @@ class Progress:
     def _seconds(self) -> float:
         return time.monotonic() - self._started
 
-    def _write(self, line: str, *, live: bool = False) -> None:
+    def say(self, line: str, *, live: bool = False) -> None:
+        """Print a line; a `live` one is replaced by the next one on a terminal."""
         if not self._live:
             print(line, file=sys.stderr, flush=True)
         elif live:

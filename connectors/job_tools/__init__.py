@@ -1,4 +1,4 @@
-"""Tools of a job's owner: registration, secrets and brokers on this machine, and submission to an agent.
+"""Tools of a job's owner: registration, and the secrets and brokers of jobs on this machine.
 
-Must not import the gateway's packages; it uses gateway_client.
+Must not import the gateway's packages.
 """

@@ -39,11 +39,10 @@ def broker_file(secret_file: Path) -> Path:
     return secret_file.with_name(f"{secret_file.name}.broker")
 
 
-def store_broker(secret_file: Path, job_id: str, broker: Mapping[str, Any] | None) -> Path:
-    """Store the broker next to the secret and return its file. Raises TrunklineError."""
-    path = broker_file(secret_file)
-    replace_private(path, json.dumps({"job_id": job_id, "broker": named_fields(broker)}) + "\n", _WHAT)
-    return path
+def store_broker(secret_file: Path, job_id: str, broker: Mapping[str, Any] | None) -> None:
+    """Store the broker next to the secret. Raises TrunklineError."""
+    text = json.dumps({"job_id": job_id, "broker": named_fields(broker)})
+    replace_private(broker_file(secret_file), text + "\n", _WHAT)
 
 
 def find_broker(secret_file: Path, job_id: str) -> JobBroker | None:

@@ -202,9 +202,9 @@ def check_gateway(settings: Settings) -> Finding:
         if not is_started(settings, GATEWAY):
             return part
         return fail(f"{part.found}, {url}: {why}", f"trunkline logs {GATEWAY} says why")
-    if not is_started(settings, GATEWAY):
-        return _check_listeners(settings, ok(f"{url} answers"), is_ours=False)
-    return _check_listeners(settings, replace(part, found=f"{part.found}, {url} answers"), is_ours=True)
+    is_ours = is_started(settings, GATEWAY)
+    gateway = replace(part, found=f"{part.found}, {url} answers") if is_ours else ok(f"{url} answers")
+    return _check_listeners(settings, gateway, is_ours=is_ours)
 
 
 def _check_listeners(settings: Settings, gateway: Finding, *, is_ours: bool) -> Finding:
@@ -318,13 +318,10 @@ def check_commands(settings: Settings) -> Finding:
     if keys.faults:
         name, why = next(iter(keys.faults.items()))
         return warn(f"{folder}: {name}: {why}", "correct or remove it")
-    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    client.settimeout(_CONNECT_S)
     try:
-        with address_of(path) as address:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client, address_of(path) as address:
+            client.settimeout(_CONNECT_S)
             client.connect(address)
     except OSError as error:
         return fail(f"{path}: {error.strerror or error}", f"trunkline logs {GATEWAY} says why")
-    finally:
-        client.close()
     return ok(f"{path}, keys: {', '.join(key.name for key in keys.keys.values())}")

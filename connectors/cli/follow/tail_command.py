@@ -74,14 +74,8 @@ def run(call: Call) -> int:
     if call.n < 0:
         raise UsageError("-n: expected a number of rows, 0 or more")
     kind, name = call.stream or (None, None)
-    where = LedgerFilter(
-        stream_kind=kind,
-        stream_id=name,
-        verdict=call.verdict,
-        reason=call.reason,
-        door=call.door,
-        type=call.type,
-    )
+    wanted = {field: getattr(call, field) for field in ("verdict", "reason", "door", "type")}
+    where = LedgerFilter(stream_kind=kind, stream_id=name, **wanted)
     columns = JSON_COLUMNS if call.json else LINE_COLUMNS
     reader = LedgerReader(call.settings)
     if call.no_follow or reader.exists():

@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from connectors.cli.shared.actions import Actions, argument, flag
-from connectors.cli.shared.arguments import JOB, REASON, duration, limit, path, request_id
-from connectors.cli.shared.broker_options import BROKER, read_broker
+from connectors.cli.shared.arguments import BROKER, JOB, REASON, duration, limit, path, read_broker, request_id
 from connectors.cli.shared.call import Call, Columns
 from connectors.cli.shared.files import new_private_file
 from connectors.cli.shared.text_table import age_of, fields
@@ -33,7 +32,7 @@ from connectors.terminal.terminal_text import escaped
 from schemas.streams.job.job_registry import JOB_STATES
 
 if TYPE_CHECKING:
-    from schemas.settings.settings import Settings
+    pass
 
 _SECRET_FILE: Final = path(
     "--secret-file",
@@ -62,7 +61,7 @@ def _register(call: Call) -> int:
     body = {"description": call.description, "session": call.session, "broker": broker, "notify": notify}
     with new_private_file(call.secret_file, "--secret-file") as file:
         job = call.post("jobs", **body)
-        stored = _store_grant(job, broker, call.secret_file, file, call.settings)
+        stored = _store_grant(call, job, broker, file)
     answer = {"job_id": job["job_id"], **stored, "position": job["position"]}
     return call.print_answer(answer, f"job     {job['job_id']}", *_grant_lines(broker, stored))
 
@@ -75,7 +74,7 @@ def _pick(call: Call) -> int:
     with new_private_file(call.secret_file, "--secret-file") as file:
         job = call.post("jobs", "pick", session=call.session)
         broker = job["broker"]
-        stored = _store_grant(job, broker, call.secret_file, file, call.settings)
+        stored = _store_grant(call, job, broker, file)
     rest = {name: value for name, value in job.items() if name != "secret"}
     return call.print_answer(
         {**rest, "broker": None if broker is None else shown_fields(broker), **stored},
@@ -163,27 +162,23 @@ def _submit(call: Call) -> int:
 
 
 def _store_grant(
-    job: dict[str, Any],
-    broker: Mapping[str, Any] | None,
-    path: Path | None,
-    file: IO[str] | None,
-    settings: Settings,
+    call: Call, job: dict[str, Any], broker: Mapping[str, Any] | None, file: IO[str] | None
 ) -> dict[str, str]:
     """Store a job's secret and broker. Return the parts that may be shown, and the names of the files."""
     from connectors.job_tools.job_brokers import broker_file, store_broker
     from connectors.job_tools.job_secrets import secret_path, store_secret
 
     job_id = job["job_id"]
-    beside = secret_path(settings, job_id) if path is None else path
+    beside = call.secret_file or secret_path(call.settings, job_id)
     shown = {"broker_file": str(broker_file(beside))} if broker else {}
-    if broker or path is None:
+    if broker or file is None:
         # The broker first, so that a program that finds the secret also finds the job's broker.
         store_broker(beside, job_id, broker)
-    if path is None or file is None:
-        kept = store_secret(settings, job_id, job["secret"])
+    if file is None:
+        kept = store_secret(call.settings, job_id, job["secret"])
         return {"secret": job["secret"], "secret_file": str(kept), **shown}
     file.write(job["secret"] + "\n")
-    return {"secret_file": str(path), **shown}
+    return {"secret_file": str(call.secret_file), **shown}
 
 
 def _grant_lines(broker: Mapping[str, Any] | None, stored: dict[str, str]) -> list[str]:

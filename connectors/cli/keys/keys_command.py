@@ -30,7 +30,7 @@ from connectors.terminal.terminal_text import escaped
 from schemas.errors import Refused, UsageError
 
 if TYPE_CHECKING:
-    from schemas.settings.settings import Settings
+    pass
 
 ACTIONS: Final = Actions()
 _KINDS: Final = Actions()
@@ -106,7 +106,7 @@ def _job(call: Call) -> int:
         raise UsageError(f"--secret-file: there is no folder {file.parent}")
     effect, overlap_s = "the job has its new secret", round(call.overlap)
     answer = call.post_named("jobs", call.job, "secret", possible_effect=effect, overlap_s=overlap_s)
-    shown = _store_secret(call.job, file, call.settings, answer)
+    shown = _store_secret(call, answer)
     rest = {name: value for name, value in answer.items() if name not in ("secret", "request_id")}
     lines = [
         f"job     {call.job}",
@@ -122,18 +122,18 @@ def _job(call: Call) -> int:
     return call.print_answer({**rest, **shown, "request_id": answer["request_id"]}, *lines)
 
 
-def _store_secret(job: str, path: Path | None, settings: Settings, answer: dict[str, Any]) -> dict[str, str]:
-    """Write the secret to `path`, and where this machine keeps the old one. Return the parts to show."""
+def _store_secret(call: Call, answer: dict[str, Any]) -> dict[str, str]:
+    """Write the secret to its file, and where this machine keeps the old one. Return the parts to show."""
     from connectors.job_tools.job_secrets import find_secret, replace_private, store_rotated
 
-    secret = answer["secret"]
-    shown = {"secret_file": str(path)}
-    if path is not None:
-        replace_private(path, secret + "\n", "the job's secret")
-    if path is None or find_secret(settings, job) is not None:
+    secret, file = answer["secret"], call.secret_file
+    shown = {"secret_file": str(file)}
+    if file is not None:
+        replace_private(file, secret + "\n", "the job's secret")
+    if file is None or find_secret(call.settings, call.job) is not None:
         ends_at = datetime.fromisoformat(answer["old_secret_ends_at"]).timestamp()
-        kept = store_rotated(settings, job, secret, ends_at)
-        if path is None:
+        kept = store_rotated(call.settings, call.job, secret, ends_at)
+        if file is None:
             shown = {"secret": secret, "secret_file": str(kept)}
     return shown
 

@@ -29,7 +29,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from connectors.cli.shared.actions import Actions, argument
+from connectors.cli.shared.actions import Actions, Argument, argument
 from connectors.cli.shared.arguments import limit, name_of, request_id
 from connectors.cli.shared.call import Call, Columns
 from connectors.cli.shared.files import STANDARD_INPUT, read_given
@@ -55,9 +55,12 @@ def _mailbox_text(text: str) -> str:
     return text
 
 
-_MAILBOX: Final = argument(
-    "mailbox", "the mailbox; NAME alone is default/NAME", type=_mailbox_text, metavar="REALM/NAME"
-)
+def _mailbox_argument(text: str = "", **options: Any) -> Argument:
+    """Return the argument for a mailbox; `text` ends its help."""
+    text = f"the mailbox; NAME alone is default/NAME{text}"
+    return argument("mailbox", text, type=_mailbox_text, metavar="REALM/NAME", **options)
+
+
 _PAYLOAD: Final = (
     argument("type", "the kind of message, e.g. ask"),
     argument("payload", "any JSON; - reads it from standard input, @FILE from a file", nargs="?"),
@@ -75,9 +78,8 @@ ACTIONS: Final = Actions()
 )
 def _send(call: Call) -> int:
     """Put a message into a mailbox."""
-    effect = "the message was delivered"
     body = {"recipient": call.recipient, "type": call.type, "payload": _content(call)}
-    answer = call.post_named("messages", possible_effect=effect, **body)
+    answer = call.post_named("messages", possible_effect="the message was delivered", **body)
     text = f"message {escaped(answer['message_id'])} lies in the mailbox of {escaped(call.recipient)}"
     return call.print_answer(answer, text)
 
@@ -90,9 +92,8 @@ def _send(call: Call) -> int:
 )
 def _broadcast(call: Call) -> int:
     """Put a message into the mailbox of all who take part and of the operator, except the sender's."""
-    path, effect = ("messages", "broadcast"), "messages were delivered"
     body = {"type": call.type, "payload": _content(call)}
-    answer = call.post_named(*path, possible_effect=effect, **body)
+    answer = call.post_named("messages", "broadcast", possible_effect="messages were delivered", **body)
     text = f"broadcast {escaped(answer['broadcast_id'])} lies in {answer['recipients']} mailboxes"
     return call.print_answer(answer, text)
 
@@ -183,14 +184,7 @@ _MESSAGE_COLUMNS: Final[Columns] = {
 
 
 @ACTIONS.add(
-    argument(
-        "mailbox",
-        "the mailbox; NAME alone is default/NAME (default: default/operator)",
-        type=_mailbox_text,
-        nargs="?",
-        default="operator",
-        metavar="REALM/NAME",
-    ),
+    _mailbox_argument(" (default: default/operator)", nargs="?", default="operator"),
     limit(),
     example="trunkline messages peek default/echo",
 )
@@ -201,7 +195,7 @@ def _peek(call: Call) -> int:
 
 
 @ACTIONS.add(
-    _MAILBOX,
+    _mailbox_argument(),
     request_id("the same clearing, and takes out nothing more"),
     example="trunkline messages clear default/echo",
 )
