@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from connectors.job_tools.job_secrets import KeptSecrets
+from connectors.job_tools.job_files import KeptSecrets
 from connectors.mqtt_bridge.bridge_records import job_event_record
 from schemas.fold.entries import Entries
 from schemas.fold.life_cycles import COMPLETED

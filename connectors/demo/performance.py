@@ -9,9 +9,8 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -81,8 +80,8 @@ def perform(settings: Settings, jobs: int, progress: Progress, tick: Tick) -> Pe
     reader = LedgerReader(settings)
     before = reader.version()
     started = datetime.now(UTC)
-    picked: list[str] = []
     with Publisher(settings) as publisher, UnrulyConnection(role_mqtt(settings, OPERATOR)) as unruly:
+        stage = Stage(settings, publisher, unruly, progress, tick)
         progress.begin(f"Register {jobs} jobs through Kafka")
         actors = _register(settings, publisher, jobs)
         progress.done("registered, each has its account at the MQTT broker")
@@ -94,16 +93,11 @@ def perform(settings: Settings, jobs: int, progress: Progress, tick: Tick) -> Pe
             payload_limit_bytes=settings.limits.payload_bytes,
         )
         progress.begin(f"Agents and unruly clients send {plan.sent} events over MQTT")
-
-        def report(sent: int) -> None:
-            tick()
-            progress.update(f"{sent} of {plan.sent}")
-
-        deliveries = play(plan, Stage(settings, publisher, unruly, picked), report)
+        deliveries = play(plan, stage)
         progress.done(f"all {len(deliveries)} are in Kafka")
         receipts = unruly.receipts()
     progress.begin("Wait until the ledger has all of them")
-    missing = _wait(reader, -1 if before is None else before, plan, deliveries, progress, tick)
+    missing = _wait(stage, reader, -1 if before is None else before, plan, deliveries)
     progress.done("it has them" if not missing else f"{missing} are missing")
     progress.begin("Compare the ledger with the plan")
     where = LedgerFilter(since=started - _CLOCK_MARGIN)
@@ -111,7 +105,7 @@ def perform(settings: Settings, jobs: int, progress: Progress, tick: Tick) -> Pe
     own = in_scope(every, deliveries, plan.states)
     outcome = compare(own, deliveries, plan.states)
     report_of_receipts = check_receipts(receipts, own)
-    ended = sessions_end(settings, picked, tick)
+    ended = sessions_end(settings, stage.picked, tick)
     differences = [*outcome.differences, *report_of_receipts.differences, *ended.differences]
     lines = ended.lines
     progress.done(_result(differences))
@@ -161,12 +155,7 @@ def _register(settings: Settings, publisher: Publisher, jobs: int) -> list[Actor
 
 
 def _wait(
-    reader: LedgerReader,
-    after_version: int,
-    plan: Plan,
-    deliveries: list[Delivery],
-    progress: Progress,
-    tick: Tick,
+    stage: Stage, reader: LedgerReader, after_version: int, plan: Plan, deliveries: list[Delivery]
 ) -> int:
     """Follow the ledger until every message has its row, or no row came for `QUIET_LIMIT_S`.
 
@@ -184,8 +173,8 @@ def _wait(
         return still_missing(found, deliveries) + max(0, other)
 
     def stop() -> bool:
-        tick()
-        progress.update(f"{len(deliveries) + records - left} of {len(deliveries) + records} rows")
+        stage.tick()
+        stage.progress.update(f"{len(deliveries) + records - left} of {len(deliveries) + records} rows")
         return left == 0 or time.monotonic() - last_news > QUIET_LIMIT_S
 
     left = missing()
@@ -197,19 +186,20 @@ def _wait(
 
 @dataclass(frozen=True)
 class Stage:
-    """The parts that the scripts use. `picked` receives the sessions that picked a job."""
+    """The parts that a run uses. `picked` receives the sessions that picked a job."""
 
     settings: Settings
     publisher: Publisher
     unruly: UnrulyConnection
-    picked: list[str]
+    progress: Progress
+    tick: Tick
+    picked: list[str] = field(default_factory=list)
 
 
-def play(plan: Plan, stage: Stage, progress: Callable[[int], None]) -> list[Delivery]:
+def play(plan: Plan, stage: Stage) -> list[Delivery]:
     """Play all scripts, four at once, and each in its order. Return the events that were sent.
 
-    `progress` is called ten times a second from this thread with the number of events sent so far. Raises the
-    error of the first script that fails: BackboneUnreachable, Refused.
+    Raises the error of the first script that fails: BackboneUnreachable, Refused.
     """
     stopping = threading.Event()
     sent: list[Delivery] = []
@@ -220,7 +210,8 @@ def play(plan: Plan, stage: Stage, progress: Callable[[int], None]) -> list[Deli
             done, waiting = wait(waiting, _TICK_S, FIRST_EXCEPTION)
             for future in done:
                 future.result()
-            progress(len(sent))
+            stage.tick()
+            stage.progress.update(f"{len(sent)} of {plan.sent}")
     finally:
         stopping.set()
         threads.shutdown(wait=False, cancel_futures=True)

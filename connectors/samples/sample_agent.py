@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterable
 
 from connectors.agent_sdk.mqtt_publisher import JobPublisher
-from connectors.job_tools.job_brokers import with_job_broker
+from connectors.job_tools.job_files import with_job_broker
 from schemas.errors import TrunklineError, UsageError
 from schemas.keys.umask import keep_files_private
 from schemas.settings.settings import load_settings

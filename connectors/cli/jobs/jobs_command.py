@@ -69,7 +69,7 @@ def _register(call: Call) -> int:
 @ACTIONS.add(argument("--session", "the session that takes it", required=True, metavar="NAME"), _SECRET_FILE)
 def _pick(call: Call) -> int:
     """Take the oldest pending job that a session may have."""
-    from connectors.job_tools.job_brokers import shown_fields
+    from connectors.job_tools.job_files import shown_fields
 
     with new_private_file(call.secret_file, "--secret-file") as file:
         job = call.post("jobs", "pick", session=call.session)
@@ -165,8 +165,7 @@ def _store_grant(
     call: Call, job: dict[str, Any], broker: Mapping[str, Any] | None, file: IO[str] | None
 ) -> dict[str, str]:
     """Store a job's secret and broker. Return the parts that may be shown, and the names of the files."""
-    from connectors.job_tools.job_brokers import broker_file, store_broker
-    from connectors.job_tools.job_secrets import secret_path, store_secret
+    from connectors.job_tools.job_files import broker_file, secret_path, store_broker, store_secret
 
     job_id = job["job_id"]
     beside = call.secret_file or secret_path(call.settings, job_id)
@@ -198,7 +197,7 @@ def _grant_lines(broker: Mapping[str, Any] | None, stored: dict[str, str]) -> li
 
 def _broker_text(broker: Mapping[str, Any]) -> str:
     """Return a job's broker on one line, without its password, sealed or not."""
-    from connectors.job_tools.job_brokers import shown_fields
+    from connectors.job_tools.job_files import shown_fields
 
     shown = {name: value for name, value in shown_fields(broker).items() if name != "sealed_password"}
     return ", ".join(f"{name} {escaped(str(value))}" for name, value in shown.items())

@@ -22,8 +22,7 @@ from connectors.cli.shared.call import Call
 from connectors.cli.shared.files import STANDARD_INPUT
 from connectors.cli.shared.text_table import print_json
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.job_tools.job_brokers import store_broker
-from connectors.job_tools.job_secrets import secret_path, store_secret
+from connectors.job_tools.job_files import secret_path, store_broker, store_secret
 from connectors.processes.process_tree import clean_environment
 from connectors.processes.session_host import GRACE_S, OWN_END_S, SessionHost
 from connectors.processes.session_registry_client import create_session, refuse_taken

@@ -29,8 +29,7 @@ from connectors.agent_sdk.mqtt_publisher import JobPublisher, Receipt
 from connectors.cli.shared.actions import argument, flag
 from connectors.cli.shared.arguments import path
 from connectors.cli.shared.call import Call
-from connectors.job_tools.job_brokers import with_job_broker
-from connectors.job_tools.job_secrets import find_secret
+from connectors.job_tools.job_files import find_secret, with_job_broker
 from schemas.errors import UsageError
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_event import EVENTS

@@ -22,8 +22,14 @@ from connectors.agent_sdk.job_watcher import EXIT_TIMED_OUT, JobWatcher, Outcome
 from connectors.cli.shared.notes import Notes
 from connectors.gateway_client.event_stream import GAP, SETTLED, EventStream
 from connectors.gateway_client.gateway_client import GatewayClient, path_of, reachable
-from connectors.job_tools.job_brokers import JobBroker, find_broker
-from connectors.job_tools.job_secrets import find_secret, kept_secrets, secret_path, stored_jobs
+from connectors.job_tools.job_files import (
+    JobBroker,
+    find_broker,
+    find_secret,
+    kept_secrets,
+    secret_path,
+    stored_jobs,
+)
 from connectors.mqtt_link.broker_settings import broker_name, same_broker
 from connectors.mqtt_link.mqtt_credentials import DELEGATOR, role_mqtt
 from connectors.mqtt_link.topics import events_filter, events_topic, job_id_of

@@ -124,7 +124,7 @@ def _job(call: Call) -> int:
 
 def _store_secret(call: Call, answer: dict[str, Any]) -> dict[str, str]:
     """Write the secret to its file, and where this machine keeps the old one. Return the parts to show."""
-    from connectors.job_tools.job_secrets import find_secret, replace_private, store_rotated
+    from connectors.job_tools.job_files import find_secret, replace_private, store_rotated
 
     secret, file = answer["secret"], call.secret_file
     shown = {"secret_file": str(file)}

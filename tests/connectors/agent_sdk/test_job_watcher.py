@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from connectors.agent_sdk.job_watcher import JobWatcher, Outcomes, Sight, Timers
-from connectors.job_tools.job_secrets import KeptSecrets, kept_secrets, secret_path, store_rotated, store_secret
+from connectors.job_tools.job_files import KeptSecrets, kept_secrets, secret_path, store_rotated, store_secret
 from connectors.mqtt_bridge.bridge_records import job_event_record
 from connectors.mqtt_link.topics import events_topic
 from schemas.fold.entries import Entries

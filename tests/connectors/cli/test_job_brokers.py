@@ -14,8 +14,14 @@ from typing import Any
 import pytest
 
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.job_tools.job_brokers import broker_file, find_broker, store_broker, with_job_broker
-from connectors.job_tools.job_secrets import secret_path, store_secret
+from connectors.job_tools.job_files import (
+    broker_file,
+    find_broker,
+    secret_path,
+    store_broker,
+    store_secret,
+    with_job_broker,
+)
 from connectors.local_stack import free_port
 from connectors.mqtt_accounts.mosquitto_files import password_line
 from connectors.processes.session_host import SessionHost

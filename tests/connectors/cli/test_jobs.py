@@ -11,7 +11,7 @@ import pytest
 
 from connectors.agent_sdk.mqtt_publisher import JobPublisher
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.job_tools.job_secrets import secret_path
+from connectors.job_tools.job_files import secret_path
 from schemas.keys.sealing import job_secret_purpose
 from schemas.settings.settings import Settings
 from schemas.wire.ids import is_job_id

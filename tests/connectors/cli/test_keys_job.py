@@ -12,7 +12,7 @@ import pytest
 
 from connectors.agent_sdk.mqtt_publisher import JobPublisher
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.job_tools.job_secrets import kept_secrets, secret_path
+from connectors.job_tools.job_files import kept_secrets, secret_path
 from schemas.keys.mqtt_password import job_user
 from schemas.settings.settings import Settings
 from tests.connectors.cli.conftest import CommandLine

@@ -13,7 +13,7 @@ from paho.mqtt.publish import single
 
 from connectors.agent_sdk.mqtt_publisher import JobPublisher
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
-from connectors.job_tools.job_secrets import store_secret
+from connectors.job_tools.job_files import store_secret
 from connectors.mqtt_link.topics import events_topic
 from schemas.settings.settings import Settings
 from schemas.wire.signing import sign_event
