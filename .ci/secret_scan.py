@@ -64,7 +64,6 @@ EXEMPT = (
         "schemas/wire/unsafe_text.py", (AWS, PRIVATE_KEY, BASIC_AUTH), "examples of what the mask must find"
     ),
     Exempt("schemas/settings/reference.py", (KEYWORD,), "the name of a type", "secret"),
-    Exempt("connectors/cli/agents/mqtt_mailboxes.py", (KEYWORD,), "names of fields", "password|secret"),
     Exempt("connectors/.*", (KEYWORD,), "the name of a variable", "TRUNKLINE_[A-Z_]+"),
 )
 FILTERS = (

@@ -23,7 +23,7 @@ def start_session(
     """Start the session; one a process. `work_dir` takes all that Spark writes beside tables."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     # Spark's JVM looks up there what `kafka_at` says.
-    os.environ[PASSWORD_VARIABLE] = KAFKA_PASSWORD
+    os.environ.setdefault(PASSWORD_VARIABLE, KAFKA_PASSWORD)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     arguments = [
         *("--properties-file", str(ROOT / "conf" / "spark-defaults.conf")),

@@ -7,6 +7,7 @@ of the query: its plans, its progress, the command lines of its processes.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import psutil
 
 from jobs.settle_events import read_records
+from schemas.log_access.kafka_clients import PASSWORD_VARIABLE, kafka_password
 from schemas.settings.settings import load_settings
 from tests.spark_session import start_session
 
@@ -30,9 +32,11 @@ def command_lines() -> list[list[str]]:
 
 def main(work_dir: Path) -> None:
     """Read what is there and end."""
+    settings = load_settings()
+    os.environ[PASSWORD_VARIABLE] = kafka_password(settings.kafka)
     spark = start_session(work_dir)
     spark.sparkContext.setLogLevel("INFO")
-    records = read_records(spark, load_settings())
+    records = read_records(spark, settings)
     writer = records.select("value").writeStream.format("memory").queryName("found")
     query = writer.option("checkpointLocation", str(work_dir / "checkpoint")).trigger(availableNow=True).start()
     query.awaitTermination(60)
