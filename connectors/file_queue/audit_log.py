@@ -8,7 +8,7 @@ import os
 import stat
 
 from connectors.file_queue.message_record import stamp, to_line
-from connectors.file_queue.session_files import FILE_MODE, append
+from connectors.file_queue.session_files import append, open_fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,21 +24,16 @@ def write_audit(root: str, op: str, **fields: Any) -> str | None:
     """
     path = f"{root}/{AUDIT}"
     try:
-        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, FILE_MODE)
-    except OSError as error:
-        return f"the audit {path} was not written: {error.strerror}"
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return f"the audit {path} was not written: it is not a regular file"
-        # Sessions have locks of their own but share this file, so the file itself is locked.
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        try:
-            append(fd, to_line({"ts": stamp(), "op": op, **fields}))
-        finally:
-            fcntl.flock(fd, fcntl.LOCK_UN)
+        with open_fd(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK) as fd:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return f"the audit {path} was not written: it is not a regular file"
+            # Sessions have locks of their own but share this file, so the file itself is locked.
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            try:
+                append(fd, to_line({"ts": stamp(), "op": op, **fields}))
+            finally:
+                fcntl.flock(fd, fcntl.LOCK_UN)
     except Exception as error:  # noqa: BLE001 - see above
         why = os.strerror(error.errno or errno.EIO) if isinstance(error, OSError) else str(error)
         return f"the audit {path} was not written: {why}"
-    finally:
-        os.close(fd)
     return None

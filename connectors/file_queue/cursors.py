@@ -14,9 +14,11 @@ from connectors.file_queue.message_record import is_name
 from connectors.file_queue.queue_errors import QueueError
 from connectors.file_queue.session_files import (
     CURSORS,
-    FILE_MODE,
+    FOLDER,
     MESSAGES,
+    OpenFile,
     SessionFolder,
+    open_fd,
     read_range,
     replace_file,
 )
@@ -35,10 +37,8 @@ def read_cursor(folder: SessionFolder, agent_id: str) -> int | None:
     fd = folder.open_file(agent_id + SUFFIX, CURSORS)
     if fd is None:
         return None
-    try:
+    with fd:
         text = read_range(fd, 0, 64)
-    finally:
-        os.close(fd)
     if not _is_cursor(text):
         raise QueueError(
             f"the cursor {folder.path}/{CURSORS}/{agent_id}{SUFFIX} is not whole. Write to it the offset in "
@@ -49,24 +49,17 @@ def read_cursor(folder: SessionFolder, agent_id: str) -> int | None:
 
 def write_cursor(folder: SessionFolder, agent_id: str, offset: int) -> None:
     """Write an agent's offset to the disk. After the return it is safe from a power cut."""
-    cursors = folder.open_folder(CURSORS)
-    try:
+    with folder.open_folder(CURSORS) as cursors:
         replace_file(cursors, agent_id + SUFFIX, b"%019d\n" % offset)
-    finally:
-        os.close(cursors)
 
 
 def agents(folder: SessionFolder) -> list[str]:
     """Return the agents that have a cursor."""
     try:
-        cursors = os.open(CURSORS, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder.fd)
+        with open_fd(CURSORS, FOLDER, folder.fd) as cursors, os.scandir(cursors) as entries:
+            names = [entry.name for entry in entries]
     except FileNotFoundError:
         return []
-    try:
-        with os.scandir(cursors) as entries:
-            names = [entry.name for entry in entries]
-    finally:
-        os.close(cursors)
     found = (name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX))
     return sorted(agent for agent in found if is_name(agent))
 
@@ -92,18 +85,18 @@ def restart_cursors(folder: SessionFolder) -> None:
             write_cursor(folder, agent, 0)
 
 
-def open_messages(folder: SessionFolder) -> int:
+def open_messages(folder: SessionFolder) -> OpenFile:
     """Open the session's file of messages for appending, under the lock.
 
     If the file is missing but has cursors, it was deleted, and all consumers begin anew. The names of all
     folders are synced to the disk before the first line is written.
     """
-    flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+    flags = os.O_RDWR | os.O_APPEND | os.O_NONBLOCK
     try:
-        fd = os.open(MESSAGES, flags, dir_fd=folder.fd)
+        fd = open_fd(MESSAGES, flags, folder.fd)
     except FileNotFoundError:
         restart_cursors(folder)
-        fd = os.open(MESSAGES, flags | os.O_CREAT, FILE_MODE, dir_fd=folder.fd)
+        fd = open_fd(MESSAGES, flags | os.O_CREAT, folder.fd)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", MESSAGES)

@@ -25,11 +25,13 @@ from connectors.file_queue.queue_errors import QueueError
 from connectors.file_queue.session_files import (
     BODIES,
     CHUNK_BYTES,
-    FILE_MODE,
+    FOLDER,
     MESSAGES,
     PLAN,
+    REWRITE,
     SessionFolder,
     complete_lines,
+    open_fd,
     read_range,
     remove,
     replace_file,
@@ -99,12 +101,10 @@ def expire_messages(folder: SessionFolder, now: float, step: Callable[[str], Non
     fd = folder.open_file(MESSAGES)
     if fd is None:
         return 0, 0
-    try:
+    with fd:
         end = os.fstat(fd).st_size
         scan = _Scan(fd, end, now)
         plan = _compact(folder, fd, end, scan, step) if scan.count else None
-    finally:
-        os.close(fd)
     if plan is not None:
         _finish(folder, plan, step)
     return scan.count, remove_orphans(folder, scan.named, now, step)
@@ -144,11 +144,9 @@ def finish_expire(folder: SessionFolder, step: Callable[[str], None]) -> int | N
     fd = folder.open_file(PLAN)
     if fd is None:
         return None
-    try:
+    with fd:
         plan = _read_plan(read_range(fd, 0, _PLAN_LIMIT), folder)
-    finally:
-        os.close(fd)
-    if _exists(folder, NEW):
+    if folder.has(NEW):
         # The plan first: a plan without the new file counts as carried out.
         remove(PLAN, folder.fd)
         os.fsync(folder.fd)
@@ -176,29 +174,22 @@ def _finish(folder: SessionFolder, plan: dict[str, Any], step: Callable[[str], N
 
 def _write_new(folder: SessionFolder, fd: int, kept: list[tuple[int, int]]) -> None:
     old = os.fstat(fd)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-    new = os.open(NEW, flags, FILE_MODE, dir_fd=folder.fd)
-    try:
+    with open_fd(NEW, REWRITE, folder.fd) as new:
         os.fchmod(new, old.st_mode & 0o777)
         if os.geteuid() == 0:
             os.fchown(new, old.st_uid, old.st_gid)  # its owner goes on using it
         for start, stop in kept:
             _copy(fd, new, start, stop)
         os.fsync(new)
-    finally:
-        os.close(new)
 
 
 def _copy_growth(folder: SessionFolder, fd: int, end: int) -> None:
     # A writer that does not use the lock may have appended to the old file. Later appends are lost.
     if os.fstat(fd).st_size <= end:
         return
-    new = os.open(NEW, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, dir_fd=folder.fd)
-    try:
+    with open_fd(NEW, os.O_WRONLY | os.O_APPEND, folder.fd) as new:
         _copy(fd, new, end, os.fstat(fd).st_size)
         os.fsync(new)
-    finally:
-        os.close(new)
 
 
 def _copy(old: int, new: int, start: int, stop: int) -> None:
@@ -215,7 +206,10 @@ def _read_plan(text: bytes, folder: SessionFolder) -> dict[str, Any]:
         plan = json.loads(text)
         cursors, side_files = plan["cursors"], plan["side_files"]
         if (
-            all(is_name(agent) and type(offset) is int and offset >= 0 for agent, offset in cursors.items())
+            all(
+                is_name(agent) and type(offset) is int and 0 <= offset < 10**19
+                for agent, offset in cursors.items()
+            )
             and all(
                 isinstance(name, str) and name.endswith(".txt") and is_name(name.removesuffix(".txt"))
                 for name in side_files
@@ -229,14 +223,6 @@ def _read_plan(text: bytes, folder: SessionFolder) -> dict[str, Any]:
         f"{folder.path}/{PLAN} is not a valid plan of an expire: it was changed. Check the agents' offsets in "
         "cursors/, correct them by hand, and delete the plan."
     )
-
-
-def _exists(folder: SessionFolder, name: str) -> bool:
-    try:
-        os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def names_in(line: bytes, message: dict[str, Any] | None) -> set[str]:
@@ -256,7 +242,7 @@ def remove_orphans(folder: SessionFolder, named: Set[str], now: float, step: Cal
     While a sender is between its side-file and its line, none is deleted; a later expire deletes them.
     """
     try:
-        bodies = os.open(BODIES, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder.fd)
+        bodies = open_fd(BODIES, FOLDER, folder.fd)
     except FileNotFoundError:
         return 0
     removed = 0

@@ -13,7 +13,7 @@ import os
 import time
 
 from connectors.file_queue.audit_log import AUDIT, write_audit
-from connectors.file_queue.cursors import open_messages
+from connectors.file_queue.cursors import open_messages, read_cursor, write_cursor
 from connectors.file_queue.message_record import (
     BODY_LIMIT,
     CARRIED,
@@ -33,6 +33,7 @@ from connectors.file_queue.queue_errors import DiskErrors, QueueDisabledError, Q
 from connectors.file_queue.queue_settings import DEFAULT_SENDER, QueueSettings, checked_threshold, is_disabled
 from connectors.file_queue.session_files import (
     MESSAGES,
+    PLAN,
     SessionFolder,
     append,
     complete_lines,
@@ -81,11 +82,8 @@ class Queue:
         self._session = settings.session
         self.agent_id = settings.agent_id
         self._sender = settings.agent_id or DEFAULT_SENDER
-        self.body_threshold = (
-            settings.body_threshold
-            if body_threshold is None
-            else checked_threshold(body_threshold, "body_threshold")
-        )
+        threshold = settings.body_threshold if body_threshold is None else body_threshold
+        self.body_threshold = checked_threshold(threshold, "body_threshold")
         self.fsync = settings.fsync if fsync is None else fsync
         self.audit_error: str | None = None
         self._step = step
@@ -129,24 +127,11 @@ class Queue:
             "ttl_s": checked_ttl(ttl_s),
         }
         where = self._named(session)
-        text = _encoded(body)
-        side_file = f"{record['msg_id']}.txt" if len(text) > self.body_threshold else None
-        if side_file:
-            record["body"] = reference(record["msg_id"])
+        line, side_file, text = self._line(record)
         with DiskErrors("the message", self._root), SessionFolder(self._root, where, create=True) as folder:
-            self._append(folder, where, to_line(record), side_file, text)
-        self._audit(
-            "send",
-            session=where,
-            msg_id=record["msg_id"],
-            topic=topic,
-            to=to,
-            **{"from": record["from"]},
-            body_bytes=len(text),
-            externalized=side_file is not None,
-            ttl_s=ttl_s,
-        )
-        self._step("audited")
+            self._append(folder, where, line, side_file, text)
+        size, is_external = len(text), side_file is not None
+        self._audit_message("send", where, record, body_bytes=size, externalized=is_external, ttl_s=ttl_s)
         return str(record["msg_id"])
 
     def deliver(self, record: dict[str, Any], session: str) -> None:
@@ -156,19 +141,26 @@ class Queue:
         ValueError, QueueDisabledError, QueueError.
         """
         _check_enabled()
-        where, text = self._named(session), _encoded(record["body"])
-        side_file = f"{record['msg_id']}.txt" if len(text) > self.body_threshold else None
-        written = {**record, "body": reference(record["msg_id"])} if side_file else record
-        line = to_line({**written, **CARRIED})
+        where = self._named(session)
+        line, side_file, text = self._line({**record, **CARRIED})
         if parse_line(line[:-1]) is None:
             raise ValueError("not a message of the queue")
         with DiskErrors("the message", self._root), SessionFolder(self._root, where, create=True) as folder:
             if side_file:  # left from a delivery that was killed before its line
                 folder.remove_bodies([side_file])
             self._append(folder, where, line, side_file, text)
-        self._audit(
-            "deliver", session=where, **{name: record[name] for name in ("msg_id", "topic", "to", "from")}
-        )
+        self._audit_message("deliver", where, record)
+
+    def _line(self, record: dict[str, Any]) -> tuple[bytes, str | None, bytes]:
+        """Return a record's line, the name of its side-file if its body is long, and its body."""
+        text, msg_id = _encoded(record["body"]), record["msg_id"]
+        if len(text) <= self.body_threshold:
+            return to_line(record), None, text
+        return to_line({**record, "body": reference(msg_id)}), f"{msg_id}.txt", text
+
+    def _audit_message(self, op: str, session: str, record: dict[str, Any], **fields: Any) -> None:
+        shown = {name: record[name] for name in ("msg_id", "topic", "to", "from")}
+        self._audit(op, session=session, **shown, **fields)
         self._step("audited")
 
     def _append(
@@ -213,8 +205,6 @@ class Queue:
         The cursor moves over all lines that were read, also over messages of other topics, and is on the disk
         before this returns. Raises TopicError, ValueError, QueueError.
         """
-        from connectors.file_queue.cursors import read_cursor, write_cursor
-
         checked_name(agent_id, "the agent")
         wanted = None if topics is None else sorted({checked_topic(topic) for topic in _listed(topics)})
         where = self._named(session)
@@ -253,10 +243,10 @@ class Queue:
         fd = folder.open_file(MESSAGES)
         if fd is None:
             return [], 0
-        try:
+        with fd:
             size = os.fstat(fd).st_size
             if start >= size:
-                return [], size if start > size else start  # the file was cut, and the rest was delivered
+                return [], size  # if the file was cut, the rest was delivered
             now = time.time()
             found = []
             end = start
@@ -274,8 +264,6 @@ class Queue:
                 # If a power cut loses lines but not the cursor, new lines would be before the cursor.
                 os.fsync(fd)
             return [with_body(folder, message) for message in found], end
-        finally:
-            os.close(fd)
 
     def tail(
         self, n: int = 10, include_expired: bool = False, session: str | None = None
@@ -291,10 +279,10 @@ class Queue:
             except FileNotFoundError:
                 return []
             with folder:
-                fd = folder.open_file(MESSAGES)
-                if fd is None or n == 0:
+                fd = folder.open_file(MESSAGES) if n else None
+                if fd is None:
                     return []
-                try:
+                with fd:
                     now = time.time()
                     for line in complete_lines_backward(fd, os.fstat(fd).st_size):
                         message = parse_line(line)
@@ -302,8 +290,6 @@ class Queue:
                             found.append(with_body(folder, message))
                             if len(found) == n:
                                 break
-                finally:
-                    os.close(fd)
         return found[::-1]
 
     def expire(self, session: str | None = None) -> int:
@@ -355,7 +341,7 @@ def lock_session(folder: SessionFolder, step: Callable[[str], None] = _no_step) 
         The number of messages that this expire has removed, or None if there was nothing to finish.
     """
     folder.lock()
-    if not folder.has_plan():
+    if not folder.has(PLAN):
         return None
     from connectors.file_queue.expiry import finish_expire
 

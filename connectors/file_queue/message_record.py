@@ -24,6 +24,8 @@ EVERYBODY = (None, "all", "broadcast")
 # The longest line and the longest body that are read.
 LINE_LIMIT = BODY_LIMIT = 16 * 1024 * 1024
 
+_FIELDS = ("msg_id", "ts", "from", "to", "topic", "body", "in_reply_to", "ttl_s")
+
 # CM-01, as in schemas/wire/ids.py, which needs more than the standard library. A test compares the two.
 # Without a pattern, because compiling one takes a fifth of the time of a send.
 NAME_LIMIT = 128
@@ -125,35 +127,26 @@ def parse_line(line: bytes | None) -> dict[str, Any] | None:
 
 
 def _message(found: dict[str, Any]) -> dict[str, Any] | None:
-    reply, ttl_s, to = found.get("in_reply_to"), found.get("ttl_s"), found.get("to")
+    message = {name: found.get(name) for name in _FIELDS}
+    msg_id, ts, sender, to, topic, body, reply, ttl_s = message.values()
     try:
-        if (
-            is_name(found["msg_id"])
-            and is_name(found["from"])
+        is_valid = (
+            is_name(msg_id)
+            and is_name(sender)
             and (to is None or is_name(to))
             and (reply is None or is_name(reply))
-            and type(found["topic"]) is str
-            and found["topic"] in TOPICS
-            and type(found["ts"]) is str
-            and _seconds(found["ts"]) is not None
+            and type(topic) is str
+            and topic in TOPICS
+            and type(ts) is str
+            and _seconds(ts) is not None
             and (ttl_s is None or _is_ttl(ttl_s))
             # A lone surrogate cannot be encoded, so the message could not be passed on.
-            and type(found["body"]) is str
-            and found["body"].encode() is not None
-        ):
-            return {
-                "msg_id": found["msg_id"],
-                "ts": found["ts"],
-                "from": found["from"],
-                "to": to,
-                "topic": found["topic"],
-                "body": found["body"],
-                "in_reply_to": reply,
-                "ttl_s": ttl_s,
-            }
-    except (KeyError, ValueError):
-        pass
-    return None
+            and type(body) is str
+            and body.encode() is not None
+        )
+    except ValueError:
+        return None
+    return message if is_valid else None
 
 
 def is_expired(message: Mapping[str, Any], now: float) -> bool:

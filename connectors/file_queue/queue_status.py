@@ -42,10 +42,8 @@ def _session_status(root: str, session: str) -> dict[str, Any]:
             found["bytes"] = _bytes_of_bodies(folder)
             fd = folder.open_file(MESSAGES)
             if fd is not None:
-                try:
+                with fd:
                     _count(fd, found, per_topic)
-                finally:
-                    os.close(fd)
     except FileNotFoundError:
         pass
     return {**found, "per_topic": per_topic, "cursors": cursors}

@@ -21,9 +21,25 @@ MESSAGES, BODIES, CURSORS, LOCK = "messages.jsonl", "bodies", "cursors", ".lock"
 PLAN = "expire.plan"
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 CHUNK_BYTES = 256 * 1024
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY
+FOLDER = os.O_RDONLY | os.O_DIRECTORY
 # Non-blocking: a pipe in place of a file must not block the reader.
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+_READ = os.O_RDONLY | os.O_NONBLOCK
+REWRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+
+
+class OpenFile(int):
+    """A file descriptor. As a context manager it is closed at the end."""
+
+    def __enter__(self) -> OpenFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self)
+
+
+def open_fd(name: str, flags: int, folder: int | None = None) -> OpenFile:
+    """Open a file or a folder, never through a link. `folder` is the descriptor of the folder that it is in."""
+    return OpenFile(os.open(name, flags | os.O_NOFOLLOW, FILE_MODE, dir_fd=folder))
 
 
 class SessionFolder:
@@ -32,12 +48,12 @@ class SessionFolder:
     def __init__(self, root: str, session: str, *, create: bool) -> None:
         self.path = f"{root}/sessions/{session}"
         try:
-            self.fd = os.open(self.path, _FOLDER)
+            self.fd = os.open(self.path, FOLDER)
         except FileNotFoundError:
             if not create:
                 raise
             _make_folders(root, self.path)
-            self.fd = os.open(self.path, _FOLDER)
+            self.fd = os.open(self.path, FOLDER)
         self._lock_fd: int | None = None
         self._bodies_fd: int | None = None
 
@@ -51,7 +67,7 @@ class SessionFolder:
     def lock(self) -> None:
         """Take the session's lock. Waits while another process has it."""
         while True:
-            fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE, dir_fd=self.fd)
+            fd = open_fd(LOCK, os.O_RDWR | os.O_CREAT, self.fd)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
                 # If the file was deleted during the wait, other processes lock a new one.
@@ -80,36 +96,33 @@ class SessionFolder:
                 fcntl.flock(fd, fcntl.LOCK_UN)
                 os.close(fd)
 
-    def has_plan(self) -> bool:
-        """Return whether an interrupted expire has to be finished first."""
+    def has(self, name: str) -> bool:
+        """Return whether the session has a file of this name."""
         try:
-            os.stat(PLAN, dir_fd=self.fd, follow_symlinks=False)
+            os.stat(name, dir_fd=self.fd, follow_symlinks=False)
         except FileNotFoundError:
             return False
         return True
 
-    def open_file(self, name: str, folder: str | None = None) -> int | None:
+    def open_file(self, name: str, folder: str | None = None) -> OpenFile | None:
         """Open a regular file of the session for reading, None if it is missing. Raises OSError for a link."""
-        parent = self.fd if folder is None else self.open_folder(folder)
-        try:
-            fd = os.open(name, _READ, dir_fd=parent)
-        except FileNotFoundError:
-            return None
-        finally:
-            if parent != self.fd:
-                os.close(parent)
+        with OpenFile(os.dup(self.fd)) if folder is None else self.open_folder(folder) as parent:
+            try:
+                fd = open_fd(name, _READ, parent)
+            except FileNotFoundError:
+                return None
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise OSError(errno.EINVAL, "not a regular file", name)
         return fd
 
-    def open_folder(self, name: str) -> int:
+    def open_folder(self, name: str) -> OpenFile:
         """Open one of the session's own folders. Creates a missing one."""
         try:
-            return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=self.fd)
+            return open_fd(name, FOLDER, self.fd)
         except FileNotFoundError:
             _mkdir(name, self.fd)
-            return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=self.fd)
+            return open_fd(name, FOLDER, self.fd)
 
     def sync_path(self) -> None:
         """Sync the names of all folders down to this one to the disk."""
@@ -118,60 +131,49 @@ class SessionFolder:
         while folder not in ("", "/"):
             folder = folder.rpartition("/")[0] or "/"
             try:
-                sync_folder(folder)
+                with OpenFile(os.open(folder, FOLDER)) as fd:
+                    os.fsync(fd)
             except PermissionError:  # we have not created a folder that we may not read
                 return
 
     def write_body(self, name: str, body: bytes) -> None:
         """Write a side-file and sync it to the disk. An incomplete file is removed again."""
         self.hold_bodies()
-        folder = self.open_folder(BODIES)
-        try:
-            fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, FILE_MODE, dir_fd=folder)
-            try:
-                write_all(fd, body)
-                os.fsync(fd)
-            except BaseException:
-                os.unlink(name, dir_fd=folder)
-                raise
-            finally:
-                os.close(fd)
+        with self.open_folder(BODIES) as folder:
+            with open_fd(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder) as fd:
+                try:
+                    write_all(fd, body)
+                    os.fsync(fd)
+                except BaseException:
+                    os.unlink(name, dir_fd=folder)
+                    raise
             os.fsync(folder)
-        finally:
-            os.close(folder)
 
     def read_body(self, name: str) -> tuple[str | None, str | None]:
         """Return the text of a side-file, or else the reason why it cannot be read."""
         try:
             fd = self.open_file(name, BODIES)
-        except OSError as error:
-            return None, f"the side-file cannot be read: {error.strerror}"
-        if fd is None:
-            return None, "the side-file is missing"
-        try:
-            if os.fstat(fd).st_size > BODY_LIMIT:
-                return None, f"the side-file is longer than {BODY_LIMIT} bytes"
-            # An empty body is never in a side-file.
-            text = read_range(fd, 0, BODY_LIMIT).decode("utf-8")
-            return (text, None) if text else (None, "the side-file is empty")
+            if fd is None:
+                return None, "the side-file is missing"
+            with fd:
+                if os.fstat(fd).st_size > BODY_LIMIT:
+                    return None, f"the side-file is longer than {BODY_LIMIT} bytes"
+                # An empty body is never in a side-file.
+                text = read_range(fd, 0, BODY_LIMIT).decode("utf-8")
+                return (text, None) if text else (None, "the side-file is empty")
         except UnicodeDecodeError:
             return None, "the side-file is not UTF-8"
         except OSError as error:
             return None, f"the side-file cannot be read: {error.strerror}"
-        finally:
-            os.close(fd)
 
     def remove_bodies(self, names: list[str]) -> None:
         """Delete side-files. A missing one is no error."""
-        folder = self.open_folder(BODIES)
-        try:
+        with self.open_folder(BODIES) as folder:
             for name in names:
                 try:
                     os.unlink(name, dir_fd=folder)
                 except (FileNotFoundError, IsADirectoryError, PermissionError):
                     continue
-        finally:
-            os.close(folder)
 
 
 def append(fd: int, line: bytes) -> None:
@@ -265,16 +267,14 @@ def read_range(fd: int, start: int, limit: int) -> bytes:
 def replace_file(folder: int, name: str, data: bytes) -> None:
     """Replace a small file in one step: it has the old or the new content, also after a power cut."""
     new = f".{name}.new"
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, FILE_MODE, dir_fd=folder)
-    try:
-        write_all(fd, data)
-        os.fsync(fd)
-        os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
-        remove(new, folder)
-        raise
-    finally:
-        os.close(fd)
+    with open_fd(new, REWRITE, folder) as fd:
+        try:
+            write_all(fd, data)
+            os.fsync(fd)
+            os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            remove(new, folder)
+            raise
     os.fsync(folder)
 
 
@@ -284,15 +284,6 @@ def remove(name: str, folder: int) -> None:
         os.unlink(name, dir_fd=folder)
     except FileNotFoundError:
         return
-
-
-def sync_folder(path: str) -> None:
-    """Sync the names in a folder to the disk."""
-    fd = os.open(path, _FOLDER)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _make_folders(root: str, session_path: str) -> None:
