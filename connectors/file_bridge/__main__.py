@@ -66,12 +66,8 @@ def run(settings: Settings, stop: threading.Event, ready_file: Path | None) -> N
     if lock is None:
         return
     consumers = Consumers()
+    ready = (lambda: None) if ready_file is None else ready_file.touch
     follower = MailboxFollower(settings, stop, consumers)
-
-    def ready() -> None:
-        if ready_file is not None:
-            ready_file.touch()
-
     with lock:
         follower.start()
         try:

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,26 +47,18 @@ _STEP_MS: Final = 10
 
 
 class Consumers:
-    """The agents that read by file, by session. One thread changes them, any thread reads them."""
+    """The agents that read by file, by session. One thread replaces them as a whole, any thread reads them."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._by_session: dict[str, frozenset[str]] = {}
-
-    def replace(self, by_session: dict[str, frozenset[str]]) -> None:
-        """Set all consumers."""
-        with self._lock:
-            self._by_session = by_session
+        self.by_session: dict[str, frozenset[str]] = {}
 
     def all(self) -> list[tuple[str, str]]:
         """Return session and name of each consumer."""
-        with self._lock:
-            return [(session, name) for session, names in self._by_session.items() for name in names]
+        return [(session, name) for session, names in self.by_session.items() for name in names]
 
     def has(self, session: str, name: str) -> bool:
         """Return whether a consumer of this name reads in this session."""
-        with self._lock:
-            return name in self._by_session.get(session, ())
+        return name in self.by_session.get(session, ())
 
 
 class FileBridge:
@@ -135,8 +128,8 @@ class FileBridge:
         left = {name: self._carrier(name) for name in names if not self._waiting.waits(name)}
         behind = set(names) - left.keys()
         behind |= self._each(left, self._find_consumers)
-        self._consumers.replace({name: self._found[name] for name in names if name in self._found})
         self._forget_gone(names)
+        self._consumers.by_session = dict(self._found)
         behind |= self._each(left, self._carry_late)
         until = time.monotonic() + _LOOK_S
         while left and not self._stop.is_set() and time.monotonic() < until:
@@ -224,9 +217,7 @@ class FileBridge:
             self._save()
 
     def _carrier(self, session: str) -> SessionCarrier:
-        def known(realm: str, message_ids: Sequence[str]) -> set[tuple[str, str]]:
-            return known_messages(self._settings, realm, message_ids)
-
+        known = partial(known_messages, self._settings)
         return SessionCarrier(self._root, session, self._append, known, self._stop)
 
     def _sessions(self) -> list[str]:

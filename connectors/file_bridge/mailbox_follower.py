@@ -160,14 +160,12 @@ class MailboxFollower:
             fd = folder.open_file(MESSAGES)
             if fd is None:
                 return set()
-            try:
+            with fd:
                 lines = complete_lines(fd, 0, os.fstat(fd).st_size)
                 found = (parse_line(line) for _, _, line in lines if may_be_of(line, message_ids))
                 # One id may be in several mailboxes.
                 mine = {one["msg_id"] for one in found if one is not None and is_for(one, name)}
                 return mine & message_ids
-            finally:
-                os.close(fd)
 
     def _deliver(self, message: Mapping[str, Any], logged_at: str) -> None:
         session, name = str(message["realm"]), str(message["to"])

@@ -11,13 +11,14 @@ import os
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
 
 from connectors.file_bridge.records import poll_in
 from connectors.file_queue.audit_log import AUDIT
-from connectors.file_queue.session_files import complete_lines
+from connectors.file_queue.session_files import complete_lines, open_fd
 from schemas.keys.private_files import replace_file
 
 # How much of the audit is read at once.
@@ -28,7 +29,7 @@ class AuditPlace(NamedTuple):
     """How far the audit was read: the file's inode number, and the offset in it."""
 
     inode: int = 0
-    offset: int = 0
+    offset: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class PollsRead(NamedTuple):
@@ -38,38 +39,33 @@ class PollsRead(NamedTuple):
     place: AuditPlace
 
 
-@dataclass
-class Progress:
+class Progress(msgspec.Struct):
     """`served`: by session, the consumers that have got the broadcasts before the bridge's cursor."""
 
-    served: dict[str, set[str]] = field(default_factory=dict)
-    audit: AuditPlace = field(default_factory=AuditPlace)
+    served: dict[str, set[str]] = {}
+    audit: AuditPlace = AuditPlace()
 
     @classmethod
     def load(cls, path: Path) -> Progress:
         """Return the progress on disk, empty for a file that is missing or invalid."""
         try:
-            found = json.loads(path.read_bytes())
-            served = {str(session): {str(name) for name in names} for session, names in found["served"].items()}
-            inode, offset = found["audit"]
-            return cls(served, AuditPlace(int(inode), max(0, int(offset))))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except (OSError, ValueError, msgspec.MsgspecError, RecursionError):
             return cls()
 
     def save(self, path: Path) -> None:
         """Write the progress to the disk in one step."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        served = {session: sorted(names) for session, names in self.served.items()}
-        replace_file(path, json.dumps({"served": served, "audit": self.audit}).encode())
+        replace_file(path, msgspec.json.encode(self, order="deterministic"))
 
 
 def read_polls(root: str, place: AuditPlace) -> PollsRead:
     """Return the polls in the complete lines after `place`. A new or shortened file is read from its start."""
     try:
-        fd = os.open(f"{root}/{AUDIT}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        audit = open_fd(f"{root}/{AUDIT}", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:  # missing, or a link
         return PollsRead([], place)
-    try:
+    with audit as fd:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             return PollsRead([], place)
@@ -83,5 +79,3 @@ def read_polls(root: str, place: AuditPlace) -> PollsRead:
             if end - start > _BYTES:
                 break
         return PollsRead(found, AuditPlace(status.st_ino, end))
-    finally:
-        os.close(fd)

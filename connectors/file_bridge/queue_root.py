@@ -11,7 +11,7 @@ from typing import Final
 from connectors.file_queue.message_queue import lock_session
 from connectors.file_queue.queue_errors import QueueError
 from connectors.file_queue.queue_settings import find_root
-from connectors.file_queue.session_files import LOCK, SessionFolder
+from connectors.file_queue.session_files import LOCK, SessionFolder, open_fd
 from schemas.settings.settings import Settings
 
 _TICK_S: Final = 0.01
@@ -52,14 +52,11 @@ def wait_free(folder: SessionFolder, wait_s: float) -> None:
 
 def _is_free(folder: SessionFolder) -> bool:
     try:
-        fd = os.open(LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder.fd)
+        with open_fd(LOCK, os.O_RDWR | os.O_NONBLOCK, folder.fd) as fd:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_UN)
     except FileNotFoundError:
         return True
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fcntl.flock(fd, fcntl.LOCK_UN)
     except BlockingIOError:
         return False
-    finally:
-        os.close(fd)
     return True

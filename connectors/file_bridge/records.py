@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -147,11 +147,6 @@ def sent_at_s(message: Line) -> float | None:
     """Return the time in a line when it was sent, in seconds since 1970 UTC."""
     moment = _moment(message["ts"])
     return None if moment is None else moment.timestamp()
-
-
-def recipients_of(message: Line, consumers: Sequence[str]) -> Sequence[str]:
-    """Return the recipients of a line: the named one, or all known consumers."""
-    return consumers if is_to_everybody(message) else (str(message["to"]),)
 
 
 def _expires_at(message: Line) -> str | None:

@@ -24,7 +24,6 @@ from connectors.file_bridge.records import (
     is_to_everybody,
     may_be_to_everybody,
     posting_of,
-    recipients_of,
     refusal_of,
     sent_at_s,
 )
@@ -210,7 +209,7 @@ class SessionCarrier:
             now = folder.open_file(MESSAGES)
             if now is None:
                 return
-            try:
+            with now:
                 at = _own_cursor(folder)
                 # The file that was read is still open, so no other file can have its inode number.
                 if not os.path.samestat(os.fstat(now), os.fstat(fd)):
@@ -219,8 +218,6 @@ class SessionCarrier:
                         write_cursor(folder, CONSUMER, end)
                 elif at == start:
                     write_cursor(folder, CONSUMER, reading.end)
-            finally:
-                os.close(now)
         finally:
             folder.unlock()
 
@@ -233,7 +230,7 @@ class SessionCarrier:
             whole = with_body(folder, message)
             if "_body_error" in whole:  # the reference is not the text that the sender wrote
                 raise ValueError(whole["_body_error"])
-            for recipient in recipients_of(whole, consumers):
+            for recipient in consumers if is_to_everybody(whole) else (whole["to"],):
                 yield _Posting(posting_of(whole, self._session, recipient), sent_at_s(message))
         except ValueError as error:
             log.warning("line_not_carried", session=self._session, msg_id=message["msg_id"], why=str(error))
