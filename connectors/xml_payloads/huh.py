@@ -10,7 +10,6 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from connectors.terminal.terminal_text import escaped
 from connectors.xml_payloads.payload_types import PayloadType, payload, to_xml
 from connectors.xml_wire.faults import Faulty, quoted
 from connectors.xml_wire.mending import NOT_XML, REPLACEMENT
@@ -98,5 +97,4 @@ def _worded(message: str, namespace: str) -> str:
     for pattern, words in _VALUES:
         message = pattern.sub(words, message)
     message = message.replace(f"{{{namespace}}}", "")
-    shown = escaped(message)
-    return shown if len(shown) <= _LIMIT else shown[: _LIMIT - 1] + "…"
+    return quoted(message, _LIMIT)

@@ -7,8 +7,7 @@ import inspect
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-from connectors.xml_payloads.leaves import Leaf
-from connectors.xml_payloads.shapes import Record, Slot
+from connectors.xml_payloads.shapes import Leaf, Record, Slot
 
 _INDENT = "  "
 

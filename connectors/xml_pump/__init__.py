@@ -13,8 +13,14 @@ import it.
 """
 
 from connectors.xml_payloads.huh import Huh
-from connectors.xml_payloads.payload_types import PayloadType, from_element, payload, payload_type_of, to_xml
-from connectors.xml_payloads.schema_cache import cached_schema
+from connectors.xml_payloads.payload_types import (
+    PayloadType,
+    cached_schema,
+    from_element,
+    payload,
+    payload_type_of,
+    to_xml,
+)
 from connectors.xml_pump.pipeline import Pipeline
 from connectors.xml_pump.text_messages import Text
 from connectors.xml_wire.envelope import open_answer, open_document, text_payload, wrapped

@@ -16,8 +16,7 @@ from typing import Any, Final
 import structlog
 
 from connectors.xml_payloads.deliveries import ListenerInfo
-from connectors.xml_payloads.payload_types import PayloadType
-from connectors.xml_payloads.schema_cache import cached_schema
+from connectors.xml_payloads.payload_types import PayloadType, cached_schema
 from connectors.xml_pump.handlers import (
     Handler,
     HandlerError,

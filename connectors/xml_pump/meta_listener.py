@@ -45,15 +45,13 @@ def answer_meta(
     tag = etree.QName(question).localname
     if tag == "list":
         _require(own.options.get(ALLOW_LIST), message, "lists of the listeners are")
-        body, kind = _list(_seen_by(own, message.sender, listeners)), LISTENERS_TAG
-    else:
-        _require(own.options.get(ALLOW_SCHEMAS), message, "schemas are")
-        named = question.get("listener")
-        found = [one for one in _seen_by(own, message.sender, listeners) if one.name == named]
-        if not found:
-            raise Faulty("value", "there is no listener of this name", "a name of <list/>")
-        body, kind = _description(found[0]), DESCRIPTION_TAG
-    return (Answer(message.sender, kind, META_NAMESPACE, body.decode("utf-8")),)
+        return _answer(message, LISTENERS_TAG, _seen_by(own, message.sender, listeners))
+    _require(own.options.get(ALLOW_SCHEMAS), message, "schemas are")
+    named = question.get("listener")
+    found = [one for one in _seen_by(own, message.sender, listeners) if one.name == named]
+    if not found:
+        raise Faulty("value", "there is no listener of this name", "a name of <list/>")
+    return _answer(message, DESCRIPTION_TAG, found, ("xsd", "example"))
 
 
 def _question(payload: bytes, limits: XmlLimits) -> Any:
@@ -82,23 +80,15 @@ def _seen_by(own: ListenerInfo, sender: str, listeners: Mapping[str, ListenerInf
     return sorted((one for one in others if asks is None or asks.sees(one.name)), key=lambda one: one.name)
 
 
-def _list(found: Sequence[ListenerInfo]) -> bytes:
-    root = etree.Element(f"{{{META_NAMESPACE}}}{LISTENERS_TAG}", nsmap={None: META_NAMESPACE})
+def _answer(
+    message: ListenerMessage, tag: str, found: Sequence[ListenerInfo], documents: Sequence[str] = ()
+) -> Sequence[Answer]:
+    """Return the answer with these listeners, each with those of the documents that it has."""
+    root = etree.Element(f"{{{META_NAMESPACE}}}{tag}", nsmap={None: META_NAMESPACE})
     for one in found:
-        _listener(root, one)
-    return canonical_bytes(root)
-
-
-def _listener(parent: Any, one: ListenerInfo) -> Any:
-    names = ("name", "root_tag", "namespace", "capability")
-    attributes = {name: getattr(one, name) for name in names}
-    return etree.SubElement(parent, f"{{{META_NAMESPACE}}}listener", attributes)
-
-
-def _description(one: ListenerInfo) -> bytes:
-    root = etree.Element(f"{{{META_NAMESPACE}}}{DESCRIPTION_TAG}", nsmap={None: META_NAMESPACE})
-    element = _listener(root, one)
-    for name, text in (("xsd", one.xsd), ("example", one.example)):
-        if text is not None:
-            etree.SubElement(element, f"{{{META_NAMESPACE}}}{name}").text = text
-    return canonical_bytes(root)
+        attributes = {name: getattr(one, name) for name in ("name", "root_tag", "namespace", "capability")}
+        element = etree.SubElement(root, f"{{{META_NAMESPACE}}}listener", attributes)
+        for name in documents:
+            if (text := getattr(one, name)) is not None:
+                etree.SubElement(element, f"{{{META_NAMESPACE}}}{name}").text = text
+    return (Answer(message.sender, tag, META_NAMESPACE, canonical_bytes(root).decode("utf-8")),)

@@ -12,7 +12,6 @@ element itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from time import perf_counter_ns
@@ -40,42 +39,41 @@ class PipelineResult:
 class Pipeline:
     """The pipeline of one listener. Thread-safe."""
 
-    __slots__ = ("_kind", "_limits", "_validate")
-
     def __init__(
         self, kind: PayloadType | None, schema: Any = None, limits: XmlLimits = DEFAULT_LIMITS
     ) -> None:
         """Make a pipeline. `schema` is the compiled schema of `kind`; None for the kind's own."""
         self._kind = kind
         self._limits = limits
-        self._validate: Callable[[Any], bool] | None = None
-        if kind is not None:
-            self._validate = (schema if schema is not None else kind.schema).validate
+        self._schema = kind.schema if kind is not None and schema is None else schema
 
     def run(self, document: bytes, *, timed: bool = False) -> PipelineResult:
         """Run all steps on a whole document.
 
         Raises XmlRefused, and Faulty for a fault that becomes a `<huh>`.
         """
-        marks = [perf_counter_ns()] if timed else None
+        marks: list[int] = []
+
+        def mark() -> None:
+            if timed:
+                marks.append(perf_counter_ns())
+
+        mark()
         repaired = repair(document, self._limits)
-        _mark(marks)
+        mark()
         root, notes = repaired.root, repaired.notes
         canonical = canonical_payload(root, notes, self._limits)
-        _mark(marks)
+        mark()
         check_envelope(root, notes)
-        _mark(marks)
+        mark()
         message = content_of(root, canonical, notes)
-        _mark(marks)
-        element = root[-1]
-        self._check(element, message.notes)
-        _mark(marks)
-        value = self._value(element, message.notes)
-        _mark(marks)
-        if marks is None:
-            return PipelineResult(message, value, message.notes)
-        spent = {step: end - begin for step, (begin, end) in zip(STEPS, pairwise(marks), strict=True)}
-        return PipelineResult(message, value, message.notes, spent)
+        mark()
+        self._check(root[-1], message.notes)
+        mark()
+        value = self._value(root[-1], message.notes)
+        mark()
+        spent = [end - begin for begin, end in pairwise(marks)]
+        return PipelineResult(message, value, message.notes, dict(zip(STEPS, spent, strict=False)))
 
     def run_payload(self, payload: bytes) -> Any:
         """Run the steps from the payload check on, for a payload element alone, from any door.
@@ -89,11 +87,11 @@ class Pipeline:
 
     def _check(self, element: Any, notes: tuple[str, ...]) -> None:
         kind = self._kind
-        if kind is None or self._validate is None:
+        if kind is None:
             return
         if element.tag != kind.qualified_tag:
             raise Faulty("payload", wrong_root(kind, element.tag), kind.example.decode(), notes)
-        if not self._validate(element):
+        if not self._schema.validate(element):
             raise Faulty("payload", schema_fault(kind, element), kind.example.decode(), notes)
 
     def _value(self, element: Any, notes: tuple[str, ...]) -> Any:
@@ -104,8 +102,3 @@ class Pipeline:
             return kind.read(element)
         except Faulty as fault:
             raise Faulty("value", fault.why, kind.example.decode(), notes) from None
-
-
-def _mark(marks: list[int] | None) -> None:
-    if marks is not None:
-        marks.append(perf_counter_ns())

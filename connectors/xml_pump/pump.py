@@ -16,8 +16,9 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import structlog
 
@@ -133,12 +134,11 @@ class Pump:
 
     async def _news_within(self, seconds: float) -> None:
         """Wait until a request or a handler has ended, or a signal came, for at most this time."""
-        soonest = min([seconds, *(at - time.monotonic() for at in (self._ask_at,) if at > time.monotonic())])
-        try:
+        left = self._ask_at - time.monotonic()
+        soonest = min(seconds, left) if left > 0 else seconds
+        with suppress(TimeoutError):
             async with asyncio.timeout(max(0.001, soonest)):
                 await self._news.wait()
-        except TimeoutError:
-            pass
         self._news.clear()
 
     def _ask(self) -> None:
@@ -183,7 +183,7 @@ class Pump:
         """
         version = self._table.version
         return await self._until_there(
-            "lease", lambda: self._link.lease(self.name, wants, free, wait_ms, version, alone=alone), attempts=1
+            "lease", lambda: self._link.lease(self.name, wants, free, wait_ms, version, alone=alone), once=True
         )
 
     def _poll_ended(self, task: asyncio.Task[None]) -> None:
@@ -295,26 +295,23 @@ class Pump:
             rate.spend(tokens)
 
     async def _until_there(
-        self, what: str, ask: Callable[[], Awaitable[_Found]], attempts: int | None = None
+        self, what: str, ask: Callable[[], Awaitable[_Found]], *, once: bool = False
     ) -> _Found | None:
-        """Return the answer; while the gateway is away, ask again after growing pauses.
+        """Return the answer; while the gateway is away, ask again after growing pauses, unless `once`.
 
-        None means that the pump is to end, or that this many attempts failed.
+        None means that there is no answer, or that the pump is to end.
         """
-        attempt = 0
         while not self._stopping:
             try:
                 found = await ask()
+                self._away_s = 0.0
+                return found
             except BackboneUnreachable as error:
                 self._away_s = min(max(self._away_s * 2, BACKOFF_S[0]), BACKOFF_S[1])
                 log.warning("gateway_away", what=what, why=str(error), wait_s=self._away_s)
                 await self._pause(self._away_s)
-            else:
-                self._away_s = 0.0
-                return found
-            attempt += 1
-            if attempts is not None and attempt >= attempts:
-                return None
+            if once:
+                break
         return None
 
     async def _pause(self, seconds: float) -> None:
@@ -326,16 +323,16 @@ class Pump:
         """Wait for the running handlers and the reports; give back the messages of handlers that do not end."""
         if self._polls or self._runs:
             log.info("ending", under_way=len(self._runs))
-        pending: set[asyncio.Task[Any]] = {*self._polls, *self._runs}
         deadline = time.monotonic() + self._finish_s
-        while pending and (left := deadline - time.monotonic()) > 0:
+        while (pending := self._tasks()) and (left := deadline - time.monotonic()) > 0:
             await asyncio.wait(pending, timeout=left)
-            pending = {*self._polls, *self._runs}
-        for task in [*self._polls, *self._runs]:
+        for task in pending:
             task.cancel()
-        pending = {*self._polls, *self._runs}
         if pending:
             await asyncio.wait(pending, timeout=_TELL_S)
         self._settler.give_up()
-        for task in [*self._polls, *self._runs]:
+        for task in self._tasks():
             task.cancel()
+
+    def _tasks(self) -> set[asyncio.Task[None]]:
+        return {*self._polls, *self._runs}

@@ -16,6 +16,8 @@ import os
 import secrets
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Final
@@ -26,7 +28,6 @@ from connectors.terminal.json_log import configure_json_log
 from connectors.xml_pump.dispatcher import Dispatcher, limit_in
 from connectors.xml_pump.gateway_link import GatewayLink
 from connectors.xml_pump.listener_table import TableMaker
-from connectors.xml_pump.loop_watchdog import LoopWatchdog
 from connectors.xml_pump.pump import Pump
 from connectors.xml_pump.settling import Settler
 from connectors.xml_wire.faults import XmlLimits
@@ -34,7 +35,78 @@ from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings, SettingsError, load_settings
 from schemas.wire.ids import is_name
 
+log = structlog.stdlib.get_logger("connectors.xml_pump")  # __name__ may be __main__
+
+READY_FILE: Final = "TRUNKLINE_READY_FILE"
+SCHEMAS_FOLDER: Final = "listener_schemas"
+NAMES_FOLDER: Final = "xml_pump"
 _PUMPS_MOST: Final = 1000
+# Space in a request for all fields besides the outcomes.
+_REQUEST_MARGIN: Final = 2048
+_OWN_LIMIT_S: Final = 30.0
+_STRAY_S: Final = 1.0
+EXIT_BLOCKED: Final = 70
+_BEAT_S: Final = 0.25
+_LOOK_S: Final = 0.25
+# On a machine under load the loop runs late, through no fault of a handler.
+MARGIN_S: Final = 1.0
+
+
+class LoopWatchdog:
+    """A watchdog that ends the process when a handler blocks the event loop, and with it all other handlers.
+
+    It is a thread; make it in the loop's thread. The messages in progress are given back when the next process
+    starts. A message whose handler does this three times is dead (XP-13).
+
+    `limit_of` is called in the watchdog's thread. It returns how long the current task may keep the loop, in
+    seconds, and its listener. The watchdog cannot see code that holds Python's global interpreter lock while it
+    blocks, as a C extension may.
+    """
+
+    def __init__(
+        self,
+        limit_of: Callable[[asyncio.Task[object] | None], tuple[float, str]],
+        end: Callable[[int], object] = os._exit,
+        margin_s: float = MARGIN_S,
+    ) -> None:
+        self._margin_s = margin_s
+        self._limit_of = limit_of
+        self._end = end
+        self._stopping = threading.Event()
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._watch, name="loop-watchdog", daemon=True)
+        self._beat()
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread."""
+        self._stopping.set()
+        self._timer.cancel()
+
+    def _beat(self) -> None:
+        self._beat_at = time.monotonic()
+        self._timer = self._loop.call_later(_BEAT_S, self._beat)
+
+    def _watch(self) -> None:
+        looked_at = time.monotonic()
+        while not self._stopping.wait(_LOOK_S):
+            now = time.monotonic()
+            was_held, looked_at = now - looked_at > 4 * _LOOK_S, now
+            if was_held:
+                # The whole process was stopped, as by SIGSTOP. Let the loop run first.
+                self._beat_at = now
+                continue
+            held_s = now - self._beat_at
+            if held_s <= self._margin_s:
+                continue
+            limit_s, whose = self._limit_of(asyncio.current_task(self._loop))
+            if held_s > limit_s + self._margin_s + _BEAT_S:
+                log.error("event_loop_blocked", listener=whose, blocked_s=round(held_s, 1), limit_s=limit_s)
+                self._end(EXIT_BLOCKED)
+                return
 
 
 def take_name(folder: Path) -> tuple[str, IO[bytes]]:
@@ -60,17 +132,6 @@ def take_name(folder: Path) -> tuple[str, IO[bytes]]:
             lock.write(name.encode("ascii"))
         return name, lock
     raise TrunklineError(f"{_PUMPS_MOST} pumps run already below {folder}")
-
-
-log = structlog.stdlib.get_logger("connectors.xml_pump")  # __name__ may be __main__
-
-READY_FILE: Final = "TRUNKLINE_READY_FILE"
-SCHEMAS_FOLDER: Final = "listener_schemas"
-NAMES_FOLDER: Final = "xml_pump"
-# Space in a request for all fields besides the outcomes.
-_REQUEST_MARGIN: Final = 2048
-_OWN_LIMIT_S: Final = 30.0
-_STRAY_S: Final = 1.0
 
 
 def make_pump(settings: Settings, name: str) -> tuple[Pump, GatewayLink]:

@@ -50,9 +50,7 @@ def open_document(data: bytes, limits: XmlLimits = DEFAULT_LIMITS) -> OpenedMess
     about.
     """
     repaired = repair(data, limits)
-    canonical = canonical_payload(repaired.root, repaired.notes, limits)
-    check_envelope(repaired.root, repaired.notes)
-    return content_of(repaired.root, canonical, repaired.notes)
+    return _opened(repaired.root, repaired.notes, limits)
 
 
 def open_answer(data: bytes, limits: XmlLimits = DEFAULT_LIMITS) -> list[OpenedMessage]:
@@ -134,9 +132,13 @@ def _answered(child: Any, notes: tuple[str, ...], limits: XmlLimits) -> OpenedMe
         canonical = _canonical(child, notes, limits)
         namespace, tag = _root_name(child, notes)
         return OpenedMessage(None, None, None, tag, namespace, canonical, notes)
-    canonical = canonical_payload(child, notes, limits)
-    check_envelope(child, notes)
-    return content_of(child, canonical, notes)
+    return _opened(child, notes, limits)
+
+
+def _opened(root: Any, notes: tuple[str, ...], limits: XmlLimits) -> OpenedMessage:
+    canonical = canonical_payload(root, notes, limits)
+    check_envelope(root, notes)
+    return content_of(root, canonical, notes)
 
 
 def _canonical(element: Any, notes: tuple[str, ...], limits: XmlLimits) -> bytes:

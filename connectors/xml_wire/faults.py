@@ -31,10 +31,10 @@ QUOTED_CHARACTERS = 60
 Step = Literal["envelope", "payload", "value", "routing"]
 
 
-def quoted(text: str) -> str:
-    """Return a piece of the input for a message: printable, and at most 60 characters long."""
+def quoted(text: str, limit: int = QUOTED_CHARACTERS) -> str:
+    """Return a piece of the input for a message: printable, and not longer than `limit`."""
     shown = escaped(text)
-    return shown if len(shown) <= QUOTED_CHARACTERS else shown[: QUOTED_CHARACTERS - 1] + "…"
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 class XmlRefused(ValueError):

@@ -28,6 +28,7 @@ _XML_DECLARATION: Final = re.compile(rb"\s*<\?xml\s[^>]*?\bencoding\s*=\s*[\"']?
 _ENCODINGS: Final = {b"utf-8", b"utf8", b"us-ascii", b"ascii"}
 _REFERENCE_IN_NAMESPACE: Final = re.compile(rb"xmlns[^\s=<>]*+\s*+=\s*+(?:\"[^\"&]*+&|'[^'&]*+&)")
 _INSTANCE: Final = "{http://www.w3.org/2001/XMLSchema-instance}"
+_VALUE: Final = re.compile(r"""=\s*+(?:"[^"]*+"|'[^']*+')""").findall
 _LOCAL: Final = threading.local()
 # In a smaller document, no namespace can be long and used often enough to do harm.
 _SMALL_BYTES: Final = 4096
@@ -111,8 +112,8 @@ def tidied(root: Any, data: bytes, limits: XmlLimits) -> tuple[str, ...]:
 
     Raises XmlRefused.
     """
-    if data.count(b"<") > limits.depth:
-        _check_depth(root, limits)
+    if data.count(b"<") > limits.depth and _deeper_than(limits.depth)(root):
+        raise XmlRefused("too_large", f"nested deeper than {limits.depth} elements")
     if data.count(b"=") > limits.attributes:
         _check_attributes(data, limits)
     if len(data) > _SMALL_BYTES:
@@ -201,11 +202,6 @@ def _doctype() -> XmlRefused:
     return XmlRefused("malformed", "a DOCTYPE or another declaration: no document may have one; leave it out")
 
 
-def _check_depth(root: Any, limits: XmlLimits) -> None:
-    if _deeper_than(limits.depth)(root):
-        raise XmlRefused("too_large", f"nested deeper than {limits.depth} elements")
-
-
 def _deeper_than(depth: int) -> Any:
     """Return this thread's compiled XPath for a depth; an XPath object serves one thread at a time."""
     known = _LOCAL.__dict__.setdefault("depths", {})
@@ -219,14 +215,10 @@ def _check_attributes(data: bytes, limits: XmlLimits) -> None:
     if all(piece.count(b"=") <= limits.attributes for piece in data.split(b"<")):
         return
     for token in tokens(data.decode()):
-        if token.kind in (Kind.START, Kind.EMPTY) and _attribute_count(token.text) > limits.attributes:
+        if token.kind in (Kind.START, Kind.EMPTY) and len(_VALUE(token.text)) > limits.attributes:
             raise XmlRefused(
                 "too_large", f"<{quoted(token.name)}> has more than {limits.attributes} attributes"
             )
-
-
-def _attribute_count(tag: str) -> int:
-    return len(re.findall(r"""=\s*+(?:"[^"]*+"|'[^']*+')""", tag))
 
 
 def _check_namespaces(data: bytes, limits: XmlLimits) -> None:

@@ -39,7 +39,7 @@ from connectors.local_stack.part import child_environment
 from connectors.local_stack.part_plan import STREAMS
 from connectors.samples.hub_agent import hub_client
 from connectors.tls_keys.tls_files import create
-from connectors.xml_pump.http_connection import HttpConnections
+from connectors.xml_pump.gateway_link import HttpConnections
 from connectors.xml_wire.posting import post_xml
 from schemas.errors import BackboneUnreachable
 from schemas.settings.settings import PROJECT_ROOT, Settings, load_settings, settings_environment
