@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from paho.mqtt.client import MQTTMessage
@@ -83,9 +82,7 @@ class EventSubscription:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closed.set()
         if self._connection is not None:
             self._connection.give_up("closed")

@@ -8,6 +8,7 @@ the secret was rotated.
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -162,8 +163,8 @@ class Timers:
     """The two timers of a watch (JE-21): a budget from the start, and an idle time since the last event."""
 
     def __init__(self, timeout_s: float | None, idle_timeout_s: float | None) -> None:
-        self._idle_s = idle_timeout_s
-        self._total_s = timeout_s
+        self._idle_s = math.inf if idle_timeout_s is None else idle_timeout_s
+        self._total_s = math.inf if timeout_s is None else timeout_s
         self._started = self._last = time.monotonic()
 
     def restart_idle(self) -> None:
@@ -172,14 +173,9 @@ class Timers:
 
     def left_s(self) -> float:
         """Return the seconds until the first timer runs out; infinite without timers."""
-        now, ends = time.monotonic(), []
-        if self._total_s is not None:
-            ends.append(self._started + self._total_s)
-        if self._idle_s is not None:
-            ends.append(self._last + self._idle_s)
-        return min(ends) - now if ends else float("inf")
+        return min(self._started + self._total_s, self._last + self._idle_s) - time.monotonic()
 
     def ran_out(self) -> str:
         """Return a text that names the timer that ran out."""
-        over = self._total_s is not None and time.monotonic() >= self._started + self._total_s
+        over = time.monotonic() >= self._started + self._total_s
         return f"the time of {self._total_s:g} s ran out" if over else f"no event for {self._idle_s:g} s"

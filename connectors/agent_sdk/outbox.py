@@ -13,12 +13,12 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
 import msgspec
 
 from schemas.errors import TrunklineError, UsageError
+from schemas.keys.private_files import replace_file
 from schemas.streams.job.job_event import TERMINAL_EVENTS
 from schemas.wire.ids import is_job_id, is_name
 from schemas.wire.strict_json import INT_MAX, MalformedJsonError, canonical, decode
@@ -121,9 +121,7 @@ class _Outbox(Generic[State, Message]):
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._lock_fd)  # which also unlocks
 
     @property
@@ -156,18 +154,8 @@ class _Outbox(Generic[State, Message]):
         return message
 
     def _save(self) -> None:
-        draft = self._path.with_suffix(".draft")
         try:
-            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(msgspec.json.encode(self._state))
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(self._path)
-            folder_fd = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder_fd)
-            finally:
-                os.close(folder_fd)
+            replace_file(self._path, msgspec.json.encode(self._state))
         except OSError as error:
             raise TrunklineError(f"cannot write {self._whose}: {error}") from error
 
@@ -202,8 +190,8 @@ class _Outbox(Generic[State, Message]):
         return state
 
     def _is_own(self, state: State) -> bool:
-        """Return whether the state belongs to the job or agent that the file is named after."""
-        raise NotImplementedError
+        """Return whether the state belongs to the outbox that the file is named after."""
+        return True
 
 
 class AgentOutbox(_Outbox[_AgentState, OutboxMessage]):
@@ -231,9 +219,6 @@ class AgentOutbox(_Outbox[_AgentState, OutboxMessage]):
     def _load(self) -> _AgentState:
         found = super()._load()
         return found if found.secret_sha256 == self._fresh.secret_sha256 else self._fresh
-
-    def _is_own(self, state: _AgentState) -> bool:
-        return True
 
 
 class JobOutbox(_Outbox[_JobState, PendingEvent]):

@@ -25,11 +25,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from connectors.agent_sdk.mqtt_publisher import JobPublisher, Receipt
+from connectors.agent_sdk.mqtt_publisher import JobPublisher
 from connectors.cli.shared.actions import argument, flag
 from connectors.cli.shared.arguments import path
 from connectors.cli.shared.call import Call
 from connectors.job_tools.job_files import find_secret, with_job_broker
+from connectors.mqtt_link.receipt import Receipt
 from schemas.errors import UsageError
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_event import EVENTS

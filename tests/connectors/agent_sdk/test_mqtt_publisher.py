@@ -13,8 +13,7 @@ import time
 
 import pytest
 
-from connectors.agent_sdk.mqtt_delivery import ReceiptMissing
-from connectors.agent_sdk.mqtt_publisher import EventRejected, JobPublisher
+from connectors.agent_sdk.mqtt_publisher import EventRejected, JobPublisher, ReceiptMissing
 from connectors.agent_sdk.outbox import JobOutbox, OutboxBusyError
 from connectors.local_stack import free_port
 from connectors.mqtt_link.receipt import LogPosition, Receipt, encode_receipt

@@ -15,7 +15,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from pydantic import SecretStr
 
-from connectors.agent_sdk.mqtt_delivery import DeliveryConnection
+from connectors.agent_sdk.mqtt_publisher import DeliveryConnection
 from connectors.cli.doctor.parts import check_accounts, check_mqtt
 from connectors.local_stack import LocalStack
 from connectors.local_stack.part import child_environment

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 import httpx
 
-from connectors.agent_sdk.mqtt_delivery import deliver
-from connectors.agent_sdk.mqtt_publisher import JobPublisher
+from connectors.agent_sdk.mqtt_publisher import JobPublisher, deliver
 from connectors.agent_sdk.outbox import PendingEvent
 from connectors.mqtt_link.receipt import Receipt
 from schemas.errors import TrunklineError
