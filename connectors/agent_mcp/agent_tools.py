@@ -93,7 +93,8 @@ class AgentTools:
         if known is not None and known != (DEFAULT_REALM, asked.target_agent_id):
             # A mailbox detects repeated ids only among its own messages.
             raise ApiError(409, SEQ_CONFLICT, "this idempotency key was used for another recipient")
-        posting = partial(_posting, agent, asked.target_agent_id, asked.message, message_id, asked.priority)
+        addressed = (agent, asked.target_agent_id, asked.message, message_id)
+        posting = partial(_posting, *addressed, priority=asked.priority)
         expires_at = None
         if asked.ttl_seconds is not None:
             known_expiry = self._expires_at(asked.target_agent_id, message_id)
@@ -214,29 +215,11 @@ def statistics(rows: Iterable[MessageRow]) -> dict[str, Any]:
     }
 
 
-def _posting(
-    sender: str,
-    recipient: str,
-    text: str,
-    message_id: str,
-    priority: str = "normal",
-    broadcast_id: str | None = None,
-    expires_at: str | None = None,
-) -> OutgoingRecord:
-    message = Message.model_validate(
-        {
-            "message_id": message_id,
-            "from": sender,
-            "from_verified": True,
-            "to": recipient,
-            "kind": KIND,
-            "priority": priority,
-            "body": text,
-            "content_type": TEXT,
-            "broadcast_id": broadcast_id,
-            "expires_at": expires_at,
-        }
-    )
+def _posting(sender: str, recipient: str, text: str, message_id: str, **optional: str | None) -> OutgoingRecord:
+    """Return the record of a message; `optional` are further fields of the message."""
+    named = {"message_id": message_id, "from": sender, "to": recipient}
+    content = {"kind": KIND, "body": text, "content_type": TEXT}
+    message = Message.model_validate({**named, "from_verified": True, **content, **optional})
     return posting_record(message, door=DOOR, principal=sender)
 
 

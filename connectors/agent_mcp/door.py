@@ -22,7 +22,6 @@ from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Mount, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from connectors.agent_mcp.agent_keys import AgentKeys
 from connectors.agent_mcp.agent_tools import AgentTools
@@ -66,8 +65,6 @@ def keep_texts_out_of_log() -> None:
     library.propagate = False
 
 
-log = structlog.stdlib.get_logger(__name__)
-
 MCP_PATH: Final = "/mcp"
 SSE_PATH: Final = "/sse"
 MESSAGES_PATH: Final = "/messages/"
@@ -106,7 +103,7 @@ class AgentMcp:
             routes=[
                 # POST only: there is no session here whose stream could be read with GET. /sse has one.
                 Route(MCP_PATH, StreamableHTTPASGIApp(self._streams), methods=["POST"]),
-                Route(SSE_PATH, _Application(sse.serve), methods=["GET"]),
+                Route(SSE_PATH, sse, methods=["GET"]),
                 Mount(MESSAGES_PATH, app=sse.post),
             ],
             middleware=[
@@ -167,16 +164,6 @@ class AgentMcp:
                 where=f"{where.name}:{where.lineno}",
             )
             return tool_error(INTERNAL, "the gateway failed; its log says where")
-
-
-class _Application:
-    """An object that Starlette treats as an ASGI application, not as a function of a request."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
 
 
 def _security(settings: Settings) -> TransportSecuritySettings:

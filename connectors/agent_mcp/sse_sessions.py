@@ -38,7 +38,7 @@ _CHECK_S: Final = 1.0
 
 
 class SseSessions:
-    """The connections. `serve` is the ASGI application of the stream, `post` that of messages posted to it."""
+    """The connections: the ASGI application of the stream, and with `post` that of messages posted to it."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class SseSessions:
         self._unsent: Counter[str] = Counter()
         self._metrics = metrics
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection until its end."""
         # The transport checks this too, but raises an error that nothing handles.
         refused = await self._security.validate_request(Request(scope), is_post=False)
