@@ -78,13 +78,6 @@ def all_cursors(folder: SessionFolder) -> dict[str, int | None]:
     return found
 
 
-def restart_cursors(folder: SessionFolder) -> None:
-    """Set every cursor to the beginning, before a new file of messages is made."""
-    for agent, offset in all_cursors(folder).items():
-        if offset:
-            write_cursor(folder, agent, 0)
-
-
 def open_messages(folder: SessionFolder) -> OpenFile:
     """Open the session's file of messages for appending, under the lock.
 
@@ -95,7 +88,9 @@ def open_messages(folder: SessionFolder) -> OpenFile:
     try:
         fd = open_fd(MESSAGES, flags, folder.fd)
     except FileNotFoundError:
-        restart_cursors(folder)
+        for agent, offset in all_cursors(folder).items():
+            if offset:
+                write_cursor(folder, agent, 0)
         fd = open_fd(MESSAGES, flags | os.O_CREAT, folder.fd)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):

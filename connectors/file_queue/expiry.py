@@ -210,10 +210,7 @@ def _read_plan(text: bytes, folder: SessionFolder) -> dict[str, Any]:
                 is_name(agent) and type(offset) is int and 0 <= offset < 10**19
                 for agent, offset in cursors.items()
             )
-            and all(
-                isinstance(name, str) and name.endswith(".txt") and is_name(name.removesuffix(".txt"))
-                for name in side_files
-            )
+            and all(isinstance(name, str) and _is_side_file(name) for name in side_files)
             and type(plan["removed"]) is int
         ):
             return {"removed": plan["removed"], "cursors": cursors, "side_files": side_files}
@@ -264,12 +261,15 @@ def remove_orphans(folder: SessionFolder, named: Set[str], now: float, step: Cal
     return removed
 
 
+def _is_side_file(name: str) -> bool:
+    return name.endswith(_SUFFIX) and is_name(name.removesuffix(_SUFFIX))
+
+
 def _side_files(bodies: int, before: float) -> Iterator[str]:
     """Yield the files in the folder that have a side-file's name and were last written before that time."""
     with os.scandir(bodies) as entries:
         for entry in entries:
-            stem = entry.name.removesuffix(_SUFFIX)
-            if stem == entry.name or not is_name(stem) or not entry.is_file(follow_symlinks=False):
+            if not _is_side_file(entry.name) or not entry.is_file(follow_symlinks=False):
                 continue
             try:
                 if entry.stat(follow_symlinks=False).st_mtime < before:
