@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -44,43 +44,36 @@ _LOCK_S: Final = 0.25
 _REMEMBERED: Final = 20_000
 
 
-class MailboxFollower:
-    """Runs on a thread of its own until `stop` is set. Errors of the gateway do not end it."""
+class MailboxFollower(threading.Thread):
+    """A thread that runs until `stop` is set. Errors of the gateway do not end it."""
 
     def __init__(self, settings: Settings, stop: threading.Event, consumers: Consumers) -> None:
+        super().__init__(name="mailbox-follower", daemon=True)
         self._settings = settings
         self._root = str(queue_root(settings))
         self._queue = Queue(self._root)
-        self._stop = stop
+        self._stopping = stop
         self._consumers = consumers
         self._synced: set[tuple[str, str]] = set()
         self._handled: OrderedDict[tuple[str, str, str], None] = OrderedDict()
         self._waiting = PutOff(_tell_waiting)
         self._agents: frozenset[str] | None = None
         self._asked_agents_at = -math.inf
-        self._thread = threading.Thread(target=self._run, name="mailbox-follower", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def join(self, timeout_s: float) -> None:
-        """Wait for the end of the thread, after `stop` is set."""
-        self._thread.join(timeout_s)
 
     def agents(self) -> frozenset[str] | None:
         """Return the registered agents as of the gateway's last answer, None before the first one."""
         return self._agents
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
+    def run(self) -> None:
+        """Follow the mailboxes, again after each error."""
+        while not self._stopping.is_set():
             try:
                 self._follow()
             except (TrunklineError, QueueError, OSError) as error:
                 log.warning("mailboxes_wait", why=str(error))
             except Exception:
                 log.exception("mailboxes_failed")
-            self._stop.wait(_AGAIN_S)
+            self._stopping.wait(_AGAIN_S)
 
     def _follow(self) -> None:
         wanted = {"kind": MAILBOX, "type": MESSAGE_POSTED, "verdict": ACCEPTED}
@@ -90,7 +83,7 @@ class MailboxFollower:
             EventStream(gateway, path_of("events"), wanted, give_up_s=math.inf, lost=_tell) as stream,
         ):
             has_snapshot = False
-            while not self._stop.is_set():
+            while not self._stopping.is_set():
                 event = stream.next(_TICK_S)
                 if event is not None:
                     has_snapshot |= event.name == SNAPSHOT
@@ -143,7 +136,7 @@ class MailboxFollower:
     def _sync(self, gateway: GatewayClient, session: str, name: str) -> None:
         """Append the messages that are pending in a mailbox and not in the file."""
         after: dict[str, str] = {}
-        while not self._stop.is_set():
+        while not self._stopping.is_set():
             path = path_of("mailboxes", session, name)
             page = gateway.get(path, {"pending": "true", "limit": _PAGE, **after})["messages"]
             if not page:
@@ -151,7 +144,9 @@ class MailboxFollower:
             present = self._in_file(session, name, {row["message_id"] for row in page})
             for row in page:
                 if row["message_id"] not in present:
-                    self._deliver(_wire_model(row), row["posted_at"])
+                    # The names of the message's wire model.
+                    named = {"from": row["sender"], "to": row["recipient"]}
+                    self._deliver({**row, **named}, row["posted_at"])
             after = {"after": page[-1]["message_id"]}
 
     def _in_file(self, session: str, name: str, message_ids: set[str]) -> set[str]:
@@ -202,12 +197,3 @@ def _tell(why: str | None) -> None:
 
 def _tell_waiting(reader: tuple[str, str], why: str) -> None:
     log.warning("reader_waits", session=reader[0], agent=reader[1], why=why)
-
-
-def _wire_model(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of the mailbox with the field names of the message's wire model."""
-    named = {"from": row["sender"], "to": row["recipient"]}
-    kept: Sequence[str] = (
-        "message_id", "realm", "kind", "body", "in_reply_to", "sent_at", "expires_at", "broadcast_id",
-    )  # fmt: skip
-    return {**named, **{name: row[name] for name in kept}}

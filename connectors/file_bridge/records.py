@@ -112,6 +112,7 @@ def line_of(message: Mapping[str, Any], sent_at: str) -> dict[str, Any]:
     sent = _moment(message.get("sent_at") or sent_at) or _moment(sent_at)
     if sent is None:
         raise ValueError("not a time")
+    end = _moment(message.get("expires_at") or "")
     return {
         "msg_id": message["message_id"],
         "ts": _text(sent),
@@ -120,7 +121,7 @@ def line_of(message: Mapping[str, Any], sent_at: str) -> dict[str, Any]:
         "topic": topic,
         "body": message["body"],
         "in_reply_to": message.get("in_reply_to"),
-        "ttl_s": _ttl_s(sent, message.get("expires_at")),
+        "ttl_s": None if end is None else max(0.0, (end - sent).total_seconds()),
     }
 
 
@@ -160,11 +161,6 @@ def _expires_at(message: Line) -> str | None:
         return _text(moment + timedelta(seconds=float(ttl_s)))
     except OverflowError:
         return None
-
-
-def _ttl_s(sent: datetime, expires_at: str | None) -> float | None:
-    end = None if expires_at is None else _moment(expires_at)
-    return None if end is None else max(0.0, (end - sent).total_seconds())
 
 
 def _moment(text: str) -> datetime | None:

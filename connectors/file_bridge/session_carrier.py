@@ -194,7 +194,8 @@ class SessionCarrier:
         oldest_s = time.time() - _OLD_S
         old = [one.record.ce_id for one in found if one.sent_s is not None and one.sent_s < oldest_s]
         known = self._known(self._session, old) if old else set()
-        wanted = [one.record for one in found if (_recipient_of(one.record), one.record.ce_id) not in known]
+        records = [one.record for one in found]
+        wanted = [one for one in records if (one.stream.rpartition("/")[2], one.ce_id) not in known]
         if wanted:
             self._append(wanted)
 
@@ -259,7 +260,3 @@ def _end_of_carried(fd: int, start: int, carried: Sequence[bytes]) -> int:
 
 def _digest(line: bytes | None) -> bytes:
     return hashlib.blake2b(line or b"", digest_size=16).digest()
-
-
-def _recipient_of(record: OutgoingRecord) -> str:
-    return record.stream.rpartition("/")[2]
