@@ -35,13 +35,6 @@ from schemas.keys.first_file import make_first
 from schemas.wire.ids import is_name
 
 
-def written_payload(root_tag: str, namespace: str, record: Record, value: Any) -> bytes:
-    """Return the canonical form of `value`. Raises ValueError, with the field, for one that XML cannot hold."""
-    declared = escape(namespace, {'"': "&quot;"})
-    content = _written(record, value, record.cls.__name__)
-    return f'<{root_tag} xmlns="{declared}">{content}</{root_tag}>'.encode()
-
-
 def _written(record: Record, value: Any, where: str) -> str:
     if type(value) is not record.cls:
         raise ValueError(f"{where}: it is of the type {type(value).__name__}, not {record.cls.__name__}")
@@ -180,7 +173,8 @@ class PayloadType:
 
     def write(self, instance: Any) -> bytes:
         """Return the canonical element of a value. Raises ValueError for a value that XML cannot hold."""
-        return written_payload(self.root_tag, self.namespace, self.shape, instance)
+        content = _written(self.shape, instance, self.cls.__name__)
+        return f'<{self.root_tag} xmlns="{escape(self.namespace)}">{content}</{self.root_tag}>'.encode()
 
     def compiled(self) -> Any:
         """Return a new schema object. Callers that share a schema object share its list of errors."""

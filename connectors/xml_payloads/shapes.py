@@ -116,13 +116,7 @@ def _read_by(fits: Callable[[str], Any], made: Callable[[str], Any]) -> Callable
     return read
 
 
-def _read_bool(text: str) -> bool:
-    try:
-        return _BOOLEANS[text.strip(" \t\r\n")]
-    except KeyError:
-        raise ValueError("not written so") from None
-
-
+_read_bool: Final = _read_by(_BOOLEANS.__contains__, _BOOLEANS.__getitem__)
 LEAVES: Final[dict[type, Leaf]] = {
     str: Leaf("xs:string", _write_str, str, {"type": "string"}, "text", "text"),
     int: Leaf("xs:integer", _write_int, _read_by(_INTEGER, int), {"type": "integer"}, 1, "an integer"),

@@ -81,20 +81,14 @@ def _example_value(slot: Slot) -> str:
 
 def derived_tool_description(root_tag: str, record: Record) -> dict[str, Any]:
     """Return name, description and JSON schema of the fields, as a language model takes a tool."""
+    text = inspect.cleandoc(record.cls.__doc__ or "")
+    # A class without a docstring gets one from dataclasses: its signature.
+    is_generated = text.startswith(f"{record.cls.__name__}(")
     return {
         "name": root_tag,
-        "description": description_of(record.cls),
+        "description": "" if is_generated else text,
         "input_schema": _object_schema(record),
     }
-
-
-def description_of(cls: type) -> str:
-    """Return a class's own docstring, or "".
-
-    The docstring that dataclasses generate, the class's signature, does not count.
-    """
-    text = inspect.cleandoc(cls.__doc__ or "")
-    return "" if text.startswith(f"{cls.__name__}(") else text
 
 
 def _object_schema(record: Record) -> dict[str, Any]:

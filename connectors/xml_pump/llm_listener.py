@@ -146,12 +146,11 @@ def arguments_as_xml(kind: PayloadType, arguments: Mapping[str, Any]) -> bytes |
 
 
 def _fill(element: Any, shape: Record, values: Mapping[str, Any], namespace: str) -> None:
-    known = [slot.name for slot in shape.slots]
-    for name in [*known, *(name for name in values if name not in known)]:
-        value = values.get(name)
+    slots = {slot.name: slot for slot in shape.slots}
+    for name in {**slots, **values}:
+        value, slot = values.get(name), slots.get(name)
         if value is None:
             continue
-        slot = next((slot for slot in shape.slots if slot.name == name), None)
         for item in value if isinstance(value, list) else [value]:
             child = etree.SubElement(element, f"{{{namespace}}}{name}")
             if isinstance(item, Mapping) and slot is not None and isinstance(slot.shape, Record):

@@ -52,7 +52,7 @@ _LOOK_S: Final = 0.25
 MARGIN_S: Final = 1.0
 
 
-class LoopWatchdog:
+class LoopWatchdog(threading.Thread):
     """A watchdog that ends the process when a handler blocks the event loop, and with it all other handlers.
 
     It is a thread; make it in the loop's thread. The messages in progress are given back when the next process
@@ -69,17 +69,13 @@ class LoopWatchdog:
         end: Callable[[int], object] = os._exit,
         margin_s: float = MARGIN_S,
     ) -> None:
+        super().__init__(name="loop-watchdog", daemon=True)
         self._margin_s = margin_s
         self._limit_of = limit_of
         self._end = end
         self._stopping = threading.Event()
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._watch, name="loop-watchdog", daemon=True)
         self._beat()
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
 
     def stop(self) -> None:
         """Stop the thread."""
@@ -90,7 +86,8 @@ class LoopWatchdog:
         self._beat_at = time.monotonic()
         self._timer = self._loop.call_later(_BEAT_S, self._beat)
 
-    def _watch(self) -> None:
+    def run(self) -> None:
+        """Look at the loop until `stop`, or until the loop was blocked for too long."""
         looked_at = time.monotonic()
         while not self._stopping.wait(_LOOK_S):
             now = time.monotonic()
