@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -115,7 +114,7 @@ class AgentMcp:
                     paths=(MCP_PATH, SSE_PATH, MESSAGES_PATH),
                 )
             ],
-            lifespan=self._lifespan,
+            lifespan=lambda app: self._streams.run(),
         )
         # Do not redirect a path with an additional slash.
         routes.router.redirect_slashes = False
@@ -124,11 +123,6 @@ class AgentMcp:
     def opened(self) -> None:
         """Load the keys from the live view, which is open now."""
         self._keys.load(self._hub.live_view.all(AgentKeyRow))
-
-    @asynccontextmanager
-    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        async with self._streams.run():
-            yield
 
     async def _list(self, context: Any, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         return self._described

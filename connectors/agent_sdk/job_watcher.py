@@ -103,7 +103,9 @@ class JobWatcher:
             why = settled.verdict if settled.reason is None else f"{settled.reason}: {settled.why}"
             seq = "" if settled.seq is None else f" with seq {settled.seq}"
             return Sight(self.job_id, note=f"an event{seq} does not count: {why}")
-        return Sight(self.job_id, settled.status_after, event_line(settled.shown or payload))
+        # ASCII only, so that the line cannot control a terminal.
+        line = json.dumps(decode(settled.shown or payload)[0], separators=(",", ":"))
+        return Sight(self.job_id, settled.status_after, line)
 
     def _settle(self, outgoing: OutgoingRecord) -> Settled:
         record = oversized(outgoing, self._limit)
@@ -113,11 +115,6 @@ class JobWatcher:
         local = Record("watch", 0, self._offset, moment_us, record.key, record.value, names, values)
         self._offset += 1
         return settle(local, self._entries, self._keyring)
-
-
-def event_line(body: bytes) -> str:
-    """Return an accepted event as one JSON line, ASCII only, so that it cannot control a terminal."""
-    return json.dumps(decode(body)[0], separators=(",", ":"))
 
 
 class Outcomes:
