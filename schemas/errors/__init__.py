@@ -1,26 +1,26 @@
-"""The errors that end a command, each with its exit code. Their messages say what to do."""
+"""The errors that end a command, each with its exit code. Their messages say what to do next."""
 
 
 class TrunklineError(Exception):
-    """Something outside went wrong and was not mended by retrying."""
+    """Something outside the program failed, and retrying did not help."""
 
     exit_code = 1
 
 
 class UsageError(TrunklineError):
-    """The command was called in a way that cannot work."""
+    """The command was called with arguments that cannot work."""
 
     exit_code = 2
 
 
 class NotFound(TrunklineError):
-    """What was asked for does not exist."""
+    """The requested thing does not exist."""
 
     exit_code = 3
 
 
 class Refused(TrunklineError):
-    """Somebody decided against it: a verdict, a policy, a right that is missing."""
+    """The request was refused by a verdict, by a policy or for lack of a right."""
 
     exit_code = 4
 

@@ -1,7 +1,7 @@
-"""Anchors of the audit chain: signed statements of how far it was, kept in another place than the ledger.
+"""Anchors of the audit chain: signed statements of its length, stored apart from the ledger.
 
-Who cuts rows and chain off together, or writes both anew, cannot make the chain end where an older anchor says
-that it was. Ed25519; the public key is what an auditor keeps.
+A person who cuts off rows and chain together, or rewrites both, cannot make the chain match an older anchor.
+Anchors are signed with Ed25519. An auditor keeps the public key.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ _END: Final = b"-----END PUBLIC KEY-----"
 
 
 class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is signed: of which table, how many entries its chain had, the last one's value, where the ledger
-    ended, how many rows the chain covered, and when that was (microseconds since 1970 UTC, by the signer's
-    clock).
+    """The signed part of an anchor: the state of the chain of the Delta table with the id `table`.
+
+    `length` is the number of its entries, `value` the value of the last one, and `ends` the first offset of
+    each partition that is not in the ledger. `rows` is the number of rows that the chain covers. `time_us` is
+    the time by the signer's clock, in microseconds since 1970 UTC.
     """
 
     table: str
@@ -47,7 +49,7 @@ class Anchor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signature: str
 
     def text(self) -> bytes:
-        """Its line in the anchors' file."""
+        """Return the anchor's line in the anchors file."""
         return canonical_plain(msgspec.to_builtins(self, str_keys=True)) + b"\n"
 
 
@@ -55,18 +57,18 @@ _parse: Final = msgspec.json.Decoder(Anchor).decode
 
 
 def statement_of(entry: ChainEntry, time_us: int) -> Statement:
-    """What is to be said of a chain that ends with `entry`."""
+    """Return the statement about a chain that ends with `entry`."""
     return Statement(entry.table, entry.number + 1, entry.value(), entry.ends, entry.rows, time_us)
 
 
 def sign_statement(statement: Statement, key: Ed25519PrivateKey) -> Anchor:
-    """The anchor that says so."""
+    """Return an anchor: `statement` with its signature by `key`."""
     signature = base64.b64encode(key.sign(_signed_bytes(statement))).decode("ascii")
     return Anchor(statement, key_id(key.public_key()), signature)
 
 
 def is_signed_by(anchor: Anchor, keys: dict[str, Ed25519PublicKey]) -> bool:
-    """Whether one of these keys, by their ids, has signed it."""
+    """Return whether the anchor has a valid signature by one of `keys`, which maps key ids to keys."""
     key = keys.get(anchor.key)
     if key is None:
         return False
@@ -82,7 +84,10 @@ def _signed_bytes(statement: Statement) -> bytes:
 
 
 def read_anchors(path: Path) -> list[Anchor | None]:
-    """The lines of an anchors' file, None for one that cannot be read, as a crash may leave."""
+    """Return the lines of an anchors file, with None for a line that cannot be read.
+
+    A crash may leave such a line.
+    """
     found: list[Anchor | None] = []
     for text in path.read_bytes().splitlines():
         try:
@@ -93,19 +98,19 @@ def read_anchors(path: Path) -> list[Anchor | None]:
 
 
 def key_id(key: Ed25519PublicKey) -> str:
-    """A short name of a public key: the first 16 hex digits of its SHA-256."""
+    """Return the id of a public key: the first 16 hex digits of its SHA-256."""
     raw = key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
     return sha256(raw).hexdigest()[:16]
 
 
 def public_pem(key: Ed25519PublicKey) -> str:
-    """The public key as PEM."""
+    """Return the public key as PEM."""
     encoding, form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     return key.public_bytes(encoding, form).decode("ascii")
 
 
 def ensure_anchor_key(path: Path) -> Ed25519PrivateKey:
-    """The key in the 0600 file `path`, made when there is none. Raises UsageError, OSError."""
+    """Return the key in the 0600 file `path`. Creates the file if needed. Raises UsageError, OSError."""
     if not path.exists():
         private = Ed25519PrivateKey.generate()
         form, nothing = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -114,7 +119,11 @@ def ensure_anchor_key(path: Path) -> Ed25519PrivateKey:
 
 
 def load_anchor_key(path: Path) -> Ed25519PrivateKey:
-    """The key in the file `path`. Raises UsageError: readable by others, no such key; FileNotFoundError."""
+    """Return the private key in the file `path`.
+
+    Raises UsageError when others can read the file or when it has no Ed25519 private key, and
+    FileNotFoundError.
+    """
     if path.stat().st_mode & 0o077:
         raise UsageError(f"audit.key_file: {path} is readable by others; run: chmod 600 {path}")
     try:
@@ -127,9 +136,10 @@ def load_anchor_key(path: Path) -> Ed25519PrivateKey:
 
 
 def public_keys_in(path: Path) -> dict[str, Ed25519PublicKey]:
-    """The public keys in a PEM file, by their ids; several after one another when the key was changed.
+    """Return the public keys in a PEM file by their ids.
 
-    Raises UsageError when there is none, or another kind.
+    After a change of keys the file contains several, one after the other. Raises UsageError when there is none,
+    or one that is not Ed25519.
     """
     found = {}
     try:

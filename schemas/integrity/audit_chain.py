@@ -1,8 +1,9 @@
 """The audit chain: one entry for each commit of the ledger, with its Merkle roots and the entry before it.
 
-An entry rides in its commit's metadata, so rows and entry are there together or not at all. Delta's log is
-cleaned after an hour; the chain file keeps all entries, one JSON line each. An entry's value is SHA-256 of its
-canonical JSON, which names the value before it: whoever knows one value knows all that came before.
+An entry is part of its commit's metadata, so that rows and entry are stored together or not at all. Delta's log
+is cleaned after an hour; the chain file keeps all entries, one JSON line each. An entry's value is the SHA-256
+of its canonical JSON, which contains the value of the entry before. One value therefore proves all earlier
+entries.
 """
 
 from __future__ import annotations
@@ -26,17 +27,19 @@ BEFORE_THE_FIRST: Final = "0" * 64
 MARKS_MOST: Final = 32
 MARK_BYTES: Final = 4
 _TAIL_BYTES: Final = 64 * 1024
-# Whatever stands in the files, only such numbers and hashes come out of them. 64 bits hold the next one, too.
+# Bounds for numbers read from files. The number after the largest one still fits into 64 bits.
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-# As wide as the ledger's column.
+# As wide as the column `partition` of the ledger.
 Partition = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}\\Z")]
 
 
 class PartitionRoot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a commit added of one partition: offsets `first` to `last`, how many rows, the root over them in the
-    order of offsets. `marks` (base64) are the first four bytes of each node of the lowest level with at most
-    32: they prove nothing, and tell where a difference is.
+    """The rows of one partition that a commit added.
+
+    They have the offsets `first` to `last`, and `root` is the Merkle root over them in the order of offsets.
+    `marks` (base64) are the first four bytes of each node of the lowest tree level with at most 32 nodes. They
+    prove nothing, but show where two trees differ.
     """
 
     partition: Partition
@@ -48,10 +51,12 @@ class PartitionRoot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
 
 class ChainEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One commit's entry, of the Delta table with the id `table`. `root`: over its partitions' roots, in the
-    order of partitions. `ends`: the first offset of each partition after it that is not in the ledger; `rows`:
-    how many rows the chain covers with it. `start`: in the first entry, the ends of the ledger before the chain
-    began; what lies below is not covered.
+    """The entry of one commit to the Delta table with the id `table`.
+
+    `root` is the Merkle root over the roots of its partitions, in the order of partitions. `ends` is, after the
+    commit, the first offset of each partition that is not in the ledger. `rows` is the number of rows that the
+    chain covers up to here. `start` is empty but in the first entry: the ends of the ledger before the chain
+    began. Rows below them are not covered.
     """
 
     number: Number
@@ -67,26 +72,29 @@ class ChainEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start: dict[Partition, Number]
 
     def value(self) -> str:
-        """SHA-256 of its canonical JSON, in hex."""
+        """Return the SHA-256 of the canonical JSON of the entry, in hex."""
         return sha256(canonical_plain(msgspec.to_builtins(self, str_keys=True))).hexdigest()
 
 
 class FirstEntry(NamedTuple):
-    """What a chain begins with: its table's id, and the table's ends before the chain."""
+    """The start of a chain: its table's id, and the ends of the table before the chain."""
 
     table: str
     start: dict[int, int]
 
 
 class ChainLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An entry with its value as it was written down, and the version of the table that its commit made."""
+    """An entry with its value as it was stored.
+
+    `version` is the version of the table that the entry's commit made.
+    """
 
     version: Number
     value: _Hash
     entry: ChainEntry
 
     def text(self) -> bytes:
-        """Its line in the chain file."""
+        """Return the line of the chain file."""
         return canonical_plain(msgspec.to_builtins(self, str_keys=True)) + b"\n"
 
 
@@ -95,14 +103,23 @@ _parse_roots: Final = msgspec.json.Decoder(list[PartitionRoot]).decode
 
 
 def partition_root(partition: int, offsets: tuple[int, int], leaves: list[bytes]) -> PartitionRoot:
-    """The root of a run of rows, by their leaves in the order of offsets; `offsets` of the first and last."""
+    """Return the root of a run of rows.
+
+    Args:
+        partition: The Kafka partition of the rows.
+        offsets: The offsets of the first and the last row.
+        leaves: The leaf of each row, in the order of offsets.
+    """
     root, level, _ = root_and_level(leaves, MARKS_MOST)
     marks = base64.b64encode(b"".join(node[:MARK_BYTES] for node in level)).decode("ascii")
     return PartitionRoot(partition, *offsets, len(leaves), root.hex(), marks)
 
 
 def commit_root(partitions: Iterable[PartitionRoot]) -> str:
-    """The root of a commit: each partition's numbers, as eight bytes each, and root are a leaf of it."""
+    """Return the root of a commit, in hex.
+
+    The leaf of a partition is made of its numbers, as eight bytes each, and its root.
+    """
     leaves = []
     for at in partitions:
         numbers = (at.partition, at.first, at.last, at.rows)
@@ -111,17 +128,20 @@ def commit_root(partitions: Iterable[PartitionRoot]) -> str:
 
 
 def roots_text(roots: Iterable[PartitionRoot]) -> str:
-    """As a task hands them on with its file."""
+    """Return the roots as the text that a Spark task returns with its data file."""
     return msgspec.json.encode(list(roots)).decode("ascii")
 
 
 def read_roots(texts: Iterable[str]) -> list[PartitionRoot]:
-    """What tasks handed on, by `roots_text`."""
+    """Return the roots from the texts that tasks made by `roots_text`."""
     return [root for text in texts for root in _parse_roots(text)]
 
 
 def next_entry(head: ChainEntry | FirstEntry, query: str, batch: int, roots: Iterable[str]) -> ChainEntry:
-    """The entry of a micro-batch that comes after `head`. `roots`: of its tasks, by `roots_text`."""
+    """Return the entry of a micro-batch that follows `head`.
+
+    `roots` are the texts of its tasks, by `roots_text`.
+    """
     partitions = tuple(sorted(read_roots(roots), key=lambda at: at.partition))
     before, rows = (head.start, 0) if isinstance(head, FirstEntry) else (head.ends, head.rows)
     ends = before | {at.partition: at.last + 1 for at in partitions}
@@ -141,19 +161,19 @@ def next_entry(head: ChainEntry | FirstEntry, query: str, batch: int, roots: Ite
 
 
 def commit_metadata(entry: ChainEntry) -> dict[str, object]:
-    """What a commit's marker says under `audit`."""
+    """Return the value of `audit` in a commit's metadata."""
     return {"entry": msgspec.to_builtins(entry, str_keys=True), "value": entry.value()}
 
 
 class LogPart(NamedTuple):
-    """Entries of the commits that Delta's log still has, and the newest of its versions, -1 for no log."""
+    """Entries of the commits that are still in Delta's log, and the log's newest version, -1 without a log."""
 
     lines: list[ChainLine]
     version: int
 
 
 def lines_in_log(storage: FileSystem, after_version: int = -1) -> LogPart:
-    """What the log has, from after a version of the table on."""
+    """Return the entries in Delta's log of the versions after `after_version`."""
     found = storage.get_file_info(FileSelector("_delta_log", allow_not_found=True))
     versions = sorted(int(file.base_name[:-5]) for file in found if _is_commit(file.base_name))
     lines = (line_in_commit(storage, version) for version in versions if version > after_version)
@@ -161,12 +181,12 @@ def lines_in_log(storage: FileSystem, after_version: int = -1) -> LogPart:
 
 
 def has_commit(storage: FileSystem, version: int) -> bool:
-    """Whether the log has this version's commit."""
+    """Return whether Delta's log still has the commit of this version."""
     return bool(storage.get_file_info([_commit_path(version)])[0].type == FileType.File)
 
 
 def line_in_commit(storage: FileSystem, version: int) -> ChainLine | None:
-    """The entry in a commit; None when there is none that can be read, or when the log was cleaned of it."""
+    """Return the entry in a commit, or None when the commit was deleted or has no readable entry."""
     try:
         with storage.open_input_stream(_commit_path(version)) as stream:
             texts = stream.read().splitlines()
@@ -180,7 +200,7 @@ def line_in_commit(storage: FileSystem, version: int) -> ChainLine | None:
 
 
 def line_in_metadata(metadata: str, version: int) -> ChainLine | None:
-    """The entry in the userMetadata of the commit that made a version; None for none that can be read."""
+    """Return the entry in a commit's userMetadata, or None when there is none that can be read."""
     try:
         audit = orjson.loads(metadata).get("audit")
         return None if audit is None else _parse_line(canonical_plain({"version": version, **audit}))
@@ -189,8 +209,10 @@ def line_in_metadata(metadata: str, version: int) -> ChainLine | None:
 
 
 def newest_entry(known: ChainEntry | None, lines: Iterable[ChainLine]) -> ChainEntry | None:
-    """The chain's end: what comes after `known`, one entry after the other. Lines that do not continue the
-    chain are somebody else's. Without a known entry it begins with the first line.
+    """Return the end of the chain that `lines` continue after `known`.
+
+    Lines that do not continue the chain are ignored: another writer made them. If `known` is None, the chain
+    begins with the first line.
     """
     for line in lines:
         follows = known is None or (line.entry.number, line.entry.previous) == (known.number + 1, known.value())
@@ -208,7 +230,10 @@ def _commit_path(version: int) -> str:
 
 
 def lines_in_file(path: Path) -> Iterator[ChainLine | None]:
-    """The lines of the chain file, None for one that cannot be read; a last one without its end is left out."""
+    """Yield the lines of the chain file, None for one that cannot be read.
+
+    A last line without a line end is left out: it was not written completely.
+    """
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -218,7 +243,7 @@ def lines_in_file(path: Path) -> Iterator[ChainLine | None]:
 
 
 def last_in_file(path: Path) -> ChainLine | None:
-    """The last line that can be read, None when there is none near the file's end."""
+    """Return the last readable line of the chain file, or None without one."""
     if not path.exists():
         return None
     with path.open("rb") as file:
@@ -226,7 +251,7 @@ def last_in_file(path: Path) -> ChainLine | None:
         while True:
             file.seek(max(0, size - tail))
             texts = file.read().splitlines(keepends=True)
-            # The first of them may be the end of a line.
+            # The first of them may be only the end of a line.
             for text in reversed(texts if tail >= size else texts[1:]):
                 found = _read_line(text) if text.endswith(b"\n") else None
                 if found is not None:

@@ -1,13 +1,17 @@
 """The leaves of the ledger's Merkle trees: one hash for each row, over all of its columns.
 
-What is hashed of a row, by encoding 1 (decision 0020 says why): for each column, in the encoding's order, one
-byte, 1 if there is a value and 0 if it is null; then for each column eight bytes, big-endian and signed: a
-number, a truth as 0 or 1, a time as microseconds since 1970 UTC, of any other value its length in bytes, and 0
-for null; then those other values one after the other, texts as UTF-8. A map is the sequence of its entries:
-the key's length and the value's, -1 for null, as eight bytes each, key, value. Lengths come before what they
-measure and the first part is as long for every row, so two rows that differ never give the same bytes.
+The hashed bytes of a row, by encoding 1 (decision 0020 gives the reasons), are three parts:
 
-All is made column by column, in Arrow's and numpy's own loops: only the hash itself is called for each row.
+1. For each column, in the encoding's order, one byte: 1 for a value, 0 for null.
+2. For each column eight bytes, big-endian and signed: a number, a boolean as 0 or 1, a time as microseconds
+   since 1970 UTC, the length in bytes of any other value, and 0 for null.
+3. These other values one after the other, texts as UTF-8. A map is the sequence of its entries: the lengths of
+   key and value as eight bytes each (-1 for a null value), the key, the value.
+
+Each length comes before the value, and the first two parts have the same size for every row. Two different rows
+therefore never give the same bytes.
+
+The code works column by column with Arrow and numpy. Only the hash itself is computed row by row.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import pyarrow.compute as pc
 from schemas.integrity.merkle import LEAF
 from schemas.tables.ledger_arrow import LEDGER_ARROW
 
-# A column that a later version adds makes a new encoding; what was hashed by an older one stays true.
+# A version that adds a column adds an encoding. Hashes by an older encoding stay valid.
 ENCODINGS: Final[dict[int, tuple[str, ...]]] = {
     1: (
         "topic",
@@ -54,13 +58,15 @@ ENCODINGS: Final[dict[int, tuple[str, ...]]] = {
     )
 }
 NEWEST_ENCODING: Final = max(ENCODINGS)
-# Of a row with a value in a column that its encoding does not know. No row has this leaf.
+# Stands for a row with a value in a column that its encoding does not include. No row hashes to it.
 NO_LEAF: Final = bytes(32)
 
 
 def ledger_leaves(batch: pa.RecordBatch, columns: Sequence[str]) -> list[bytes]:
-    """The leaf of each row of `batch`, which has the columns of LEDGER_ARROW, by an encoding's `columns`. Those
-    that are not among them were added later than the encoding and must be null.
+    """Return the leaf of each row of `batch`, which has the columns of LEDGER_ARROW.
+
+    `columns` are those of an encoding. Columns that were added later must be null; a row with a value in one of
+    them gets NO_LEAF.
     """
     if not batch.num_rows:
         return []
@@ -81,7 +87,7 @@ def ledger_leaves(batch: pa.RecordBatch, columns: Sequence[str]) -> list[bytes]:
 
 
 def encoded_rows(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
-    """What is hashed of each row of `batch`, without the leading byte."""
+    """Return the bytes of each row of `batch` that are hashed, without the leading byte of a leaf."""
     count, width = batch.num_rows, len(columns)
     head = np.zeros(count, dtype=[("there", "u1", (width,)), ("numbers", ">i8", (width,))])
     there, numbers, texts = head["there"], head["numbers"], []
@@ -113,9 +119,9 @@ def _zero(kind: pa.DataType) -> Any:
 
 
 def _map_bytes(column: pa.MapArray) -> pa.Array:
-    """Each row's entries as bytes, null for a null."""
+    """Return each row's map entries as bytes, null for a null map."""
     ends = np.asarray(column.offsets, dtype=np.int64)
-    # Of a slice, `keys` and `items` are those of the whole, as `offsets` counts them.
+    # For a slice, `keys` and `items` are those of the whole array, and `offsets` refers to them.
     keys, items = column.keys.cast(pa.large_binary()), column.items.cast(pa.large_binary())
     lengths = np.empty((len(keys), 2), dtype=">i8")
     lengths[:, 0] = pc.binary_length(keys).to_numpy(zero_copy_only=False)
@@ -137,5 +143,5 @@ def _large_binary(ends: Any, data: pa.Buffer | None) -> pa.Array:
 
 
 def _offsets_of(array: pa.Array) -> Any:
-    """Where the values of a large binary array begin in its data, and where the last one ends."""
+    """Return the start of each value of a large binary array in its data, and the end of the last one."""
     return np.frombuffer(array.buffers()[1], dtype=np.int64)[array.offset : array.offset + len(array) + 1]

@@ -1,8 +1,8 @@
 """Merkle trees as RFC 9162, section 2.1.1, defines them, over leaves that are hashed already.
 
-A leaf is SHA-256 of a zero byte and the row's bytes, a node SHA-256 of a one byte and its two children, so
-that no node can pass for a leaf. The tree splits at the largest power of two below its number of leaves;
-hashing pairs level by level, with an odd last node going up as it is, gives the same root.
+A leaf is the SHA-256 of a zero byte and the row's bytes. A node is the SHA-256 of a one byte and its two
+children, so that no node can pass for a leaf. RFC 9162 splits a tree at the largest power of two below its
+number of leaves. Hashing pairs level by level, with an odd last node moved up unchanged, gives the same root.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ EMPTY_ROOT: Final = sha256(b"").digest()
 
 
 def leaf_hash(data: bytes) -> bytes:
-    """The leaf of `data`."""
+    """Return the leaf of `data`."""
     return sha256(LEAF + data).digest()
 
 
 def level_above(level: Sequence[bytes]) -> list[bytes]:
-    """The nodes above those of `level`, which has two at least."""
+    """Return the nodes above those of `level`, which has at least two."""
     pairs = zip(level[::2], level[1::2], strict=False)
     above = [sha256(NODE + left + right).digest() for left, right in pairs]
     if len(level) % 2:
@@ -32,7 +32,7 @@ def level_above(level: Sequence[bytes]) -> list[bytes]:
 
 
 def merkle_root(leaves: Sequence[bytes]) -> bytes:
-    """The root over `leaves` in their order; of none it is the hash of nothing."""
+    """Return the root over `leaves` in their order. Without leaves it is the hash of no bytes."""
     if not leaves:
         return EMPTY_ROOT
     level = leaves
@@ -42,8 +42,9 @@ def merkle_root(leaves: Sequence[bytes]) -> bytes:
 
 
 def root_and_level(leaves: Sequence[bytes], most: int) -> tuple[bytes, list[bytes], int]:
-    """The root; the lowest level with at most `most` nodes; and how many leaves each of these covers, the last
-    one perhaps fewer.
+    """Return the root, the lowest level with at most `most` nodes, and the number of leaves per node.
+
+    The last node of the level may cover fewer leaves.
     """
     level, covered = list(leaves), 1
     while len(level) > most:

@@ -1,4 +1,7 @@
-"""A private file that is made once: of several programs that start at once, one makes it and all read it."""
+"""Creation of a private file by the first of several programs that start at once.
+
+One of them creates the file, and all read it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 
 
 def make_first(path: Path, text: str) -> None:
-    """Write `text` to a new 0600 file, whole and on the disk; a file that is there is left as it is.
+    """Create a 0600 file with `text`, complete and synced to disk. Keep an existing file.
 
     Raises OSError.
     """
@@ -19,7 +22,7 @@ def make_first(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     try:
-        # A link does not replace: whoever comes second keeps what the first has made.
+        # A link does not replace a file, so the first program's file stays.
         os.link(draft, path)
     except FileExistsError:
         pass

@@ -1,4 +1,4 @@
-"""Files for their owner alone: check the mode of a private key, and write a private file in one step."""
+"""Files that only their owner may read: check the mode of a private key, and replace a file atomically."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from schemas.settings.settings import SettingsError
 
 
 def check_key_file(settings: str, certfile: Path, keyfile: Path | None) -> None:
-    """Raise SettingsError when others than its owner can read the key: `keyfile`, else `certfile` with both.
+    """Raise SettingsError when users other than the owner can read a private key.
 
-    `settings`: what the names of the two begin with, `gateway.` for `gateway.keyfile`. A file that cannot
-    be looked at is left to whoever opens it, who says why.
+    The key is in `keyfile`, or else in `certfile` together with the certificate. `settings` is the prefix of
+    both names in the message, such as `gateway.` for `gateway.keyfile`. A file that cannot be examined passes:
+    the code that opens it reports the error.
     """
     path, name = (certfile, "certfile") if keyfile is None else (keyfile, "keyfile")
     try:
@@ -26,10 +27,10 @@ def check_key_file(settings: str, certfile: Path, keyfile: Path | None) -> None:
 
 
 def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Write a file in one step, for its owner alone.
+    """Write a file atomically, by default for its owner alone.
 
-    A reader finds the old content or the new one, also after a power cut. The folder must exist.
-    Raises OSError.
+    A reader finds the old content or the new one, also after a power cut. The folder must exist. Raises
+    OSError.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:

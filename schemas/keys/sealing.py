@@ -1,8 +1,8 @@
-"""Sealed values (CM-05): AES-256-GCM under a master key, the key's id beside them.
+"""Sealed values (CM-05): AES-256-GCM under a master key, stored with the id of the key.
 
-Sealing is deterministic (the nonce is a MAC of purpose and plaintext under a key of its own), so that the
-fold stays a pure function and a replayed micro-batch writes the same bytes. The price is that equal values
-with the same purpose seal alike; the purpose names the record, so this tells an onlooker nothing new.
+Sealing is deterministic: the nonce is a MAC of purpose and plaintext under a key of its own. The fold therefore
+stays a pure function, and a replayed micro-batch writes the same bytes. The price is that equal values with the
+same purpose have equal sealed texts. The purpose names the record, so this reveals nothing new.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _SIGNER_CACHE: Final = 50_000
 
 
 class UnsealError(Exception):
-    """A sealed value cannot be opened: unknown key id, other purpose, or changed bytes."""
+    """A sealed value cannot be opened: the key id is unknown, the purpose differs, or bytes were changed."""
 
 
 class Keyring:
-    """The master keys by id, and which of them seals. All the configuration that the fold has.
+    """The master keys by id, one of which is active and seals. The only configuration of the fold.
 
-    `keys` maps an id (a name by CM-01) to 32 bytes. Raises ValueError for anything else.
+    `keys` maps an id (a name by CM-01) to 32 bytes. Raises ValueError for any other id or key.
     """
 
     def __init__(self, keys: Mapping[str, bytes], active: str) -> None:
@@ -55,9 +55,7 @@ class Keyring:
         return tuple(self._ciphers)
 
     def under(self, key_id: str) -> Keyring:
-        """The same keys with another one active: for what must come out as it did under that one. Raises
-        UnsealError for a key that is not there.
-        """
+        """Return this keyring with another key active. Raises UnsealError for an unknown key id."""
         if key_id not in self._ciphers:
             raise UnsealError(f"no master key with the id {key_id[:32]!r}")
         found = copy.copy(self)
@@ -65,17 +63,17 @@ class Keyring:
         return found
 
     def each(self) -> Iterator[Keyring]:
-        """This keyring, and then with each of the other keys active, the newest first."""
+        """Yield this keyring, and then this keyring with each of the other keys active, the newest first."""
         yield self
         yield from (self.under(key_id) for key_id in reversed(self._ciphers) if key_id != self.active)
 
     @property
     def oldest(self) -> Keyring:
-        """With the first of the keys active, which is the same after each rotation."""
+        """This keyring with the first of the keys active, which no rotation changes."""
         return self.under(next(iter(self._ciphers)))
 
     def seal(self, plaintext: bytes, purpose: str) -> str:
-        """`plaintext` sealed for `purpose`, as text `<key id>:<base64 of nonce and ciphertext>`."""
+        """Return `plaintext` sealed for `purpose`, as `<key id>:<base64 of nonce and ciphertext>`."""
         aad = purpose.encode("utf-8")
         material = len(aad).to_bytes(4, "big") + aad + plaintext
         nonce = hmac.digest(self._nonce_keys[self.active], material, "sha256")[:_NONCE_BYTES]
@@ -83,11 +81,14 @@ class Keyring:
         return f"{self.active}:{base64.b64encode(sealed).decode('ascii')}"
 
     def derive(self, purpose: str) -> bytes:
-        """32 bytes that follow from the active key and `purpose`: the same each time, secret like the key."""
+        """Return 32 bytes that are derived from the active key and `purpose`.
+
+        They are the same each time, and as secret as the key.
+        """
         return hmac.digest(self._derive_keys[self.active], purpose.encode("utf-8"), "sha256")
 
     def open(self, sealed: str, purpose: str) -> bytes:
-        """The plaintext of `seal`. Raises UnsealError."""
+        """Return the plaintext of a text that `seal` made for the same purpose. Raises UnsealError."""
         key_id, _, text = sealed.partition(":")
         cipher = self._ciphers.get(key_id)
         if cipher is None:
@@ -99,13 +100,13 @@ class Keyring:
             raise UnsealError("sealed for something else, or changed") from error
 
     def job_signer(self, sealed: str, job_id: str) -> Signer:
-        """The Signer of a job's sealed secret. Raises UnsealError."""
+        """Return the Signer of a job's sealed secret. Raises UnsealError."""
         return self.signer(sealed, job_secret_purpose(job_id))
 
     def signer(self, sealed: str, purpose: str) -> Signer:
-        """The Signer of a sealed secret; opened once and kept (at most 50,000). Raises UnsealError."""
+        """Return the Signer of a sealed secret. Up to 50,000 signers are cached. Raises UnsealError."""
         known = self._signers.get(sealed)
-        # The purpose is compared, too: another registration may carry a copy of the sealed text.
+        # Compare the purpose as well: another registration may contain a copy of the sealed text.
         if known is not None and known[0] == purpose:
             return known[1]
         secret = self.open(sealed, purpose).decode("utf-8")
@@ -117,29 +118,31 @@ class Keyring:
 
 
 def sealed_by(sealed: str) -> str:
-    """The id of the master key that something is sealed under."""
+    """Return the id of the master key under which a text is sealed."""
     return sealed.partition(":")[0]
 
 
 def job_secret_purpose(job_id: str) -> str:
-    """What a job's secret is sealed for."""
+    """Return the purpose for which a job secret is sealed."""
     return f"job-secret/{job_id}"
 
 
 def mqtt_agent_secret_purpose(agent_name: str) -> str:
-    """What the secret of an agent over MQTT is sealed for."""
+    """Return the purpose for which the secret of an agent over MQTT is sealed."""
     return f"mqtt-agent-secret/{agent_name}"
 
 
 def broker_password_purpose(host: str | None, port: int | None, username: str | None) -> str:
-    """What the password of a job's broker overlay is sealed for: the overlay's own fields, empty where it says
-    nothing. A copy of the sealed text under another host opens nothing.
+    """Return the purpose for which the password of a per-job broker is sealed.
+
+    It contains the broker's own fields, empty where a field is unset. A copy of the sealed text for another
+    host cannot be opened.
     """
     return f"broker-password/{host or ''}:{port or ''}/{username or ''}"
 
 
 def value_purpose(topic: str, partition: int, offset: int) -> str:
-    """What the bytes of a masked ledger value are sealed for."""
+    """Return the purpose for which the bytes of a masked ledger value are sealed."""
     return f"value/{topic}/{partition}/{offset}"
 
 
@@ -150,9 +153,9 @@ def _parse_keys(text: str) -> Keyring:
 
 
 def load_keyring(settings: Settings) -> Keyring:
-    """The keyring from `master_key` (environment) or the 0600 file `key_file`.
+    """Return the keyring from `master_key` (environment) or the 0600 file `key_file`.
 
-    Raises SettingsError that says how to mend it: no file, readable by others, not a keyring.
+    Raises SettingsError that says how to fix it when the file is missing, readable by others or not a keyring.
     """
     try:
         if settings.master_key is not None:
@@ -172,7 +175,10 @@ def load_keyring(settings: Settings) -> Keyring:
 
 
 def ensure_keyring(settings: Settings) -> Keyring:
-    """`load_keyring`, with a new 0600 key file where there is none and no key in the environment."""
+    """Return the keyring as `load_keyring` does.
+
+    Creates a 0600 file with a new key when there is neither a file nor a key in the environment.
+    """
     path: Path = settings.key_file
     if settings.master_key is None and not path.exists():
         key = secrets.token_bytes(_KEY_BYTES)

@@ -1,4 +1,4 @@
-"""The umask of Trunkline's programs: what they write is for its owner alone, whatever the user's umask is."""
+"""The umask of Trunkline's programs: only the owner may read their files, whatever the user's umask is."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import os
 from typing import Final
 
 PRIVATE_UMASK: Final = 0o077
-# For the programs that we start: the umask of the user who started the first of them, in octal digits.
+# For child processes: the umask of the user who started the first program, in octal digits.
 USER_UMASK_VARIABLE: Final = "TRUNKLINE_USER_UMASK"
 
 
 def keep_files_private() -> None:
-    """Set the process's umask to 077, and leave the one before to `user_umask`, also of child processes."""
+    """Set the umask of this process to 077.
+
+    Stores the umask before in an environment variable, where `user_umask` finds it, also in child processes.
+    """
     before = os.umask(PRIVATE_UMASK)
     os.environ.setdefault(USER_UMASK_VARIABLE, f"{before:03o}")
 
 
 def user_umask() -> int:
-    """Return the umask for commands that a user gave us to run; 077 when the user's is not known."""
+    """Return the umask for commands that a user configured, or 077 when the user's umask is unknown."""
     try:
         return int(os.environ[USER_UMASK_VARIABLE], 8) & 0o777
     except (KeyError, ValueError):

@@ -1,7 +1,7 @@
-"""The one topic: which partition a stream lives in, and the check before every program's start.
+"""The topic of the log: the partition of a stream, and the check of the topic before every program's start.
 
-The partition of a stream hangs on the partition count, so the count and the epoch are stored as the log's
-first record. Every program calls `check_topic` before it starts and refuses to run on a mismatch.
+The partition of a stream depends on the partition count, so the count and the epoch are stored in the log's
+first record. Every program calls `check_topic` before it starts, and refuses to run on a mismatch.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from schemas.tables.ledger import LEDGER
 REACH_TIMEOUT_S: Final = 10.0
 _HASH_CACHE: Final = 65_536
 REBUILDING_TIMESTAMPS: Final = "CreateTime"
-"""The topic's message.timestamp.type while the log is made again from the ledger."""
+"""The topic's message.timestamp.type while the log is rebuilt from the ledger."""
 _GROWING: Final = "neither can change in a topic: to grow, raise kafka.epoch and choose a new kafka.topic"
 
 
 class TopicMismatchError(TrunklineError):
-    """The topic in Kafka and the settings disagree. The message names both values and says what to do."""
+    """The topic in Kafka and the settings differ. The message gives both values and says what to do."""
 
 
 class TopicMissingError(TrunklineError):
@@ -42,11 +42,11 @@ class TopicMissingError(TrunklineError):
 
 
 class LogLostError(TopicMissingError):
-    """The topic does not exist, and the ledger has records of it: Kafka's data was lost."""
+    """The topic does not exist, but the ledger has records of it: Kafka's data was lost."""
 
 
 class LogUnfinishedError(TopicMismatchError):
-    """The topic is being made again from the ledger, and is not whole yet."""
+    """The topic is being rebuilt from the ledger and is not complete yet."""
 
 
 @lru_cache(maxsize=_HASH_CACHE)
@@ -55,12 +55,15 @@ def _positive_hash(key: bytes) -> int:
 
 
 def partition_for(key: bytes, partitions: int) -> int:
-    """The partition of `key`, as Java's default partitioner chooses it. Cached: murmur2 in Python is slow."""
+    """Return the partition of `key`, as Java's default partitioner chooses it.
+
+    Results are cached, because murmur2 in Python is slow.
+    """
     return _positive_hash(key) % partitions
 
 
 def bootstrap_addresses(kafka: KafkaSettings) -> list[tuple[str, int]]:
-    """Host and port of each bootstrap server. Raises TrunklineError for one that has no port."""
+    """Return host and port of each bootstrap server. Raises TrunklineError for one without a port."""
     found = []
     for server in kafka.bootstrap_servers.split(","):
         host, _, port = server.strip().rpartition(":")
@@ -71,10 +74,10 @@ def bootstrap_addresses(kafka: KafkaSettings) -> list[tuple[str, int]]:
 
 
 def reach_kafka(kafka: KafkaSettings, timeout_s: float = REACH_TIMEOUT_S) -> None:
-    """Return when a bootstrap server takes a connection, with TLS where that is set; else raise
-    BackboneUnreachable.
+    """Return when a bootstrap server accepts a connection, with TLS if that is set.
 
-    Asked before a client is made: a kafka-python client that cannot bootstrap leaves its thread behind.
+    Raises BackboneUnreachable if none does. Call it before a client is created: a kafka-python client that
+    cannot bootstrap leaves its thread behind.
     """
     last: OSError | None = None
     context = kafka_context(kafka)
@@ -93,7 +96,7 @@ def reach_kafka(kafka: KafkaSettings, timeout_s: float = REACH_TIMEOUT_S) -> Non
 
 @contextmanager
 def admin_client(kafka: KafkaSettings) -> Iterator[Any]:
-    """A kafka-python admin client. Raises BackboneUnreachable, also for what fails inside the block."""
+    """Open a kafka-python admin client. Raises BackboneUnreachable, also for failures inside the block."""
     reach_kafka(kafka)
     timeout_ms = int(REACH_TIMEOUT_S * 1000)
     try:
@@ -112,7 +115,10 @@ def admin_client(kafka: KafkaSettings) -> Iterator[Any]:
 
 
 def topic_config(kafka: KafkaSettings) -> dict[str, str]:
-    """Return the topic's configuration: Kafka stamps the time, deletes nothing, and bounds a record's size."""
+    """Return the configuration of the topic.
+
+    Kafka sets the timestamps, deletes nothing and limits the size of a record.
+    """
     return {
         "message.timestamp.type": "LogAppendTime",
         "retention.ms": "-1",
@@ -126,14 +132,16 @@ def topic_config(kafka: KafkaSettings) -> dict[str, str]:
 def check_topic(settings: Settings) -> None:
     """Compare the topic with the settings. Every program calls this before it starts.
 
-    Raises BackboneUnreachable (within about 10 s), TopicMissingError (LogLostError when the ledger has its
-    records), or TopicMismatchError that names both values (LogUnfinishedError while the log is being rebuilt).
+    Raises:
+        BackboneUnreachable: Kafka does not answer, reported within about 10 s.
+        TopicMissingError: There is no such topic; LogLostError if the ledger has its records.
+        TopicMismatchError: Topic and settings differ; LogUnfinishedError while the log is being rebuilt.
     """
     kafka = settings.kafka
     with admin_client(kafka) as admin:
         count = partition_count(admin, kafka.topic)
         if count is None:
-            with suppress(OSError):  # who has no access to the tables is refused with less to say
+            with suppress(OSError):  # without access to the tables, report the missing topic
                 check_log_is_not_lost(settings)
             raise TopicMissingError(
                 f"Kafka has no topic {kafka.topic!r}; './trunkline topic create' makes it, and in the stack's "
@@ -163,11 +171,12 @@ def check_topic(settings: Settings) -> None:
 
 
 def check_log_is_not_lost(settings: Settings) -> None:
-    """Raise LogLostError when the ledger has records. For a topic that does not exist: in one that begins anew,
-    new records would get the offsets of those in the ledger.
+    """Raise LogLostError when the ledger has records. Call it when the topic does not exist.
+
+    In a new topic, new records would get the offsets of records that are in the ledger.
     """
     from schemas.tables.delta_files import (
-        has_rows,  # not above: most programs that check the topic need no tables
+        has_rows,  # a late import: most programs that check the topic need no tables
     )
 
     path = settings.table_path(LEDGER)
@@ -205,8 +214,9 @@ def _check_topology(kafka: KafkaSettings) -> None:
 
 
 def partition_count(admin: Any, topic: str) -> int | None:
-    """How many partitions a topic has; None when there is no such topic. Raises BackboneUnreachable when Kafka
-    cannot tell, as while it starts.
+    """Return the number of partitions of a topic, or None when it does not exist.
+
+    Raises BackboneUnreachable when Kafka cannot answer, such as while it starts.
     """
     (described,) = admin.describe_topics([topic])
     error_code = described["error_code"]
@@ -219,7 +229,7 @@ def partition_count(admin: Any, topic: str) -> int | None:
 
 @contextmanager
 def topic_reader(kafka: KafkaSettings, partitions: list[int] | None = None) -> Iterator[Any]:
-    """A kafka-python consumer assigned to `partitions` (None: all) from their beginning, without a group.
+    """Open a kafka-python consumer at the beginning of `partitions` (None: all), without a group.
 
     Raises BackboneUnreachable.
     """
@@ -249,7 +259,7 @@ def topic_reader(kafka: KafkaSettings, partitions: list[int] | None = None) -> I
 
 
 def _first_record(kafka: KafkaSettings, partition: int) -> Any | None:
-    """The first record of a partition, None when it is empty. Raises BackboneUnreachable."""
+    """Return the first record of a partition, or None when it is empty. Raises BackboneUnreachable."""
     with topic_reader(kafka, [partition]) as consumer:
         (assigned,) = consumer.assignment()
         if consumer.end_offsets([assigned])[assigned] == 0:

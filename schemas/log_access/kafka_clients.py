@@ -1,6 +1,6 @@
-"""How a client of ours reaches Kafka: TLS and login for both Python clients and for Spark, from one place.
+"""Options with which clients reach Kafka: TLS and login for both Python clients and for Spark.
 
-No password is among Spark's options: they hold the name of a variable, which Kafka's own client looks up in the
+Spark's options contain no password. They contain the name of a variable, which Kafka's own client reads in the
 process that opens the connection.
 """
 
@@ -35,17 +35,18 @@ _MODULES: Final = {
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 SILENT: Final = logging.Logger("librdkafka", logging.CRITICAL + 1)
-"""For librdkafka, which says what it has to say by callbacks, too, and else would write it to stderr."""
-# It warns of credentials in clear where there is no TLS. SCRAM sends none, and the broker's own listener, which
-# has PLAIN, is on loopback with a password for one start.
+"""A logger for librdkafka, which would else write to stderr. Its callbacks report the same errors."""
+# kafka-python warns of credentials in clear text without TLS. SCRAM sends none. PLAIN is only used at the local
+# broker's own listener, on loopback, with a password that is valid for one start.
 logging.getLogger("kafka.net.sasl").setLevel(logging.ERROR)
 _UNSAID: Final = (None, KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT)
 _LOGIN_ERRORS: Final = (SaslAuthenticationFailedError, UnsupportedSaslMechanismError, IllegalSaslStateError)
 
 
 def kafka_context(kafka: KafkaSettings) -> ssl.SSLContext | None:
-    """The context of a connection, None where it is in clear. Raises SettingsError for certificates that cannot
-    be read, and for a key that others can read.
+    """Return the TLS context of connections to Kafka, or None for connections without TLS.
+
+    Raises SettingsError for certificates that cannot be read, and for a key that others can read.
     """
     if not kafka.security_protocol.endswith("SSL"):
         return None
@@ -54,9 +55,10 @@ def kafka_context(kafka: KafkaSettings) -> ssl.SSLContext | None:
 
 
 def kafka_password(kafka: KafkaSettings) -> str:
-    """Return the password of the login: `sasl_password`, else what is in `password_file`.
+    """Return the password of the login: `sasl_password`, else the content of `password_file`.
 
-    Raises SettingsError if there is neither, or if the file is missing, readable by others or no password.
+    Raises SettingsError if there is neither, or if the file is missing, readable by others or has no valid
+    password.
     """
     if kafka.sasl_password is not None:
         return kafka.sasl_password.get_secret_value()
@@ -93,8 +95,11 @@ def client_options(kafka: KafkaSettings) -> dict[str, Any]:
 
 
 def librdkafka_options(kafka: KafkaSettings) -> dict[str, str]:
-    """Return the same as options of librdkafka. Raises SettingsError as `client_options` does."""
-    kafka_context(kafka)  # librdkafka would not say what is wrong with the certificates
+    """Return the options of librdkafka for address, TLS and login.
+
+    Raises SettingsError as `client_options` does.
+    """
+    kafka_context(kafka)  # reports faults of the certificates, which librdkafka would not explain
     found: dict[str, object] = {
         "bootstrap.servers": kafka.bootstrap_servers,
         "security.protocol": kafka.security_protocol,
@@ -112,9 +117,9 @@ def librdkafka_options(kafka: KafkaSettings) -> dict[str, str]:
 
 
 def spark_security(kafka: KafkaSettings) -> dict[str, str]:
-    """The same as options of Spark's Kafka source, without the password.
+    """Return the options of Spark's Kafka source for TLS and login, without the password.
 
-    Raises SettingsError when that is not in the environment, where Spark's JVM looks for it.
+    Raises SettingsError when the password is not in the environment, where Spark's JVM reads it.
     """
     if kafka.security_protocol == "PLAINTEXT":
         return {}
@@ -141,7 +146,7 @@ def spark_security(kafka: KafkaSettings) -> dict[str, str]:
 
 
 def tls_trouble(kafka: KafkaSettings, error: ssl.SSLError) -> str:
-    """What a failed handshake means, with the setting to look at."""
+    """Return the meaning of a failed handshake, and the setting to check."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
             f"its certificate is not trusted ({error.verify_message}): kafka.ssl_ca_certs must be the "
@@ -153,9 +158,9 @@ def tls_trouble(kafka: KafkaSettings, error: ssl.SSLError) -> str:
 
 
 def unreachable(kafka: KafkaSettings, error: BaseException, where: str = "") -> BackboneUnreachable:
-    """The error for a Kafka that a client could not work with; it names the setting where that is known."""
+    """Return the error for a failed client of Kafka. It names the setting to check where that is known."""
     said = f"Kafka at {kafka.bootstrap_servers}{where}: {error}"
-    # kafka-python does not tell why it could not begin; somebody was there, or we would not have come so far.
+    # kafka-python does not report why it could not begin. A server did answer: `reach_kafka` ran before.
     is_unsaid = isinstance(error, KafkaTimeoutError | KafkaConnectionError)
     if isinstance(error, _LOGIN_ERRORS) or (is_unsaid and kafka.security_protocol.startswith("SASL")):
         said += "; does it refuse the login? Look at kafka.sasl_username, sasl_password and sasl_mechanism"
@@ -169,17 +174,17 @@ def unreachable(kafka: KafkaSettings, error: BaseException, where: str = "") -> 
 
 
 def librdkafka_unreachable(kafka: KafkaSettings, error: KafkaError | None, where: str) -> BackboneUnreachable:
-    """The same for what librdkafka says."""
+    """Return the error of `unreachable` for an error that librdkafka reported."""
     code, said = (None, "no answer") if error is None else (error.code(), error.str())
     if code == KafkaError._AUTHENTICATION:
         return unreachable(kafka, SaslAuthenticationFailedError(said), where)
-    # It says when a login was refused; so with one, nothing is to be guessed.
+    # librdkafka reports a refused login. With a login, no further guess is therefore needed.
     is_unsaid = code in _UNSAID and not kafka.security_protocol.startswith("SASL")
     return unreachable(kafka, KafkaTimeoutError(said) if is_unsaid else RuntimeError(said), where)
 
 
 def _speaks_tls(kafka: KafkaSettings) -> bool:
-    """Whether the first server answers a handshake, whatever it then thinks of us."""
+    """Return whether the first server answers a TLS handshake, even if the handshake then fails."""
     host, _, port = kafka.bootstrap_servers.split(",")[0].strip().rpartition(":")
     context = ssl.create_default_context()
     try:
@@ -206,7 +211,7 @@ def _java_certificates(kafka: KafkaSettings) -> dict[str, str]:
             "kafka.ssl.truststore.location": str(kafka.ssl_ca_certs.absolute()),
         }
     if kafka.ssl_certfile is not None:
-        # Java wants key and certificate in one file; certfile may hold both, as `tls create` writes kafka.pem.
+        # Java needs key and certificate in one file, as `tls create` writes them to kafka.pem.
         if kafka.ssl_keyfile not in (None, kafka.ssl_certfile):
             raise SettingsError(
                 "kafka.ssl_keyfile: for Spark kafka.ssl_certfile must hold the key (PKCS#8), too; unset this"

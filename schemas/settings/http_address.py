@@ -1,4 +1,4 @@
-"""Addresses of HTTP servers in the settings: what a user may give, and what host and port make."""
+"""Addresses of HTTP servers in the settings."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pydantic import AfterValidator
 
 def _checked(address: str) -> str:
     parts = urlsplit(address)
-    # A port that is no number is found by asking for it.
+    # `parts.port` raises ValueError for a port that is not a number.
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
         raise ValueError("expected http://HOST:PORT or https://HOST:PORT")
     return address
 
 
 HttpAddress = Annotated[str, AfterValidator(_checked)]
-"""A text that names scheme and host."""
+"""A URL with scheme and host."""
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches a listener on `host`: 127.0.0.0/8, ::1 or `localhost`.
+    """Return whether `host` is 127.0.0.0/8, ::1 or `localhost`, so that only this machine reaches it.
 
-    Another name is not looked up and counts as not loopback, and so do 0.0.0.0 and ::.
+    Other names are not looked up and count as not loopback, and so do 0.0.0.0 and ::.
     """
     if host == "localhost":
         return True
@@ -35,5 +35,5 @@ def is_loopback(host: str) -> bool:
 
 
 def address_at(scheme: str, host: str, port: int) -> str:
-    """The address of a server on this host, which may be one of IPv6."""
+    """Return the URL of the server on `host` and `port`. Puts an IPv6 address into brackets."""
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"

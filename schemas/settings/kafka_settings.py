@@ -1,4 +1,4 @@
-"""The settings of Kafka: the topic, how it is reached, the login and its password file, and the lack of one."""
+"""The settings of Kafka: addresses, topic, login and TLS, and checks of the login."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from schemas.settings.sections import Section
 from schemas.settings.setting_types import Servers
 
 USERNAME: Final = "trunkline"
-# Spark's consumers get both between quotes: no quote, no backslash, nothing that cannot be printed.
+# Spark's consumers get both in a quoted string: no quotes, no backslashes, only printable characters.
 _TEXT: Final = re.compile(r"[ !#-\[\]-~]+").fullmatch
 
 
 def default_password_file(data_path: Path) -> Path:
-    """Return the file that `up` makes for the stack's own Kafka and that holds nothing but the password."""
+    """Return the password file that `up` creates for the stack's own Kafka."""
     return data_path / "keys" / "kafka.password"
 
 
@@ -30,9 +30,9 @@ def text_fault(name: str, value: str) -> str | None:
 
 
 def read_password(path: Path) -> str:
-    """Return the password that the file holds, without white space at its ends.
+    """Return the password in the file, without white space at its ends.
 
-    Raises ValueError that names the file and says how to fix it, and never quotes what the file holds.
+    Raises ValueError that names the file and says how to fix it. The message never quotes the content.
     """
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
@@ -52,9 +52,9 @@ def read_password(path: Path) -> str:
 
 
 def missing_login(protocol: str, certfile: Path | None) -> str | None:
-    """Return why a Kafka that is reached this way is unsafe, or None if its clients log in.
+    """Return why a Kafka that is reached by this protocol is unsafe, or None if its clients log in.
 
-    The fold believes the log, so anyone who can append to it can act as operator.
+    The fold trusts the log, so any client that can append to it can act as operator.
     """
     if protocol.startswith("SASL") or (protocol == "SSL" and certfile is not None):
         return None
@@ -65,9 +65,10 @@ def missing_login(protocol: str, certfile: Path | None) -> str | None:
 
 
 class KafkaSettings(Section):
-    """The log. `partitions` and `epoch` are stored in the log itself and checked by every program.
+    """The Kafka that stores the log.
 
-    A program reads the password from `password_file` when it connects, unless `sasl_password` is set.
+    `partitions` and `epoch` are stored in the log itself, and every program checks them. A program reads the
+    password from `password_file` when it connects, unless `sasl_password` is set.
     """
 
     bootstrap_servers: Servers = "127.0.0.1:19092"
@@ -104,7 +105,7 @@ class KafkaSettings(Section):
     """PEM file with the client's certificate."""
     ssl_keyfile: Path | None = None
     """PEM file with the key of `ssl_certfile`."""
-    # Set by the `Settings` around this section: only they know the data directory.
+    # Set by `Settings`, the model around this section, which knows the data directory.
     _own_password_file: Path | None = PrivateAttr(default=None)
 
     @property

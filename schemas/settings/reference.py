@@ -16,7 +16,7 @@ _TYPES = {bool: "true or false", int: "integer", float: "number", Path: "path", 
 
 
 class Setting(NamedTuple):
-    """One setting. `default` is None where the setting is unset by default; `alias` is a second variable."""
+    """One setting. `default` is None for a setting without a default; `alias` is a second variable for it."""
 
     name: str
     type: str
@@ -37,7 +37,7 @@ class Setting(NamedTuple):
 
 
 def all_settings(model: type[BaseModel] = Settings, prefix: str = "") -> Iterator[Setting]:
-    """Yield the settings in the order of the sections, a section's settings together."""
+    """Yield the settings in the order of the sections, the settings of one section together."""
     aliases = {".".join(path): name for name, path in ALIASES.items()}
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):

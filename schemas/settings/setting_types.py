@@ -1,5 +1,6 @@
-"""Types of settings whose text has a form of its own. A wrong value is found when the settings are read, and
-the message says which form is accepted.
+"""Types of settings whose text must have a certain form.
+
+A wrong value is reported when the settings are read, and the message names the accepted form.
 """
 
 from __future__ import annotations
@@ -91,18 +92,18 @@ Servers = Annotated[str, AfterValidator(_servers)]
 Host = Annotated[str, AfterValidator(_host)]
 
 Listener = tuple[str, str, int]
-"""A setting's name, and the host and port that a server of this machine listens at."""
+"""A setting's name, and the host and port on which a server of this machine listens."""
 
 
 def listener_at(setting: str, servers: str) -> Iterator[Listener]:
-    """Yield the listener of a server on loopback; nothing for one elsewhere, or for several."""
+    """Yield the listener of a single server on loopback, and nothing for any other server."""
     host, _, port = servers.rpartition(":")
     if host in _LOOPBACK:
         yield setting, host, int(port)
 
 
 def check_ports_differ(listeners: Iterable[Listener]) -> None:
-    """Raise ValueError for two listeners with one port of one address. Port 0 is no listener."""
+    """Raise ValueError when two listeners share a port of one address. Port 0 means no listener."""
     for (one, host, port), (other, other_host, other_port) in combinations(listeners, 2):
         hosts = {host, other_host}
         if port and port == other_port and (len(hosts) == 1 or hosts & _ANY_ADDRESS or hosts <= _LOOPBACK):

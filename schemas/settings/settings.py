@@ -1,8 +1,8 @@
-"""Every setting of Trunkline: one frozen model, read once at the start and passed on as an argument.
+"""All settings of Trunkline: one frozen model, read once at the start and passed on as an argument.
 
-Order of precedence, the later wins: the defaults below, `conf/trunkline.yaml` (or the file named by
-`TRUNKLINE_CONF`), variables `TRUNKLINE__SECTION__NAME`. The broker variables of JE-13 (`MQTT_BROKER`,
-`MQTT_PORT`, …) are aliases that the `TRUNKLINE__MQTT__…` names override. Paths in the settings are relative
+Later sources override earlier ones: the defaults below, `conf/trunkline.yaml` (or the file named by
+`TRUNKLINE_CONF`), the variables `TRUNKLINE__SECTION__NAME`. The broker variables of JE-13 (`MQTT_BROKER`,
+`MQTT_PORT`, …) are aliases that the `TRUNKLINE__MQTT__…` variables override. Paths in the settings are relative
 to the checkout unless they are absolute.
 """
 
@@ -91,7 +91,7 @@ SECRET_VARIABLES = frozenset(
 
 
 class Settings(Section):
-    """All settings. Build it with `load_settings()`; tests build it directly."""
+    """All settings. Programs call `load_settings()`; tests create the model directly."""
 
     data_dir: DataDirectory = Path("var")
     """Directory of everything that the stack writes."""
@@ -118,7 +118,7 @@ class Settings(Section):
     def _name_the_password_file(self) -> Self:
         kafka = self.kafka.model_copy()
         kafka._own_password_file = default_password_file(self.data_path)
-        object.__setattr__(self, "kafka", kafka)  # the model is frozen for all but its own validation
+        object.__setattr__(self, "kafka", kafka)  # the model is frozen; only its own validation may set a field
         return self
 
     @model_validator(mode="after")
@@ -156,39 +156,39 @@ class Settings(Section):
 
     @property
     def tls_path(self) -> Path:
-        """The folder with our own authority's certificates and keys."""
+        """The folder with the local authority's certificates and keys."""
         return self.tls_dir or self.data_path / "keys" / "tls"
 
     @property
     def http_scheme(self) -> str:
-        """What the gateway's listeners speak."""
+        """The scheme of all listeners of the gateway, `http` or `https`."""
         return "http" if self.gateway.certfile is None else "https"
 
     @property
     def gateway_url(self) -> str:
-        """Where the gateway answers, without a slash at the end."""
+        """The gateway's URL, without a slash at the end."""
         own = address_at(self.http_scheme, self.gateway.host, self.gateway.port)
         return (self.gateway.url or own).rstrip("/")
 
     @property
     def mcp_server_url(self) -> str:
-        """Where an agent speaks MCP."""
+        """The URL at which agents reach the agent MCP door, without a slash at the end."""
         own = address_at(self.http_scheme, self.agent_mcp.host, self.agent_mcp.port)
         return (self.agent_mcp.url or own).rstrip("/")
 
     @property
     def agent_keys_path(self) -> Path:
-        """The folder of the private keys of agents that were spawned here."""
+        """The folder of the private keys of agents that were spawned on this machine."""
         return self.agent_mcp.keys_path or self.data_path / "agent_keys"
 
     @property
     def command_socket(self) -> Path:
-        """The Unix socket of the out-of-band commands."""
+        """The Unix socket of the signed commands."""
         return self.xml_pump.command_socket or self.data_path / "run" / "commands.sock"
 
     @property
     def command_keys_path(self) -> Path:
-        """The folder of the public keys whose commands count, and of the operator's own private key."""
+        """The folder of the public keys whose commands are accepted, and of the operator's private key."""
         return self.xml_pump.command_keys_dir or self.data_path / "keys" / "commands"
 
     @property
@@ -197,15 +197,20 @@ class Settings(Section):
         return self.gateway.operator_token_file or self.data_path / "keys" / "operator.token"
 
     def table_path(self, table: str) -> str:
-        """Path or URI of one Delta table."""
+        """Return the path or URI of one Delta table."""
         return f"{self.tables_root}/{table}"
 
 
 def load_settings(environ: Mapping[str, str] | None = None, file: Path | None = None) -> Settings:
-    """Read the settings from file and environment.
+    """Read the settings from the file and the environment.
 
-    Raises SettingsError that names the setting: an unknown one, also a misspelt section in a variable's
-    name, is an error and not ignored.
+    Args:
+        environ: The environment variables. None stands for those of this process.
+        file: The settings file. None stands for `TRUNKLINE_CONF` or `conf/trunkline.yaml`.
+
+    Raises:
+        SettingsError: A setting is wrong or unknown. The message names it. A misspelt section in the name of a
+            variable is an error, too.
     """
     values, _ = _collect(environ, file)
     try:
@@ -216,7 +221,7 @@ def load_settings(environ: Mapping[str, str] | None = None, file: Path | None = 
 
 
 def setting_origins(environ: Mapping[str, str] | None = None, file: Path | None = None) -> dict[str, str]:
-    """Return where each setting that is not the default comes from: a variable's name, or the file's path."""
+    """Return the source of each setting that is not the default: a variable's name, or the file's path."""
     return _collect(environ, file)[1]
 
 
@@ -231,8 +236,8 @@ def _collect(environ: Mapping[str, str] | None, file: Path | None) -> tuple[dict
         if name.startswith(ENV_PREFIX):
             paths[name] = tuple(part.lower() for part in name[len(ENV_PREFIX) :].split("__"))
     for name, path in paths.items():
-        # Empty means not set: a path of "" would be the current directory. The data directory is an
-        # exception, or a script with an unset variable would work on the default one.
+        # An empty variable counts as not set, because the path "" would be the current directory. An empty data
+        # directory is an error: a script with an unset variable would else work on the default one.
         if env.get(name) or (name in env and name == f"{ENV_PREFIX}DATA_DIR"):
             merge(values, path, env[name])
             origins[".".join(path)] = name
@@ -248,9 +253,10 @@ def _names(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def settings_environment(settings: Settings) -> dict[str, str]:
-    """The `TRUNKLINE__…` variables that make `load_settings` in a child process equal to `settings`.
+    """Return the `TRUNKLINE__…` variables with which `load_settings` returns equal settings in a child process.
 
-    Only what differs from the defaults is named. Secrets travel in the environment, never as arguments.
+    Only values that differ from the defaults are included. Secrets are passed in the environment, never as
+    arguments.
     """
     found: dict[str, str] = {}
 

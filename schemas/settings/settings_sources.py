@@ -1,4 +1,4 @@
-"""Reads the settings file, and puts values from the environment into its tree of sections."""
+"""Reading of the settings file, and of values from the environment into its tree of sections."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ SECRETS: Final = (("", "master_key"), ("mqtt", "password"), ("kafka", "sasl_pass
 
 
 class SettingsError(Exception):
-    """A setting is wrong or unknown. The message names it; nothing was started."""
+    """A setting is wrong or unknown. The message names it. No program was started."""
 
 
 def merge(base: dict[str, Any], path: tuple[str, ...], value: object) -> None:
-    """Set one value, by its path, in a tree of sections. Raises SettingsError."""
+    """Set the value at `path` in a tree of sections. Raises SettingsError for a part that is not a section."""
     node = base
     for part in path[:-1]:
         child = node.setdefault(part, {})
@@ -26,7 +26,10 @@ def merge(base: dict[str, Any], path: tuple[str, ...], value: object) -> None:
 
 
 def from_file(path: Path) -> dict[str, Any]:
-    """Read the sections of a settings file. Raises SettingsError, also for a secret in it."""
+    """Return the sections of a settings file.
+
+    Raises SettingsError when the file cannot be read, is not a mapping or contains a secret.
+    """
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -1,8 +1,9 @@
 """The data files of a Delta table, read without Spark, always in the columns that the table declares.
 
-Files of one table differ. The WRITE and OPTIMIZE of delta-rs, and our own tasks, write `string` columns with
-the table's nullability. Its MERGE writes nullable `string_view` columns; no option of delta-rs 1.6.6 changes
-that. So each reader uses one of these functions, which cast each batch to the table's schema.
+Files of one table differ. The WRITE and OPTIMIZE of delta-rs, and Trunkline's own tasks, write `string` columns
+with the table's nullability. The MERGE of delta-rs writes nullable `string_view` columns; no option of delta-rs
+1.6.6 changes that. All readers therefore use the functions of this module, which cast each batch to the table's
+schema.
 """
 
 from __future__ import annotations
@@ -18,39 +19,42 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSystem, LocalFileSystem, PyFileSystem, SubTreeFileSystem
 
 if TYPE_CHECKING:
-    # It brings pandas along, a quarter of a second for each program that starts, also without tables.
+    # It imports pandas, which would add a quarter of a second to the start of every program.
     import pyarrow.dataset as ds
 
 _BYTES_READ: Final = 1024 * 1024
 
 
 def table_storage(path: str) -> FileSystem:
-    """The file system below a table's path or URI."""
+    """Return the file system below the path or URI of a table."""
     if "://" in path:
         return PyFileSystem(DeltaStorageHandler(path))
-    # Not through Python: Arrow's own threads would ask for the interpreter lock while we exit, and abort.
+    # No Python file system: Arrow's threads would need the interpreter lock while the program exits, and abort.
     return SubTreeFileSystem(path, LocalFileSystem())
 
 
 def dataset_of(table: DeltaTable) -> ds.Dataset:
-    """Return all rows of `table` at the version at which it is loaded. They are read when they are needed."""
+    """Return a lazy dataset of all rows of `table`, at the version at which it is loaded."""
     where = urlsplit(table.table_uri)
     path = unquote(where.path) if where.scheme == "file" else table.table_uri
     return table.to_pyarrow_dataset(filesystem=table_storage(path))
 
 
 def dataset_of_files(storage: FileSystem, paths: Sequence[str], schema: pa.Schema) -> ds.Dataset:
-    """Return all rows of some files of a table with this `schema`; their paths are below `storage`. A column
-    that a file lacks is null in its rows.
+    """Return a lazy dataset of all rows of some files of a table with this `schema`.
+
+    `paths` are relative to `storage`. A column that a file lacks is null in its rows.
     """
-    import pyarrow.dataset as ds  # not above: it brings pandas along
+    import pyarrow.dataset as ds  # a late import, because it imports pandas
 
     return ds.dataset(list(paths), schema=schema, format="parquet", filesystem=storage)
 
 
 def small_batches(table: DeltaTable, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield these columns of all rows of `table`, file by file, in batches of at most `rows` rows. No more is
-    decoded at once. Arrow's own scanner decodes whole row groups: with long texts that is gigabytes.
+    """Yield these columns of all rows of `table`, file by file, in batches of at most `rows` rows.
+
+    No more than one batch is decoded at once. Arrow's own scanner decodes whole row groups, which takes
+    gigabytes with long texts.
     """
     dataset = dataset_of(table)
     schema = pa.schema([dataset.schema.field(name) for name in columns])
@@ -62,7 +66,7 @@ def small_batches(table: DeltaTable, columns: Sequence[str], rows: int) -> Itera
 
 
 def has_rows(path: str) -> bool:
-    """Return whether there is a table at `path`, with at least one row."""
+    """Return whether there is a table at `path` with at least one row."""
     if not DeltaTable.is_deltatable(path):
         return False
     return bool(dataset_of(DeltaTable(path)).head(1, columns=[]).num_rows)

@@ -1,7 +1,7 @@
-"""By which version of the fold a ledger is settled: noted in the table, and checked by whoever runs the fold.
+"""The version of the fold that settled a ledger, noted in the table and checked by each program with a fold.
 
-A new version may decide differently, and both runners must begin with it at the same record. So programs do
-not start on a ledger of another version; `trunkline fold switch` switches it on.
+A new version may decide differently, and both runners must switch to it at the same record. Programs therefore
+do not start on a ledger of another version. `trunkline fold switch` switches the ledger to the new version.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from schemas.tables.ledger import LEDGER
 from schemas.wire.verdicts import ACCEPTED
 
 FOLD_PROPERTY: Final = "trunkline.foldVersion"
-# The body of the last switch's record, so that a switch that broke off can still say it in the log.
+# The body of the last switch record. A switch that was interrupted can still append it to the log.
 SWITCH_PROPERTY: Final = "trunkline.foldSwitch"
 
 
 def version_of(ledger: DeltaTable) -> int | None:
-    """The version that `ledger` is settled by; by its rows where it has no note yet, None without rows."""
+    """Return the version of the fold that settled `ledger`, or None for a ledger without rows.
+
+    Without a note in the table's properties, the newest row decides.
+    """
     noted = ledger.metadata().configuration.get(FOLD_PROPERTY)
     if noted is not None:
         return int(noted)
@@ -35,7 +38,7 @@ def version_of(ledger: DeltaTable) -> int | None:
 
 
 def noted_switch(settings: Settings) -> str | None:
-    """The body of the last switch's record as the ledger notes it, JSON; None where nothing was switched."""
+    """Return the body of the last switch record as JSON, as the ledger notes it, or None without a switch."""
     path = settings.table_path(LEDGER)
     if not DeltaTable.is_deltatable(path):
         return None
@@ -43,7 +46,7 @@ def noted_switch(settings: Settings) -> str | None:
 
 
 def check_fold_version(settings: Settings) -> None:
-    """Raises Refused when there is a ledger that is settled by another version than this program's."""
+    """Raise Refused when another version of the fold than this one settled the ledger."""
     path = settings.table_path(LEDGER)
     if not DeltaTable.is_deltatable(path):
         return
@@ -53,8 +56,9 @@ def check_fold_version(settings: Settings) -> None:
 
 
 def check_switch(record_type: str | None, verdict: str, value: bytes | None) -> None:
-    """Raises Refused for the settled record that switches on a newer version than this program's: what comes
-    after it is not to be settled by this one.
+    """Raise Refused if this settled record switches to a newer version of the fold than this one.
+
+    This program must not settle the records after it.
     """
     if record_type == CONTROL_FOLD_SWITCHED and verdict == ACCEPTED and value is not None:
         to_version = int(orjson.loads(value)["to_version"])
@@ -63,7 +67,7 @@ def check_switch(record_type: str | None, verdict: str, value: bytes | None) -> 
 
 
 def other_version(found: int) -> str:
-    """What to do about a ledger that is settled by the version `found`."""
+    """Return the message about a ledger that the version `found` of the fold settled. It says what to do."""
     what = f"the ledger is settled by version {found} of the fold, and this program has version {FOLD_VERSION}"
     if found > FOLD_VERSION:
         return f"{what}: it is older than the ledger; start the newer program"

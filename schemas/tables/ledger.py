@@ -1,4 +1,4 @@
-"""The ledger: one row per Kafka record, settled. Its columns, and how a row is made of record and verdict."""
+"""The ledger, one row per settled Kafka record: its columns, and the conversion of records to rows and back."""
 
 from __future__ import annotations
 
@@ -22,14 +22,18 @@ _encode_changes: Final = msgspec.json.Encoder().encode
 class LedgerRow(NamedTuple):
     """One row of `ledger`, in the order of its columns.
 
-    `logged_at` is in microseconds since 1970 UTC. `sent_at` is what the sender claims, as it claims it: it
-    decides nothing, and becomes a time in the table if it is one.
-    `value`: the bytes as they came, masked where `masked` names something; `value_sealed` then holds them
-    as they came, sealed for `value/<topic>/<partition>/<offset>`. `changes`, `entries` and
-    `accepted_offset` stand on the stream's last row of a micro-batch and are what the batch did to the
-    stream: JSON, a list of `{view, key, offset, row}`, the last for each view and key; the entries written,
-    None for a deleted one; and the offset of the last record that was accepted.
-    `wire`: key and headers as JSON (base64) where the other columns do not give them back; else null.
+    `logged_at` is in microseconds since 1970 UTC. `sent_at` is the text that the sender claims: it decides
+    nothing, and is null in the table if it is not a time.
+
+    `value` has the original bytes, masked if `masked` names something. In that case `value_sealed` has the
+    original bytes, sealed for `value/<topic>/<partition>/<offset>`.
+
+    `changes`, `entries` and `accepted_offset` are set in a stream's last row of a micro-batch and describe the
+    effect of the batch on the stream. `changes` is a JSON list of `{view, key, offset, row}`, the last for each
+    view and key. `entries` are the stream state's written entries, with None for a deleted one.
+    `accepted_offset` is the offset of the last accepted record.
+
+    `wire` has key and headers as JSON (base64) if they cannot be derived from the other columns, else None.
     """
 
     topic: str
@@ -70,8 +74,10 @@ def ledger_row(
     writes: Writes | None = None,
     accepted_offset: int | None = None,
 ) -> LedgerRow:
-    """The row of one settled record. `changes`, `writes` and `accepted_offset`: what the micro-batch changed
-    in views, what it wrote of the stream's entries and by which record at last, on the stream's last row.
+    """Return the row of one settled record.
+
+    `changes`, `writes` and `accepted_offset` are given for a stream's last row of a micro-batch only: the
+    changed rows of views, the written entries of the stream state, and the offset of the last accepted record.
     """
     envelope = settled.envelope
     sealed = None
@@ -127,10 +133,10 @@ def _wire(record: Record) -> str:
 
 
 def record_of_row(row: LedgerRow, keyring: Keyring) -> Record:
-    """The Kafka record that `row` was made of, for a refold. Raises UnsealError, ValueError.
+    """Return the Kafka record of which `row` was made, for a refold. Raises UnsealError, ValueError.
 
-    Equal to the original in everything that the fold reads; `ce_time` and `content-type`, which it does not
-    read, are empty.
+    It equals the original in everything that the fold reads. `ce_time` and `content-type`, which the fold does
+    not read, are empty.
     """
     value = row.value
     if row.value_sealed is not None:

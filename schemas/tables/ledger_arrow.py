@@ -1,4 +1,4 @@
-"""The ledger's columns as Arrow types, and how rows become a batch of them."""
+"""The ledger's columns as Arrow types, and the conversion of rows to a batch of them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LEDGER_ARROW: Final = pa.schema(
 
 
 def ledger_batch(rows: Sequence[LedgerRow]) -> pa.RecordBatch:
-    """`rows` as one Arrow batch of `LEDGER_ARROW`. An empty sequence gives an empty batch."""
+    """Return `rows` as one Arrow batch of `LEDGER_ARROW`. An empty sequence gives an empty batch."""
     if not rows:
         return pa.RecordBatch.from_pylist([], schema=LEDGER_ARROW)
     columns = zip(*rows, strict=True)
@@ -57,7 +57,7 @@ def ledger_batch(rows: Sequence[LedgerRow]) -> pa.RecordBatch:
 
 
 def _moments(texts: Sequence[str | None]) -> pa.Array:
-    """ISO 8601 texts as times; what is none becomes null."""
+    """Return ISO 8601 texts as times, null for a text that is not one."""
     try:
         return pa.array(texts, pa.string()).cast(_MOMENT)
     except pa.ArrowInvalid:

@@ -1,4 +1,4 @@
-"""Reads ledger rows in the order of the log, without Spark: for those who turn them into records again."""
+"""Reads rows of the ledger in the order of the log, without Spark, to turn them into records again."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 from schemas.tables.ledger import COLUMNS, LedgerRow
 
 if TYPE_CHECKING:
-    # It brings pandas along, a quarter of a second for each program that starts, also without tables.
+    # It imports pandas, which would add a quarter of a second to the start of every program.
     import pyarrow.dataset as ds
 
-# What `record_of_row` reads.
+# The columns that `record_of_row` reads.
 RECORD_COLUMNS: Final = (
     "topic",
     "partition",
@@ -38,9 +38,10 @@ _ROWS_AT_ONCE: Final = 1000
 def rows_between(
     dataset: ds.Dataset, partition: int, first: int, end: int, columns: Collection[str] = COLUMNS
 ) -> Iterator[LedgerRow]:
-    """Yield the rows of `partition` from offset `first` to before `end`, by offset, in whatever files they are.
+    """Yield the rows of `partition` from offset `first` to before `end`, in the order of offsets.
 
-    `columns`: the columns to read; the others are None. All rows of the range are in memory at once.
+    `columns` are the columns to read; the other fields of a row are None. All rows of the range are in memory
+    at once.
     """
     names = [name for name in COLUMNS if name in columns]
     at = (pc.field("partition") == partition) & (pc.field("offset") >= first) & (pc.field("offset") < end)
@@ -49,5 +50,5 @@ def rows_between(
     rows = rows.set_column(names.index("logged_at"), "logged_at", moments)
     for batch in rows.to_batches(max_chunksize=_ROWS_AT_ONCE):
         cells = (batch.column(name).to_pylist() if name in names else repeat(None) for name in COLUMNS)
-        # `repeat` has no end: the columns that are read end the rows.
+        # Not strict: `repeat` is endless, and the columns that are read end the rows.
         yield from map(LedgerRow._make, zip(*cells, strict=False))

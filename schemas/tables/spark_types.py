@@ -1,4 +1,4 @@
-"""The Spark types of everything that jobs read, hand on and write. The only file of schemas with pyspark."""
+"""The Spark types of all data that jobs read, exchange and write. The only module of schemas with pyspark."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PACKED_RECORDS: Final = StructType(
 # A run of ledger rows as one Arrow IPC message.
 PACKED_ROWS: Final = StructType([StructField("rows", BinaryType(), nullable=False)])
 
-# A data file of the ledger that no commit names yet: path below the table, bytes, Delta's statistics as JSON,
+# A data file of the ledger before its commit: path below the table, size in bytes, Delta's statistics as JSON,
 # and the Merkle roots of its rows (schemas/integrity/audit_chain.py).
 LEDGER_FILE: Final = StructType(
     [
@@ -36,7 +36,7 @@ LEDGER_FILE: Final = StructType(
     ]
 )
 
-# The state of one bucket: stream -> its entries (msgpack), and one row about the bucket itself.
+# The state of one bucket: for each stream its state (msgpack), and one row about the bucket itself.
 STREAM_KEY: Final = StructType([StructField("stream", StringType(), nullable=False)])
 STREAM_ENTRIES: Final = StructType([StructField("entries", BinaryType(), nullable=False)])
 BUCKET_STATE: Final = StructType([StructField("last_offset", LongType(), nullable=False)])

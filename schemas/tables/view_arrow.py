@@ -1,4 +1,4 @@
-"""The columns of the view tables as Arrow types: those of the rows, and where in the log they come from."""
+"""The columns of the view tables as Arrow types: those of the rows, and the position in the log."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""How far the view tables are: what stands in the commits of `stream_entries`, written by one, read by many.
+"""The progress of the view tables, stored in the commits of `stream_entries` by one writer for many readers.
 
-A micro-batch of `build_views` writes the registries first and `stream_entries` last, so every view table is
-at or beyond the offsets that the newest commit of `stream_entries` names.
+A micro-batch of `build_views` writes the registries first and `stream_entries` last. Every view table is
+therefore at or beyond the offsets in the newest commit of `stream_entries`.
 
-Each commit says it twice: as JSON in its metadata, for people and for Spark, and as transaction versions of
-Delta (`trunkline/…`), which are part of the table's state. The reader takes the latter: delta-rs 1.6.6 lists
-the history from the table's end whatever version is loaded, and a progress that is newer than the rows loses
-changes; besides, maintenance deletes old commits.
+Each commit stores the progress twice: as JSON in its metadata, for people and for Spark, and as transaction
+versions of Delta (`trunkline/…`), which are part of the table's state. The reader uses the latter for two
+reasons. delta-rs 1.6.6 lists the history from the table's end whatever version is loaded, and a progress newer
+than the rows would lose changes. Besides, maintenance deletes old commits.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ _OFFSET: Final = f"{PROGRESS_KEY}/offset/"
 
 
 class ViewProgress(msgspec.Struct, frozen=True):
-    """`offsets`: per Kafka partition the first offset that is not in the views; one that is absent has seen
-    nothing. `ledger_version`: the newest version of the ledger whose rows are all in them, -1 for none.
+    """The progress of the view tables.
+
+    `offsets` has for each Kafka partition the first offset that is not in the views. A partition without
+    records in the views is absent. `ledger_version` is the newest version of the ledger whose rows are all in
+    the views, or -1.
     """
 
     offsets: dict[int, int]
     ledger_version: int
 
     def metadata(self) -> dict[str, str]:
-        """What a commit says for people to read."""
+        """Return the JSON form of the progress for a commit's metadata."""
         document = {
             "offsets": {str(partition): offset for partition, offset in sorted(self.offsets.items())},
             "ledger_version": self.ledger_version,
@@ -42,7 +45,7 @@ class ViewProgress(msgspec.Struct, frozen=True):
         return {PROGRESS_KEY: json.dumps(document)}
 
     def commit_properties(self) -> CommitProperties:
-        """What each commit of `stream_entries` carries."""
+        """Return the properties of a commit of `stream_entries`: metadata and transaction versions."""
         if self == NO_PROGRESS:
             return CommitProperties()
         transactions = [
@@ -57,10 +60,10 @@ NO_PROGRESS: Final = ViewProgress({}, -1)
 
 
 def read_progress(table: DeltaTable) -> ViewProgress:
-    """The progress as of the version at which `table` is loaded; NO_PROGRESS where there is none yet.
+    """Return the progress at the version at which `table` is loaded, or NO_PROGRESS if there is none yet.
 
-    A table that was written with the metadata alone is read by that, from its newest commit. Raises
-    TrunklineError when nobody can read it there.
+    The progress of a table with the metadata alone comes from its newest commit. Raises TrunklineError when
+    that metadata cannot be read.
     """
     ledger_version = table.transaction_version(_LEDGER)
     if ledger_version is None:

@@ -11,16 +11,16 @@ _TIMESTAMP: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?Z",
 
 
 def has_control_characters(text: str) -> bool:
-    """Whether `text` holds a C0 or C1 control character or DEL (also newline and tab)."""
+    """Return whether `text` contains a C0 or C1 control character or DEL. Newline and tab count, too."""
     return not text.isprintable() and any(c < " " or "\x7f" <= c <= "\x9f" for c in text)
 
 
 def is_utc_timestamp(text: str) -> bool:
-    """Whether `text` is a date and time by ISO 8601 in the extended format, with seconds and `Z`."""
+    """Return whether `text` is an ISO 8601 date and time in the extended format, with seconds and `Z`."""
     if _TIMESTAMP(text) is None:
         return False
     try:
-        # The form is right; this tells whether there is such a day.
+        # The form is right. This line rejects days that do not exist, such as February 30.
         datetime.fromisoformat(text[:19])
     except ValueError:
         return False

@@ -1,4 +1,4 @@
-"""Ids, names and stream keys (CM-01): what may stand in a topic, a file name or a Kafka key."""
+"""Ids, names and stream keys (CM-01), safe in MQTT topics, file names and Kafka keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAME_LIMIT: Final = 128
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}").fullmatch
 _JOB_ID = re.compile(r"[0-9a-f]{8}").fullmatch
 
-# The kinds of streams; `schemas.streams.kinds` says what each is.
+# The kinds of streams. `schemas.streams.kinds` describes each.
 JOB: Final = "job"
 SESSION: Final = "session"
 MAILBOX: Final = "mailbox"  # its name is `<realm>/<agent>`
@@ -26,30 +26,36 @@ THREAD: Final = "thread"
 
 
 def is_name(text: str) -> bool:
-    """Whether `text` is a name by CM-01: no slash, no MQTT wildcard, no control character, 1 to 128 long."""
+    """Return whether `text` is a name by CM-01.
+
+    It has 1 to 128 ASCII letters, digits, dots, underscores and hyphens, and begins with a letter or a digit.
+    """
     return _NAME(text) is not None
 
 
 def is_job_id(text: object) -> bool:
-    """Whether `text` is a job id: 8 lower-case hex digits."""
+    """Return whether `text` is a job id: 8 lower-case hex digits."""
     return isinstance(text, str) and _JOB_ID(text) is not None
 
 
 def new_job_id() -> str:
-    """A fresh job id from 32 random bits. The registry settles a collision as `seq_conflict`."""
+    """Return a new random job id of 32 bits.
+
+    Two jobs may get the same id. The fold rejects the second registration as `seq_conflict`.
+    """
     return secrets.token_hex(4)
 
 
 def stream_key(kind: str, name: str) -> str:
-    """The Kafka key of a stream, `kind/name`. Raises ValueError for a name that CM-01 forbids."""
+    """Return the Kafka key of a stream, `kind/name`. Raises ValueError for a name that CM-01 forbids."""
     if not _is_stream_name(kind, name):
         raise ValueError(f"not a name for a stream of kind {kind}: {name!r}")
     return f"{kind}/{name}"
 
 
 def parse_stream_key(key: bytes | None) -> tuple[str, str] | None:
-    """`(kind, name)` of a Kafka key, or None if it is no stream's key. Never raises."""
-    # A cache keeps what it is asked for: nothing long gets there.
+    """Return `(kind, name)` of a Kafka key, or None if it is not the key of a stream. Never raises."""
+    # The cache of `_parse` keeps its arguments, so no long key may reach it.
     if key is None or len(key) > 3 * NAME_LIMIT + 2:
         return None
     return _parse(key)

@@ -1,4 +1,4 @@
-"""What of a body may be shown (CM-05, JE-04): masks for the ledger's `value` and for all views."""
+"""Masks for secrets and unsafe text in a record's body (CM-05, JE-04), for the ledger and all views."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ MASK: Final = "[masked]"
 DETAIL: Final = "detail"
 AUTH_TOKEN: Final = "data.auth_token"  # noqa: S105  a field's name
 WHOLE_VALUE: Final = "value"
-# In bytes that could not be read as JSON an escape may hide a word or a path, and so may another encoding
-# (UTF-16 has zero bytes): either is reason enough.
+# In bytes that are not JSON, an escape or another encoding may hide a word or a path (UTF-16 has zero bytes).
+# A backslash or a zero byte is therefore enough to mask them.
 _MAY_HIDE: Final = re.compile(rb"auth_token|\\|\0", re.IGNORECASE)
 
 
 def carries_token(document: dict[str, Any]) -> bool:
-    """Whether a decoded event carries `data.auth_token`, whatever its type."""
+    """Return whether a decoded event has the field `data.auth_token`, of any type."""
     data = document.get("data")
     return type(data) is dict and "auth_token" in data
 
 
 def mask_event(document: dict[str, Any]) -> tuple[str | None, bytes | None]:
-    """`(what was masked, the bytes to show)` of a decoded event; `(None, None)` when all may be shown."""
+    """Return the names of the masked fields, joined by commas, and the masked event as canonical JSON.
+
+    Returns `(None, None)` when nothing in the decoded event needs a mask.
+    """
     detail = document.get("detail")
-    # A detail that is no text is refused as malformed; what it holds is nobody's business either.
+    # The fold rejects a detail that is not text as malformed. Its content may be secret all the same.
     unsafe = unsafe_pattern(detail) is not None if type(detail) is str else isinstance(detail, dict | list)
     token = carries_token(document)
     if not unsafe and not token:
@@ -43,7 +46,11 @@ def mask_event(document: dict[str, Any]) -> tuple[str | None, bytes | None]:
 
 
 def mask_opaque(value: bytes | None) -> tuple[str | None, bytes | None]:
-    """The same for bytes that are no readable event: shown whole, or not at all."""
+    """Return `value` and a replacement for bytes that are not a readable event but may contain a secret.
+
+    Such bytes are masked as a whole: the result is `("value", b"[masked] <size> bytes")`. Returns `(None,
+    None)` when they need no mask or when there is no value.
+    """
     if value is None:
         return None, None
     text = value.decode("utf-8", "replace")

@@ -1,7 +1,7 @@
 """The record in Kafka: CloudEvents 1.0, Kafka binary binding (cloudevents.io, kafka-protocol-binding 1.0).
 
-`OutgoingRecord` is what a door hands to the publisher, `Record` what both runners read back. A door that
-meets a body over the limit sends `oversized(...)`: size, SHA-256 and the first 1 KiB travel, the rest not.
+A door passes an `OutgoingRecord` to the publisher. Both runners of the fold read it back as a `Record`. A door
+that receives a body over the limit sends `oversized(...)`: the body's size, its SHA-256 and its first 1 KiB.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from schemas.wire.ids import REFUSED, is_name, stream_key
 
 JSON_CONTENT: Final = "application/json"
 OVERSIZE_PREFIX_BYTES: Final = 1024
-# A record's value has no business to be longer than this, whatever a door let in; the doors' own limit is
-# a setting and lower. A constant, so that both runners and a refold years later decide alike.
+# The fold rejects a longer value from any door. The doors' own limit is a setting and lower. This one is a
+# constant, so that both runners and a refold years later decide alike.
 VALUE_LIMIT_BYTES: Final = 16 * 1024 * 1024
 
 # The headers of nearly every record, in this order. `Record` keeps names and values apart so that the
@@ -33,7 +33,7 @@ STANDARD_HEADERS: Final = (
     "content-type",
 )
 NOT_UTF8: Final = "\ufffd"
-"""In a header's name: there were bytes that are not UTF-8."""
+"""The replacement character: a header's name contained bytes that are not UTF-8."""
 _REQUIRED: Final = ("ce_specversion", "ce_id", "ce_source", "ce_type", "ce_subject")
 _ID_LIMIT: Final = 512
 _SENDER_LIMIT: Final = 1024
@@ -42,8 +42,10 @@ _EXTENSION_SHA256: Final = "ce_bodysha256"
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """One Kafka record as it was read. `logged_at_us`: Kafka's append time, microseconds since 1970 UTC.
-    `header_names[i]` belongs to `header_values[i]`.
+    """One Kafka record as it was read.
+
+    `logged_at_us` is Kafka's append time in microseconds since 1970 UTC. `header_names[i]` belongs to
+    `header_values[i]`.
     """
 
     topic: str
@@ -57,7 +59,10 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False):
-    """What the headers say. `body_bytes` is the size of the body that a door cut off, else None."""
+    """The content of the standard headers.
+
+    `body_bytes` is the original size of a body that a door cut off, else None.
+    """
 
     ce_id: str
     door: str
@@ -67,11 +72,11 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
 
 
 class BadEnvelopeError(ValueError):
-    """The headers are not those of a record of ours. The message says why."""
+    """The headers are not those of a record of Trunkline. The message gives the reason."""
 
 
 class OutgoingRecord(msgspec.Struct, frozen=True):
-    """A record that a door wants in the log. `stream` is its key and its CloudEvents subject."""
+    """A record that a door appends to the log. `stream` becomes the Kafka key and the CloudEvents subject."""
 
     stream: str
     ce_id: str
@@ -90,7 +95,10 @@ class OutgoingRecord(msgspec.Struct, frozen=True):
         return self.stream.encode("ascii")
 
     def headers(self, now: datetime | None = None) -> list[tuple[str, bytes]]:
-        """The headers in their fixed order. `now` (UTC) becomes `ce_time`, which nothing decides on."""
+        """Return the headers in their fixed order.
+
+        `now` (UTC) becomes `ce_time`, which decides nothing. None stands for the current time.
+        """
         moment = (now or datetime.now(UTC)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         found = [
             ("ce_specversion", "1.0"),
@@ -110,7 +118,7 @@ class OutgoingRecord(msgspec.Struct, frozen=True):
 
 
 def content_id(*parts: bytes) -> str:
-    """An id made of content alone: SHA-256 over the parts, each with its length before it, as hex."""
+    """Return the SHA-256, in hex, over all parts, each preceded by its length as eight bytes."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "big"))
@@ -119,7 +127,7 @@ def content_id(*parts: bytes) -> str:
 
 
 def oversized(record: OutgoingRecord, limit_bytes: int) -> OutgoingRecord:
-    """`record` itself, or what travels of it when its body is longer than `limit_bytes`."""
+    """Return `record`, shortened to its first 1 KiB if its body is longer than `limit_bytes`."""
     size = len(record.value)
     if size <= limit_bytes:
         return record
@@ -133,18 +141,18 @@ def oversized(record: OutgoingRecord, limit_bytes: int) -> OutgoingRecord:
 
 
 def refused_stream(door: str) -> str:
-    """The stream for what `door` cannot key."""
+    """Return the stream for records of `door` that cannot be assigned to any other stream."""
     return stream_key(REFUSED, door)
 
 
 def _sender(source: bytes, kind: bytes) -> tuple[str, str, str]:
-    """Door, principal and type. Raises BadEnvelopeError."""
+    """Return door, principal and type. Raises BadEnvelopeError."""
     if len(source) + len(kind) > _SENDER_LIMIT:
         raise BadEnvelopeError("ce_source or ce_type is too long")
     return _known_sender(source, kind)
 
 
-# Few of them, in every record.
+# Every record names one of a few senders.
 @lru_cache(maxsize=4096)
 def _known_sender(source: bytes, kind: bytes) -> tuple[str, str, str]:
     try:
@@ -158,17 +166,20 @@ def _known_sender(source: bytes, kind: bytes) -> tuple[str, str, str]:
 
 
 def read_envelope(record: Record) -> Envelope:
-    """The envelope of `record`. Raises BadEnvelopeError: header missing, twice, not text, not of our form."""
+    """Return the envelope of `record`.
+
+    Raises BadEnvelopeError when a header is missing, occurs twice, is not text or has the wrong form.
+    """
     names, values = record.header_names, record.header_values
     size = None
     if names != STANDARD_HEADERS:
-        # Clients in C end a name at its first NUL, Java does not: so that all read the same, nobody does.
+        # C clients end a name at its first NUL, Java does not. Cut it here, so that all runtimes read the same.
         names = tuple([name.partition("\0")[0] for name in names])
     if names == STANDARD_HEADERS:
         version, ce_id, source, kind, _, subject, _ = values
     else:
         found = dict(zip(names, values, strict=True))
-        # Which bytes stood there, and whether two such names are one, each runtime says in its own way.
+        # Runtimes differ in how they decode such bytes, and so in whether two such names are equal.
         if any(NOT_UTF8 in name for name in names):
             raise BadEnvelopeError("a header's name is not UTF-8")
         if len(found) != len(values):

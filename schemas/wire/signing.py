@@ -20,14 +20,15 @@ _BLOCK = 64
 
 
 def new_secret() -> str:
-    """A job's secret: 32 random bytes as URL-safe text."""
+    """Return a new secret for a job: 32 random bytes as URL-safe text."""
     return secrets.token_urlsafe(32)
 
 
 class Signer:
     """HMAC-SHA256 (RFC 2104) under one secret, with the two key pads hashed once.
 
-    Equal to `hmac.new(secret, data, "sha256")` at less than half of its cost, which shows in the fold.
+    Equal to `hmac.new(secret, data, "sha256")` at less than half the cost. The fold verifies every job event,
+    so the difference is noticeable.
     """
 
     __slots__ = ("_inner", "_outer")
@@ -41,7 +42,7 @@ class Signer:
         self._outer = hashlib.sha256(key.translate(_OUTER))
 
     def hexdigest(self, data: bytes) -> str:
-        """The MAC of `data`: 64 lower-case hex digits."""
+        """Return the MAC of `data` as 64 lower-case hex digits."""
         inner = self._inner.copy()
         inner.update(data)
         outer = self._outer.copy()
@@ -49,14 +50,14 @@ class Signer:
         return outer.hexdigest()
 
     def verifies(self, data: bytes, signature: object) -> bool:
-        """Whether `signature` is the MAC of `data`; compared in constant time."""
+        """Return whether `signature` is the MAC of `data`. The comparison takes constant time."""
         if type(signature) is not str or len(signature) != _DIGITS or not signature.isascii():
             return False
         return hmac.compare_digest(self.hexdigest(data), signature)
 
 
 def signed_bytes(event: dict[str, Any]) -> bytes:
-    """What is signed: the canonical JSON of `event` without `data.hmac_sig`. `event` is left as it was."""
+    """Return the bytes to sign: the canonical JSON of `event` without `data.hmac_sig`."""
     data = event.get("data")
     if isinstance(data, dict) and SIGNATURE_FIELD in data:
         event = {**event, "data": {k: v for k, v in data.items() if k != SIGNATURE_FIELD}}
@@ -64,6 +65,9 @@ def signed_bytes(event: dict[str, Any]) -> bytes:
 
 
 def sign_event(event: dict[str, Any], secret: str) -> dict[str, Any]:
-    """A copy of `event` with `data.hmac_sig`. `event["data"]` is an object; a signature in it is replaced."""
+    """Return a copy of `event` with its signature in `data.hmac_sig`.
+
+    `event["data"]` must be an object. An old signature in it is replaced.
+    """
     signature = Signer(secret).hexdigest(signed_bytes(event))
     return {**event, "data": {**event["data"], SIGNATURE_FIELD: signature}}

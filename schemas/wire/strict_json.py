@@ -1,9 +1,9 @@
 """JSON as CM-02 allows it, and the canonical form that is signed (JE-05).
 
-`decode` refuses what other parsers let through: duplicate keys, NaN and Infinity (also as 1e999), integers
-outside -2^63 … 2^63-1, nesting deeper than 64, lone surrogates, invalid UTF-8. It has two ways that give
-the same answer (a property test holds them equal): bytes that are already canonical and hold no float are
-proved clean by writing them again with orjson; everything else takes the slow, explicit way.
+`decode` rejects input that other parsers accept: duplicate keys, NaN and Infinity (also as 1e999), integers
+outside -2^63 … 2^63-1, nesting deeper than 64, lone surrogates, invalid UTF-8. It has a fast and a slow path
+with equal results, which a property test compares. The fast path takes bytes that are canonical and contain no
+float: it parses them with orjson and checks that orjson writes the same bytes again.
 """
 
 from __future__ import annotations
@@ -17,30 +17,35 @@ import orjson
 MAX_DEPTH: Final = 64
 INT_MIN: Final = -(2**63)
 INT_MAX: Final = 2**63 - 1
-_INT_DIGITS = 20  # sign and 19 digits: a longer literal is out of range whatever it says
+_INT_DIGITS = 20  # sign and 19 digits: a longer literal is always out of range
 
 
 class MalformedJsonError(ValueError):
-    """The bytes are not JSON by CM-02. The message says why and holds nothing of the input."""
+    """The bytes are not JSON by CM-02. The message gives the reason and quotes nothing of the input."""
 
 
 def canonical(document: Any) -> bytes:
-    """Canonical JSON (JE-05): keys sorted by code point, no spaces, UTF-8, not ASCII-escaped, numbers as
-    Python's `json.dumps` writes them. Not RFC 8785: floats and the order of keys beyond the basic plane
-    differ. Raises UnicodeEncodeError for lone surrogates and ValueError for NaN and Infinity.
+    """Return canonical JSON (JE-05) as UTF-8.
+
+    Keys are sorted by code point, there are no spaces, characters are not ASCII-escaped, and numbers are
+    written as Python's `json.dumps` writes them. This is not RFC 8785: floats and the order of keys beyond the
+    basic multilingual plane differ. Raises UnicodeEncodeError for lone surrogates and ValueError for NaN and
+    Infinity.
     """
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8")
 
 
 def canonical_plain(document: Any) -> bytes:
-    """`canonical` for a document that `is_plain` holds for, ten times as fast."""
+    """Return `canonical(document)`, ten times as fast, for a document for which `is_plain` is true."""
     return orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
 
 
 def is_plain(value: Any, depth: int = 1) -> bool:
-    """Whether orjson and `json.dumps` write `value` alike and CM-02 allows it: no float, no integer beyond
-    64 bits, not deeper than 64. `value` is an object or an array as a JSON parser returns it.
+    """Return whether orjson and `json.dumps` write `value` alike and CM-02 allows it.
+
+    It may contain no float, no integer beyond 64 bits and no nesting deeper than 64. `value` is an object or an
+    array as a JSON parser returns it.
     """
     if depth > MAX_DEPTH:
         return False
@@ -57,9 +62,9 @@ def is_plain(value: Any, depth: int = 1) -> bool:
 
 
 def decode(value: bytes) -> tuple[Any, bool]:
-    """The document in `value`, and whether it is canonical and plain (see `is_plain`).
+    """Return the document in `value`, and whether it is canonical and plain (see `is_plain`).
 
-    Raises MalformedJsonError with the rule that was broken.
+    Raises MalformedJsonError that names the broken rule.
     """
     try:
         document = orjson.loads(value)
@@ -71,7 +76,7 @@ def decode(value: bytes) -> tuple[Any, bool]:
 
 
 def decode_slowly(value: bytes) -> Any:
-    """The document in `value` by the explicit way. Raises MalformedJsonError with the rule that was broken."""
+    """Return the document in `value` by the slow path. Raises MalformedJsonError that names the broken rule."""
     try:
         text = value.decode("utf-8")
     except UnicodeDecodeError:

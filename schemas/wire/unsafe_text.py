@@ -1,9 +1,9 @@
-"""What a job event's `detail` must not hold (JE-04): a fixed table of patterns with their examples.
+"""Patterns of text that a job event's `detail` must not contain (JE-04), as a fixed table with examples.
 
-The same table serves the publisher (which refuses to send) and the ledger (which masks). It errs on the
-side of letting harmless text through: masking is a net below the publisher's own check, not a filter that
-an attacker is measured against. What an attacker must not get is time: repetitions are bounded where a search
-could begin at every character, so that a hostile mebibyte costs milliseconds.
+The publisher refuses to send such a text, and the ledger masks it. In doubt a text passes: masking is a second
+line of defence behind the publisher's check, not a filter against attackers. An attacker must not be able to
+slow the search down. Repetitions that could begin at every character are therefore bounded, and a hostile
+mebibyte costs milliseconds.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Final, NamedTuple
 
 
 class UnsafePattern(NamedTuple):
-    """One row of the table. `unsafe` are examples that match, `safe` near misses that must not. A text
-    without any of the literals in `needs` cannot match, which spares most texts the expression.
+    """One row of the table.
+
+    `unsafe` are examples that match, `safe` near misses that must not match. A text without any of the literals
+    in `needs` cannot match, so most texts never meet the regular expression.
     """
 
     name: str
@@ -27,7 +29,7 @@ class UnsafePattern(NamedTuple):
 PATTERNS: Final = (
     UnsafePattern(
         "posix_path",
-        # Absolute, below a top directory that systems have: `GET /api/x` and `3/10` are no paths.
+        # Absolute, below a top directory that real systems have: `GET /api/x` and `3/10` are not paths.
         r"/(?<![\w.:/-]/)(?:home|root|etc|usr|var|tmp|opt|srv|mnt|media|proc|sys|dev|run|boot|lib|lib64|bin|sbin"
         r"|data|work|workspace|app|Users|Library|Applications|Volumes|System|private|nix|snap)(?![\w-])",
         ("/",),
@@ -101,12 +103,12 @@ PATTERNS: Final = (
 )
 
 _COMPILED: Final = tuple((p.name, p.needs, re.compile(p.expression).search) for p in PATTERNS)
-# Every `needs` holds one of these: a text without any is safe, and most details are such texts.
+# Every `needs` contains one of these. A text without any of them is safe, and most details are such texts.
 _ANY_NEEDED: Final = ("/", "=", ":", "\\", "~", "-", "gh", "xox", "AKIA", "AIza", "eyJ", "earer ", "EARER ")
 
 
 def unsafe_pattern(text: str) -> str | None:
-    """The name of the first row of the table that `text` meets, or None when it is safe."""
+    """Return the name of the first row of the table that matches `text`, or None when it is safe."""
     for literal in _ANY_NEEDED:
         if literal in text:
             break

@@ -1,4 +1,4 @@
-"""Verdicts and reasons: the words that the fold, the ledger, the receipts and the answers share."""
+"""Verdicts and reasons: the words that the fold, the ledger, the receipts and the HTTP answers share."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ POLICY: Final = "policy"
 UNKNOWN_RECIPIENT: Final = "unknown_recipient"
 FOLD_FAILED: Final = "fold_failed"
 
-# In the order of checks: the first one that applies is the reason. `malformed` is checked before and after
-# `schema_version`; it is listed once.
+# In the order of the checks: the first that fails gives the reason. `malformed` is checked before and after
+# `schema_version`, and listed once.
 REASONS: Final[dict[str, str]] = {
     TOO_LARGE: "The body is longer than the limit of the doors, or of the log.",
     MALFORMED: "The body is not JSON of the expected form, or key and body name different streams.",
@@ -45,6 +45,6 @@ REASONS: Final[dict[str, str]] = {
 }
 """Every reason for a rejection, with its meaning."""
 
-# These depend on more than one stream: the gateway decides them on its live view, and the fold keeps what
-# it says of them under `refused/<door>`.
+# These depend on more than one stream, so the gateway decides them on its live view. It appends each refusal
+# to the stream `refused/<door>`, where the fold records it.
 DOOR_REASONS: Final = (UNAUTHORIZED, POLICY, UNKNOWN_RECIPIENT)

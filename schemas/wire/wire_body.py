@@ -1,4 +1,4 @@
-"""The common base of our own records' bodies: strict, versioned, with names by CM-01, and words for a fault."""
+"""The base class of the bodies of Trunkline's own records: strict, versioned, with names by CM-01."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from schemas.wire.field_checks import has_control_characters
 from schemas.wire.ids import is_name
 
-# What the two checks below say, for those who read a JSON schema.
+# The two checks below as regular expressions, for readers of the JSON schema.
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 _LENGTHS: Final = frozenset({"too_long", "too_short"})
-# Pydantic's name for a text whose characters another check has looked at.
+# Pydantic's name for a text that an AfterValidator has checked.
 _TEXT: Final = "Value"
 _PRINTABLE: Final = r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*$"
 
@@ -45,7 +45,7 @@ Printable = Annotated[str, AfterValidator(_printable), Field(json_schema_extra={
 """Text without control characters other than newline and tab."""
 NOTE_LIMIT: Final = 500
 Note = Annotated[Printable, Field(max_length=NOTE_LIMIT)]
-"""A short remark of a person or a program."""
+"""A short remark by a person or a program."""
 
 
 def _unique(names: list[str]) -> list[str]:
@@ -67,16 +67,16 @@ Image = Annotated[Printable, Field(min_length=1, max_length=IMAGE_LIMIT)]
 
 
 class WireBody(BaseModel):
-    """Body of a record that only our own doors make. Unknown keys are refused."""
+    """The body of a record that only Trunkline's own doors make. Unknown keys are rejected."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    # Not Literal[1] alone: that takes `true` for 1, and the fold has looked at the version before.
+    # `Literal[1]` also accepts `true`, but the fold has checked the version before.
     schema_version: Literal[1] = 1
 
 
 def body_fault(model: type[BaseModel], body: dict[str, Any]) -> str | None:
-    """Return the first thing that is wrong with a body, by its model, or None; the words repeat no input."""
+    """Return the first fault of a body by its model as `field: reason`, or None. Quotes no input."""
     try:
         model.model_validate(body)
     except ValidationError as error:
@@ -85,15 +85,15 @@ def body_fault(model: type[BaseModel], body: dict[str, Any]) -> str | None:
 
 
 def first_fault(error: ValidationError) -> str:
-    """Return the first thing that a model refused, `field: reason`, without the input, which may be secret."""
+    """Return the first fault as `field: reason`, without the input, which may be secret."""
     first = error.errors(include_input=False, include_url=False)[0]
-    # The last part of an unknown key's place is the key, and that is input.
+    # The last part of an unknown key's location is the key itself, which is input.
     place = first["loc"][:-1] if first["type"] == "extra_forbidden" else first["loc"]
     return f"{'.'.join(str(part) for part in place) or 'body'}: {words_of(first)}"
 
 
 def words_of(fault: Mapping[str, Any]) -> str:
-    """Return pydantic's message for one fault; the length of a text is given in characters, not in items."""
+    """Return pydantic's message for one fault. It gives the length of a text in characters, not in items."""
     words = str(fault["msg"])
     if fault["type"] not in _LENGTHS:
         return words
