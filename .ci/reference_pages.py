@@ -26,8 +26,10 @@ from schemas.settings.reference import all_settings  # noqa: E402
 from schemas.settings.settings import Settings  # noqa: E402
 from schemas.streams.kinds import KINDS, VIEW_TABLES, VIEWS  # noqa: E402
 from schemas.streams.principal.principals import OPERATOR  # noqa: E402
+from schemas.tables.ledger import LedgerRow  # noqa: E402
 from schemas.tables.ledger_arrow import LEDGER_ARROW  # noqa: E402
-from schemas.tables.view_arrow import VIEW_ARROW  # noqa: E402
+from schemas.tables.row_columns import with_comments  # noqa: E402
+from schemas.tables.view_arrow import VIEW_ARROW, VIEW_ROWS, Position  # noqa: E402
 from schemas.wire.verdicts import DOOR_REASONS, REASONS  # noqa: E402
 
 SETTINGS_TEXT = """\
@@ -212,27 +214,26 @@ def tables_page() -> Iterator[str]:
     yield "One row for each record of the log, with any verdict. `dead_letters` are the rows whose `verdict` is"
     yield "`rejected`."
     yield ""
-    yield from column_table(LEDGER_ARROW)
+    yield from column_table(with_comments(LEDGER_ARROW, LedgerRow))
     for name in VIEW_TABLES:
         yield ""
         yield f"## {name}"
         yield ""
-        if name in VIEWS:
-            yield " ".join((VIEWS[name].__doc__ or "").split())
-            yield ""
-            yield f"Key: {', '.join(f'`{column}`' for column in VIEWS[name].KEY)}."
-        else:
-            yield "One entry of the state of one stream."
+        yield " ".join((VIEW_ROWS[name].__doc__ or "").split())
         yield ""
-        yield from column_table(VIEW_ARROW[name])
+        if name in VIEWS:
+            yield f"Key: {', '.join(f'`{column}`' for column in VIEWS[name].KEY)}."
+            yield ""
+        yield from column_table(with_comments(VIEW_ARROW[name], VIEW_ROWS[name], Position))
 
 
 def column_table(schema: Any) -> Iterator[str]:
-    """Yield a table of the columns of an Arrow schema."""
-    yield "| column | type | may be null |"
-    yield "|---|---|---|"
+    """Yield a table of the columns of an Arrow schema, with their comments."""
+    yield "| column | type | may be null | meaning |"
+    yield "|---|---|---|---|"
     for field in schema:
-        yield f"| `{field.name}` | {field.type} | {'yes' if field.nullable else 'no'} |"
+        comment = (field.metadata or {}).get(b"comment", b"").decode("utf-8")
+        yield f"| `{field.name}` | {field.type} | {'yes' if field.nullable else 'no'} | {comment} |"
 
 
 PAGES: dict[str, Callable[[], Iterator[str]]] = {

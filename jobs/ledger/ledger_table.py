@@ -12,8 +12,9 @@ from jobs.ledger.ledger_files import SKIPPING_COLUMNS
 from schemas.fold.settled import FOLD_VERSION
 from schemas.settings.settings import Settings
 from schemas.tables.fold_version import FOLD_PROPERTY, version_of
-from schemas.tables.ledger import LEDGER
+from schemas.tables.ledger import LEDGER, LedgerRow
 from schemas.tables.ledger_arrow import LEDGER_ARROW
+from schemas.tables.row_columns import with_comments
 
 # The least time for which replaced files are kept, because readers may have them open.
 KEEP_AT_LEAST_H: Final = 1
@@ -29,7 +30,8 @@ def create_ledger(settings: Settings) -> None:
     """Make an empty ledger if there is none, because a stream cannot read a missing table."""
     path = settings.table_path(LEDGER)
     if not DeltaTable.is_deltatable(path):
-        DeltaTable.create(path, LEDGER_ARROW, mode="ignore", name=LEDGER, configuration=_properties(settings))
+        columns = with_comments(LEDGER_ARROW, LedgerRow)
+        DeltaTable.create(path, columns, mode="ignore", name=LEDGER, configuration=_properties(settings))
 
 
 def prepare_ledger(settings: Settings) -> None:
@@ -40,7 +42,8 @@ def prepare_ledger(settings: Settings) -> None:
     create_ledger(settings)
     table = DeltaTable(settings.table_path(LEDGER))
     known = {field.name for field in table.schema().fields}
-    lacking = [field for field in Schema.from_arrow(LEDGER_ARROW).fields if field.name not in known]
+    columns = Schema.from_arrow(with_comments(LEDGER_ARROW, LedgerRow)).fields
+    lacking = [field for field in columns if field.name not in known]
     if lacking:
         table.alter.add_columns(lacking)
     wanted = _properties(settings)

@@ -22,7 +22,8 @@ from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings
 from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
 from schemas.tables.delta_files import dataset_of
-from schemas.tables.view_arrow import VIEW_ARROW
+from schemas.tables.row_columns import with_comments
+from schemas.tables.view_arrow import VIEW_ARROW, VIEW_ROWS, Position
 from schemas.tables.view_progress import NO_PROGRESS, ViewProgress, read_progress
 
 SHELF: Final = "shelf"
@@ -47,14 +48,15 @@ class WrongViewTable(TrunklineError):
 
 def table_schema(table: str) -> pa.Schema:
     """Return the columns of a stored view table."""
-    return VIEW_ARROW[table].append(pa.field(SHELF, pa.int32(), nullable=False))
+    comment = {"comment": "Group of rows that are stored in the same files."}
+    return VIEW_ARROW[table].append(pa.field(SHELF, pa.int32(), nullable=False, metadata=comment))
 
 
 def create_table(path: str, table: str, keep_h: float) -> DeltaTable:
     """Make an empty view table. `keep_h`: how many hours replaced files are kept."""
     return DeltaTable.create(
         path,
-        table_schema(table),
+        with_comments(table_schema(table), VIEW_ROWS[table], Position),
         mode="error",
         name=table,
         partition_by=[SHELF],

@@ -25,38 +25,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.integrity.merkle import LEAF
+from schemas.tables.ledger import COLUMNS
 from schemas.tables.ledger_arrow import LEDGER_ARROW
 
-# A version that adds a column adds an encoding. Hashes by an older encoding stay valid.
-ENCODINGS: Final[dict[int, tuple[str, ...]]] = {
-    1: (
-        "topic",
-        "partition",
-        "offset",
-        "stream_kind",
-        "stream_id",
-        "door",
-        "principal",
-        "ce_id",
-        "type",
-        "seq",
-        "sent_at",
-        "logged_at",
-        "verdict",
-        "reason",
-        "why",
-        "late",
-        "masked",
-        "status_after",
-        "fold_version",
-        "value",
-        "value_sealed",
-        "changes",
-        "entries",
-        "accepted_offset",
-        "wire",
-    )
-}
+# A version that adds columns, always at the end, adds an encoding. Hashes by an older encoding stay valid.
+ENCODINGS: Final[dict[int, tuple[str, ...]]] = {1: COLUMNS[: COLUMNS.index("wire") + 1]}
 NEWEST_ENCODING: Final = max(ENCODINGS)
 # Stands for a row with a value in a column that its encoding does not include. No row hashes to it.
 NO_LEAF: Final = bytes(32)

@@ -2,68 +2,96 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Collection
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
-import orjson
 
 from schemas.fold.entries import Writes
 from schemas.fold.settled import FOLD_VERSION, AppliedChange, Settled
+from schemas.fold.view_rows import Moment
 from schemas.keys.sealing import Keyring, value_purpose
 from schemas.wire.ids import parse_stream_key
 from schemas.wire.record import STANDARD_HEADERS, Record
 
 LEDGER: Final = "ledger"
-_encode_changes: Final = msgspec.json.Encoder().encode
+Int32 = Annotated[int, "32 bits"]
+TextMoment = Annotated[str, "ISO 8601; null in the table if it is not a time"]
+_to_json: Final = msgspec.json.Encoder().encode
 
 
 class LedgerRow(NamedTuple):
     """One row of `ledger`, in the order of its columns.
 
-    `logged_at` is in microseconds since 1970 UTC. `sent_at` is the text that the sender claims: it decides
-    nothing, and is null in the table if it is not a time.
-
-    `value` has the original bytes, masked if `masked` names something. In that case `value_sealed` has the
-    original bytes, sealed for `value/<topic>/<partition>/<offset>`.
+    `logged_at` is in microseconds since 1970 UTC. `sent_at` is the text that the sender claims; it is null in
+    the table if it is not a time. `value_sealed` has the original bytes of a masked `value`, sealed for
+    `value/<topic>/<partition>/<offset>`.
 
     `changes`, `entries` and `accepted_offset` are set in a stream's last row of a micro-batch and describe the
     effect of the batch on the stream. `changes` is a JSON list of `{view, key, offset, row}`, the last for each
-    view and key. `entries` are the stream state's written entries, with None for a deleted one.
-    `accepted_offset` is the offset of the last accepted record.
-
-    `wire` has key and headers as JSON (base64) if they cannot be derived from the other columns, else None.
+    view and key.
     """
 
     topic: str
-    partition: int
+    """Kafka topic of the record."""
+    partition: Int32
+    """Kafka partition of the record."""
     offset: int
+    """Kafka offset of the record."""
     stream_kind: str
+    """Kind of the record's stream, such as `job`."""
     stream_id: str
+    """Name of the stream within its kind."""
     door: str | None
+    """Door that appended the record. Null if the headers cannot be read."""
     principal: str | None
+    """Principal that sent the record, as the door authenticated it."""
     ce_id: str | None
+    """CloudEvents id of the record."""
     type: str | None
+    """Record type."""
     seq: int | None
-    sent_at: str | None
-    logged_at: int
+    """Number of the event within its job, given by the publisher."""
+    sent_at: TextMoment | None
+    """Time that the sender claims. It decides nothing."""
+    logged_at: Moment
+    """Time at which Kafka appended the record."""
     verdict: str
+    """`accepted`, `duplicate` or `rejected`."""
     reason: str | None
+    """Why the record was rejected, as one word."""
     why: str | None
+    """Explanation of the reason, without quotes of the input."""
     late: bool
+    """Whether an event with a higher `seq` was accepted before."""
     masked: str | None
+    """Names of what is masked in `value`, joined by commas."""
     status_after: str | None
-    fold_version: int
+    """Status of the job, task or other thing of the stream after the record."""
+    fold_version: Int32
+    """Version of the fold that settled the record."""
     value: bytes | None
+    """Body of the record, masked where `masked` says so."""
     value_sealed: str | None
+    """The original body, sealed, if `value` is masked."""
     changes: str | None
+    """Changed rows of views, as JSON, in a stream's last row of a micro-batch."""
     entries: list[tuple[str, bytes | None]] | None
+    """Written entries of the stream state, null for a deleted one, in the same row as `changes`."""
     accepted_offset: int | None
+    """Offset of the stream's last accepted record, in the same row as `changes`."""
     wire: str | None
+    """Key and headers, as JSON in base64, if the other columns do not contain them."""
 
 
 COLUMNS: Final = LedgerRow._fields
+
+
+class _Wire(msgspec.Struct, frozen=True):
+    """The column `wire`. In JSON, bytes are base64."""
+
+    key: bytes | None
+    headers: list[tuple[str, bytes | None]]
 
 
 def ledger_row(
@@ -106,30 +134,19 @@ def ledger_row(
         FOLD_VERSION,
         record.value if settled.shown is None else settled.shown,
         sealed,
-        _encode_changes(list(changes)).decode("utf-8") if changes else None,
+        _to_json(list(changes)).decode("utf-8") if changes else None,
         sorted(writes.items()) if writes else None,
         accepted_offset,
-        None if _is_given_back_by_columns(record, settled) else _wire(record),
+        _wire_of(record, settled),
     )
 
 
-def _is_given_back_by_columns(record: Record, settled: Settled) -> bool:
-    standard = settled.envelope is not None and record.header_names == STANDARD_HEADERS
-    return standard and parse_stream_key(record.key) is not None
-
-
-def _text(raw: bytes | None) -> str | None:
-    return None if raw is None else base64.b64encode(raw).decode("ascii")
-
-
-def _wire(record: Record) -> str:
-    document: dict[str, Any] = {
-        "key": _text(record.key),
-        "headers": [
-            [name, _text(raw)] for name, raw in zip(record.header_names, record.header_values, strict=True)
-        ],
-    }
-    return orjson.dumps(document).decode("utf-8")
+def _wire_of(record: Record, settled: Settled) -> str | None:
+    is_standard = settled.envelope is not None and record.header_names == STANDARD_HEADERS
+    if is_standard and parse_stream_key(record.key) is not None:
+        return None
+    headers = list(zip(record.header_names, record.header_values, strict=True))
+    return _to_json(_Wire(record.key, headers)).decode("utf-8")
 
 
 def record_of_row(row: LedgerRow, keyring: Keyring) -> Record:
@@ -143,7 +160,7 @@ def record_of_row(row: LedgerRow, keyring: Keyring) -> Record:
         value = keyring.open(row.value_sealed, value_purpose(row.topic, row.partition, row.offset))
     if row.wire is not None:
         wire = _parsed_wire(row.wire)
-        key, headers = _raw(wire.key), [(name, _raw(text)) for name, text in wire.headers]
+        key, headers = wire.key, wire.headers
     else:
         key = f"{row.stream_kind}/{row.stream_id}".encode("ascii")
         source = f"{row.door}/{row.principal}"
@@ -154,20 +171,8 @@ def record_of_row(row: LedgerRow, keyring: Keyring) -> Record:
     return Record(row.topic, row.partition, row.offset, row.logged_at, key, value, names, values)
 
 
-class _Wire(msgspec.Struct, frozen=True):
-    key: str | None
-    headers: list[tuple[str, str | None]]
-
-
-_decode_wire: Final = msgspec.json.Decoder(_Wire).decode
-
-
 def _parsed_wire(text: str) -> _Wire:
     try:
-        return _decode_wire(text)
+        return msgspec.json.decode(text, type=_Wire)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"wire: not key and headers: {error}") from None
-
-
-def _raw(text: str | None) -> bytes | None:
-    return None if text is None else base64.b64decode(text)

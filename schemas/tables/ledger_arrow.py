@@ -9,39 +9,10 @@ from typing import Final
 import pyarrow as pa
 
 from schemas.tables.ledger import LedgerRow
+from schemas.tables.row_columns import MOMENT, columns_of
 from schemas.wire.field_checks import is_utc_timestamp
 
-_MOMENT: Final = pa.timestamp("us", tz="UTC")
-
-LEDGER_ARROW: Final = pa.schema(
-    [
-        pa.field("topic", pa.string(), nullable=False),
-        pa.field("partition", pa.int32(), nullable=False),
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("stream_kind", pa.string(), nullable=False),
-        pa.field("stream_id", pa.string(), nullable=False),
-        pa.field("door", pa.string()),
-        pa.field("principal", pa.string()),
-        pa.field("ce_id", pa.string()),
-        pa.field("type", pa.string()),
-        pa.field("seq", pa.int64()),
-        pa.field("sent_at", _MOMENT),
-        pa.field("logged_at", _MOMENT, nullable=False),
-        pa.field("verdict", pa.string(), nullable=False),
-        pa.field("reason", pa.string()),
-        pa.field("why", pa.string()),
-        pa.field("late", pa.bool_(), nullable=False),
-        pa.field("masked", pa.string()),
-        pa.field("status_after", pa.string()),
-        pa.field("fold_version", pa.int32(), nullable=False),
-        pa.field("value", pa.binary()),
-        pa.field("value_sealed", pa.string()),
-        pa.field("changes", pa.string()),
-        pa.field("entries", pa.map_(pa.string(), pa.binary())),
-        pa.field("accepted_offset", pa.int64()),
-        pa.field("wire", pa.string()),
-    ]
-)
+LEDGER_ARROW: Final = columns_of(LedgerRow)
 
 
 def ledger_batch(rows: Sequence[LedgerRow]) -> pa.RecordBatch:
@@ -59,9 +30,9 @@ def ledger_batch(rows: Sequence[LedgerRow]) -> pa.RecordBatch:
 def _moments(texts: Sequence[str | None]) -> pa.Array:
     """Return ISO 8601 texts as times, null for a text that is not one."""
     try:
-        return pa.array(texts, pa.string()).cast(_MOMENT)
+        return pa.array(texts, pa.string()).cast(MOMENT)
     except pa.ArrowInvalid:
-        return pa.array([_moment(text) for text in texts], _MOMENT)
+        return pa.array([_moment(text) for text in texts], MOMENT)
 
 
 def _moment(text: str | None) -> datetime | None:

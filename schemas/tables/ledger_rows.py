@@ -15,23 +15,8 @@ if TYPE_CHECKING:
     # It imports pandas, which would add a quarter of a second to the start of every program.
     import pyarrow.dataset as ds
 
-# The columns that `record_of_row` reads.
-RECORD_COLUMNS: Final = (
-    "topic",
-    "partition",
-    "offset",
-    "stream_kind",
-    "stream_id",
-    "door",
-    "principal",
-    "ce_id",
-    "type",
-    "logged_at",
-    "value",
-    "value_sealed",
-    "wire",
-)
-_MOMENT: Final = pa.int64()
+# The columns that `record_of_row` reads. All columns before `seq` name the record and its sender.
+RECORD_COLUMNS: Final = (*COLUMNS[: COLUMNS.index("seq")], "logged_at", "value", "value_sealed", "wire")
 _ROWS_AT_ONCE: Final = 1000
 
 
@@ -46,8 +31,7 @@ def rows_between(
     names = [name for name in COLUMNS if name in columns]
     at = (pc.field("partition") == partition) & (pc.field("offset") >= first) & (pc.field("offset") < end)
     rows = dataset.to_table(columns=names, filter=at).sort_by("offset")
-    moments = rows["logged_at"].cast(_MOMENT)
-    rows = rows.set_column(names.index("logged_at"), "logged_at", moments)
+    rows = rows.set_column(names.index("logged_at"), "logged_at", rows["logged_at"].cast(pa.int64()))
     for batch in rows.to_batches(max_chunksize=_ROWS_AT_ONCE):
         cells = (batch.column(name).to_pylist() if name in names else repeat(None) for name in COLUMNS)
         # Not strict: `repeat` is endless, and the columns that are read end the rows.

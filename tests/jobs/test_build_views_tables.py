@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from jobs.views import view_tables
 from jobs.views.view_changes import Key, RowChange, changes_of
-from jobs.views.view_tables import ViewTable, WrongViewTable
+from jobs.views.view_tables import SHELF, ViewTable, WrongViewTable, table_schema
 from schemas.streams.kinds import STREAM_ENTRIES
 from schemas.streams.mailboxes.message import MAILBOX_VIEW
 from schemas.streams.principal.principals import REGISTRY_PRINCIPALS
@@ -235,3 +235,23 @@ def test_a_write_that_failed_leaves_no_progress_for_maintenance_to_commit(
     table.tidy(1)
     assert read_progress(DeltaTable(str(tmp_path / "entries"))).offsets == done.offsets
     assert read_progress(DeltaTable(str(tmp_path / "entries"))).ledger_version == done.ledger_version
+
+
+def test_a_table_from_before_comments_takes_appends_merges_and_tidying(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    columns = pa.schema([field.remove_metadata() for field in table_schema(REGISTRY_PRINCIPALS)])
+    DeltaTable.create(str(path), columns, partition_by=[SHELF])
+    for offset in range(30):
+        ViewTable(str(path), REGISTRY_PRINCIPALS).apply(named(range(offset, offset + 3), offset))
+    table = ViewTable(str(path), REGISTRY_PRINCIPALS)
+    table.tidy(0)
+    table.tidy(0)
+    assert offsets_of(path) == {f"p{number}": min(number, 29) for number in range(32)}
+    operations = {commit["operation"] for commit in table.delta.history()}
+    assert {"WRITE", "MERGE"} <= operations
+
+
+@pytest.mark.parametrize("name", [STREAM_ENTRIES])
+def test_each_column_of_a_new_table_has_a_comment(tmp_path: Path, name: str) -> None:
+    fields = ViewTable(str(tmp_path), name).delta.schema().fields
+    assert [field.name for field in fields if not field.metadata.get("comment")] == []

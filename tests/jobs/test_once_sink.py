@@ -144,7 +144,9 @@ def test_micro_batches_and_maintenance_commit_side_by_side(
     assert last_commit(path) == LastCommit("one", 59)
 
 
-def test_a_ledger_from_before_a_new_column_and_property_goes_on_after_a_start(tmp_path: Path) -> None:
+def test_a_ledger_without_comments_a_column_and_a_property_goes_on_after_a_start(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     settings = Settings(data_dir=tmp_path)
     path = settings.table_path(LEDGER)
     columns = Schema.from_arrow(LEDGER_ARROW).fields[:-1]
@@ -157,3 +159,5 @@ def test_a_ledger_from_before_a_new_column_and_property_goes_on_after_a_start(tm
     assert DeltaTable(path).metadata().configuration["delta.checkpointInterval"] == "10000"
     prepare_ledger(settings)
     assert DeltaTable(path).version() == version, "the next start finds nothing to do"
+    sink_of(path, "one")(frame_of(spark, files_of(path, ledger_rows(0))), 0)
+    assert offsets_in(path) == [0]
