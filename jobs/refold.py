@@ -25,7 +25,7 @@ from schemas.streams.fold import settle
 from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LedgerRow, record_of_row
-from schemas.tables.ledger_rows import rows_between
+from schemas.tables.ledger_arrow import rows_between
 from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import ViewProgress, read_progress
 from schemas.wire.verdicts import ACCEPTED

@@ -7,7 +7,7 @@ import stat
 from typing import Final
 
 from schemas.errors import UsageError
-from schemas.keys.first_file import make_first
+from schemas.keys.private_files import make_first
 from schemas.settings.settings import Settings, SettingsError
 from schemas.streams.principal.principals import new_token
 

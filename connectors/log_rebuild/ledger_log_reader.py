@@ -18,7 +18,7 @@ from schemas.keys.sealing import Keyring, UnsealError, sealed_by
 from schemas.settings.settings import Settings
 from schemas.tables.delta_files import dataset_of
 from schemas.tables.ledger import LEDGER, LedgerRow, record_of_row
-from schemas.tables.ledger_rows import RECORD_COLUMNS, rows_between
+from schemas.tables.ledger_arrow import RECORD_COLUMNS, rows_between
 from schemas.wire.record import JSON_CONTENT, NOT_UTF8, STANDARD_HEADERS, Record
 
 # The limit of one window: the sum of its values, and of the overhead of each row.

@@ -22,8 +22,8 @@ from typing import Final
 from pydantic import SecretStr
 
 from connectors.mqtt_link.broker_settings import LOOPBACK_NAMES, socket_dir
-from schemas.keys.first_file import make_first
 from schemas.keys.mqtt_password import job_user, mqtt_password
+from schemas.keys.private_files import make_first
 from schemas.settings.settings import MqttSettings, Settings, SettingsError
 
 OPERATOR: Final = "operator"

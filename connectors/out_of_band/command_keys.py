@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from schemas.errors import UsageError
-from schemas.keys.first_file import make_first
+from schemas.keys.private_files import make_first
 from schemas.settings.settings import Settings, SettingsError
 from schemas.streams.agents.participants import key_id_of
 from schemas.streams.principal.principals import OPERATOR

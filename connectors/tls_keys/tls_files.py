@@ -30,8 +30,7 @@ from connectors.tls_keys.tls_authority import (
     why_not_good,
 )
 from schemas.errors import Refused, TrunklineError, UsageError
-from schemas.keys.first_file import make_first
-from schemas.keys.private_files import replace_file
+from schemas.keys.private_files import make_first, replace_file
 
 CA: Final = "ca"
 KAFKA: Final = "kafka"

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from schemas.errors import UsageError
 from schemas.integrity.audit_chain import ChainEntry, Number, Partition
-from schemas.keys.first_file import make_first
+from schemas.keys.private_files import make_first
 from schemas.wire.strict_json import canonical_plain
 
 _PURPOSE: Final = b"trunkline audit anchor\n"

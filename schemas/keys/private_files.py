@@ -1,10 +1,12 @@
-"""Files that only their owner may read: check the mode of a private key, and replace a file atomically."""
+"""Files that only their owner may read: check the mode of a private key, create a file once, replace a file."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from schemas.settings.settings import SettingsError
@@ -26,23 +28,41 @@ def check_key_file(settings: str, certfile: Path, keyfile: Path | None) -> None:
         raise SettingsError(f"{settings}{name}: {path} is readable by others; run: chmod 600 {path}")
 
 
+def make_first(path: Path, text: str) -> None:
+    """Create a 0600 file with `text`, complete and synced to disk. Keep an existing file.
+
+    Of several programs that start at once, one creates the file, and all read it. Raises OSError.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # A link does not replace a file, so the first program's file stays.
+    with _draft(path, text.encode("utf-8"), 0o600) as draft, suppress(FileExistsError):
+        os.link(draft, path)
+
+
 def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Write a file atomically, by default for its owner alone.
 
-    A reader finds the old content or the new one, also after a power cut. The folder must exist. Raises
-    OSError.
+    A reader finds the old content or the new one, also after a power cut. The folder must exist.
+    Raises OSError.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+    with _draft(path, data, mode) as draft:
         draft.replace(path)
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+@contextmanager
+def _draft(path: Path, data: bytes, mode: int) -> Iterator[Path]:
+    """Write `data` to a new file beside `path` and sync it. Delete it at the end, unless it was moved."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield draft
     finally:
         draft.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from schemas.keys.first_file import make_first
+from schemas.keys.private_files import make_first
 from schemas.settings.settings import Settings, SettingsError
 from schemas.wire.ids import is_name
 from schemas.wire.signing import Signer

@@ -10,7 +10,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import lru_cache
 from typing import Any, Final
 
@@ -21,7 +21,13 @@ from kafka.errors import KafkaError, UnknownTopicOrPartitionError  # type: ignor
 from kafka.partitioner.default import murmur2  # type: ignore[import-untyped]
 
 from schemas.errors import BackboneUnreachable, TrunklineError
-from schemas.log_access.kafka_clients import client_options, kafka_context, tls_trouble, unreachable
+from schemas.log_access.kafka_clients import (
+    bootstrap_addresses,
+    client_options,
+    kafka_context,
+    tls_trouble,
+    unreachable,
+)
 from schemas.settings.settings import KafkaSettings, Settings
 from schemas.streams.control.control_fold import CONTROL_TOPOLOGY, TOPOLOGY_STREAM
 from schemas.tables.ledger import LEDGER
@@ -62,17 +68,6 @@ def partition_for(key: bytes, partitions: int) -> int:
     return _positive_hash(key) % partitions
 
 
-def bootstrap_addresses(kafka: KafkaSettings) -> list[tuple[str, int]]:
-    """Return host and port of each bootstrap server. Raises TrunklineError for one without a port."""
-    found = []
-    for server in kafka.bootstrap_servers.split(","):
-        host, _, port = server.strip().rpartition(":")
-        if not host or not port.isdigit():
-            raise TrunklineError(f"kafka.bootstrap_servers: expected host:port, found {server.strip()!r}")
-        found.append((host.strip("[]"), int(port)))
-    return found
-
-
 def reach_kafka(kafka: KafkaSettings, timeout_s: float = REACH_TIMEOUT_S) -> None:
     """Return when a bootstrap server accepts a connection, with TLS if that is set.
 
@@ -95,23 +90,23 @@ def reach_kafka(kafka: KafkaSettings, timeout_s: float = REACH_TIMEOUT_S) -> Non
 
 
 @contextmanager
-def admin_client(kafka: KafkaSettings) -> Iterator[Any]:
-    """Open a kafka-python admin client. Raises BackboneUnreachable, also for failures inside the block."""
+def _client(kafka: KafkaSettings, client_class: Any, **options: Any) -> Iterator[Any]:
+    """Open a client of kafka-python. Raises BackboneUnreachable, also for failures inside the block."""
     reach_kafka(kafka)
     timeout_ms = int(REACH_TIMEOUT_S * 1000)
     try:
-        client = KafkaAdminClient(
-            client_id="trunkline-topic",
-            **client_options(kafka),
-            bootstrap_timeout_ms=timeout_ms,
-            request_timeout_ms=timeout_ms,
-        )
-        try:
+        with closing(
+            client_class(**client_options(kafka), bootstrap_timeout_ms=timeout_ms, **options)
+        ) as client:
             yield client
-        finally:
-            client.close()
     except KafkaError as error:
         raise unreachable(kafka, error) from error
+
+
+def admin_client(kafka: KafkaSettings) -> AbstractContextManager[Any]:
+    """Open a kafka-python admin client. Raises BackboneUnreachable, also for failures inside the block."""
+    timeout_ms = int(REACH_TIMEOUT_S * 1000)
+    return _client(kafka, KafkaAdminClient, client_id="trunkline-topic", request_timeout_ms=timeout_ms)
 
 
 def topic_config(kafka: KafkaSettings) -> dict[str, str]:
@@ -233,29 +228,21 @@ def topic_reader(kafka: KafkaSettings, partitions: list[int] | None = None) -> I
 
     Raises BackboneUnreachable.
     """
-    reach_kafka(kafka)
-    timeout_ms = int(REACH_TIMEOUT_S * 1000)
-    try:
-        consumer = KafkaConsumer(
-            client_id="trunkline-reader",
-            **client_options(kafka),
-            group_id=None,
-            enable_auto_commit=False,
-            auto_offset_reset="earliest",
-            bootstrap_timeout_ms=timeout_ms,
-            fetch_max_wait_ms=100,
-            max_partition_fetch_bytes=max(1024 * 1024, kafka.record_limit_bytes),
-        )
-        try:
-            wanted = range(kafka.partitions) if partitions is None else partitions
-            assigned = [TopicPartition(kafka.topic, number) for number in wanted]
-            consumer.assign(assigned)
-            consumer.seek_to_beginning(*assigned)
-            yield consumer
-        finally:
-            consumer.close(autocommit=False)
-    except KafkaError as error:
-        raise unreachable(kafka, error) from error
+    wanted = range(kafka.partitions) if partitions is None else partitions
+    assigned = [TopicPartition(kafka.topic, number) for number in wanted]
+    with _client(
+        kafka,
+        KafkaConsumer,
+        client_id="trunkline-reader",
+        group_id=None,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        fetch_max_wait_ms=100,
+        max_partition_fetch_bytes=max(1024 * 1024, kafka.record_limit_bytes),
+    ) as consumer:
+        consumer.assign(assigned)
+        consumer.seek_to_beginning(*assigned)
+        yield consumer
 
 
 def _first_record(kafka: KafkaSettings, partition: int) -> Any | None:

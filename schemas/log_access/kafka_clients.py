@@ -183,13 +183,19 @@ def librdkafka_unreachable(kafka: KafkaSettings, error: KafkaError | None, where
     return unreachable(kafka, KafkaTimeoutError(said) if is_unsaid else RuntimeError(said), where)
 
 
+def bootstrap_addresses(kafka: KafkaSettings) -> list[tuple[str, int]]:
+    """Return host and port of each bootstrap server."""
+    parts = (server.strip().rpartition(":") for server in kafka.bootstrap_servers.split(","))
+    return [(host.strip("[]"), int(port)) for host, _, port in parts]
+
+
 def _speaks_tls(kafka: KafkaSettings) -> bool:
     """Return whether the first server answers a TLS handshake, even if the handshake then fails."""
-    host, _, port = kafka.bootstrap_servers.split(",")[0].strip().rpartition(":")
+    address = bootstrap_addresses(kafka)[0]
     context = ssl.create_default_context()
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=2.0) as plain:
-            context.wrap_socket(plain, server_hostname=host.strip("[]")).close()
+        with socket.create_connection(address, timeout=2.0) as plain:
+            context.wrap_socket(plain, server_hostname=address[0]).close()
     except ssl.SSLCertVerificationError:
         return True
     except (OSError, ValueError):

@@ -6,6 +6,9 @@ Later sources override earlier ones: the defaults below, `conf/trunkline.yaml` (
 to the checkout unless they are absolute.
 """
 
+# All other modules import the sections of the settings from here.
+# mypy: implicit-reexport
+
 from __future__ import annotations
 
 import os
@@ -13,54 +16,26 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import yaml
 from pydantic import BaseModel, SecretStr, ValidationError, model_validator
 
 from schemas.settings.http_address import address_at
-from schemas.settings.kafka_settings import KafkaSettings as KafkaSettings
-from schemas.settings.kafka_settings import default_password_file
+from schemas.settings.kafka_settings import KafkaSettings, default_password_file
 from schemas.settings.sections import (
-    AgentMcpSettings as AgentMcpSettings,
-)
-from schemas.settings.sections import (
-    AuditSettings as AuditSettings,
-)
-from schemas.settings.sections import (
-    DashboardSettings as DashboardSettings,
-)
-from schemas.settings.sections import (
-    FileSettings as FileSettings,
-)
-from schemas.settings.sections import (
-    GatewaySettings as GatewaySettings,
-)
-from schemas.settings.sections import (
-    LimitSettings as LimitSettings,
-)
-from schemas.settings.sections import (
-    MqttSettings as MqttSettings,
-)
-from schemas.settings.sections import (
+    AgentMcpSettings,
+    AuditSettings,
+    DashboardSettings,
+    FileSettings,
+    GatewaySettings,
+    LimitSettings,
+    MqttSettings,
     Section,
+    SparkSettings,
+    StorageSettings,
+    ViewSettings,
+    XmlPumpSettings,
 )
-from schemas.settings.sections import (
-    SparkSettings as SparkSettings,
-)
-from schemas.settings.sections import (
-    StorageSettings as StorageSettings,
-)
-from schemas.settings.sections import (
-    ViewSettings as ViewSettings,
-)
-from schemas.settings.sections import (
-    XmlPumpSettings as XmlPumpSettings,
-)
-from schemas.settings.setting_types import (
-    DataDirectory,
-    check_ports_differ,
-    listener_at,
-)
-from schemas.settings.settings_sources import SECRETS, from_file, merge
-from schemas.settings.settings_sources import SettingsError as SettingsError
+from schemas.settings.setting_types import DataDirectory, check_ports_differ, listener_at
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 ENV_PREFIX = "TRUNKLINE__"
@@ -84,10 +59,14 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "MESSAGE_EXPORT_INTERVAL": ("agent_mcp", "export_interval_ms"),
 }
 
-
+SECRETS = (("", "master_key"), ("mqtt", "password"), ("kafka", "sasl_password"))
 SECRET_VARIABLES = frozenset(
     ENV_PREFIX + "__".join(part for part in (section, name) if part).upper() for section, name in SECRETS
 )
+
+
+class SettingsError(Exception):
+    """A setting is wrong or unknown. The message names it. No program was started."""
 
 
 class Settings(Section):
@@ -229,7 +208,7 @@ def _collect(environ: Mapping[str, str] | None, file: Path | None) -> tuple[dict
     env = os.environ if environ is None else environ
     default_file = PROJECT_ROOT / "conf" / "trunkline.yaml"
     chosen = file or (Path(env["TRUNKLINE_CONF"]) if env.get("TRUNKLINE_CONF") else default_file)
-    values = from_file(chosen) if chosen != default_file or chosen.exists() else {}
+    values = _from_file(chosen) if chosen != default_file or chosen.exists() else {}
     origins = dict.fromkeys(_names(values), str(chosen))
     paths = dict(ALIASES)
     for name in sorted(env):
@@ -239,9 +218,42 @@ def _collect(environ: Mapping[str, str] | None, file: Path | None) -> tuple[dict
         # An empty variable counts as not set, because the path "" would be the current directory. An empty data
         # directory is an error: a script with an unset variable would else work on the default one.
         if env.get(name) or (name in env and name == f"{ENV_PREFIX}DATA_DIR"):
-            merge(values, path, env[name])
+            _merge(values, path, env[name])
             origins[".".join(path)] = name
     return values, origins
+
+
+def _merge(base: dict[str, Any], path: tuple[str, ...], value: object) -> None:
+    """Set the value at `path` in a tree of sections. Raises SettingsError for a part that is not a section."""
+    node = base
+    for part in path[:-1]:
+        child = node.setdefault(part, {})
+        if not isinstance(child, dict):
+            raise SettingsError(f"setting {'.'.join(path)}: {part} is not a section")
+        node = child
+    node[path[-1]] = value
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    """Return the sections of a settings file.
+
+    Raises SettingsError when the file cannot be read, is not a mapping or contains a secret.
+    """
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SettingsError(f"cannot read settings from {path}: {error}") from error
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise SettingsError(f"{path}: expected a mapping of sections, found {type(loaded).__name__}")
+    for section, name in SECRETS:
+        node = loaded.get(section, {}) if section else loaded
+        if isinstance(node, dict) and name in node:
+            raise SettingsError(
+                f"{name} in {path}: a secret comes from the environment, never from a file of conf"
+            )
+    return loaded
 
 
 def _names(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

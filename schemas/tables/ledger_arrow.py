@@ -1,18 +1,27 @@
-"""The ledger's columns as Arrow types, and the conversion of rows to a batch of them."""
+"""The ledger's columns as Arrow types, and the conversion of rows to a batch and of stored rows back."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Final
+from itertools import repeat
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from schemas.tables.ledger import LedgerRow
+from schemas.tables.ledger import COLUMNS, LedgerRow
 from schemas.tables.row_columns import MOMENT, columns_of
 from schemas.wire.field_checks import is_utc_timestamp
 
+if TYPE_CHECKING:
+    # It imports pandas, which would add a quarter of a second to the start of every program.
+    import pyarrow.dataset as ds
+
 LEDGER_ARROW: Final = columns_of(LedgerRow)
+# The columns that `record_of_row` reads. All columns before `seq` name the record and its sender.
+RECORD_COLUMNS: Final = (*COLUMNS[: COLUMNS.index("seq")], "logged_at", "value", "value_sealed", "wire")
+_ROWS_AT_ONCE: Final = 1000
 
 
 def ledger_batch(rows: Sequence[LedgerRow]) -> pa.RecordBatch:
@@ -39,3 +48,21 @@ def _moment(text: str | None) -> datetime | None:
     if text is None or not is_utc_timestamp(text):
         return None
     return datetime.fromisoformat(text[:-1][:26]).replace(tzinfo=UTC)
+
+
+def rows_between(
+    dataset: ds.Dataset, partition: int, first: int, end: int, columns: Collection[str] = COLUMNS
+) -> Iterator[LedgerRow]:
+    """Yield the rows of `partition` from offset `first` to before `end`, in the order of offsets.
+
+    `columns` are the columns to read; the other fields of a row are None. All rows of the range are in memory
+    at once.
+    """
+    names = [name for name in COLUMNS if name in columns]
+    at = (pc.field("partition") == partition) & (pc.field("offset") >= first) & (pc.field("offset") < end)
+    rows = dataset.to_table(columns=names, filter=at).sort_by("offset")
+    rows = rows.set_column(names.index("logged_at"), "logged_at", rows["logged_at"].cast(pa.int64()))
+    for batch in rows.to_batches(max_chunksize=_ROWS_AT_ONCE):
+        cells = (batch.column(name).to_pylist() if name in names else repeat(None) for name in COLUMNS)
+        # Not strict: `repeat` is endless, and the columns that are read end the rows.
+        yield from map(LedgerRow._make, zip(*cells, strict=False))
