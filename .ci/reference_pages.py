@@ -219,7 +219,7 @@ def tables_page() -> Iterator[str]:
         yield ""
         yield f"## {name}"
         yield ""
-        yield " ".join((VIEW_ROWS[name].__doc__ or "").split())
+        yield " ".join((VIEW_ROWS[name].__doc__ or "").partition("Attributes:")[0].split())
         yield ""
         if name in VIEWS:
             yield f"Key: {', '.join(f'`{column}`' for column in VIEWS[name].KEY)}."

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from jobs.views import view_tables
 from jobs.views.view_changes import Key, RowChange, changes_of
 from jobs.views.view_tables import SHELF, ViewTable, WrongViewTable, table_schema
-from schemas.streams.kinds import STREAM_ENTRIES
+from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
 from schemas.streams.mailboxes.message import MAILBOX_VIEW
 from schemas.streams.principal.principals import REGISTRY_PRINCIPALS
 from schemas.tables.ledger_arrow import LEDGER_ARROW
@@ -251,7 +251,7 @@ def test_a_table_from_before_comments_takes_appends_merges_and_tidying(tmp_path:
     assert {"WRITE", "MERGE"} <= operations
 
 
-@pytest.mark.parametrize("name", [STREAM_ENTRIES])
+@pytest.mark.parametrize("name", VIEW_TABLES)
 def test_each_column_of_a_new_table_has_a_comment(tmp_path: Path, name: str) -> None:
     fields = ViewTable(str(tmp_path), name).delta.schema().fields
     assert [field.name for field in fields if not field.metadata.get("comment")] == []

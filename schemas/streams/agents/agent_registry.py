@@ -30,13 +30,21 @@ class AgentRow(Row, frozen=True, gc=False):
     KEY: ClassVar = ("agent_name",)
 
     agent_name: str
+    """Name of the agent."""
     status: str
+    """`defined`, or `removed` after the file was deleted."""
     image: str
+    """Image that the launcher runs for the agent."""
     description: str
+    """Description in the definition."""
     capabilities: list[str]
+    """Names of what the agent can do."""
     hardened: bool
+    """Whether the agent runs with reduced rights."""
     defined_at: Moment
+    """Time of the newest definition."""
     removed_at: Moment | None
+    """Time at which the definition was removed."""
 
 
 class _AgentBody(WireBody):

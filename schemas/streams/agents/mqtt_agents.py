@@ -47,13 +47,21 @@ class MqttAgentRow(Row, frozen=True, gc=False):
     KEY: ClassVar = ("agent_name",)
 
     agent_name: str
+    """Name of the agent."""
     status: str
+    """`registered` or `removed`."""
     registered_by: str
+    """Principal that registered the agent."""
     registered_at: Moment
+    """Time of the registration."""
     removed_at: Moment | None
+    """Time of the removal."""
     last_seq: int
+    """Highest seq among its accepted messages."""
     messages: int
+    """Number of its messages that were accepted since `registered_at`."""
     last_said_at: Moment | None
+    """Time of its newest accepted message."""
 
 
 class _RequestBody(WireBody):

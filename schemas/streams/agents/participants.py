@@ -95,14 +95,23 @@ class ParticipantRow(Row, frozen=True, gc=False):
     KEY: ClassVar = ("agent_name",)
 
     agent_name: str
+    """Name of the agent."""
     status: str
+    """State in its life cycle, such as `idle` or `stopped`."""
     task: str
+    """Description of its work."""
     capabilities: list[str]
+    """Names of what the agent can do."""
     task_id: str | None
+    """Task of the hub for which the agent was started and with which it ends."""
     started_at: Moment
+    """Time at which the agent joined."""
     updated_at: Moment
+    """Time of the newest change of its status or capabilities."""
     stopped_at: Moment | None
+    """Time at which the agent stopped."""
     stopped_why: str | None
+    """Reason for the stop."""
 
 
 class AgentKeyRow(Row, frozen=True, gc=False):
@@ -112,12 +121,19 @@ class AgentKeyRow(Row, frozen=True, gc=False):
     KEY: ClassVar = ("agent_name", "key_id")
 
     agent_name: str
+    """Name of the participant."""
     key_id: str
+    """Id of the key."""
     public_key: str
+    """Public key as PEM."""
     status: str
+    """`active` or `removed`."""
     registered_at: Moment
+    """Time at which the key was registered."""
     valid_until: Moment | None
+    """End of the key's validity, set when a newer key is registered."""
     removed_at: Moment | None
+    """Time at which the key was removed."""
 
 
 class _ParticipantBody(WireBody):

@@ -44,16 +44,27 @@ class ContainerRow(Row, frozen=True, gc=False):
     KEY: ClassVar = ("container",)
 
     container: str
+    """Name of the container."""
     state: str
+    """State in its life cycle, such as `running` or `recycled`."""
     task_id: str
+    """Task for which the container was made."""
     agent_name: str
+    """Agent in the container."""
     backend: str
+    """Kind of the launcher."""
     host: str | None
+    """Host on which the container runs."""
     handle: str | None
+    """Process on that host, in the form of `registry_sessions.handle`."""
     port: int | None
+    """TCP port of the container."""
     error: str | None
+    """Why the container failed."""
     created_at: Moment
+    """Time at which the container was made."""
     changed_at: Moment
+    """Time of the newest change of its state."""
 
 
 class ContainerChange(WireBody):

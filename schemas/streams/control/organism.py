@@ -61,22 +61,39 @@ class ListenerRow(Row, frozen=True, gc=False):
     KEY: ClassVar = ("listener",)
 
     listener: str
+    """Name of the listener."""
     status: str
+    """`active` or `removed`."""
     type: str
+    """`handler`, `llm`, `human` or `meta`."""
     capability: str
+    """Description of what the listener does."""
     root_tag: str
+    """Root tag of the messages that the listener accepts."""
     namespace: str
+    """XML namespace of the root tag."""
     handler: str | None
+    """Function to call, as `module:attribute` in the pump."""
     xsd: str | None
+    """XML schema of the payload that the listener accepts."""
     example: str | None
+    """Example of such a payload."""
     visible_tools: list[str] | None
+    """Listeners that it can see and send to. Null: all."""
     concurrency: int
+    """How many of its messages all pumps together handle at once."""
     per_minute: int | None
+    """How many of its messages all pumps together handle in a minute. Null: no limit."""
     tokens_per_minute: int | None
+    """How many tokens of a language model it may use in a minute. Null: no limit."""
     timeout_ms: int
+    """How long it may handle one message, in milliseconds."""
     options: str | None
+    """Options of its type, as canonical JSON."""
     added_at: Moment
+    """Time at which the listener was added or last changed."""
     removed_at: Moment | None
+    """Time at which the listener was removed."""
 
 
 class Listener(BaseModel):

@@ -52,23 +52,41 @@ class JobRow(Row, frozen=True, gc=False):
     KEY: ClassVar = ("job_id",)
 
     job_id: str
+    """Id of the job, 8 hex digits."""
     status: str
+    """`pending`, `running`, `completed`, `error` or `cancelled`."""
     description: str
+    """Description by the principal that registered the job."""
     session_wanted: str | None
+    """Only session that may pick the job. Null: any session."""
     session: str | None
+    """Session that picked the job."""
     registered_by: str
+    """Principal that registered the job."""
     registered_at: Moment
+    """Time of the registration."""
     picked_at: Moment | None
+    """Time at which the session picked the job."""
     started_at: Moment | None
+    """Time of the event `started`."""
     ended_at: Moment | None
+    """Time at which the job ended."""
     ended_by: str | None
+    """CloudEvents id of the record that ended the job."""
     last_seq: int
+    """Highest seq of an accepted event."""
     last_event: str | None
+    """Kind of the event with the highest seq."""
     last_detail: str | None
+    """Its detail, masked if it was unsafe."""
     events: int
+    """Number of accepted events."""
     notify: list[str] | None = None
+    """Events of which the principal that registered the job is notified. Null: its end."""
     secret_rotations: int | None = None
+    """How often the secret was rotated. Null: never."""
     old_secret_ends_at: Moment | None = None
+    """Time until which the previous secret is valid, too."""
 
 
 class BrokerOverlay(BaseModel):

@@ -77,29 +77,53 @@ class MessageRow(Row, frozen=True, gc=False):
     KEY: ClassVar = ("realm", "recipient", "message_id")
 
     realm: str
+    """Namespace of the mailbox."""
     recipient: str
+    """Recipient within the realm."""
     message_id: str
+    """Id of the message."""
     status: str
+    """State of the message, such as `unread`, `leased` or `read`."""
     sender: str
+    """Name of the sender."""
     from_verified: bool
+    """Whether the door authenticated the sender."""
     from_task: str | None
+    """Task whose token the sender used."""
     kind: str
+    """Kind of the message."""
     priority: str
+    """`low`, `normal` or `high`."""
     in_reply_to: str | None
+    """Id of the message that this one answers."""
     thread: str | None
+    """The recipient's id of the conversation."""
     broadcast_id: str | None
+    """Id that all copies of a broadcast share."""
     sent_at: str | None
+    """The sender's time, as the sender wrote it."""
     expires_at: str | None
+    """Time at which the message expires, as the sender wrote it."""
     posted_at: Moment
+    """Time at which Kafka appended the message."""
     attempts: int = 0
+    """How often the message was handed out."""
     handed_to: str | None = None
+    """Last reader, as `<door>/<principal>`."""
     handed_at: Moment | None = None
+    """Time at which the last reader got the message."""
     request_id: str | None = None
+    """Request by which the last reader got the message."""
     lease_until: Moment | None = None
+    """End of the lease. Null if the message is not leased."""
     ended_at: Moment | None = None
+    """Time at which the message reached its final status."""
     parent_thread: str | None = None
+    """The caller's id of the conversation (XP-07)."""
     root_thread: str | None = None
+    """Root of the tree of conversations."""
     on_behalf_of: str | None = None
+    """Principal on whose behalf the conversation began."""
 
 
 class MessageBodyRow(Row, frozen=True, gc=False):
@@ -111,10 +135,15 @@ class MessageBodyRow(Row, frozen=True, gc=False):
     KEY: ClassVar = ("realm", "recipient", "message_id")
 
     realm: str
+    """Namespace of the mailbox."""
     recipient: str
+    """Recipient within the realm."""
     message_id: str
+    """Id of the message."""
     body: str
+    """Body of the message."""
     content_type: str
+    """Media type of the body."""
 
 
 class Message(WireBody):

@@ -59,12 +59,19 @@ class PrincipalRow(Row, frozen=True, gc=False):
     KEY: ClassVar = ("principal",)
 
     principal: str
+    """Name of the principal."""
     role: str
+    """`operator`, `delegator`, `worker` or `viewer`."""
     status: str
+    """`active` or `revoked`."""
     token_sha256: str
+    """SHA-256 of the token, in hex. The token itself is not stored."""
     added_by: str
+    """Principal that added this one."""
     added_at: Moment
+    """Time at which the principal was added."""
     revoked_at: Moment | None
+    """Time at which the principal was revoked."""
 
 
 class PrincipalAddition(WireBody):

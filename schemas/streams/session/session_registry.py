@@ -49,18 +49,31 @@ class SessionRow(Row, frozen=True, gc=False):
     KEY: ClassVar = ("session",)
 
     session: str
+    """Name of the session."""
     status: str
+    """`running`, `stopped`, `archived` or `terminated`."""
     description: str
+    """Description by the principal that created the session."""
     host: str | None
+    """Host on which the session runs. Null if it is unknown."""
     handle: str | None
+    """Process on that host: `tmux/<socket>/<name>` or `process/<pid>/<start time>`. Null if it is unknown."""
     for_job: str | None
+    """Job for which the session was created and with which it ends."""
     job_id: str | None
+    """Job that the session works on now."""
     jobs_ended: int
+    """Number of jobs that ended in this session."""
     created_by: str
+    """Principal that created the session."""
     created_at: Moment
+    """Time of the creation."""
     stopped_at: Moment | None
+    """Time at which the session was stopped, archived or terminated."""
     reason: str | None
+    """Reason for the stop."""
     capture_id: str | None
+    """Id of the stored screen content."""
 
 
 class _SessionBody(WireBody):

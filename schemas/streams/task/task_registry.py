@@ -66,19 +66,33 @@ class TaskRow(Row, frozen=True, gc=False):
     KEY: ClassVar = ("task_id",)
 
     task_id: str
+    """Id of the task."""
     status: str
+    """`pending`, `running`, `completed`, `failed` or `cancelled`."""
     description: str
+    """Text that the agent gets."""
     agent_name: str
+    """Agent that works on the task."""
     token_id: str | None
+    """Id of the token of the task's agent."""
     session_name: str | None
+    """Session in which the agent runs."""
     result: str | None
+    """Result that the agent reported."""
     error: str | None
+    """Why the task failed."""
     submitted_by: str
+    """Principal that submitted the task."""
     submitted_at: Moment
+    """Time of the submission."""
     started_at: Moment | None
+    """Time at which the task started."""
     ended_at: Moment | None
+    """Time at which the task ended."""
     ended_by: str | None
+    """CloudEvents id of the record that ended the task."""
     image: str | None = None
+    """Image of an agent that was started for this task and has no definition."""
 
 
 class TokenRow(Row, frozen=True, gc=False):
@@ -90,15 +104,25 @@ class TokenRow(Row, frozen=True, gc=False):
     KEY: ClassVar = ("token_id",)
 
     token_id: str
+    """First 12 digits of `token_sha256`."""
     token_sha256: str
+    """SHA-256 of the token, in hex. The token itself is not stored."""
     agent_name: str
+    """Agent that has the token."""
     task_id: str
+    """Task of the token."""
     capabilities: list[str]
+    """Names of what the agent can do."""
     status: str
+    """`active` or `revoked`."""
     issued: int
+    """Time of issue in milliseconds since 1970 UTC."""
     expiry: int
+    """Time of expiry in milliseconds since 1970 UTC."""
     revoked_at: Moment | None
+    """Time at which the token was revoked."""
     revoked_why: str | None
+    """Why the token was revoked."""
 
 
 class _TaskBody(WireBody):

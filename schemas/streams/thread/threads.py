@@ -35,14 +35,23 @@ class ThreadRow(Row, frozen=True, gc=False):
     KEY: ClassVar = ("thread",)
 
     thread: str
+    """The called listener's id of the conversation."""
     parent_thread: str
+    """The caller's id of the conversation."""
     root_thread: str
+    """Root of the tree of conversations."""
     opened_by: str
+    """Listener that called."""
     seen_by: str
+    """Listener that was called."""
     on_behalf_of: str
+    """Principal on whose behalf the conversation began."""
     kind: str
+    """Kind of the message that opened the thread."""
     message_id: str
+    """Message that opened the thread."""
     opened_at: Moment
+    """Time at which the thread was opened."""
 
 
 class ThreadOpened(WireBody):
