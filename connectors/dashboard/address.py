@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.settings.http_address import address_at
+from schemas.settings.setting_types import address_at
 from schemas.settings.settings import Settings
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from schemas.keys.private_files import check_key_file
-from schemas.settings.http_address import is_loopback
+from schemas.settings.setting_types import is_loopback
 from schemas.settings.settings import GatewaySettings, Settings, SettingsError
 
 # A variable of an agent's environment: the authority that signed the gateway's certificate.

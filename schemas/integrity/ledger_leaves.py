@@ -71,8 +71,8 @@ def encoded_rows(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
         if column.null_count == count:
             continue
         if _is_number(column.type):
-            known = column if column.null_count == 0 else pc.fill_null(column, _zero(column.type))
-            numbers[:, at] = known.cast(pa.int64()).to_numpy(zero_copy_only=False)
+            known = pc.fill_null(column.cast(pa.int64()), 0)
+            numbers[:, at] = known.to_numpy(zero_copy_only=False)
             continue
         text = _map_bytes(column) if pa.types.is_map(column.type) else column.cast(pa.large_binary())
         numbers[:, at] = pc.fill_null(pc.binary_length(text), 0).to_numpy(zero_copy_only=False)
@@ -85,10 +85,6 @@ def encoded_rows(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_timestamp(kind))
-
-
-def _zero(kind: pa.DataType) -> Any:
-    return pa.scalar(0, pa.int64()).cast(kind)
 
 
 def _map_bytes(column: pa.MapArray) -> pa.Array:

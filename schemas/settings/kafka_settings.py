@@ -22,11 +22,10 @@ def default_password_file(data_path: Path) -> Path:
     return data_path / "keys" / "kafka.password"
 
 
-def text_fault(name: str, value: str) -> str | None:
-    """Return why `value` cannot be used as the user name or password `name`, or None if it can."""
+def check_text(name: str, value: str) -> None:
+    """Raise ValueError when `value` cannot be used as the user name or password `name`."""
     if _TEXT(value) is None:
-        return f"{name}: only printable ASCII without quotes and backslashes is allowed"
-    return None
+        raise ValueError(f"{name}: only printable ASCII without quotes and backslashes is allowed")
 
 
 def read_password(path: Path) -> str:
@@ -46,8 +45,7 @@ def read_password(path: Path) -> str:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read {path}: {type(error).__name__}") from None
-    if (fault := text_fault(str(path), found)) is not None:
-        raise ValueError(fault)
+    check_text(str(path), found)
     return found
 
 
@@ -129,9 +127,7 @@ class KafkaSettings(Section):
 
     @model_validator(mode="after")
     def _login_is_text(self) -> Self:
-        fault = text_fault("sasl_username", self.sasl_username)
-        if fault is None and self.sasl_password is not None:
-            fault = text_fault("sasl_password", self.sasl_password.get_secret_value())
-        if fault is not None:
-            raise ValueError(fault)
+        check_text("sasl_username", self.sasl_username)
+        if self.sasl_password is not None:
+            check_text("sasl_password", self.sasl_password.get_secret_value())
         return self

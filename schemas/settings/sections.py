@@ -10,8 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from schemas.settings.http_address import HttpAddress
-from schemas.settings.setting_types import Heap, Host, SparkMaster
+from schemas.settings.setting_types import Heap, Host, HttpAddress, SparkMaster
 
 _PORT_MOST = 65535
 _TOPIC_PREFIX = r"^[^+#\x00]*[^+#/\x00]$"

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Final
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator
 
@@ -83,6 +84,14 @@ def _is_port(text: str) -> bool:
     return text.isascii() and text.isdigit() and 1 <= int(text) <= 65535
 
 
+def _http_address(address: str) -> str:
+    parts = urlsplit(address)
+    # `parts.port` raises ValueError for a port that is not a number.
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+        raise ValueError("expected http://HOST:PORT or https://HOST:PORT")
+    return address
+
+
 DataDirectory = Annotated[Path, BeforeValidator(_data_directory)]
 Heap = Annotated[str, AfterValidator(_heap)]
 """A JVM's heap size for Spark."""
@@ -90,6 +99,8 @@ SparkMaster = Annotated[str, AfterValidator(_master)]
 Servers = Annotated[str, AfterValidator(_servers)]
 """Addresses of Kafka brokers."""
 Host = Annotated[str, AfterValidator(_host)]
+HttpAddress = Annotated[str, AfterValidator(_http_address)]
+"""A URL with scheme and host."""
 
 Listener = tuple[str, str, int]
 """A setting's name, and the host and port on which a server of this machine listens."""
@@ -108,3 +119,21 @@ def check_ports_differ(listeners: Iterable[Listener]) -> None:
         hosts = {host, other_host}
         if port and port == other_port and (len(hosts) == 1 or hosts & _ANY_ADDRESS or hosts <= _LOOPBACK):
             raise ValueError(f"{one} and {other} have the same port {port}: give each a port of its own")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether `host` is 127.0.0.0/8, ::1 or `localhost`, so that only this machine reaches it.
+
+    Other names are not looked up and count as not loopback, and so do 0.0.0.0 and ::.
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def address_at(scheme: str, host: str, port: int) -> str:
+    """Return the URL of the server on `host` and `port`. Puts an IPv6 address into brackets."""
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -19,7 +19,6 @@ from typing import Any, Self
 import yaml
 from pydantic import BaseModel, SecretStr, ValidationError, model_validator
 
-from schemas.settings.http_address import address_at
 from schemas.settings.kafka_settings import KafkaSettings, default_password_file
 from schemas.settings.sections import (
     AgentMcpSettings,
@@ -35,7 +34,7 @@ from schemas.settings.sections import (
     ViewSettings,
     XmlPumpSettings,
 )
-from schemas.settings.setting_types import DataDirectory, check_ports_differ, listener_at
+from schemas.settings.setting_types import DataDirectory, address_at, check_ports_differ, listener_at
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 ENV_PREFIX = "TRUNKLINE__"

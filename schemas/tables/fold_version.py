@@ -37,20 +37,21 @@ def version_of(ledger: DeltaTable) -> int | None:
     return None if newest is None else int(newest)
 
 
+def _ledger(settings: Settings) -> DeltaTable | None:
+    path = settings.table_path(LEDGER)
+    return DeltaTable(path) if DeltaTable.is_deltatable(path) else None
+
+
 def noted_switch(settings: Settings) -> str | None:
     """Return the body of the last switch record as JSON, as the ledger notes it, or None without a switch."""
-    path = settings.table_path(LEDGER)
-    if not DeltaTable.is_deltatable(path):
-        return None
-    return DeltaTable(path).metadata().configuration.get(SWITCH_PROPERTY)
+    ledger = _ledger(settings)
+    return None if ledger is None else ledger.metadata().configuration.get(SWITCH_PROPERTY)
 
 
 def check_fold_version(settings: Settings) -> None:
     """Raise Refused when another version of the fold than this one settled the ledger."""
-    path = settings.table_path(LEDGER)
-    if not DeltaTable.is_deltatable(path):
-        return
-    found = version_of(DeltaTable(path))
+    ledger = _ledger(settings)
+    found = None if ledger is None else version_of(ledger)
     if found is not None and found != FOLD_VERSION:
         raise Refused(other_version(found))
 

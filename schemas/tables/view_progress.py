@@ -68,17 +68,15 @@ def read_progress(table: DeltaTable) -> ViewProgress:
     ledger_version = table.transaction_version(_LEDGER)
     if ledger_version is None:
         text = table.history(1)[0].get(PROGRESS_KEY)
-        return _parsed(text) if isinstance(text, str) else NO_PROGRESS
+        if not isinstance(text, str):
+            return NO_PROGRESS
+        try:
+            return msgspec.json.decode(text, type=ViewProgress)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            raise TrunklineError(
+                "the newest commit of stream_entries does not say how far the views are; rebuild_views makes "
+                "the tables anew from the ledger"
+            ) from None
     partitions = range(table.transaction_version(_PARTITIONS) or 0)
     offsets = {partition: table.transaction_version(f"{_OFFSET}{partition}") for partition in partitions}
     return ViewProgress({p: offset for p, offset in offsets.items() if offset is not None}, ledger_version)
-
-
-def _parsed(text: str) -> ViewProgress:
-    try:
-        return msgspec.json.decode(text, type=ViewProgress)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise TrunklineError(
-            "the newest commit of stream_entries does not say how far the views are; rebuild_views makes the "
-            "tables anew from the ledger"
-        ) from None

@@ -16,7 +16,7 @@ from connectors.cli.doctor.machine import check_plain_listeners
 from connectors.gateway_client.gateway_tls import check_listeners, open_plain_listeners
 from connectors.local_stack import state_file
 from connectors.local_stack.part import child_environment
-from schemas.settings.http_address import is_loopback
+from schemas.settings.setting_types import is_loopback
 from schemas.settings.settings import (
     MASTER_KEY_VARIABLE,
     PROJECT_ROOT,
