@@ -23,7 +23,7 @@ from connectors.gateway.pump.pump_routes import add_pump_routes
 from connectors.gateway.pump.xml_routes import add_xml_routes
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.access_log import AccessLog
-from connectors.gateway.web.admission import AdmittedRoute, Gate, documented, open_to_all
+from connectors.gateway.web.admission import AdmittedRoute, Gate, Routes, documented, open_to_all
 from connectors.gateway.web.answers import (
     INTERNAL,
     NOT_READY,
@@ -55,19 +55,20 @@ def build_application(hub: Hub) -> FastAPI:
     app.state.gate = gate
     _add_error_handlers(app)
     _add_health_routes(app, hub)
+    routes = Routes(app)
     # Starlette tries the routes in this order, so the most used ones come first.
-    add_message_routes(app, hub)
-    add_job_routes(app, hub)
-    add_stream_routes(app, hub, gate)
-    add_session_routes(app, hub)
-    add_principal_routes(app, hub)
-    add_mailbox_routes(app, hub)
-    add_agent_routes(app, hub)
-    add_task_routes(app, hub)
-    add_participant_routes(app, hub)
-    add_mqtt_agent_routes(app, hub)
-    add_xml_routes(app, hub)
-    add_pump_routes(app, hub)
+    add_message_routes(routes, hub)
+    add_job_routes(routes, hub)
+    add_stream_routes(routes, hub, gate)
+    add_session_routes(routes, hub)
+    add_principal_routes(routes, hub)
+    add_mailbox_routes(routes, hub)
+    add_agent_routes(routes, hub)
+    add_task_routes(routes, hub)
+    add_participant_routes(routes, hub)
+    add_mqtt_agent_routes(routes, hub)
+    add_xml_routes(routes, hub)
+    add_pump_routes(routes, hub)
     app.openapi = lambda: documented(app)  # type: ignore[method-assign]
     app.add_middleware(AccessLog, metrics=hub.metrics, strangers=hub.strangers)
     return app

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any, Final
 
-from fastapi import FastAPI, Path, Query, Response
+from fastapi import Path, Query, Response
 
 from connectors.gateway.rules.hub_models import (
     AgentAnswer,
@@ -14,9 +14,9 @@ from connectors.gateway.rules.hub_models import (
     TaskLimit,
 )
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.web.admission import asks_for
+from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import iso_moment, json_answer, newest_rows, not_found, row_as_answer
-from connectors.gateway.web.models import ERRORS, NAME_PATTERN
+from connectors.gateway.web.models import NAME_PATTERN
 from connectors.gateway.web.policy import Action
 from connectors.launcher.protocol import AGENT_TOKEN_VARIABLE
 from connectors.live.live_view import LiveView
@@ -31,19 +31,17 @@ ROLE: Final = "agent"
 AgentPath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT)]
 
 
-def add_agent_routes(app: FastAPI, hub: Hub) -> None:
+def add_agent_routes(routes: Routes, hub: Hub) -> None:
     """Add the routes under `/api/hub/agents` and `/api/hub/containers`."""
     live_view, registrar = hub.live_view, hub.agents
 
-    @app.get(AGENTS, response_model=AgentsAnswer, responses=ERRORS)
-    @asks_for(Action.AGENT_READ)
+    @routes.get(AGENTS, Action.AGENT_READ, AgentsAnswer)
     async def list_agents() -> Response:
         """List all agents, sorted by name, and the invalid files of conf/agents."""
         rows = sorted(live_view.all(AgentRow), key=lambda row: row.agent_name)
         return json_answer({"agents": [_agent_as_json(row) for row in rows], "faults": registrar.faults})
 
-    @app.get(f"{AGENTS}/{{name}}", response_model=AgentAnswer, responses=ERRORS)
-    @asks_for(Action.AGENT_READ)
+    @routes.get(f"{AGENTS}/{{name}}", Action.AGENT_READ, AgentAnswer)
     async def show_agent(name: AgentPath) -> Response:
         """Show one agent."""
         row = live_view.get(AgentRow, name)
@@ -51,8 +49,7 @@ def add_agent_routes(app: FastAPI, hub: Hub) -> None:
             raise not_found("no agent with this name")
         return json_answer(_agent_as_json(row))
 
-    @app.get(CONTAINERS, response_model=ContainersAnswer, responses=ERRORS)
-    @asks_for(Action.TASK_READ)
+    @routes.get(CONTAINERS, Action.TASK_READ, ContainersAnswer)
     async def list_containers(wanted: Annotated[TaskLimit, Query()]) -> Response:
         """List the containers of tasks, newest first."""
         return json_answer(await asyncio.to_thread(_containers, live_view, wanted.limit))

@@ -6,15 +6,15 @@ import time
 import uuid
 from typing import Any, Final
 
-from fastapi import FastAPI, Response
+from fastapi import Response
 
 from connectors.gateway.agents.agent_routes import AGENTS, AgentPath
 from connectors.gateway.rules.free_names import check_name_is_free
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.web.admission import asks_for
+from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import ApiError, json_answer, row_as_json
 from connectors.gateway.web.idempotency import TOKEN_WINDOW_S, WriteRequest, url_safe
-from connectors.gateway.web.models import ERRORS, AnswerBody, MqttAgentAnswer, NoFields
+from connectors.gateway.web.models import AnswerBody, MqttAgentAnswer, NoFields
 from connectors.gateway.web.policy import Action
 from connectors.gateway.web.refusals import DOOR
 from connectors.mqtt_link.topics import inbox_topic, outbox_topic
@@ -57,11 +57,10 @@ class MqttAgentsAnswer(AnswerBody):
     agents: list[MqttAgentAnswer]  # type: ignore[valid-type]
 
 
-def add_mqtt_agent_routes(app: FastAPI, hub: Hub) -> None:
+def add_mqtt_agent_routes(routes: Routes, hub: Hub) -> None:
     """Add `/api/hub/agents/{name}/mqtt`, the same with `/remove`, and `/api/hub/mqtt-agents`."""
 
-    @app.post(f"{AGENTS}/{{name}}/mqtt", status_code=201, response_model=MqttGrantAnswer, responses=ERRORS)
-    @asks_for(Action.PARTICIPANT_ADD)
+    @routes.post(f"{AGENTS}/{{name}}/mqtt", Action.PARTICIPANT_ADD, MqttGrantAnswer, status_code=201)
     async def register_mqtt_agent(
         write: WriteRequest, name: AgentPath, body: NoFields | None = None
     ) -> Response:
@@ -84,16 +83,14 @@ def add_mqtt_agent_routes(app: FastAPI, hub: Hub) -> None:
         await hub.tell_registered(mqtt_user(name))
         return json_answer(_grant(hub, name, secret), 201, settled.verdict)
 
-    @app.post(f"{AGENTS}/{{name}}/mqtt/remove", response_model=MqttAgentAnswer, responses=ERRORS)
-    @asks_for(Action.PARTICIPANT_STOP)
+    @routes.post(f"{AGENTS}/{{name}}/mqtt/remove", Action.PARTICIPANT_STOP, MqttAgentAnswer)
     async def remove_mqtt_agent(write: WriteRequest, name: AgentPath, body: NoFields | None = None) -> Response:
         """End an agent's access over MQTT and revoke its secret. The messages in its mailbox stay."""
         record = removal_record(name, request_id=write.request_id, door=DOOR, principal=write.principal)
         settled = await hub.appender.settle_accepted(record)
         return json_answer(row_as_json(_row(hub, name)), verdict=settled.verdict)
 
-    @app.get(MQTT_AGENTS, response_model=MqttAgentsAnswer, responses=ERRORS)
-    @asks_for(Action.AGENT_READ)
+    @routes.get(MQTT_AGENTS, Action.AGENT_READ, MqttAgentsAnswer)
     async def list_mqtt_agents() -> Response:
         """List the agents over MQTT, sorted by name, including removed ones."""
         rows = sorted(hub.live_view.all(MqttAgentRow), key=lambda row: row.agent_name)

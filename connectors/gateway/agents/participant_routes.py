@@ -9,7 +9,7 @@ import asyncio
 import time
 from typing import Annotated, Any, Final
 
-from fastapi import FastAPI, Path, Query, Response
+from fastapi import Path, Query, Response
 
 from connectors.gateway.agents.agent_routes import AgentPath
 from connectors.gateway.rules.free_names import check_name_is_free
@@ -25,7 +25,7 @@ from connectors.gateway.rules.participant_models import (
     StopRequest,
 )
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.web.admission import asks_for
+from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import (
     ApiError,
     check_task_text,
@@ -36,7 +36,7 @@ from connectors.gateway.web.answers import (
     row_as_answer,
 )
 from connectors.gateway.web.idempotency import Write, WriteRequest
-from connectors.gateway.web.models import ERRORS, NoFields
+from connectors.gateway.web.models import NoFields
 from connectors.gateway.web.policy import Action
 from connectors.gateway.web.refusals import DOOR
 from connectors.gateway.work.task_launch import start_task
@@ -63,17 +63,16 @@ _POLL_S: Final = 0.02
 KeyPath = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
 
 
-def add_participant_routes(app: FastAPI, hub: Hub) -> None:
+def add_participant_routes(routes: Routes, hub: Hub) -> None:
     """Add the routes under `/api/hub/participants`."""
-    _add_arrivals(app, hub)
-    _add_reads(app, hub.live_view)
-    _add_stop(app, hub)
-    _add_keys(app, hub)
+    _add_arrivals(routes, hub)
+    _add_reads(routes, hub.live_view)
+    _add_stop(routes, hub)
+    _add_keys(routes, hub)
 
 
-def _add_arrivals(app: FastAPI, hub: Hub) -> None:
-    @app.post(PARTICIPANTS, status_code=201, response_model=ParticipantAnswer, responses=ERRORS)
-    @asks_for(Action.PARTICIPANT_ADD)
+def _add_arrivals(routes: Routes, hub: Hub) -> None:
+    @routes.post(PARTICIPANTS, Action.PARTICIPANT_ADD, ParticipantAnswer, status_code=201)
     async def register_participant(write: WriteRequest, body: JoinRequest) -> Response:
         """Register an agent that runs elsewhere and signs its calls with its own key."""
         check_task_text(body.task, hub.settings.limits.task_characters)
@@ -88,8 +87,7 @@ def _add_arrivals(app: FastAPI, hub: Hub) -> None:
         )
         return await _change(hub, write, body.agent_name, joined, 201)
 
-    @app.post(f"{PARTICIPANTS}/spawn", status_code=201, response_model=ParticipantAnswer, responses=ERRORS)
-    @asks_for(Action.PARTICIPANT_ADD)
+    @routes.post(f"{PARTICIPANTS}/spawn", Action.PARTICIPANT_ADD, ParticipantAnswer, status_code=201)
     async def spawn_participant(write: WriteRequest, body: SpawnRequest) -> Response:
         """Start an agent with a new key, and wait until it runs.
 
@@ -111,9 +109,8 @@ def _add_arrivals(app: FastAPI, hub: Hub) -> None:
         return json_answer(_shown(hub.live_view, name), 201, launch.verdict)
 
 
-def _add_reads(app: FastAPI, live_view: LiveView) -> None:
-    @app.get(PARTICIPANTS, response_model=ParticipantsAnswer, responses=ERRORS)
-    @asks_for(Action.AGENT_READ)
+def _add_reads(routes: Routes, live_view: LiveView) -> None:
+    @routes.get(PARTICIPANTS, Action.AGENT_READ, ParticipantsAnswer)
     async def list_participants(wanted: Annotated[ParticipantFilter, Query()]) -> Response:
         """List participants, sorted by name."""
         rows = [
@@ -126,16 +123,14 @@ def _add_reads(app: FastAPI, live_view: LiveView) -> None:
         shown = [_as_json(row, keys.get(row.agent_name, [])) for row in rows]
         return json_answer({"participants": sorted(shown, key=lambda one: one["id"])})
 
-    @app.get(f"{PARTICIPANTS}/{{name}}", response_model=ParticipantAnswer, responses=ERRORS)
-    @asks_for(Action.AGENT_READ)
+    @routes.get(f"{PARTICIPANTS}/{{name}}", Action.AGENT_READ, ParticipantAnswer)
     async def show_participant(name: AgentPath) -> Response:
         """Show one participant, which may have stopped."""
         return json_answer(_shown(live_view, name))
 
 
-def _add_stop(app: FastAPI, hub: Hub) -> None:
-    @app.post(f"{PARTICIPANTS}/{{name}}/stop", response_model=ParticipantAnswer, responses=ERRORS)
-    @asks_for(Action.PARTICIPANT_STOP)
+def _add_stop(routes: Routes, hub: Hub) -> None:
+    @routes.post(f"{PARTICIPANTS}/{{name}}/stop", Action.PARTICIPANT_STOP, ParticipantAnswer)
     async def stop_participant(
         write: WriteRequest, name: AgentPath, body: StopRequest | None = None
     ) -> Response:
@@ -159,9 +154,8 @@ def _add_stop(app: FastAPI, hub: Hub) -> None:
         return json_answer(_shown(hub.live_view, name), verdict=settled.verdict)
 
 
-def _add_keys(app: FastAPI, hub: Hub) -> None:
-    @app.post(_KEYS, response_model=ParticipantAnswer, responses=ERRORS)
-    @asks_for(Action.PARTICIPANT_ADD)
+def _add_keys(routes: Routes, hub: Hub) -> None:
+    @routes.post(_KEYS, Action.PARTICIPANT_ADD, ParticipantAnswer)
     async def register_key(write: WriteRequest, name: AgentPath, body: KeyRequest) -> Response:
         """Add a key to an agent. Its present keys stay valid for the overlap."""
         registered = AgentKeyRegistered(
@@ -172,8 +166,7 @@ def _add_keys(app: FastAPI, hub: Hub) -> None:
         )
         return await _change(hub, write, name, registered)
 
-    @app.post(f"{_KEYS}/{{key_id}}/remove", response_model=ParticipantAnswer, responses=ERRORS)
-    @asks_for(Action.PARTICIPANT_STOP)
+    @routes.post(f"{_KEYS}/{{key_id}}/remove", Action.PARTICIPANT_STOP, ParticipantAnswer)
     async def remove_key(
         write: WriteRequest, name: AgentPath, key_id: KeyPath, body: NoFields | None = None
     ) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, Final
 
-from fastapi import FastAPI, Header, Query, Request, Response
+from fastapi import Header, Query, Request, Response
 
 from connectors.gateway.agents.participant_routes import participant_as_json
 from connectors.gateway.feed.settled_stream import (
@@ -19,7 +19,7 @@ from connectors.gateway.feed.settled_stream import (
 )
 from connectors.gateway.rules.owners import session_of_job
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.web.admission import Gate, asks_for
+from connectors.gateway.web.admission import Gate, Routes
 from connectors.gateway.web.answers import not_found, row_as_json
 from connectors.gateway.web.models import ERRORS, EventFilter
 from connectors.gateway.web.policy import Action
@@ -38,7 +38,7 @@ def _documented(media_type: str) -> dict[int | str, dict[str, Any]]:
     return {200: {"content": {media_type: {"schema": {"type": "string"}}}}, **ERRORS}
 
 
-def add_stream_routes(app: FastAPI, hub: Hub, gate: Gate) -> None:
+def add_stream_routes(routes: Routes, hub: Hub, gate: Gate) -> None:
     """Add `/api/hub/events`, `/api/hub/jobs/{job_id}/events` and `/api/hub/verdicts`."""
 
     def agent(name: str) -> dict[str, Any] | None:
@@ -53,8 +53,9 @@ def add_stream_routes(app: FastAPI, hub: Hub, gate: Gate) -> None:
         follower = Follower(hub.live_view.feed, lambda: not hub.stopping.is_set() and gate.still_holds(request))
         return places.answer(request.state.caller.principal, lambda: chunks(follower), media_type)
 
-    @app.get("/api/hub/events", response_class=Response, responses=_documented(EVENT_STREAM))
-    @asks_for(Action.EVENTS_READ)
+    @routes.get(
+        "/api/hub/events", Action.EVENTS_READ, response_class=Response, responses=_documented(EVENT_STREAM)
+    )
     async def follow_all(
         request: Request, asked: Annotated[EventFilter, Query()], last_event_id: LastEventId = None
     ) -> Response:
@@ -72,8 +73,13 @@ def add_stream_routes(app: FastAPI, hub: Hub, gate: Gate) -> None:
 
         return answer(request, lambda f: server_events(writer, f, wanted, last_event_id, rows), EVENT_STREAM)
 
-    @app.get(f"{JOBS}/{{job_id}}/events", response_class=Response, responses=_documented(EVENT_STREAM))
-    @asks_for(Action.JOB_READ, session_of_job(hub))
+    @routes.get(
+        f"{JOBS}/{{job_id}}/events",
+        Action.JOB_READ,
+        owner_of=session_of_job(hub),
+        response_class=Response,
+        responses=_documented(EVENT_STREAM),
+    )
     async def follow_job(request: Request, job_id: JobPath, last_event_id: LastEventId = None) -> Response:
         """Stream the settled records of one job: first `snapshot` with its row, then `settled`."""
         if hub.live_view.get(JobRow, job_id) is None:
@@ -86,8 +92,9 @@ def add_stream_routes(app: FastAPI, hub: Hub, gate: Gate) -> None:
 
         return answer(request, lambda f: server_events(writer, f, wanted, last_event_id, row), EVENT_STREAM)
 
-    @app.get("/api/hub/verdicts", response_class=Response, responses=_documented(NDJSON))
-    @asks_for(Action.VERDICTS_READ)
+    @routes.get(
+        "/api/hub/verdicts", Action.VERDICTS_READ, response_class=Response, responses=_documented(NDJSON)
+    )
     async def follow_verdicts(request: Request) -> Response:
         """Stream the verdicts on records that came over MQTT, as lines of JSON; `{}` at least every second."""
         return answer(request, verdict_lines, NDJSON)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import orjson
-from fastapi import FastAPI, Header, Query, Response
+from fastapi import Header, Query, Response
 
 from connectors.gateway.rules.hub_models import (
     AuditAnswer,
@@ -29,10 +29,9 @@ from connectors.gateway.rules.read_marks import mark_read
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import Mailbox, own_mailboxes, token_mailbox
 from connectors.gateway.services.refused_messages import why_refused
-from connectors.gateway.web.admission import asks_for
+from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import ApiError, iso_moment, json_answer, refuse_rejected
 from connectors.gateway.web.idempotency import RequestCaller, WriteRequest, request_uuid
-from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action, Caller
 from connectors.gateway.web.refusals import DOOR
 from schemas.streams.mailboxes.mailbox_requests import claim_record
@@ -63,11 +62,10 @@ RequestId = Annotated[
 """The header, 1 to 255 visible ASCII characters."""
 
 
-def add_message_routes(app: FastAPI, hub: Hub) -> None:
+def add_message_routes(routes: Routes, hub: Hub) -> None:
     """Add the routes under `/api/hub/messages`, and `/api/hub/audit`."""
 
-    @app.post(MESSAGES, response_model=DeliveredAnswer, responses=ERRORS)
-    @asks_for(Action.MESSAGE_SEND, why_refused=why_refused)
+    @routes.post(MESSAGES, Action.MESSAGE_SEND, DeliveredAnswer, why_refused=why_refused)
     async def send_message(write: WriteRequest, body: MessageEnvelope) -> Response:
         """Put a message into the mailbox of its recipient, by default the hub's."""
         _check_policy(hub, write.caller, body, MESSAGES)
@@ -82,8 +80,7 @@ def add_message_routes(app: FastAPI, hub: Hub) -> None:
         settled = await hub.appender.settle_accepted(record)
         return json_answer({"delivered": True, "message_id": message.message_id}, verdict=settled.verdict)
 
-    @app.post(f"{MESSAGES}/broadcast", response_model=BroadcastAnswer, responses=ERRORS)
-    @asks_for(Action.MESSAGE_BROADCAST)
+    @routes.post(f"{MESSAGES}/broadcast", Action.MESSAGE_BROADCAST, BroadcastAnswer)
     async def broadcast_message(write: WriteRequest, body: BroadcastRequest) -> Response:
         """Put a message into the mailboxes of all other participants and of the operator.
 
@@ -107,28 +104,25 @@ def add_message_routes(app: FastAPI, hub: Hub) -> None:
         answer = {"broadcast_id": broadcast_id, "recipients": len(recipients)}
         return json_answer(answer, verdict=DUPLICATE if verdicts == {DUPLICATE} else ACCEPTED)
 
-    @app.get(AUDIT, response_model=AuditAnswer, responses=ERRORS)
-    @asks_for(Action.AUDIT_READ)
+    @routes.get(AUDIT, Action.AUDIT_READ, AuditAnswer)
     async def read_audit(wanted: Annotated[AuditFilter, Query()]) -> Response:
         """Show the newest delivered messages and refused requests to send one."""
         return json_answer({"entries": hub.audit.newest(wanted.limit)})
 
-    _add_own_mailbox_routes(app, hub)
+    _add_own_mailbox_routes(routes, hub)
 
 
-def _add_own_mailbox_routes(app: FastAPI, hub: Hub) -> None:
+def _add_own_mailbox_routes(routes: Routes, hub: Hub) -> None:
     """Add the routes by which callers take or mark the messages of their own mailboxes."""
 
-    @app.get(MESSAGES, response_model=DrainedAnswer, responses=ERRORS)
-    @asks_for(Action.MESSAGE_DRAIN)
+    @routes.get(MESSAGES, Action.MESSAGE_DRAIN, DrainedAnswer)
     async def drain_messages(
         caller: RequestCaller, wanted: Annotated[DrainFilter, Query()], request_id: RequestId = None
     ) -> Response:
         """Take messages out of the caller's mailbox. Only one drain gets each message."""
         return json_answer(await _drained(hub, caller, wanted.limit, request_id))
 
-    @app.post(f"{MESSAGES}/read", response_model=ReadAnswer, responses=ERRORS)
-    @asks_for(Action.MESSAGE_MARK)
+    @routes.post(f"{MESSAGES}/read", Action.MESSAGE_MARK, ReadAnswer)
     async def mark_messages_read(write: WriteRequest, body: ReadRequest) -> Response:
         """Mark messages of the caller's own mailbox as read, so that no drain gets them.
 

@@ -8,16 +8,15 @@ import time
 from collections.abc import Iterable
 from typing import Annotated, Any, Final
 
-from fastapi import FastAPI, Path, Query, Request, Response
+from fastapi import Path, Query, Request, Response
 
 from connectors.gateway.rules.free_names import check_name_is_free
 from connectors.gateway.rules.participant_models import ClearedAnswer
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.web.admission import asks_for
+from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import ApiError, json_answer, row_as_json
 from connectors.gateway.web.idempotency import TOKEN_WINDOW_S, WriteRequest, derived_token
 from connectors.gateway.web.models import (
-    ERRORS,
     NAME_PATTERN,
     MailboxFilter,
     MessagesAnswer,
@@ -51,11 +50,10 @@ PRINCIPALS: Final = "/api/hub/principals"
 NamePath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT)]
 
 
-def add_principal_routes(app: FastAPI, hub: Hub) -> None:
+def add_principal_routes(routes: Routes, hub: Hub) -> None:
     """Add the routes under `/api/hub/principals`."""
 
-    @app.post(PRINCIPALS, status_code=201, response_model=TokenAnswer, responses=ERRORS)
-    @asks_for(Action.PRINCIPAL_ADD)
+    @routes.post(PRINCIPALS, Action.PRINCIPAL_ADD, TokenAnswer, status_code=201)
     async def add_principal(write: WriteRequest, body: PrincipalRequest) -> Response:
         """Add a principal. The answer contains its token."""
         name = body.principal
@@ -70,15 +68,13 @@ def add_principal_routes(app: FastAPI, hub: Hub) -> None:
         answer = {"principal": name, "role": body.role, "token": token}
         return json_answer(answer, 201, settled.verdict)
 
-    @app.get(PRINCIPALS, response_model=PrincipalsAnswer, responses=ERRORS)
-    @asks_for(Action.PRINCIPAL_LIST)
+    @routes.get(PRINCIPALS, Action.PRINCIPAL_LIST, PrincipalsAnswer)
     async def list_principals() -> Response:
         """List all principals, sorted by name."""
         rows = sorted(hub.live_view.all(PrincipalRow), key=lambda row: row.principal)
         return json_answer({"principals": [row_as_json(row) for row in rows]})
 
-    @app.post(f"{PRINCIPALS}/{{name}}/revoke", response_model=PrincipalAnswer, responses=ERRORS)
-    @asks_for(Action.PRINCIPAL_REVOKE)
+    @routes.post(f"{PRINCIPALS}/{{name}}/revoke", Action.PRINCIPAL_REVOKE, PrincipalAnswer)
     async def revoke_principal(write: WriteRequest, name: NamePath, body: NoFields | None = None) -> Response:
         """Revoke a principal's token for good. Revoking it again changes nothing."""
         record = revocation_record(name, door=DOOR, principal=write.principal)
@@ -87,12 +83,11 @@ def add_principal_routes(app: FastAPI, hub: Hub) -> None:
         return json_answer(None if row is None else row_as_json(row), verdict=settled.verdict)
 
 
-def add_mailbox_routes(app: FastAPI, hub: Hub) -> None:
+def add_mailbox_routes(routes: Routes, hub: Hub) -> None:
     """Add the routes under `/api/hub/mailboxes`."""
     live_view, mailboxes = hub.live_view, hub.mailboxes
 
-    @app.get("/api/hub/mailboxes/{realm}/{name}", response_model=MessagesAnswer, responses=ERRORS)
-    @asks_for(Action.MAILBOX_READ, _owner_of_mailbox)
+    @routes.get("/api/hub/mailboxes/{realm}/{name}", Action.MAILBOX_READ, MessagesAnswer, _owner_of_mailbox)
     async def peek(realm: NamePath, name: NamePath, wanted: Annotated[MailboxFilter, Query()]) -> Response:
         """Show the newest messages of a mailbox, or the oldest pending ones, without taking any."""
         if wanted.pending:
@@ -100,8 +95,7 @@ def add_mailbox_routes(app: FastAPI, hub: Hub) -> None:
             return json_answer(await asyncio.to_thread(_pending, live_view, f"{realm}/{name}", waiting, wanted))
         return json_answer(await asyncio.to_thread(_messages, live_view, realm, name, wanted.limit))
 
-    @app.post("/api/hub/mailboxes/{realm}/{name}/clear", response_model=ClearedAnswer, responses=ERRORS)
-    @asks_for(Action.MAILBOX_CLEAR)
+    @routes.post("/api/hub/mailboxes/{realm}/{name}/clear", Action.MAILBOX_CLEAR, ClearedAnswer)
     async def clear_mailbox(
         write: WriteRequest, realm: NamePath, name: NamePath, body: NoFields | None = None
     ) -> Response:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from typing import Annotated, Any, Final
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import Query, Request, Response
 
 from connectors.gateway.agents.agent_routes import AgentPath
 from connectors.gateway.pump.pump_answers import settling_record
@@ -31,10 +31,9 @@ from connectors.gateway.pump.pump_models import (
 from connectors.gateway.services.conversations import child_thread
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.log_appender import gather_all
-from connectors.gateway.web.admission import asks_for
+from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import iso_moment, json_answer, not_found, row_as_json
 from connectors.gateway.web.idempotency import RequestCaller
-from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action
 from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR, answers_of
 from schemas.streams.mailboxes.message import (
@@ -58,17 +57,16 @@ _NAMESPACE: Final = uuid.UUID("4a0f1f0e-6d2b-5f19-9a53-5d1f0f0c9d88")
 ROOT_THREAD: Final = str(uuid.uuid5(_NAMESPACE, "root"))
 
 
-def add_pump_routes(app: FastAPI, hub: Hub) -> None:
+def add_pump_routes(routes: Routes, hub: Hub) -> None:
     """Add the routes under `/api/hub/pump`, `/api/hub/listeners` and `/api/hub/threads`."""
     leases = PumpLeases(hub)
-    _add_work(app, hub, leases)
-    _add_start(app, hub, leases)
-    _add_reads(app, hub)
+    _add_work(routes, hub, leases)
+    _add_start(routes, hub, leases)
+    _add_reads(routes, hub)
 
 
-def _add_start(app: FastAPI, hub: Hub, leases: PumpLeases) -> None:
-    @app.post(f"{PUMP}/started", response_model=PumpStarted, responses=ERRORS)
-    @asks_for(Action.PUMP_RUN)
+def _add_start(routes: Routes, hub: Hub, leases: PumpLeases) -> None:
+    @routes.post(f"{PUMP}/started", Action.PUMP_RUN, PumpStarted)
     async def pump_started(caller: RequestCaller, body: PumpStart) -> Response:
         """Start a pump: release the messages of an earlier one of its name, and send `<boot/>` to listeners."""
         hub.appender.check()
@@ -96,9 +94,8 @@ def _add_start(app: FastAPI, hub: Hub, leases: PumpLeases) -> None:
         return json_answer({"released": released, "version": hub.listeners.version})
 
 
-def _add_work(app: FastAPI, hub: Hub, leases: PumpLeases) -> None:
-    @app.post(f"{PUMP}/lease", response_model=LeaseAnswer, responses=ERRORS)
-    @asks_for(Action.PUMP_RUN)
+def _add_work(routes: Routes, hub: Hub, leases: PumpLeases) -> None:
+    @routes.post(f"{PUMP}/lease", Action.PUMP_RUN, LeaseAnswer)
     async def lease_messages(request: Request, body: LeaseRequest) -> Response:
         """Lease messages of listeners. The request waits for them up to `wait_ms`."""
         hub.appender.check()
@@ -106,16 +103,14 @@ def _add_work(app: FastAPI, hub: Hub, leases: PumpLeases) -> None:
         suspects = hub.listeners.suspects(body.wants)
         return json_answer({"version": hub.listeners.version, "suspects": suspects, "messages": messages})
 
-    @app.post(f"{PUMP}/settle", response_model=SettleAnswer, responses=ERRORS)
-    @asks_for(Action.PUMP_RUN)
+    @routes.post(f"{PUMP}/settle", Action.PUMP_RUN, SettleAnswer)
     async def settle_messages(caller: RequestCaller, body: SettleRequest) -> Response:
         """Settle leased messages. Answers are sent if and only if the lease is still valid."""
         hub.appender.check()
         results = await gather_all(_settled(hub, leases, item, caller.principal) for item in body.done)
         return json_answer({"results": results})
 
-    @app.post(f"{PUMP}/history", response_model=HistoryAnswer, responses=ERRORS)
-    @asks_for(Action.THREAD_READ)
+    @routes.post(f"{PUMP}/history", Action.THREAD_READ, HistoryAnswer)
     async def conversation(body: HistoryRequest) -> Response:
         """Show the newest messages to and from a listener in a conversation."""
         keys = hub.conversations.said(body.thread)[-body.limit :]
@@ -123,10 +118,9 @@ def _add_work(app: FastAPI, hub: Hub, leases: PumpLeases) -> None:
         return json_answer({"messages": shown})
 
 
-def _add_reads(app: FastAPI, hub: Hub) -> None:
+def _add_reads(routes: Routes, hub: Hub) -> None:
     # The operator's alone: the organism defines which listeners know of each other (XP-09, XP-14).
-    @app.get(LISTENERS, response_model=ListenersAnswer, responses=ERRORS)
-    @asks_for(Action.LISTENER_READ)
+    @routes.get(LISTENERS, Action.LISTENER_READ, ListenersAnswer)
     async def list_listeners(wanted: Annotated[ListenerFilter, Query()]) -> Response:
         """List the active or the removed listeners."""
         rows = hub.listeners.active() if wanted.status == "active" else hub.listeners.removed()
@@ -134,16 +128,14 @@ def _add_reads(app: FastAPI, hub: Hub) -> None:
         said = {"version": hub.listeners.version, "fault": hub.organism.fault, "listeners": waiting}
         return json_answer(said)
 
-    @app.get(THREADS, response_model=ThreadsAnswer, responses=ERRORS)
-    @asks_for(Action.THREAD_READ)
+    @routes.get(THREADS, Action.THREAD_READ, ThreadsAnswer)
     async def list_threads(wanted: Annotated[ThreadFilter, Query()]) -> Response:
         """List threads, newest first; with `root` those of one tree."""
         rows = [row for row in hub.live_view.all(ThreadRow) if wanted.root in (None, row.root_thread)]
         rows.sort(key=lambda row: (row.opened_at, row.thread), reverse=True)
         return json_answer({"threads": [row_as_json(row) for row in rows[: wanted.limit]]})
 
-    @app.get(f"{THREADS}/{{name}}", responses=ERRORS)
-    @asks_for(Action.THREAD_READ)
+    @routes.get(f"{THREADS}/{{name}}", Action.THREAD_READ)
     async def show_thread(name: AgentPath) -> Response:
         """Show one thread: who opened it, who knows it, and its parent. A root has no parent."""
         row = hub.live_view.get(ThreadRow, name)

@@ -12,7 +12,7 @@ import uuid
 from typing import Annotated, Any, Final
 from xml.sax.saxutils import quoteattr
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from connectors.gateway.pump.pump_answers import place_of
@@ -21,7 +21,7 @@ from connectors.gateway.rules.queue_room import check_room
 from connectors.gateway.rules.xml_recipients import ROUTING, recipients_of
 from connectors.gateway.services.conversations import child_thread
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.web.admission import asks_for
+from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import VERDICT_HEADER, ApiError, refuse_rejected, too_many
 from connectors.gateway.web.idempotency import WriteRequest
 from connectors.gateway.web.models import ERRORS, NamedThing
@@ -64,19 +64,19 @@ class XmlSending(BaseModel):
     sender: Annotated[NamedThing | None, Field(alias="as")] = None
 
 
-def add_xml_routes(app: FastAPI, hub: Hub) -> None:
+def add_xml_routes(routes: Routes, hub: Hub) -> None:
     """Add `/messages`."""
     per_minute = hub.settings.xml_pump.sender_per_minute
     rates = None if per_minute is None else TokenBuckets[str](per_minute, per_minute / 60)
 
-    @app.post(
+    @routes.post(
         XML_MESSAGES,
+        Action.MESSAGE_SEND,
         status_code=202,
         response_class=Response,
         responses=_ANSWERS,
         openapi_extra=_DOCUMENTED,
     )
-    @asks_for(Action.MESSAGE_SEND)
     async def send_xml(
         request: Request, write: WriteRequest, asked: Annotated[XmlSending, Query()]
     ) -> Response:

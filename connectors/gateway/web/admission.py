@@ -1,6 +1,6 @@
 """Authentication and authorization of every HTTP route.
 
-Each endpoint names its action with `asks_for`, or is marked `open_to_all`. `AdmittedRoute` refuses to be
+Each endpoint names its action through `Routes`, or is marked `open_to_all`. `AdmittedRoute` refuses to be
 created without such a mark. It checks the caller's right before the body is parsed and before the handler runs.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -18,6 +19,7 @@ from fastapi.routing import APIRoute
 from connectors.gateway.web.answers import INTERNAL, ApiError, error_response, first_fault
 from connectors.gateway.web.bounded_http import note_principal
 from connectors.gateway.web.identities import Identities, Unidentified
+from connectors.gateway.web.models import ERRORS
 from connectors.gateway.web.policy import Action, Caller, decide, needs_owner, roles_with
 from connectors.gateway.web.refusals import RefusalRecorder
 from connectors.gateway.web.strict_request import NotRead, StrictRequest
@@ -53,22 +55,44 @@ def _reason_alone(body: Any, why: str) -> str:
     return why
 
 
-def asks_for(
-    action: Action, owner_of: OwnerOf = no_owner, why_refused: WhyRefused = _reason_alone
-) -> Callable[[Endpoint], Endpoint]:
-    """Mark an endpoint with its action.
+class Routes:
+    """The routes of an application with `AdmittedRoute`. Each names its action."""
 
-    Args:
-        action: The action that the caller must have a right to.
-        owner_of: Returns the owner of the thing that a request is about.
-        why_refused: Words the recorded reason for a malformed body.
-    """
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        self.get = partial(self._add, "GET")
+        self.post = partial(self._add, "POST")
+        self.delete = partial(self._add, "DELETE")
 
-    def mark(endpoint: Endpoint) -> Endpoint:
-        endpoint.__trunkline_admission__ = (action, owner_of, why_refused)  # type: ignore[attr-defined]
-        return endpoint
+    def _add(
+        self,
+        method: str,
+        path: str,
+        action: Action,
+        answer: Any = None,
+        owner_of: OwnerOf = no_owner,
+        why_refused: WhyRefused = _reason_alone,
+        **options: Any,
+    ) -> Callable[[Endpoint], Endpoint]:
+        """Return a decorator that adds an endpoint.
 
-    return mark
+        Args:
+            method: The HTTP method.
+            path: The path.
+            action: The action that the caller must have a right to.
+            answer: The model of the answer.
+            owner_of: Returns the owner of the thing that a request is about.
+            why_refused: Words the recorded reason for a malformed body.
+            options: Further options of the FastAPI route.
+        """
+
+        def add(endpoint: Endpoint) -> Endpoint:
+            endpoint.__trunkline_admission__ = (action, owner_of, why_refused)  # type: ignore[attr-defined]
+            documented = {"response_model": answer, "responses": ERRORS, **options}
+            self._app.add_api_route(path, endpoint, methods=[method], **documented)
+            return endpoint
+
+        return add
 
 
 def open_to_all(endpoint: Endpoint) -> Endpoint:
@@ -154,7 +178,7 @@ class AdmittedRoute(APIRoute):
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         if not hasattr(endpoint, "__trunkline_admission__"):
-            raise TypeError(f"route {path}: its endpoint says neither asks_for(...) nor open_to_all")
+            raise TypeError(f"route {path}: its endpoint has neither an action (Routes) nor open_to_all")
         self.admission = endpoint.__trunkline_admission__
         if self.admission != _OPEN:
             # No FastAPI security dependency: the gate has read the token already.

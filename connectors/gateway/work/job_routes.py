@@ -7,15 +7,14 @@ import time
 from typing import Annotated, Any, Final
 
 import orjson
-from fastapi import FastAPI, Path, Query, Request, Response
+from fastapi import Path, Query, Request, Response
 
 from connectors.gateway.rules.owners import owner_in, session_of_job
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.web.admission import asks_for
+from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import json_answer, newest_rows, not_found, row_as_json
 from connectors.gateway.web.idempotency import RequestCaller, WriteRequest
 from connectors.gateway.web.models import (
-    ERRORS,
     JOB_ID_PATTERN,
     BrokersAnswer,
     CancelRequest,
@@ -45,16 +44,15 @@ JOBS: Final = "/api/hub/jobs"
 JobPath = Annotated[str, Path(pattern=JOB_ID_PATTERN)]
 
 
-def add_job_routes(app: FastAPI, hub: Hub) -> None:
+def add_job_routes(routes: Routes, hub: Hub) -> None:
     """Add the routes under `/api/hub/jobs`, and `/api/hub/brokers`."""
-    _add_changes(app, hub)
-    _add_changes_by_registrars(app, hub)
-    _add_reads(app, hub)
+    _add_changes(routes, hub)
+    _add_changes_by_registrars(routes, hub)
+    _add_reads(routes, hub)
 
 
-def _add_changes(app: FastAPI, hub: Hub) -> None:
-    @app.post(JOBS, status_code=201, response_model=RegisteredAnswer, responses=ERRORS)
-    @asks_for(Action.JOB_REGISTER)
+def _add_changes(routes: Routes, hub: Hub) -> None:
+    @routes.post(JOBS, Action.JOB_REGISTER, RegisteredAnswer, status_code=201)
     async def register_job(write: WriteRequest, body: JobRequest) -> Response:
         """Register a job. The answer contains its secret."""
         job_id, secret, settled = await register(hub, write, body)
@@ -62,8 +60,7 @@ def _add_changes(app: FastAPI, hub: Hub) -> None:
         answer = {"job_id": job_id, "secret": secret, "position": list(settled.position)}
         return json_answer(answer, 201, settled.verdict)
 
-    @app.post(f"{JOBS}/pick", response_model=GrantAnswer, responses=ERRORS)
-    @asks_for(Action.JOB_PICK, _session_of_body)
+    @routes.post(f"{JOBS}/pick", Action.JOB_PICK, GrantAnswer, _session_of_body)
     async def pick_job(write: WriteRequest, body: PickRequest) -> Response:
         """Give a session its job: the one that it holds, else the oldest pending one that fits.
 
@@ -81,15 +78,14 @@ def _add_changes(app: FastAPI, hub: Hub) -> None:
         return json_answer(answer, verdict=DUPLICATE if settled is None else settled.verdict)
 
 
-def _add_changes_by_registrars(app: FastAPI, hub: Hub) -> None:
+def _add_changes_by_registrars(routes: Routes, hub: Hub) -> None:
     registrar = owner_in(hub, JobRow, "job_id", lambda row: row.registered_by)
 
     def changed(job_id: str, settled: SettledRecord) -> Response:
         answer = {"job_id": job_id, "status": settled.status_after, "verdict": settled.verdict}
         return json_answer(answer, verdict=settled.verdict)
 
-    @app.post(f"{JOBS}/{{job_id}}/cancel", response_model=JobChangedAnswer, responses=ERRORS)
-    @asks_for(Action.JOB_CANCEL, registrar)
+    @routes.post(f"{JOBS}/{{job_id}}/cancel", Action.JOB_CANCEL, JobChangedAnswer, registrar)
     async def cancel_job(write: WriteRequest, job_id: JobPath, body: CancelRequest | None = None) -> Response:
         """Cancel a job that has not ended."""
         record = cancellation_record(
@@ -101,8 +97,7 @@ def _add_changes_by_registrars(app: FastAPI, hub: Hub) -> None:
         )
         return changed(job_id, await hub.appender.settle_accepted(record))
 
-    @app.post(f"{JOBS}/{{job_id}}/assign", response_model=JobChangedAnswer, responses=ERRORS)
-    @asks_for(Action.JOB_ASSIGN, registrar)
+    @routes.post(f"{JOBS}/{{job_id}}/assign", Action.JOB_ASSIGN, JobChangedAnswer, registrar)
     async def assign_job(write: WriteRequest, job_id: JobPath, body: PickRequest) -> Response:
         """Give this job to a session, without returning its secret.
 
@@ -110,8 +105,7 @@ def _add_changes_by_registrars(app: FastAPI, hub: Hub) -> None:
         """
         return changed(job_id, await hub.picker.assign(job_id, body.session, write.principal))
 
-    @app.post(f"{JOBS}/{{job_id}}/secret", status_code=201, response_model=RotatedAnswer, responses=ERRORS)
-    @asks_for(Action.JOB_ROTATE, registrar)
+    @routes.post(f"{JOBS}/{{job_id}}/secret", Action.JOB_ROTATE, RotatedAnswer, registrar, status_code=201)
     async def rotate_job_secret(
         write: WriteRequest, job_id: JobPath, body: RotationRequest | None = None
     ) -> Response:
@@ -123,17 +117,15 @@ def _add_changes_by_registrars(app: FastAPI, hub: Hub) -> None:
         return json_answer(answer, 201, settled.verdict)
 
 
-def _add_reads(app: FastAPI, hub: Hub) -> None:
+def _add_reads(routes: Routes, hub: Hub) -> None:
     overlays = BrokerOverlays(hub.live_view, hub.keyring)
 
-    @app.get(JOBS, response_model=JobsAnswer, responses=ERRORS)
-    @asks_for(Action.JOB_LIST)
+    @routes.get(JOBS, Action.JOB_LIST, JobsAnswer)
     async def list_jobs(wanted: Annotated[JobFilter, Query()]) -> Response:
         """List jobs by state, session and age, newest first."""
         return json_answer(await asyncio.to_thread(_listed, hub.live_view, wanted, time.time()))
 
-    @app.get(f"{JOBS}/{{job_id}}", response_model=JobShownAnswer, responses=ERRORS)
-    @asks_for(Action.JOB_READ, session_of_job(hub))
+    @routes.get(f"{JOBS}/{{job_id}}", Action.JOB_READ, JobShownAnswer, session_of_job(hub))
     async def show_job(caller: RequestCaller, job_id: JobPath) -> Response:
         """Show one job with its broker settings. Only the operator sees the password, sealed."""
         row = hub.live_view.get(JobRow, job_id)
@@ -141,8 +133,7 @@ def _add_reads(app: FastAPI, hub: Hub) -> None:
             raise not_found("no job with this id")
         return json_answer({**row_as_json(row), "broker": _overlay_for(caller, hub, job_id)})
 
-    @app.get("/api/hub/brokers", response_model=BrokersAnswer, responses=ERRORS)
-    @asks_for(Action.BROKERS_READ)
+    @routes.get("/api/hub/brokers", Action.BROKERS_READ, BrokersAnswer)
     async def list_brokers() -> Response:
         """List the distinct broker settings of live jobs, with sealed passwords."""
         return json_answer({"brokers": await asyncio.to_thread(overlays.distinct)})

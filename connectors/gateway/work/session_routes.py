@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any, Final
 
-from fastapi import FastAPI, Path, Query, Response
+from fastapi import Path, Query, Response
 
 from connectors.gateway.rules.owners import owner_in
 from connectors.gateway.services.hub import Hub
-from connectors.gateway.web.admission import asks_for
+from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import json_answer, newest_rows, not_found, row_as_json
 from connectors.gateway.web.idempotency import Write, WriteRequest
 from connectors.gateway.web.models import (
-    ERRORS,
     NAME_PATTERN,
     ResumeRequest,
     SessionAnswer,
@@ -38,13 +37,13 @@ SESSIONS: Final = "/api/hub/sessions"
 SessionPath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT)]
 
 
-def add_session_routes(app: FastAPI, hub: Hub) -> None:
+def add_session_routes(routes: Routes, hub: Hub) -> None:
     """Add the routes under `/api/hub/sessions`."""
-    _add_changes(app, hub)
-    _add_reads(app, hub.live_view)
+    _add_changes(routes, hub)
+    _add_reads(routes, hub.live_view)
 
 
-def _add_changes(app: FastAPI, hub: Hub) -> None:
+def _add_changes(routes: Routes, hub: Hub) -> None:
     creator = owner_in(hub, SessionRow, "name", lambda row: row.created_by)
 
     async def change(
@@ -55,21 +54,18 @@ def _add_changes(app: FastAPI, hub: Hub) -> None:
         row = hub.live_view.get(SessionRow, body.session)
         return json_answer(None if row is None else row_as_json(row), status, settled.verdict)
 
-    @app.post(SESSIONS, status_code=201, response_model=SessionAnswer, responses=ERRORS)
-    @asks_for(Action.SESSION_CREATE)
+    @routes.post(SESSIONS, Action.SESSION_CREATE, SessionAnswer, status_code=201)
     async def create_session(write: WriteRequest, body: SessionRequest) -> Response:
         """Register a session that exists from now on."""
         return await change(write, SessionCreation(request_id=write.request_id, **body.model_dump()), 201)
 
-    @app.post(f"{SESSIONS}/{{name}}/stop", response_model=SessionAnswer, responses=ERRORS)
-    @asks_for(Action.SESSION_STOP, creator)
+    @routes.post(f"{SESSIONS}/{{name}}/stop", Action.SESSION_STOP, SessionAnswer, creator)
     async def stop_session(write: WriteRequest, name: SessionPath, body: StopRequest | None = None) -> Response:
         """Record that a session was stopped (`stop`), removed (`hard`) or released (`soft`)."""
         fields = (body or StopRequest()).model_dump()
         return await change(write, SessionStop(session=name, request_id=write.request_id, **fields))
 
-    @app.post(f"{SESSIONS}/{{name}}/resume", response_model=SessionAnswer, responses=ERRORS)
-    @asks_for(Action.SESSION_RESUME, creator)
+    @routes.post(f"{SESSIONS}/{{name}}/resume", Action.SESSION_RESUME, SessionAnswer, creator)
     async def resume_session(
         write: WriteRequest, name: SessionPath, body: ResumeRequest | None = None
     ) -> Response:
@@ -78,15 +74,13 @@ def _add_changes(app: FastAPI, hub: Hub) -> None:
         return await change(write, SessionResumption(session=name, request_id=write.request_id, **fields))
 
 
-def _add_reads(app: FastAPI, live_view: LiveView) -> None:
-    @app.get(SESSIONS, response_model=SessionsAnswer, responses=ERRORS)
-    @asks_for(Action.SESSION_READ)
+def _add_reads(routes: Routes, live_view: LiveView) -> None:
+    @routes.get(SESSIONS, Action.SESSION_READ, SessionsAnswer)
     async def list_sessions(wanted: Annotated[SessionFilter, Query()]) -> Response:
         """List sessions, newest first."""
         return json_answer(await asyncio.to_thread(_listed, live_view, wanted))
 
-    @app.get(f"{SESSIONS}/{{name}}", response_model=SessionAnswer, responses=ERRORS)
-    @asks_for(Action.SESSION_READ)
+    @routes.get(f"{SESSIONS}/{{name}}", Action.SESSION_READ, SessionAnswer)
     async def show_session(name: SessionPath) -> Response:
         """Show one session."""
         row = live_view.get(SessionRow, name)

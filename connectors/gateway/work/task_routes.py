@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Annotated, Any, Final
 
-from fastapi import FastAPI, Path, Query, Response
+from fastapi import Path, Query, Response
 
 from connectors.gateway.rules.hub_models import (
     SubmittedAnswer,
@@ -25,7 +25,7 @@ from connectors.gateway.rules.hub_policy import evaluate_task_assignment
 from connectors.gateway.rules.owners import owner_of_task_in_path, submitter_of_token
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import token_mailbox
-from connectors.gateway.web.admission import asks_for
+from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import (
     check_task_text,
     json_answer,
@@ -34,7 +34,7 @@ from connectors.gateway.web.answers import (
     row_as_answer,
 )
 from connectors.gateway.web.idempotency import Write, WriteRequest, request_uuid
-from connectors.gateway.web.models import ERRORS, NAME_PATTERN
+from connectors.gateway.web.models import NAME_PATTERN
 from connectors.gateway.web.policy import Action
 from connectors.gateway.web.refusals import DOOR
 from connectors.gateway.work.task_launch import start_task
@@ -63,17 +63,16 @@ TaskPath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT)]
 TokenPath = Annotated[str, Path(pattern=r"^[0-9a-f]{12}$")]
 
 
-def add_task_routes(app: FastAPI, hub: Hub) -> None:
+def add_task_routes(routes: Routes, hub: Hub) -> None:
     """Add the routes under `/api/hub/tasks` and `/api/hub/tokens`."""
-    _add_submission(app, hub)
-    _add_endings(app, hub)
-    _add_task_reads(app, hub)
-    _add_tokens(app, hub)
+    _add_submission(routes, hub)
+    _add_endings(routes, hub)
+    _add_task_reads(routes, hub)
+    _add_tokens(routes, hub)
 
 
-def _add_submission(app: FastAPI, hub: Hub) -> None:
-    @app.post(TASKS, status_code=201, response_model=SubmittedAnswer, responses=ERRORS)
-    @asks_for(Action.TASK_SUBMIT)
+def _add_submission(routes: Routes, hub: Hub) -> None:
+    @routes.post(TASKS, Action.TASK_SUBMIT, SubmittedAnswer, status_code=201)
     async def submit_task(write: WriteRequest, body: TaskRequest) -> Response:
         """Give an agent a task and start the agent.
 
@@ -122,7 +121,7 @@ def _capabilities(live_view: LiveView, known: TaskRow | None, agent_name: str) -
     return [] if source is None else source.capabilities
 
 
-def _add_endings(app: FastAPI, hub: Hub) -> None:
+def _add_endings(routes: Routes, hub: Hub) -> None:
     owner = owner_of_task_in_path(hub)
 
     def request_id(write: Write) -> str:
@@ -135,8 +134,7 @@ def _add_endings(app: FastAPI, hub: Hub) -> None:
         row = hub.live_view.get(TaskRow, body.task_id)
         return json_answer(None if row is None else _task_as_json(row), verdict=settled.verdict)
 
-    @app.post(f"{TASKS}/{{task_id}}/complete", response_model=TaskAnswer, responses=ERRORS)
-    @asks_for(Action.TASK_END, owner)
+    @routes.post(f"{TASKS}/{{task_id}}/complete", Action.TASK_END, TaskAnswer, owner)
     async def complete_task(
         write: WriteRequest, task_id: TaskPath, body: TaskCompletionRequest | None = None
     ) -> Response:
@@ -144,14 +142,12 @@ def _add_endings(app: FastAPI, hub: Hub) -> None:
         result = result_text("" if body is None else body.result)
         return await end(write, TaskCompletion(task_id=task_id, request_id=request_id(write), result=result))
 
-    @app.post(f"{TASKS}/{{task_id}}/fail", response_model=TaskAnswer, responses=ERRORS)
-    @asks_for(Action.TASK_END, owner)
+    @routes.post(f"{TASKS}/{{task_id}}/fail", Action.TASK_END, TaskAnswer, owner)
     async def fail_task(write: WriteRequest, task_id: TaskPath, body: TaskFailureRequest) -> Response:
         """Fail a task with a reason. The gateway revokes its token and stops its agent."""
         return await end(write, TaskFailure(task_id=task_id, request_id=request_id(write), error=body.error))
 
-    @app.post(f"{TASKS}/{{task_id}}/cancel", response_model=TaskAnswer, responses=ERRORS)
-    @asks_for(Action.TASK_CANCEL, owner)
+    @routes.post(f"{TASKS}/{{task_id}}/cancel", Action.TASK_CANCEL, TaskAnswer, owner)
     async def cancel_task(
         write: WriteRequest, task_id: TaskPath, body: TaskCancelRequest | None = None
     ) -> Response:
@@ -159,22 +155,19 @@ def _add_endings(app: FastAPI, hub: Hub) -> None:
         reason = "" if body is None else body.reason
         return await end(write, TaskCancellation(task_id=task_id, request_id=request_id(write), reason=reason))
 
-    @app.delete(f"{TASKS}/{{task_id}}", response_model=TaskAnswer, responses=ERRORS)
-    @asks_for(Action.TASK_CANCEL, owner)
+    @routes.delete(f"{TASKS}/{{task_id}}", Action.TASK_CANCEL, TaskAnswer, owner)
     async def delete_task(write: WriteRequest, task_id: TaskPath) -> Response:
         """Cancel a task, as `cancel` does. The task and its records are kept."""
         return await end(write, TaskCancellation(task_id=task_id, request_id=request_id(write)))
 
 
-def _add_task_reads(app: FastAPI, hub: Hub) -> None:
-    @app.get(TASKS, response_model=TasksAnswer, responses=ERRORS)
-    @asks_for(Action.TASK_READ)
+def _add_task_reads(routes: Routes, hub: Hub) -> None:
+    @routes.get(TASKS, Action.TASK_READ, TasksAnswer)
     async def list_tasks(wanted: Annotated[TaskFilter, Query()]) -> Response:
         """List tasks by status and agent, newest first."""
         return json_answer(await asyncio.to_thread(_tasks, hub.live_view, wanted))
 
-    @app.get(f"{TASKS}/{{task_id}}", response_model=TaskAnswer, responses=ERRORS)
-    @asks_for(Action.TASK_READ, owner_of_task_in_path(hub))
+    @routes.get(f"{TASKS}/{{task_id}}", Action.TASK_READ, TaskAnswer, owner_of_task_in_path(hub))
     async def show_task(task_id: TaskPath) -> Response:
         """Show one task."""
         row = hub.live_view.get(TaskRow, task_id)
@@ -183,15 +176,13 @@ def _add_task_reads(app: FastAPI, hub: Hub) -> None:
         return json_answer(_task_as_json(row))
 
 
-def _add_tokens(app: FastAPI, hub: Hub) -> None:
-    @app.get(TOKENS, response_model=TokensAnswer, responses=ERRORS)
-    @asks_for(Action.TOKEN_LIST)
+def _add_tokens(routes: Routes, hub: Hub) -> None:
+    @routes.get(TOKENS, Action.TOKEN_LIST, TokensAnswer)
     async def list_tokens(wanted: Annotated[TokenFilter, Query()]) -> Response:
         """List the tokens of tasks, newest first, without their values."""
         return json_answer(await asyncio.to_thread(_tokens, hub.live_view, wanted))
 
-    @app.post(f"{TOKENS}/{{token_id}}/revoke", response_model=TokenAnswer, responses=ERRORS)
-    @asks_for(Action.TOKEN_REVOKE, submitter_of_token(hub))
+    @routes.post(f"{TOKENS}/{{token_id}}/revoke", Action.TOKEN_REVOKE, TokenAnswer, submitter_of_token(hub))
     async def revoke_token(
         write: WriteRequest, token_id: TokenPath, body: TaskCancelRequest | None = None
     ) -> Response:

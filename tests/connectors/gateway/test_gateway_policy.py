@@ -89,7 +89,7 @@ def test_a_route_that_names_no_action_cannot_be_made():
 
     async def forgotten() -> None: ...
 
-    with pytest.raises(TypeError, match="asks_for"):
+    with pytest.raises(TypeError, match="open_to_all"):
         app.get("/forgotten")(forgotten)
 
 
