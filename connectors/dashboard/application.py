@@ -12,12 +12,10 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp
 
 from connectors.dashboard.agent_board import AgentBoard
@@ -30,14 +28,11 @@ from connectors.dashboard.rejections import Rejections
 from connectors.dashboard.routes import SEND_BUFFER_BYTES, Shown, add_data_routes, add_event_routes
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.access_log import AccessLog
-from connectors.gateway.web.answers import ApiError, error_response, first_fault, http_error_response, not_found
+from connectors.gateway.web.answers import add_error_handlers, not_found
 from connectors.gateway_client.operator_token import ensure_operator_token
-from schemas.errors import TrunklineError
-from schemas.wire.verdicts import MALFORMED
 
 log = structlog.stdlib.get_logger(__name__)
 
-INTERNAL: Final = "internal"
 _AGAIN_S: Final = 1.0
 
 
@@ -109,7 +104,7 @@ class Dashboard:
         logins = Logins(hub.keyring, hub.identities, ensure_operator_token(hub.settings), hub.live_view)
         is_secure = hub.settings.http_scheme == "https"
         entrance = Entrance(logins, hub.refusals, hub.settings.dashboard.port, is_secure=is_secure)
-        _add_error_handlers(app)
+        add_error_handlers(app)
         _add_page_routes(app)
         add_login_routes(app, entrance, hub.settings.limits.payload_bytes)
         add_event_routes(app, hub, entrance, self.broadcast)
@@ -157,20 +152,3 @@ def _add_page_routes(app: FastAPI) -> None:
     async def healthz(request: Request) -> Response:
         request.scope["trunkline_route"] = "/healthz"
         return Response(b'{"status":"ok"}', media_type="application/json")
-
-
-def _add_error_handlers(app: FastAPI) -> None:
-    @app.exception_handler(StarletteHTTPException)
-    async def refused(request: Request, error: StarletteHTTPException) -> Response:
-        headers: Any = error.headers
-        if isinstance(error, ApiError):
-            return error_response(error.status_code, error.reason, str(error.detail), headers)
-        return http_error_response(error.status_code, headers)
-
-    @app.exception_handler(RequestValidationError)
-    async def malformed_request(request: Request, error: RequestValidationError) -> Response:
-        return error_response(400, MALFORMED, first_fault(error))
-
-    @app.exception_handler(TrunklineError)
-    async def failed(request: Request, error: TrunklineError) -> Response:
-        return error_response(500, INTERNAL, str(error))

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
-from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI, Response
 from fastapi.responses import PlainTextResponse
-from fastapi.routing import APIRoute
-from starlette.exceptions import HTTPException as StarletteHTTPException
-from starlette.routing import Match
 
 from connectors.gateway.agents.agent_routes import add_agent_routes
 from connectors.gateway.agents.mqtt_agent_routes import add_mqtt_agent_routes
@@ -24,23 +19,12 @@ from connectors.gateway.pump.xml_routes import add_xml_routes
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.access_log import AccessLog
 from connectors.gateway.web.admission import AdmittedRoute, Gate, Routes, documented, open_to_all
-from connectors.gateway.web.answers import (
-    INTERNAL,
-    NOT_READY,
-    ApiError,
-    error_response,
-    first_fault,
-    http_error_response,
-    json_answer,
-    unavailable,
-)
+from connectors.gateway.web.answers import NOT_READY, add_error_handlers, json_answer, unavailable
 from connectors.gateway.web.metrics import CONTENT_TYPE
 from connectors.gateway.web.models import ERRORS, HealthAnswer, ReadyAnswer
 from connectors.gateway.work.job_routes import add_job_routes
 from connectors.gateway.work.session_routes import add_session_routes
 from connectors.gateway.work.task_routes import add_task_routes
-from schemas.errors import BackboneUnreachable, TrunklineError
-from schemas.wire.verdicts import MALFORMED
 
 TITLE: Final = "Trunkline hub"
 VERSION: Final = "1"
@@ -53,7 +37,7 @@ def build_application(hub: Hub) -> FastAPI:
     app.router.route_class = AdmittedRoute
     gate = Gate(hub.identities, hub.refusals, hub.settings.limits.payload_bytes, hub.prune_token)
     app.state.gate = gate
-    _add_error_handlers(app)
+    add_error_handlers(app)
     _add_health_routes(app, hub)
     routes = Routes(app)
     # Starlette tries the routes in this order, so the most used ones come first.
@@ -102,33 +86,3 @@ def _add_health_routes(app: FastAPI, hub: Hub) -> None:
     async def metrics() -> Response:
         """Return the metrics in the text format of Prometheus."""
         return Response(await asyncio.to_thread(hub.metrics.text), media_type=CONTENT_TYPE)
-
-
-def _methods_of(app: FastAPI, request: Request) -> list[str]:
-    """Return all methods of a path. Each method has a route of its own."""
-    routes = [route for route in app.router.routes if isinstance(route, APIRoute)]
-    exact = [route for route in routes if route.path == request.url.path]
-    fitting = exact or [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
-    return sorted({method for route in fitting for method in route.methods or ()})
-
-
-def _add_error_handlers(app: FastAPI) -> None:
-    @app.exception_handler(StarletteHTTPException)
-    async def refused(request: Request, error: StarletteHTTPException) -> Response:
-        headers: Any = error.headers
-        if isinstance(error, ApiError):
-            return error_response(error.status_code, error.reason, str(error.detail), headers)
-        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            headers = {"Allow": ", ".join(_methods_of(app, request))}
-        return http_error_response(error.status_code, headers)
-
-    @app.exception_handler(RequestValidationError)
-    async def malformed_request(request: Request, error: RequestValidationError) -> Response:
-        return error_response(400, MALFORMED, first_fault(error))
-
-    @app.exception_handler(TrunklineError)
-    async def failed(request: Request, error: TrunklineError) -> Response:
-        if isinstance(error, BackboneUnreachable):
-            away = unavailable(str(error))
-            return error_response(away.status_code, away.reason, str(away.detail), dict(away.headers or {}))
-        return error_response(500, INTERNAL, str(error))

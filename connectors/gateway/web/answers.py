@@ -11,12 +11,16 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 import orjson
-from fastapi import HTTPException
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.routing import Match
 
 from connectors.live.settled_feed import SettledRecord
+from schemas.errors import BackboneUnreachable, TrunklineError
 from schemas.fold.view_rows import Row
 from schemas.streams.principal.principals import PrincipalRow
 from schemas.wire import verdicts
@@ -66,6 +70,13 @@ class ApiError(HTTPException):
 def not_found(message: str) -> ApiError:
     """Return a 404 error: the thing does not exist."""
     return ApiError(404, NOT_FOUND, message)
+
+
+def existing(row: _R | None, message: str) -> _R:
+    """Return a row, or raise a 404 error when there is none."""
+    if row is None:
+        raise not_found(message)
+    return row
 
 
 def malformed(message: str) -> ApiError:
@@ -173,3 +184,35 @@ def newest_rows(
 
 def _shown(column: str, value: Any) -> Any:
     return iso_moment(value) if column.endswith("_at") and isinstance(value, int) else value
+
+
+def _methods_of(app: FastAPI, request: Request) -> list[str]:
+    """Return all methods of a path. Each method has a route of its own."""
+    routes = [route for route in app.router.routes if isinstance(route, APIRoute)]
+    exact = [route for route in routes if route.path == request.url.path]
+    fitting = exact or [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in fitting for method in route.methods or ()})
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Answer every error of an application as `{"reason", "message"}`."""
+
+    @app.exception_handler(StarletteHTTPException)
+    async def refused(request: Request, error: StarletteHTTPException) -> Response:
+        headers: Any = error.headers
+        if isinstance(error, ApiError):
+            return error_response(error.status_code, error.reason, str(error.detail), headers)
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers = {"Allow": ", ".join(_methods_of(app, request))}
+        return http_error_response(error.status_code, headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed_request(request: Request, error: RequestValidationError) -> Response:
+        return error_response(400, verdicts.MALFORMED, first_fault(error))
+
+    @app.exception_handler(TrunklineError)
+    async def failed(request: Request, error: TrunklineError) -> Response:
+        if isinstance(error, BackboneUnreachable):
+            away = unavailable(str(error))
+            return error_response(away.status_code, away.reason, str(away.detail), dict(away.headers or {}))
+        return error_response(500, INTERNAL, str(error))
