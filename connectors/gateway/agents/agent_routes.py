@@ -15,7 +15,7 @@ from connectors.gateway.rules.hub_models import (
 )
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Routes
-from connectors.gateway.web.answers import iso_moment, json_answer, newest_rows, not_found, row_as_answer
+from connectors.gateway.web.answers import existing, iso_moment, json_answer, newest_rows, row_as_answer
 from connectors.gateway.web.models import NAME_PATTERN
 from connectors.gateway.web.policy import Action
 from connectors.launcher.protocol import AGENT_TOKEN_VARIABLE
@@ -44,9 +44,7 @@ def add_agent_routes(routes: Routes, hub: Hub) -> None:
     @routes.get(f"{AGENTS}/{{name}}", Action.AGENT_READ, AgentAnswer)
     async def show_agent(name: AgentPath) -> Response:
         """Show one agent."""
-        row = live_view.get(AgentRow, name)
-        if row is None:
-            raise not_found("no agent with this name")
+        row = existing(live_view.get(AgentRow, name), "no agent with this name")
         return json_answer(_agent_as_json(row))
 
     @routes.get(CONTAINERS, Action.TASK_READ, ContainersAnswer)

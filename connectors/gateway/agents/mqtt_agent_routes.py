@@ -16,7 +16,6 @@ from connectors.gateway.web.answers import ApiError, json_answer, row_as_json
 from connectors.gateway.web.idempotency import TOKEN_WINDOW_S, WriteRequest, url_safe
 from connectors.gateway.web.models import AnswerBody, MqttAgentAnswer, NoFields
 from connectors.gateway.web.policy import Action
-from connectors.gateway.web.refusals import DOOR
 from connectors.mqtt_link.topics import inbox_topic, outbox_topic
 from schemas.errors import TrunklineError
 from schemas.keys.mqtt_password import mqtt_password
@@ -74,9 +73,7 @@ def add_mqtt_agent_routes(routes: Routes, hub: Hub) -> None:
         sealed = sealed_secret_of(hub.live_view.entries(stream_key(AGENT, name)), write.request_id)
         keyring = hub.keyring if sealed is None else hub.keyring.under(sealed_by(sealed))
         secret = new_secret() if write.key is None else _derived_secret(keyring, write.made, name)
-        record = registration_record(
-            name, secret, keyring, request_id=write.request_id, door=DOOR, principal=write.principal
-        )
+        record = registration_record(name, secret, keyring, request_id=write.request_id, **write.origin)
         settled = await hub.appender.settle_accepted(record)
         if settled.verdict == DUPLICATE:
             _check_repeatable(hub, name, write.request_id)
@@ -86,7 +83,7 @@ def add_mqtt_agent_routes(routes: Routes, hub: Hub) -> None:
     @routes.post(f"{AGENTS}/{{name}}/mqtt/remove", Action.PARTICIPANT_STOP, MqttAgentAnswer)
     async def remove_mqtt_agent(write: WriteRequest, name: AgentPath, body: NoFields | None = None) -> Response:
         """End an agent's access over MQTT and revoke its secret. The messages in its mailbox stay."""
-        record = removal_record(name, request_id=write.request_id, door=DOOR, principal=write.principal)
+        record = removal_record(name, request_id=write.request_id, **write.origin)
         settled = await hub.appender.settle_accepted(record)
         return json_answer(row_as_json(_row(hub, name)), verdict=settled.verdict)
 

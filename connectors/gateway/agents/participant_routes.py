@@ -29,16 +29,15 @@ from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import (
     ApiError,
     check_task_text,
+    existing,
     iso_moment,
     json_answer,
     malformed,
-    not_found,
     row_as_answer,
 )
 from connectors.gateway.web.idempotency import Write, WriteRequest
 from connectors.gateway.web.models import NoFields
 from connectors.gateway.web.policy import Action
-from connectors.gateway.web.refusals import DOOR
 from connectors.gateway.work.task_launch import start_task
 from connectors.live.live_view import LiveView
 from schemas.fold.life_cycles import STOPPED
@@ -135,20 +134,18 @@ def _add_stop(routes: Routes, hub: Hub) -> None:
         write: WriteRequest, name: AgentPath, body: StopRequest | None = None
     ) -> Response:
         """Stop an agent. Its keys become invalid, and the gateway ends the process that it spawned."""
-        row = hub.live_view.get(ParticipantRow, name)
-        if row is None:
-            raise not_found("no agent of this name takes part")
+        row = _participant(hub.live_view, name)
         if row.status == STOPPED:
             return json_answer(_shown(hub.live_view, name), verdict=DUPLICATE)
         reason = "" if body is None else body.reason
         record: OutgoingRecord
         if row.task_id is None:
             stop = AgentStopped(agent_name=name, request_id=write.request_id, reason=reason)
-            record = participant_record(stop, door=DOOR, principal=write.principal)
+            record = participant_record(stop, **write.origin)
         else:
             # The process manager stops the participant when its task has ended.
             cancel = TaskCancellation(task_id=row.task_id, request_id=write.request_id, reason=reason)
-            record = task_record(cancel, door=DOOR, principal=write.principal)
+            record = task_record(cancel, **write.origin)
         settled = await hub.appender.settle_accepted(record)
         await _wait_stopped(hub, name, row.task_id)
         return json_answer(_shown(hub.live_view, name), verdict=settled.verdict)
@@ -182,8 +179,7 @@ async def _change(
     body: AgentJoined | AgentKeyRegistered | AgentKeyRemoved,
     status: int = 200,
 ) -> Response:
-    record = participant_record(body, door=DOOR, principal=write.principal)
-    settled = await hub.appender.settle_accepted(record)
+    settled = await hub.appender.settle_accepted(participant_record(body, **write.origin))
     return json_answer(_shown(hub.live_view, name), status, settled.verdict)
 
 
@@ -221,11 +217,12 @@ def _keys_by_agent(live_view: LiveView) -> dict[str, list[AgentKeyRow]]:
     return found
 
 
+def _participant(live_view: LiveView, name: str) -> ParticipantRow:
+    return existing(live_view.get(ParticipantRow, name), "no agent of this name takes part")
+
+
 def _shown(live_view: LiveView, name: str) -> dict[str, Any]:
-    row = live_view.get(ParticipantRow, name)
-    if row is None:
-        raise not_found("no agent of this name takes part")
-    return _as_json(row, _keys_by_agent(live_view).get(name, []))
+    return _as_json(_participant(live_view, name), _keys_by_agent(live_view).get(name, []))
 
 
 def participant_as_json(row: ParticipantRow) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from schemas.streams.mailboxes.message import (
     MessageBodyRow,
     MessageRow,
     posting_record,
+    verified_message,
 )
 from schemas.streams.task.task_registry import TaskRow
 from schemas.wire.record import JSON_CONTENT
@@ -76,8 +77,7 @@ def add_message_routes(routes: Routes, hub: Hub) -> None:
             raise ApiError(409, SEQ_CONFLICT, "this idempotency key was used for another recipient")
         if known is None:
             check_room(hub, message.sender, message.recipient)
-        record = posting_record(message, door=DOOR, principal=write.principal)
-        settled = await hub.appender.settle_accepted(record)
+        settled = await hub.appender.settle_accepted(posting_record(message, **write.origin))
         return json_answer({"delivered": True, "message_id": message.message_id}, verdict=settled.verdict)
 
     @routes.post(f"{MESSAGES}/broadcast", Action.MESSAGE_BROADCAST, BroadcastAnswer)
@@ -97,9 +97,7 @@ def add_message_routes(routes: Routes, hub: Hub) -> None:
             _message(write.caller, one, str(request_uuid(broadcast_id, one.recipient)), broadcast_id)
             for one in envelopes
         ]
-        settled = await hub.appender.settle_all(
-            posting_record(message, door=DOOR, principal=write.principal) for message in messages
-        )
+        settled = await hub.appender.settle_all(posting_record(message, **write.origin) for message in messages)
         verdicts = {refuse_rejected(one).verdict for one in settled}
         answer = {"broadcast_id": broadcast_id, "recipients": len(recipients)}
         return json_answer(answer, verdict=DUPLICATE if verdicts == {DUPLICATE} else ACCEPTED)
@@ -129,7 +127,7 @@ def _add_own_mailbox_routes(routes: Routes, hub: Hub) -> None:
         Marking the same messages again changes nothing, with or without an idempotency key.
         """
         mailboxes = own_mailboxes(write.caller, hub.settings.gateway.mailbox_per_token)
-        marks = await mark_read(hub, mailboxes, body.message_ids, door=DOOR, principal=write.principal)
+        marks = await mark_read(hub, mailboxes, body.message_ids, **write.origin)
         read = {*marks.marked, *marks.read_before}
         answer = {
             "read": [one for one in dict.fromkeys(body.message_ids) if one in read],
@@ -155,19 +153,9 @@ def _check_policy(hub: Hub, caller: Caller, envelope: MessageEnvelope, path: str
 def _message(
     caller: Caller, envelope: MessageEnvelope, message_id: str, broadcast_id: str | None = None
 ) -> Message:
-    return Message.model_validate(
-        {
-            "message_id": message_id,
-            "from": caller.principal,
-            "from_verified": True,
-            "from_task": caller.task_id,
-            "to": envelope.recipient,
-            "kind": envelope.type,
-            "body": canonical(envelope.payload).decode("utf-8"),
-            "content_type": JSON_CONTENT,
-            "broadcast_id": broadcast_id,
-        }
-    )
+    content = (envelope.type, canonical(envelope.payload).decode("utf-8"), JSON_CONTENT)
+    sides = (caller.principal, envelope.recipient)
+    return verified_message(message_id, *sides, *content, from_task=caller.task_id, broadcast_id=broadcast_id)
 
 
 async def _drained(hub: Hub, caller: Caller, limit: int, key: str | None) -> dict[str, Any]:

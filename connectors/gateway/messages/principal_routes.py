@@ -27,7 +27,6 @@ from connectors.gateway.web.models import (
     TokenAnswer,
 )
 from connectors.gateway.web.policy import Action
-from connectors.gateway.web.refusals import DOOR
 from connectors.live.live_view import LiveView
 from schemas.streams.mailboxes.mailbox_requests import clearing_record
 from schemas.streams.mailboxes.message import (
@@ -61,8 +60,7 @@ def add_principal_routes(routes: Routes, hub: Hub) -> None:
         known = hub.live_view.get(PrincipalRow, name)
         sha256 = None if known is None else known.token_sha256
         token = new_token() if write.key is None else derived_token(hub.keyring, write.made, name, sha256)
-        record = addition_record(name, body.role, token, door=DOOR, principal=write.principal)
-        settled = await hub.appender.settle_accepted(record)
+        settled = await hub.appender.settle_accepted(addition_record(name, body.role, token, **write.origin))
         if settled.verdict == DUPLICATE:
             _check_repeatable(hub.live_view.get(PrincipalRow, name))
         answer = {"principal": name, "role": body.role, "token": token}
@@ -77,8 +75,7 @@ def add_principal_routes(routes: Routes, hub: Hub) -> None:
     @routes.post(f"{PRINCIPALS}/{{name}}/revoke", Action.PRINCIPAL_REVOKE, PrincipalAnswer)
     async def revoke_principal(write: WriteRequest, name: NamePath, body: NoFields | None = None) -> Response:
         """Revoke a principal's token for good. Revoking it again changes nothing."""
-        record = revocation_record(name, door=DOOR, principal=write.principal)
-        settled = await hub.appender.settle_accepted(record)
+        settled = await hub.appender.settle_accepted(revocation_record(name, **write.origin))
         row = hub.live_view.get(PrincipalRow, name)
         return json_answer(None if row is None else row_as_json(row), verdict=settled.verdict)
 
@@ -101,7 +98,7 @@ def add_mailbox_routes(routes: Routes, hub: Hub) -> None:
     ) -> Response:
         """Remove all waiting messages of a mailbox. A repeated request removes none and answers 0."""
         waiting = mailboxes.waiting((realm, name))
-        record = clearing_record(realm, name, write.request_id, door=DOOR, principal=write.principal)
+        record = clearing_record(realm, name, write.request_id, **write.origin)
         settled = await hub.appender.settle_accepted(record)
         cleared = 0
         if settled.verdict == ACCEPTED:

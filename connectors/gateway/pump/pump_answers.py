@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from connectors.gateway.pump.pump_models import Done, GivenAnswer
 from connectors.gateway.rules.xml_recipients import recipients_of
@@ -18,7 +18,7 @@ from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR
 from connectors.xml_payloads.huh import HUH_TAG, huh
 from connectors.xml_wire.faults import Faulty
 from schemas.streams.mailboxes.mailbox_requests import ANSWERS_MOST, ack_record, nack_record
-from schemas.streams.mailboxes.message import DEFAULT_REALM, Message, MessageRow
+from schemas.streams.mailboxes.message import DEFAULT_REALM, Message, MessageRow, verified_message
 from schemas.streams.principal.principals import SYSTEM
 from schemas.streams.thread.threads import ThreadRow
 from schemas.wire.record import OutgoingRecord
@@ -67,7 +67,7 @@ def _addressed(hub: Hub, row: MessageRow, number: int, answer: GivenAnswer) -> l
             return [_to_asker(hub, row, number, answer.kind, answer.body)]
         body = huh(fault, about_tag=answer.kind, step=fault.step).decode("utf-8")
         where = {"thread": thread, "root_thread": place.root_thread}
-        return [_message(row, number, listener, HUH_TAG, body, sender=SYSTEM, **where)]
+        return [_message(row, number, SYSTEM, listener, HUH_TAG, body, **where)]
     most = hub.settings.xml_pump.chain_most
     if _depth(hub, thread, most) >= most:
         why = f"the chain of messages from listener to listener ended after {most} messages"
@@ -78,10 +78,10 @@ def _addressed(hub: Hub, row: MessageRow, number: int, answer: GivenAnswer) -> l
         _message(
             row,
             number + place_in_list,
+            listener,
             name,
             answer.kind,
             answer.body,
-            sender=listener,
             thread=child_thread(hub.keyring, thread, listener, name),
             parent_thread=thread,
             root_thread=place.root_thread,
@@ -105,10 +105,10 @@ def _to_asker(hub: Hub, row: MessageRow, number: int, kind: str, body: str) -> M
     return _message(
         row,
         number,
+        row.recipient,
         place.asker,
         kind,
         body,
-        sender=row.recipient,
         thread=place.parent_thread,
         root_thread=place.root_thread,
         on_behalf_of=place.on_behalf_of,
@@ -119,25 +119,15 @@ def _back_to_sender(row: MessageRow, body: str) -> Message:
     """Return a fault as a message to the sender, on the sender's thread if it has one."""
     thread = row.parent_thread
     root = row.root_thread if thread is not None else None
-    return _message(row, 0, row.sender, HUH_TAG, body, sender=row.recipient, thread=thread, root_thread=root)
+    return _message(row, 0, row.recipient, row.sender, HUH_TAG, body, thread=thread, root_thread=root)
 
 
-def _message(row: MessageRow, number: int, to: str, kind: str, body: str, **fields: Any) -> Message:
-    sender = fields.pop("sender")
-    return Message.model_validate(
-        {
-            "message_id": str(uuid.uuid5(_NAMESPACE, f"{row.recipient}/{row.message_id}/{number}")),
-            "from": sender,
-            "from_verified": True,
-            "to": to,
-            "kind": kind,
-            "priority": row.priority,
-            "body": body,
-            "content_type": XML_CONTENT,
-            "in_reply_to": row.message_id,
-            **fields,
-        }
-    )
+def _message(
+    row: MessageRow, number: int, sender: str, to: str, kind: str, body: str, **place: str | None
+) -> Message:
+    message_id = str(uuid.uuid5(_NAMESPACE, f"{row.recipient}/{row.message_id}/{number}"))
+    about = {"priority": row.priority, "in_reply_to": row.message_id}
+    return verified_message(message_id, sender, to, kind, body, XML_CONTENT, **about, **place)
 
 
 def place_of(hub: Hub, thread: str) -> Place | None:

@@ -38,10 +38,10 @@ from connectors.gateway.web.policy import Action
 from connectors.reactor.xml_records import XML_CONTENT, XML_DOOR, answers_of
 from schemas.streams.mailboxes.message import (
     DEFAULT_REALM,
-    Message,
     MessageBodyRow,
     MessageRow,
     posting_record,
+    verified_message,
 )
 from schemas.streams.principal.principals import SYSTEM
 from schemas.streams.thread.threads import ThreadRow
@@ -73,20 +73,17 @@ def _add_start(routes: Routes, hub: Hub, leases: PumpLeases) -> None:
         released = await leases.release(body.pump, caller.principal)
         start = uuid.uuid4()
         boots = [
-            Message.model_validate(
-                {
-                    "message_id": str(uuid.uuid5(start, row.listener)),
-                    "from": SYSTEM,
-                    "from_verified": True,
-                    "to": row.listener,
-                    "kind": BOOT_TAG,
-                    "body": f'<boot xmlns="{row.namespace}"></boot>' if row.namespace else "<boot></boot>",
-                    "content_type": XML_CONTENT,
-                    "thread": child_thread(hub.keyring, ROOT_THREAD, SYSTEM, row.listener),
-                    "parent_thread": ROOT_THREAD,
-                    "root_thread": ROOT_THREAD,
-                    "on_behalf_of": SYSTEM,
-                }
+            verified_message(
+                str(uuid.uuid5(start, row.listener)),
+                SYSTEM,
+                row.listener,
+                BOOT_TAG,
+                f'<boot xmlns="{row.namespace}"></boot>' if row.namespace else "<boot></boot>",
+                XML_CONTENT,
+                thread=child_thread(hub.keyring, ROOT_THREAD, SYSTEM, row.listener),
+                parent_thread=ROOT_THREAD,
+                root_thread=ROOT_THREAD,
+                on_behalf_of=SYSTEM,
             )
             for row in hub.listeners.of_tag(BOOT_TAG)
         ]

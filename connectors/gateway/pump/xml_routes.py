@@ -32,7 +32,7 @@ from connectors.xml_payloads.huh import huh
 from connectors.xml_wire.envelope import OpenedMessage, open_document
 from connectors.xml_wire.faults import Faulty, XmlLimits, XmlRefused
 from schemas.streams.mailboxes.mailbox_fold import CLOSED
-from schemas.streams.mailboxes.message import REPAIRS_MOST, Message, posting_record
+from schemas.streams.mailboxes.message import REPAIRS_MOST, Message, posting_record, verified_message
 from schemas.streams.principal.principals import ACTIVE
 from schemas.wire.verdicts import ACCEPTED, DUPLICATE, MALFORMED, TOO_LARGE
 
@@ -143,30 +143,24 @@ def _addressed(hub: Hub, sender: str, opened: OpenedMessage, body: bytes, reques
     if len(opened.notes) > (opened.claimed_sender is not None):
         original = base64.b64encode(body).decode("ascii")
         repaired = {"repairs": [note[:500] for note in opened.notes[:REPAIRS_MOST]], "original": original}
-    common = {
-        "from": sender,
-        "from_verified": True,
-        "kind": opened.root_tag,
-        "body": opened.payload.decode("utf-8"),
-        "content_type": XML_CONTENT,
-        "broadcast_id": request_id if opened.to is None else None,
-        **repaired,
-    }
+    tag, payload = opened.root_tag, opened.payload.decode("utf-8")
     found = []
     for name in names:
-        place: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "thread": child_thread(hub.keyring, thread, sender, name),
             "parent_thread": thread,
             "root_thread": thread,
             "on_behalf_of": sender,
+            "broadcast_id": request_id if opened.to is None else None,
+            **repaired,
         }
         if known is not None:
-            place |= {"root_thread": known.root_thread, "on_behalf_of": known.on_behalf_of}
+            fields |= {"root_thread": known.root_thread, "on_behalf_of": known.on_behalf_of}
             if known.parent_thread is not None and name == known.asker:
                 # An answer to the asker, who knows the conversation by the parent thread.
-                place |= {"thread": known.parent_thread, "parent_thread": None}
+                fields |= {"thread": known.parent_thread, "parent_thread": None}
         message_id = str(uuid.uuid5(uuid.UUID(request_id), name))
-        found.append(Message.model_validate({"message_id": message_id, "to": name, **common, **place}))
+        found.append(verified_message(message_id, sender, name, tag, payload, XML_CONTENT, **fields))
     return found
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import uuid
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, TypedDict
 
 from fastapi import Depends, Header, Request
 
 from connectors.gateway.web.policy import Caller
+from connectors.gateway.web.refusals import DOOR
 from schemas.keys.sealing import Keyring
 from schemas.streams.principal.principals import token_hash
 
@@ -33,6 +34,13 @@ def request_uuid(requester: str, key: str | None) -> uuid.UUID:
     return uuid.uuid4() if key is None else uuid.uuid5(uuid.uuid5(NAMESPACE, requester), key)
 
 
+class Origin(TypedDict):
+    """The origin of a record: the door, and the principal at the door."""
+
+    door: str
+    principal: str
+
+
 @dataclass(frozen=True)
 class Write:
     """A request that changes something.
@@ -51,6 +59,11 @@ class Write:
     def principal(self) -> str:
         """The name of the caller."""
         return self.caller.principal
+
+    @property
+    def origin(self) -> Origin:
+        """The door and the principal of the records that the request makes."""
+        return {"door": DOOR, "principal": self.principal}
 
     @property
     def request_id(self) -> str:

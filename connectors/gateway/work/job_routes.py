@@ -12,7 +12,7 @@ from fastapi import Path, Query, Request, Response
 from connectors.gateway.rules.owners import owner_in, session_of_job
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Routes
-from connectors.gateway.web.answers import json_answer, newest_rows, not_found, row_as_json
+from connectors.gateway.web.answers import existing, json_answer, newest_rows, row_as_json
 from connectors.gateway.web.idempotency import RequestCaller, WriteRequest
 from connectors.gateway.web.models import (
     JOB_ID_PATTERN,
@@ -30,7 +30,6 @@ from connectors.gateway.web.models import (
     RotationRequest,
 )
 from connectors.gateway.web.policy import Action, Caller, decide
-from connectors.gateway.web.refusals import DOOR
 from connectors.gateway.work.broker_overlays import BrokerOverlays, opened_overlay
 from connectors.gateway.work.registration import grant_of, register
 from connectors.gateway.work.secret_rotation import rotate_secret
@@ -92,8 +91,7 @@ def _add_changes_by_registrars(routes: Routes, hub: Hub) -> None:
             job_id,
             reason="" if body is None else body.reason,
             request_id=write.request_id,
-            door=DOOR,
-            principal=write.principal,
+            **write.origin,
         )
         return changed(job_id, await hub.appender.settle_accepted(record))
 
@@ -128,9 +126,7 @@ def _add_reads(routes: Routes, hub: Hub) -> None:
     @routes.get(f"{JOBS}/{{job_id}}", Action.JOB_READ, JobShownAnswer, session_of_job(hub))
     async def show_job(caller: RequestCaller, job_id: JobPath) -> Response:
         """Show one job with its broker settings. Only the operator sees the password, sealed."""
-        row = hub.live_view.get(JobRow, job_id)
-        if row is None:
-            raise not_found("no job with this id")
+        row = existing(hub.live_view.get(JobRow, job_id), "no job with this id")
         return json_answer({**row_as_json(row), "broker": _overlay_for(caller, hub, job_id)})
 
     @routes.get("/api/hub/brokers", Action.BROKERS_READ, BrokersAnswer)

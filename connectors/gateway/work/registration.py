@@ -9,7 +9,6 @@ from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import BUSY, refuse_rejected, unavailable
 from connectors.gateway.web.idempotency import Write
 from connectors.gateway.web.models import JobRequest
-from connectors.gateway.web.refusals import DOOR
 from connectors.gateway.work.broker_overlays import sealed_overlay
 from connectors.live.settled_feed import SettledRecord
 from schemas.errors import TrunklineError
@@ -56,8 +55,7 @@ async def register(hub: Hub, write: Write, wanted: JobRequest) -> tuple[str, str
             broker=None if wanted.broker is None else sealed_overlay(wanted.broker, keyring),
             request_id=write.request_id,
             notify=wanted.notify,
-            door=DOOR,
-            principal=write.principal,
+            **write.origin,
         )
         settled = await hub.appender.settle(record)
         if settled.verdict == REJECTED and settled.reason == SEQ_CONFLICT and row is None:

@@ -8,7 +8,6 @@ from typing import Any
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.answers import ApiError, iso_moment
 from connectors.gateway.web.idempotency import Write, url_safe
-from connectors.gateway.web.refusals import DOOR
 from connectors.gateway.work.registration import grant_of
 from connectors.live.settled_feed import SettledRecord
 from schemas.keys.mqtt_password import job_user
@@ -37,8 +36,7 @@ async def rotate_secret(
         overlap_s * 1000,
         keyring,
         request_id=write.request_id,
-        door=DOOR,
-        principal=write.principal,
+        **write.origin,
     )
     settled = await hub.appender.settle_accepted(record)
     grant = grant_of(hub, job_id)

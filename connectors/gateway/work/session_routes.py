@@ -10,7 +10,7 @@ from fastapi import Path, Query, Response
 from connectors.gateway.rules.owners import owner_in
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Routes
-from connectors.gateway.web.answers import json_answer, newest_rows, not_found, row_as_json
+from connectors.gateway.web.answers import existing, json_answer, newest_rows, row_as_json
 from connectors.gateway.web.idempotency import Write, WriteRequest
 from connectors.gateway.web.models import (
     NAME_PATTERN,
@@ -22,7 +22,6 @@ from connectors.gateway.web.models import (
     StopRequest,
 )
 from connectors.gateway.web.policy import Action
-from connectors.gateway.web.refusals import DOOR
 from connectors.live.live_view import LiveView
 from schemas.streams.session.session_registry import (
     SessionCreation,
@@ -49,8 +48,7 @@ def _add_changes(routes: Routes, hub: Hub) -> None:
     async def change(
         write: Write, body: SessionCreation | SessionStop | SessionResumption, status: int = 200
     ) -> Response:
-        record = session_record(body, door=DOOR, principal=write.principal)
-        settled = await hub.appender.settle_accepted(record)
+        settled = await hub.appender.settle_accepted(session_record(body, **write.origin))
         row = hub.live_view.get(SessionRow, body.session)
         return json_answer(None if row is None else row_as_json(row), status, settled.verdict)
 
@@ -83,9 +81,7 @@ def _add_reads(routes: Routes, live_view: LiveView) -> None:
     @routes.get(f"{SESSIONS}/{{name}}", Action.SESSION_READ, SessionAnswer)
     async def show_session(name: SessionPath) -> Response:
         """Show one session."""
-        row = live_view.get(SessionRow, name)
-        if row is None:
-            raise not_found("no session with this name")
+        row = existing(live_view.get(SessionRow, name), "no session with this name")
         return json_answer(row_as_json(row))
 
 

@@ -9,9 +9,8 @@ from typing import Final, NamedTuple
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.task_credentials import task_token
 from connectors.gateway.services.task_keeper import container_of
-from connectors.gateway.web.answers import ApiError, not_found
+from connectors.gateway.web.answers import ApiError, existing
 from connectors.gateway.web.idempotency import Write
-from connectors.gateway.web.refusals import DOOR
 from schemas.fold import life_cycles as states
 from schemas.streams.container.container_registry import MONITORING, ContainerRow
 from schemas.streams.principal.principals import token_hash
@@ -74,8 +73,7 @@ async def start_task(
         session_name=container_of(task_id) if known is None else known.session_name,
         image=image,
     )
-    record = task_record(start, door=DOOR, principal=write.principal)
-    settled = await hub.appender.settle_accepted(record)
+    settled = await hub.appender.settle_accepted(task_record(start, **write.origin))
     row = await _launched(hub, task_id)
     error = None
     if row.status == FAILED:
@@ -88,9 +86,7 @@ async def start_task(
 async def _launched(hub: Hub, task_id: str) -> TaskRow:
     deadline = time.monotonic() + hub.settings.gateway.launch_timeout_s
     while True:
-        row = hub.live_view.get(TaskRow, task_id)
-        if row is None:
-            raise not_found("no task with this id")
+        row = existing(hub.live_view.get(TaskRow, task_id), "no task with this id")
         container = hub.live_view.get(ContainerRow, container_of(task_id))
         runs = container is not None and container.state in (states.RUNNING, MONITORING)
         if runs or row.status in TASK_TERMINAL or time.monotonic() > deadline:

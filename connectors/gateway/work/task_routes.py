@@ -28,6 +28,7 @@ from connectors.gateway.services.mailboxes import token_mailbox
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import (
     check_task_text,
+    existing,
     json_answer,
     newest_rows,
     not_found,
@@ -36,7 +37,6 @@ from connectors.gateway.web.answers import (
 from connectors.gateway.web.idempotency import Write, WriteRequest, request_uuid
 from connectors.gateway.web.models import NAME_PATTERN
 from connectors.gateway.web.policy import Action
-from connectors.gateway.web.refusals import DOOR
 from connectors.gateway.work.task_launch import start_task
 from connectors.live.live_view import LiveView
 from schemas.streams.agents.agent_registry import DEFINED, AgentRow
@@ -130,7 +130,7 @@ def _add_endings(routes: Routes, hub: Hub) -> None:
         return str(request_uuid(write.principal, write.key))
 
     async def end(write: Write, body: TaskCompletion | TaskFailure | TaskCancellation) -> Response:
-        settled = await hub.appender.settle_accepted(task_record(body, door=DOOR, principal=write.principal))
+        settled = await hub.appender.settle_accepted(task_record(body, **write.origin))
         row = hub.live_view.get(TaskRow, body.task_id)
         return json_answer(None if row is None else _task_as_json(row), verdict=settled.verdict)
 
@@ -170,9 +170,7 @@ def _add_task_reads(routes: Routes, hub: Hub) -> None:
     @routes.get(f"{TASKS}/{{task_id}}", Action.TASK_READ, TaskAnswer, owner_of_task_in_path(hub))
     async def show_task(task_id: TaskPath) -> Response:
         """Show one task."""
-        row = hub.live_view.get(TaskRow, task_id)
-        if row is None:
-            raise not_found("no task with this id")
+        row = existing(hub.live_view.get(TaskRow, task_id), "no task with this id")
         return json_answer(_task_as_json(row))
 
 
@@ -187,17 +185,14 @@ def _add_tokens(routes: Routes, hub: Hub) -> None:
         write: WriteRequest, token_id: TokenPath, body: TaskCancelRequest | None = None
     ) -> Response:
         """Revoke a token while its task goes on. Revoking it again changes nothing."""
-        row = hub.live_view.get(TokenRow, token_id)
-        if row is None:
-            raise not_found("no token with this id")
+        row = existing(hub.live_view.get(TokenRow, token_id), "no token with this id")
         revocation = TokenRevocation(
             task_id=row.task_id,
             token_id=token_id,
             request_id=write.request_id,
             reason="" if body is None else body.reason,
         )
-        record = task_record(revocation, door=DOOR, principal=write.principal)
-        settled = await hub.appender.settle_accepted(record)
+        settled = await hub.appender.settle_accepted(task_record(revocation, **write.origin))
         return json_answer(
             _token_as_json(hub.live_view.get(TokenRow, token_id) or row), verdict=settled.verdict
         )

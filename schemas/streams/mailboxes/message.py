@@ -9,7 +9,7 @@ A lease that has run out counts as none: what may happen to an unread message ma
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -196,3 +196,11 @@ def has_come(time: str, now_us: int) -> bool:
     # Up to nine digits after the point, so nanoseconds.
     fraction_ns = int(time[20:-1].ljust(9, "0"))
     return (whole.days * 86_400 + whole.seconds) * 10**9 + fraction_ns <= now_us * 1000
+
+
+def verified_message(
+    message_id: str, sender: str, recipient: str, kind: str, body: str, content_type: str, **fields: Any
+) -> Message:
+    """Return a message whose sender is authenticated. `fields`: further fields of `Message`, by their names."""
+    named = {"message_id": message_id, "from": sender, "from_verified": True, "to": recipient}
+    return Message.model_validate({**named, "kind": kind, "body": body, "content_type": content_type, **fields})
