@@ -1,4 +1,4 @@
 """The parts that the folds of all stream kinds share: outcomes, stream state and request memories.
 
-Pure, and below `schemas.streams`: it knows no kind of stream.
+This package does no input or output. It does not import `schemas.streams` and knows no kind of stream.
 """

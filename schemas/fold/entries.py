@@ -1,4 +1,4 @@
-"""A stream's entries: the small key-value store that is all a fold knows of the past."""
+"""The entries of a stream: the small key-value store with all that a fold knows of earlier records."""
 
 from __future__ import annotations
 
@@ -8,19 +8,24 @@ from heapq import merge
 from typing import Final
 
 Writes = dict[str, bytes | None]
-"""Entry key to its new bytes, None where the entry was deleted."""
-# Entries whose keys begin so may be many, and a fold asks for one by its key and never iterates over them: a
-# runner may keep them apart, and fetch one when it is asked for. They are not deleted.
+"""The changed entries: each key with its new bytes, or with `None` if the entry was deleted."""
+# A stream may have many entries with this prefix. A fold reads them by key, never iterates over them and never
+# deletes them. A runner may therefore store them separately and fetch each one when the fold reads it.
 APART: Final = "id/"
 
 
 class Entries:
-    """The entries of one stream, with what the record being settled wants to change kept apart.
+    """The entries of one stream, and the pending changes of the record that is being settled.
 
-    The fold calls get, put, delete and iterates. `settle` calls `keep` for an accepted record and `drop`
-    for any other, so only accepted records change anything. A runner calls `take_writes` when it
-    is time to store. Keys are short ASCII text, values are versioned bytes of the fold. `fetch` gives the
-    entries that are kept apart and are not in `stored`, which is copied.
+    A fold calls `get`, `put`, `delete` and `with_prefix`. `settle` then calls `keep` for an accepted record and
+    `drop` for any other, so only accepted records change a stream. A runner calls `take_writes` to get the
+    changes that it must store. Keys are short ASCII text; values are bytes that begin with a version. Not
+    thread-safe.
+
+    Args:
+        stored: the stored entries, which are copied. It may lack entries with the prefix `APART`.
+        fetch: returns a stored entry with the prefix `APART`, or `None` if there is none. It is called only for
+            such keys that are not in `stored`. `None` means that `stored` is complete.
     """
 
     __slots__ = ("_apart", "_fetch", "_keys", "_pending", "_stored", "_unsaved")
@@ -29,9 +34,9 @@ class Entries:
         self, stored: Mapping[str, bytes] | None = None, fetch: Callable[[str], bytes | None] | None = None
     ) -> None:
         self._stored: dict[str, bytes] = {}
-        # Thousands beside a handful: who goes through the others must not meet them.
+        # There may be thousands of these beside a few others, so `with_prefix` must not iterate over them.
         self._apart: dict[str, bytes] = {}
-        # The keys of _stored, sorted, from the first time that somebody goes through them.
+        # The sorted keys of _stored, or None until `with_prefix` needs them.
         self._keys: list[str] | None = None
         self._fetch = fetch
         self._pending: Writes = {}
@@ -40,13 +45,13 @@ class Entries:
             self.load(key, value)
 
     def load(self, key: str, value: bytes) -> None:
-        """Add an entry that is stored already: it is no change, and the stream has no such key yet."""
+        """Add a stored entry, which counts as no change. The stream must not have an entry with this key."""
         (self._apart if key.startswith(APART) else self._stored)[key] = value
         if self._keys is not None:
             self._keys = None
 
     def get(self, key: str) -> bytes | None:
-        """The entry's bytes, or None where there is none."""
+        """Return the bytes of an entry with the pending changes applied, or `None` if it does not exist."""
         if key in self._pending:
             return self._pending[key]
         if not key.startswith(APART):
@@ -57,17 +62,18 @@ class Entries:
         return found
 
     def put(self, key: str, value: bytes) -> None:
-        """Set an entry; it counts once the record is accepted."""
+        """Set an entry. The change is pending until the record is accepted."""
         self._pending[key] = value
 
     def delete(self, key: str) -> None:
-        """Remove an entry; it counts once the record is accepted."""
+        """Delete an entry. The change is pending until the record is accepted."""
         self._pending[key] = None
 
     def with_prefix(self, prefix: str) -> Iterator[str]:
-        """The keys that begin with `prefix`, sorted, as they stand now; none of those that are kept apart.
+        """Iterate over the keys with this prefix in sorted order, without keys that begin with `APART`.
 
-        Later changes of the same record do not show. The first of many costs no more than the first of few.
+        Pending changes made before the call are included; changes made during the iteration are not. Keys are
+        produced lazily, so reading only the first is cheap even if there are many.
         """
         if self._keys is None:
             self._keys = sorted(self._stored)
@@ -81,7 +87,7 @@ class Entries:
         )
 
     def keep(self) -> None:
-        """Make the pending changes part of the stream: its record was accepted."""
+        """Apply the pending changes, because their record was accepted."""
         for key, value in self._pending.items():
             if key.startswith(APART):
                 self._keep_one(self._apart, key, value)
@@ -100,7 +106,7 @@ class Entries:
             kept[key] = value
 
     def _note_key(self, keys: list[str], key: str, is_there: bool) -> None:
-        """Keep the sorted keys true. To be called before the entry itself changes."""
+        """Update the sorted keys. Must be called before the entry itself changes."""
         if is_there == (key in self._stored):
             return
         if is_there:
@@ -109,21 +115,21 @@ class Entries:
             del keys[bisect_left(keys, key)]
 
     def drop(self) -> None:
-        """Forget the pending changes: their record was not accepted."""
+        """Discard the pending changes, because their record was not accepted."""
         if self._pending:
             self._pending = {}
 
     def take_writes(self) -> Writes:
-        """What was kept since the last call, coalesced to one write a key."""
+        """Return the changes that were kept since the last call, with one write for each key."""
         writes, self._unsaved = self._unsaved, {}
         return writes
 
     def stored(self) -> dict[str, bytes]:
-        """All entries as they stand. It may be a view: do not change it."""
+        """Return all entries without the pending changes. The caller must not modify the result."""
         return {**self._stored, **self._apart} if self._apart else self._stored
 
     def copy(self) -> Entries:
-        """The same entries, to be changed without an effect on these. What was not taken is not copied."""
+        """Return an independent copy without the pending changes. Its `take_writes` starts empty."""
         return Entries(self.stored(), self._fetch)
 
 

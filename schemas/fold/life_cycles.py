@@ -1,7 +1,7 @@
-"""The words that the life cycles of several kinds of streams share, and the answer to a forbidden transition.
+"""The states that several kinds of streams share, and the rejection of a forbidden transition.
 
-Each kind declares its own states and transitions in its package. The declaration is a table from a state to the
-states that may follow it; a state that nothing may follow is terminal.
+Each kind declares its own states and transitions in its package: a table from each state to the states that may
+follow it. A state that no other state may follow is terminal.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ CANCELLED: Final = "cancelled"
 STOPPED: Final = "stopped"
 
 Transitions = Mapping[str, frozenset[str]]
-"""A state and the states that may follow it."""
+"""Each state with the states that may follow it."""
 
 
 def terminal_states(transitions: Transitions) -> frozenset[str]:
-    """Return the states that nothing may follow."""
+    """Return the states that no other state may follow."""
     return frozenset(state for state, followers in transitions.items() if not followers)
 
 
@@ -32,10 +32,13 @@ def wrong_state(transitions: Transitions, status: str, what: str, why: str | Non
     """Return the rejection of a record that the state `status` does not allow.
 
     Args:
-        transitions: the kind's table, which tells whether `status` is terminal.
+        transitions: the transitions of the stream's kind.
         status: the state of the stream before the record.
-        what: the thing that is in that state, such as `job`.
-        why: the explanation if the state is not terminal; by default it names the state.
+        what: the thing that is in that state, such as `job`; it appears in the explanation.
+        why: the explanation if the state is not terminal. `None` means an explanation that names the state.
+
+    Returns:
+        The reason `after_terminal` if `status` is terminal, else `illegal_transition`.
     """
     if not transitions[status]:
         return rejected(AFTER_TERMINAL, f"the {what} is {status}", status)

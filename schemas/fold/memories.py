@@ -1,4 +1,4 @@
-"""Bounded memories of what a stream has settled, so that a repeated request or seq is recognised."""
+"""Bounded memories of the requests and seqs that a stream has settled, so that repeats are recognised."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _DIGEST_BYTES: Final = 16
 
 
 class RequestMemory(msgspec.Struct, array_like=True, gc=False):
-    """The newest 256 requests: CloudEvents id (hashed) to content digest, oldest first.
+    """The newest 256 requests of a stream: the hash of each CloudEvents id with a content digest, oldest first.
 
-    A request older than 256 others is new again.
+    After 256 later requests a request is forgotten, and counts as new if it is sent again.
     """
 
     digests: dict[bytes, bytes] = {}
 
     def seen(self, ce_id: str, body: dict[str, Any]) -> Literal["new", "same", "other"]:
-        """Return whether this id was settled, with this content or with another."""
+        """Return `new` for an unknown id, `same` if it was settled with this content, else `other`."""
         known = self.digests.get(_digest(ce_id.encode("utf-8")))
         if known is None:
             return "new"
@@ -38,25 +38,35 @@ class RequestMemory(msgspec.Struct, array_like=True, gc=False):
         status: str | None,
         why: str = "this request id was used with other content",
     ) -> Outcome | None:
-        """Return the outcome of a request whose id was settled before, `None` for a new one."""
+        """Return the outcome of a request whose id was settled before, or `None` for a new one.
+
+        Args:
+            ce_id: the CloudEvents id of the request's record.
+            body: the decoded body of the record.
+            status: the status of the stream, for the outcome.
+            why: the explanation of the rejection if the content differs.
+        """
         seen = self.seen(ce_id, body)
         if seen == "new":
             return None
         return duplicate(status) if seen == "same" else rejected(SEQ_CONFLICT, why, status)
 
     def add(self, ce_id: str, body: dict[str, Any]) -> None:
-        """Note a request that `seen` called new."""
+        """Remember a request for which `seen` returned `new`."""
         self.digests[_digest(ce_id.encode("utf-8"))] = content_digest(body)
         if len(self.digests) > REQUESTS_KEPT:
             del self.digests[next(iter(self.digests))]
 
 
 class SeqMemory(msgspec.Struct, array_like=True, gc=False):
-    """The settled seqs of one sender (JE-07): all up to `floor`, and the digests of the newest 256.
+    """The settled seqs of one sender (JE-07).
 
-    `digests` (16 bytes each) tell contents apart. Once there are 256, a seq below all of them and above the
-    floor is too old. Nothing tells whether it was settled, and if it were accepted now, nothing could recognise
-    the same event when it is sent again.
+    Attributes:
+        floor: all seqs up to this one are settled.
+        last: the highest settled seq.
+        digests: the 256 highest settled seqs, each with a 16-byte digest of its content. Once there are 256, a
+            seq below all of them and above `floor` is too old: the memory cannot tell whether it was settled,
+            and could not recognise a repeat if it were accepted now.
     """
 
     floor: int = 0
@@ -64,18 +74,18 @@ class SeqMemory(msgspec.Struct, array_like=True, gc=False):
     digests: dict[int, bytes] = {}
 
     def seen(self, seq: int, digest: bytes) -> Literal["new", "same", "other", "too_old"]:
-        """Return whether `seq` was settled, with this content or with another, or is too old to tell."""
+        """Return `new`, `same`, `other` (settled with other content) or `too_old` for a seq and its digest."""
         if seq > self.last:
             return "new"
         known = self.digests.get(seq)
         if known is not None:
             return "same" if known == digest else "other"
         if seq <= self.floor:
-            return "same"  # settled, its content forgotten: it changes nothing either way
+            return "same"  # settled; its content is forgotten, but a repeat has no effect anyway
         return "too_old" if len(self.digests) >= DIGESTS_KEPT and seq < min(self.digests) else "new"
 
     def repeated(self, seq: int, digest: bytes, status: str) -> Outcome | None:
-        """Return the outcome of a seq that was settled before or is too old, `None` for a new one."""
+        """Return the outcome of a seq that was settled before or is too old, or `None` for a new one."""
         seen = self.seen(seq, digest)
         if seen == "new":
             return None
@@ -86,7 +96,7 @@ class SeqMemory(msgspec.Struct, array_like=True, gc=False):
         return rejected(TOO_LATE, "too far behind the newest seqs to tell whether it was settled", status)
 
     def add(self, seq: int, digest: bytes) -> None:
-        """Note a seq that `seen` called new as settled."""
+        """Remember a seq for which `seen` returned `new`."""
         self.digests[seq] = digest
         if len(self.digests) > DIGESTS_KEPT:
             del self.digests[min(self.digests)]
@@ -96,7 +106,7 @@ class SeqMemory(msgspec.Struct, array_like=True, gc=False):
 
 
 def content_digest(body: dict[str, Any]) -> bytes:
-    """Return 16 bytes that tell this content from any other."""
+    """Return a 16-byte digest of the canonical JSON of `body`."""
     return _digest(canonical(body))
 
 

@@ -1,4 +1,4 @@
-"""What the fold says of one record, and the registry rows it changes."""
+"""The result of the fold for one record: its verdict, and the rows of views that it changes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from schemas.fold.view_rows import Row
 from schemas.wire.record import Envelope
 from schemas.wire.verdicts import ACCEPTED, DUPLICATE, REJECTED, Verdict
 
-# 7: a header's name ends at its first NUL.
+# Incremented when the rules change so that a record could get another verdict, entry or row.
 FOLD_VERSION: Final = 8
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
-    """One row of one view after this record; `row` None removes it."""
+    """One row of one view as it is after the record. `row` is `None` if the record removes the row."""
 
     view: str
     key: str
@@ -23,7 +23,7 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
 
 class AppliedChange(msgspec.Struct, frozen=True, gc=False):
-    """A change and the offset of the record that made it: what the ledger keeps and a view table shows."""
+    """A change with the offset of the record that made it, as the ledger and the view tables store it."""
 
     view: str
     key: str
@@ -32,10 +32,22 @@ class AppliedChange(msgspec.Struct, frozen=True, gc=False):
 
 
 class Settled(msgspec.Struct, frozen=True, gc=False):
-    """The fold's answer. `why` explains a rejection in a few words and quotes nothing of the input.
+    """The result of `settle` for one record.
 
-    `late`: accepted, but a later seq was settled before it. `masked` names what must not be shown
-    (`detail`, `data.auth_token`, or `value` as a whole); `shown` are then the bytes to show instead.
+    Attributes:
+        verdict: whether the record is accepted, a duplicate or rejected.
+        stream_kind: the kind of the record's stream.
+        stream_id: the name of the record's stream.
+        reason: the reason of a rejection, a word of `schemas.wire.verdicts`.
+        why: an explanation of the rejection in a few words. It quotes nothing of the input.
+        late: whether the record is accepted although a higher seq was settled before it.
+        changes: the rows of views that the record changes.
+        status_after: the status of the stream after the record, or `None` if it has none.
+        seq: the `seq` of the body, if it is an integer.
+        sent_at: the `timestamp` of the body, if it is a valid time.
+        masked: the part that must not be shown (`detail`, `data.auth_token` or `value` as a whole), or `None`.
+        shown: the bytes to show instead of the value if `masked` is set.
+        envelope: the headers of the record, or `None` if they are invalid.
     """
 
     verdict: Verdict
@@ -54,7 +66,7 @@ class Settled(msgspec.Struct, frozen=True, gc=False):
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """What a stream's own fold decides; `settle` makes a `Settled` of it."""
+    """The decision of the fold of one kind. `settle` turns it into a `Settled`."""
 
     verdict: Verdict
     reason: str | None = None
@@ -65,15 +77,15 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
 
 
 def accepted(status: str | None, changes: tuple[Change, ...] = (), *, late: bool = False) -> Outcome:
-    """The record counts; `status` is the stream's after it."""
+    """Return the outcome of an accepted record. `status` is the status of the stream after it."""
     return Outcome(ACCEPTED, late=late, changes=changes, status_after=status)
 
 
 def duplicate(status: str | None) -> Outcome:
-    """The record was settled before with the same content; nothing changes."""
+    """Return the outcome of a record that was settled before with the same content. It changes nothing."""
     return Outcome(DUPLICATE, status_after=status)
 
 
 def rejected(reason: str, why: str, status: str | None = None) -> Outcome:
-    """The record does not count, for `reason`; `why` says it in words."""
+    """Return the outcome of a rejected record. `why` explains `reason` and must not quote the input."""
     return Outcome(REJECTED, reason, why, status_after=status)

@@ -1,7 +1,7 @@
 """A kind of stream, and the input of its fold.
 
-`schemas.streams.kinds` lists all kinds. The checks of a record's form, the views and the docs follow from that
-list.
+`schemas.streams.kinds` lists all kinds. The checks of a record's form, the views and the reference
+documentation are derived from that list.
 """
 
 from __future__ import annotations
@@ -20,11 +20,18 @@ from schemas.wire.record import Envelope, Record
 
 
 class FoldInput(msgspec.Struct, frozen=True, gc=False):
-    """A record whose form was checked, and everything that the fold of its stream may look at.
+    """The input of the fold of a kind: a record whose body passed its check, and the state of its stream.
 
-    `name` is the stream's name without its kind; `entries` is the stream's state. `plain`: the body is
-    canonical and free of floats, so `canonical_plain` writes the same bytes. `masked`: the body carries a token
-    or an unsafe `detail`, which must not reach a view.
+    Attributes:
+        record: the record as it was read from Kafka.
+        envelope: the headers of the record.
+        name: the name of the stream, without its kind.
+        body: the decoded body.
+        entries: the state of the stream.
+        keyring: the master keys that open sealed secrets.
+        plain: whether the body is canonical JSON without floats, so that `canonical_plain` writes the same
+            bytes.
+        masked: whether the body contains a token or an unsafe `detail`, which must not reach a view.
     """
 
     record: Record
@@ -48,7 +55,7 @@ class FoldInput(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def sender(self) -> str:
-        """The door and the principal that sent the record, joined by a slash."""
+        """The door and the principal that sent the record, as `<door>/<principal>`."""
         return f"{self.envelope.door}/{self.envelope.principal}"
 
 

@@ -1,4 +1,4 @@
-"""The base of the rows of all views. The fold makes the rows; each kind of stream declares its own.
+"""The base class of the rows of all views. Each kind of stream declares its rows, and its fold makes them.
 
 A `Moment` is Kafka's append time in microseconds since 1970 UTC.
 """

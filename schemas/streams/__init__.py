@@ -1,4 +1,5 @@
 """One package per kind of stream, and the fold that dispatches to them.
 
-Pure: imports no socket, no Kafka or Delta library. A kind does not import this package's modules.
+These packages do no input or output and import no Kafka or Delta library. A kind does not import `fold` or
+`kinds`.
 """

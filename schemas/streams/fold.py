@@ -1,7 +1,8 @@
-"""The fold: what one record does to its stream. Pure, never raising, the same on every runner.
+"""The fold: the pure function that decides the verdict on a record and its effect on its stream.
 
 `settle` checks a record in this order: `too_large`, `malformed`, `schema_version`, `malformed` again, then the
-rules of the stream's kind. The fold reads no clock, no file and no network. Its time is the record's.
+rules of the stream's kind. The fold reads no clock, no file and no network. Its only time is the time at which
+Kafka appended the record, so Spark and the gateway always get the same result.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from schemas.wire.verdicts import (
 )
 from schemas.wire.wire_body import body_fault
 
-# A record without a usable key belongs to no stream. The views show it under this one.
+# A record without a valid key belongs to no stream. It is shown as if it belonged to this one.
 UNKEYED: Final = (REFUSED, "kafka")
-# Stands for every kind that `KINDS` does not have.
+# Used for each kind that is not in `KINDS`.
 _UNKNOWN_KIND: Final = StreamKind(
     name="",
     models={},
@@ -46,14 +47,18 @@ _UNKNOWN_KIND: Final = StreamKind(
 
 
 def settle(record: Record, entries: Entries, keyring: Keyring) -> Settled:
-    """Return what `record` does to its stream, whose past is in `entries`.
+    """Return the verdict on `record` and its effect on the views, and update the state of its stream.
 
-    Changes of entries are kept for an accepted record and dropped for any other. Never raises: an error in the
-    fold's own code is the verdict `fold_failed`.
+    Never raises: an error in the fold's own code becomes a rejection with the reason `fold_failed`.
+
+    Args:
+        record: the record to settle.
+        entries: the state of the record's stream. Changes are kept if the record is accepted, else discarded.
+        keyring: the master keys that open the sealed secrets of jobs and agents.
     """
     try:
         settled = _settle(record, entries, keyring)
-    except Exception as error:  # noqa: BLE001  a bug must cost one record, not the stream
+    except Exception as error:  # noqa: BLE001  a bug must affect one record, not its stream
         kind, name = parse_stream_key(record.key) or UNKEYED
         masked, shown = mask_opaque(record.value)
         settled = Settled(REJECTED, kind, name, FOLD_FAILED, type(error).__name__, masked=masked, shown=shown)
@@ -111,7 +116,7 @@ def _settle_body(
             FoldInput(record, envelope, name, body, entries, keyring, plain, is_masked)
         )
     seq, sent_at = body.get("seq"), body.get("timestamp")
-    # A record that is not rejected passed its model, which checked the time.
+    # If the record is not rejected, its model has already checked the time.
     is_time = type(sent_at) is str and (outcome.verdict != REJECTED or is_utc_timestamp(sent_at))
     return Settled(
         outcome.verdict,

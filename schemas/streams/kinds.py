@@ -1,6 +1,6 @@
-"""All kinds of streams, and what follows from them: record types, views and their order.
+"""All kinds of streams, and the record types and views that are derived from them.
 
-A new kind is one package beside these and one entry in `KINDS`.
+To add a kind, add a package in this folder and an entry in `KINDS`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ KINDS: Final[dict[str, StreamKind]] = {
 RECORD_TYPES: Final = tuple(record_type for kind in KINDS.values() for record_type in kind.models)
 
 STREAM_ENTRIES: Final = "stream_entries"
-# In the order in which a micro-batch writes them; `stream_entries` comes last and says how far all are.
+# In the order in which a micro-batch writes them. `stream_entries` is written last and records the progress.
 VIEWS: Final[dict[str, type[Row]]] = {
     row_type.VIEW: row_type
     for row_types in (

@@ -1,1 +1,1 @@
-"""The agent stream: definitions, participants with keys, and agents that are reached over MQTT."""
+"""The agent stream: definitions, participants with keys, and agents that take part over MQTT."""

@@ -1,7 +1,8 @@
-"""The fold of definitions in `agent/<name>` (HH-01): what an agent is, by its newest definition. The rest of
-that stream is in `participant_fold`.
+"""The fold of agent definitions in the stream `agent/<name>` (HH-01). The newest definition counts.
 
-One entry, `agent`. An agent that was removed keeps it, and may be defined again.
+`settle_agent` passes the other records of that stream to `participant_fold` and `mqtt_agent_fold`.
+
+The state is one entry, `agent`. It remains after the agent is removed, and the agent may be defined again.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _AGENT: Final = "agent"
 
 
 class AgentEntry(msgspec.Struct, array_like=True, gc=False):
-    """All that is known of an agent; the fields of its row, and the records that were settled."""
+    """The state of a definition: the fields of its row, and the requests that were settled."""
 
     version: int
     image: str
@@ -46,7 +47,7 @@ class AgentEntry(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def status(self) -> str:
-        """What the row says of it."""
+        """The status in the agent's row."""
         return DEFINED if self.removed_at is None else REMOVED
 
 
@@ -55,7 +56,7 @@ _decode: Final = msgspec.msgpack.Decoder(AgentEntry).decode
 
 
 def settle_agent(given: FoldInput) -> Outcome:
-    """Settle one record of an agent's stream, by its record type."""
+    """Return the outcome of one record of an agent's stream."""
     if given.type in PARTICIPANT_MODELS:
         return settle_participant(given)
     if given.type in MQTT_AGENT_MODELS:
@@ -73,7 +74,7 @@ def _settle_definition(given: FoldInput) -> Outcome:
     else:
         if _says_what_is_known(given, known):
             return duplicate(known.status)
-        # A record that arrives late, after another has changed the definition, must not restore it.
+        # A record that is sent again after a later one changed the definition must not restore the old one.
         repeated = known.requests.repeated(
             ce_id, given.body, known.status, "this id was used with other content"
         )

@@ -1,4 +1,4 @@
-"""The records about agents (HH-01): wire models and how a door makes the records."""
+"""The records about agent definitions (HH-01): wire models, and functions that build the records."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ REGISTRY_AGENTS: Final = "registry_agents"
 
 DESCRIPTION_LIMIT: Final = 4000
 
-# What an agent's row says of it.
+# The values of an agent's status.
 DEFINED: Final = "defined"
 REMOVED: Final = "removed"
 
 
 class AgentRow(Row, frozen=True, gc=False):
-    """A row of `registry_agents`: a definition out of `conf/agents/`, or that there is none any more."""
+    """A row of `registry_agents`: a definition from `conf/agents/`, which may have been removed since."""
 
     VIEW: ClassVar = REGISTRY_AGENTS
     KEY: ClassVar = ("agent_name",)
@@ -52,7 +52,7 @@ class _AgentBody(WireBody):
 
 
 class AgentDefined(_AgentBody):
-    """Body of `agent.defined`: what the agent is from now on. What an `image` is, the launcher knows."""
+    """Body of `agent.defined`: the agent's new definition. The meaning of `image` depends on the launcher."""
 
     image: Image
     description: Annotated[Printable, Field(max_length=DESCRIPTION_LIMIT)]
@@ -61,16 +61,20 @@ class AgentDefined(_AgentBody):
 
 
 class AgentRemoved(_AgentBody):
-    """Body of `agent.removed`: there is no definition any more."""
+    """Body of `agent.removed`: the agent's definition was removed."""
 
 
 AGENT_MODELS: Final[dict[str, type[_AgentBody]]] = {AGENT_DEFINED: AgentDefined, AGENT_REMOVED: AgentRemoved}
 
 
 def change_cause(row: AgentRow | None) -> str:
-    """The `cause` for a record that changes what `row` says: when that was said. None: nothing is known yet.
+    """Return the `cause` of a record that changes the definition in `row`: the time of the last change.
 
-    The content of the definition before would not do: A, B, A, B has B twice after A.
+    The time distinguishes the second B in the sequence of definitions A, B, A, B from the first one. The
+    content of the definition before it would not.
+
+    Args:
+        row: the agent's current row, or `None` if the agent was never defined.
     """
     if row is None:
         return ""
@@ -78,14 +82,24 @@ def change_cause(row: AgentRow | None) -> str:
 
 
 def definition_record(body: AgentDefined, *, cause: str, door: str, principal: str) -> OutgoingRecord:
-    """The record that defines an agent. `cause` (`change_cause`) tells a definition that is made again after
-    another from one that is sent again.
+    """Return the record that defines an agent.
+
+    Args:
+        body: the definition.
+        cause: the result of `change_cause`. It gives a definition that returns after another one a new id,
+            while a definition that is sent again keeps its id.
+        door: the door that appends the record.
+        principal: the principal that defines the agent.
     """
     return _record(AGENT_DEFINED, body, cause, door, principal)
 
 
 def removal_record(agent_name: str, *, cause: str, door: str, principal: str) -> OutgoingRecord:
-    """The record that removes an agent's definition. Raises pydantic.ValidationError for what is no name."""
+    """Return the record that removes an agent's definition.
+
+    Raises:
+        pydantic.ValidationError: `agent_name` is not a valid name.
+    """
     return _record(AGENT_REMOVED, AgentRemoved(agent_name=agent_name), cause, door, principal)
 
 

@@ -1,9 +1,7 @@
-"""Signatures of agents' requests (AM-02): RSA over timestamp and body.
+"""Signatures of agents' requests (AM-02): RSASSA-PKCS1-v1_5 with SHA-256 over timestamp and body (RFC 8017).
 
-Test vectors are in docs/how-to/sign_agent_requests.md.
-
-What comes from outside is never believed to be a key, a signature or a timestamp: `verify` answers False for
-all that is none, and never raises.
+Test vectors are in docs/how-to/sign_agent_requests.md. Keys, signatures and timestamps come from clients, so
+`verify` returns `False` for invalid ones and never raises.
 """
 
 from __future__ import annotations
@@ -22,19 +20,19 @@ from schemas.streams.agents.participants import key_id_of
 AGENT_HEADER: Final = "X-Agent-ID"
 TIMESTAMP_HEADER: Final = "X-Timestamp"
 SIGNATURE_HEADER: Final = "X-Signature"
-# How far a request's timestamp may be from the clock of who checks it.
+# How far a request's timestamp may be from the server's clock, in either direction.
 WINDOW_S: Final = 300
 # A smaller modulus is weak; a larger one, like a large exponent, makes each check slow.
 KEY_BITS: Final = (2048, 8192)
 _EXPONENTS: Final = (65537, 2**64)
 _PEM_LIMIT: Final = 16384
 _SIGNATURE_LIMIT: Final = 4 * -(-KEY_BITS[1] // 8 // 3) + 4
-# A fraction is allowed: some clients' clocks give one. ASCII digits alone: Python knows many others.
+# Some clients send a fraction. `\d` would also match digits that are not ASCII.
 _TIMESTAMP: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
 
 
 def new_key_pair() -> tuple[bytes, str]:
-    """A new pair of 2048 bits: the private key as PEM (PKCS#8, not encrypted), the public one as PEM (SPKI)."""
+    """Return a new 2048-bit key pair in PEM: the private (PKCS#8, unencrypted) and the public key (SPKI)."""
     private_key = rsa.generate_private_key(public_exponent=_EXPONENTS[0], key_size=KEY_BITS[0])
     pem = private_key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -43,7 +41,11 @@ def new_key_pair() -> tuple[bytes, str]:
 
 
 def load_private_key(pem: bytes) -> rsa.RSAPrivateKey:
-    """The private key in a PEM. Raises ValueError, without showing what it holds, for any other content."""
+    """Return the private key in a PEM.
+
+    Raises:
+        ValueError: the PEM has no unencrypted RSA key with allowed numbers. The message quotes none of it.
+    """
     try:
         key = serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -55,24 +57,35 @@ def load_private_key(pem: bytes) -> rsa.RSAPrivateKey:
 
 
 def public_pem(private_key: rsa.RSAPrivateKey) -> str:
-    """The public half of a private key, as it is registered."""
+    """Return the public half of a private key as PEM (SPKI), the form in which keys are registered."""
     return _pem(private_key.public_key())
 
 
 def checked_public_key(pem: str) -> str:
-    """A public key as PEM (SPKI), always the same text for the same key. Raises ValueError for what is no RSA
-    key of 2048 to 8192 bits with an odd exponent of at least 65537 and at most 64 bits.
+    """Return a public key as PEM (SPKI). Every notation of the same key gives the same text.
+
+    Raises:
+        ValueError: `pem` is no RSA key of 2048 to 8192 bits with an odd exponent of at least 65537 and at most
+            64 bits.
     """
     return _pem(_public_key(pem))
 
 
 def key_id(public_key_pem: str) -> str:
-    """The name of a key: the first 16 hex digits of the SHA-256 of its DER (SPKI). Raises ValueError."""
+    """Return the id of a public key: the first 16 hex digits of the SHA-256 of its DER form (SPKI).
+
+    Raises:
+        ValueError: as in `checked_public_key`.
+    """
     return key_id_of(checked_public_key(public_key_pem))
 
 
 def sign(private_key: rsa.RSAPrivateKey, timestamp: str, body: bytes) -> str:
-    """The signature over timestamp and body, in base64. Raises ValueError for what is no timestamp."""
+    """Return the signature over timestamp and body in base64.
+
+    Raises:
+        ValueError: `timestamp` is not a decimal number of seconds since 1970.
+    """
     if timestamp_seconds(timestamp) is None:
         raise ValueError("a timestamp is seconds since 1970 in decimal")
     signature = private_key.sign(timestamp.encode("ascii") + body, padding.PKCS1v15(), hashes.SHA256())
@@ -80,8 +93,9 @@ def sign(private_key: rsa.RSAPrivateKey, timestamp: str, body: bytes) -> str:
 
 
 def verify(public_key_pem: str, timestamp: str, body: bytes, signature: str) -> bool:
-    """Whether the signature is that key's over timestamp and body. Whether the time is near, and whether the
-    signature was seen before, is for the caller. Never raises.
+    """Return whether the signature over timestamp and body was made with that key. Never raises.
+
+    The caller must also check that the time is within `WINDOW_S` and that the signature was not used before.
     """
     given = signature_bytes(signature)
     if given is None or timestamp_seconds(timestamp) is None or not isinstance(body, bytes):
@@ -95,9 +109,10 @@ def verify(public_key_pem: str, timestamp: str, body: bytes, signature: str) -> 
 
 
 def signature_bytes(signature: str) -> bytes | None:
-    """What a signature's base64 says; None for what is not exactly the base64 of a signature's length.
+    """Return the bytes of a base64 signature, or `None` if the text or the length is invalid.
 
-    One notation alone: with two texts for the same bytes a replay could look like another request.
+    Only the canonical base64 form is valid. If two texts could mean the same bytes, a replayed request could
+    look like a new one.
     """
     if not isinstance(signature, str) or len(signature) > _SIGNATURE_LIMIT or not signature.isascii():
         return None
@@ -111,7 +126,7 @@ def signature_bytes(signature: str) -> bytes | None:
 
 
 def timestamp_seconds(timestamp: str) -> float | None:
-    """The seconds since 1970 that a timestamp says; None for what is none."""
+    """Return the seconds since 1970 UTC in a timestamp, or `None` if it is invalid."""
     if not isinstance(timestamp, str) or _TIMESTAMP.fullmatch(timestamp) is None:
         return None
     return float(timestamp)
@@ -123,7 +138,7 @@ def _public_key(pem: str) -> rsa.RSAPublicKey:
     try:
         key = serialization.load_pem_public_key(pem.encode("utf-8"))
     except (ValueError, UnsupportedAlgorithm):
-        # A lone surrogate is a ValueError, too.
+        # A text with a lone surrogate raises UnicodeEncodeError, which is a ValueError.
         raise ValueError("no public key in PEM") from None
     if not isinstance(key, rsa.RSAPublicKey):
         raise ValueError("not an RSA key")

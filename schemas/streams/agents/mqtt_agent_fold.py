@@ -1,8 +1,7 @@
-"""The fold of agents over MQTT (JE-26), in the stream `agent/<name>` beside the agent's definition and its
-keys.
+"""The fold of the MQTT records in the stream `agent/<name>` (JE-26).
 
-One entry, `mqtt`. Who was removed keeps it as a tombstone, and may be registered again: with another secret,
-and with seqs that begin anew.
+The state is one entry, `mqtt`. It remains after the agent is removed. The agent may then be registered again,
+with a new secret, and its seqs start again at 1.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _ENTRY: Final = "mqtt"
 
 
 class MqttAgentEntry(msgspec.Struct, array_like=True, gc=False):
-    """All that is known of an agent over MQTT: the fields of its row, its secret, and what was settled."""
+    """The state of an agent over MQTT: the fields of its row, its secret, and settled requests and seqs."""
 
     version: int
     sealed_secret: str
@@ -55,7 +54,7 @@ class MqttAgentEntry(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def status(self) -> str:
-        """What the row says of it."""
+        """The status in the agent's row."""
         return REGISTERED if self.removed_at is None else REMOVED
 
 
@@ -64,7 +63,7 @@ _decode: Final = msgspec.msgpack.Decoder(MqttAgentEntry).decode
 
 
 def settle_mqtt_agent(given: FoldInput) -> Outcome:
-    """Settle one record about an agent over MQTT."""
+    """Return the outcome of one record about an agent over MQTT."""
     raw = given.entries.get(_ENTRY)
     known = None if raw is None else _decode(raw)
     if given.type == AGENT_SAID:
@@ -106,7 +105,7 @@ def _said(given: FoldInput, known: MqttAgentEntry | None) -> Outcome:
     if carries_token(said):
         return rejected(SECRET_IN_EVENT, "data.auth_token must never be sent", status)
     seq = said["seq"]
-    # The signature is a keyed hash of the canonical content, so it tells contents apart.
+    # The signature is a keyed hash of the canonical content, so its first 16 bytes serve as the digest.
     digest = bytes.fromhex(str(signature)[:32])
     repeated = known.seqs.repeated(seq, digest, status)
     if repeated is not None:
@@ -136,7 +135,11 @@ def _keep(given: FoldInput, agent: MqttAgentEntry, *, late: bool) -> Outcome:
 
 
 def mqtt_agent_secret(name: str, entries: Entries, keyring: Keyring) -> str | None:
-    """The secret of an agent that is registered, from its entries; None for any other. Raises UnsealError."""
+    """Return the secret of a registered agent from its stream's entries, or `None` if it is not registered.
+
+    Raises:
+        UnsealError: no master key of `keyring` opens the sealed secret.
+    """
     raw = entries.get(_ENTRY)
     agent = None if raw is None else _decode(raw)
     if agent is None or agent.status != REGISTERED:
@@ -145,14 +148,14 @@ def mqtt_agent_secret(name: str, entries: Entries, keyring: Keyring) -> str | No
 
 
 def sealed_secret_of(entries: Entries, request_id: str) -> str | None:
-    """The sealed secret that this request has brought, if it was the last to register the agent."""
+    """Return the sealed secret of the agent's last registration, or `None` if another request made it."""
     raw = entries.get(_ENTRY)
     agent = None if raw is None else _decode(raw)
     return agent.sealed_secret if agent is not None and agent.request_id == request_id else None
 
 
 def registered_by_request(entries: Entries) -> str | None:
-    """The request that registered the agent as it stands; None for one that is not registered."""
+    """Return the id of the request that registered the agent, or `None` if it is not registered."""
     raw = entries.get(_ENTRY)
     agent = None if raw is None else _decode(raw)
     return agent.request_id if agent is not None and agent.status == REGISTERED else None

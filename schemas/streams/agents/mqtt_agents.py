@@ -1,7 +1,7 @@
-"""The records about agents that take part over MQTT (JE-26): wire models and how a door makes the records.
+"""The records about agents that take part over MQTT (JE-26): wire models, and functions that build the records.
 
-They share the stream `agent/<name>` with the agent's definition and with its keys. `agent.said` is what an
-agent has published on its outbox, byte for byte; the others are made by our own doors.
+They share the stream `agent/<name>` with the agent's definition and its keys. The value of `agent.said` is the
+payload that the agent published on its outbox, byte for byte. The doors make the other records.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AGENT_MQTT_REMOVED: Final = "agent.mqtt_removed"
 AGENT_SAID: Final = "agent.said"
 REGISTRY_MQTT_AGENTS: Final = "registry_mqtt_agents"
 
-# What an agent's row says of it.
+# The values of an agent's status.
 REGISTERED: Final = "registered"
 REMOVED: Final = "removed"
 TEXT: Final = "text/plain"
@@ -39,8 +39,10 @@ def _free(name: str) -> str:
 
 
 class MqttAgentRow(Row, frozen=True, gc=False):
-    """A row of `registry_mqtt_agents` (JE-26): an agent that is reached over MQTT. `messages` of it were
-    accepted since `registered_at`, the newest by seq is `last_seq`.
+    """A row of `registry_mqtt_agents` (JE-26): an agent that takes part over MQTT.
+
+    `messages` is the number of its messages that were accepted since `registered_at`. `last_seq` is the highest
+    seq among them.
     """
 
     VIEW: ClassVar = REGISTRY_MQTT_AGENTS
@@ -70,8 +72,9 @@ class _RequestBody(WireBody):
 
 
 class AgentMqttRegistered(_RequestBody):
-    """Body of `agent.mqtt_registered`: the agent is reached over MQTT from now on. `sealed_secret` opens for
-    `mqtt-agent-secret/<agent_name>` only.
+    """Body of `agent.mqtt_registered`: the agent takes part over MQTT.
+
+    `sealed_secret` is sealed for the purpose `mqtt-agent-secret/<agent_name>`.
     """
 
     agent_name: Annotated[Name, AfterValidator(_free)]
@@ -79,14 +82,15 @@ class AgentMqttRegistered(_RequestBody):
 
 
 class AgentMqttRemoved(_RequestBody):
-    """Body of `agent.mqtt_removed`: its secret is worth nothing any more."""
+    """Body of `agent.mqtt_removed`: the agent's secret is no longer valid."""
 
 
 class AgentSaid(BaseModel):
-    """Payload of an outbox: a message to somebody. Unknown keys are kept, and are part of what is signed.
+    """Payload that an agent publishes on its outbox: a message to one recipient.
 
-    `schema_version` may be left out; the fold has looked at it before. `body` may be any JSON. A signature that
-    is missing is no fault of form.
+    Unknown keys are kept and are part of the signed bytes. `schema_version` may be omitted; the fold checks it
+    before this model. `body` may be any JSON. This model does not require a signature; the fold rejects a
+    missing one as `bad_signature`.
     """
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
@@ -110,12 +114,12 @@ MQTT_AGENT_MODELS: Final[dict[str, type[BaseModel]]] = {
 
 
 def mqtt_user(agent_name: str) -> str:
-    """The MQTT user name of an agent, which is no job's: those are hex digits."""
+    """Return the MQTT user name of an agent. It differs from that of every job, which is 8 hex digits."""
     return f"{_USER}{agent_name}"
 
 
 def agent_of_user(user: str) -> str | None:
-    """The agent whose MQTT user name this is, None for another's."""
+    """Return the name of the agent with this MQTT user name, or `None` if the user is no agent."""
     name = user.removeprefix(_USER)
     return name if user.startswith(_USER) and is_name(name) else None
 
@@ -123,7 +127,11 @@ def agent_of_user(user: str) -> str | None:
 def registration_record(
     agent_name: str, secret: str, keyring: Keyring, *, request_id: str, door: str, principal: str
 ) -> OutgoingRecord:
-    """The record that registers an agent for MQTT. As below, raises pydantic.ValidationError for a bad name."""
+    """Return the record that registers an agent for MQTT, with its secret sealed by `keyring`.
+
+    Raises:
+        pydantic.ValidationError: a name is invalid, or `agent_name` is reserved.
+    """
     body = AgentMqttRegistered(
         agent_name=agent_name,
         request_id=request_id,
@@ -133,28 +141,35 @@ def registration_record(
 
 
 def removal_record(agent_name: str, *, request_id: str, door: str, principal: str) -> OutgoingRecord:
-    """The record that ends an agent's taking part over MQTT."""
+    """Return the record that removes an agent from MQTT.
+
+    Raises:
+        pydantic.ValidationError: a name is invalid.
+    """
     body = AgentMqttRemoved(agent_name=agent_name, request_id=request_id)
     return _record(AGENT_MQTT_REMOVED, body, door, principal)
 
 
 def said_bytes(said: dict[str, Any]) -> bytes:
-    """What is signed: the canonical JSON of a payload without `hmac_sig`."""
+    """Return the signed bytes of a payload: its canonical JSON without `hmac_sig`."""
     return canonical({key: value for key, value in said.items() if key != SIGNATURE_FIELD})
 
 
 def sign_said(said: dict[str, Any], secret: str) -> dict[str, Any]:
-    """A copy of a payload with `hmac_sig`; one that is in it is replaced."""
+    """Return a copy of a payload with its signature in `hmac_sig`, which replaces an existing one."""
     return {**said, SIGNATURE_FIELD: Signer(secret).hexdigest(said_bytes(said))}
 
 
 def body_text(body: Any) -> tuple[str, str]:
-    """A body as a mailbox keeps it, and its content type: text as it is, anything else as canonical JSON."""
+    """Return a body as the mailbox stores it, and its content type.
+
+    A string is stored unchanged as plain text, any other value as canonical JSON.
+    """
     return (body, TEXT) if isinstance(body, str) else (canonical(body).decode("utf-8"), JSON_CONTENT)
 
 
 def _record(record_type: str, body: _RequestBody, door: str, principal: str) -> OutgoingRecord:
-    # Not its content: the fold tells the same request with other content.
+    # Without the content, so that the fold recognises the same request with other content as a conflict.
     identity = (record_type, f"{door}/{principal}", body.agent_name, body.request_id)
     return OutgoingRecord(
         stream=stream_key(AGENT, body.agent_name),

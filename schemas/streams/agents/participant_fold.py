@@ -1,7 +1,7 @@
-"""The fold of participants (AM-02 to AM-06), in the stream `agent/<name>` beside the agent's definition.
+"""The fold of the participant records in the stream `agent/<name>` (AM-02 to AM-06).
 
-Entries: `participant`, and `id/<two digits>`, the signatures of calls of the last ten minutes. Who has stopped
-keeps the first as a tombstone, and may join again.
+The state is the entry `participant` and the entries `id/<two hex digits>`, which store the signatures of the
+calls of the last ten minutes. `participant` remains after the agent has stopped. The agent may then join again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SIGNATURE_BYTES: Final = 16
 
 
 class KeyEntry(msgspec.Struct, array_like=True, gc=False):
-    """A key that is good. `valid_until` (microseconds since 1970 UTC): since there is a newer one."""
+    """A valid key. A newer key sets `valid_until` (microseconds since 1970 UTC); until then it is `None`."""
 
     key_id: str
     public_key: str
@@ -50,7 +50,7 @@ class KeyEntry(msgspec.Struct, array_like=True, gc=False):
 
 
 class ParticipantEntry(msgspec.Struct, array_like=True, gc=False):
-    """What is known of a participant: the fields of its row, its keys, and the requests that were settled."""
+    """The state of a participant: the fields of its row, its keys, and the requests that were settled."""
 
     version: int
     status: str
@@ -64,7 +64,7 @@ class ParticipantEntry(msgspec.Struct, array_like=True, gc=False):
 
 
 class _Calls(msgspec.Struct, array_like=True, gc=False):
-    """Signatures by their first bytes, with the log's time (microseconds since 1970 UTC), oldest first."""
+    """The first 16 bytes of each signature with its time (microseconds since 1970 UTC), oldest first."""
 
     version: int
     signatures: dict[bytes, int]
@@ -76,7 +76,7 @@ _decode_calls: Final = msgspec.msgpack.Decoder(_Calls).decode
 
 
 def settle_participant(given: FoldInput) -> Outcome:
-    """Settle one record about a participant."""
+    """Return the outcome of one record about a participant."""
     raw, ce_id, body = given.entries.get(_PARTICIPANT), given.envelope.ce_id, given.body
     known = None if raw is None else _decode(raw)
     if given.type == AGENT_CALLED:
@@ -158,7 +158,7 @@ def _key_registered(given: FoldInput, agent: ParticipantEntry) -> Outcome:
             return rejected(ILLEGAL_TRANSITION, "the agent has this key already", agent.status)
         if key.valid_until is None or key.valid_until > until:
             key.valid_until = until
-        # Expired keys, and the oldest of too many, make room.
+        # Expired keys are removed, and the oldest keys beyond the limit.
         is_over = key.valid_until <= now
         changes.append(_key_change(name, key, now if is_over else None))
         if not is_over:

@@ -1,6 +1,7 @@
-"""The records about participants (AM-03 to AM-06): agents that take part with a key of their own.
+"""The records about participants, agents with their own keys (AM-03 to AM-06).
 
-They share the stream `agent/<name>` with the agent's definition. Wire models and how a door makes the records.
+This module has the wire models and the function that builds the records. They share the stream `agent/<name>`
+with the agent's definition.
 """
 
 from __future__ import annotations
@@ -51,14 +52,15 @@ PARTICIPANT_STATES: Final = tuple(PARTICIPANT_TRANSITIONS)
 
 KEY_LIMIT: Final = 4096
 KEY_ID_DIGITS: Final = 16
-# So long a signature of a mutating call is remembered, by the log's clock (AM-02): longer than it can be valid.
+# The signature of a mutating call is remembered for this time, by Kafka's append times (AM-02). It is longer
+# than the time for which a signature is valid.
 CALLS_KEPT_S: Final = 600
 _BEGIN: Final = "-----BEGIN PUBLIC KEY-----\n"
 _END: Final = "\n-----END PUBLIC KEY-----\n"
 
 
 def _der(pem: str) -> bytes:
-    """What a PEM of a public key holds. Raises ValueError."""
+    """Return the DER bytes in a PEM. Raises ValueError for another text."""
     if not pem.startswith(_BEGIN) or not pem.endswith(_END):
         raise ValueError("not a public key in PEM form")
     lines = pem[len(_BEGIN) : -len(_END)].split("\n")
@@ -73,22 +75,24 @@ def _pem(text: str) -> str:
 
 
 def key_id_of(public_key: str) -> str:
-    """What a key is shown by: the first 16 hex digits of SHA-256 over its DER form (SubjectPublicKeyInfo).
+    """Return the id of a key: the first 16 hex digits of the SHA-256 of its DER form (SubjectPublicKeyInfo).
 
-    Raises ValueError for what is no PEM of a public key.
+    Raises:
+        ValueError: `public_key` is not a public key in PEM.
     """
     return hashlib.sha256(_der(public_key)).hexdigest()[:KEY_ID_DIGITS]
 
 
 PublicKey = Annotated[str, Field(max_length=KEY_LIMIT), AfterValidator(_pem)]
-"""PEM of a SubjectPublicKeyInfo (RFC 7468, section 13). What kind of key, the door has looked at."""
+"""A SubjectPublicKeyInfo in PEM (RFC 7468, section 13). The door has checked the type and size of the key."""
 KeyId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}\z")]
-"""What a key is shown by."""
+"""The id of a key, as `key_id_of` returns it."""
 
 
 class ParticipantRow(Row, frozen=True, gc=False):
-    """A row of `registry_participants` (AM-06): an agent that takes part with a key of its own. `task_id`: the
-    hub's task that it was spawned for, and ends with.
+    """A row of `registry_participants` (AM-06): an agent with its own keys.
+
+    `task_id` is the hub's task for which the agent was started and with which it ends, or `None`.
     """
 
     VIEW: ClassVar = REGISTRY_PARTICIPANTS
@@ -115,7 +119,7 @@ class ParticipantRow(Row, frozen=True, gc=False):
 
 
 class AgentKeyRow(Row, frozen=True, gc=False):
-    """A row of `registry_keys`: a participant's public key (PEM). `valid_until`: set when a newer one came."""
+    """A row of `registry_keys`: a participant's public key (PEM). A newer key sets `valid_until`."""
 
     VIEW: ClassVar = REGISTRY_KEYS
     KEY: ClassVar = ("agent_name", "key_id")
@@ -145,7 +149,7 @@ class _RequestBody(_ParticipantBody):
 
 
 class AgentJoined(_RequestBody):
-    """Body of `agent.joined`: the agent takes part from now on, with its first key, and has a mailbox."""
+    """Body of `agent.joined`: the agent takes part, with its first key and a mailbox."""
 
     task: Annotated[Printable, Field(max_length=TASK_TEXT_LIMIT)]
     capabilities: Capabilities
@@ -154,35 +158,35 @@ class AgentJoined(_RequestBody):
 
 
 class AgentKeyRegistered(_RequestBody):
-    """Body of `agent.key_registered`: a further key; those before it are good for `overlap_ms` more."""
+    """Body of `agent.key_registered`: a new key. Earlier keys remain valid for at most `overlap_ms`."""
 
     public_key: PublicKey
     overlap_ms: Annotated[int, Field(ge=0, le=OVERLAP_LIMIT_MS)]
 
 
 class AgentKeyRemoved(_RequestBody):
-    """Body of `agent.key_removed`."""
+    """Body of `agent.key_removed`: a key is no longer valid."""
 
     key_id: KeyId
 
 
 class AgentUpdated(_RequestBody):
-    """Body of `agent.updated`: what the agent says of itself; what it leaves out stays."""
+    """Body of `agent.updated`: a new status or new capabilities. `None` leaves the field unchanged."""
 
     status: Literal["idle", "working", "blocked"] | None = None
     capabilities: Capabilities | None = None
 
 
 class AgentStopped(_RequestBody):
-    """Body of `agent.stopped`: it takes part no more, and its keys are worth nothing."""
+    """Body of `agent.stopped`: the agent no longer takes part, and its keys are no longer valid."""
 
     reason: Note = ""
 
 
 class AgentCalled(_ParticipantBody):
-    """Body of `agent.called`: a call that changes something was signed; the signature is good once.
+    """Body of `agent.called`: the agent made a signed call of a mutating tool. A signature is valid once.
 
-    `signature`: SHA-256 of its bytes, in hex.
+    `signature` is the SHA-256 of the signature's bytes in hex.
     """
 
     signature: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
@@ -203,8 +207,16 @@ _TYPES: Final = {model: name for name, model in PARTICIPANT_MODELS.items()}
 def participant_record(
     body: _ParticipantBody, *, door: str, principal: str, ce_id: str | None = None
 ) -> OutgoingRecord:
-    """The record of one of the bodies above. The same request by the same principal has the same `ce_id`, also
-    with other content, so that the fold can tell that it is a conflict.
+    """Return the record of one of the bodies above.
+
+    The same request by the same principal has the same `ce_id`, even with other content, so that the fold
+    recognises the conflict.
+
+    Args:
+        body: a body of `PARTICIPANT_MODELS`.
+        door: the door that appends the record.
+        principal: the principal that made the request.
+        ce_id: another CloudEvents id; the reactor chooses its own.
     """
     record_type = _TYPES[type(body)]
     asked = body.request_id if isinstance(body, _RequestBody) else getattr(body, "signature", "")

@@ -1,1 +1,1 @@
-"""The container stream: the processes that a launcher started for tasks."""
+"""The container stream: the processes that launchers start for tasks."""

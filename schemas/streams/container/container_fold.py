@@ -1,6 +1,6 @@
-"""The fold of `container/<name>` (HH-05): what a launcher has made for a task, from provisioning to recycled.
+"""The fold of `container/<name>` (HH-05): a container of a task, from provisioning to recycled.
 
-One entry, `container`. A recycled container keeps it as its tombstone: its name is not used again.
+The state is one entry, `container`. It remains after the container is recycled, so its name is not used again.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from schemas.wire.verdicts import ILLEGAL_TRANSITION, SEQ_CONFLICT, UNKNOWN_STRE
 
 ENTRY_VERSION: Final = 1
 _CONTAINER: Final = "container"
-# Only the launcher that began to make a container may bring it up. Any launcher may watch it and recycle it.
+# Only the launcher that provisioned a container may start it. Any launcher may monitor and recycle it.
 _OF_ITS_LAUNCHER: Final = frozenset({CONFIGURING, STARTING, RUNNING})
-# The fields of a body that add to what is known; one that is absent changes nothing.
+# Fields that a later body may set. An absent field leaves the known value unchanged.
 _OPTIONAL: Final = ("host", "handle", "port", "error")
 
 
 class ContainerEntry(msgspec.Struct, array_like=True, gc=False):
-    """All that is known of a container; the fields of its row, and the digest of what said each state."""
+    """The state of a container: the fields of its row, and the content digest of each state's record."""
 
     version: int
     state: str
@@ -55,9 +55,10 @@ _decode: Final = msgspec.msgpack.Decoder(ContainerEntry).decode
 
 
 def settle_container(given: FoldInput) -> Outcome:
-    """Settle one record of a container's stream.
+    """Return the outcome of one record of a container's stream.
 
-    A container enters each state once, so the content alone tells a repeated record, whatever its id.
+    A container enters each state once, so a record with the same state and content is a repeat, even under
+    another id.
     """
     body = given.body
     wanted, digest = body["state"], content_digest(body)

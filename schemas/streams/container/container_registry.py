@@ -1,4 +1,4 @@
-"""The record about what a launcher makes for a task (HH-05): its wire model and how a door makes it."""
+"""The record about a container of a task (HH-05): its wire model, and the function that builds it."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ CONTAINER_STATES: Final = tuple(CONTAINER_TRANSITIONS)
 
 
 class ContainerRow(Row, frozen=True, gc=False):
-    """A row of `registry_containers`: what a launcher has made for a task. `handle` says what runs on `host`,
-    as in SessionRow; `backend` names the launcher.
+    """A row of `registry_containers`: a container that a launcher made for a task.
+
+    `handle` identifies the process on `host`, in the form of `SessionRow.handle`. `backend` is the kind of the
+    launcher.
     """
 
     VIEW: ClassVar = REGISTRY_CONTAINERS
@@ -68,8 +70,9 @@ class ContainerRow(Row, frozen=True, gc=False):
 
 
 class ContainerChange(WireBody):
-    """Body of `container.changed`: the container is in `state`, by `launcher`. What is None stays as it is
-    known. `handle` says what runs on `host` (schemas.fold.view_rows.ContainerRow).
+    """Body of `container.changed`: `launcher` brought the container to `state`.
+
+    A field that is `None` leaves the known value unchanged. `host` and `handle` are those of `ContainerRow`.
     """
 
     container: Name
@@ -88,7 +91,7 @@ CONTAINER_MODELS: Final[dict[str, type[WireBody]]] = {CONTAINER_CHANGED: Contain
 
 
 def container_record(body: ContainerChange, *, door: str, principal: str) -> OutgoingRecord:
-    """The record of a change. The same change by the same principal has the same `ce_id`."""
+    """Return the record of a change. The same change by the same principal has the same `ce_id`."""
     value = canonical(body.model_dump(mode="json"))
     return OutgoingRecord(
         stream=stream_key(CONTAINER, body.container),

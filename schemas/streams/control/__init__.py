@@ -1,1 +1,1 @@
-"""The control streams: topology, fold switches, and the listeners of the organism."""
+"""The control streams: the topology of the log, switches of the fold version, and the organism's listeners."""

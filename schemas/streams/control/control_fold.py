@@ -1,4 +1,4 @@
-"""The fold of `control/<name>`: what the operators' programs say about the log itself."""
+"""The fold of `control/<name>`: the log's topology, the fold version and the organism's listeners."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ _TOPOLOGY_FAULT: Final = "expected schema_version, partitions and epoch"
 
 
 def topology_record(partitions: int, epoch: int) -> OutgoingRecord:
-    """The log's first record: how many partitions it has and which epoch it is.
+    """Return the first record of the log, which declares its partition count and its epoch.
 
-    Which partition a stream lives in hangs on the count, so every program compares before it starts.
+    The partition count decides the partition of each stream. Every program therefore compares it with the
+    topic's before it starts.
     """
     value = canonical({"schema_version": 1, "partitions": partitions, "epoch": epoch})
     return OutgoingRecord(
@@ -54,8 +55,9 @@ class Topology(WireBody):
 
 
 class FoldSwitched(WireBody):
-    """The body of `control.fold_switched`. `offsets`: per partition of the log, the first one after what the
-    earlier version has settled.
+    """Body of `control.fold_switched`: a new version of the fold is in use.
+
+    `offsets` has for each partition the first offset that the earlier version did not settle.
     """
 
     from_version: int
@@ -64,7 +66,7 @@ class FoldSwitched(WireBody):
 
 
 def switched_record(body: FoldSwitched) -> OutgoingRecord:
-    """The record that says that a version was switched on; the same switch has the same id."""
+    """Return the record of a switch to a fold version. The same switch has the same `ce_id`."""
     value = canonical(body.model_dump())
     return OutgoingRecord(
         stream=FOLD_STREAM,
@@ -79,11 +81,16 @@ def switched_record(body: FoldSwitched) -> OutgoingRecord:
 def records_left(
     reached: Mapping[str, Mapping[str, int]], ends: Mapping[str, int]
 ) -> dict[str, dict[str, int]]:
-    """How many records of the log each part lacks, by partition, of those that must hold it before a version is
-    switched on; nothing for a part that holds it.
+    """Return how many records of the log the ledger and the views still lack, for each partition.
 
-    `reached`: per part and partition the first offset that it does not have; `ends`: per partition that of the
-    log.
+    Both must contain the whole log before the fold version is switched.
+
+    Args:
+        reached: for `ledger` and `views`, the first offset of each partition that is missing there.
+        ends: the end offset of each partition of the log.
+
+    Returns:
+        For `ledger` and `views`, the number of missing records of each partition that lacks any.
     """
     return {
         part: {p: end - reached[part].get(p, 0) for p, end in ends.items() if end > reached[part].get(p, 0)}
@@ -92,14 +99,14 @@ def records_left(
 
 
 def is_recorded(record: OutgoingRecord, entries: Entries) -> bool:
-    """Whether the last switch that the entries of FOLD_STREAM know is this record's."""
+    """Return whether `record` is the last switch in `entries`, the state of `FOLD_STREAM`."""
     return entries.get(_SWITCHED) == record.value
 
 
 def settle_control(given: FoldInput) -> Outcome:
-    """Settle one record of a control stream.
+    """Return the outcome of one record of a control stream.
 
-    The first topology counts, and a different one is a conflict. The fold's version only rises.
+    The first topology counts, and a different one is a conflict. The fold version can only increase.
     """
     settle = _SETTLE_BY_NAME.get(given.name)
     if settle is None or (given.name == TOPOLOGY and given.type != CONTROL_TOPOLOGY):

@@ -1,8 +1,8 @@
-"""The records about the organism (XP-09, XP-11): which listeners there are. Wire models of the stream
-`control/organism`, and how a door makes the records.
+"""The records about the organism, the set of listeners of the XML pump (XP-09, XP-11).
 
-`request_id` is the nonce of the signed command; the first load, out of `conf/organism.yaml`, has one that
-follows from the file.
+This module has the wire models of the stream `control/organism` and the function that builds the records.
+`request_id` is the nonce of the signed command. For the first load it is derived from the content of
+`conf/organism.yaml`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ REGISTRY_LISTENERS: Final = "registry_listeners"
 
 ORGANISM: Final = "organism"
 ORGANISM_STREAM: Final = stream_key(CONTROL, ORGANISM)
-# So long a command's nonce is remembered, by the log's clock (XP-11): longer than a command can be valid.
+# The nonce of a command is remembered for this time, by Kafka's append times (XP-11). It is longer than the
+# time for which a command is valid.
 NONCES_KEPT_S: Final = 900
 LISTENERS_MOST: Final = 1000
 CONCURRENCY: Final = 8
@@ -35,9 +36,10 @@ TIMEOUT_MS: Final = 30_000
 TIMEOUT_MS_MOST: Final = 3_600_000
 _SCHEMA_LIMIT: Final = 64 * 1024
 _DIGEST: Final = r"^[0-9a-f]{64}\z"
-# A function in the pump, a language model, a person at a terminal, and what tells of the others.
+# In order: a function in the pump, a language model, a person at a terminal, and a listener that describes the
+# other listeners.
 ListenerType = Literal["handler", "llm", "human", "meta"]
-# An XML name without a colon that is a name by CM-01, too.
+# An XML name without a colon that is also a name by CM-01.
 _PATTERN: Final = r"^[A-Za-z][A-Za-z0-9._-]{0,127}$"
 _ROOT_TAG: Final = re.compile(_PATTERN.strip("^$")).fullmatch
 
@@ -49,12 +51,13 @@ def _root_tag(text: str) -> str:
 
 
 RootTag = Annotated[str, AfterValidator(_root_tag), Field(json_schema_extra={"pattern": _PATTERN})]
-"""The local name of a payload's element."""
+"""The local name of a payload's root element."""
 
 
 class ListenerRow(Row, frozen=True, gc=False):
-    """A row of `registry_listeners` (XP-01, XP-09): what takes messages of one root tag. The fields are those
-    of `schemas.streams.control.organism.Listener`.
+    """A row of `registry_listeners` (XP-01, XP-09): a handler for messages with one root tag.
+
+    The fields are those of `schemas.streams.control.organism.Listener`.
     """
 
     VIEW: ClassVar = REGISTRY_LISTENERS
@@ -97,10 +100,18 @@ class ListenerRow(Row, frozen=True, gc=False):
 
 
 class Listener(BaseModel):
-    """A listener as the log knows it. `handler` is `module:attribute` in the pump; `xsd` and `example` are
-    those of the payload that it takes. `visible_tools`: whom it sees and may write to, None: everybody.
-    `concurrency`: how many of its messages are handled at once, by all pumps together. `options`: canonical
-    JSON of what its type needs.
+    """A listener of the organism, as a record declares it.
+
+    Attributes:
+        handler: the function to call, as `module:attribute` in the pump.
+        xsd: the XML schema of the payload that the listener accepts.
+        example: an example of that payload.
+        visible_tools: the listeners that it can see and send to. `None` means all.
+        concurrency: how many of its messages all pumps together handle at once.
+        per_minute: how many of its messages all pumps together handle in a minute. `None` means no limit.
+        tokens_per_minute: how many tokens of a language model it may use in a minute. `None` means no limit.
+        timeout_ms: how long it may handle one message, in milliseconds.
+        options: the options of its type as canonical JSON.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -126,20 +137,20 @@ class _OrganismBody(WireBody):
 
 
 class OrganismLoaded(_OrganismBody):
-    """Body of `organism.loaded`: these listeners, and no others. `digest`: SHA-256 of the file, in hex."""
+    """Body of `organism.loaded`: the complete list of listeners, and the SHA-256 of its file in hex."""
 
     digest: Annotated[str, Field(pattern=_DIGEST)]
     listeners: Annotated[list[Listener], Field(max_length=LISTENERS_MOST)]
 
 
 class ListenerAdded(_OrganismBody):
-    """Body of `listener.added`."""
+    """Body of `listener.added`: a new listener."""
 
     listener: Listener
 
 
 class ListenerRemoved(_OrganismBody):
-    """Body of `listener.removed`."""
+    """Body of `listener.removed`: the name of the listener to remove."""
 
     name: Name
 
@@ -153,7 +164,7 @@ _TYPES: Final = {model: name for name, model in ORGANISM_MODELS.items()}
 
 
 def organism_record(body: _OrganismBody, *, door: str, principal: str) -> OutgoingRecord:
-    """The record of one of the bodies above; `request_id` alone is its identity."""
+    """Return the record of one of the bodies above. Its `ce_id` depends on `request_id` alone."""
     return OutgoingRecord(
         stream=ORGANISM_STREAM,
         ce_id=content_id(ORGANISM.encode(), body.request_id.encode()),

@@ -1,8 +1,10 @@
-"""The fold of `control/organism` (XP-09, XP-11): which listeners there are, as commands changed them.
+"""The fold of `control/organism` (XP-09, XP-11): the current listeners of the XML pump.
 
-Entries: `listener/<name>` for each listener there is, `loaded` (the digest of the file that was loaded last),
-`nonces` (commands of the last quarter of an hour, so that none counts twice), `version` (how many changes there
-were).
+Entries:
+`listener/<name>`: one listener.
+`loaded`: the digest of the file that was loaded last.
+`nonces`: the commands of the last 15 minutes, so that none is accepted twice.
+`version`: the number of accepted commands, 8 bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _VERSION: Final = "version"
 
 
 class _ListenerEntry(msgspec.Struct, array_like=True, gc=False):
-    """`body` is the listener as the record gave it."""
+    """A listener. `body` is the listener as its record declared it."""
 
     version: int
     body: dict[str, Any]
@@ -44,7 +46,7 @@ class _ListenerEntry(msgspec.Struct, array_like=True, gc=False):
 
 
 class _Nonces(msgspec.Struct, array_like=True, gc=False):
-    """Request id to content digest and the log's time (microseconds since 1970 UTC)."""
+    """Each request id with its content digest and its record's time (microseconds since 1970 UTC)."""
 
     version: int
     known: dict[str, tuple[bytes, int]]
@@ -56,7 +58,7 @@ _decode_nonces: Final = msgspec.msgpack.Decoder(_Nonces).decode
 
 
 def settle_organism(given: FoldInput) -> Outcome:
-    """Settle one record of the organism whose body passed its model."""
+    """Return the outcome of one record of the organism. Its body must have passed its model."""
     now, body, entries = given.now_us, given.body, given.entries
     digest = content_digest(body)
     raw = entries.get(_NONCES)
@@ -89,19 +91,19 @@ def settle_organism(given: FoldInput) -> Outcome:
 
 
 def loaded_digest(entries: Entries) -> str | None:
-    """The digest of the file that was loaded last; None when none was."""
+    """Return the digest of the file that was loaded last, or `None` if no file was loaded."""
     raw = entries.get(_LOADED)
     return None if raw is None else raw.decode("ascii")
 
 
 def organism_version(entries: Entries) -> int:
-    """How many changes there were, also those that changed no listener, as a reload of the same file."""
+    """Return the number of accepted commands, including those that changed no listener, such as a reload."""
     raw = entries.get(_VERSION)
     return 0 if raw is None else int.from_bytes(raw, "big")
 
 
 def _load(body: dict[str, Any], now: int, entries: Entries) -> list[Change]:
-    """These listeners and no others. One that stays as it is, is not touched."""
+    """Replace the listeners. An unchanged listener is not written again."""
     wanted = {listener["name"]: listener for listener in body["listeners"]}
     there = [key.removeprefix(_LISTENER) for key in entries.with_prefix(_LISTENER)]
     changes = [_remove(name, now, entries) for name in there if name not in wanted]

@@ -1,4 +1,4 @@
-"""The entries of a job's stream, and which of its secrets an event is believed by."""
+"""The state of a job's stream, and the check of an event's signature against the job's secrets."""
 
 from __future__ import annotations
 
@@ -17,11 +17,17 @@ ROTATIONS: Final = "rotations"
 
 
 class JobEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What registration said. `digest` tells a registration sent again from another one.
+    """The registration of a job, and its secrets. All secrets are sealed for the same purpose.
 
-    `sealed_secret` is the one of now. After a rotation: `old_secret` signs, too, in records that were logged
-    before `old_until` (microseconds since 1970 UTC); `first_secret`, of the registration, is what contents of
-    events are told apart by. All are sealed alike.
+    Attributes:
+        digest: the digest of the registration's content, to recognise a repeat.
+        sealed_secret: the current secret.
+        old_secret: the secret before the last rotation, or `None` without one. It is valid in records that were
+            appended before `old_until`.
+        old_until: microseconds since 1970 UTC.
+        first_secret: the secret of the registration, or `None` before the first rotation. The digests of events
+            are made with it (`event_digest`).
+        rotations: how often the secret was rotated.
     """
 
     version: int
@@ -41,15 +47,17 @@ class JobEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class RotationsEntry(msgspec.Struct, array_like=True, gc=False):
-    """The requests that gave the job a new secret."""
+    """The settled requests that rotated the job's secret."""
 
     version: int
     requests: RequestMemory
 
 
 class ProgressEntry(msgspec.Struct, array_like=True, gc=False):
-    """How far the job is. `cancelled_by`: CloudEvents id and content digest of what cancelled it.
-    `ended_by`: CloudEvents id of what ended it.
+    """The progress of a job.
+
+    `cancelled_by` is the CloudEvents id and the content digest of the record that cancelled the job. `ended_by`
+    is the CloudEvents id of the record that ended it.
     """
 
     version: int
@@ -67,7 +75,7 @@ class ProgressEntry(msgspec.Struct, array_like=True, gc=False):
 
 
 encode: Final = msgspec.msgpack.Encoder().encode
-# An entry that registration wrote is read by every event of the job and hardly ever changed: decoded once.
+# Every event of a job reads this entry, which only a registration or a rotation writes. So its value is cached.
 decode_job: Final = lru_cache(maxsize=20_000)(msgspec.msgpack.Decoder(JobEntry).decode)
 decode_progress: Final = msgspec.msgpack.Decoder(ProgressEntry).decode
 decode_rotations: Final = msgspec.msgpack.Decoder(RotationsEntry).decode
@@ -76,7 +84,16 @@ decode_rotations: Final = msgspec.msgpack.Decoder(RotationsEntry).decode
 def is_signed(
     content: bytes, signature: object, logged_at_us: int, job_id: str, job: JobEntry, keyring: Keyring
 ) -> bool:
-    """Whether the signature fits the job's secret, or the one before it while that is good."""
+    """Return whether a signature is valid for the job's secret, or for its previous secret before `old_until`.
+
+    Args:
+        content: the signed bytes of the event.
+        signature: the value of `data.hmac_sig`, which may be anything.
+        logged_at_us: the append time of the event's record in microseconds since 1970 UTC.
+        job_id: the id of the job, for which its secrets are sealed.
+        job: the registration of the job.
+        keyring: the master keys.
+    """
     if keyring.job_signer(job.sealed_secret, job_id).verifies(content, signature):
         return True
     if job.old_secret is None or job.old_until is None or logged_at_us >= job.old_until:
@@ -85,8 +102,10 @@ def is_signed(
 
 
 def event_digest(content: bytes, signature: str, job_id: str, job: JobEntry, keyring: Keyring) -> bytes:
-    """What tells contents of one seq apart: a keyed hash, always under the first secret, so that an event that
-    is signed anew after a rotation is known again.
+    """Return the 16-byte digest of an event's content, to recognise a repeated seq.
+
+    The digest is the signature under the job's first secret. So an event that is signed again with a new secret
+    after a rotation has the same digest.
     """
     if job.first_secret is not None:
         signature = keyring.job_signer(job.first_secret, job_id).hexdigest(content)

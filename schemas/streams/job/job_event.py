@@ -1,7 +1,7 @@
-"""The wire model of a job event (JE-02): pydantic for users and documents, a plain check for the fold.
+"""The wire model of a job event (JE-02): a pydantic model for publishers, and a faster check for the fold.
 
-`JobEvent` is what a publisher builds and what the AsyncAPI document is made of. `event_fault` decides the
-same for a decoded document in about a microsecond; a property test holds the two equal.
+`JobEvent` and `event_fault` decide alike; a property test compares them. `event_fault` takes about a
+microsecond.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def _printable(text: str) -> str:
 
 
 class JobEvent(BaseModel):
-    """One event of a job as it stands on the wire. Unknown keys are kept and are part of what is signed."""
+    """One event of a job, as a publisher sends it. Unknown keys are kept and are part of the signed bytes."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
-    # Not Literal[1]: that takes `true` for 1.
+    # Literal[1] would accept `true`.
     schema_version: Annotated[int, Field(ge=1, le=1, json_schema_extra={"const": 1})]
     seq: Annotated[int, Field(ge=1, le=INT_MAX)]
     job_id: Annotated[str, Field(pattern=r"^[0-9a-f]{8}\z")]
@@ -55,7 +55,10 @@ class JobEvent(BaseModel):
 
 
 def event_fault(event: dict[str, Any]) -> str | None:
-    """What is wrong with the fields of a decoded event beside `schema_version`, or None. Never raises."""
+    """Return an explanation of the first invalid field of a decoded event, or `None` if all are valid.
+
+    The fold checks `schema_version` separately. Never raises.
+    """
     get = event.get
     seq = get("seq")
     if type(seq) is not int or not 1 <= seq <= INT_MAX:

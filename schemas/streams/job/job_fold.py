@@ -1,9 +1,13 @@
-"""The fold of `job/<id>`: what a registration, a pick, an event, a cancellation or a new secret does to a job
-(JE-06 to JE-08, JE-11, decision 0021).
+"""The fold of `job/<id>`: registration, picks, events, cancellation and secret rotation.
 
-Entries: `job`, written at registration and when its secret changes, `progress`, written by every other
-accepted record, and `rotations`, the requests that changed its secret. A finished job keeps them as its
-tombstone, without the description.
+JE-06 to JE-08 and JE-11 have the rules.
+
+Entries:
+`job`: the registration and the secrets, written by a registration and a rotation.
+`progress`: the progress, written by every other accepted record.
+`rotations`: the requests that rotated the secret (decision 0021).
+
+They remain after the job has ended, without the description.
 """
 
 from __future__ import annotations
@@ -58,7 +62,7 @@ from schemas.wire.verdicts import (
 
 
 def settle_job(given: FoldInput) -> Outcome:
-    """Settle one record of a job's stream."""
+    """Return the outcome of one record of a job's stream."""
     record_type, entries = given.envelope.type, given.entries
     if record_type == JOB_REGISTERED:
         return _settle_registration(given)
@@ -136,7 +140,7 @@ def _settle_rotation(given: FoldInput, job: JobEntry, progress: ProgressEntry) -
     status, body, ce_id = progress.status, given.body, given.envelope.ce_id
     sealed = body["sealed_secret"]
     try:
-        # A secret that cannot be opened would make the fold fail on each later event of the job.
+        # If the secret could not be opened, the fold would fail on every later event of the job.
         given.keyring.job_signer(sealed, given.name)
     except UnsealError:
         return rejected(BAD_SIGNATURE, "sealed_secret: sealed for something else, or changed", status)
@@ -176,7 +180,7 @@ def _settle_event(given: FoldInput, job: JobEntry, progress: ProgressEntry) -> O
     repeated = progress.seqs.repeated(seq, digest, status)
     if repeated is not None:
         return repeated
-    # An event shows that the job runs. One that ends the job ends a running job.
+    # Every event implies that the job runs. A final event ends a running job.
     kind, reached = event["event"], RUNNING
     allowed = JOB_TRANSITIONS[status]
     if status != RUNNING and RUNNING not in allowed:
@@ -258,9 +262,18 @@ JOB_KIND: Final = StreamKind(
 
 @dataclass(frozen=True)
 class JobGrant:
-    """What the winner of a job gets (JE-11). `broker`: the job's overlay as JSON, its password sealed.
-    `request_id`: of the request that registered it with `registered_secret`, which the master key `key_id` has
-    sealed. `old_secret`: the one before the last rotation; `old_until`: as in the entry.
+    """The data and secrets that the session that picked a job needs to work on it (JE-11).
+
+    Attributes:
+        job_id: the id of the job.
+        description: the description of the job. It is empty after the job has ended.
+        broker: the settings of the per-job broker as JSON, with a sealed password. `None` means the common one.
+        request_id: the id of the request that registered the job, or `None`.
+        secret: the current secret.
+        registered_secret: the secret of the registration.
+        key_id: the id of the master key that sealed `registered_secret`.
+        old_secret: the secret before the last rotation, or `None` without one.
+        old_until: the end of the validity of `old_secret`, in microseconds since 1970 UTC.
     """
 
     job_id: str
@@ -275,7 +288,11 @@ class JobGrant:
 
 
 def job_grant(job_id: str, entries: Entries, keyring: Keyring) -> JobGrant | None:
-    """The grant of a job from its entries, None for an unknown job. Raises UnsealError."""
+    """Return the grant of a job from its stream's entries, or `None` for an unknown job.
+
+    Raises:
+        UnsealError: no master key of `keyring` opens a secret of the job.
+    """
     raw = entries.get(JOB_ENTRY)
     if raw is None:
         return None

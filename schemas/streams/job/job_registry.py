@@ -1,5 +1,6 @@
-"""The records that register, assign and cancel a job (JE-10 to JE-12), and give it a new secret: wire
-models, and how a door makes them.
+"""The records that register, pick and cancel a job (JE-10 to JE-12) and rotate its secret.
+
+This module has their wire models and the functions that build them.
 """
 
 from __future__ import annotations
@@ -35,17 +36,20 @@ JOB_STATES: Final = tuple(JOB_TRANSITIONS)
 JOB_TERMINAL: Final = terminal_states(JOB_TRANSITIONS)
 
 DESCRIPTION_LIMIT: Final = 4000
-# What who registered a job may want to be told of, in its mailbox.
+# The events that the principal that registered a job can ask to be notified of in its mailbox.
 PERMISSION: Final = "permission"
 END: Final = "end"
 Notice = Literal["permission", "end"]
 
 
 class JobRow(Row, frozen=True, gc=False):
-    """A row of `registry_jobs`. `session_wanted` may alone pick it; `session` has it.
-    `ended_by`: CloudEvents id of the record that ended the job, the cause of what follows from it. `notify`:
-    what who registered it wants to be told of; None: of its end. `secret_rotations`: how often it was given a
-    new secret, None: never; until `old_secret_ends_at` the one before it signs, too.
+    """A row of `registry_jobs`: a job and its progress.
+
+    `session_wanted` is the only session that may pick the job; `None` means any. `session` is the session that
+    picked it. `ended_by` is the CloudEvents id of the record that ended the job. `notify` lists the events of
+    which the principal that registered the job is notified; `None` means its end. `secret_rotations` is how
+    often the secret was rotated; `None` means never. The previous secret is valid, too, until
+    `old_secret_ends_at`.
     """
 
     VIEW: ClassVar = REGISTRY_JOBS
@@ -90,7 +94,7 @@ class JobRow(Row, frozen=True, gc=False):
 
 
 class BrokerOverlay(BaseModel):
-    """Broker settings of one job, over those of the environment (JE-13). The password is sealed."""
+    """The settings of a per-job broker (JE-13). `None` means the value of the environment's settings."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -105,8 +109,10 @@ class BrokerOverlay(BaseModel):
 
 
 class JobRegistration(WireBody):
-    """Body of `job.registered`. `sealed_secret` opens for `job-secret/<job_id>` only. `request_id`: of the
-    request that made the job, of which its id has but the first 32 bits. `notify`: None is as `["end"]`.
+    """Body of `job.registered`: a new job.
+
+    `sealed_secret` is sealed for the purpose `job-secret/<job_id>`. `request_id` is the id of the request that
+    registered the job; `job_id` may be derived from its first 32 bits. A `notify` of `None` means `["end"]`.
     """
 
     job_id: JobId
@@ -119,14 +125,14 @@ class JobRegistration(WireBody):
 
 
 class JobPick(WireBody):
-    """Body of `job.picked`: the session takes the job. The same session again is the same pick."""
+    """Body of `job.picked`: the session takes the job. A second pick by the same session is a duplicate."""
 
     job_id: JobId
     session: Name
 
 
 class JobCancellation(WireBody):
-    """Body of `job.cancelled`. The same `request_id` again is the same cancellation."""
+    """Body of `job.cancelled`. A repeated `request_id` is the same cancellation."""
 
     job_id: JobId
     request_id: Name
@@ -134,8 +140,10 @@ class JobCancellation(WireBody):
 
 
 class JobSecretRotation(WireBody):
-    """Body of `job.secret_rotated`: a new secret, sealed as at the registration. The one before it signs for
-    `overlap_ms` more, by the log's clock. The same `request_id` again is the same rotation.
+    """Body of `job.secret_rotated`: a new secret, sealed in the same way as that of the registration.
+
+    The previous secret remains valid for `overlap_ms` after the record's append time. A repeated `request_id`
+    is the same rotation.
     """
 
     job_id: JobId
@@ -166,7 +174,23 @@ def registration_record(
     door: str = "cli",
     principal: str = "operator",
 ) -> OutgoingRecord:
-    """The record that registers a job. Raises pydantic.ValidationError for a bad description or session."""
+    """Return the record that registers a job, with its secret sealed by `keyring`.
+
+    Args:
+        job_id: 8 lower-case hex digits.
+        secret: the secret with which the job's events are signed.
+        description: the text of the job, at most `DESCRIPTION_LIMIT` characters.
+        keyring: the master keys.
+        session: the only session that may pick the job. `None` means any.
+        broker: the settings of the per-job broker. `None` means the common broker.
+        request_id: the id of the request, if it has one.
+        notify: the events of which the principal is notified. `None` means the job's end.
+        door: the door that appends the record.
+        principal: the principal that registers the job.
+
+    Raises:
+        pydantic.ValidationError: a value is invalid.
+    """
     body = JobRegistration(
         job_id=job_id,
         description=description,
@@ -178,7 +202,7 @@ def registration_record(
     )
     said: dict[str, Any] = body.model_dump(mode="json")
     if notify is None:
-        # It came later, and must not make a repeated registration another one.
+        # The field was added later. Without it, a repeated registration has the same content as before.
         del said["notify"]
     value = canonical(said)
     return OutgoingRecord(
@@ -199,10 +223,14 @@ def cancellation_record(
     door: str = "cli",
     principal: str = "operator",
 ) -> OutgoingRecord:
-    """The record that cancels a job. Raises pydantic.ValidationError for a bad reason or request id."""
+    """Return the record that cancels a job. A `request_id` of `None` means a random one.
+
+    Raises:
+        pydantic.ValidationError: the job id, the reason or the request id is invalid.
+    """
     body = JobCancellation(job_id=job_id, reason=reason, request_id=request_id or str(uuid.uuid4()))
     value = canonical(body.model_dump(mode="json"))
-    # Without the job, two jobs that one request cancels would share the id of what ended them.
+    # The job is part of the identity because one request may cancel several jobs.
     identity = (f"{door}/{principal}", job_id, body.request_id)
     return OutgoingRecord(
         stream=stream_key(JOB, job_id),
@@ -224,7 +252,11 @@ def rotation_record(
     door: str = "cli",
     principal: str = "operator",
 ) -> OutgoingRecord:
-    """The record that gives a job a new secret. Raises pydantic.ValidationError for a bad overlap or id."""
+    """Return the record that rotates a job's secret. The previous one remains valid for `overlap_ms`.
+
+    Raises:
+        pydantic.ValidationError: the job id, the request id or the overlap is invalid.
+    """
     body = JobSecretRotation(
         job_id=job_id,
         request_id=request_id,
@@ -243,7 +275,11 @@ def rotation_record(
 
 
 def pick_record(job_id: str, session: str, *, door: str = "http", principal: str) -> OutgoingRecord:
-    """The record by which a session takes a job. Raises pydantic.ValidationError for what is no name."""
+    """Return the record by which a session picks a job.
+
+    Raises:
+        pydantic.ValidationError: the job id or the session's name is invalid.
+    """
     value = canonical(JobPick(job_id=job_id, session=session).model_dump(mode="json"))
     return OutgoingRecord(
         stream=stream_key(JOB, job_id),
@@ -256,5 +292,5 @@ def pick_record(job_id: str, session: str, *, door: str = "http", principal: str
 
 
 def pick_id(job_id: str, session: str) -> str:
-    """The CloudEvents id of the pick of a job by a session: there is one such pick."""
+    """Return the CloudEvents id of the pick of a job by a session. It depends on these two alone."""
     return content_id(JOB_PICKED.encode(), job_id.encode("ascii"), session.encode("utf-8"))

@@ -1,1 +1,1 @@
-"""The mailbox and thread streams: messages, leases, and conversations between listeners."""
+"""The mailbox stream: messages, claims and leases."""

@@ -1,14 +1,16 @@
-"""The entries of `mailbox/<realm>/<agent>`: what is pending in its order, the ids of a week, the requests.
+"""The state of the stream `mailbox/<realm>/<agent>`: pending messages, known message ids and settled requests.
 
-`m/<priority>/<posted_at>/<message_id>`: one pending message without its body. Sorted keys are the order of
-handing out: the priority is a digit, the time 16 hex digits.
-`id/<3 hex digits>`: the ids whose SHA-256 begins so, posted in the last week or pending still.
-`last`: when the newest message was posted, 8 bytes.
-`leases`: when the leases of the consuming door end.
-`handed`: when messages were handed out in the last minute, where leases ask for a rate. `closed`: it is.
+Entries:
+`m/<priority>/<posted_at>/<message_id>`: one pending message without its body. The priority is a digit and the
+time 16 hex digits, so the order of the keys is the order in which messages are handed out.
+`id/<3 hex digits>`: the ids with this prefix of their SHA-256 that are pending or were posted in the last week.
+`last`: the time at which the newest message was posted, 8 bytes.
+`leases`: the ends of the leases of the consuming door.
+`handed`: the times of the last minute at which leases with a rate handed out messages.
+`closed`: exists if the mailbox is closed.
 `requests`, `requests/message`: the newest requests about the mailbox, and about single messages.
 
-A finished message has no entry of its own. Nothing iterates over `id/`.
+A message with a final status has no entry of its own. Nothing iterates over `id/`.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ from schemas.wire.record import STANDARD_HEADERS, Record
 
 ENTRY_VERSION: Final = 1
 ID_KEPT_US: Final = 7 * 24 * 3600 * 1_000_000
-# Requests of the whole mailbox (claim, lease, clear) and of single messages (ack, read, ...) are remembered
-# apart: else a few hundred acks would make a drain forgotten that may yet be repeated.
+# Requests about the whole mailbox (claim, lease, clear) and about single messages (ack, read, ...) have
+# separate memories. Otherwise a few hundred acks would displace a claim that may still be repeated.
 OF_MAILBOX: Final = "requests"
 OF_MESSAGE: Final = "requests/message"
 _LEASES: Final = "leases"
@@ -52,9 +54,10 @@ _DIGITS: Final = {priority: digit for digit, priority in enumerate(PRIORITIES)}
 
 
 class PendingMessage(msgspec.Struct, array_like=True, gc=False):
-    """A message that is unread or leased; the fields of its row that the mailbox's name does not say.
+    """A message that is unread or leased: the fields of its row that do not follow from the mailbox's name.
 
-    An unread message with a `request_id` was reclaimed from that lease, and its holder may yet be done with it.
+    An unread message with a `request_id` was reclaimed from that lease. The holder of the lease can still
+    acknowledge it.
     """
 
     version: int
@@ -81,17 +84,17 @@ class PendingMessage(msgspec.Struct, array_like=True, gc=False):
     on_behalf_of: str | None = None
 
     def standing(self, now_us: int) -> str:
-        """Return its status at `now_us`: a message whose lease has expired is unread."""
+        """Return the status at `now_us`. A message whose lease has expired is unread."""
         is_held = self.status == LEASED and self.lease_until is not None and self.lease_until > now_us
         return LEASED if is_held else UNREAD
 
     def is_over(self, now_us: int) -> bool:
-        """Whether its `expires_at` has come."""
+        """Return whether the message has expired at `now_us`."""
         return self.expires_at is not None and has_come(self.expires_at, now_us)
 
 
 class KnownId(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """When a message was posted, as what priority, and the digest of its content."""
+    """A known message id: the digest of its content, the time of its posting, and its priority as a digit."""
 
     digest: bytes
     posted_at: int
@@ -99,19 +102,19 @@ class KnownId(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Leases(msgspec.Struct, array_like=True, gc=False):
-    """How many messages are leased until when, all through one door: there is one consuming door at a time."""
+    """The current leases: the number of messages for each end. One door at a time has all leases."""
 
     version: int = ENTRY_VERSION
     door: str = ""
     ends: dict[int, int] = {}
 
     def begin(self, door: str, until_us: int) -> None:
-        """One more message is leased."""
+        """Count a lease by `door` that ends at `until_us`, in microseconds since 1970 UTC."""
         self.door = door
         self.ends[until_us] = self.ends.get(until_us, 0) + 1
 
     def end(self, message: PendingMessage) -> None:
-        """The message is leased no more, if it was."""
+        """Remove the lease of a message, if it has one."""
         until_us = message.lease_until
         if until_us is None:
             return
@@ -123,7 +126,7 @@ class Leases(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def held(self) -> int:
-        """How many messages are leased."""
+        """The number of leased messages."""
         return sum(self.ends.values())
 
 
@@ -151,7 +154,7 @@ _decode_requests: Final = msgspec.msgpack.Decoder(_Requests).decode
 
 
 class MailboxEntries:
-    """A mailbox's entries by what they mean, at the time `now_us` of the record being settled."""
+    """Typed access to the entries of a mailbox, at the time `now_us` of the record that is being settled."""
 
     def __init__(self, mailbox: str, entries: Entries, now_us: int) -> None:
         self.realm, _, self.recipient = mailbox.partition("/")
@@ -159,9 +162,10 @@ class MailboxEntries:
         self._entries = entries
 
     def next_moment(self) -> int:
-        """When the message that is posted now was posted: the record's time, but after every message before it.
+        """Return the posting time of a new message, and remember it as the newest one.
 
-        Kafka gives all records of a batch one time, and messages are handed out in the order of their posting.
+        It is the record's time, or one microsecond after the newest message if that is later. Kafka gives all
+        records of a batch one time, but messages must be handed out in the order of their posting.
         """
         raw = self._entries.get(LAST)
         moment = self.now_us if raw is None else max(self.now_us, int.from_bytes(raw, "big") + 1)
@@ -169,32 +173,32 @@ class MailboxEntries:
         return moment
 
     def known(self, message_id: str) -> KnownId | None:
-        """The id, if its message was posted in the last week or is pending still."""
+        """Return a message id that is pending or was posted in the last week, else `None`."""
         found = self._shard(message_id).ids.get(message_id)
         return found if found is not None and self._is_kept(message_id, found) else None
 
     def pending(self, message_id: str) -> PendingMessage | None:
-        """The message, if it is pending."""
+        """Return a pending message, or `None` if no message with this id is pending."""
         known = self._shard(message_id).ids.get(message_id)
         raw = None if known is None else self._entries.get(_message_key(message_id, known))
         return None if raw is None else _decode_message(raw)
 
     def in_order(self) -> Iterator[PendingMessage]:
-        """All pending messages in the order of handing out, as they stood when it began."""
+        """Iterate over the pending messages in the order in which they are handed out."""
         for key in self._entries.with_prefix(_PENDING):
             raw = self._entries.get(key)
             if raw is not None:
                 yield _decode_message(raw)
 
     def of_these(self, message_ids: Sequence[str]) -> list[PendingMessage]:
-        """Those of these messages that are pending, in the order of handing out."""
+        """Return the pending ones of these messages, in the order in which they are handed out."""
         found = [
             message for message_id in set(message_ids) if (message := self.pending(message_id)) is not None
         ]
         return sorted(found, key=_key_of)
 
     def add(self, message: PendingMessage, digest: bytes) -> None:
-        """Put a new message, and know its id from now on. Ids that need not be known any more are dropped."""
+        """Add a new message and its id. Remove the ids of the same entry that are no longer needed."""
         shard, message_id = self._shard(message.message_id), message.message_id
         shard.ids[message_id] = KnownId(digest, message.posted_at, _DIGITS[message.priority])
         self.put(message)
@@ -210,14 +214,14 @@ class MailboxEntries:
         self._entries.delete(_key_of(message))
 
     def leases(self) -> Leases:
-        """The leases that have not run out."""
+        """Return the leases that have not expired."""
         raw = self._entries.get(_LEASES)
         leases = Leases() if raw is None else _decode_leases(raw)
         leases.ends = {until: count for until, count in leases.ends.items() if until > self.now_us}
         return leases
 
     def put_leases(self, leases: Leases) -> None:
-        """Write the leases if they have changed."""
+        """Write the leases if they have changed. Without a lease the entry is deleted."""
         before, after = self._entries.get(_LEASES), _encode(leases) if leases.ends else None
         if after is not None and after != before:
             self._entries.put(_LEASES, after)
@@ -226,37 +230,37 @@ class MailboxEntries:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing may be posted or leased."""
+        """Whether the mailbox is closed, so that no message may be posted or leased."""
         return is_closed_mailbox(self._entries)
 
     def put_closed(self, *, is_closed: bool) -> None:
-        """Close it or open it again."""
+        """Close the mailbox, or open it again."""
         if is_closed:
             self._entries.put(_CLOSED, bytes([ENTRY_VERSION]))
         elif self.is_closed:
             self._entries.delete(_CLOSED)
 
     def handed_lately(self) -> list[int]:
-        """When messages were handed out in the last minute by leases with a rate, in microseconds."""
+        """Return the times at which leases with a rate handed out messages in the last minute."""
         raw = self._entries.get(_HANDED)
         moments = [] if raw is None else _decode_handed(raw).moments
         return [moment for moment in moments if moment > self.now_us - _MINUTE_US]
 
     def put_handed(self, moments: list[int]) -> None:
-        """Write them."""
+        """Write the times of `handed_lately`."""
         self._entries.put(_HANDED, _encode(_Handed(ENTRY_VERSION, moments)))
 
     def requests(self, of: str) -> RequestMemory:
-        """The requests that were settled, `OF_MAILBOX` or `OF_MESSAGE`."""
+        """Return the memory of settled requests, `OF_MAILBOX` or `OF_MESSAGE`."""
         raw = self._entries.get(of)
         return RequestMemory() if raw is None else _decode_requests(raw).memory
 
     def put_requests(self, of: str, memory: RequestMemory) -> None:
-        """Write the requests."""
+        """Write the memory of settled requests."""
         self._entries.put(of, _encode(_Requests(ENTRY_VERSION, memory)))
 
     def change(self, message: PendingMessage, status: str | None = None) -> Change:
-        """The row of a pending message, or of one that has just reached the final status `status`."""
+        """Return the change of the message's row. `status` is its final status, or `None` if it is pending."""
         row = MessageRow(
             realm=self.realm,
             recipient=self.recipient,
@@ -290,19 +294,20 @@ class MailboxEntries:
         return _Shard(ENTRY_VERSION, {}) if raw is None else _decode_shard(raw)
 
     def _is_kept(self, message_id: str, known: KnownId) -> bool:
-        # Two messages with one id would share a row: as long as the first is pending, its id is known.
+        # Two messages with one id would share a row, so the id of a pending message is never forgotten.
         is_young = self.now_us - known.posted_at <= ID_KEPT_US
         return is_young or self._entries.get(_message_key(message_id, known)) is not None
 
 
 def is_closed_mailbox(entries: Entries) -> bool:
-    """Whether the mailbox with these entries is closed."""
+    """Return whether the mailbox with these entries is closed."""
     return entries.get(_CLOSED) is not None
 
 
 def expected_apart(record: Record) -> tuple[str, ...]:
-    """The entries kept apart that the fold will ask for to settle `record`, as far as its headers tell: a guess
-    that spares a runner the waiting, and decides nothing.
+    """Return the keys with the prefix `APART` that the fold will probably read to settle `record`.
+
+    A runner may fetch these entries in advance. The result is a guess from the headers and affects only speed.
     """
     if record.key is None or not record.key.startswith(_MAILBOXES) or record.header_names != STANDARD_HEADERS:
         return ()

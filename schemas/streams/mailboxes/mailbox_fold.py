@@ -1,9 +1,9 @@
 """The fold of `mailbox/<realm>/<agent>` (HH-06): posting, delivery, ack, nack, reading, expiry and clearing.
 
-`message` in this package declares the life cycle of a message, `mailbox_entries` the state.
+The module `message` declares the life cycle of a message, `mailbox_entries` the state of the stream.
 
-`status_after` is the message's for a record about one message, where its status is known, and None for a
-record about the whole mailbox.
+`status_after` is the status of the message if the record is about one message whose status is known. It is
+`None` if the record is about the whole mailbox.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ from schemas.streams.mailboxes.message import (
 from schemas.wire.ids import MAILBOX
 from schemas.wire.verdicts import AFTER_TERMINAL, ILLEGAL_TRANSITION, SEQ_CONFLICT, UNKNOWN_STREAM
 
-# A message that was handed out so often and not acknowledged is not handed out again.
+# A message that was handed out this many times without an ack is dead.
 ATTEMPTS_MOST: Final = 3
-# Why nothing is posted or leased any more.
+# The explanation of a rejected posting or lease.
 CLOSED: Final = "the mailbox is closed"
 _OF_MAILBOX_TYPES: Final = frozenset(
     {MESSAGE_CLAIMED, MESSAGE_LEASED, MAILBOX_CLEARED, MAILBOX_CLOSED, MAILBOX_OPENED}
 )
-# What these records lead to, always.
+# The final status to which each of these records leads.
 _FINAL_BY_TYPE: Final = {MESSAGE_ACKED: CLAIMED, MESSAGE_READ: READ, MESSAGE_EXPIRED: EXPIRED}
 
 
 def settle_mailbox(given: FoldInput) -> Outcome:
-    """Settle one record of a mailbox's stream."""
+    """Return the outcome of one record of a mailbox's stream."""
     mailbox = MailboxEntries(given.name, given.entries, given.now_us)
     if given.type == MESSAGE_POSTED:
         return _settle_posting(given.body, mailbox)
@@ -126,7 +126,7 @@ def _settle_posting(body: dict[str, Any], mailbox: MailboxEntries) -> Outcome:
 
 
 def _settle_request(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
-    """Settle a record about the whole mailbox. It is accepted also if it finds no message."""
+    """Return the outcome of a record about the whole mailbox. It is accepted even if there is no message."""
     requests = mailbox.requests(OF_MAILBOX)
     repeated = requests.repeated(given.envelope.ce_id, given.body, None)
     if repeated is not None:
@@ -150,7 +150,7 @@ def _settle_request(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
 
 
 def _is_fact(given: FoldInput) -> bool:
-    """Return whether the record is a claim that names its messages: a poll has handed them out already."""
+    """Return whether the record is a claim of named messages, which the door has already handed out."""
     return given.type == MESSAGE_CLAIMED and given.body.get("message_ids") is not None
 
 
@@ -198,7 +198,7 @@ def _hand_out(given: FoldInput, mailbox: MailboxEntries, leases: Leases) -> list
 
 
 def _settle_message(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
-    """Settle a record about one message that was posted before."""
+    """Return the outcome of a record about one message that was posted before."""
     requests = mailbox.requests(OF_MESSAGE)
     seen = requests.seen(given.envelope.ce_id, given.body)
     message = mailbox.pending(given.body["message_id"])
@@ -214,8 +214,7 @@ def _settle_message(given: FoldInput, mailbox: MailboxEntries) -> Outcome:
         return rejected(AFTER_TERMINAL, "the message has reached a final status")
     refusal = _refusal(given, message, mailbox.now_us)
     if refusal is not None:
-        # A repeated request was done before. The other case is a new request: a message id may be posted again
-        # after a week.
+        # A repeated request has already had its effect, but a message id may be posted again after a week.
         return duplicate(status) if seen == "same" else rejected(ILLEGAL_TRANSITION, refusal, status)
     leases = mailbox.leases()
     final = _FINAL_BY_TYPE.get(given.type)

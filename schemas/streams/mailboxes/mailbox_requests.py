@@ -1,4 +1,8 @@
-"""The records about what happens to messages in a mailbox: wire models and how a door makes the records."""
+"""The records about claims, leases, acks and the other steps of a message.
+
+This module has their wire models and the functions that build them. The functions raise
+pydantic.ValidationError for an invalid argument.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +45,10 @@ class _MailboxBody(WireBody):
 
 
 class MailboxClaim(_MailboxBody):
-    """Body of `message.claimed`: hand out up to `limit` messages, acknowledged at once. With `message_ids` only
-    these, those of them that are pending: for a door that has handed them out by its own order.
+    """Body of `message.claimed`: hand out up to `limit` messages and acknowledge them at once.
+
+    With `message_ids`, only the pending ones of these are claimed. A door that has already handed them out
+    records them in this way.
     """
 
     request_id: Name
@@ -51,12 +57,16 @@ class MailboxClaim(_MailboxBody):
 
 
 class MailboxLease(_MailboxBody):
-    """Body of `message.leased`: hand out up to `limit` messages, to be acknowledged within `lease_ms`.
+    """Body of `message.leased`: hand out up to `limit` messages, which must be acknowledged within `lease_ms`.
 
-    With `message_ids` only these, those of them that may be handed out. Never so many that more than
-    `held_most` are leased at once, or more than `per_minute` were handed out in the last 60 s of the log's
-    time by leases that said so: the log is where all that share a mailbox meet. `from_closed`: out of a
-    closed mailbox, by who sends back what is in it.
+    The limits apply to all readers of the mailbox together, because the fold counts in the log.
+
+    Attributes:
+        message_ids: the only messages that may be handed out. `None` means all.
+        held_most: the largest number of messages that may be leased at once. `None` means no limit.
+        per_minute: the largest number of messages that leases with this field may hand out in 60 s of the log's
+            time. `None` means no limit.
+        from_closed: whether to lease from a closed mailbox, to return its messages to their senders.
     """
 
     request_id: Name
@@ -69,26 +79,28 @@ class MailboxLease(_MailboxBody):
 
 
 class MailboxClearing(_MailboxBody):
-    """Body of `mailbox.cleared`: drop all that is pending."""
+    """Body of `mailbox.cleared`: drop all pending messages."""
 
     request_id: Name
 
 
 class MailboxClosing(_MailboxBody):
-    """Body of `mailbox.closed`: nothing is posted to it and nothing leased from it until it is opened again."""
+    """Body of `mailbox.closed`: reject postings and leases until the mailbox is opened again."""
 
     request_id: Name
 
 
 class MailboxOpening(_MailboxBody):
-    """Body of `mailbox.opened`: it is open again."""
+    """Body of `mailbox.opened`: the mailbox is open again."""
 
     request_id: Name
 
 
 class MessageAck(_MailboxBody):
-    """Body of `message.acked`: its holder has done with it. `request_id` is the lease's. `answers` are the
-    messages that it led to: in the same record, so that they are sent if and only if it counts.
+    """Body of `message.acked`: the holder of the lease has finished the message.
+
+    `request_id` is that of the lease. `answers` are the messages that result from it. They are in the same
+    record so that they are sent if and only if the ack is accepted.
     """
 
     message_id: Name
@@ -97,8 +109,9 @@ class MessageAck(_MailboxBody):
 
 
 class MessageNack(_MailboxBody):
-    """Body of `message.nacked`: its holder gives it back. `request_id` is the lease's. `is_no_attempt`: that it
-    was handed out does not count as one.
+    """Body of `message.nacked`: the holder of the lease returns the message.
+
+    `request_id` is that of the lease. With `is_no_attempt`, the lease does not count as an attempt.
     """
 
     message_id: Name
@@ -108,20 +121,20 @@ class MessageNack(_MailboxBody):
 
 
 class MessageReclaim(_MailboxBody):
-    """Body of `message.reclaimed`: the lease by the request `request_id` has run out."""
+    """Body of `message.reclaimed`: the lease by the request `request_id` has expired."""
 
     message_id: Name
     request_id: Name
 
 
 class MessageReading(_MailboxBody):
-    """Body of `message.read`: marked as read by one that peeked."""
+    """Body of `message.read`: a client that only looked at the message marks it as read."""
 
     message_id: Name
 
 
 class MessageExpiry(_MailboxBody):
-    """Body of `message.expired`: its `expires_at` has come."""
+    """Body of `message.expired`: the time `expires_at` of the message has passed."""
 
     message_id: Name
 
@@ -144,7 +157,7 @@ MAILBOX_MODELS: Final[dict[str, type[WireBody]]] = {
 def claim_record(
     realm: str, recipient: str, request_id: str, limit: int = CLAIM_LIMIT, *, door: str, principal: str
 ) -> OutgoingRecord:
-    """The record that drains a mailbox. As all below, raises pydantic.ValidationError for a bad argument."""
+    """Return the record that claims up to `limit` messages of a mailbox."""
     said = {"request_id": request_id, "limit": limit}
     return _record(MESSAGE_CLAIMED, realm, recipient, said, door, principal)
 
@@ -152,7 +165,7 @@ def claim_record(
 def claim_of_record(
     realm: str, recipient: str, request_id: str, message_ids: Sequence[str], *, door: str, principal: str
 ) -> OutgoingRecord:
-    """The record that says that these messages, at most 1,000, were handed out by the door itself."""
+    """Return the record that claims these messages, at most 1,000, which the door has already handed out."""
     said = {"request_id": request_id, "limit": LIMIT_MOST, "message_ids": list(message_ids)}
     return _record(MESSAGE_CLAIMED, realm, recipient, said, door, principal)
 
@@ -171,7 +184,7 @@ def lease_record(
     door: str,
     principal: str,
 ) -> OutgoingRecord:
-    """The record that leases messages of a mailbox; see MailboxLease."""
+    """Return the record that leases messages of a mailbox. `MailboxLease` describes the conditions."""
     said = {
         "request_id": request_id,
         "limit": limit,
@@ -187,14 +200,14 @@ def lease_record(
 def clearing_record(
     realm: str, recipient: str, request_id: str, *, door: str, principal: str
 ) -> OutgoingRecord:
-    """The record that clears a mailbox."""
+    """Return the record that drops all pending messages of a mailbox."""
     return _record(MAILBOX_CLEARED, realm, recipient, {"request_id": request_id}, door, principal)
 
 
 def gate_record(
     realm: str, recipient: str, request_id: str, *, is_open: bool, ce_id: str, door: str, principal: str
 ) -> OutgoingRecord:
-    """The record that closes a mailbox, or opens it again. The reactor gives an id of its own."""
+    """Return the record that closes a mailbox, or opens it again. The reactor chooses `ce_id`."""
     kind = MAILBOX_OPENED if is_open else MAILBOX_CLOSED
     return _record(kind, realm, recipient, {"request_id": request_id}, door, principal, ce_id)
 
@@ -209,7 +222,7 @@ def ack_record(
     door: str,
     principal: str,
 ) -> OutgoingRecord:
-    """The record that acknowledges a leased message. Door and principal are those of the lease."""
+    """Return the record that acknowledges a leased message. Door and principal must be those of the lease."""
     said = {"message_id": message_id, "request_id": request_id, "answers": answers or None}
     return _record(MESSAGE_ACKED, realm, recipient, said, door, principal)
 
@@ -225,7 +238,7 @@ def nack_record(
     door: str,
     principal: str,
 ) -> OutgoingRecord:
-    """The record that gives a leased message back. Door and principal are those of the lease."""
+    """Return the record that returns a leased message. Door and principal must be those of the lease."""
     said = {
         "message_id": message_id,
         "request_id": request_id,
@@ -245,20 +258,20 @@ def reclaim_record(
     principal: str,
     ce_id: str | None = None,
 ) -> OutgoingRecord:
-    """The record that takes a message back whose lease has run out. The reactor gives an id of its own."""
+    """Return the record that makes a message with an expired lease unread. The reactor chooses `ce_id`."""
     said = {"message_id": message_id, "request_id": request_id}
     return _record(MESSAGE_RECLAIMED, realm, recipient, said, door, principal, ce_id)
 
 
 def read_record(realm: str, recipient: str, message_id: str, *, door: str, principal: str) -> OutgoingRecord:
-    """The record that marks a message as read."""
+    """Return the record that marks a message as read."""
     return _record(MESSAGE_READ, realm, recipient, {"message_id": message_id}, door, principal)
 
 
 def expiry_record(
     realm: str, recipient: str, message_id: str, *, door: str, principal: str, ce_id: str | None = None
 ) -> OutgoingRecord:
-    """The record that says that a message's time is over. The reactor gives an id of its own."""
+    """Return the record that ends an expired message. The reactor chooses `ce_id`."""
     return _record(MESSAGE_EXPIRED, realm, recipient, {"message_id": message_id}, door, principal, ce_id)
 
 
@@ -271,8 +284,9 @@ def _record(
     principal: str,
     ce_id: str | None = None,
 ) -> OutgoingRecord:
-    """The id names sender, mailbox, message and request, and nothing else of what is said: the same request
-    with other content has the same id, so that the fold can tell that it is a conflict.
+    """Return a record. Its id depends on the sender, the mailbox, the message and the request alone.
+
+    The same request with other content has the same id, so that the fold recognises the conflict.
     """
     body = MAILBOX_MODELS[record_type].model_validate({"realm": realm, "to": recipient, **said})
     mailbox = f"{realm}/{recipient}"
@@ -283,6 +297,6 @@ def _record(
         door=door,
         principal=principal,
         type=record_type,
-        # Without what is null: a field that comes later must not make a repeated request another one.
+        # Without null fields, so that a field added later does not change the content of a repeated request.
         value=canonical(body.model_dump(mode="json", by_alias=True, exclude_none=True)),
     )

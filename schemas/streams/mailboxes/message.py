@@ -1,9 +1,9 @@
-"""The message (design: one model, every door): wire model, its life cycle, and the record that posts it.
+"""The message, with one model for every door: its wire model, its life cycle, and the record that posts it.
 
 unread <--> leased --> claimed | expired | cleared | dead
    `-----------------> claimed | read | expired | cleared
 
-A lease that has run out counts as none: what may happen to an unread message may then happen to this one.
+A message whose lease has expired counts as unread.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ REPAIRS_MOST: Final = 20
 
 UNREAD: Final = "unread"
 LEASED: Final = "leased"
-CLAIMED: Final = "claimed"  # handed out and acknowledged, at once or by ack
+CLAIMED: Final = "claimed"  # handed out and acknowledged, at once by a claim or later by an ack
 READ: Final = "read"
 EXPIRED: Final = "expired"
 CLEARED: Final = "cleared"
 DEAD: Final = "dead"
-# A message whose lease has expired counts as unread. Ack, nack and reclaim are the ways out of a lease.
+# A message whose lease has expired counts as unread. An ack, a nack or a reclaim ends a lease.
 MESSAGE_TRANSITIONS: Final[dict[str, frozenset[str]]] = {
     UNREAD: frozenset({LEASED, CLAIMED, READ, EXPIRED, CLEARED, DEAD}),
     LEASED: frozenset({UNREAD, CLAIMED, CLEARED, DEAD}),
@@ -65,12 +65,13 @@ _UtcTime = Annotated[str, AfterValidator(_utc_time)]
 
 
 class MessageRow(Row, frozen=True, gc=False):
-    """A row of `mailbox`: where one message for one recipient stands; what it says is in `message_bodies`.
+    """A row of `mailbox`: the status of one message for one recipient. Its body is in `message_bodies`.
 
-    `sent_at` and `expires_at` as the sender says. `from_task`: the task whose token the sender had.
-    `handed_to` (`<door>/<principal>`) got it last, by the request `request_id`, at `handed_at`; `lease_until`
-    while it is leased. `ended_at`: when it reached a final status. `thread` is the recipient's name of the
-    conversation; `parent_thread`, `root_thread`, `on_behalf_of` are its place in the tree (XP-07).
+    `sent_at` and `expires_at` are times as the sender wrote them. `from_task` is the task whose token the
+    sender used. `handed_to` is the last reader, as `<door>/<principal>`. It got the message at `handed_at` by
+    the request `request_id`, as the attempt number `attempts`. `lease_until` is set while the message is
+    leased, and `ended_at` once it has reached a final status. `thread` is the recipient's id of the
+    conversation. `parent_thread`, `root_thread` and `on_behalf_of` are its place in the tree (XP-07).
     """
 
     VIEW: ClassVar = MAILBOX_VIEW
@@ -127,8 +128,9 @@ class MessageRow(Row, frozen=True, gc=False):
 
 
 class MessageBodyRow(Row, frozen=True, gc=False):
-    """A row of `message_bodies`: what a message says. Written once: what happens to a message rewrites only its
-    small row in `mailbox`.
+    """A row of `message_bodies`: the body of a message.
+
+    It is written once. Later records about the message change only its small row in `mailbox`.
     """
 
     VIEW: ClassVar = MESSAGE_BODIES
@@ -147,12 +149,17 @@ class MessageBodyRow(Row, frozen=True, gc=False):
 
 
 class Message(WireBody):
-    """Body of `message.posted`: one message for one recipient. Deduplicated by `message_id` alone.
+    """Body of `message.posted`: one message for one recipient. `message_id` alone identifies it.
 
-    `from_task`: the task whose token the sender had. `expires_at` decides, so it must be a time in UTC;
-    `sent_at` is what the sender says. `thread` is what the recipient calls the conversation;
-    `parent_thread`, `root_thread` and `on_behalf_of` are its place in the tree, which no recipient is shown.
-    `repairs` says what of it was repaired, `original` (base64) what it was before: only the ledger has both.
+    Attributes:
+        from_verified: whether the door authenticated the sender.
+        from_task: the task whose token the sender used, or `None`.
+        thread: the recipient's id of the conversation. `parent_thread`, `root_thread` and `on_behalf_of` are
+            its place in the tree, which recipients do not see.
+        sent_at: the sender's time, as the sender wrote it.
+        expires_at: the time at which the message expires, ISO 8601 in UTC. `None` means never.
+        repairs: descriptions of the repairs that the door made to the message. Only the ledger stores them.
+        original: the message before the repairs in base64. Only the ledger stores it.
     """
 
     message_id: Name
@@ -178,22 +185,22 @@ class Message(WireBody):
 
 
 def posting_record(message: Message, *, door: str, principal: str) -> OutgoingRecord:
-    """The record that posts a message into its recipient's mailbox."""
+    """Return the record that posts a message to its recipient's mailbox."""
     return OutgoingRecord(
         stream=stream_key(MAILBOX, f"{message.realm}/{message.recipient}"),
         ce_id=message.message_id,
         door=door,
         principal=principal,
         type=MESSAGE_POSTED,
-        # Without what is null: a field that comes later must not make a repeated message another one.
+        # Without null fields, so that a field added later does not change the content of a repeated message.
         value=canonical_plain(message.model_dump(mode="json", by_alias=True, exclude_none=True)),
     )
 
 
 def has_come(time: str, now_us: int) -> bool:
-    """Whether `time`, of the form of `expires_at`, is at or before `now_us` (microseconds since 1970 UTC)."""
+    """Return whether `time`, in the form of `expires_at`, is at or before `now_us` (since 1970 UTC)."""
     whole = datetime.fromisoformat(time[:19]) - _EPOCH
-    # Up to nine digits after the point, so nanoseconds.
+    # A time has up to nine fractional digits, so the comparison is in nanoseconds.
     fraction_ns = int(time[20:-1].ljust(9, "0"))
     return (whole.days * 86_400 + whole.seconds) * 10**9 + fraction_ns <= now_us * 1000
 

@@ -1,6 +1,7 @@
-"""Who may do what: roles, and the records that make and revoke the tokens of principals.
+"""The principals of the HTTP hub: their roles, the records that add and revoke them, and their fold.
 
-Deny by default. The operator's token is a 0600 file and no record; all others are in the log, as hashes.
+The log has the SHA-256 of each token, never the token. The operator's token is not in the log: it is a file
+with mode 0600. The state of the stream `principal/<name>` is one entry, `principal`, with the row.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ OPERATOR: Final = "operator"
 DELEGATOR: Final = "delegator"
 WORKER: Final = "worker"
 VIEWER: Final = "viewer"
-# Whoever has the token of a task; no principal is added with this role.
+# The role of the agent of a task, by the task's token. No principal is added with this role.
 AGENT: Final = "agent"
 ROLES: Final = (OPERATOR, DELEGATOR, WORKER, VIEWER)
-# The reactor signs its follow-ups with this name, and sends messages by the other; the hub has a mailbox.
+# REACTOR is the principal of derived records, SENDER the sender of the reactor's messages. HUB has a mailbox.
 REACTOR: Final = "reactor"
 SENDER: Final = "trunkline"
 HUB: Final = "hub"
-# The pump signs by this name what no listener says, and what is bound for nobody goes there.
+# The sender of messages that the pump itself writes, and the recipient of messages that have no other one.
 SYSTEM: Final = "system"
-# Nobody else may have these names.
+# No other principal or agent may have these names.
 RESERVED_PRINCIPALS: Final = frozenset({OPERATOR, REACTOR, SENDER, HUB, SYSTEM, "anonymous", "unverified"})
 
 ACTIVE: Final = "active"
@@ -53,7 +54,7 @@ def _free(name: str) -> str:
 
 
 class PrincipalRow(Row, frozen=True, gc=False):
-    """A row of `registry_principals`; of the token only its SHA-256 (hex) is known."""
+    """A row of `registry_principals`. The token is known only by its SHA-256 in hex."""
 
     VIEW: ClassVar = REGISTRY_PRINCIPALS
     KEY: ClassVar = ("principal",)
@@ -75,7 +76,7 @@ class PrincipalRow(Row, frozen=True, gc=False):
 
 
 class PrincipalAddition(WireBody):
-    """Body of `principal.added`. The names of RESERVED_PRINCIPALS are nobody's to have."""
+    """Body of `principal.added`. The name must not be one of `RESERVED_PRINCIPALS`."""
 
     principal: Annotated[Name, AfterValidator(_free)]
     role: Literal["operator", "delegator", "worker", "viewer"]
@@ -83,7 +84,7 @@ class PrincipalAddition(WireBody):
 
 
 class PrincipalRevocation(WireBody):
-    """Body of `principal.revoked`. Final: the name is not used again."""
+    """Body of `principal.revoked`. The revocation is final, and the name is not used again."""
 
     principal: Name
 
@@ -100,19 +101,23 @@ _decode: Final = msgspec.msgpack.Decoder(PrincipalRow).decode
 
 
 def new_token() -> str:
-    """A fresh bearer token, 256 random bits."""
+    """Return a new bearer token of 256 random bits."""
     return secrets.token_urlsafe(32)
 
 
 def token_hash(token: str) -> str:
-    """What is stored of a token: its SHA-256 in hex."""
+    """Return the SHA-256 of a token in hex, the only form in which a token is stored."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def addition_record(
     name: str, role: str, token: str, *, door: str = "http", principal: str = OPERATOR
 ) -> OutgoingRecord:
-    """The record that adds a principal. Raises pydantic.ValidationError for a bad name or role."""
+    """Return the record that adds the principal `name`, with the hash of its token.
+
+    Raises:
+        pydantic.ValidationError: the name is invalid or reserved, or there is no such role.
+    """
     body = PrincipalAddition.model_validate(
         {"principal": name, "role": role, "token_sha256": token_hash(token)}
     )
@@ -120,7 +125,11 @@ def addition_record(
 
 
 def revocation_record(name: str, *, door: str = "http", principal: str = OPERATOR) -> OutgoingRecord:
-    """The record that revokes a principal's token. Raises pydantic.ValidationError for a bad name."""
+    """Return the record that revokes the token of the principal `name`.
+
+    Raises:
+        pydantic.ValidationError: the name is invalid.
+    """
     return _record(PRINCIPAL_REVOKED, PrincipalRevocation(principal=name), door, principal)
 
 
@@ -139,7 +148,10 @@ def _record(
 
 
 def settle_principal(given: FoldInput) -> Outcome:
-    """Settle one record of a principal's stream. A principal is added once, and its revocation is final."""
+    """Return the outcome of one record of a principal's stream.
+
+    A principal is added once, and its revocation is final.
+    """
     raw, body = given.entries.get(_PRINCIPAL), given.body
     if given.type == PRINCIPAL_ADDED:
         if raw is not None:

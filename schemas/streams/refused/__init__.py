@@ -1,1 +1,1 @@
-"""The refused stream: requests that a door refused on its own decision, and what it could not key."""
+"""The refused stream: requests that a door refused, and records whose stream the door could not determine."""

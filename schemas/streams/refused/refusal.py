@@ -1,4 +1,4 @@
-"""What a door refused on its own decision, recorded under `refused/<door>`: who asked for what, and why not."""
+"""The record of a request that a door refused, in the stream `refused/<door>`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from schemas.wire.wire_body import Name, Note, WireBody
 
 REQUEST_REFUSED: Final = "request.refused"
 
-# Raised whenever the rules of schemas/policy change, so that an auditor knows by which rules it was decided.
+# Incremented when the rules of schemas/policy change, so that an auditor can tell which rules applied.
 POLICY_VERSION: Final = 7
 ANONYMOUS: Final = "anonymous"
 RefusalReason = Literal["unauthorized", "policy", "unknown_recipient", "malformed", "too_large"]
 
 
 class Refusal(WireBody):
-    """Body of `request.refused`. `route` is the route's template, never the path that a stranger sent.
-    `suppressed`: how many more refusals of the same kind were not recorded since the last one.
+    """Body of `request.refused`: a door refused a request.
+
+    `route` is the route's template, never the path that the client sent. `suppressed` is the number of similar
+    refusals since the last record that were not recorded.
     """
 
     request_id: Name
@@ -36,7 +38,7 @@ class Refusal(WireBody):
 
 
 def refusal_record(refusal: Refusal, door: str) -> OutgoingRecord:
-    """The record of a refusal."""
+    """Return the record of a refusal by `door`."""
     value = canonical(refusal.model_dump(mode="json"))
     return OutgoingRecord(
         stream=refused_stream(door),

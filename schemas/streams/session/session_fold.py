@@ -1,6 +1,6 @@
-"""The fold of `session/<name>` (JE-14): the sessions that agents live in, and the jobs they host.
+"""The fold of `session/<name>` (JE-14): the processes in which agents work, and the jobs that they host.
 
-One entry, `session`. A terminated session keeps it as its tombstone: its name is not used again.
+The state is one entry, `session`. It remains after the session is terminated, so its name is not used again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _STATE_BY_MODE: Final = {STOP: STOPPED, HARD: TERMINATED, SOFT: ARCHIVED}
 
 
 class SessionEntry(msgspec.Struct, array_like=True, gc=False):
-    """All that is known of a session; the fields of its row, and the requests that were settled."""
+    """The state of a session: the fields of its row, and the requests that were settled."""
 
     version: int
     status: str
@@ -61,10 +61,10 @@ _decode: Final = msgspec.msgpack.Decoder(SessionEntry).decode
 
 
 def settle_session(given: FoldInput) -> Outcome:
-    """Settle one record of a session's stream."""
+    """Return the outcome of one record of a session's stream."""
     raw = given.entries.get(_SESSION)
     if raw is None:
-        # A job may be picked by a session that no record created. Its first pick creates it.
+        # A session that no record created may pick a job. Its first pick creates it.
         if given.type not in (SESSION_CREATED, SESSION_JOB_ASSIGNED):
             return rejected(UNKNOWN_STREAM, "no session with this name")
         session = _created(given)
@@ -105,7 +105,7 @@ def _apply(given: FoldInput, session: SessionEntry) -> Outcome | None:
         session.jobs_ended += 1
         if session.job_id == body["job_id"]:
             session.job_id = None
-        # An archived session was released: it is left alive, whatever it was made for.
+        # An archived session was released, so it remains even if it was created for this job.
         ends = status != ARCHIVED and TERMINATED in SESSION_TRANSITIONS[status]
         if session.for_job == body["job_id"] and ends:
             _end(given, session, TERMINATED, f"job {body['outcome']}")

@@ -1,4 +1,4 @@
-"""The records about agent sessions (JE-14): wire models and how a door makes the records."""
+"""The records about agent sessions (JE-14): wire models, and the function that builds the records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SESSION_TRANSITIONS: Final[dict[str, frozenset[str]]] = {
 }
 SESSION_STATES: Final = tuple(SESSION_TRANSITIONS)
 
-# Modes of stopping, and the state that each leads to (JE-14).
+# The modes of a stop (JE-14): STOP leads to `stopped`, HARD to `terminated`, SOFT to `archived`.
 STOP: Final = "stop"
 HARD: Final = "hard"
 SOFT: Final = "soft"
@@ -40,9 +40,12 @@ Handle = Annotated[str, Field(max_length=256, pattern=r"^(tmux|process)/[A-Za-z0
 
 
 class SessionRow(Row, frozen=True, gc=False):
-    """A row of `registry_sessions`. `handle` says what runs on `host`: `tmux/<socket>/<name>` or
-    `process/<pid>/<start time>`, None for a session that only its name is known of. `for_job`: the session
-    was made for this job and ends with it; `job_id`: the job that it hosts now.
+    """A row of `registry_sessions`: a process in which an agent works on jobs.
+
+    `handle` identifies the process on `host`: `tmux/<socket>/<name>` or `process/<pid>/<start time>`. Both are
+    `None` if only the name of the session is known. `for_job` is the job for which the session was created and
+    with which it ends. `job_id` is the job that it works on now. `capture_id` identifies the stored screen
+    content.
     """
 
     VIEW: ClassVar = REGISTRY_SESSIONS
@@ -81,7 +84,7 @@ class _SessionBody(WireBody):
 
 
 class SessionCreation(_SessionBody):
-    """Body of `session.created`. `handle`: what runs on `host` (schemas.fold.view_rows.SessionRow)."""
+    """Body of `session.created`. `host`, `handle` and `for_job` are those of `SessionRow`."""
 
     request_id: Name
     description: Note = ""
@@ -91,7 +94,7 @@ class SessionCreation(_SessionBody):
 
 
 class SessionStop(_SessionBody):
-    """Body of `session.stopped`. `capture_id` names what was kept of the session's screen."""
+    """Body of `session.stopped`. `capture_id` is the id of the stored screen content."""
 
     request_id: Name
     mode: Literal["stop", "hard", "soft"] = STOP
@@ -101,7 +104,7 @@ class SessionStop(_SessionBody):
 
 
 class SessionResumption(_SessionBody):
-    """Body of `session.resumed`: it runs again, perhaps under another handle."""
+    """Body of `session.resumed`: the session runs again, perhaps with another handle."""
 
     request_id: Name
     host: Name | None = None
@@ -134,8 +137,16 @@ _TYPES: Final = {model: name for name, model in SESSION_MODELS.items()}
 def session_record(
     body: _SessionBody, *, door: str, principal: str, ce_id: str | None = None
 ) -> OutgoingRecord:
-    """The record of one of the bodies above. The same body by the same principal has the same `ce_id`, and so
-    has the same request with other content, so that the fold can tell that it is a conflict.
+    """Return the record of one of the bodies above.
+
+    The same request by the same principal has the same `ce_id`, even with other content, so that the fold
+    recognises the conflict. A body without a `request_id` is identified by its content.
+
+    Args:
+        body: a body of `SESSION_MODELS`.
+        door: the door that appends the record.
+        principal: the principal that made the request.
+        ce_id: another CloudEvents id; the reactor chooses its own.
     """
     value = canonical(body.model_dump(mode="json"))
     record_type = _TYPES[type(body)]

@@ -1,7 +1,7 @@
-"""The fold of `task/<id>` (HH-02 to HH-04): a task and the one token that it has while it runs.
+"""The fold of `task/<id>` (HH-02 to HH-04): a task, and the token of its agent while it runs.
 
-One entry, `task`. A finished task keeps it as its tombstone, without the texts: nothing makes a row of it
-again. Of the token only the hash is anywhere.
+The state is one entry, `task`. It remains after the task has ended, without the description and the token's
+capabilities, which no later row needs. The token is known only by its hash.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _END_BY_TYPE: Final = {
 
 
 class TokenEntry(msgspec.Struct, array_like=True, gc=False):
-    """The task's token. `issued`, `expiry`: milliseconds since 1970 UTC."""
+    """The token of a task. `issued` and `expiry` are milliseconds since 1970 UTC."""
 
     sha256: str
     capabilities: list[str]
@@ -55,7 +55,7 @@ class TokenEntry(msgspec.Struct, array_like=True, gc=False):
 
 
 class TaskEntry(msgspec.Struct, array_like=True, gc=False):
-    """All that is known of a task; the fields of its row, its token, and the requests that were settled."""
+    """The state of a task: the fields of its row, its token, and the requests that were settled."""
 
     version: int
     status: str
@@ -75,7 +75,7 @@ _decode: Final = msgspec.msgpack.Decoder(TaskEntry).decode
 
 
 def settle_task(given: FoldInput) -> Outcome:
-    """Settle one record of a task's stream."""
+    """Return the outcome of one record of a task's stream."""
     raw = given.entries.get(_TASK)
     if raw is None:
         if given.type not in (TASK_CREATED, TASK_STARTED):
@@ -102,7 +102,7 @@ def settle_task(given: FoldInput) -> Outcome:
 
 
 def _identity_fault(given: FoldInput, task: TaskEntry) -> Outcome | None:
-    """Return the outcome that the task, token or request in the record decides, before the life cycle does."""
+    """Return the outcome if the token is wrong, the request is repeated or the task conflicts, else `None`."""
     status, token, body = task.status, task.token, given.body
     if given.type == TOKEN_REVOKED and (token is None or token_id_of(token.sha256) != body["token_id"]):
         return rejected(UNKNOWN_STREAM, "the task has no such token", status)
@@ -126,7 +126,7 @@ def _apply(given: FoldInput, task: TaskEntry) -> Outcome:
         return _start(given, task)
     if given.type != TOKEN_REVOKED:
         return _end(given, task)
-    # A second revocation has no effect, whoever asks for it.
+    # A second revocation has no effect.
     if token is None or token.revoked_at is not None:
         return duplicate(task.status)
     _revoke(given, token, given.body.get("reason") or None)
@@ -178,7 +178,7 @@ def _task_change(name: str, task: TaskEntry) -> Change:
 
 
 def _row(name: str, task: TaskEntry) -> TaskRow:
-    """The row of a task that has not ended."""
+    """Return the row of a task that has not ended."""
     return TaskRow(
         task_id=name,
         status=task.status,

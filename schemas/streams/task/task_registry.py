@@ -1,4 +1,4 @@
-"""The records about tasks and their tokens (HH-02 to HH-04): wire models and how a door makes the records."""
+"""The records about tasks and their tokens (HH-02 to HH-04): wire models, and functions that build them."""
 
 from __future__ import annotations
 
@@ -52,14 +52,16 @@ def _text_within_limit(text: str) -> str:
 Description = Annotated[Printable, Field(min_length=1, max_length=TASK_TEXT_LIMIT)]
 """The text of a task."""
 TokenSha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
-"""All that a record says of a token's value: its SHA-256, in hex."""
+"""The SHA-256 of a token in hex, the only form in which the log stores it."""
 TokenId = Annotated[str, Field(pattern=r"^[0-9a-f]{12}\z")]
-"""What a token is shown by: the first digits of its hash."""
+"""The id of a token: the first 12 digits of its hash."""
 
 
 class TaskRow(Row, frozen=True, gc=False):
-    """A row of `registry_tasks`. `ended_by`: CloudEvents id of the record that ended it. `image`: of an agent
-    that was spawned for this task and has no definition.
+    """A row of `registry_tasks`: a task that the hub gives to an agent.
+
+    `ended_by` is the CloudEvents id of the record that ended the task. `image` is the image of the agent if it
+    was started for this task and has no definition.
     """
 
     VIEW: ClassVar = REGISTRY_TASKS
@@ -96,8 +98,10 @@ class TaskRow(Row, frozen=True, gc=False):
 
 
 class TokenRow(Row, frozen=True, gc=False):
-    """A row of `registry_tokens`. `token_id`: the first 12 digits of `token_sha256` (hex), which is all that is
-    known of the token. `issued`, `expiry`: milliseconds since 1970 UTC.
+    """A row of `registry_tokens`: the token of a task's agent.
+
+    `token_id` is the first 12 digits of `token_sha256`, which is in hex. `issued` and `expiry` are milliseconds
+    since 1970 UTC.
     """
 
     VIEW: ClassVar = REGISTRY_TOKENS
@@ -131,16 +135,17 @@ class _TaskBody(WireBody):
 
 
 class TaskCreation(_TaskBody):
-    """Body of `task.created`: the task waits for its start, without a token."""
+    """Body of `task.created`: the task is pending and has no token."""
 
     description: Description
     agent_name: Name
 
 
 class TaskStart(_TaskBody):
-    """Body of `task.started`: the task runs, with a token that lives `expiry_ms` milliseconds from the record's
-    time. Its content is part of what the request is: a door derives the same token for the same request. With
-    an `image` it is a spawned agent, which needs no definition.
+    """Body of `task.started`: the task runs, with a token that expires `expiry_ms` after the record's time.
+
+    A door derives the same token for the same request, so a repeated request has the same body. An `image` is
+    set if the agent is started for this task alone and needs no definition.
     """
 
     description: Description
@@ -153,25 +158,25 @@ class TaskStart(_TaskBody):
 
 
 class TaskCompletion(_TaskBody):
-    """Body of `task.completed`. `result` carries any JSON as text (`result_text`)."""
+    """Body of `task.completed`. `result` is any JSON in the form of `result_text`."""
 
     result: Annotated[str, AfterValidator(_text_within_limit)]
 
 
 class TaskFailure(_TaskBody):
-    """Body of `task.failed`."""
+    """Body of `task.failed`: the task ended with an error."""
 
     error: Annotated[Printable, Field(max_length=ERROR_LIMIT)]
 
 
 class TaskCancellation(_TaskBody):
-    """Body of `task.cancelled`."""
+    """Body of `task.cancelled`: the task was cancelled."""
 
     reason: Note = ""
 
 
 class TokenRevocation(_TaskBody):
-    """Body of `token.revoked`: the token is worth nothing any more, while the task goes on."""
+    """Body of `token.revoked`: the token is no longer valid. The task continues."""
 
     token_id: TokenId
     reason: Note = ""
@@ -189,8 +194,10 @@ _TYPES: Final = {model: name for name, model in TASK_MODELS.items()}
 
 
 def result_text(value: Any) -> str:
-    """Return the text that carries a result, which is any JSON: a string as it is, everything else as canonical
-    JSON. A string that is itself JSON is quoted, so that `result_value` gives it back as a string.
+    """Return the text form of a result, which is any JSON value.
+
+    A string is unchanged; any other value becomes canonical JSON. A string that is itself JSON is quoted, so
+    that `result_value` returns it as a string.
     """
     if isinstance(value, str) and not _is_json(value):
         return value
@@ -198,7 +205,7 @@ def result_text(value: Any) -> str:
 
 
 def result_value(text: str) -> Any:
-    """Return the result that a text carries: the inverse of `result_text`."""
+    """Return the JSON value of a result's text. It is the inverse of `result_text`."""
     return decode(text.encode("utf-8"))[0] if _is_json(text) else text
 
 
@@ -211,13 +218,21 @@ def _is_json(text: str) -> bool:
 
 
 def token_id_of(token_sha256: str) -> str:
-    """What a token with this hash is shown by."""
+    """Return the id of the token with this hash."""
     return token_sha256[:TOKEN_ID_DIGITS]
 
 
 def task_record(body: _TaskBody, *, door: str, principal: str, ce_id: str | None = None) -> OutgoingRecord:
-    """The record of one of the bodies above. The same request by the same principal has the same `ce_id`, also
-    with other content, so that the fold can tell that it is a conflict.
+    """Return the record of one of the bodies above.
+
+    The same request by the same principal has the same `ce_id`, even with other content, so that the fold
+    recognises the conflict.
+
+    Args:
+        body: a body of `TASK_MODELS`.
+        door: the door that appends the record.
+        principal: the principal that made the request.
+        ce_id: another CloudEvents id; the reactor chooses its own.
     """
     record_type = _TYPES[type(body)]
     identity = (record_type, f"{door}/{principal}", body.task_id, body.request_id)

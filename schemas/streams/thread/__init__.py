@@ -1,1 +1,1 @@
-"""The thread stream: who called whom in a conversation."""
+"""The thread stream: the conversations between listeners, and the calls that opened them."""

@@ -1,7 +1,8 @@
-"""The threads of conversations (XP-07): the record that opens one, and its fold.
+"""Threads, the conversations between listeners (XP-07): the record that opens a thread, and its fold.
 
-Outside, a thread is an opaque UUID, and each side knows it by another one; here is who called whom, in whose
-name. One entry, `thread`: the digest of its place in the tree. It is never closed.
+Each side of a conversation knows it by its own opaque UUID. The row of a thread records which listener called
+which, and on whose behalf. The state is one entry, `thread`: the digest of the thread's place in the tree. A
+thread is never closed.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ _THREAD: Final = "thread"
 
 
 class ThreadRow(Row, frozen=True, gc=False):
-    """A row of `registry_threads` (XP-07): who called whom, in whose name. `seen_by` knows the conversation as
-    `thread`, `opened_by` as `parent_thread`; a root has no row. `message_id` is the message that opened it.
+    """A row of `registry_threads` (XP-07): one call of a listener by another. A root thread has no row.
+
+    `seen_by` is the called listener, which knows the conversation as `thread`. `opened_by` is the caller, which
+    knows it as `parent_thread`. `message_id` is the message that opened the thread.
     """
 
     VIEW: ClassVar = REGISTRY_THREADS
@@ -55,7 +58,7 @@ class ThreadRow(Row, frozen=True, gc=False):
 
 
 class ThreadOpened(WireBody):
-    """Body of `thread.opened`; the fields are those of its row."""
+    """Body of `thread.opened`. The fields are those of `ThreadRow`."""
 
     thread: Name
     parent_thread: Name
@@ -68,7 +71,7 @@ class ThreadOpened(WireBody):
 
 
 def thread_record(body: ThreadOpened, ce_id: str, *, door: str, principal: str) -> OutgoingRecord:
-    """The record that opens a thread."""
+    """Return the record that opens a thread."""
     return OutgoingRecord(
         stream=stream_key(THREAD, body.thread),
         ce_id=ce_id,
@@ -80,9 +83,9 @@ def thread_record(body: ThreadOpened, ce_id: str, *, door: str, principal: str) 
 
 
 def settle_thread(given: FoldInput) -> Outcome:
-    """Settle one record of a thread's stream."""
+    """Return the outcome of one record of a thread's stream."""
     body = given.body
-    # Two records of one thread may name different first messages, but not different places in the tree.
+    # Two gateways may record different first messages of a thread, but never different places in the tree.
     place = {name: body[name] for name in ("parent_thread", "root_thread", "opened_by", "seen_by")}
     digest, known = content_digest(place), given.entries.get(_THREAD)
     if known is not None:
