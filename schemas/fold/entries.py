@@ -5,7 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping
 from heapq import merge
-from typing import Final
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
 
 Writes = dict[str, bytes | None]
 """The changed entries: each key with its new bytes, or with `None` if the entry was deleted."""
@@ -131,6 +135,26 @@ class Entries:
     def copy(self) -> Entries:
         """Return an independent copy without the pending changes. Its `take_writes` starts empty."""
         return Entries(self.stored(), self._fetch)
+
+
+class StructEntries(Generic[T]):
+    """Typed access to entries whose values are the struct `T` in msgpack: one entry, or all with a prefix."""
+
+    __slots__ = ("_decode", "_encode", "key")
+
+    def __init__(self, key: str, kind: type[T]) -> None:
+        self.key = key
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(kind).decode
+
+    def read(self, entries: Entries, rest: str = "") -> T | None:
+        """Return the value of the entry `key` + `rest`, or `None` if there is none."""
+        raw = entries.get(self.key + rest)
+        return None if raw is None else self._decode(raw)
+
+    def write(self, entries: Entries, value: T, rest: str = "") -> None:
+        """Set the value of the entry `key` + `rest`. The change is pending until the record is accepted."""
+        entries.put(self.key + rest, self._encode(value))
 
 
 def _from(keys: list[str], prefix: str) -> Iterator[str]:

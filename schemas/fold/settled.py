@@ -22,6 +22,11 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     row: Row | None
 
 
+def changed(row: Row) -> Change:
+    """Return the change that writes `row` to its view."""
+    return Change(row.VIEW, row.key, row)
+
+
 class AppliedChange(msgspec.Struct, frozen=True, gc=False):
     """A change with the offset of the record that made it, as the ledger and the view tables store it."""
 

@@ -5,7 +5,9 @@ A `Moment` is Kafka's append time in microseconds since 1970 UTC.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Annotated, ClassVar, TypeVar
 
 import msgspec
 
@@ -22,3 +24,21 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     def key(self) -> str:
         """The values of the key columns, joined by a slash."""
         return "/".join(getattr(self, column) for column in self.KEY)
+
+
+RowT = TypeVar("RowT", bound=Row)
+
+
+def row_maker(row_type: type[RowT], source: type[msgspec.Struct]) -> Callable[..., RowT]:
+    """Return a function that makes a row from a part of a stream's state.
+
+    The function takes an instance of `source`, whose fields become the row's fields of the same name. It takes
+    the other fields of the row as keyword arguments.
+    """
+    shared = [name for name in row_type.__struct_fields__ if name in source.__struct_fields__]
+    values_of = attrgetter(*shared)
+
+    def make(state: msgspec.Struct, **others: object) -> RowT:
+        return row_type(**dict(zip(shared, values_of(state), strict=True)), **others)
+
+    return make

@@ -11,14 +11,15 @@ from typing import Final
 
 import msgspec
 
+from schemas.fold.entries import StructEntries
 from schemas.fold.memories import RequestMemory
-from schemas.fold.settled import Change, Outcome, accepted, duplicate, rejected
+from schemas.fold.settled import Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
+from schemas.fold.view_rows import row_maker
 from schemas.streams.agents.agent_registry import (
     AGENT_DEFINED,
     AGENT_MODELS,
     DEFINED,
-    REGISTRY_AGENTS,
     REMOVED,
     AgentRow,
 )
@@ -30,7 +31,7 @@ from schemas.wire.ids import AGENT
 from schemas.wire.verdicts import UNKNOWN_STREAM
 
 ENTRY_VERSION: Final = 1
-_AGENT: Final = "agent"
+_DEFINED_FIELDS: Final = ("image", "description", "capabilities", "hardened")
 
 
 class AgentEntry(msgspec.Struct, array_like=True, gc=False):
@@ -51,8 +52,8 @@ class AgentEntry(msgspec.Struct, array_like=True, gc=False):
         return DEFINED if self.removed_at is None else REMOVED
 
 
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(AgentEntry).decode
+_AGENT: Final = StructEntries("agent", AgentEntry)
+_row: Final = row_maker(AgentRow, AgentEntry)
 
 
 def settle_agent(given: FoldInput) -> Outcome:
@@ -65,8 +66,7 @@ def settle_agent(given: FoldInput) -> Outcome:
 
 
 def _settle_definition(given: FoldInput) -> Outcome:
-    raw, ce_id = given.entries.get(_AGENT), given.envelope.ce_id
-    known = None if raw is None else _decode(raw)
+    known, ce_id = _AGENT.read(given.entries), given.envelope.ce_id
     if known is None:
         if given.type != AGENT_DEFINED:
             return rejected(UNKNOWN_STREAM, "no agent with this name")
@@ -86,17 +86,14 @@ def _settle_definition(given: FoldInput) -> Outcome:
         else:
             agent.removed_at = given.now_us
     agent.requests.add(ce_id, given.body)
-    given.entries.put(_AGENT, _encode(agent))
-    return accepted(agent.status, (_change(given.name, agent),))
+    _AGENT.write(given.entries, agent)
+    return accepted(agent.status, (changed(_row(agent, agent_name=given.name, status=agent.status)),))
 
 
 def _defined(given: FoldInput, requests: RequestMemory) -> AgentEntry:
     return AgentEntry(
         version=ENTRY_VERSION,
-        image=given.body["image"],
-        description=given.body["description"],
-        capabilities=given.body["capabilities"],
-        hardened=given.body["hardened"],
+        **{name: given.body[name] for name in _DEFINED_FIELDS},
         defined_at=given.now_us,
         removed_at=None,
         requests=requests,
@@ -106,22 +103,8 @@ def _defined(given: FoldInput, requests: RequestMemory) -> AgentEntry:
 def _says_what_is_known(given: FoldInput, agent: AgentEntry) -> bool:
     if given.type != AGENT_DEFINED:
         return agent.status == REMOVED
-    fields = ("image", "description", "capabilities", "hardened")
-    return agent.status == DEFINED and all(getattr(agent, name) == given.body[name] for name in fields)
-
-
-def _change(name: str, agent: AgentEntry) -> Change:
-    row = AgentRow(
-        agent_name=name,
-        status=agent.status,
-        image=agent.image,
-        description=agent.description,
-        capabilities=agent.capabilities,
-        hardened=agent.hardened,
-        defined_at=agent.defined_at,
-        removed_at=agent.removed_at,
-    )
-    return Change(REGISTRY_AGENTS, name, row)
+    is_same = all(getattr(agent, name) == given.body[name] for name in _DEFINED_FIELDS)
+    return agent.status == DEFINED and is_same
 
 
 AGENT_KIND: Final = StreamKind(

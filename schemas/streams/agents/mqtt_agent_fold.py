@@ -10,16 +10,16 @@ from typing import Final
 
 import msgspec
 
-from schemas.fold.entries import Entries
+from schemas.fold.entries import Entries, StructEntries
 from schemas.fold.memories import RequestMemory, SeqMemory
-from schemas.fold.settled import Change, Outcome, accepted, rejected
+from schemas.fold.settled import Outcome, accepted, changed, rejected
 from schemas.fold.stream_kind import FoldInput
+from schemas.fold.view_rows import row_maker
 from schemas.keys.sealing import Keyring, mqtt_agent_secret_purpose
 from schemas.streams.agents.mqtt_agents import (
     AGENT_MQTT_REGISTERED,
     AGENT_SAID,
     REGISTERED,
-    REGISTRY_MQTT_AGENTS,
     REMOVED,
     MqttAgentRow,
     said_bytes,
@@ -35,7 +35,6 @@ from schemas.wire.verdicts import (
 )
 
 ENTRY_VERSION: Final = 1
-_ENTRY: Final = "mqtt"
 
 
 class MqttAgentEntry(msgspec.Struct, array_like=True, gc=False):
@@ -58,14 +57,13 @@ class MqttAgentEntry(msgspec.Struct, array_like=True, gc=False):
         return REGISTERED if self.removed_at is None else REMOVED
 
 
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(MqttAgentEntry).decode
+_ENTRY: Final = StructEntries("mqtt", MqttAgentEntry)
+_row: Final = row_maker(MqttAgentRow, MqttAgentEntry)
 
 
 def settle_mqtt_agent(given: FoldInput) -> Outcome:
     """Return the outcome of one record about an agent over MQTT."""
-    raw = given.entries.get(_ENTRY)
-    known = None if raw is None else _decode(raw)
+    known = _ENTRY.read(given.entries)
     if given.type == AGENT_SAID:
         return _said(given, known)
     status, requests = (None, RequestMemory()) if known is None else (known.status, known.requests)
@@ -120,18 +118,9 @@ def _said(given: FoldInput, known: MqttAgentEntry | None) -> Outcome:
 
 
 def _keep(given: FoldInput, agent: MqttAgentEntry, *, late: bool) -> Outcome:
-    given.entries.put(_ENTRY, _encode(agent))
-    row = MqttAgentRow(
-        agent_name=given.name,
-        status=agent.status,
-        registered_by=agent.registered_by,
-        registered_at=agent.registered_at,
-        removed_at=agent.removed_at,
-        last_seq=agent.seqs.last,
-        messages=agent.messages,
-        last_said_at=agent.last_said_at,
-    )
-    return accepted(agent.status, (Change(REGISTRY_MQTT_AGENTS, given.name, row),), late=late)
+    _ENTRY.write(given.entries, agent)
+    row = _row(agent, agent_name=given.name, status=agent.status, last_seq=agent.seqs.last)
+    return accepted(agent.status, (changed(row),), late=late)
 
 
 def mqtt_agent_secret(name: str, entries: Entries, keyring: Keyring) -> str | None:
@@ -140,8 +129,7 @@ def mqtt_agent_secret(name: str, entries: Entries, keyring: Keyring) -> str | No
     Raises:
         UnsealError: no master key of `keyring` opens the sealed secret.
     """
-    raw = entries.get(_ENTRY)
-    agent = None if raw is None else _decode(raw)
+    agent = _ENTRY.read(entries)
     if agent is None or agent.status != REGISTERED:
         return None
     return keyring.open(agent.sealed_secret, mqtt_agent_secret_purpose(name)).decode("utf-8")
@@ -149,13 +137,11 @@ def mqtt_agent_secret(name: str, entries: Entries, keyring: Keyring) -> str | No
 
 def sealed_secret_of(entries: Entries, request_id: str) -> str | None:
     """Return the sealed secret of the agent's last registration, or `None` if another request made it."""
-    raw = entries.get(_ENTRY)
-    agent = None if raw is None else _decode(raw)
+    agent = _ENTRY.read(entries)
     return agent.sealed_secret if agent is not None and agent.request_id == request_id else None
 
 
 def registered_by_request(entries: Entries) -> str | None:
     """Return the id of the request that registered the agent, or `None` if it is not registered."""
-    raw = entries.get(_ENTRY)
-    agent = None if raw is None else _decode(raw)
+    agent = _ENTRY.read(entries)
     return agent.request_id if agent is not None and agent.status == REGISTERED else None

@@ -10,11 +10,12 @@ from typing import Final
 
 import msgspec
 
-from schemas.fold.entries import APART
+from schemas.fold.entries import APART, StructEntries
 from schemas.fold.life_cycles import STOPPED, wrong_state
 from schemas.fold.memories import RequestMemory
-from schemas.fold.settled import Change, Outcome, accepted, duplicate, rejected
+from schemas.fold.settled import Change, Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput
+from schemas.fold.view_rows import row_maker
 from schemas.streams.agents.participants import (
     AGENT_CALLED,
     AGENT_JOINED,
@@ -24,8 +25,6 @@ from schemas.streams.agents.participants import (
     CALLS_KEPT_S,
     INITIALIZING,
     PARTICIPANT_TRANSITIONS,
-    REGISTRY_KEYS,
-    REGISTRY_PARTICIPANTS,
     AgentKeyRow,
     ParticipantRow,
     key_id_of,
@@ -36,7 +35,6 @@ from schemas.wire.verdicts import ACCEPTED, AFTER_TERMINAL, ILLEGAL_TRANSITION, 
 ENTRY_VERSION: Final = 1
 KEYS_KEPT: Final = 8
 REMOVED: Final = "removed"
-_PARTICIPANT: Final = "participant"
 _SIGNATURE_BYTES: Final = 16
 
 
@@ -70,15 +68,15 @@ class _Calls(msgspec.Struct, array_like=True, gc=False):
     signatures: dict[bytes, int]
 
 
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(ParticipantEntry).decode
-_decode_calls: Final = msgspec.msgpack.Decoder(_Calls).decode
+_PARTICIPANT: Final = StructEntries("participant", ParticipantEntry)
+_CALLS: Final = StructEntries(APART, _Calls)
+_row: Final = row_maker(ParticipantRow, ParticipantEntry)
+_key_row: Final = row_maker(AgentKeyRow, KeyEntry)
 
 
 def settle_participant(given: FoldInput) -> Outcome:
     """Return the outcome of one record about a participant."""
-    raw, ce_id, body = given.entries.get(_PARTICIPANT), given.envelope.ce_id, given.body
-    known = None if raw is None else _decode(raw)
+    known, ce_id, body = _PARTICIPANT.read(given.entries), given.envelope.ce_id, given.body
     if given.type == AGENT_CALLED:
         return _called(given, known)
     status, requests = (None, RequestMemory()) if known is None else (known.status, known.requests)
@@ -98,7 +96,7 @@ def settle_participant(given: FoldInput) -> Outcome:
             return outcome
         changes = outcome.changes
     agent.requests.add(ce_id, body)
-    given.entries.put(_PARTICIPANT, _encode(agent))
+    _PARTICIPANT.write(given.entries, agent)
     return accepted(agent.status, changes)
 
 
@@ -181,43 +179,23 @@ def _called(given: FoldInput, known: ParticipantEntry | None) -> Outcome:
     if known is None or known.status == STOPPED:
         return _absent(known)
     signature = bytes.fromhex(given.body["signature"])[:_SIGNATURE_BYTES]
-    shard = f"{APART}{given.body['signature'][:2]}"
-    raw = given.entries.get(shard)
-    calls = _Calls(ENTRY_VERSION, {}) if raw is None else _decode_calls(raw)
+    shard = given.body["signature"][:2]
+    calls = _CALLS.read(given.entries, shard) or _Calls(ENTRY_VERSION, {})
     oldest = given.now_us - CALLS_KEPT_S * 1_000_000
     if calls.signatures.get(signature, oldest) > oldest:
         return duplicate(known.status)
     calls.signatures = {one: at for one, at in calls.signatures.items() if at > oldest}
     calls.signatures[signature] = given.now_us
-    given.entries.put(shard, _encode(calls))
+    _CALLS.write(given.entries, calls, shard)
     return accepted(known.status)
 
 
 def _change(
     name: str, agent: ParticipantEntry, stopped_at: int | None = None, why: str | None = None
 ) -> Change:
-    row = ParticipantRow(
-        agent_name=name,
-        status=agent.status,
-        task=agent.task,
-        capabilities=agent.capabilities,
-        task_id=agent.task_id,
-        started_at=agent.started_at,
-        updated_at=agent.updated_at,
-        stopped_at=stopped_at,
-        stopped_why=why,
-    )
-    return Change(REGISTRY_PARTICIPANTS, name, row)
+    return changed(_row(agent, agent_name=name, stopped_at=stopped_at, stopped_why=why))
 
 
 def _key_change(name: str, key: KeyEntry, removed_at: int | None = None) -> Change:
-    row = AgentKeyRow(
-        agent_name=name,
-        key_id=key.key_id,
-        public_key=key.public_key,
-        status=ACTIVE if removed_at is None else REMOVED,
-        registered_at=key.registered_at,
-        valid_until=key.valid_until,
-        removed_at=removed_at,
-    )
-    return Change(REGISTRY_KEYS, f"{name}/{key.key_id}", row)
+    status = ACTIVE if removed_at is None else REMOVED
+    return changed(_key_row(key, agent_name=name, status=status, removed_at=removed_at))

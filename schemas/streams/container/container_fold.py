@@ -9,16 +9,17 @@ from typing import Any, Final
 
 import msgspec
 
+from schemas.fold.entries import StructEntries
 from schemas.fold.life_cycles import RUNNING, wrong_state
 from schemas.fold.memories import content_digest
-from schemas.fold.settled import Change, Outcome, accepted, duplicate, rejected
+from schemas.fold.settled import Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
+from schemas.fold.view_rows import row_maker
 from schemas.streams.container.container_registry import (
     CONFIGURING,
     CONTAINER_MODELS,
     CONTAINER_TRANSITIONS,
     PROVISIONING,
-    REGISTRY_CONTAINERS,
     STARTING,
     ContainerRow,
 )
@@ -26,7 +27,6 @@ from schemas.wire.ids import CONTAINER
 from schemas.wire.verdicts import ILLEGAL_TRANSITION, SEQ_CONFLICT, UNKNOWN_STREAM
 
 ENTRY_VERSION: Final = 1
-_CONTAINER: Final = "container"
 # Only the launcher that provisioned a container may start it. Any launcher may monitor and recycle it.
 _OF_ITS_LAUNCHER: Final = frozenset({CONFIGURING, STARTING, RUNNING})
 # Fields that a later body may set. An absent field leaves the known value unchanged.
@@ -50,8 +50,8 @@ class ContainerEntry(msgspec.Struct, array_like=True, gc=False):
     error: str | None = None
 
 
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(ContainerEntry).decode
+_CONTAINER: Final = StructEntries("container", ContainerEntry)
+_row: Final = row_maker(ContainerRow, ContainerEntry)
 
 
 def settle_container(given: FoldInput) -> Outcome:
@@ -62,13 +62,12 @@ def settle_container(given: FoldInput) -> Outcome:
     """
     body = given.body
     wanted, digest = body["state"], content_digest(body)
-    raw = given.entries.get(_CONTAINER)
-    if raw is None:
+    container = _CONTAINER.read(given.entries)
+    if container is None:
         if wanted != PROVISIONING:
             return rejected(UNKNOWN_STREAM, "no container with this name")
         container = _provisioned(given)
     else:
-        container = _decode(raw)
         if container.digests.get(wanted) == digest:
             return duplicate(container.state)
         refusal = _refusal(wanted, body, container)
@@ -79,8 +78,9 @@ def settle_container(given: FoldInput) -> Outcome:
     for field in _OPTIONAL:
         if body.get(field) is not None:
             setattr(container, field, body[field])
-    given.entries.put(_CONTAINER, _encode(container))
-    return accepted(container.state, (_change(given, container),))
+    _CONTAINER.write(given.entries, container)
+    row = _row(container, container=given.name, changed_at=given.now_us)
+    return accepted(container.state, (changed(row),))
 
 
 def _provisioned(given: FoldInput) -> ContainerEntry:
@@ -110,23 +110,6 @@ def _refusal(wanted: str, body: dict[str, Any], container: ContainerEntry) -> Ou
     if (body["task_id"], body["agent_name"], body["backend"]) != made_for:
         return rejected(ILLEGAL_TRANSITION, "made for another task or agent, or by another backend", state)
     return None
-
-
-def _change(given: FoldInput, container: ContainerEntry) -> Change:
-    row = ContainerRow(
-        container=given.name,
-        state=container.state,
-        task_id=container.task_id,
-        agent_name=container.agent_name,
-        backend=container.backend,
-        host=container.host,
-        handle=container.handle,
-        port=container.port,
-        error=container.error,
-        created_at=container.created_at,
-        changed_at=given.now_us,
-    )
-    return Change(REGISTRY_CONTAINERS, given.name, row)
 
 
 CONTAINER_KIND: Final = StreamKind(

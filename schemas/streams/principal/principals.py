@@ -13,7 +13,8 @@ from typing import Annotated, ClassVar, Final, Literal
 import msgspec
 from pydantic import AfterValidator, Field
 
-from schemas.fold.settled import Change, Outcome, accepted, duplicate, rejected
+from schemas.fold.entries import StructEntries
+from schemas.fold.settled import Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.fold.view_rows import Moment, Row
 from schemas.wire.ids import PRINCIPAL, stream_key
@@ -95,9 +96,7 @@ PRINCIPAL_MODELS: Final[dict[str, type[WireBody]]] = {
 }
 
 
-_PRINCIPAL: Final = "principal"
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(PrincipalRow).decode
+_PRINCIPAL: Final = StructEntries("principal", PrincipalRow)
 
 
 def new_token() -> str:
@@ -152,10 +151,9 @@ def settle_principal(given: FoldInput) -> Outcome:
 
     A principal is added once, and its revocation is final.
     """
-    raw, body = given.entries.get(_PRINCIPAL), given.body
+    known, body = _PRINCIPAL.read(given.entries), given.body
     if given.type == PRINCIPAL_ADDED:
-        if raw is not None:
-            known = _decode(raw)
+        if known is not None:
             if (known.role, known.token_sha256) == (body["role"], body["token_sha256"]):
                 return duplicate(known.status)
             return rejected(SEQ_CONFLICT, "a principal with this name exists already", known.status)
@@ -169,14 +167,13 @@ def settle_principal(given: FoldInput) -> Outcome:
             revoked_at=None,
         )
     else:
-        if raw is None:
+        if known is None:
             return rejected(UNKNOWN_STREAM, "no principal with this name")
-        known = _decode(raw)
         if REVOKED not in PRINCIPAL_TRANSITIONS[known.status]:
             return duplicate(known.status)
         row = msgspec.structs.replace(known, status=REVOKED, revoked_at=given.now_us)
-    given.entries.put(_PRINCIPAL, _encode(row))
-    return accepted(row.status, (Change(REGISTRY_PRINCIPALS, given.name, row),))
+    _PRINCIPAL.write(given.entries, row)
+    return accepted(row.status, (changed(row),))
 
 
 PRINCIPAL_KIND: Final = StreamKind(

@@ -9,14 +9,15 @@ from typing import Final
 
 import msgspec
 
+from schemas.fold.entries import StructEntries
 from schemas.fold.life_cycles import RUNNING, STOPPED, wrong_state
 from schemas.fold.memories import RequestMemory
-from schemas.fold.settled import Change, Outcome, accepted, rejected
+from schemas.fold.settled import Outcome, accepted, changed, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
+from schemas.fold.view_rows import row_maker
 from schemas.streams.session.session_registry import (
     ARCHIVED,
     HARD,
-    REGISTRY_SESSIONS,
     SESSION_CREATED,
     SESSION_JOB_ASSIGNED,
     SESSION_JOB_ENDED,
@@ -33,7 +34,6 @@ from schemas.wire.ids import SESSION
 from schemas.wire.verdicts import SEQ_CONFLICT, UNKNOWN_STREAM
 
 ENTRY_VERSION: Final = 1
-_SESSION: Final = "session"
 _STATE_BY_MODE: Final = {STOP: STOPPED, HARD: TERMINATED, SOFT: ARCHIVED}
 
 
@@ -56,20 +56,19 @@ class SessionEntry(msgspec.Struct, array_like=True, gc=False):
     capture_id: str | None = None
 
 
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(SessionEntry).decode
+_SESSION: Final = StructEntries("session", SessionEntry)
+_row: Final = row_maker(SessionRow, SessionEntry)
 
 
 def settle_session(given: FoldInput) -> Outcome:
     """Return the outcome of one record of a session's stream."""
-    raw = given.entries.get(_SESSION)
-    if raw is None:
+    session = _SESSION.read(given.entries)
+    if session is None:
         # A session that no record created may pick a job. Its first pick creates it.
         if given.type not in (SESSION_CREATED, SESSION_JOB_ASSIGNED):
             return rejected(UNKNOWN_STREAM, "no session with this name")
         session = _created(given)
     else:
-        session = _decode(raw)
         repeated = session.requests.repeated(given.envelope.ce_id, given.body, session.status)
         if repeated is not None:
             return repeated
@@ -79,8 +78,8 @@ def settle_session(given: FoldInput) -> Outcome:
     if refusal is not None:
         return refusal
     session.requests.add(given.envelope.ce_id, given.body)
-    given.entries.put(_SESSION, _encode(session))
-    return accepted(session.status, (_change(given.name, session),))
+    _SESSION.write(given.entries, session)
+    return accepted(session.status, (changed(_row(session, session=given.name)),))
 
 
 def _created(given: FoldInput) -> SessionEntry:
@@ -133,25 +132,6 @@ def _end(given: FoldInput, session: SessionEntry, status: str, reason: str | Non
     session.status = status
     session.stopped_at = given.now_us
     session.reason = reason
-
-
-def _change(name: str, session: SessionEntry) -> Change:
-    row = SessionRow(
-        session=name,
-        status=session.status,
-        description=session.description,
-        host=session.host,
-        handle=session.handle,
-        for_job=session.for_job,
-        job_id=session.job_id,
-        jobs_ended=session.jobs_ended,
-        created_by=session.created_by,
-        created_at=session.created_at,
-        stopped_at=session.stopped_at,
-        reason=session.reason,
-        capture_id=session.capture_id,
-    )
-    return Change(REGISTRY_SESSIONS, name, row)
 
 
 SESSION_KIND: Final = StreamKind(

@@ -10,15 +10,15 @@ from typing import Final
 
 import msgspec
 
+from schemas.fold.entries import StructEntries
 from schemas.fold.life_cycles import CANCELLED, COMPLETED, PENDING, RUNNING, wrong_state
 from schemas.fold.memories import RequestMemory
-from schemas.fold.settled import Change, Outcome, accepted, duplicate, rejected
+from schemas.fold.settled import Change, Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
+from schemas.fold.view_rows import row_maker
 from schemas.streams.principal.principals import ACTIVE, REVOKED
 from schemas.streams.task.task_registry import (
     FAILED,
-    REGISTRY_TASKS,
-    REGISTRY_TOKENS,
     TASK_CANCELLED,
     TASK_COMPLETED,
     TASK_CREATED,
@@ -35,7 +35,7 @@ from schemas.wire.ids import TASK
 from schemas.wire.verdicts import ACCEPTED, SEQ_CONFLICT, UNKNOWN_STREAM
 
 ENTRY_VERSION: Final = 1
-_TASK: Final = "task"
+_NOT_ENDED: Final = dict.fromkeys(("result", "error", "ended_at", "ended_by"))
 _END_BY_TYPE: Final = {
     TASK_COMPLETED: COMPLETED,
     TASK_FAILED: FAILED,
@@ -70,14 +70,15 @@ class TaskEntry(msgspec.Struct, array_like=True, gc=False):
     image: str | None = None
 
 
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(TaskEntry).decode
+_TASK: Final = StructEntries("task", TaskEntry)
+_task_row: Final = row_maker(TaskRow, TaskEntry)
+_token_row: Final = row_maker(TokenRow, TokenEntry)
 
 
 def settle_task(given: FoldInput) -> Outcome:
     """Return the outcome of one record of a task's stream."""
-    raw = given.entries.get(_TASK)
-    if raw is None:
+    task = _TASK.read(given.entries)
+    if task is None:
         if given.type not in (TASK_CREATED, TASK_STARTED):
             return rejected(UNKNOWN_STREAM, "no task with this id")
         task = TaskEntry(
@@ -90,14 +91,13 @@ def settle_task(given: FoldInput) -> Outcome:
             requests=RequestMemory(),
         )
     else:
-        task = _decode(raw)
         answer = _identity_fault(given, task)
         if answer is not None:
             return answer
     outcome = _apply(given, task)
     if outcome.verdict == ACCEPTED:
         task.requests.add(given.envelope.ce_id, given.body)
-        given.entries.put(_TASK, _encode(task))
+        _TASK.write(given.entries, task)
     return outcome
 
 
@@ -151,14 +151,15 @@ def _end(given: FoldInput, task: TaskEntry) -> Outcome:
     if wanted not in TASK_TRANSITIONS[task.status]:
         return wrong_state(TASK_TRANSITIONS, task.status, "task")
     task.status = wanted
-    row = msgspec.structs.replace(
-        _row(given.name, task),
+    ended = _task_change(
+        given.name,
+        task,
         result=body.get("result"),
         error=body.get("error") or body.get("reason") or None,
         ended_at=given.now_us,
         ended_by=given.envelope.ce_id,
     )
-    changes = [Change(REGISTRY_TASKS, given.name, row)]
+    changes = [ended]
     if token is not None:
         if token.revoked_at is None:
             _revoke(given, token, f"task {wanted}")
@@ -173,45 +174,22 @@ def _revoke(given: FoldInput, token: TokenEntry, why: str | None) -> None:
     token.revoked_why = why
 
 
-def _task_change(name: str, task: TaskEntry) -> Change:
-    return Change(REGISTRY_TASKS, name, _row(name, task))
-
-
-def _row(name: str, task: TaskEntry) -> TaskRow:
-    """Return the row of a task that has not ended."""
-    return TaskRow(
-        task_id=name,
-        status=task.status,
-        description=task.description,
-        agent_name=task.agent_name,
-        token_id=None if task.token is None else token_id_of(task.token.sha256),
-        session_name=task.session_name,
-        result=None,
-        error=None,
-        submitted_by=task.submitted_by,
-        submitted_at=task.submitted_at,
-        started_at=task.started_at,
-        ended_at=None,
-        ended_by=None,
-        image=task.image,
-    )
+def _task_change(name: str, task: TaskEntry, **ended: str | int | None) -> Change:
+    """Return the change of the task's row. `ended` has the fields of `_NOT_ENDED` of a task that has ended."""
+    token_id = None if task.token is None else token_id_of(task.token.sha256)
+    return changed(_task_row(task, task_id=name, token_id=token_id, **{**_NOT_ENDED, **ended}))
 
 
 def _token_change(name: str, agent_name: str, token: TokenEntry) -> Change:
-    token_id = token_id_of(token.sha256)
-    row = TokenRow(
-        token_id=token_id,
+    row = _token_row(
+        token,
+        token_id=token_id_of(token.sha256),
         token_sha256=token.sha256,
         agent_name=agent_name,
         task_id=name,
-        capabilities=token.capabilities,
         status=ACTIVE if token.revoked_at is None else REVOKED,
-        issued=token.issued,
-        expiry=token.expiry,
-        revoked_at=token.revoked_at,
-        revoked_why=token.revoked_why,
     )
-    return Change(REGISTRY_TOKENS, token_id, row)
+    return changed(row)
 
 
 TASK_KIND: Final = StreamKind(

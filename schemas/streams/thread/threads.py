@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Final
 from pydantic import Field
 
 from schemas.fold.memories import content_digest
-from schemas.fold.settled import Change, Outcome, accepted, duplicate, rejected
+from schemas.fold.settled import Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.fold.view_rows import Moment, Row
 from schemas.wire.ids import THREAD, stream_key
@@ -93,18 +93,8 @@ def settle_thread(given: FoldInput) -> Outcome:
             return duplicate(None)
         return rejected(SEQ_CONFLICT, "the thread was opened otherwise")
     given.entries.put(_THREAD, digest)
-    row = ThreadRow(
-        thread=given.name,
-        parent_thread=body["parent_thread"],
-        root_thread=body["root_thread"],
-        opened_by=body["opened_by"],
-        seen_by=body["seen_by"],
-        on_behalf_of=body["on_behalf_of"],
-        kind=body["kind"],
-        message_id=body["message_id"],
-        opened_at=given.now_us,
-    )
-    return accepted(None, (Change(REGISTRY_THREADS, given.name, row),))
+    said = {name: body[name] for name in ThreadOpened.model_fields if name != "schema_version"}
+    return accepted(None, (changed(ThreadRow(**said, opened_at=given.now_us)),))
 
 
 THREAD_KIND: Final = StreamKind(
