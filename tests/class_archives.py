@@ -29,7 +29,7 @@ from tests.own_settings import make_topic
 # Nearly all the JVMs of the tests live for seconds: the second compiler would cost more than it gains.
 QUICK_JVM = "-XX:TieredStopAtLevel=1"
 FOLDER = PROJECT_ROOT / ".jars" / "class-archives"
-LIMIT_S = 120
+LIMIT_S = 300
 _USE = "-XX:SharedArchiveFile={} -Xlog:cds=off -Xlog:cds+dynamic=off"
 _MAKE = "-XX:ArchiveClassesAtExit={} -Xlog:cds=off -Xlog:cds+dynamic=off"
 # The variable with options for every JVM, and the one for the driver of Spark, which overrides it.
