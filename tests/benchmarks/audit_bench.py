@@ -16,7 +16,6 @@ import os
 import resource
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ from schemas.settings.settings import PROJECT_ROOT, Settings, settings_environme
 from schemas.tables.ledger import LEDGER, LedgerRow
 from schemas.tables.ledger_arrow import LEDGER_ARROW, ledger_batch
 from schemas.wire.record import Record
-from tests.benchmarks.bench_report import is_as_stated, not_held, report
+from tests.benchmarks.bench_report import Bench
 from tests.jobs.topic_load import event, registration
 
 AT_MOST = {"verify_s": 60}
@@ -157,17 +156,11 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--commit-rows", type=int, default=2_000, help="rows of a micro-batch")
-    parser.add_argument("--compact", action="store_true", help="after maintenance")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="trunkline-audit-") as folder:
-        found = measure(args, Path(folder))
-    if is_as_stated(parser, args):
-        found["not_held"] = not_held(found, AT_MOST)
-    return report(found, as_json=args.json)
+    bench = Bench("audit", __doc__, AT_MOST)
+    bench.add_argument("--rows", type=int, default=1_000_000)
+    bench.add_argument("--commit-rows", type=int, default=2_000, help="rows of a micro-batch")
+    bench.add_argument("--compact", action="store_true", help="after maintenance")
+    return bench.run(measure)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,17 @@
-"""The output of the benchmarks: progress on stderr; the result and the limits that it exceeds on stdout."""
+"""The frame of a benchmark: options, folder, progress on stderr, result and exceeded limits on stdout."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+_Figures = TypeVar("_Figures")
 
 
 def teller(bench: str) -> Callable[[str], None]:
@@ -16,6 +21,20 @@ def teller(bench: str) -> Callable[[str], None]:
         print(f"{bench}: {text}", file=sys.stderr, flush=True)
 
     return say
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    """One quantile."""
+    found = sorted(values)
+    return found[min(len(found) - 1, int(len(found) * share))]
+
+
+def medians(rounds: Sequence[_Figures]) -> _Figures:
+    """The medians of rounds, which are dataclass objects, figure by figure."""
+    kind: Any = type(rounds[0])
+    return kind(**{  # type: ignore[no-any-return]
+        name: statistics.median(getattr(one, name) for one in rounds) for name in kind.__dataclass_fields__
+    })  # fmt: skip
 
 
 def not_held(
@@ -43,3 +62,43 @@ def report(result: Mapping[str, Any], *, as_json: bool) -> int:
     """
     print(json.dumps(result, indent=None if as_json else 2))
     return 1 if result.get("not_held") or result.get("errors") else 0
+
+
+class Bench(argparse.ArgumentParser):
+    """The program of one benchmark. It has the option `--json`; the others are added to it as to any parser.
+
+    Args:
+        name: The word behind `trunkline bench`.
+        about: The docstring of its module, for `--help`.
+        at_most: Limits of figures, which count for a run with the default options only.
+        at_least: Limits in the other direction.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        about: str | None,
+        at_most: Mapping[str, float] | None = None,
+        at_least: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__(
+            prog=f"trunkline bench {name}",
+            description=about,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self._name, self._at_most, self._at_least = name, at_most or {}, at_least or {}
+        self.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
+
+    def run(self, measure: Callable[[argparse.Namespace, Path], Mapping[str, Any] | None]) -> int:
+        """Call `measure` with the options and a folder of its own, and report the result.
+
+        Nothing is reported for None: such a benchmark has printed its results. Returns the exit code.
+        """
+        args = self.parse_args()
+        with tempfile.TemporaryDirectory(prefix=f"trunkline-{self._name}-") as work:
+            result = measure(args, Path(work))
+        if result is None:
+            return 0
+        if (self._at_most or self._at_least) and is_as_stated(self, args):
+            result = {**result, "not_held": not_held(result, self._at_most, self._at_least)}
+        return report(result, as_json=args.json)

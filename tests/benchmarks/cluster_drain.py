@@ -10,30 +10,18 @@ JVM warms up from pass to pass, as the executors' do.
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from connectors.local_stack import LocalStack, free_port
 from connectors.local_stack.spark_command import executor_conf
-from connectors.log.kafka_topic import ensure_topic
-from schemas.keys.sealing import ensure_keyring
-from schemas.settings.settings import (
-    KafkaSettings,
-    Settings,
-    SparkSettings,
-    StorageSettings,
-    settings_environment,
-)
-from tests.benchmarks.bench_report import report
+from schemas.settings.settings import Settings, SparkSettings, StorageSettings
+from tests.benchmarks.bench_report import Bench
+from tests.benchmarks.bench_stack import filled_topic, stack_settings
 from tests.benchmarks.drain import say, spark_rate, start_pipeline
-from tests.benchmarks.event_load import events, fill, jobs_for, registrations
 from tests.spark_cluster import SparkCluster
 from tests.spark_session import start_session
 
@@ -52,16 +40,10 @@ def passes(spark: SparkSession, settings: Settings, root: Path, count: int, expe
 
 def measure(events_wanted: int, warm_passes: int, workers: int, memory: str, work: Path) -> dict[str, Any]:
     """Fill a topic and drain it `1 + warm_passes` times in each mode."""
-    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}")
     spark = SparkSettings(master=f"local[{workers}]", executor_memory=memory, shuffle_partitions=workers)
-    settings = Settings(data_dir=work / "data", kafka=kafka, spark=spark)
+    settings = stack_settings(work / "data", spark=spark)
     rates: dict[str, list[float]] = {}
-    with LocalStack(settings, parts=("kafka",)):
-        keyring = ensure_keyring(settings)
-        ensure_topic(settings)
-        os.environ.update(settings_environment(settings))
-        count = fill(settings.kafka, registrations(jobs_for(events_wanted), keyring))
-        count += fill(settings.kafka, events(events_wanted)) + 1  # and the topology
+    with filled_topic(settings, events_wanted) as count:
         say(f"{count:,} records in the topic")
         session = start_session(work, workers, {"spark.master": spark.master})
         rates["local"] = passes(session, settings, work / "local", 1 + warm_passes, count)
@@ -90,18 +72,14 @@ def measure(events_wanted: int, warm_passes: int, workers: int, memory: str, wor
 
 def main() -> int:
     """Run the benchmark; `--json` prints the result as one line."""
-    parser = argparse.ArgumentParser(
-        prog="trunkline bench cluster_drain", description=(__doc__ or "").splitlines()[0]
+    bench = Bench("cluster_drain", __doc__)
+    bench.add_argument("--events", type=int, default=100_000, help="job events to settle (default 100,000)")
+    bench.add_argument("--passes", type=int, default=3, help="warm passes of each, of which the median counts")
+    bench.add_argument("--workers", type=int, default=2, help="workers, and threads in local mode (default 2)")
+    bench.add_argument("--worker-memory", default="1g", help="memory of an executor (default 1g)")
+    return bench.run(
+        lambda args, work: measure(args.events, args.passes, args.workers, args.worker_memory, work)
     )
-    parser.add_argument("--events", type=int, default=100_000, help="job events to settle (default 100,000)")
-    parser.add_argument("--passes", type=int, default=3, help="warm passes of each, of which the median counts")
-    parser.add_argument("--workers", type=int, default=2, help="workers, and threads in local mode (default 2)")
-    parser.add_argument("--worker-memory", default="1g", help="memory of an executor (default 1g)")
-    parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="trunkline-cluster-") as work:
-        result = measure(args.events, args.passes, args.workers, args.worker_memory, Path(work))
-    return report(result, as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ import json
 import secrets
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -63,7 +62,7 @@ from schemas.wire.ids import AGENT, CONTAINER, JOB, MAILBOX, TASK, stream_key
 from schemas.wire.record import OutgoingRecord, Record, content_id
 from schemas.wire.signing import sign_event
 from schemas.wire.strict_json import canonical
-from tests.benchmarks.bench_report import not_held, report, teller
+from tests.benchmarks.bench_report import Bench, not_held, teller
 
 _SHELF = 4096
 TableRow = tuple[object, ...]
@@ -373,26 +372,28 @@ def load_tables(args: argparse.Namespace, work: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def main() -> int:
-    """Run the benchmark; `--json` prints the result as one line."""
-    parser = argparse.ArgumentParser(prog="trunkline bench cold_start", description=__doc__)
-    parser.add_argument("--jobs", type=int, metavar="N", help="jobs (100,000; 0 beside the options below)")
-    parser.add_argument("--registry", type=int, default=0, metavar="N", help="rows about tasks and agents (0)")
-    parser.add_argument("--messages", type=int, default=0, metavar="N", help="messages that wait (0)")
-    parser.add_argument("--mailboxes", type=int, default=1000, metavar="N", help="where they are (1,000)")
-    parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
-    parser.add_argument("--load", metavar="DIR", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+def measure(args: argparse.Namespace, work: Path) -> dict[str, Any] | None:
+    """Load tables, or start the gateway on them; None in the process that loads them for the other one."""
     if args.load:
         print(json.dumps(load_once(args.load)))
-        return 0
+        return None
     is_hub = bool(args.registry or args.messages)
     args.jobs = (0 if is_hub else 100_000) if args.jobs is None else args.jobs
-    with tempfile.TemporaryDirectory(prefix="trunkline-cold-start-") as work:
-        result = start_gateway(args, Path(work)) if is_hub else load_tables(args, work)
+    result = start_gateway(args, work) if is_hub else load_tables(args, str(work))
     if args.registry == args.messages == 100_000:
         result["not_held"] = not_held(result, {"ready_s": 15, "peak_mb": 1000})
-    return report(result, as_json=args.json)
+    return result
+
+
+def main() -> int:
+    """Run the benchmark; `--json` prints the result as one line."""
+    bench = Bench("cold_start", __doc__)
+    bench.add_argument("--jobs", type=int, metavar="N", help="jobs (100,000; 0 beside the options below)")
+    bench.add_argument("--registry", type=int, default=0, metavar="N", help="rows about tasks and agents (0)")
+    bench.add_argument("--messages", type=int, default=0, metavar="N", help="messages that wait (0)")
+    bench.add_argument("--mailboxes", type=int, default=1000, metavar="N", help="where they are (1,000)")
+    bench.add_argument("--load", metavar="DIR", help=argparse.SUPPRESS)
+    return bench.run(measure)
 
 
 if __name__ == "__main__":

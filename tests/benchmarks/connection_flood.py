@@ -14,7 +14,6 @@ import argparse
 import json
 import resource
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,15 +23,9 @@ from typing import Any
 
 import httpx
 
-from connectors.local_stack import LocalStack, free_port
+from connectors.local_stack import LocalStack
 from connectors.local_stack.part_plan import GATEWAY, KAFKA
-from schemas.settings.settings import (
-    AgentMcpSettings,
-    DashboardSettings,
-    GatewaySettings,
-    KafkaSettings,
-    Settings,
-)
+from schemas.settings.settings import GatewaySettings, Settings
 from schemas.streams.agents.agent_signing import (
     AGENT_HEADER,
     SIGNATURE_HEADER,
@@ -40,8 +33,8 @@ from schemas.streams.agents.agent_signing import (
     load_private_key,
     sign,
 )
-from tests.benchmarks.bench_report import report, teller
-from tests.benchmarks.hub_load import quantile
+from tests.benchmarks.bench_report import Bench, quantile, teller
+from tests.benchmarks.bench_stack import operator_client, stack_settings
 from tests.broker_processes import LOOPBACK
 from tests.connection_flood import Flood, flooding
 from tests.connectors.agent_mcp.conftest import Agent
@@ -165,8 +158,7 @@ def measure(settings: Settings, args: argparse.Namespace) -> dict[str, Any]:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         settings, log_path = stack.settings, stack[GATEWAY].log_path
-        bearer = {"Authorization": f"Bearer {settings.operator_token_file.read_text().strip()}"}
-        with httpx.Client(base_url=settings.gateway_url, headers=bearer, trust_env=False) as operator:
+        with operator_client(settings) as operator:
             worker = add_principal(operator, "attacker", "worker")
             agent = Agent("flood-client", settings.data_path).joined(operator)
         clients = Clients(settings, agent, held)
@@ -199,30 +191,14 @@ def measure(settings: Settings, args: argparse.Namespace) -> dict[str, Any]:
 def main() -> int:
     """Run the benchmark; `--json` prints the result as one line."""
     defaults = GatewaySettings()
-    budgets = defaults.anonymous_connections + defaults.connections
-    parser = argparse.ArgumentParser(prog="trunkline bench connection_flood", description=__doc__)
-    parser.add_argument(
-        "--connections",
-        type=int,
-        default=2 * budgets,
-        metavar="N",
-        help=f"at once, of all attackers; 10 or more (default {2 * budgets}, twice the budgets)",
-    )
-    parser.add_argument("--processes", type=int, default=3, metavar="N", help="attackers (default 3)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="without and with (default 3)")
-    parser.add_argument("--seconds", type=float, default=10, metavar="S", help="of each part (default 10)")
-    parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="trunkline-flood-") as work:
-        settings = Settings(
-            data_dir=Path(work) / "data",
-            kafka=KafkaSettings(bootstrap_servers=f"{LOOPBACK}:{free_port()}"),
-            gateway=GatewaySettings(port=free_port()),
-            dashboard=DashboardSettings(port=free_port()),
-            agent_mcp=AgentMcpSettings(port=free_port()),
-        )
-        result = measure(settings, args)
-    return report(result, as_json=args.json)
+    most = 2 * (defaults.anonymous_connections + defaults.connections)
+    of_all = f"at once, of all attackers; 10 or more (default {most}, twice the budgets)"
+    bench = Bench("connection_flood", __doc__)
+    bench.add_argument("--connections", type=int, default=most, metavar="N", help=of_all)
+    bench.add_argument("--processes", type=int, default=3, metavar="N", help="attackers (default 3)")
+    bench.add_argument("--rounds", type=int, default=3, metavar="N", help="without and with (default 3)")
+    bench.add_argument("--seconds", type=float, default=10, metavar="S", help="of each part (default 10)")
+    return bench.run(lambda args, work: measure(stack_settings(work / "data"), args))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import multiprocessing
 import shutil
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,10 +30,9 @@ from playwright.sync_api import Page, sync_playwright
 from connectors.log.kafka_topic import ensure_topic
 from schemas.keys.sealing import ensure_keyring, load_keyring
 from schemas.settings.settings import Settings
-from tests.benchmarks.bench_report import report, teller
+from tests.benchmarks.bench_report import Bench, quantile, teller
 from tests.benchmarks.event_load import TopicWriter, events, fill, jobs_for, registrations
 from tests.benchmarks.freshness import STEPS_PER_S
-from tests.benchmarks.hub_load import quantile
 from tests.broker_processes import LOOPBACK, kafka_at, make_kafka, wait_until
 from tests.connectors.dashboard.dashboard_process import DashboardProcess
 
@@ -229,19 +227,13 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
 
 def main() -> int:
     """Run the benchmark; `--json` prints the result as one line."""
-    parser = argparse.ArgumentParser(
-        prog="trunkline bench dashboard", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("--jobs", type=int, default=10_000, help="jobs in the page (default 10,000)")
-    parser.add_argument("--rate", type=int, default=500, help="settled events a second (default 500)")
-    parser.add_argument("--seconds", type=float, default=30, help="length of each measurement (default 30)")
-    parser.add_argument("--readers", type=int, default=200, help="readers of the events (default 200)")
-    parser.add_argument("--silent", type=int, default=50, help="of which never read (default 50)")
-    parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="trunkline-dashboard-") as work:
-        result = measure(args, Path(work))
-    return report(result, as_json=args.json)
+    bench = Bench("dashboard", __doc__)
+    bench.add_argument("--jobs", type=int, default=10_000, help="jobs in the page (default 10,000)")
+    bench.add_argument("--rate", type=int, default=500, help="settled events a second (default 500)")
+    bench.add_argument("--seconds", type=float, default=30, help="length of each measurement (default 30)")
+    bench.add_argument("--readers", type=int, default=200, help="readers of the events (default 200)")
+    bench.add_argument("--silent", type=int, default=50, help="of which never read (default 50)")
+    return bench.run(measure)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from schemas.streams.agents.agent_signing import (
     new_key_pair,
     sign,
 )
+from tests.benchmarks.bench_stack import operator_client
 from tests.benchmarks.mcp_load import request
 
 TEXT: Final = "step 7 of 12 done, reading the index"
@@ -39,7 +40,7 @@ Send = Callable[[], None]
 @contextmanager
 def http(settings: Settings) -> Iterator[Send]:
     """By `POST /api/hub/messages`."""
-    with _hub(settings) as hub:
+    with operator_client(settings) as hub:
 
         def send() -> None:
             body = {"recipient": READER, "type": "note", "payload": {"text": TEXT, "n": next(_numbers)}}
@@ -60,7 +61,7 @@ def mqtt(settings: Settings) -> Iterator[Send]:
     """On an agent's outbox; each waits for its receipt."""
     # A name has one account and one key, and each row of a benchmark a sender of its own.
     name = f"door_mqtt_{next(_numbers)}"
-    with _hub(settings) as hub:
+    with operator_client(settings) as hub:
         told = hub.post(f"/api/hub/agents/{name}/mqtt", json={}).raise_for_status().json()
     credentials = Credentials(agent_name=name, secret=told["secret"], prefix=told["prefix"])
     state = settings.data_path / f"agent-{uuid.uuid4().hex}"
@@ -73,7 +74,7 @@ def mcp(settings: Settings) -> Iterator[Send]:
     """By signed calls of `send_to_agent`."""
     name, (private, public) = f"door_mcp_{next(_numbers)}", new_key_pair()
     key = load_private_key(private)
-    with _hub(settings) as hub:
+    with operator_client(settings) as hub:
         body = {"agent_name": name, "public_key": public, "task": "takes part"}
         hub.post("/api/hub/participants", json=body).raise_for_status()
     with httpx.Client(base_url=settings.mcp_server_url, timeout=_TIMEOUT_S, trust_env=False) as client:
@@ -97,7 +98,7 @@ def mcp(settings: Settings) -> Iterator[Send]:
 def xml(settings: Settings) -> Iterator[Send]:
     """As XML for the sample calculator, which answers each."""
     head = {"Content-Type": "application/xml"}
-    with _hub(settings) as hub:
+    with operator_client(settings) as hub:
 
         def send() -> None:
             body = (
@@ -126,7 +127,7 @@ class DoorLoads:
 
     def __enter__(self) -> DoorLoads:
         if self._names:
-            with _hub(self._settings) as hub:
+            with operator_client(self._settings) as hub:
                 added = hub.post("/api/hub/principals", json={"principal": READER, "role": "worker"})
                 # It is there already in the second row.
                 if added.status_code not in (201, 409):
@@ -155,12 +156,6 @@ class DoorLoads:
                 self.failure = self.failure or RuntimeError(f"{name}: {error}")
                 return
             self.sent[name] += 1
-
-
-def _hub(settings: Settings) -> httpx.Client:
-    token = settings.operator_token_file.read_text().strip()
-    headers = {"Authorization": f"Bearer {token}"}
-    return httpx.Client(base_url=settings.gateway_url, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
 
 
 def _ignore(_: Any) -> None:

@@ -12,13 +12,11 @@ between its first and third pass. Limits that were not held are in `not_held`, a
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +24,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from connectors.local_stack import LocalStack, free_port
 from connectors.local_stack.spark_command import DELTA_CONF
-from connectors.log.kafka_topic import ensure_topic
 from jobs import settle_events
-from schemas.keys.sealing import ensure_keyring
-from schemas.settings.settings import KafkaSettings, Settings, StorageSettings, settings_environment
+from schemas.settings.settings import Settings, StorageSettings, settings_environment
 from schemas.tables.ledger import LEDGER
-from tests.benchmarks.bench_report import is_as_stated, not_held, report, teller
-from tests.benchmarks.event_load import events, fill, jobs_for, registrations
+from tests.benchmarks.bench_report import Bench, teller
+from tests.benchmarks.bench_stack import filled_topic, stack_settings
 from tests.benchmarks.spark_append import LEDGER_SPARK, SparkAppend
 from tests.spark_session import start_session
 
@@ -144,19 +139,11 @@ def summary(passes: list[dict[str, float]]) -> dict[str, Any]:
 
 def measure(events_wanted: int, warm_passes: int, work: Path) -> dict[str, Any]:
     """Fill a topic and drain it `1 + warm_passes` times by each of the three."""
-    settings = Settings(
-        data_dir=work / "data", kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}")
-    )
-    with LocalStack(settings, parts=("kafka",)):
-        keyring = ensure_keyring(settings)
-        ensure_topic(settings)
-        os.environ.update(settings_environment(settings))
-        count = fill(settings.kafka, registrations(jobs_for(events_wanted), keyring))
-        count += fill(settings.kafka, events(events_wanted)) + 1  # and the topology
+    settings = stack_settings(work / "data")
+    with filled_topic(settings, events_wanted) as count:
         say(f"{count:,} records in the topic")
-        spark = start_session(
-            work, settings.spark.shuffle_partitions, DELTA_CONF
-        )  # the copy needs it; both pay
+        # The copy needs Delta's classes; both pay for them.
+        spark = start_session(work, settings.spark.shuffle_partitions, DELTA_CONF)
         passes = []
         for number in range(1 + warm_passes):
             say(f"pass {number + 1} of {1 + warm_passes}")
@@ -167,16 +154,10 @@ def measure(events_wanted: int, warm_passes: int, work: Path) -> dict[str, Any]:
 
 def main() -> int:
     """Run the benchmark; `--json` prints the result as one line."""
-    parser = argparse.ArgumentParser(prog="trunkline bench drain", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--events", type=int, default=300_000, help="job events to settle (default 300,000)")
-    parser.add_argument("--passes", type=int, default=3, help="warm passes, of which the median counts")
-    parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="trunkline-drain-") as work:
-        result = measure(args.events, args.passes, Path(work))
-    if is_as_stated(parser, args):
-        result["not_held"] = not_held(result, {}, AT_LEAST)
-    return report(result, as_json=args.json)
+    bench = Bench("drain", __doc__, at_least=AT_LEAST)
+    bench.add_argument("--events", type=int, default=300_000, help="job events to settle (default 300,000)")
+    bench.add_argument("--passes", type=int, default=3, help="warm passes, of which the median counts")
+    return bench.run(lambda args, work: measure(args.events, args.passes, work))
 
 
 if __name__ == "__main__":

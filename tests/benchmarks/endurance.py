@@ -17,26 +17,17 @@ import argparse
 import math
 import statistics
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from connectors.local_stack import LocalStack, free_port
 from schemas.keys.sealing import load_keyring
-from schemas.settings.settings import (
-    AgentMcpSettings,
-    DashboardSettings,
-    GatewaySettings,
-    KafkaSettings,
-    MqttSettings,
-    Settings,
-    ViewSettings,
-)
-from tests.benchmarks.bench_report import is_as_stated, not_held, report
+from schemas.settings.settings import MqttSettings, Settings, ViewSettings
+from tests.benchmarks.bench_report import Bench, quantile
+from tests.benchmarks.bench_stack import stack_settings
 from tests.benchmarks.event_load import TopicWriter, events, jobs_for, registrations
 from tests.benchmarks.stack_figures import FileLooks, MemoryLooks, files_ratio, resident_mb
 
@@ -141,11 +132,6 @@ class Load(threading.Thread):
         writer.flush()
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """One quantile."""
-    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
-
-
 def compared(took_ms: dict[int, float]) -> dict[str, Any]:
     """The last 200 micro-batches beside the numbers 100 to 300."""
     ordered = [took_ms[batch] for batch in sorted(took_ms)]
@@ -219,32 +205,26 @@ def measure(settings: Settings, commits: int, rate: int, least_s: float, limit_s
 
 def main() -> int:
     """Run the benchmark; `--json` prints the result as one line."""
-    parser = argparse.ArgumentParser(prog="trunkline bench endurance", description=__doc__)
-    parser.add_argument("--commits", type=int, default=2000, help="micro-batches to wait for (default 2000)")
-    parser.add_argument("--rate", type=int, default=200, help="events a second (default 200)")
-    parser.add_argument("--maintenance", type=float, default=60, help="seconds between two rounds (default 60)")
-    parser.add_argument("--unmaintained", action="store_true", help="the control: without maintenance")
-    parser.add_argument(
+    bench = Bench("endurance", __doc__, AT_MOST, AT_LEAST)
+    bench.add_argument("--commits", type=int, default=2000, help="micro-batches to wait for (default 2000)")
+    bench.add_argument("--rate", type=int, default=200, help="events a second (default 200)")
+    bench.add_argument("--maintenance", type=float, default=60, help="seconds between two rounds (default 60)")
+    bench.add_argument("--unmaintained", action="store_true", help="the control: without maintenance")
+    bench.add_argument(
         "--least", type=float, default=LEAST_S, help=f"seconds that it runs at least (default {LEAST_S})"
     )
-    parser.add_argument("--limit", type=float, default=3600, help="seconds after which it ends (default 3600)")
-    parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="trunkline-endurance-") as work:
-        settings = Settings(
-            data_dir=Path(work) / "data",
-            kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"),
+    bench.add_argument("--limit", type=float, default=3600, help="seconds after which it ends (default 3600)")
+
+    def run(args: argparse.Namespace, work: Path) -> dict[str, Any]:
+        settings = stack_settings(
+            work / "data",
             mqtt=MqttSettings(port=free_port(), account_grace_s=ACCOUNT_GRACE_S),
-            gateway=GatewaySettings(port=free_port()),
-            dashboard=DashboardSettings(port=free_port()),
-            agent_mcp=AgentMcpSettings(port=free_port()),
             views=ViewSettings(maintenance_interval_s=0 if args.unmaintained else args.maintenance),
         )
         figures = measure(settings, args.commits, args.rate, args.least, args.limit)
-    result = {"maintained": not args.unmaintained, **figures}
-    if is_as_stated(parser, args):
-        result["not_held"] = not_held(figures, AT_MOST, AT_LEAST)
-    return report(result, as_json=args.json)
+        return {"maintained": not args.unmaintained, **figures}
+
+    return bench.run(run)
 
 
 if __name__ == "__main__":

@@ -7,22 +7,19 @@ Starts the whole stack below a temporary directory on free ports, leaves it idle
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import psutil
 
-from connectors.local_stack import free_port
 from connectors.local_stack.child_process import marked_processes
-from schemas.settings.settings import PROJECT_ROOT, KafkaSettings, MqttSettings, Settings, settings_environment
-from tests.benchmarks.bench_report import report
+from schemas.settings.settings import PROJECT_ROOT, Settings, settings_environment
+from tests.benchmarks.bench_report import Bench
+from tests.benchmarks.bench_stack import stack_settings
 
 WRAPPER = str(PROJECT_ROOT / "trunkline")
 
@@ -77,18 +74,11 @@ def help_seconds(runs: int = 11) -> float:
 
 def main() -> int:
     """Run the benchmark; `--json` prints the result as one line."""
-    parser = argparse.ArgumentParser(prog="trunkline bench footprint", description=__doc__)
-    parser.add_argument("--idle", type=int, default=40, metavar="S", help="seconds of idleness (default 40)")
-    parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="trunkline-footprint-") as work:
-        settings = Settings(
-            data_dir=Path(work) / "data",
-            kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"),
-            mqtt=MqttSettings(port=free_port()),
-        )
-        result = {**measure(settings, args.idle), "help_s": help_seconds()}
-    return report(result, as_json=args.json)
+    bench = Bench("footprint", __doc__)
+    bench.add_argument("--idle", type=int, default=40, metavar="S", help="seconds of idleness (default 40)")
+    return bench.run(
+        lambda args, work: {**measure(stack_settings(work / "data"), args.idle), "help_s": help_seconds()}
+    )
 
 
 if __name__ == "__main__":

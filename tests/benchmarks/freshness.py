@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 import threading
 import time
 from collections import defaultdict
@@ -34,20 +33,13 @@ from connectors.mqtt_link.mqtt_connection import connect_properties, cut_connect
 from connectors.mqtt_link.mqtt_credentials import OPERATOR, role_mqtt
 from connectors.mqtt_link.topics import events_topic
 from schemas.keys.sealing import load_keyring
-from schemas.settings.settings import (
-    AgentMcpSettings,
-    DashboardSettings,
-    GatewaySettings,
-    KafkaSettings,
-    MqttSettings,
-    Settings,
-    ViewSettings,
-)
+from schemas.settings.settings import KafkaSettings, Settings, ViewSettings
 from schemas.streams.job.job_registry import REGISTRY_JOBS
 from schemas.streams.mailboxes.message import MAILBOX_VIEW
 from schemas.tables.ledger import LEDGER
 from schemas.wire.record import OutgoingRecord
-from tests.benchmarks.bench_report import is_as_stated, not_held, report
+from tests.benchmarks.bench_report import Bench, quantile
+from tests.benchmarks.bench_stack import stack_settings
 from tests.benchmarks.event_load import events, fill, jobs_for, registrations
 from tests.benchmarks.message_load import MessageSender
 
@@ -186,11 +178,6 @@ def ages(sent: Sent, seen: Sent) -> list[float]:
     return found
 
 
-def at(sorted_ages: list[float], quantile: float) -> float:
-    """One quantile."""
-    return sorted_ages[min(len(sorted_ages) - 1, int(len(sorted_ages) * quantile))]
-
-
 def load(settings: Settings, rate: int, seconds: int, first: int) -> tuple[Sent, Sent]:
     """Register jobs, publish their events; when each was sent and arrived at the event stream's client."""
     count = rate * seconds
@@ -243,16 +230,16 @@ def measure(settings: Settings, rate: int, seconds: int, warm_s: int, messages: 
         "live_idle": len(idle.keys() - idle_live.keys()),
     }
     return {
-        "ledger_p50_s": round(at(ledger_ages, 0.5), 3),
-        "ledger_p95_s": round(at(ledger_ages, 0.95), 3),
-        "view_p50_s": round(max(at(view_ages, 0.5), at(mailbox_ages, 0.5)), 3),
-        "view_p95_s": round(max(at(view_ages, 0.95), at(mailbox_ages, 0.95)), 3),
-        "registry_p95_s": round(at(view_ages, 0.95), 3),
-        "mailbox_p95_s": round(at(mailbox_ages, 0.95), 3),
-        "live_p50_ms": round(at(live_ages, 0.5) * 1000, 1),
-        "live_p99_ms": round(at(live_ages, 0.99) * 1000, 1),
-        "live_idle_p50_ms": round(at(idle_ages, 0.5) * 1000, 1),
-        "live_idle_p99_ms": round(at(idle_ages, 0.99) * 1000, 1),
+        "ledger_p50_s": round(quantile(ledger_ages, 0.5), 3),
+        "ledger_p95_s": round(quantile(ledger_ages, 0.95), 3),
+        "view_p50_s": round(max(quantile(view_ages, 0.5), quantile(mailbox_ages, 0.5)), 3),
+        "view_p95_s": round(max(quantile(view_ages, 0.95), quantile(mailbox_ages, 0.95)), 3),
+        "registry_p95_s": round(quantile(view_ages, 0.95), 3),
+        "mailbox_p95_s": round(quantile(mailbox_ages, 0.95), 3),
+        "live_p50_ms": round(quantile(live_ages, 0.5) * 1000, 1),
+        "live_p99_ms": round(quantile(live_ages, 0.99) * 1000, 1),
+        "live_idle_p50_ms": round(quantile(idle_ages, 0.5) * 1000, 1),
+        "live_idle_p99_ms": round(quantile(idle_ages, 0.99) * 1000, 1),
         "events": len(sent),
         "messages": len(mailbox_ages),
         "never_arrived": sum(missing.values()),
@@ -260,34 +247,25 @@ def measure(settings: Settings, rate: int, seconds: int, warm_s: int, messages: 
     }
 
 
-def main() -> int:
-    """Run the benchmark; `--json` prints the result as one line."""
-    parser = argparse.ArgumentParser(prog="trunkline bench freshness", description=__doc__)
-    parser.add_argument("--rate", type=int, default=RATE, help=f"events a second (default {RATE})")
-    parser.add_argument("--seconds", type=int, default=40, help="length of the measured load (default 40)")
-    parser.add_argument("--warm", type=int, default=240, help="length of the load before it (default 240)")
-    parser.add_argument("--messages", type=int, default=20, help="messages a second (default 20)")
-    parser.add_argument("--partitions", type=int, default=None, help="partitions of the topic")
-    parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
-    args = parser.parse_args()
+def run(args: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """Measure on a stack with all doors."""
     kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}")
     if args.partitions:
         kafka = kafka.model_copy(update={"partitions": args.partitions})
-    with tempfile.TemporaryDirectory(prefix="trunkline-freshness-") as work:
-        settings = Settings(
-            data_dir=Path(work) / "data",
-            kafka=kafka,
-            mqtt=MqttSettings(port=free_port()),
-            gateway=GatewaySettings(port=free_port()),
-            dashboard=DashboardSettings(port=free_port()),
-            agent_mcp=AgentMcpSettings(port=free_port()),
-            # Compaction would take away the files that tell when a row was first readable.
-            views=ViewSettings(maintenance_interval_s=0),
-        )
-        result = measure(settings, args.rate, args.seconds, args.warm, args.messages)
-    if is_as_stated(parser, args):
-        result["not_held"] = not_held(result, AT_MOST)
-    return report(result, as_json=args.json)
+    # Compaction would take away the files that tell when a row was first readable.
+    settings = stack_settings(work / "data", kafka=kafka, views=ViewSettings(maintenance_interval_s=0))
+    return measure(settings, args.rate, args.seconds, args.warm, args.messages)
+
+
+def main() -> int:
+    """Run the benchmark; `--json` prints the result as one line."""
+    bench = Bench("freshness", __doc__, AT_MOST)
+    bench.add_argument("--rate", type=int, default=RATE, help=f"events a second (default {RATE})")
+    bench.add_argument("--seconds", type=int, default=40, help="length of the measured load (default 40)")
+    bench.add_argument("--warm", type=int, default=240, help="length of the load before it (default 240)")
+    bench.add_argument("--messages", type=int, default=20, help="messages a second (default 20)")
+    bench.add_argument("--partitions", type=int, default=None, help="partitions of the topic")
+    return bench.run(run)
 
 
 if __name__ == "__main__":

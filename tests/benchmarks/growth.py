@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,22 +23,16 @@ import psutil
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from connectors.local_stack import LocalStack, free_port
+from connectors.local_stack import LocalStack
 from connectors.local_stack.part_plan import GATEWAY, STREAMS
 from schemas.keys.sealing import load_keyring
-from schemas.settings.settings import (
-    AgentMcpSettings,
-    DashboardSettings,
-    GatewaySettings,
-    KafkaSettings,
-    MqttSettings,
-    Settings,
-)
+from schemas.settings.settings import Settings
 from schemas.streams.job.job_registry import REGISTRY_JOBS
 from schemas.tables.ledger import LEDGER
-from tests.benchmarks.bench_report import report
+from tests.benchmarks.bench_report import Bench, quantile
+from tests.benchmarks.bench_stack import stack_settings
 from tests.benchmarks.door_load import DOORS, DoorLoads
-from tests.benchmarks.endurance import BatchTimes, Load, quantile
+from tests.benchmarks.endurance import BatchTimes, Load
 from tests.benchmarks.event_load import fill, jobs_for, registrations
 from tests.benchmarks.freshness import commits
 from tests.benchmarks.stack_figures import memory_mb
@@ -52,18 +45,6 @@ MARGIN_S = 10
 DOOR_RATE = 10.0
 SETTLED_WITHIN_S = 1800
 FIRST_OF_LOADS = 10_000_000
-
-
-def own_settings(data_dir: Path) -> Settings:
-    """A stack on free ports."""
-    return Settings(
-        data_dir=data_dir,
-        kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"),
-        mqtt=MqttSettings(port=free_port()),
-        gateway=GatewaySettings(port=free_port()),
-        dashboard=DashboardSettings(port=free_port()),
-        agent_mcp=AgentMcpSettings(port=free_port()),
-    )
 
 
 def cpu_seconds(stack: LocalStack) -> dict[str, float]:
@@ -192,11 +173,7 @@ def measure_jobs(settings: Settings, sizes: list[int], rate: int, seconds: int) 
         for number, size in enumerate(sizes, 1):
             wait_settled(stack, settings)
             missing = max(0, size - jobs_known(settings) - own)
-            kafka = settings.kafka
-            fill(
-                kafka,
-                registrations(missing, load_keyring(settings), first=added),
-            )
+            fill(settings.kafka, registrations(missing, load_keyring(settings), first=added))
             added += missing
             wait_settled(stack, settings)
             row = measured(stack, settings, rate, seconds, FIRST_OF_LOADS + number * 1_000_000)
@@ -249,31 +226,30 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",") if part]
 
 
-def main() -> int:
-    """Run the benchmark; `--json` prints the result as one line."""
-    parser = argparse.ArgumentParser(prog="trunkline bench growth", description=__doc__)
-    parser.add_argument("--rates", type=numbers, default=[50, 200, 500, 1000], help="events a second, in turn")
-    parser.add_argument(
-        "--jobs", type=numbers, default=[1_000, 10_000, 100_000, 1_000_000], help="jobs known, rising"
-    )
-    parser.add_argument("--no-doors", action="store_true", help="leave the doors out")
-    parser.add_argument("--rate", type=int, default=200, help="events a second while jobs and doors grow")
-    parser.add_argument("--seconds", type=int, default=40, help="length of each load (default 40)")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it there, as SVG")
-    parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
-    args = parser.parse_args()
-    result: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="trunkline-growth-") as work:
-        # Each on a stack of its own: what one has left would be part of the next one's cost.
-        rates = own_settings(Path(work) / "rates")
-        result["rates"] = measure_rates(rates, args.rates, args.seconds) if args.rates else []
-        jobs = own_settings(Path(work) / "jobs")
-        result["jobs"] = measure_jobs(jobs, args.jobs, args.rate, args.seconds) if args.jobs else []
-        doors = own_settings(Path(work) / "doors")
-        result["doors"] = [] if args.no_doors else measure_doors(doors, args.rate, args.seconds)
+def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """Measure along each axis, on a stack of its own: leftovers of one would be part of the next one's cost."""
+    rates, jobs, doors = (stack_settings(work / axis) for axis in ("rates", "jobs", "doors"))
+    result: dict[str, Any] = {
+        "rates": measure_rates(rates, args.rates, args.seconds) if args.rates else [],
+        "jobs": measure_jobs(jobs, args.jobs, args.rate, args.seconds) if args.jobs else [],
+        "doors": [] if args.no_doors else measure_doors(doors, args.rate, args.seconds),
+    }
     if args.plot is not None:
         draw(result, args.plot)
-    return report(result, as_json=args.json)
+    return result
+
+
+def main() -> int:
+    """Run the benchmark; `--json` prints the result as one line."""
+    sizes = [1_000, 10_000, 100_000, 1_000_000]
+    bench = Bench("growth", __doc__)
+    bench.add_argument("--rates", type=numbers, default=[50, 200, 500, 1000], help="events a second, in turn")
+    bench.add_argument("--jobs", type=numbers, default=sizes, help="jobs known, rising")
+    bench.add_argument("--no-doors", action="store_true", help="leave the doors out")
+    bench.add_argument("--rate", type=int, default=200, help="events a second while jobs and doors grow")
+    bench.add_argument("--seconds", type=int, default=40, help="length of each load (default 40)")
+    bench.add_argument("--plot", type=Path, metavar="FILE", help="draw it there, as SVG")
+    return bench.run(measure)
 
 
 if __name__ == "__main__":

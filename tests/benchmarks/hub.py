@@ -16,9 +16,7 @@ import argparse
 import asyncio
 import multiprocessing
 import signal
-import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,26 +25,18 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from connectors.local_stack import LocalStack, free_port
+from connectors.local_stack import LocalStack
 from connectors.local_stack.part_plan import GATEWAY, KAFKA
 from schemas.keys.sealing import load_keyring
 from schemas.log_access.event_topic import topic_reader
-from schemas.settings.settings import (
-    AgentMcpSettings,
-    DashboardSettings,
-    GatewaySettings,
-    KafkaSettings,
-    MqttSettings,
-    Settings,
-)
+from schemas.settings.settings import AgentMcpSettings, DashboardSettings, Settings
 from schemas.streams.job.job_event import JOB_EVENT
-from tests.benchmarks.bench_report import is_as_stated, not_held, report, teller
+from tests.benchmarks.bench_report import Bench, medians, teller
+from tests.benchmarks.bench_stack import operator_client, stack_settings
 from tests.benchmarks.event_load import events, fill, jobs_for, registrations
 from tests.benchmarks.freshness import publish_steadily
 from tests.benchmarks.hub_load import Visible, roundtrips, sends_per_s, visible
-from tests.benchmarks.hub_peer import Peer
+from tests.benchmarks.hub_peer import peer
 from tests.connectors.gateway.hub_access import GatewayProcess, add_principal
 
 AGENTS = 30
@@ -86,18 +76,6 @@ def one_round(name: str, url: str, tokens: dict[str, str], seconds: float) -> Ro
         f"{sent:.0f} sends/s"
     )
     return Round(trips.p50_ms, trips.p99_ms, trips.per_s, sent)
-
-
-def medians(rounds: list[Round]) -> Round:
-    """The medians of the rounds, figure by figure."""
-    fields = Round.__dataclass_fields__
-    return Round(**{name: statistics.median(getattr(one, name) for one in rounds) for name in fields})
-
-
-def operator_client(settings: Settings) -> httpx.Client:
-    """The operator at the stack's gateway."""
-    headers = {"Authorization": f"Bearer {settings.operator_token_file.read_text().strip()}"}
-    return httpx.Client(base_url=settings.gateway_url, headers=headers, timeout=START_S, trust_env=False)
 
 
 @contextmanager
@@ -177,10 +155,10 @@ def idle_figures(settings: Settings, work: Path, tokens: dict[str, str], seconds
     """Kafka and gateway alone, in turns with the peer; then the second gateway."""
     ours: list[Round] = []
     theirs: list[Round] = []
-    with Peer(work / "peer", tokens) as peer:
+    with peer(work / "peer", tokens) as peer_url:
         for number in range(1, ROUNDS + 1):
             ours.append(one_round(f"ours, round {number}", settings.gateway_url, tokens, seconds))
-            theirs.append(one_round(f"peer, round {number}", peer.url, tokens, seconds))
+            theirs.append(one_round(f"peer, round {number}", peer_url, tokens, seconds))
     mine, other = medians(ours), medians(theirs)
     there = visible_elsewhere("idle", settings, work, tokens)
     return {
@@ -238,32 +216,23 @@ def measure(settings: Settings, work: Path, seconds: float, rate: int, warm_s: i
     return {**result, "note": NOTE}
 
 
-def main() -> int:
-    """Run the benchmark; `--json` prints the result as one line."""
-    parser = argparse.ArgumentParser(prog="trunkline bench hub", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=15, help="length of each measurement (default 15)")
-    parser.add_argument("--rate", type=int, default=500, help="job events a second while busy (default 500)")
-    parser.add_argument(
-        "--warm", type=int, default=30, help="length of that load before it counts (default 30)"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
-    args = parser.parse_args()
+def run(args: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """Measure on a stack without pages and agents' MCP."""
     # Also then nothing is left: the second gateway is no part of the stack.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     say(NOTE)
-    with tempfile.TemporaryDirectory(prefix="trunkline-hub-") as work:
-        settings = Settings(
-            data_dir=Path(work) / "data",
-            kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"),
-            mqtt=MqttSettings(port=free_port()),
-            gateway=GatewaySettings(port=free_port()),
-            dashboard=DashboardSettings(port=0),
-            agent_mcp=AgentMcpSettings(port=0),
-        )
-        result = measure(settings, Path(work), args.seconds, args.rate, args.warm)
-    if is_as_stated(parser, args):
-        result["not_held"] = not_held(result, AT_MOST, AT_LEAST)
-    return report(result, as_json=args.json)
+    doors = {"dashboard": DashboardSettings(port=0), "agent_mcp": AgentMcpSettings(port=0)}
+    return measure(stack_settings(work / "data", **doors), work, args.seconds, args.rate, args.warm)
+
+
+def main() -> int:
+    """Run the benchmark; `--json` prints the result as one line."""
+    bench = Bench("hub", __doc__, AT_MOST, AT_LEAST)
+    bench.add_argument("--seconds", type=float, default=15, help="length of each measurement (default 15)")
+    bench.add_argument("--rate", type=int, default=500, help="job events a second while busy (default 500)")
+    warm_up = "length of that load before it counts (default 30)"
+    bench.add_argument("--warm", type=int, default=30, help=warm_up)
+    return bench.run(run)
 
 
 if __name__ == "__main__":

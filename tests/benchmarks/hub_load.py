@@ -17,17 +17,13 @@ from typing import Any, Self
 
 import aiohttp
 
+from tests.benchmarks.bench_report import quantile
+
 MESSAGES = "/api/hub/messages"
 DRAIN_LIMIT = 100
 # How long a message may take to be there, before the run counts as failed.
 WITHIN_S = 20.0
 _PAYLOAD = {"text": "step 7 of 12 done, reading the index", "data": {"step": 7, "model": "small"}}
-
-
-def quantile(values: list[float], share: float) -> float:
-    """One quantile."""
-    found = sorted(values)
-    return found[min(len(found) - 1, int(len(found) * share))]
 
 
 class Agents:

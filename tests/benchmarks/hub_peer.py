@@ -2,7 +2,7 @@
 
 A send is a publish that waits for the acknowledgement of the stream; a drain is a fetch of a durable pull
 consumer and an acknowledgement of each message, which nobody waits for. It knows tokens and nothing else: no
-policy, no verdicts, no repeated drain, no audit. Run as a program it is the front; `Peer` runs both processes.
+policy, no verdicts, no repeated drain, no audit. Run as a program it is the front; `peer` runs both processes.
 
 Its arguments are its port, the port of NATS and a JSON file of tokens and names.
 """
@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
-import signal
-import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import nats
 import orjson
@@ -33,13 +30,12 @@ from nats.aio.subscription import Subscription
 from nats.js.api import AckPolicy, ConsumerConfig, StorageType, StreamConfig
 from pydantic import BaseModel, ConfigDict, Field
 
-from connectors.local_stack import child_process, free_port
-from schemas.settings.settings import PROJECT_ROOT
-from tests.broker_processes import LOOPBACK, accepts
+from connectors.local_stack import free_port
+from tests.benchmarks.bench_stack import served
+from tests.broker_processes import LOOPBACK
 
 STREAM = "MAILBOX"
 FETCH_S = 10.0
-START_S, STOP_S = 30.0, 10.0
 _CONFIG = """\
 listen: "127.0.0.1:{port}"
 jetstream {{ store_dir: "{folder}", sync_interval: always }}
@@ -178,59 +174,21 @@ def nats_server() -> str:
     return found
 
 
-def terminate(pid: int) -> None:
-    """Ask a process to end."""
-    os.kill(pid, signal.SIGTERM)
-
-
-class Peer:
-    """NATS and the front as children of this process. A context manager; nothing is left after its end."""
-
-    def __init__(self, folder: Path, tokens: Mapping[str, str]) -> None:
-        self._folder = folder
-        self._tokens = tokens
-        self._port, self._nats_port = free_port(), free_port()
-        self.url = f"http://{LOOPBACK}:{self._port}"
-        self._running: list[tuple[subprocess.Popen[bytes], str]] = []
-
-    def __enter__(self) -> Self:
-        self._folder.mkdir(parents=True)
-        config = self._folder / "nats.conf"
-        config.write_text(_CONFIG.format(port=self._nats_port, folder=self._folder / "jetstream"))
-        names = self._folder / "tokens.json"
-        names.touch(mode=0o600)
-        names.write_text(json.dumps({token: name for name, token in self._tokens.items()}))
-        front = [sys.executable, "-P", "-m", "tests.benchmarks.hub_peer", str(self._port), str(self._nats_port)]
-        try:
-            self._start("nats", [nats_server(), "-c", config], self._nats_port)
-            self._start("front", [*front, names], self._port)
-        except BaseException:
-            self._stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop()
-
-    def _start(self, name: str, command: Sequence[str | Path], port: int) -> None:
-        mark, log = f"{self._folder}#{name}", self._folder / f"{name}.log"
-        environment = {**os.environ, "PYTHONPATH": str(PROJECT_ROOT)}
-        process = child_process.start_child(
-            command, cwd=PROJECT_ROOT, environment=environment, mark=mark, log=log
-        )
-        self._running.append((process, mark))
-        deadline = time.monotonic() + START_S
-        while not accepts(port):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the peer's {name} did not start:\n{log.read_text()[-2000:]}")
-            time.sleep(0.05)
-
-    def _stop(self) -> None:
-        while self._running:
-            process, mark = self._running.pop()
-            child_process.stop_child(process, mark, STOP_S, terminate)
+@contextmanager
+def peer(folder: Path, tokens: Mapping[str, str]) -> Iterator[str]:
+    """NATS and the front as children of this process; yields the address of the front."""
+    port, nats_port = free_port(), free_port()
+    folder.mkdir(parents=True)
+    config, names = folder / "nats.conf", folder / "tokens.json"
+    config.write_text(_CONFIG.format(port=nats_port, folder=folder / "jetstream"))
+    names.touch(mode=0o600)
+    names.write_text(json.dumps({token: name for name, token in tokens.items()}))
+    front = [sys.executable, "-P", "-m", "tests.benchmarks.hub_peer", str(port), str(nats_port), str(names)]
+    with (
+        served("nats", [nats_server(), "-c", config], nats_port, folder),
+        served("front", front, port, folder),
+    ):
+        yield f"http://{LOOPBACK}:{port}"
 
 
 def main(port: str, nats_port: str, tokens: str) -> None:

@@ -17,12 +17,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import signal
-import statistics
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,28 +27,19 @@ from typing import Any
 
 import aiohttp
 
-from connectors.local_stack import LocalStack, child_process, free_port
+from connectors.local_stack import LocalStack, free_port
 from connectors.local_stack.part_plan import GATEWAY, KAFKA
-from schemas.settings.settings import (
-    PROJECT_ROOT,
-    AgentMcpSettings,
-    DashboardSettings,
-    GatewaySettings,
-    KafkaSettings,
-    MqttSettings,
-    Settings,
-)
+from schemas.settings.settings import DashboardSettings, Settings
 from schemas.streams.agents.agent_signing import new_key_pair
 from tests.benchmarks import mcp_mail_peer
-from tests.benchmarks.bench_report import report, teller
-from tests.benchmarks.hub import operator_client
+from tests.benchmarks.bench_report import Bench, medians, teller
+from tests.benchmarks.bench_stack import operator_client, served, stack_settings
 from tests.benchmarks.mcp_load import SignedTools, load
 from tests.benchmarks.mcp_mail_peer import MailTools
-from tests.broker_processes import LOOPBACK, accepts
+from tests.broker_processes import LOOPBACK
 
 AGENTS = 30
 ROUNDS = 2
-START_S, STOP_S = 60.0, 10.0
 MAIL, SQLITE = "mail", "sqlite"
 PEERS = {
     MAIL: f"mcp-agent-mail {mcp_mail_peer.RELEASE}",
@@ -87,33 +74,9 @@ def one_round(name: str, make: Callable[..., Any], names: list[str], seconds: fl
     return found
 
 
-def medians(rounds: list[Round]) -> Round:
-    """The medians of the rounds, figure by figure."""
-    fields = Round.__dataclass_fields__
-    return Round(**{name: statistics.median(getattr(one, name) for one in rounds) for name in fields})
-
-
 def signed(url: str, keys: Keys) -> Callable[[aiohttp.ClientSession, str], SignedTools]:
     """Makes the signed tools of an agent."""
     return lambda session, name: SignedTools(session, url, name, keys[name][0])
-
-
-@contextmanager
-def served(
-    name: str, command: list[str], environment: Mapping[str, str], port: int, work: Path
-) -> Iterator[None]:
-    """A peer as a child process, until the body ends."""
-    mark, log = f"{work}#{name}", work / f"{name}.log"
-    process = child_process.start_child(command, cwd=work, environment=environment, mark=mark, log=log)
-    try:
-        deadline = time.monotonic() + START_S
-        while not accepts(port):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the peer did not start:\n{log.read_text()[-2000:]}")
-            time.sleep(0.05)
-        yield
-    finally:
-        child_process.stop_child(process, mark, STOP_S, lambda pid: os.kill(pid, signal.SIGTERM))
 
 
 @contextmanager
@@ -122,8 +85,7 @@ def sqlite_peer(work: Path, keys: Keys) -> Iterator[tuple[Callable[..., Any], li
     port, names = free_port(), work / "keys.json"
     names.write_text(json.dumps({name: public for name, (_, public) in keys.items()}))
     module = [sys.executable, "-P", "-m", "tests.benchmarks.mcp_sqlite_peer"]
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT_ROOT)}
-    with served("sqlite", [*module, str(port), str(work / "db"), str(names)], environment, port, work):
+    with served("sqlite", [*module, str(port), str(work / "db"), str(names)], port, work):
         yield signed(f"http://{LOOPBACK}:{port}/mcp", keys), list(keys)
 
 
@@ -142,7 +104,8 @@ def mail_peer(work: Path, keys: Keys) -> Iterator[tuple[Callable[..., Any], list
             for name in names:
                 await make(session, name).register("is measured")
 
-    with served("mail", *mcp_mail_peer.command(port, work), port, work):
+    command, environment = mcp_mail_peer.command(port, work)
+    with served("mail", command, port, work, environment):
         asyncio.run(register())
         yield make, names
 
@@ -182,28 +145,22 @@ def measure(settings: Settings, work: Path, seconds: float, peer: str) -> dict[s
     }
 
 
-def main() -> int:
-    """Run the benchmark; `--json` prints the result as one line."""
-    parser = argparse.ArgumentParser(prog="trunkline bench mcp", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=30, help="length of the mixed phase (default 30)")
-    parser.add_argument("--peer", choices=sorted(PEERS), default=SQLITE, help="which peer (default sqlite)")
-    parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
-    args = parser.parse_args()
+def run(args: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """Check that the peer is there, and measure."""
     # Also then nothing is left: the peer is no part of the stack.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if args.peer == MAIL and not mcp_mail_peer.is_installed():
         raise SystemExit(f"mcp: not installed; {mcp_mail_peer.HOW}")
-    with tempfile.TemporaryDirectory(prefix="trunkline-mcp-") as work:
-        settings = Settings(
-            data_dir=Path(work) / "data",
-            kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"),
-            mqtt=MqttSettings(port=free_port()),
-            gateway=GatewaySettings(port=free_port()),
-            dashboard=DashboardSettings(port=0),
-            agent_mcp=AgentMcpSettings(port=free_port()),
-        )
-        result = measure(settings, Path(work), args.seconds, args.peer)
-    return report(result, as_json=args.json)
+    settings = stack_settings(work / "data", dashboard=DashboardSettings(port=0))
+    return measure(settings, work, args.seconds, args.peer)
+
+
+def main() -> int:
+    """Run the benchmark; `--json` prints the result as one line."""
+    bench = Bench("mcp", __doc__)
+    bench.add_argument("--seconds", type=float, default=30, help="length of the mixed phase (default 30)")
+    bench.add_argument("--peer", choices=sorted(PEERS), default=SQLITE, help="which peer (default sqlite)")
+    return bench.run(run)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from schemas.streams.agents.agent_signing import (
     load_private_key,
     sign,
 )
+from tests.benchmarks.bench_report import quantile
 
 EACH = 5
 READ_LIMIT = 20
@@ -138,8 +139,7 @@ class Measured:
 
     def quantile_ms(self, share: float) -> float:
         """One quantile of all calls."""
-        found = sorted(self.took)
-        return 1000 * found[min(len(found) - 1, int(len(found) * share))]
+        return 1000 * quantile(self.took, share)
 
 
 async def exchange(name: str, others: Sequence[str], tools: Tools, measured: Measured) -> None:

@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -22,24 +21,16 @@ from typing import Any
 import aiohttp
 import httpx
 
-from connectors.local_stack import LocalStack, free_port
+from connectors.local_stack import LocalStack
 from connectors.local_stack.part_plan import GATEWAY, KAFKA
-from schemas.settings.settings import (
-    AgentMcpSettings,
-    DashboardSettings,
-    GatewaySettings,
-    KafkaSettings,
-    MqttSettings,
-    Settings,
-    XmlPumpSettings,
-)
-from tests.benchmarks.bench_report import report, teller
+from schemas.settings.settings import AgentMcpSettings, DashboardSettings, XmlPumpSettings
+from tests.benchmarks.bench_report import Bench, teller
+from tests.benchmarks.bench_stack import operator_client, stack_settings
 from tests.benchmarks.pump_echo import MOST, NAMESPACE, organism
 from tests.benchmarks.pump_pipeline import measure_pipeline
 from tests.connectors.gateway.hub_access import add_principal
 
 SENDERS = 30
-START_S = 60.0
 WITHIN_S = 120.0
 PUMP = "xml_pump"
 _POLL_S = 0.05
@@ -92,56 +83,47 @@ def durable(work: Path, listeners: int, count: int) -> dict[str, float]:
     work.mkdir()
     file = work / "organism.yaml"
     file.write_text(organism(listeners, concurrency=64))
-    settings = Settings(
-        data_dir=work / "data",
-        kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"),
-        mqtt=MqttSettings(port=free_port()),
-        gateway=GatewaySettings(port=free_port()),
+    settings = stack_settings(
+        work / "data",
         dashboard=DashboardSettings(port=0),
         agent_mcp=AgentMcpSettings(port=0),
         xml_pump=XmlPumpSettings(organism_file=file, pending_most=100_000, pending_per_sender=100_000),
     )
-    with LocalStack(settings, parts=(KAFKA, GATEWAY, PUMP)):
-        headers = {"Authorization": f"Bearer {settings.operator_token_file.read_text().strip()}"}
-        with httpx.Client(
-            base_url=settings.gateway_url, headers=headers, timeout=START_S, trust_env=False
-        ) as operator:
-            names = [f"sender-{number:02d}" for number in range(SENDERS)]
-            tokens = {name: add_principal(operator, name, "worker") for name in names}
-            warm = count // 10
-            asyncio.run(post_all(settings.gateway_url, tokens, warm, listeners))
-            wait_answers(operator, names, warm)
-            began = time.monotonic()
-            asyncio.run(post_all(settings.gateway_url, tokens, count, listeners))
-            posted = time.monotonic()
-            wait_answers(operator, names, warm + count)
-            ended = time.monotonic()
+    with LocalStack(settings, parts=(KAFKA, GATEWAY, PUMP)), operator_client(settings) as operator:
+        names = [f"sender-{number:02d}" for number in range(SENDERS)]
+        tokens = {name: add_principal(operator, name, "worker") for name in names}
+        warm = count // 10
+        asyncio.run(post_all(settings.gateway_url, tokens, warm, listeners))
+        wait_answers(operator, names, warm)
+        began = time.monotonic()
+        asyncio.run(post_all(settings.gateway_url, tokens, count, listeners))
+        posted = time.monotonic()
+        wait_answers(operator, names, warm + count)
+        ended = time.monotonic()
     found = {"per_s": count / (ended - began), "posted_per_s": count / (posted - began)}
     say(f"{listeners} listeners: {found['per_s']:.0f} messages/s; taken at {found['posted_per_s']:.0f}/s")
     return found
 
 
-def main() -> int:
-    """Run the benchmark; `--json` prints the result as one line."""
-    parser = argparse.ArgumentParser(prog="trunkline bench pump", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=10, help="length of the pipeline's part (default 10)")
-    parser.add_argument(
-        "--messages", type=int, default=6000, help="messages of the durable part (default 6000)"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
-    args = parser.parse_args()
+def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """The durable path with one listener and with many, then the pipeline."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    result: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="trunkline-pump-") as work:
-        one = durable(Path(work) / "one", 1, args.messages)
-        many = durable(Path(work) / "many", MOST, args.messages)
-    result = {
+    one, many = durable(work / "one", 1, args.messages), durable(work / "many", MOST, args.messages)
+    return {
         "durable_per_s": round(one["per_s"]),
         f"durable_per_s_{MOST}_listeners": round(many["per_s"]),
         "posted_per_s": round(one["posted_per_s"]),
         **measure_pipeline(args.seconds),
     }
-    return report(result, as_json=args.json)
+
+
+def main() -> int:
+    """Run the benchmark; `--json` prints the result as one line."""
+    bench = Bench("pump", __doc__)
+    bench.add_argument("--seconds", type=float, default=10, help="length of the pipeline's part (default 10)")
+    durable_part = "messages of the durable part (default 6000)"
+    bench.add_argument("--messages", type=int, default=6000, help=durable_part)
+    return bench.run(measure)
 
 
 if __name__ == "__main__":

@@ -16,13 +16,11 @@ does that is started for one poll, and (`connected`) with one that is open alrea
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import sqlite3
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
@@ -36,7 +34,7 @@ from connectors.file_queue import Queue
 from connectors.file_queue.cursors import write_cursor
 from connectors.file_queue.message_record import new_id, stamp, to_line
 from connectors.file_queue.session_files import MESSAGES, SessionFolder
-from tests.benchmarks.bench_report import report, teller
+from tests.benchmarks.bench_report import Bench, teller
 
 BODY = "step 7 of 12 done, reading the index"
 SESSION = "bench"
@@ -308,15 +306,11 @@ def measure(work: Path, count: int, turns: int, many: int) -> dict[str, Any]:
 
 def main() -> int:
     """Run the benchmark; `--json` prints the result as one line."""
-    parser = argparse.ArgumentParser(prog="trunkline bench queue", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sends", type=int, default=1000, help="sends of one process in a turn (default 1000)")
-    parser.add_argument("--turns", type=int, default=41, help="polls that the medians are of (default 41)")
-    parser.add_argument("--old", type=int, default=1_000_000, help="old messages (default 1,000,000)")
-    parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="trunkline-queue-") as work:
-        result = measure(Path(work), args.sends, args.turns, args.old)
-    return report(result, as_json=args.json)
+    bench = Bench("queue", __doc__)
+    bench.add_argument("--sends", type=int, default=1000, help="sends of one process in a turn (default 1000)")
+    bench.add_argument("--turns", type=int, default=41, help="polls that the medians are of (default 41)")
+    bench.add_argument("--old", type=int, default=1_000_000, help="old messages (default 1,000,000)")
+    return bench.run(lambda args, work: measure(work, args.sends, args.turns, args.old))
 
 
 if __name__ == "__main__":

@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -27,22 +24,16 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from connectors.local_stack import LocalStack, free_port
+from connectors.local_stack import free_port
 from connectors.local_stack.spark_command import DELTA_CONF
-from connectors.log.kafka_topic import ensure_topic
 from jobs.ledger.ledger_table import prepare_ledger
 from jobs.settle_events import read_records, settle_frame, settled_rows
 from jobs.settling.once_sink import OnceSink
-from schemas.keys.sealing import ensure_keyring
-from schemas.settings.settings import (
-    KafkaSettings,
-    Settings,
-    SparkSettings,
-    StorageSettings,
-    settings_environment,
-)
+from schemas.settings.settings import KafkaSettings, Settings, SparkSettings, StorageSettings
 from schemas.tables.ledger import LEDGER
-from tests.benchmarks.event_load import TopicWriter, events, fill, jobs_for, registrations
+from tests.benchmarks.bench_report import Bench, quantile
+from tests.benchmarks.bench_stack import filled_topic, stack_settings
+from tests.benchmarks.event_load import SteadyLoad, jobs_for
 from tests.benchmarks.settle_forms import FORMS, build
 from tests.benchmarks.spark_append import SparkAppend
 from tests.spark_session import start_session
@@ -90,19 +81,6 @@ def throughput(spark: SparkSession, settings: Settings, args: argparse.Namespace
     return {"cold_eps": round(rates[0]), "warm_eps": round(statistics.median(rates[1:] or rates))}
 
 
-def steady_load(settings: Settings, rate: int, seconds: int, first: int) -> None:
-    """Append `rate` events a second for `seconds`, in steps of 20 ms."""
-    writer = TopicWriter(settings.kafka, linger_ms=0)
-    step = max(1, rate // 50)
-    began = time.monotonic()
-    for number, record in enumerate(events(rate * seconds, seed=2, first=first)):
-        if number % step == 0:
-            writer.flush()
-            time.sleep(max(0.0, began + number / rate - time.monotonic()))
-        writer.append(record)
-    writer.flush()
-
-
 def latency(spark: SparkSession, settings: Settings, args: argparse.Namespace, root: Path) -> dict[str, Any]:
     """Seconds from append to commit, in the second half of a steady load."""
     own = StorageSettings(tables=str(root / "lt"), checkpoints=str(root / "lc"))
@@ -112,9 +90,7 @@ def latency(spark: SparkSession, settings: Settings, args: argparse.Namespace, r
     while (query.lastProgress is None or query.lastProgress["numInputRows"]) and time.monotonic() < deadline:
         time.sleep(0.5)
     began = time.time()
-    load = threading.Thread(target=steady_load, args=(settings, args.rate, args.seconds, jobs_for(args.events)))
-    load.start()
-    load.join()
+    SteadyLoad(settings, args.rate, args.seconds, jobs_for(args.events)).run()
     time.sleep(5)
     batches = [p["durationMs"]["triggerExecution"] for p in query.recentProgress if p["numInputRows"]]
     query.stop()
@@ -126,11 +102,9 @@ def latency(spark: SparkSession, settings: Settings, args: argparse.Namespace, r
             continue
         part = table.to_pyarrow_dataset().filesystem.open_input_file(action["path"])
         lags += commit_lags(part, landed)
-    lags.sort()
-    pick = [round(lags[int(len(lags) * q)], 3) for q in (0.5, 0.95)]
     return {
-        "latency_p50_s": pick[0],
-        "latency_p95_s": pick[1],
+        "latency_p50_s": round(quantile(lags, 0.5), 3),
+        "latency_p95_s": round(quantile(lags, 0.95), 3),
         "batch_p50_ms": statistics.median(batches[-50:]),
     }
 
@@ -141,20 +115,19 @@ def commit_lags(file: Any, landed: float) -> list[float]:
     return [landed - moment.timestamp() for moment in column.to_pylist()]
 
 
-def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
-    """One combination, on a Kafka of its own."""
-    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}", partitions=args.partitions)
-    settings = Settings(
-        data_dir=work / "data", kafka=kafka, spark=SparkSettings(shuffle_partitions=args.shuffle_partitions)
+def measure(args: argparse.Namespace, work: Path) -> None:
+    """One combination, on a Kafka of its own; or all of them, each in a process of its own."""
+    if args.all:
+        measure_all(args)
+        return
+    settings = stack_settings(
+        work / "data",
+        kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}", partitions=args.partitions),
+        spark=SparkSettings(shuffle_partitions=args.shuffle_partitions),
     )
-    with LocalStack(settings, parts=("kafka",)):
-        keyring = ensure_keyring(settings)
-        ensure_topic(settings)
-        os.environ.update(settings_environment(settings))
-        # Jobs for both loads, and those that are only known.
-        jobs = jobs_for(args.events) + jobs_for(args.rate * args.seconds)
-        fill(settings.kafka, registrations(max(jobs, args.known), keyring))
-        fill(settings.kafka, events(args.events))
+    # Jobs for both loads, and those that are only known.
+    jobs = max(jobs_for(args.events) + jobs_for(args.rate * args.seconds), args.known)
+    with filled_topic(settings, args.events, jobs):
         conf = DEFAULT_FILE_SYSTEM if args.file_system == "hadoop" else {}
         if args.sink != "files":
             conf = conf | DELTA_CONF
@@ -162,7 +135,7 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
         result = {**throughput(spark, settings, args, work), **latency(spark, settings, args, work)}
         spark.stop()
     names = ("form", "sink", "file_system", "partitions", "shuffle_partitions", "known")
-    return {**{name: getattr(args, name) for name in names}, **result}
+    print(json.dumps({**{name: getattr(args, name) for name in names}, **result}), flush=True)
 
 
 def combinations() -> list[list[str]]:
@@ -177,31 +150,29 @@ def combinations() -> list[list[str]]:
     ]
 
 
+def measure_all(args: argparse.Namespace) -> None:
+    """Measure every combination of the decision."""
+    shared = ["--events", str(args.events), "--passes", str(args.passes), "--seconds", str(args.seconds)]
+    for combination in combinations():
+        command = [sys.executable, "-m", "tests.benchmarks.settle_latency", *combination, *shared]
+        subprocess.run(command, check=False)
+
+
 def main() -> int:
-    """Run one combination, or all of them."""
-    parser = argparse.ArgumentParser(prog="trunkline bench settle_latency", description=__doc__)
-    parser.add_argument("--form", choices=FORMS, default="packed")
-    parser.add_argument("--sink", choices=("spark", "files", "delta"), default="spark")
-    parser.add_argument("--file-system", choices=("bare", "hadoop"), default="bare")
-    parser.add_argument("--partitions", type=int, default=4)
-    parser.add_argument("--shuffle-partitions", type=int, default=2)
-    parser.add_argument("--known", type=int, default=0, help="jobs that are known and silent")
-    parser.add_argument("--events", type=int, default=180_000)
-    parser.add_argument("--passes", type=int, default=3)
-    parser.add_argument("--rate", type=int, default=500, help="events a second of the steady load")
-    parser.add_argument("--seconds", type=int, default=30)
-    parser.add_argument("--all", action="store_true", help="every combination of the decision")
-    parser.add_argument("--json", action="store_true", help="accepted for symmetry: the output is JSON anyway")
-    args = parser.parse_args()
-    if args.all:
-        shared = ["--events", str(args.events), "--passes", str(args.passes), "--seconds", str(args.seconds)]
-        for combination in combinations():
-            command = [sys.executable, "-m", "tests.benchmarks.settle_latency", *combination, *shared]
-            subprocess.run(command, check=False)
-        return 0
-    with tempfile.TemporaryDirectory(prefix="trunkline-latency-") as work:
-        print(json.dumps(measure(args, Path(work))), flush=True)
-    return 0
+    """Run one combination, or all of them. The output is JSON with and without `--json`."""
+    bench = Bench("settle_latency", __doc__)
+    bench.add_argument("--form", choices=FORMS, default="packed")
+    bench.add_argument("--sink", choices=("spark", "files", "delta"), default="spark")
+    bench.add_argument("--file-system", choices=("bare", "hadoop"), default="bare")
+    bench.add_argument("--partitions", type=int, default=4)
+    bench.add_argument("--shuffle-partitions", type=int, default=2)
+    bench.add_argument("--known", type=int, default=0, help="jobs that are known and silent")
+    bench.add_argument("--events", type=int, default=180_000)
+    bench.add_argument("--passes", type=int, default=3)
+    bench.add_argument("--rate", type=int, default=500, help="events a second of the steady load")
+    bench.add_argument("--seconds", type=int, default=30)
+    bench.add_argument("--all", action="store_true", help="every combination of the decision")
+    return bench.run(measure)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,6 @@ import argparse
 import json
 import os
 import statistics
-import tempfile
-import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable
@@ -29,53 +27,21 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from connectors.local_stack import LocalStack, free_port
 from connectors.local_stack.spark_command import DELTA_CONF
-from connectors.log.kafka_topic import ensure_topic
 from jobs import settle_events
 from jobs.views.view_tables import open_tables
-from schemas.keys.sealing import ensure_keyring
-from schemas.settings.settings import KafkaSettings, Settings, StorageSettings, settings_environment
+from schemas.settings.settings import Settings, StorageSettings
 from schemas.streams.kinds import STREAM_ENTRIES
 from schemas.tables.ledger import LEDGER
 from schemas.tables.view_progress import ViewProgress
-from tests.benchmarks.event_load import TopicWriter, events, fill, jobs_for, registrations
+from tests.benchmarks.bench_report import Bench, quantile
+from tests.benchmarks.bench_stack import filled_topic, stack_settings
+from tests.benchmarks.event_load import SteadyLoad, jobs_for
 from tests.benchmarks.view_forms import FORMS, known_jobs
 from tests.spark_session import start_session
 
 START_S = 180
 Quantiles = dict[str, float]
-
-
-class SteadyLoad:
-    """Appends events at a rate until it is stopped."""
-
-    def __init__(self, settings: Settings, rate: int, seconds: int) -> None:
-        self._settings = settings
-        self._rate = rate
-        self._seconds = seconds
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> SteadyLoad:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        kafka = self._settings.kafka
-        writer = TopicWriter(kafka, linger_ms=0)
-        step = max(1, self._rate // 50)
-        began = time.monotonic()
-        for number, record in enumerate(events(self._rate * self._seconds, seed=2)):
-            if number % step == 0:
-                writer.flush()
-                if self._stopping.wait(max(0.0, began + number / self._rate - time.monotonic())):
-                    return
-            writer.append(record)
 
 
 def processor_s() -> float:
@@ -91,8 +57,8 @@ def processor_s() -> float:
 
 def quantiles(lags: list[float]) -> Quantiles:
     """Median and 95th percentile."""
-    lags = sorted(lags) or [float("nan")]
-    return {"p50_s": round(statistics.median(lags), 3), "p95_s": round(lags[int(len(lags) * 0.95)], 3)}
+    lags = lags or [float("nan")]
+    return {"p50_s": round(statistics.median(lags), 3), "p95_s": round(quantile(lags, 0.95), 3)}
 
 
 def landed(settings: Settings, began: float, ended: float) -> list[tuple[int, int, float, float]]:
@@ -177,19 +143,12 @@ def own_tables(settings: Settings, work: Path, name: str, known: int) -> Setting
     return own
 
 
-def measure(args: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
-    """All turns, on a Kafka and a Spark of their own."""
+def measure(args: argparse.Namespace, work: Path) -> None:
+    """All turns, with a line of JSON for each, on a Kafka and a Spark of their own."""
     forms = args.forms.split(",")
     seconds = (args.seconds + 30) * len(forms) * args.rounds + 120
-    settings = Settings(
-        data_dir=work / "data", kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}")
-    )
-    results = []
-    with LocalStack(settings, parts=("kafka",)):
-        keyring = ensure_keyring(settings)
-        ensure_topic(settings)
-        os.environ.update(settings_environment(settings))
-        fill(settings.kafka, registrations(jobs_for(args.rate * seconds), keyring))
+    settings = stack_settings(work / "data")
+    with filled_topic(settings, 0, jobs_for(args.rate * seconds)):
         spark = start_session(work, conf=DELTA_CONF | dict(pair.split("=", 1) for pair in args.conf))
         query = settle_events.start(spark, settings)
         with SteadyLoad(settings, args.rate, seconds):
@@ -203,28 +162,22 @@ def measure(args: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
                         "known": args.known,
                         **turn(spark, settings, own, form, args.seconds),
                     }
-                    results.append(result)
                     print(json.dumps(result), flush=True)
         query.stop()
         spark.stop()
-    return results
 
 
 def main() -> int:
-    """Measure and print a line of JSON for each turn."""
-    parser = argparse.ArgumentParser(prog="trunkline bench view_merge", description=__doc__)
-    parser.add_argument("--forms", default="none,delta-rs,commits,spark", help=f"of {', '.join(FORMS)}")
-    parser.add_argument("--known", type=int, default=1000, help="jobs that the tables hold already")
-    parser.add_argument("--rate", type=int, default=500, help="events a second")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=int, default=30, help="of each turn; two thirds are measured")
-    parser.add_argument("--warm", type=int, default=60, help="seconds of load before the first turn")
-    parser.add_argument("--conf", action="append", default=[], help="NAME=VALUE for the Spark session")
-    parser.add_argument("--json", action="store_true", help="accepted for symmetry: the output is JSON anyway")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="trunkline-views-") as work:
-        measure(args, Path(work))
-    return 0
+    """Measure and print a line of JSON for each turn, with and without `--json`."""
+    bench = Bench("view_merge", __doc__)
+    bench.add_argument("--forms", default="none,delta-rs,commits,spark", help=f"of {', '.join(FORMS)}")
+    bench.add_argument("--known", type=int, default=1000, help="jobs that the tables hold already")
+    bench.add_argument("--rate", type=int, default=500, help="events a second")
+    bench.add_argument("--rounds", type=int, default=2)
+    bench.add_argument("--seconds", type=int, default=30, help="of each turn; two thirds are measured")
+    bench.add_argument("--warm", type=int, default=60, help="seconds of load before the first turn")
+    bench.add_argument("--conf", action="append", default=[], help="NAME=VALUE for the Spark session")
+    return bench.run(measure)
 
 
 if __name__ == "__main__":

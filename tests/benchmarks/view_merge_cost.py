@@ -13,7 +13,6 @@ import json
 import random
 import resource
 import statistics
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from jobs.views.view_changes import Key, RowChange
 from jobs.views.view_tables import ViewTable
 from schemas.streams.job.job_registry import REGISTRY_JOBS
 from schemas.streams.kinds import STREAM_ENTRIES
+from tests.benchmarks.bench_report import Bench
 from tests.benchmarks.view_forms import known_jobs
 
 HOT, CHANGED, ADDED = 500, 300, 40
@@ -70,24 +70,25 @@ def measure(folder: Path, table: str, known: int, merges: int) -> dict[str, Any]
     }
 
 
-def main() -> int:
+def measure_all(args: argparse.Namespace, work: Path) -> None:
     """Measure each combination and print a line of JSON for it."""
-    parser = argparse.ArgumentParser(prog="trunkline bench view_merge_cost", description=__doc__)
-    parser.add_argument("--known", default="1000,100000", help="jobs that the tables hold already")
-    parser.add_argument("--merges", type=int, default=20)
-    parser.add_argument("--json", action="store_true", help="accepted for symmetry: the output is JSON anyway")
-    args = parser.parse_args()
     layouts = {"shelves": view_tables.SHELF_ROWS, "one shelf": 10**9}
     for known in map(int, args.known.split(",")):
         for name, shelf_rows in layouts.items():
             view_tables.SHELF_ROWS = shelf_rows  # type: ignore[misc]
-            with tempfile.TemporaryDirectory(prefix="trunkline-merge-") as work:
-                found = {
-                    table: measure(Path(work, table), table, known, args.merges)
-                    for table in (REGISTRY_JOBS, STREAM_ENTRIES)
-                }
+            found = {
+                table: measure(work / f"{known}-{name}" / table, table, known, args.merges)
+                for table in (REGISTRY_JOBS, STREAM_ENTRIES)
+            }
             print(json.dumps({"known": known, "layout": name, **found}), flush=True)
-    return 0
+
+
+def main() -> int:
+    """Run the benchmark. The output is JSON with and without `--json`."""
+    bench = Bench("view_merge_cost", __doc__)
+    bench.add_argument("--known", default="1000,100000", help="jobs that the tables hold already")
+    bench.add_argument("--merges", type=int, default=20)
+    return bench.run(measure_all)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,80 @@
+"""The stack under a benchmark: settings on free ports, the operator's client, peers as child processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from connectors.local_stack import LocalStack, child_process, free_port
+from connectors.log.kafka_topic import ensure_topic
+from schemas.keys.sealing import ensure_keyring
+from schemas.settings import settings as of
+from schemas.settings.settings import PROJECT_ROOT, Settings
+from tests.benchmarks.event_load import events, fill, jobs_for, registrations
+from tests.broker_processes import LOOPBACK, accepts
+
+START_S, STOP_S = 60.0, 10.0
+
+
+def stack_settings(folder: Path, **groups: Any) -> Settings:
+    """Settings on free ports, with `folder` for the data. `groups` replace groups of them, such as `views`."""
+    return Settings(
+        **{
+            "data_dir": folder,
+            "kafka": of.KafkaSettings(bootstrap_servers=f"{LOOPBACK}:{free_port()}"),
+            "mqtt": of.MqttSettings(port=free_port()),
+            "gateway": of.GatewaySettings(port=free_port()),
+            "dashboard": of.DashboardSettings(port=free_port()),
+            "agent_mcp": of.AgentMcpSettings(port=free_port()),
+            **groups,
+        }
+    )
+
+
+def operator_client(settings: Settings) -> httpx.Client:
+    """The operator at the stack's gateway."""
+    headers = {"Authorization": f"Bearer {settings.operator_token_file.read_text().strip()}"}
+    return httpx.Client(base_url=settings.gateway_url, headers=headers, timeout=START_S, trust_env=False)
+
+
+@contextmanager
+def filled_topic(settings: Settings, count: int, jobs: int | None = None) -> Iterator[int]:
+    """Kafka alone with `count` job events in the topic, and these settings in the environment. Yields how many
+    records there are; `jobs` are registered, or as many as the events need.
+    """
+    with LocalStack(settings, parts=("kafka",)):
+        keyring = ensure_keyring(settings)
+        ensure_topic(settings)
+        os.environ.update(of.settings_environment(settings))
+        records = fill(settings.kafka, registrations(jobs_for(count) if jobs is None else jobs, keyring))
+        yield records + fill(settings.kafka, events(count)) + 1  # and the topology
+
+
+@contextmanager
+def served(
+    name: str,
+    command: Sequence[str | Path],
+    port: int,
+    work: Path,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[None]:
+    """A peer as a child process, until the body ends."""
+    mark, log = f"{work}#{name}", work / f"{name}.log"
+    given = {**os.environ, "PYTHONPATH": str(PROJECT_ROOT)} if environment is None else environment
+    process = child_process.start_child(command, cwd=work, environment=given, mark=mark, log=log)
+    try:
+        deadline = time.monotonic() + START_S
+        while not accepts(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the peer's {name} did not start:\n{log.read_text()[-2000:]}")
+            time.sleep(0.05)
+        yield
+    finally:
+        child_process.stop_child(process, mark, STOP_S, lambda pid: os.kill(pid, signal.SIGTERM))
