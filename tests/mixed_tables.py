@@ -35,7 +35,8 @@ from schemas.tables.ledger import LEDGER, LedgerRow
 from schemas.wire.record import OutgoingRecord, Record
 from tests.audited_ledger import AuditedLedger
 from tests.jobs.topic_load import event, registration
-from tests.random_log import RandomLog, RawRecord
+from tests.random_log import RandomLog
+from tests.raw_records import raw
 
 FIRST_MOMENT_US = 1_790_000_000_000_000
 STEP_US = 250_000
@@ -60,9 +61,9 @@ class MixedTables:
 
     def settle(self, *records: OutgoingRecord, others: int = 0) -> None:
         """Settle `records` and as many random ones as `others` says in one micro-batch, and build the views."""
-        raw = [RawRecord(one.key, one.value, one.headers()) for one in records]
+        own = map(raw, records)
         mine: list[list[Record]] = [[] for _ in range(self._partitions)]
-        for key, value, headers in itertools.chain(raw, self._random.records(others)):
+        for key, value, headers in itertools.chain(own, self._random.records(others)):
             partition = partition_for(key or b"", self._partitions)
             names, values = tuple(name for name, _ in headers), tuple(value for _, value in headers)
             offset, self._ends[partition] = self._ends[partition], self._ends[partition] + 1

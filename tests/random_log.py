@@ -7,25 +7,11 @@ events make sense, and the rest is left to chance.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
-
-from kafka import KafkaProducer
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from schemas.keys.sealing import Keyring
-from schemas.log_access.event_topic import partition_for
-from schemas.log_access.kafka_clients import client_options
-from schemas.settings.settings import Settings
-from schemas.streams.agents.participants import (
-    AgentCalled,
-    AgentJoined,
-    AgentKeyRegistered,
-    AgentKeyRemoved,
-    AgentStopped,
-    AgentUpdated,
-    key_id_of,
-    participant_record,
-)
+from schemas.streams.agents import participants
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import (
     cancellation_record,
@@ -48,30 +34,17 @@ from schemas.streams.mailboxes.mailbox_requests import (
 from schemas.streams.mailboxes.message import DEFAULT_REALM, Message, posting_record
 from schemas.streams.principal.principals import ROLES, addition_record, revocation_record
 from schemas.streams.refused.refusal import Refusal, refusal_record
-from schemas.streams.session.session_registry import (
-    SessionCreation,
-    SessionJobAssigned,
-    SessionJobEnded,
-    SessionResumption,
-    SessionStop,
-    session_record,
-)
-from schemas.wire.record import OutgoingRecord, content_id, oversized, refused_stream
-from schemas.wire.signing import sign_event
+from schemas.streams.session import session_registry as sessions
+from schemas.wire.record import OutgoingRecord, oversized, refused_stream
 from schemas.wire.strict_json import canonical
+from tests.jobs.topic_load import raw_event
 from tests.random_mqtt_agents import mqtt_agent_record
 from tests.random_organism import opened_thread, organism_change
+from tests.raw_records import Raw, any_name, raw
 from tests.schemas.hub_records import public_key
+from tests.schemas.job_records import signed
 
 WORKERS = [f"worker-{n}" for n in range(12)]
-
-
-class RawRecord(NamedTuple):
-    """A Kafka record before it has a place in the log."""
-
-    key: bytes | None
-    value: bytes | None
-    headers: list[tuple[str, bytes]]
 
 
 class _Job:
@@ -100,8 +73,8 @@ class RandomLog:
         self._jobs: list[_Job] = []
         # Few, so that much of what is sent about a message finds it there.
         self._mailboxes = [_Mailbox(agent) for agent in WORKERS[:4]]
-        self._sent: list[RawRecord] = []
-        self._actions: list[tuple[int, Callable[[], RawRecord]]] = [
+        self._sent: list[Raw] = []
+        self._actions: list[tuple[int, Callable[[], Raw]]] = [
             (10, self._register),
             (7, self._pick),
             (36, self._event),
@@ -127,7 +100,7 @@ class RandomLog:
             (3, self._rubbish),
         ]
 
-    def records(self, count: int) -> Iterator[RawRecord]:
+    def records(self, count: int) -> Iterator[Raw]:
         """The next `count` records."""
         weights = [weight for weight, _ in self._actions]
         for _ in range(count):
@@ -143,7 +116,7 @@ class RandomLog:
         # Mostly a young job, so that many run at once and some get to their end.
         return self._draw.choice(self._jobs[-40:] if self._draw.random() < 0.9 else self._jobs)
 
-    def _register(self) -> RawRecord:
+    def _register(self) -> Raw:
         again = bool(self._jobs) and self._draw.random() < 0.05
         job = self._job() if again else _Job(f"{self._draw.getrandbits(32):08x}")
         if not again:
@@ -151,40 +124,40 @@ class RandomLog:
         wanted = self._draw.choice(WORKERS) if self._draw.random() < 0.2 else None
         description = self._draw.choice(["count the stars", "read, think, answer", "Grüße ☃"])
         record = registration_record(job.job_id, job.first_secret, description, self._keyring, session=wanted)
-        return _raw(record)
+        return raw(record)
 
-    def _pick(self) -> RawRecord:
+    def _pick(self) -> Raw:
         session = self._draw.choice(WORKERS)
-        return _raw(pick_record(self._job().job_id, session, principal=session))
+        return raw(pick_record(self._job().job_id, session, principal=session))
 
-    def _event(self) -> RawRecord:
+    def _event(self) -> Raw:
         job = self._job()
         kind = "started" if job.next_seq == 1 and self._draw.random() < 0.8 else "progress"
         record = self._signed(job, job.next_seq, kind)
         job.next_seq += 1
         return record
 
-    def _late_event(self) -> RawRecord:
+    def _late_event(self) -> Raw:
         job = self._job()
         job.next_seq += 2
         seq = self._draw.choice([max(1, job.next_seq - 2), job.next_seq + 300, max(1, job.next_seq - 300)])
         return self._signed(job, seq, self._draw.choice(["progress", "permission_required", "started"]))
 
-    def _end(self) -> RawRecord:
+    def _end(self) -> Raw:
         job = self._job()
         record = self._signed(job, job.next_seq, self._draw.choice(["completed", "error"]))
         job.next_seq += 1
         return record
 
-    def _forged(self) -> RawRecord:
+    def _forged(self) -> Raw:
         job = self._job()
         return self._signed(job, job.next_seq, "completed", secret="somebody else's secret")
 
-    def _other_content(self) -> RawRecord:
+    def _other_content(self) -> Raw:
         job = self._job()
         return self._signed(job, max(1, job.next_seq - 1), "progress", detail="another content")
 
-    def _troubled_event(self) -> RawRecord:
+    def _troubled_event(self) -> Raw:
         job = self._job()
         changed: dict[str, Any] = self._draw.choice(
             [
@@ -199,78 +172,80 @@ class RandomLog:
         )
         return self._signed(job, job.next_seq, "progress", **changed)
 
-    def _unknown_job(self) -> RawRecord:
+    def _unknown_job(self) -> Raw:
         return self._signed(_Job(f"{self._draw.getrandbits(32):08x}"), 1, "started")
 
-    def _again(self) -> RawRecord:
+    def _again(self) -> Raw:
         return self._draw.choice(self._sent)
 
-    def _cancel(self) -> RawRecord:
+    def _cancel(self) -> Raw:
         request = f"request-{self._draw.randrange(500)}"
         reason = self._draw.choice(["", "no longer needed"])
-        return _raw(cancellation_record(self._job().job_id, request_id=request, reason=reason))
+        return raw(cancellation_record(self._job().job_id, request_id=request, reason=reason))
 
-    def _rotation(self) -> RawRecord:
+    def _rotation(self) -> Raw:
         job, request = self._job(), f"request-{self._draw.randrange(500)}"
         job.old_secret, job.secret = job.secret, f"secret {self._draw.randrange(1000)} of {job.job_id}"
         # Some end before the next event is logged, some while the log is written, some never.
         overlap_ms = self._draw.choice([0, 500, 500, 3_600_000])
-        return _raw(rotation_record(job.job_id, job.secret, overlap_ms, self._keyring, request_id=request))
+        return raw(rotation_record(job.job_id, job.secret, overlap_ms, self._keyring, request_id=request))
 
-    def _session(self) -> RawRecord:
+    def _session(self) -> Raw:
         name = self._draw.choice(WORKERS) if self._draw.random() < 0.6 else f"s{self._draw.randrange(60)}"
         job_id, request = self._job().job_id, f"request-{self._draw.randrange(300)}"
         body = self._draw.choice(
             [
-                SessionCreation(session=name, request_id=request, for_job=job_id, host="here"),
-                SessionCreation(session=name, request_id=request, handle="tmux/trunkline/x"),
-                SessionJobAssigned(session=name, job_id=job_id),
-                SessionJobEnded(session=name, job_id=job_id, outcome="completed"),
-                SessionStop(session=name, request_id=request, mode="stop", reason="lunch"),
-                SessionStop(session=name, request_id=request, mode="soft"),
-                SessionResumption(session=name, request_id=request),
+                sessions.SessionCreation(session=name, request_id=request, for_job=job_id, host="here"),
+                sessions.SessionCreation(session=name, request_id=request, handle="tmux/trunkline/x"),
+                sessions.SessionJobAssigned(session=name, job_id=job_id),
+                sessions.SessionJobEnded(session=name, job_id=job_id, outcome="completed"),
+                sessions.SessionStop(session=name, request_id=request, mode="stop", reason="lunch"),
+                sessions.SessionStop(session=name, request_id=request, mode="soft"),
+                sessions.SessionResumption(session=name, request_id=request),
             ]
         )
         if self._draw.random() < 0.01:
-            body = SessionStop(session=name, request_id=request, mode="hard", capture_id="capture-1")
-        return _raw(session_record(body, door="http", principal="operator"))
+            body = sessions.SessionStop(session=name, request_id=request, mode="hard", capture_id="capture-1")
+        return raw(sessions.session_record(body, door="http", principal="operator"))
 
-    def _principal(self) -> RawRecord:
+    def _principal(self) -> Raw:
         name = f"principal-{self._draw.randrange(30)}"
         if self._draw.random() < 0.3:
-            return _raw(revocation_record(name))
-        return _raw(addition_record(name, self._draw.choice(ROLES), f"token-{self._draw.randrange(40)}"))
+            return raw(revocation_record(name))
+        return raw(addition_record(name, self._draw.choice(ROLES), f"token-{self._draw.randrange(40)}"))
 
-    def _participant(self) -> RawRecord:
+    def _participant(self) -> Raw:
         roll, name = self._draw.random(), f"agent-{self._draw.randrange(6)}"
         by = {"agent_name": name, "request_id": f"request-{self._draw.randrange(300)}"}
         key = {"public_key": public_key(str(self._draw.randrange(12)))}
         body: Any
         if roll < 0.2:
-            body = AgentJoined(**by, **key, task="count the stars", capabilities=["count"])
+            body = participants.AgentJoined(**by, **key, task="count the stars", capabilities=["count"])
         elif roll < 0.35:
-            body = AgentKeyRegistered(**by, **key, overlap_ms=self._draw.choice([0, 500, 60_000]))
+            body = participants.AgentKeyRegistered(**by, **key, overlap_ms=self._draw.choice([0, 500, 60_000]))
         elif roll < 0.4:
-            body = AgentKeyRemoved(**by, key_id=key_id_of(key["public_key"]))
+            body = participants.AgentKeyRemoved(**by, key_id=participants.key_id_of(key["public_key"]))
         elif roll < 0.6:
-            body = AgentUpdated(**by, status=self._draw.choice(["idle", "working", "blocked", None]))
+            body = participants.AgentUpdated(
+                **by, status=self._draw.choice(["idle", "working", "blocked", None])
+            )
         elif roll < 0.65:
-            body = AgentStopped(**by, reason="its time was over")
+            body = participants.AgentStopped(**by, reason="its time was over")
         else:
             signature = f"{self._draw.randrange(200):04x}" + "5e" * 30
-            body = AgentCalled(agent_name=name, signature=signature, tool="send_to_agent")
-        return _raw(participant_record(body, door="mcp", principal=name))
+            body = participants.AgentCalled(agent_name=name, signature=signature, tool="send_to_agent")
+        return raw(participants.participant_record(body, door="mcp", principal=name))
 
-    def _organism(self) -> RawRecord:
-        return _raw(organism_change(self._draw))
+    def _organism(self) -> Raw:
+        return raw(organism_change(self._draw))
 
-    def _thread(self) -> RawRecord:
-        return _raw(opened_thread(self._draw))
+    def _thread(self) -> Raw:
+        return raw(opened_thread(self._draw))
 
-    def _mqtt_agent(self) -> RawRecord:
-        return _raw(mqtt_agent_record(self._draw, self._keyring, WORKERS[:4]))
+    def _mqtt_agent(self) -> Raw:
+        return raw(mqtt_agent_record(self._draw, self._keyring, WORKERS[:4]))
 
-    def _message(self) -> RawRecord:
+    def _message(self) -> Raw:
         mailbox = self._draw.choice(self._mailboxes)
         body = {
             "message_id": f"message-{self._draw.randrange(400)}",
@@ -283,110 +258,120 @@ class RandomLog:
             "expires_at": self._draw.choice([*[None] * 6, "2020-02-29T12:00:00.5Z", "2999-12-31T23:59:59Z"]),
         }
         mailbox.messages = [*mailbox.messages[-5:], body["message_id"]]
-        return _raw(posting_record(Message.model_validate(body), door="http", principal=body["from"]))
+        return raw(posting_record(Message.model_validate(body), door="http", principal=body["from"]))
 
-    def _hand_out(self) -> RawRecord:
+    def _hand_out(self) -> Raw:
         """A claim or a lease, often one that was made before; rarely all is cleared."""
         mailbox, by = self._draw.choice(self._mailboxes), self._consumer()
         request, limit = f"request-{self._draw.randrange(200)}", self._draw.choice([1, 1000, 1000])
         roll = self._draw.random()
         if roll < 0.05:
-            return _raw(clearing_record(*mailbox.at, request, **by))
+            return raw(clearing_record(*mailbox.at, request, **by))
         if roll < 0.1:
             # Mostly open again, so that most of what is sent gets in.
             is_open = self._draw.random() < 0.7
-            return _raw(gate_record(*mailbox.at, request, is_open=is_open, ce_id=f"gate-{request}", **by))
+            return raw(gate_record(*mailbox.at, request, is_open=is_open, ce_id=f"gate-{request}", **by))
         if roll < 0.25:
             named = self._draw.sample(mailbox.messages, min(2, len(mailbox.messages)))
             if named and limit == 1:
-                return _raw(claim_of_record(*mailbox.at, request, named, **by))
-            return _raw(claim_record(*mailbox.at, request, limit, **by))
+                return raw(claim_of_record(*mailbox.at, request, named, **by))
+            return raw(claim_record(*mailbox.at, request, limit, **by))
         handed = [(message_id, request, by) for message_id in mailbox.messages]
         mailbox.leased = [*mailbox.leased, *handed][-12:]
         # Some run out before the next record is logged, some while the log is written, some never.
         lease_ms = self._draw.choice([1, 200, 200, 2000, 86_400_000])
         conditions = self._draw.choice([{}, {}, {"held_most": 2}, {"per_minute": 3}, {"from_closed": True}])
-        return _raw(lease_record(*mailbox.at, request, limit, lease_ms, **conditions, **by))
+        return raw(lease_record(*mailbox.at, request, limit, lease_ms, **conditions, **by))
 
-    def _handed_out(self) -> RawRecord:
+    def _handed_out(self) -> Raw:
         """Return a next record for one message, mostly under a lease that it may have been handed out by."""
         mailbox = self._draw.choice(self._mailboxes)
         unheard = ("message-0", "request-0", self._consumer())
         message_id, request, by = self._draw.choice([*mailbox.leased, unheard])
         makers = [ack_record, ack_record, nack_record, nack_record, reclaim_record]
         if self._draw.random() < 0.8:
-            return _raw(self._draw.choice(makers)(*mailbox.at, message_id, request, **by))
+            return raw(self._draw.choice(makers)(*mailbox.at, message_id, request, **by))
         make = self._draw.choice([read_record, read_record, expiry_record])
-        return _raw(make(*mailbox.at, message_id, **by))
+        return raw(make(*mailbox.at, message_id, **by))
 
     def _consumer(self) -> dict[str, str]:
         # Mostly one door: another has to wait until nothing is leased.
         return {"door": self._draw.choice(["xml"] * 7 + ["http"]), "principal": "consumer"}
 
-    def _refusal(self) -> RawRecord:
+    def _refusal(self) -> Raw:
         refusal = Refusal(
             request_id=f"r{self._draw.getrandbits(40)}",
             reason=self._draw.choice(["unauthorized", "policy", "unknown_recipient"]),
             why="a worker may not register jobs",
             route="POST /api/hub/jobs",
         )
-        return _raw(refusal_record(refusal, "http"))
+        return raw(refusal_record(refusal, "http"))
 
-    def _rubbish(self) -> RawRecord:
+    def _rubbish(self) -> Raw:
         job = self._job()
-        good = _raw(_event_record(job.job_id, b"{}"))
+        good = raw(raw_event(job.job_id, b"{}"))
         return self._draw.choice(
             [
-                RawRecord(None, self._draw.randbytes(20), []),
-                RawRecord(good.key, None, good.headers),
-                RawRecord(good.key, self._draw.randbytes(30), good.headers),
-                RawRecord(good.key, b'{"schema_version":1,"schema_version":1}', good.headers),
-                RawRecord(good.key, b"[" * 100, good.headers),
-                RawRecord(good.key, good.value, good.headers[:3]),
-                RawRecord(good.key, good.value, [*good.headers, good.headers[1]]),
-                RawRecord(b"comet/halley", good.value, [*good.headers[:5], ("ce_subject", b"comet/halley")]),
-                RawRecord(b"job/../../etc", good.value, good.headers),
-                _raw(oversized(_event_record(job.job_id, b"x" * 5000), 1000)),
-                _raw(OutgoingRecord(refused_stream("mqtt"), "x", "mqtt", "unverified", JOB_EVENT, b"?")),
+                Raw(None, self._draw.randbytes(20), []),
+                Raw(good.key, None, good.headers),
+                Raw(good.key, self._draw.randbytes(30), good.headers),
+                Raw(good.key, b'{"schema_version":1,"schema_version":1}', good.headers),
+                Raw(good.key, b"[" * 100, good.headers),
+                Raw(good.key, good.value, good.headers[:3]),
+                Raw(good.key, good.value, [*good.headers, good.headers[1]]),
+                Raw(b"comet/halley", good.value, [*good.headers[:5], ("ce_subject", b"comet/halley")]),
+                Raw(b"job/../../etc", good.value, good.headers),
+                raw(oversized(raw_event(job.job_id, b"x" * 5000), 1000)),
+                raw(OutgoingRecord(refused_stream("mqtt"), "x", "mqtt", "unverified", JOB_EVENT, b"?")),
             ]
         )
 
-    def _signed(self, job: _Job, seq: int, kind: str, secret: str | None = None, **changed: Any) -> RawRecord:
-        event = {
-            "schema_version": 1,
-            "seq": seq,
-            "job_id": job.job_id,
-            "event": kind,
-            "timestamp": "2026-11-21T10:00:00Z",
-            "detail": f"{seq}/10",
-            "data": {},
-            **changed,
-        }
+    def _signed(self, job: _Job, seq: int, kind: str, secret: str | None = None, **changed: Any) -> Raw:
         own = job.old_secret if self._draw.random() < 0.1 else job.secret
-        return _raw(_event_record(job.job_id, canonical(sign_event(event, secret or own))))
+        event = signed(seq, kind, **{"secret": secret or own, "job_id": job.job_id, **changed})
+        return raw(raw_event(job.job_id, canonical(event)))
 
 
-def _event_record(job_id: str, value: bytes) -> OutgoingRecord:
-    ce_id = content_id(job_id.encode(), value)
-    return OutgoingRecord(f"job/{job_id}", ce_id, "mqtt", "unverified", JOB_EVENT, value)
+def trouble(count: int, keyring: Keyring, seed: int = 1) -> list[Raw]:
+    """Return `count` random records, of which some are spoilt; the same seed and keyring give the same."""
+    draw = random.Random(seed)
+    return [
+        _spoilt(draw, one) if one.headers and draw.random() < 0.15 else one
+        for one in RandomLog(seed, keyring).records(count)
+    ]
 
 
-def _raw(record: OutgoingRecord) -> RawRecord:
-    return RawRecord(record.key, record.value, record.headers())
+def _spoilt(draw: random.Random, good: Raw) -> Raw:
+    headers = good.headers
+    odd: Sequence[Raw] = [
+        good._replace(value=draw.randbytes(draw.randrange(40))),
+        good._replace(value=None),
+        good._replace(value=b"[1]"),
+        good._replace(value=b'{"a":1,"a":2}'),
+        good._replace(value=b"[" * 3000),
+        good._replace(key=None),
+        good._replace(value=b"x" * 3000, headers=_retyped(headers, b"job.unheard")),
+        good._replace(key=draw.randbytes(8)),
+        good._replace(key=b"thread/x", headers=_subject(headers, b"thread/x")),
+        good._replace(key=b"control/topology", headers=_subject(headers, b"control/topology")),
+        good._replace(key=b"refused/mqtt", headers=_subject(headers, b"refused/mqtt")),
+        good._replace(headers=[]),
+        good._replace(headers=headers[:-3]),
+        good._replace(headers=[*headers, headers[1]]),
+        good._replace(headers=[*headers, ("x-null", None)]),
+        good._replace(headers=[(name, None) for name, _ in headers]),
+        good._replace(headers=[*headers, (any_name(b"x\xff\xfe"), b"1")]),
+        good._replace(headers=[*headers, (any_name(b"x\0\xff"), b"1")]),
+        good._replace(headers=[*headers, ("ce_id\0", b"another")]),
+        good._replace(headers=[(f"{name}\0tail", value) for name, value in headers]),
+        good._replace(headers=[*headers, ("ce_bodysize", b"9999999"), ("ce_bodysha256", b"ab")]),
+    ]
+    return draw.choice(odd)
 
 
-def append_raw_records(settings: Settings, records: Iterator[RawRecord]) -> int:
-    """Append records as they are, past all doors; returns how many when Kafka has them."""
-    producer = KafkaProducer(**client_options(settings.kafka))
-    try:
-        waiting = []
-        for key, value, headers in records:
-            partition = partition_for(key or b"", settings.kafka.partitions)
-            waiting.append(
-                producer.send(settings.kafka.topic, value, key, headers=headers, partition=partition)
-            )
-        for future in waiting:
-            future.get(60)
-    finally:
-        producer.close()
-    return len(waiting)
+def _retyped(headers: list[tuple[str, bytes | None]], kind: bytes) -> list[tuple[str, bytes | None]]:
+    return [(name, kind if name == "ce_type" else value) for name, value in headers]
+
+
+def _subject(headers: list[tuple[str, bytes | None]], key: bytes) -> list[tuple[str, bytes | None]]:
+    return [(name, key if name == "ce_subject" else value) for name, value in headers]

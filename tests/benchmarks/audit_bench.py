@@ -38,9 +38,9 @@ from schemas.keys.sealing import Keyring
 from schemas.settings.settings import PROJECT_ROOT, Settings, settings_environment
 from schemas.tables.ledger import LEDGER, LedgerRow
 from schemas.tables.ledger_arrow import LEDGER_ARROW, ledger_batch
-from schemas.wire.record import Record
 from tests.benchmarks.bench_report import Bench
 from tests.jobs.topic_load import event, registration
+from tests.schemas.stream_records import as_read
 
 AT_MOST = {"verify_s": 60}
 
@@ -54,12 +54,7 @@ def template(keyring: Keyring) -> pa.RecordBatch:
     outgoing = [registration(job, keyring) for job in jobs]
     for seq in range(1, TEMPLATE_ROWS // JOBS):
         outgoing += [event(job, seq, "started" if seq == 1 else "progress", f"step {seq}") for job in jobs]
-    records = []
-    for offset, sent in enumerate(outgoing):
-        names, values = zip(*sent.headers(), strict=True)
-        moment = 1_790_000_000_000_000 + offset * 1000
-        key = sent.stream.encode()
-        records.append(Record("trunk.events", 0, offset, moment, key, sent.value, names, values))
+    records = [as_read(sent, offset, partition=0) for offset, sent in enumerate(outgoing)]
     entries: dict[bytes | None, Entries] = {record.key: Entries() for record in records}
     settled: list[LedgerRow] = []
     for start in range(0, len(records), SETTLED_AT_ONCE):

@@ -45,7 +45,6 @@ from schemas.settings.settings import PROJECT_ROOT, GatewaySettings, Settings, X
 from schemas.streams.agents.agent_registry import REGISTRY_AGENTS, AgentDefined, definition_record
 from schemas.streams.container import container_registry as containers
 from schemas.streams.fold import settle
-from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import REGISTRY_JOBS, registration_record
 from schemas.streams.kinds import STREAM_ENTRIES, VIEWS
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, Message, posting_record
@@ -59,10 +58,12 @@ from schemas.streams.task.task_registry import (
 from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import ViewProgress
 from schemas.wire.ids import AGENT, CONTAINER, JOB, MAILBOX, TASK, stream_key
-from schemas.wire.record import OutgoingRecord, Record, content_id
-from schemas.wire.signing import sign_event
+from schemas.wire.record import OutgoingRecord
 from schemas.wire.strict_json import canonical
 from tests.benchmarks.bench_report import Bench, not_held, teller
+from tests.jobs.topic_load import raw_event
+from tests.schemas.job_records import signed
+from tests.schemas.stream_records import as_read
 
 _SHELF = 4096
 TableRow = tuple[object, ...]
@@ -90,18 +91,8 @@ say = teller("cold_start")
 def _records(job: str, events: int, keyring: Keyring = _KEYRING) -> list[OutgoingRecord]:
     records = [registration_record(job, _SECRET, f"benchmark job {job}: read, change, test", keyring)]
     for seq in range(1, events + 1):
-        body = {
-            "schema_version": 1,
-            "seq": seq,
-            "job_id": job,
-            "event": _KINDS[seq - 1],
-            "timestamp": "2026-11-21T10:00:00Z",
-            "detail": f"{seq}/{events} of {job}",
-            "data": {},
-        }
-        value = canonical(sign_event(body, _SECRET))
-        ce_id = content_id(job.encode(), value)
-        records.append(OutgoingRecord(f"job/{job}", ce_id, "mqtt", "unverified", JOB_EVENT, value))
+        body = signed(seq, _KINDS[seq - 1], _SECRET, job_id=job, detail=f"{seq}/{events} of {job}")
+        records.append(raw_event(job, canonical(body)))
     return records
 
 
@@ -109,10 +100,7 @@ def _folded(job: str, events: int, offset: int) -> tuple[Sequence[TableRow], Tab
     """Rows of `stream_entries` and the row of `registry_jobs` of one job, and the next offset."""
     entries, row = Entries(), None
     for outgoing in _records(job, events):
-        names, values = zip(*outgoing.headers(), strict=True)
-        moment = 1_790_000_000_000_000 + offset * 1000
-        record = Record("bench", 0, offset, moment, outgoing.key, outgoing.value, names, values)
-        row = settle(record, entries, _KEYRING).changes[0].row
+        row = settle(as_read(outgoing, offset, partition=0), entries, _KEYRING).changes[0].row
         offset += 1
     assert row is not None
     stored = [("job", job, key, value, FOLD_VERSION, 0, offset - 1) for key, value in entries.stored().items()]

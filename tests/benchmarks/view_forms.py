@@ -28,8 +28,9 @@ from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
 from schemas.tables.ledger import LEDGER
 from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import ViewProgress
-from schemas.wire.record import OutgoingRecord, Record
+from schemas.wire.record import OutgoingRecord
 from tests.benchmarks.event_load import EVENTS_PER_JOB, event, registrations
+from tests.schemas.stream_records import as_read
 
 Stop = Callable[[], None]
 
@@ -42,8 +43,7 @@ def known_jobs(count: int) -> dict[str, dict[Key, RowChange]]:
     records: list[OutgoingRecord] = [*registrations(1, keyring)]
     records += [event(0, seq, kind) for seq, kind in enumerate(kinds, 1)]
     for offset, record in enumerate(records):
-        names, values = zip(*record.headers(), strict=True)
-        settled = settle(Record("t", 0, offset, 1, record.key, record.value, names, values), entries, keyring)
+        settled = settle(as_read(record, offset, logged_at_us=1, partition=0), entries, keyring)
     shown = settled.changes[0].row
     assert shown is not None
     row = msgspec.structs.asdict(shown)

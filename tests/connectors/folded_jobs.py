@@ -14,9 +14,10 @@ from schemas.keys.sealing import Keyring
 from schemas.streams.fold import settle
 from schemas.streams.job.job_registry import cancellation_record, registration_record, rotation_record
 from schemas.wire.ids import new_job_id
-from schemas.wire.record import OutgoingRecord, Record
+from schemas.wire.record import OutgoingRecord
 from schemas.wire.signing import new_secret
 from schemas.wire.verdicts import ACCEPTED
+from tests.schemas.stream_records import as_read
 
 KEYRING = Keyring({"test": b"k" * 32}, "test")
 
@@ -66,9 +67,7 @@ class FoldedJobs:
         self._append(cancellation_record(job_id, request_id="end"), ago_s)
 
     def _append(self, outgoing: OutgoingRecord, ago_s: float) -> None:
-        names, values = zip(*outgoing.headers(), strict=True)
-        moment = int((time.time() - ago_s) * 1e6)
-        record = Record("t", 0, self._offset, moment, outgoing.key, outgoing.value, names, values)
+        record = as_read(outgoing, self._offset, int((time.time() - ago_s) * 1e6))
         entries = self._entries.setdefault(outgoing.stream, Entries())
         settled = settle(record, entries, KEYRING)
         assert settled.verdict == ACCEPTED, settled

@@ -16,9 +16,10 @@ from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import registration_record
 from schemas.tables.ledger import LedgerRow, ledger_row
 from schemas.tables.ledger_arrow import ledger_batch
-from schemas.wire.record import OutgoingRecord, Record, content_id
-from schemas.wire.signing import sign_event
+from schemas.wire.record import OutgoingRecord, content_id
 from schemas.wire.strict_json import canonical
+from tests.schemas.job_records import signed
+from tests.schemas.stream_records import as_read
 
 KEYRING = Keyring({"test": b"k" * 32}, "test")
 SECRET = "a-secret"
@@ -49,17 +50,9 @@ class LedgerTable:
 
     def event(self, job_id: str, seq: int, detail: str, **fields: Any) -> LedgerRow:
         """A settled event, signed well; `fields` overwrite its own."""
-        body = {
-            "schema_version": 1,
-            "seq": seq,
-            "job_id": job_id,
-            "event": "started" if seq == 1 else "progress",
-            "timestamp": "2026-11-21T10:00:00.250Z",
-            "detail": detail,
-            "data": {},
-            **fields,
-        }
-        return self.message(f"job/{job_id}", canonical(sign_event(body, SECRET)))
+        kind = "started" if seq == 1 else "progress"
+        own = {"job_id": job_id, "timestamp": "2026-11-21T10:00:00.250Z", "detail": detail, **fields}
+        return self.message(f"job/{job_id}", canonical(signed(seq, kind, SECRET, **own)))
 
     def message(self, stream: str, value: bytes, door: str = "mqtt") -> LedgerRow:
         """The settled bytes of a job event, whatever they are."""
@@ -69,10 +62,7 @@ class LedgerTable:
     def settled(self, outgoing: OutgoingRecord) -> LedgerRow:
         """The row of any record."""
         offset = next(self._offsets)
-        headers = outgoing.headers()
-        names, values = tuple(name for name, _ in headers), tuple(raw for _, raw in headers)
-        moment = FIRST_MOMENT_US + offset * STEP_US
-        record = Record("trunk.events", 0, offset, moment, outgoing.key, outgoing.value, names, values)
+        record = as_read(outgoing, offset, FIRST_MOMENT_US + offset * STEP_US, partition=0)
         entries = self._entries.setdefault(outgoing.stream, Entries())
         settled = settle(record, entries, KEYRING)
         return ledger_row(record, settled, KEYRING, settled.changes)

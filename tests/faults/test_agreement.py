@@ -32,16 +32,10 @@ from schemas.streams.kinds import STREAM_ENTRIES, VIEW_TABLES
 from schemas.tables.ledger import LEDGER
 from schemas.tables.view_progress import read_progress
 from tests.broker_processes import BrokerProcess, wait_until
-from tests.faults.backbone_states import (
-    State,
-    differences,
-    ledger_in_order,
-    state_of_live_view,
-    state_of_refold,
-    state_of_tables,
-)
+from tests.faults import backbone_states
 from tests.own_settings import own_settings
-from tests.random_log import RandomLog, append_raw_records
+from tests.random_log import RandomLog
+from tests.raw_records import append_raw
 
 pytestmark = pytest.mark.kafka
 
@@ -85,7 +79,7 @@ class Backbone:
 
     def grow(self, records: int, killed: str) -> None:
         """Append so many records, kill a part, and look after it for a moment."""
-        append_raw_records(self.settings, self.log.records(records))
+        append_raw(self.settings, self.log.records(records))
         self.stack[killed].kill()
         if killed == "streams":
             self.killed_at = DeltaTable(self.settings.table_path(LEDGER)).version()
@@ -177,11 +171,11 @@ def wait_gateway_agrees(settings: Settings, statuses: dict[str, str]) -> None:
 class States(NamedTuple):
     """The backbone's state at one end of the log, by each that holds it, and a refold of the ledger's bytes."""
 
-    tables: State
-    live: list[State]
+    tables: backbone_states.State
+    live: list[backbone_states.State]
     jobs: dict[str, str]
     ledger: pa.Table
-    refolded: State
+    refolded: backbone_states.State
 
 
 def states_of(backbone: Backbone) -> States:
@@ -191,16 +185,16 @@ def states_of(backbone: Backbone) -> States:
     restarted = LiveView(settings, keyring)
     restarted.open()
     try:
-        tables = state_of_tables(settings)
+        tables = backbone_states.state_of_tables(settings)
         streams = tables["entries"].keys() | {f"job/{job_id}" for job_id in tables["rows"][REGISTRY_JOBS]}
-        live = [state_of_live_view(view, streams) for view in (backbone.steady, restarted)]
+        live = [backbone_states.state_of_live_view(view, streams) for view in (backbone.steady, restarted)]
     finally:
         restarted.close()
     rows = tables["rows"][REGISTRY_JOBS]
     wait_gateway_agrees(settings, {job_id: row["status"] for job_id, (_, row) in rows.items()})
     jobs = job_rows_of_gateway(settings)
-    ledger = ledger_in_order(settings)
-    return States(tables, live, jobs, ledger, state_of_refold(ledger, keyring))
+    ledger = backbone_states.ledger_in_order(settings)
+    return States(tables, live, jobs, ledger, backbone_states.state_of_refold(ledger, keyring))
 
 
 def assert_they_agree(states: States, records: int) -> None:
@@ -211,9 +205,9 @@ def assert_they_agree(states: States, records: int) -> None:
         (row["partition"], row["offset"]) for row in ledger.select(["partition", "offset"]).to_pylist()
     }
     assert len(positions) == ledger.num_rows, "a record has two rows"
-    assert differences(tables, refolded) == []
-    assert differences(live[0], refolded) == []
-    assert differences(live[1], refolded) == []
+    assert backbone_states.differences(tables, refolded) == []
+    assert backbone_states.differences(live[0], refolded) == []
+    assert backbone_states.differences(live[1], refolded) == []
     rows = refolded["rows"][REGISTRY_JOBS]
     assert jobs.items() <= {job_id: row["status"] for job_id, (_, row) in rows.items()}.items()
     assert len(jobs) == min(JOBS_SHOWN, len(rows))
@@ -225,14 +219,14 @@ def assert_the_check_finds_no_difference(settings: Settings) -> None:
     assert (found.differences, found.newer) == ([], 0)
 
 
-def assert_a_rebuild_brings_the_views_back(settings: Settings, refolded: State) -> None:
+def assert_a_rebuild_brings_the_views_back(settings: Settings, refolded: backbone_states.State) -> None:
     """Check the views, delete them, build them anew, and check them again."""
     assert_the_check_finds_no_difference(settings)
     for table in VIEW_TABLES:
         shutil.rmtree(settings.table_path(table))
     with views_lock(settings):
         rebuild(settings)
-    assert differences(state_of_tables(settings), refolded) == []
+    assert backbone_states.differences(backbone_states.state_of_tables(settings), refolded) == []
     assert_the_check_finds_no_difference(settings)
 
 

@@ -26,16 +26,9 @@ from connectors.local_stack.part import child_environment
 from schemas.settings.settings import PROJECT_ROOT, GatewaySettings, KafkaSettings, Settings
 from schemas.streams.mailboxes.message import MAILBOX_VIEW
 from tests.broker_processes import STOP_S, wait_until
+from tests.connectors.gateway import hub_stack
 from tests.connectors.gateway.hub_access import PRINCIPALS, GatewayProcess
-from tests.connectors.gateway.hub_stack import (
-    AGENTS,
-    CONTAINERS,
-    MESSAGES,
-    TASKS,
-    processes_of,
-    processes_with,
-    write_agent,
-)
+from tests.connectors.gateway.hub_stack import TASKS
 from tests.faults.test_agreement import end_offsets, views_are_at
 
 UP_WITHIN_S = 120.0
@@ -49,7 +42,7 @@ def own_settings(tmp_path: Path) -> Settings:
     """A backbone of its own with one agent, which does nothing until it is ended."""
     agents, launchers = tmp_path / "agents.d", tmp_path / "launchers.yaml"
     agents.mkdir()
-    write_agent(agents, AGENT, image="test/idle", capabilities=["wait"])
+    hub_stack.write_agent(agents, AGENT, image="test/idle", capabilities=["wait"])
     launchers.write_text(yaml.safe_dump(_IDLE))
     return Settings(
         data_dir=tmp_path / "stack",
@@ -92,7 +85,7 @@ class Backbone:
             operator = self.client(gateway=gateway)
             wait_until(
                 lambda operator=operator: (
-                    AGENT in {one["name"] for one in operator.get(AGENTS).json()["agents"]}
+                    AGENT in {one["name"] for one in operator.get(hub_stack.AGENTS).json()["agents"]}
                 ),
                 PATIENCE_S,
                 "the agent is known",
@@ -142,7 +135,7 @@ class Backbone:
         self._open.close()
         self.kill()
         stop_all(self.settings, 0.0)
-        assert processes_with(str(self._folder)) == []
+        assert hub_stack.processes_with(str(self._folder)) == []
 
 
 @dataclass
@@ -162,14 +155,14 @@ class Answered:
 def post(client: httpx.Client, mailbox: str, key: str) -> str:
     """Send a message under this key; its id."""
     envelope = {"recipient": mailbox, "type": "note", "payload": {"key": key}}
-    answer = client.post(MESSAGES, json=envelope, headers={"Idempotency-Key": key})
+    answer = client.post(hub_stack.MESSAGES, json=envelope, headers={"Idempotency-Key": key})
     assert (answer.status_code, answer.json()["delivered"]) == (200, True), answer.text
     return str(answer.json()["message_id"])
 
 
 def drain(client: httpx.Client, request_id: str, limit: int = 3) -> list[dict[str, Any]]:
     """Drain the mailbox once and return the messages."""
-    answer = client.get(MESSAGES, params={"limit": limit}, headers={"X-Request-ID": request_id})
+    answer = client.get(hub_stack.MESSAGES, params={"limit": limit}, headers={"X-Request-ID": request_id})
     assert answer.status_code == 200, answer.text
     return list(answer.json()["messages"])
 
@@ -240,7 +233,7 @@ def wait_settled(settings: Settings) -> None:
 
 def state_of_container(operator: httpx.Client, task_id: str) -> str | None:
     """The state of what was launched for a task."""
-    containers = operator.get(CONTAINERS, params={"limit": 1000}).json()["containers"]
+    containers = operator.get(hub_stack.CONTAINERS, params={"limit": 1000}).json()["containers"]
     return next((str(one["state"]) for one in containers if one["task_id"] == task_id), None)
 
 
@@ -255,10 +248,10 @@ def kill_in_a_burst(backbone: Backbone, answered: Answered, doomed: str) -> Burs
     burst = Burst([backbone.client(gateway=number) for number in range(2)])
     burst.start()
     wait_until(lambda: len(burst.posted) >= 10, PATIENCE_S, "ten messages of the burst")
-    backbone.kill(processes_of(doomed))
+    backbone.kill(hub_stack.processes_of(doomed))
     burst.join(STOP_S)
     assert not burst.is_alive()
-    assert processes_of(doomed) == []
+    assert hub_stack.processes_of(doomed) == []
     answered.posted[READER] += burst.posted.values()
     return burst
 
@@ -280,7 +273,9 @@ def assert_tokens_and_tasks_are_there(backbone: Backbone, answered: Answered, ta
         for name in ("revoked", "doomed", "ended"):
             asks = backbone.client(answered.tokens[name], number)
             wait_until(
-                lambda asks=asks: asks.get(MESSAGES).status_code == 401, PATIENCE_S, f"{name} is refused"
+                lambda asks=asks: asks.get(hub_stack.MESSAGES).status_code == 401,
+                PATIENCE_S,
+                f"{name} is refused",
             )
 
 
@@ -310,12 +305,12 @@ def drained_at(backbone: Backbone, token: str, gateways: Iterable[int], most: in
 def assert_the_survivor_can_complete(backbone: Backbone, answered: Answered, task_id: str) -> None:
     """The task is completed with the token from before the kill, and its agent is stopped."""
     operator, own = backbone.client(), backbone.client(answered.tokens["survivor"])
-    assert len(processes_of(task_id)) == 1
+    assert len(hub_stack.processes_of(task_id)) == 1
     done = own.post(f"{TASKS}/{task_id}/complete", json={"result": "42"})
     assert (done.status_code, done.json()["status"], done.json()["result"]) == (200, "completed", "42")
     wait_until(lambda: state_of_container(operator, task_id) == "recycled", PATIENCE_S, "the agent is stopped")
-    assert processes_of(task_id) == []
-    assert own.get(MESSAGES).status_code == 401
+    assert hub_stack.processes_of(task_id) == []
+    assert own.get(hub_stack.MESSAGES).status_code == 401
 
 
 @pytest.mark.requirement("HH-10")
@@ -343,13 +338,13 @@ def test_after_a_kill_of_everything_tokens_tasks_and_pending_messages_are_there(
             wait_settled(settings)
             backbone.hold("streams")
         with_messages(backbone, answered, "answered")
-        survivor = processes_of(tasks["survivor"])
+        survivor = hub_stack.processes_of(tasks["survivor"])
         burst = kill_in_a_burst(backbone, answered, tasks["doomed"])
         if has_tables:
             known = messages_in_tables(settings)
             assert {*answered.posted[READER][:8], *answered.posted[AGENT][:8]} == known
         backbone.start()
-        assert processes_of(tasks["survivor"]) == survivor
+        assert hub_stack.processes_of(tasks["survivor"]) == survivor
         answered.posted[READER].append(post(backbone.client(), READER, burst.cut))
         for key, message_id in burst.posted.items():
             assert post(backbone.client(gateway=1), READER, key) == message_id

@@ -34,7 +34,8 @@ from tests.faults.test_agreement import (
     look_after,
     wait_until_quiet,
 )
-from tests.random_log import RandomLog, append_raw_records
+from tests.random_log import RandomLog
+from tests.raw_records import append_raw
 
 PARTS = ("kafka", "gateway", "streams")
 RECORDS = 600
@@ -57,12 +58,12 @@ def run_stack(settings: Settings, log: RandomLog, *, kill_at_the_end: bool) -> N
         keyring = load_keyring(settings)
         view = LiveView(settings, keyring)
         view.open()
-        append_raw_records(settings, log.records(RECORDS))
+        append_raw(settings, log.records(RECORDS))
         wait_until_quiet(stack, settings, view)
         tables = state_of_tables(settings)
         live = state_of_live_view(view, tables["entries"])
         if kill_at_the_end:
-            append_raw_records(settings, log.records(RECORDS))
+            append_raw(settings, log.records(RECORDS))
             look_after(stack, 0.5)
             for name in ("streams", "gateway", "kafka"):
                 stack[name].kill()

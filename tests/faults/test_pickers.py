@@ -24,10 +24,10 @@ from schemas.streams.fold import settle
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import JOB_PICKED
 from schemas.wire.record import OutgoingRecord, Record
-from schemas.wire.signing import sign_event
 from schemas.wire.strict_json import canonical
 from tests.broker_processes import wait_until
 from tests.faults.killed_gateways import Asking, Gateways
+from tests.schemas.job_records import signed
 
 PICKERS = 16
 PATIENCE_S = 120.0
@@ -133,18 +133,8 @@ def folded(settings: Settings, keyring: Keyring) -> Iterator[tuple[Record, str]]
 
 def started_event(job_id: str, secret: str) -> OutgoingRecord:
     """The first event of a job, signed by its winner."""
-    body = {
-        "schema_version": 1,
-        "seq": 1,
-        "job_id": job_id,
-        "event": "started",
-        "timestamp": "2026-11-22T10:00:00Z",
-        "detail": "mine",
-        "data": {},
-    }
-    return OutgoingRecord(
-        f"job/{job_id}", f"start-{job_id}", "mqtt", "unverified", JOB_EVENT, canonical(sign_event(body, secret))
-    )
+    value = canonical(signed(1, "started", secret, job_id=job_id, detail="mine"))
+    return OutgoingRecord(f"job/{job_id}", f"start-{job_id}", "mqtt", "unverified", JOB_EVENT, value)
 
 
 def run_pickers(settings: Settings, keyring: Keyring, tmp_path: Path, jobs: int, kills: int) -> None:

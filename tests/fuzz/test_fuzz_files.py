@@ -12,16 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
+from connectors.file_bridge import records
 from connectors.file_bridge.progress import AuditPlace, Progress, read_polls
-from connectors.file_bridge.records import (
-    claims_of,
-    is_to_everybody,
-    may_be_of,
-    may_be_to_everybody,
-    posting_of,
-    refusal_of,
-    sent_at_s,
-)
 from connectors.file_queue import QueueError
 from connectors.file_queue.cursors import SUFFIX, all_cursors, read_cursor
 from connectors.file_queue.expiry import finish_expire, names_in
@@ -32,19 +24,8 @@ from connectors.launcher.local_processes import LocalProcessLauncher
 from connectors.launcher.protocol import AGENT_TOKEN_VARIABLE, LaunchSpec
 from connectors.organism.agent_definitions import DEFINITION_BYTES, read_definitions
 from connectors.organism.organism_file import OrganismError, parsed
+from schemas.integrity import audit_chain
 from schemas.integrity.audit_anchors import is_signed_by, key_id, read_anchors, sign_statement, statement_of
-from schemas.integrity.audit_chain import (
-    ChainLine,
-    FirstEntry,
-    commit_metadata,
-    commit_root,
-    last_in_file,
-    line_in_commit,
-    lines_in_file,
-    next_entry,
-    partition_root,
-    roots_text,
-)
 from schemas.settings.settings import Settings, SettingsError
 from schemas.wire.ids import parse_stream_key
 from tests.fuzz.fuzzing import fuzzed, mutated, mutated_json, mutated_text, other_numbers
@@ -72,18 +53,18 @@ def test_a_line_of_the_queue_is_a_message_or_nothing_and_the_bridge_can_tell(cas
     found = parse_line(case)
     names = names_in(case, found)
     assert all(is_name(name.removesuffix(".txt")) and "/" not in name for name in names)
-    assert parse_stream_key(refusal_of("s", case).key) == ("refused", "file")
+    assert parse_stream_key(records.refusal_of("s", case).key) == ("refused", "file")
     if found is None:
         return "nothing"
     assert parse_line(to_line(found).rstrip(b"\n")) == found
     assert is_expired(found, 1e12) in (True, False)
     assert (side_file_of(found) is not None) == bool(names)
-    if is_to_everybody(found):
-        assert may_be_to_everybody(case)
-    assert may_be_of(case, {found["msg_id"]})
-    sent_at_s(found)
+    if records.is_to_everybody(found):
+        assert records.may_be_to_everybody(case)
+    assert records.may_be_of(case, {found["msg_id"]})
+    records.sent_at_s(found)
     try:
-        record = posting_of(found, "s", "bo")
+        record = records.posting_of(found, "s", "bo")
     except ValueError:
         return "a message for files alone"
     assert parse_stream_key(record.key) == ("mailbox", "s/bo")
@@ -144,7 +125,7 @@ def test_a_forged_line_of_the_audit_is_passed_over_and_the_place_goes_on(case: l
         assert read.place.offset == len(content)
         assert read_polls(root, read.place).polls == []
     for poll in read.polls:
-        for claim in claims_of(poll):
+        for claim in records.claims_of(poll):
             assert parse_stream_key(claim.key) == ("mailbox", f"{poll['session']}/{poll['agent_id']}")
             assert claim.headers()
     return f"{len(read.polls)} polls"
@@ -302,16 +283,16 @@ def test_a_launcher_knows_its_own_handles_alone_and_shows_no_token(case: Any) ->
     return "nothing" if found is None else "a run"
 
 
-def _chain() -> ChainLine:
-    roots = [partition_root(0, (0, 1), [b"a" * 32, b"b" * 32])]
-    entry = next_entry(FirstEntry("t", {}), "q", 0, [roots_text(roots)])
-    return ChainLine(3, entry.value(), entry)
+def _chain() -> audit_chain.ChainLine:
+    roots = [audit_chain.partition_root(0, (0, 1), [b"a" * 32, b"b" * 32])]
+    entry = audit_chain.next_entry(audit_chain.FirstEntry("t", {}), "q", 0, [audit_chain.roots_text(roots)])
+    return audit_chain.ChainLine(3, entry.value(), entry)
 
 
 CHAIN = _chain()
 ANCHOR_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 ANCHOR = sign_statement(statement_of(CHAIN.entry, 5), ANCHOR_KEY)
-COMMIT = {"commitInfo": {"userMetadata": json.dumps({"audit": commit_metadata(CHAIN.entry)})}}
+COMMIT = {"commitInfo": {"userMetadata": json.dumps({"audit": audit_chain.commit_metadata(CHAIN.entry)})}}
 
 
 def _lines(good: bytes) -> st.SearchStrategy[bytes]:
@@ -329,13 +310,13 @@ def test_a_line_of_the_audit_chain_is_an_entry_or_none(case: bytes) -> str:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "chain.jsonl"
         path.write_bytes(case)
-        found = list(lines_in_file(path))
-        last = last_in_file(path)
+        found = list(audit_chain.lines_in_file(path))
+        last = audit_chain.last_in_file(path)
     good = [line for line in found if line is not None]
     assert (good[-1] if good else None) == last
     for line in good:
         assert (line.entry.value() == line.value) == (line.entry == CHAIN.entry and line.value == CHAIN.value)
-        assert line.text() and commit_root(line.entry.partitions)
+        assert line.text() and audit_chain.commit_root(line.entry.partitions)
     if not good:
         return "none"
     return "the entry" if CHAIN in good else "another entry"
@@ -356,7 +337,7 @@ def test_an_anchor_counts_when_it_says_what_was_signed(case: bytes) -> str:
     return "forged" if any(found) else "refused"
 
 
-METADATA = {"audit": commit_metadata(CHAIN.entry)}
+METADATA = {"audit": audit_chain.commit_metadata(CHAIN.entry)}
 
 
 @fuzzed(
@@ -373,7 +354,7 @@ def test_a_commit_of_the_table_has_an_entry_or_none(case: bytes) -> str:
         path = Path(folder) / "_delta_log" / f"{7:020d}.json"
         path.parent.mkdir()
         path.write_bytes(case)
-        found = line_in_commit(SubTreeFileSystem(folder, LocalFileSystem()), 7)
+        found = audit_chain.line_in_commit(SubTreeFileSystem(folder, LocalFileSystem()), 7)
     assert found is None or found.version == 7
     if found is None:
         return "none"

@@ -27,23 +27,13 @@ from connectors.out_of_band.command_document import (
     read_command,
 )
 from connectors.out_of_band.command_keys import CommandKey
-from schemas.streams.agents.agent_signing import (
-    AGENT_HEADER,
-    SIGNATURE_HEADER,
-    TIMESTAMP_HEADER,
-    checked_public_key,
-    key_id,
-    load_private_key,
-    new_key_pair,
-    sign,
-    verify,
-)
+from schemas.streams.agents import agent_signing
 from schemas.streams.agents.participants import AgentKeyRow, key_id_of
 from tests.connectors.agent_mcp.folded_hub import FoldedHub
 from tests.fuzz.fuzzing import awaited, changed_documents, fuzzed, mutated, mutated_json, mutated_text
 
-PRIVATE, PUBLIC = new_key_pair()
-KEY = load_private_key(PRIVATE)
+PRIVATE, PUBLIC = agent_signing.new_key_pair()
+KEY = agent_signing.load_private_key(PRIVATE)
 
 
 def _call(tool: str, **arguments: Any) -> dict[str, Any]:
@@ -93,7 +83,7 @@ class Door:
         return int(sent[0]["status"])
 
 
-NAMES = (AGENT_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER)
+NAMES = (agent_signing.AGENT_HEADER, agent_signing.TIMESTAMP_HEADER, agent_signing.SIGNATURE_HEADER)
 # Which part is spoiled, and how: an edit of that part, made when the case is run because the clock is in it.
 SPOILS = st.sampled_from((*NAMES, "body", "another body", "nothing", "twice", "missing"))
 REQUESTS = st.tuples(mutated_json(*GOOD_CALLS), SPOILS, st.integers(0, 400), st.binary(min_size=1, max_size=2))
@@ -106,9 +96,9 @@ def test_no_request_gets_in_but_as_it_was_signed(case: Any) -> str:
     body, spoiled, place, put = case
     now, door = str(int(time.time())), Door()
     parts = {
-        AGENT_HEADER: b"ann",
-        TIMESTAMP_HEADER: now.encode(),
-        SIGNATURE_HEADER: sign(KEY, now, body).encode(),
+        agent_signing.AGENT_HEADER: b"ann",
+        agent_signing.TIMESTAMP_HEADER: now.encode(),
+        agent_signing.SIGNATURE_HEADER: agent_signing.sign(KEY, now, body).encode(),
     }
     signed, sent = dict(parts), body
     if spoiled in parts:
@@ -185,18 +175,18 @@ def test_a_tool_takes_what_its_model_takes_and_answers_or_refuses(case: Any) -> 
 @fuzzed(mutated_text(PUBLIC), examples=100)
 def test_a_key_in_pem_is_an_rsa_key_in_one_notation_or_refused(case: str) -> str:
     """The checked form of an accepted key is accepted unchanged, has one id, and is in the index of keys."""
-    assert verify(case, "1", b"", "x" * 344) is False
+    assert agent_signing.verify(case, "1", b"", "x" * 344) is False
     try:
-        pem = checked_public_key(case)
+        pem = agent_signing.checked_public_key(case)
     except ValueError:
         return "refused"
-    assert checked_public_key(pem) == pem
-    assert key_id(case) == key_id_of(pem)
+    assert agent_signing.checked_public_key(pem) == pem
+    assert agent_signing.key_id(case) == key_id_of(pem)
     return "a key"
 
 
 BODY = b'{"jsonrpc":"2.0"}'
-SIGNED = sign(KEY, "1700000000", BODY)
+SIGNED = agent_signing.sign(KEY, "1700000000", BODY)
 # The same bytes in another base64: the last character before the padding has bits that say nothing.
 _LAST = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 SAME = [text for end in _LAST if base64.b64decode(text := f"{SIGNED[:-3]}{end}==") == base64.b64decode(SIGNED)]
@@ -209,7 +199,7 @@ SAME = [text for end in _LAST if base64.b64decode(text := f"{SIGNED[:-3]}{end}==
 )
 def test_a_signature_has_one_notation_and_fits_one_request(case: Any) -> str:
     """Neither raises nor takes anything but the timestamp, the body and the text that belong together."""
-    if verify(PUBLIC, case[0], case[2], case[1]):
+    if agent_signing.verify(PUBLIC, case[0], case[2], case[1]):
         assert case == ("1700000000", SIGNED, BODY)
         return "good"
     return "refused"

@@ -32,11 +32,12 @@ from schemas.streams.job.job_registry import REGISTRY_JOBS
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, Message, posting_record
 from schemas.tables.ledger import LEDGER, LedgerRow
 from schemas.tables.ledger_arrow import ledger_batch
-from schemas.wire.record import OutgoingRecord, Record
+from schemas.wire.record import OutgoingRecord
 from tests.connectors.ledger_tables import FIRST_MOMENT_US, KEYRING, STEP_US, settings_below
 from tests.jobs.topic_load import event, raw_event, registration
 from tests.notebook_run import run_here
 from tests.schemas.hub_records import public_key
+from tests.schemas.stream_records import as_read
 
 JOB, OTHER_JOB = "ab12cd34", "ffffffff"
 OLD, NEW, BOBS, FORGED = (public_key(seed) for seed in ("old", "new", "bob's", "forged"))
@@ -79,11 +80,9 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 def settled(sent: Sequence[OutgoingRecord]) -> list[LedgerRow]:
     """The rows that the job makes of these records in one micro-batch, a second apart."""
-    records = []
-    for offset, one in enumerate(sent):
-        names, values = zip(*one.headers(), strict=True)
-        moment = FIRST_MOMENT_US + offset * STEP_US
-        records.append(Record("trunk.events", 0, offset, moment, one.key, one.value, names, values))
+    records = [
+        as_read(one, offset, FIRST_MOMENT_US + offset * STEP_US, partition=0) for offset, one in enumerate(sent)
+    ]
     return settle_run(records, {record.key: Entries() for record in records}, KEYRING)
 
 

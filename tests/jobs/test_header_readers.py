@@ -25,9 +25,9 @@ from schemas.streams.fold import settle
 from schemas.tables.spark_types import PACKED_RECORDS
 from schemas.wire.record import STANDARD_HEADERS, Record
 from tests.connectors.log.test_live_tail import polls_until
-from tests.connectors.trouble_records import Raw, any_name, append_raw, raw
 from tests.fuzz.fuzzing import mutated
 from tests.jobs.topic_load import event
+from tests.raw_records import Raw, any_name, append_raw, raw
 from tests.schemas.job_records import KEYRING
 
 CASES = 400

@@ -32,7 +32,8 @@ from schemas.tables.ledger_arrow import ledger_batch
 from schemas.tables.view_progress import read_progress
 from schemas.wire.record import Record
 from tests.broker_processes import wait_until
-from tests.random_log import RandomLog, append_raw_records
+from tests.random_log import RandomLog
+from tests.raw_records import append_raw
 from tests.spark_cluster import SparkCluster
 
 MEMORY = "700m"
@@ -179,7 +180,7 @@ def shown(part: Part, cluster: SparkCluster, events: Path) -> str:
 
 def append(settings: Settings, log: RandomLog, count: int) -> None:
     """Append records of `log` and wait until the views have seen them."""
-    append_raw_records(settings, log.records(count))
+    append_raw(settings, log.records(count))
     records = log_of(settings)
     wait_until(lambda: views_are_at(settings, records), SETTLED_WITHIN_S, "all records in the views")
 
@@ -194,7 +195,7 @@ def test_a_worker_that_is_killed_in_a_micro_batch_loses_and_doubles_nothing(
     tmp_path: Path,
 ) -> None:
     log = RandomLog(20261123, keyring)
-    append_raw_records(backbone_settings, log.records(1_800))
+    append_raw(backbone_settings, log.records(1_800))
     part = streams(max_offsets_per_trigger=300)
     under_way = wait_until(
         lambda: begun_and_not_finished(backbone_settings, 2), SETTLED_WITHIN_S, "a micro-batch under way"

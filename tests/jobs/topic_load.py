@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kafka import KafkaProducer
-
 from connectors.log.publisher import Publisher
 from schemas.keys.sealing import Keyring
-from schemas.log_access.event_topic import partition_for
-from schemas.log_access.kafka_clients import client_options
 from schemas.settings.settings import Settings
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.job.job_registry import registration_record
 from schemas.wire.record import OutgoingRecord, content_id
-from schemas.wire.signing import sign_event
 from schemas.wire.strict_json import canonical
-
-SECRET = "a secret of the tests"
+from tests.raw_records import Raw
+from tests.raw_records import append_raw as append_records
+from tests.schemas.job_records import SECRET, signed
 
 
 def registration(job_id: str, keyring: Keyring) -> OutgoingRecord:
@@ -27,16 +23,7 @@ def registration(job_id: str, keyring: Keyring) -> OutgoingRecord:
 
 def event(job_id: str, seq: int, kind: str = "progress", detail: str = "going on") -> OutgoingRecord:
     """A signed event as the bridge would append it."""
-    body = {
-        "schema_version": 1,
-        "seq": seq,
-        "job_id": job_id,
-        "event": kind,
-        "timestamp": "2026-11-21T10:00:00Z",
-        "detail": detail,
-        "data": {},
-    }
-    return raw_event(job_id, canonical(sign_event(body, SECRET)))
+    return raw_event(job_id, canonical(signed(seq, kind, SECRET, job_id=job_id, detail=detail)))
 
 
 def raw_event(job_id: str, value: bytes) -> OutgoingRecord:
@@ -55,15 +42,7 @@ def append_all(settings: Settings, records: Iterable[OutgoingRecord]) -> int:
 
 
 def append_raw(
-    settings: Settings,
-    key: bytes | None,
-    value: bytes | None,
-    headers: list[tuple[str, bytes]],
+    settings: Settings, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes]]
 ) -> None:
     """Append one record as it is, past all doors."""
-    producer = KafkaProducer(**client_options(settings.kafka))
-    try:
-        partition = partition_for(key or b"", settings.kafka.partitions)
-        producer.send(settings.kafka.topic, value, key, headers, partition=partition).get(30)
-    finally:
-        producer.close()
+    append_records(settings, [Raw(key, value, [*headers])])

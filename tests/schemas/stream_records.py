@@ -7,21 +7,10 @@ from typing import Any, Final
 from schemas.fold.entries import Entries
 from schemas.streams.fold import settle
 from schemas.wire.record import OutgoingRecord, Record
+from tests.schemas import job_records
 from tests.schemas.hub_records import HUB_FIRST, HUB_GOOD
-from tests.schemas.job_records import (
-    JOB_ID,
-    KEYRING,
-    START_US,
-    TOPIC,
-    cancellation,
-    document_record,
-    pick,
-    registration,
-    rotation,
-    signed,
-)
 
-JOB_KEY: Final = b"job/" + JOB_ID.encode()
+JOB_KEY: Final = b"job/" + job_records.JOB_ID.encode()
 SESSION_KEY: Final = b"session/s1"
 MAILBOX_KEY: Final = b"mailbox/default/bo"
 PRINCIPAL_KEY: Final = b"principal/ann"
@@ -49,7 +38,7 @@ def creation(request_id: str = "q1", **changed: Any) -> dict[str, Any]:
     return {"schema_version": 1, "session": "s1", "request_id": request_id, **changed}
 
 
-def assignment(job_id: str = JOB_ID, **changed: Any) -> dict[str, Any]:
+def assignment(job_id: str = job_records.JOB_ID, **changed: Any) -> dict[str, Any]:
     """The body that says which job a session has picked."""
     return {"schema_version": 1, "session": "s1", "job_id": job_id, **changed}
 
@@ -83,11 +72,11 @@ def refusal(**changed: Any) -> dict[str, Any]:
 
 # Record type -> the key of its stream and a good body.
 GOOD: Final[dict[str, tuple[bytes, dict[str, Any]]]] = {
-    "job.registered": (JOB_KEY, registration()),
-    "job.picked": (JOB_KEY, pick()),
-    "job.event": (JOB_KEY, signed()),
-    "job.cancelled": (JOB_KEY, cancellation()),
-    "job.secret_rotated": (JOB_KEY, rotation()),
+    "job.registered": (JOB_KEY, job_records.registration()),
+    "job.picked": (JOB_KEY, job_records.pick()),
+    "job.event": (JOB_KEY, job_records.signed()),
+    "job.cancelled": (JOB_KEY, job_records.cancellation()),
+    "job.secret_rotated": (JOB_KEY, job_records.rotation()),
     "session.created": (SESSION_KEY, creation()),
     "session.stopped": (SESSION_KEY, creation("q2", mode="stop")),
     "session.resumed": (SESSION_KEY, creation("q3")),
@@ -128,7 +117,7 @@ _FIRST: Final = (
 def good_record(record_type: str, **changed: Any) -> Record:
     """A record of this type that is right in itself."""
     key, body = GOOD[record_type]
-    return document_record(body, record_type, key=key, **changed)
+    return job_records.document_record(body, record_type, key=key, **changed)
 
 
 def known_stream(key: bytes | None) -> Entries:
@@ -136,13 +125,18 @@ def known_stream(key: bytes | None) -> Entries:
     entries = Entries()
     for record_type in _FIRST:
         if GOOD[record_type][0] == key:
-            assert settle(good_record(record_type, ce_id="first"), entries, KEYRING).verdict == "accepted"
+            assert (
+                settle(good_record(record_type, ce_id="first"), entries, job_records.KEYRING).verdict
+                == "accepted"
+            )
     entries.take_writes()
     return entries
 
 
-def as_read(made: OutgoingRecord, offset: int = 0) -> Record:
-    """Return a door's record as a runner reads it back."""
-    headers = made.headers()
-    names, values = tuple(name for name, _ in headers), tuple(raw for _, raw in headers)
-    return Record(TOPIC, 1, offset, START_US + offset * 1000, made.key, made.value, names, values)
+def as_read(
+    made: OutgoingRecord, offset: int = 0, logged_at_us: int | None = None, partition: int = 1
+) -> Record:
+    """Return a door's record as a runner reads it back, a millisecond after the one before it by default."""
+    names, values = zip(*made.headers(), strict=True)
+    moment = job_records.START_US + offset * 1000 if logged_at_us is None else logged_at_us
+    return Record(job_records.TOPIC, partition, offset, moment, made.key, made.value, names, values)

@@ -15,7 +15,8 @@ from schemas.fold.view_rows import Row
 from schemas.keys.sealing import Keyring
 from schemas.settings.settings import Settings
 from schemas.streams.agents.participants import AgentJoined, participant_record
-from schemas.wire.record import OutgoingRecord, Record
+from schemas.wire.record import OutgoingRecord
+from tests.schemas.stream_records import as_read
 
 KEYRING = Keyring({"test": b"k" * 32}, "test")
 
@@ -67,8 +68,7 @@ class FoldedHub:
 
     def add(self, outgoing: OutgoingRecord) -> SettledRecord:
         """Settle a record now."""
-        names, values = zip(*outgoing.headers(), strict=True)
-        record = Record("t", 0, next(self._offsets), self.now_us, outgoing.key, outgoing.value, names, values)
+        record = as_read(outgoing, next(self._offsets), self.now_us, partition=0)
         settled = self._state.apply(record, self.mailboxes.changed)
         assert settled is not None
         return settled

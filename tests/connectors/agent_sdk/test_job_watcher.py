@@ -22,8 +22,8 @@ from schemas.settings.settings import LimitSettings, Settings
 from schemas.streams.fold import settle
 from schemas.streams.job.job_registry import registration_record
 from schemas.wire.record import OutgoingRecord, Record, oversized
-from schemas.wire.signing import sign_event
 from schemas.wire.strict_json import canonical
+from tests.schemas.job_records import signed
 
 JOB, OTHER, SECRET = "0a1b2c3d", "4e5f6a7b", "a-secret"
 SETTINGS = Settings(limits=LimitSettings(payload_bytes=4096))
@@ -33,17 +33,7 @@ TOPIC = events_topic(SETTINGS.mqtt.topic_prefix, JOB)
 def _event(
     seq: int, event: str = "progress", detail: str = "goes on", secret: str = SECRET, **more: Any
 ) -> bytes:
-    body = {
-        "schema_version": 1,
-        "seq": seq,
-        "job_id": JOB,
-        "event": event,
-        "timestamp": "2026-11-21T10:00:00Z",
-        "detail": detail,
-        "data": {},
-        **more,
-    }
-    return canonical(sign_event(body, secret))
+    return canonical(signed(seq, event, secret, **{"job_id": JOB, "detail": detail, **more}))
 
 
 class Backbone:

@@ -18,9 +18,9 @@ from schemas.streams.agents.participants import AgentJoined, AgentStopped, Agent
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.streams.mailboxes.message import Message, posting_record
 from schemas.wire.record import OutgoingRecord, content_id
-from schemas.wire.signing import sign_event
 from tests.connectors.folded_log import FoldedLog
 from tests.connectors.gateway.hub_access import JOBS, register
+from tests.schemas.job_records import signed
 
 # Any key will do: nothing is signed here, and the fold looks at the form alone.
 _PUBLIC_KEY = public_pem(rsa.generate_private_key(public_exponent=65537, key_size=2048))
@@ -53,18 +53,8 @@ _AGENTS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
 
 def event(job: dict[str, Any], seq: int, name: str, detail: str, **changes: Any) -> OutgoingRecord:
     """A signed event of a job."""
-    body = {
-        "schema_version": 1,
-        "seq": seq,
-        "job_id": job["job_id"],
-        "event": name,
-        "timestamp": "2026-01-01T00:00:00Z",
-        "detail": detail,
-        "data": {},
-        **changes,
-    }
-    value = json.dumps(sign_event(body, job["secret"])).encode()
-    return raw_event(job["job_id"], value)
+    fields = {"job_id": job["job_id"], "timestamp": "2026-01-01T00:00:00Z", "detail": detail, **changes}
+    return raw_event(job["job_id"], json.dumps(signed(seq, name, job["secret"], **fields)).encode())
 
 
 def raw_event(job_id: str, value: bytes) -> OutgoingRecord:

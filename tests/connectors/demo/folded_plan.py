@@ -17,9 +17,10 @@ from schemas.streams.fold import settle
 from schemas.streams.job.job_registry import cancellation_record, pick_record, registration_record
 from schemas.tables.ledger import LedgerRow, ledger_row
 from schemas.tables.ledger_arrow import ledger_batch
-from schemas.wire.record import OutgoingRecord, Record, oversized
-from schemas.wire.signing import sign_event
+from schemas.wire.record import OutgoingRecord, oversized
 from schemas.wire.strict_json import canonical
+from tests.schemas.job_records import signed
+from tests.schemas.stream_records import as_read
 
 PREFIX = "python/mqtt/jobs"
 LIMIT_BYTES = 64 * 1024
@@ -83,26 +84,14 @@ class FoldedPlan:
 
     def _settle(self, outgoing: OutgoingRecord) -> Settled:
         outgoing = oversized(outgoing, LIMIT_BYTES)
-        headers = outgoing.headers()
-        names, values = tuple(name for name, _ in headers), tuple(raw for _, raw in headers)
-        offset = len(self.rows)
-        record = Record(
-            "t", 0, offset, 1_800_000_000_000_000 + offset, outgoing.key, outgoing.value, names, values
-        )
+        record = as_read(outgoing, len(self.rows))
         settled = settle(record, self._entries.setdefault(outgoing.stream, Entries()), KEYRING)
         self.rows.append(ledger_row(record, settled, KEYRING))
         return settled
 
 
 def _agent_record(actor: Actor, action: AgentEvent, seq: int) -> OutgoingRecord:
-    body = {
-        "schema_version": 1,
-        "seq": seq,
-        "job_id": actor.job_id,
-        "event": action.event,
-        "timestamp": f"2026-11-21T10:00:{seq:02d}.500Z",
-        "detail": action.detail,
-        "data": action.data,
-    }
-    payload = canonical(sign_event(body, actor.secret))
+    told = {"job_id": actor.job_id, "detail": action.detail, "data": action.data}
+    moment = f"2026-11-21T10:00:{seq:02d}.500Z"
+    payload = canonical(signed(seq, action.event, actor.secret, timestamp=moment, **told))
     return job_event_record(PREFIX, events_topic(PREFIX, actor.job_id), payload, None)

@@ -16,7 +16,6 @@ from schemas.streams.agents.agent_signing import new_key_pair
 from schemas.streams.agents.participants import AgentUpdated, participant_record
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.wire.record import OutgoingRecord, content_id
-from schemas.wire.signing import sign_event
 from tests.broker_processes import wait_until
 from tests.connectors.gateway.hub_access import (
     JOBS,
@@ -27,21 +26,14 @@ from tests.connectors.gateway.hub_access import (
 from tests.connectors.gateway.hub_access import (
     server_events as events_of,
 )
+from tests.schemas.job_records import signed
 
 EVENTS = "/api/hub/events"
 
 
 def job_event(job, seq, event, detail="ok"):
-    body = {
-        "schema_version": 1,
-        "seq": seq,
-        "job_id": job["job_id"],
-        "event": event,
-        "timestamp": "2026-01-01T00:00:00Z",
-        "detail": detail,
-        "data": {},
-    }
-    value = json.dumps(sign_event(body, job["secret"])).encode()
+    body = signed(seq, event, job["secret"], job_id=job["job_id"], detail=detail)
+    value = json.dumps(body).encode()
     stream = f"job/{job['job_id']}"
     return OutgoingRecord(stream, content_id(value), "mqtt", "unverified", JOB_EVENT, value)
 

@@ -25,10 +25,11 @@ from schemas.streams.mailboxes.message import (
     MessageRow,
     posting_record,
 )
-from schemas.wire.record import OutgoingRecord, Record
+from schemas.wire.record import OutgoingRecord
 from tests.broker_processes import wait_until
 from tests.connectors.folded_log import FoldedLog
 from tests.connectors.ledger_tables import KEYRING, settings_below
+from tests.schemas.stream_records import as_read
 
 pytestmark = pytest.mark.requirement("AM-07")
 
@@ -73,10 +74,8 @@ class Tables:
     def add(self, *records: OutgoingRecord) -> None:
         """Settle records, a second and some apart."""
         for one in records:
-            headers = one.headers()
-            names, values = tuple(name for name, _ in headers), tuple(raw for _, raw in headers)
             moment = FIRST_US + self._offset * 1_234_000
-            self.folded.add(Record("t", 0, self._offset, moment, one.key, one.value, names, values))
+            self.folded.add(as_read(one, self._offset, moment, partition=0))
             self._offset += 1
 
     def write(self) -> Settings:

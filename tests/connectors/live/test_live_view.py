@@ -25,8 +25,9 @@ from schemas.wire.ids import parse_stream_key
 from schemas.wire.record import Record
 from tests.broker_processes import wait_until
 from tests.connectors.folded_log import FoldedLog
-from tests.connectors.trouble_records import append_raw, trouble
 from tests.jobs.topic_load import SECRET, event, raw_event, registration
+from tests.random_log import trouble
+from tests.raw_records import append_raw
 
 JOB = "0a1b2c3d"
 

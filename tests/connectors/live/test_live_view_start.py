@@ -24,7 +24,8 @@ from schemas.tables.ledger_arrow import ledger_batch
 from schemas.tables.view_progress import read_progress
 from tests.connectors.folded_log import FoldedLog
 from tests.connectors.live.test_live_view import assert_agrees, opened, topology_of
-from tests.connectors.trouble_records import Raw, append_raw, trouble
+from tests.random_log import trouble
+from tests.raw_records import Raw, append_raw
 from tests.schemas.hub_records import public_key
 
 

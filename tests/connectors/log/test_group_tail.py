@@ -23,8 +23,8 @@ from schemas.log_access.event_topic import partition_for
 from schemas.log_access.kafka_clients import client_options
 from schemas.wire.record import NOT_UTF8, Record
 from tests.broker_processes import stand_still, wait_until, with_kafka
-from tests.connectors.trouble_records import Raw, any_name, append_raw
 from tests.jobs.topic_load import append_all, event
+from tests.raw_records import Raw, any_name, append_raw
 
 JOB = "0a1b2c3d"
 MOST = 3

@@ -10,7 +10,7 @@ from connectors.log.kafka_records import repair_kafka_client
 from schemas.log_access.event_topic import topic_reader
 from schemas.log_access.kafka_clients import client_options
 from tests.broker_processes import wait_until
-from tests.connectors.trouble_records import Raw, any_name, append_raw
+from tests.raw_records import Raw, any_name, append_raw
 
 
 def test_a_record_with_a_name_that_is_not_utf_8_is_read_and_so_is_what_follows_it(backbone_settings):

@@ -22,8 +22,8 @@ from schemas.settings.settings import KafkaSettings
 from schemas.wire.record import NOT_UTF8, Record
 from tests.broker_processes import wait_until, with_kafka
 from tests.connectors.live.test_live_view import opened
-from tests.connectors.trouble_records import Raw, any_name, append_raw
 from tests.jobs.topic_load import event
+from tests.raw_records import Raw, any_name, append_raw
 
 JOB = "0a1b2c3d"
 WITHIN_S = 30.0

@@ -21,9 +21,9 @@ from schemas.wire.record import STANDARD_HEADERS, OutgoingRecord, Record
 from schemas.wire.signing import sign_event
 from schemas.wire.strict_json import canonical
 from tests.broker_processes import with_kafka
-from tests.connectors.trouble_records import Raw, any_name, append_raw, raw
 from tests.faults.backbone_states import differences, ledger_in_order, state_of_live_view, state_of_refold
-from tests.random_log import RandomLog, append_raw_records
+from tests.random_log import RandomLog
+from tests.raw_records import Raw, any_name, append_raw, raw
 from tests.settled_topic import build_views, records_in_topic, settle_topic, settled_rows
 
 NOT_IN_THE_LEDGER = [STANDARD_HEADERS.index(name) for name in ("ce_time", "content-type")]
@@ -52,7 +52,7 @@ def known(record: Record) -> object:
 
 def written_log(settings: Settings, keyring: Keyring, count: int = 60) -> dict[int, list[Record]]:
     """The records of a topic with a random log, by partition."""
-    append_raw_records(settings, RandomLog(3, keyring).records(count))
+    append_raw(settings, RandomLog(3, keyring).records(count))
     return records_in_topic(settings)
 
 

@@ -13,11 +13,11 @@ from connectors.job_tools.job_registry import register_job
 from connectors.log.kafka_records import to_record
 from connectors.log.publisher import Publisher
 from connectors.mqtt_bridge.bridge_standby import Presence, StandbyWatch, encode_presence, presence_topic
-from schemas.wire.signing import sign_event
 from schemas.wire.strict_json import canonical
 from tests.broker_processes import STOP_S, ProgramProcess, make_mosquitto, wait_until, with_mqtt
 from tests.connectors.folded_log import FoldedLog
 from tests.mqtt_wire import listening, publish_all
+from tests.schemas.job_records import signed
 
 pytestmark = pytest.mark.requirement("JE-19")
 TAKEN_OVER_IN_S = 10.0
@@ -65,16 +65,8 @@ def _pair(start_named, settings):
 
 
 def _event(job, seq):
-    body = {
-        "schema_version": 1,
-        "seq": seq,
-        "job_id": job.job_id,
-        "event": "started" if seq == 1 else "progress",
-        "timestamp": "2026-11-21T10:00:00Z",
-        "detail": "x",
-        "data": {},
-    }
-    return f"{job.job_id}/events", canonical(sign_event(body, job.secret))
+    kind = "started" if seq == 1 else "progress"
+    return f"{job.job_id}/events", canonical(signed(seq, kind, job.secret, job_id=job.job_id))
 
 
 def _assert_each_accepted_once_in_order(records, job, keyring, count):

@@ -16,12 +16,12 @@ from connectors.log.publisher import Position, Publisher
 from connectors.mqtt_bridge.bridge_records import job_event_record
 from connectors.mqtt_bridge.verdict_stream import VerdictStream
 from schemas.settings.settings import PROJECT_ROOT
-from schemas.wire.signing import sign_event
 from schemas.wire.strict_json import canonical
 from tests.broker_processes import program_environment, wait_until, with_mqtt
 from tests.connectors.gateway.hub_access import GatewayProcess, register
 from tests.connectors.verdict_server import VerdictServer
 from tests.mqtt_wire import listening, publish_all
+from tests.schemas.job_records import signed
 
 pytestmark = pytest.mark.requirement("JE-17")
 # Longer than any verdict takes here: a receipt without one is then no matter of a slow machine.
@@ -42,16 +42,7 @@ def job(backbone_settings, keyring):
 
 
 def _event(job, seq, kind="progress", secret=None):
-    body = {
-        "schema_version": 1,
-        "seq": seq,
-        "job_id": job.job_id,
-        "event": kind,
-        "timestamp": "2026-11-21T10:00:00Z",
-        "detail": "x",
-        "data": {},
-    }
-    return f"{job.job_id}/events", canonical(sign_event(body, secret or job.secret))
+    return f"{job.job_id}/events", canonical(signed(seq, kind, secret or job.secret, job_id=job.job_id))
 
 
 def _verdicts_of(receipts):

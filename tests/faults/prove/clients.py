@@ -12,22 +12,9 @@ from connectors.file_bridge.queue_root import queue_root
 from connectors.file_queue import Queue
 from connectors.gateway_client.operator_token import ensure_operator_token
 from schemas.settings.settings import Settings
+from tests.faults.prove import load_messages as messages
 from tests.faults.prove.hub_client import Clock, GaveUp, HubClient
 from tests.faults.prove.load_jobs import BOSS, JobLoad, TaskLoad
-from tests.faults.prove.load_messages import (
-    FRED,
-    HANNA,
-    MARA,
-    MINA,
-    FileReader,
-    FileSender,
-    HubReader,
-    HubSender,
-    McpAgent,
-    MqttSender,
-    Words,
-    XmlSender,
-)
 from tests.faults.prove.oracle import Oracle
 from tests.faults.prove.schedule import DUPLICATES, SKEW, Schedule
 from tests.faults.prove.seed_parts import has_tasks
@@ -52,15 +39,15 @@ class Clients:
         self._threads: list[threading.Thread] = []
         self._operator = self._client(ensure_operator_token(settings))
         self._boss = boss = self._principal(BOSS, "delegator")
-        for name in (FRED, "fil", "fay"):
+        for name in (messages.FRED, "fil", "fay"):
             self._principal(name)
         self._jobs = [JobLoad(settings, schedule, boss, oracle, clock, number) for number in range(_JOBS)]
-        self._mcp = [self._mcp_agent(name) for name in ("mia", MARA)]
+        self._mcp = [self._mcp_agent(name) for name in ("mia", messages.MARA)]
         self._mcp[0].skew_s = next((skew for skew in schedule.skew_s if skew), 0.0)
-        self._mqtt = [self._mqtt_agent(name) for name in ("mo", MINA)]
+        self._mqtt = [self._mqtt_agent(name) for name in ("mo", messages.MINA)]
         # After one poll the queue knows the agent as a reader of files.
-        Queue(queue_root(settings)).poll(FRED)
-        self._files = FileSender(settings, Words(schedule, "fil"), oracle, clock)
+        Queue(queue_root(settings)).poll(messages.FRED)
+        self._files = messages.FileSender(settings, messages.Words(schedule, "fil"), oracle, clock)
 
     def _client(self, token: str) -> HubClient:
         client = HubClient(self.urls, token, self._clock, self._schedule.seed * 100 + len(self._hub))
@@ -73,24 +60,25 @@ class Clients:
             raise AssertionError(f"{name} was not added: {answer.text}")
         return self._client(answer.json()["token"])
 
-    def _mcp_agent(self, name: str) -> McpAgent:
-        words = Words(self._schedule, name)
-        return McpAgent(self._settings, name, self._operator, words, self._oracle, self._clock)
+    def _mcp_agent(self, name: str) -> messages.McpAgent:
+        words = messages.Words(self._schedule, name)
+        return messages.McpAgent(self._settings, name, self._operator, words, self._oracle, self._clock)
 
-    def _mqtt_agent(self, name: str) -> MqttSender:
-        words = Words(self._schedule, name)
-        return MqttSender(self._settings, name, self._operator, words, self._oracle, self._clock)
+    def _mqtt_agent(self, name: str) -> messages.MqttSender:
+        words = messages.Words(self._schedule, name)
+        return messages.MqttSender(self._settings, name, self._operator, words, self._oracle, self._clock)
 
     def start(self) -> None:
         """Let all of them begin."""
         schedule, oracle, clock = self._schedule, self._oracle, self._clock
         senders = [
-            HubSender(self._principal(name), Words(schedule, name), oracle, clock) for name in ("hugo", "hedy")
+            messages.HubSender(self._principal(name), messages.Words(schedule, name), oracle, clock)
+            for name in ("hugo", "hedy")
         ]
-        xml = XmlSender(self._principal("max"), Words(schedule, "max"), oracle, clock)
+        xml = messages.XmlSender(self._principal("max"), messages.Words(schedule, "max"), oracle, clock)
         readers = (
-            HubReader(self._principal(HANNA), HANNA, oracle, clock),
-            FileReader(self._settings, oracle, clock),
+            messages.HubReader(self._principal(messages.HANNA), messages.HANNA, oracle, clock),
+            messages.FileReader(self._settings, oracle, clock),
         )
         tasks = [TaskLoad(self._boss, schedule, oracle, clock)] if has_tasks(schedule.seed) else []
         for one in (*self._jobs, *tasks, *senders, self._files, *self._mcp, *self._mqtt, xml, *readers):

@@ -18,14 +18,7 @@ from schemas.settings.settings import Settings
 from schemas.streams.job.job_registry import REGISTRY_JOBS
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES
 from schemas.streams.task.task_registry import REGISTRY_TASKS
-from tests.faults.backbone_states import (
-    State,
-    differences,
-    ledger_in_order,
-    state_of_live_view,
-    state_of_refold,
-    state_of_tables,
-)
+from tests.faults import backbone_states
 from tests.faults.prove.comparison import Evidence, Line, Mail, Shown
 from tests.faults.prove.oracle import content_hash
 
@@ -47,19 +40,19 @@ def gather(settings: Settings, gateways: dict[str, str], file_readers: Sequence[
     """All of it; the backbone must be quiet. `gateways`: where each of them answers, by name. `file_readers`:
     the names of those who read by file.
     """
-    ledger, tables = ledger_in_order(settings), state_of_tables(settings)
+    ledger, tables = backbone_states.ledger_in_order(settings), backbone_states.state_of_tables(settings)
     keyring = load_keyring(settings)
     view = LiveView(settings, keyring)
     view.open()
     try:
-        live = state_of_live_view(view, tables["entries"].keys())
+        live = backbone_states.state_of_live_view(view, tables["entries"].keys())
     finally:
         view.close()
     found: list[str] = []
     try:
-        refolded = state_of_refold(ledger, keyring)
-        found += [f"views | refold: {text}" for text in differences(tables, refolded)]
-        found += [f"live view | refold: {text}" for text in differences(live, refolded)]
+        refolded = backbone_states.state_of_refold(ledger, keyring)
+        found += [f"views | refold: {text}" for text in backbone_states.differences(tables, refolded)]
+        found += [f"live view | refold: {text}" for text in backbone_states.differences(live, refolded)]
     except AssertionError as error:
         found.append(f"a refold has another verdict: {error}")
     views, shown_live = shown("views", tables), shown("live view", live)
@@ -111,7 +104,7 @@ def _line(row: dict[str, Any]) -> Line:
     )
 
 
-def shown(name: str, state: State) -> Shown:
+def shown(name: str, state: backbone_states.State) -> Shown:
     """Jobs, tasks and messages of a state."""
     rows, found = state["rows"], Shown(name)
     for kind, view in (("job", REGISTRY_JOBS), ("task", REGISTRY_TASKS)):

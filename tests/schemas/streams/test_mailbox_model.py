@@ -17,18 +17,7 @@ from schemas.fold import memories
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.streams.fold import settle
-from schemas.streams.mailboxes.mailbox_requests import (
-    ack_record,
-    claim_of_record,
-    claim_record,
-    clearing_record,
-    expiry_record,
-    gate_record,
-    lease_record,
-    nack_record,
-    read_record,
-    reclaim_record,
-)
+from schemas.streams.mailboxes import mailbox_requests as requests
 from schemas.streams.mailboxes.message import Message, MessageRow, posting_record
 from schemas.wire.record import OutgoingRecord
 from tests.schemas.job_records import KEYRING, START_US
@@ -134,19 +123,21 @@ def made_of(wish: Wish, model: MailboxModel, past: list[OutgoingRecord], now: in
         if made.type == "message.nacked" and not wish.is_right:
             body = orjson.loads(made.value)
             by = {"door": made.door, "principal": made.principal}
-            return nack_record(*at, body["message_id"], body["request_id"], "for another reason", **by)
+            return requests.nack_record(*at, body["message_id"], body["request_id"], "for another reason", **by)
         return made
     if wish.kind in ("posted", "again"):
         return posting(wish.message_id, contents(now)[wish.content], wish.sender)
     makers: dict[str, Callable[[], OutgoingRecord]] = {
-        "claimed": lambda: claim_record(*at, wish.request, wish.limit, **by),
-        "named": lambda: claim_of_record(*at, wish.request, IDS[wish.about % 5 :], **by),
-        "leased": lambda: lease_record(
+        "claimed": lambda: requests.claim_record(*at, wish.request, wish.limit, **by),
+        "named": lambda: requests.claim_of_record(*at, wish.request, IDS[wish.about % 5 :], **by),
+        "leased": lambda: requests.lease_record(
             *at, wish.request, wish.limit, wish.lease_ms, **lease_conditions(wish), **by
         ),
-        "closed": lambda: gate_record(*at, wish.request, is_open=False, ce_id=f"c{wish.request}", **by),
-        "opened": lambda: gate_record(*at, wish.request, is_open=True, ce_id=f"o{wish.request}", **by),
-        "cleared": lambda: clearing_record(*at, wish.request, **by),
+        "closed": lambda: requests.gate_record(
+            *at, wish.request, is_open=False, ce_id=f"c{wish.request}", **by
+        ),
+        "opened": lambda: requests.gate_record(*at, wish.request, is_open=True, ce_id=f"o{wish.request}", **by),
+        "cleared": lambda: requests.clearing_record(*at, wish.request, **by),
     }
     if wish.kind in makers:
         return makers[wish.kind]()
@@ -161,13 +152,13 @@ def made_of(wish: Wish, model: MailboxModel, past: list[OutgoingRecord], now: in
             door, _, principal = message["handed_to"].partition("/")
             by = {"door": door, "principal": principal}
     makers = {
-        "acked": lambda: ack_record(*at, message_id, request, **by),
-        "nacked": lambda: nack_record(
+        "acked": lambda: requests.ack_record(*at, message_id, request, **by),
+        "nacked": lambda: requests.nack_record(
             *at, message_id, request, is_no_attempt=True if wish.content == 3 else None, **by
         ),
-        "reclaimed": lambda: reclaim_record(*at, message_id, request, **by),
-        "read": lambda: read_record(*at, message_id, **by),
-        "expired": lambda: expiry_record(*at, message_id, **by),
+        "reclaimed": lambda: requests.reclaim_record(*at, message_id, request, **by),
+        "read": lambda: requests.read_record(*at, message_id, **by),
+        "expired": lambda: requests.expiry_record(*at, message_id, **by),
     }
     return makers[wish.kind]()
 

@@ -13,15 +13,7 @@ from pydantic import ValidationError
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.streams.fold import settle
-from schemas.streams.principal.principals import (
-    RESERVED_PRINCIPALS,
-    ROLES,
-    PrincipalRow,
-    addition_record,
-    new_token,
-    revocation_record,
-    token_hash,
-)
+from schemas.streams.principal import principals
 from schemas.tables.ledger import ledger_row, record_of_row
 from tests.schemas.job_records import KEYRING, SENDER, START_US, document_record, said
 from tests.schemas.stream_records import PRINCIPAL_KEY, TOKEN_SHA256, addition, as_read
@@ -60,7 +52,7 @@ def test_a_principal_is_added_once_and_revoked_once(steps: list[tuple[str, dict[
             first = first or body
             status = "active" if kind == "added" else "revoked"
             times["added_at" if kind == "added" else "revoked_at"] = time_us
-            row = PrincipalRow("ann", first["role"], status, first["token_sha256"], SENDER, **times)  # type: ignore[arg-type]
+            row = principals.PrincipalRow("ann", first["role"], status, first["token_sha256"], SENDER, **times)  # type: ignore[arg-type]
             assert [(c.view, c.key, c.row) for c in settled.changes] == [("registry_principals", "ann", row)]
         assert (said(settled), settled.status_after) == (expected, status)
         assert (settled.changes == ()) == (settled.verdict != "accepted")
@@ -68,26 +60,26 @@ def test_a_principal_is_added_once_and_revoked_once(steps: list[tuple[str, dict[
 
 @pytest.mark.requirement("CM-05")
 def test_a_token_is_in_neither_record_nor_row_nor_entry() -> None:
-    token = new_token()
+    token = principals.new_token()
     assert len(token) >= 43
-    assert token != new_token()
-    record = as_read(addition_record("ann", "worker", token))
+    assert token != principals.new_token()
+    record = as_read(principals.addition_record("ann", "worker", token))
     entries = Entries()
     settled = settle(record, entries, KEYRING)
     row = ledger_row(record, settled, KEYRING, (), dict(entries.stored()))
     assert token not in repr((record, settled, row, entries.stored()))
     (change,) = settled.changes
-    assert isinstance(change.row, PrincipalRow)
-    assert change.row.token_sha256 == token_hash(token) == hashlib.sha256(token.encode()).hexdigest()
+    assert isinstance(change.row, principals.PrincipalRow)
+    assert change.row.token_sha256 == principals.token_hash(token) == hashlib.sha256(token.encode()).hexdigest()
 
 
 def test_the_hash_of_a_token_that_is_no_text_is_still_a_hash() -> None:
-    assert len(token_hash("\udcff")) == 64
+    assert len(principals.token_hash("\udcff")) == 64
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", principals.ROLES)
 def test_the_records_that_the_operator_makes_are_accepted_and_refolded(role: str) -> None:
-    made = (addition_record("ann", role, "t"), revocation_record("ann"))
+    made = (principals.addition_record("ann", role, "t"), principals.revocation_record("ann"))
     entries, refolded = Entries(), Entries()
     for record in (as_read(outgoing, offset) for offset, outgoing in enumerate(made)):
         settled = settle(record, entries, KEYRING)
@@ -99,10 +91,10 @@ def test_the_records_that_the_operator_makes_are_accepted_and_refolded(role: str
     assert [(s.verdict, s.status_after) for s in again] == [("duplicate", "revoked")] * 2
 
 
-@pytest.mark.parametrize("name", sorted(RESERVED_PRINCIPALS))
+@pytest.mark.parametrize("name", sorted(principals.RESERVED_PRINCIPALS))
 def test_nobody_gets_the_name_of_one_that_the_programs_use_themselves(name: str) -> None:
     with pytest.raises(ValidationError):
-        addition_record(name, "viewer", "t")
+        principals.addition_record(name, "viewer", "t")
     record = document_record(addition(principal=name), "principal.added", key=f"principal/{name}".encode())
     assert said(settle(record, Entries(), KEYRING)) == ("rejected", "malformed")
 
@@ -128,6 +120,6 @@ def test_an_addition_that_its_model_refuses_is_malformed(body: dict[str, Any]) -
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "#", "x" * 129])
 def test_no_record_is_made_for_a_principal_that_is_no_name(name: str) -> None:
     with pytest.raises(ValidationError):
-        addition_record(name, "viewer", "t")
+        principals.addition_record(name, "viewer", "t")
     with pytest.raises(ValidationError):
-        revocation_record(name)
+        principals.revocation_record(name)

@@ -14,17 +14,7 @@ from schemas.fold import memories
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
 from schemas.streams.fold import settle
-from schemas.streams.session.session_registry import (
-    SESSION_STATES,
-    SESSION_TRANSITIONS,
-    SessionCreation,
-    SessionJobAssigned,
-    SessionJobEnded,
-    SessionResumption,
-    SessionRow,
-    SessionStop,
-    session_record,
-)
+from schemas.streams.session import session_registry as sessions
 from schemas.tables.ledger import ledger_row, record_of_row
 from tests.schemas.job_records import JOB_ID, KEYRING, SENDER, document_record, said
 from tests.schemas.stream_records import SESSION_KEY, as_read, assignment, creation
@@ -126,14 +116,14 @@ def told(
     return settle(record, entries, KEYRING)
 
 
-def row_after(settled: Settled) -> SessionRow:
+def row_after(settled: Settled) -> sessions.SessionRow:
     """The row of the registry."""
     (change,) = settled.changes
-    assert isinstance(change.row, SessionRow)
+    assert isinstance(change.row, sessions.SessionRow)
     return change.row
 
 
-@pytest.mark.parametrize("state", SESSION_STATES)
+@pytest.mark.parametrize("state", sessions.SESSION_STATES)
 def test_exactly_the_transitions_of_the_life_cycle_are_possible(state: str) -> None:
     ways = {"stop": "stopped", "soft": "archived", "hard": "terminated", None: "running"}
     reached = set()
@@ -143,10 +133,10 @@ def test_exactly_the_transitions_of_the_life_cycle_are_possible(state: str) -> N
         if settled.verdict == "accepted":
             assert settled.status_after == wanted
             reached.add(wanted)
-    assert reached == SESSION_TRANSITIONS[state]
+    assert reached == sessions.SESSION_TRANSITIONS[state]
 
 
-@pytest.mark.parametrize("state", SESSION_STATES)
+@pytest.mark.parametrize("state", sessions.SESSION_STATES)
 def test_the_same_request_again_is_a_duplicate_and_with_other_content_a_conflict(state: str) -> None:
     entries = in_state(state)
     assert said(told(entries, "created", creation("first"))) == ("duplicate", None)
@@ -225,18 +215,18 @@ def test_what_a_stop_said_stands_in_the_row_until_the_session_runs_again() -> No
 
 
 BODIES = (
-    SessionCreation(session="s1", request_id="q1", handle="tmux/t/s1", for_job=JOB_ID),
-    SessionStop(session="s1", request_id="q2", mode="soft", reason="a\tb"),
-    SessionResumption(session="s1", request_id="q3"),
-    SessionJobAssigned(session="s1", job_id=JOB_ID),
-    SessionJobEnded(session="s1", job_id=JOB_ID, outcome="error"),
+    sessions.SessionCreation(session="s1", request_id="q1", handle="tmux/t/s1", for_job=JOB_ID),
+    sessions.SessionStop(session="s1", request_id="q2", mode="soft", reason="a\tb"),
+    sessions.SessionResumption(session="s1", request_id="q3"),
+    sessions.SessionJobAssigned(session="s1", job_id=JOB_ID),
+    sessions.SessionJobEnded(session="s1", job_id=JOB_ID, outcome="error"),
 )
 
 
 def test_every_record_that_a_door_makes_is_accepted_and_refolded() -> None:
     entries, refolded = Entries(), Entries()
     for offset, body in enumerate((BODIES[0], BODIES[3], BODIES[1], BODIES[2], BODIES[4])):
-        record = as_read(session_record(body, door="http", principal="ann"), offset)
+        record = as_read(sessions.session_record(body, door="http", principal="ann"), offset)
         settled = settle(record, entries, KEYRING)
         assert said(settled) == ("accepted", None), body
         row = ledger_row(record, settled, KEYRING)
@@ -247,17 +237,17 @@ def test_every_record_that_a_door_makes_is_accepted_and_refolded() -> None:
 
 def made(body: Any, **changed: Any) -> str:
     """The id of the record that a door makes of a body."""
-    return session_record(body, **{"door": "http", "principal": "ann", **changed}).ce_id
+    return sessions.session_record(body, **{"door": "http", "principal": "ann", **changed}).ce_id
 
 
 def test_the_id_of_a_request_names_it_and_not_its_content() -> None:
     """Else the same request with other content would be another request, and be carried out."""
-    stop = SessionStop(session="s1", request_id="q1")
-    assert made(stop) == made(SessionStop(session="s1", request_id="q1", mode="hard"))
+    stop = sessions.SessionStop(session="s1", request_id="q1")
+    assert made(stop) == made(sessions.SessionStop(session="s1", request_id="q1", mode="hard"))
     others = [
-        made(SessionStop(session="s1", request_id="q2")),
-        made(SessionStop(session="s2", request_id="q1")),
-        made(SessionResumption(session="s1", request_id="q1")),
+        made(sessions.SessionStop(session="s1", request_id="q2")),
+        made(sessions.SessionStop(session="s2", request_id="q1")),
+        made(sessions.SessionResumption(session="s1", request_id="q1")),
         made(stop, principal="bo"),
         made(stop, door="mcp"),
     ]
@@ -267,8 +257,8 @@ def test_the_id_of_a_request_names_it_and_not_its_content() -> None:
 
 
 def test_what_follows_from_a_job_is_told_apart_by_all_that_it_says() -> None:
-    ended = [SessionJobEnded(session="s1", job_id=JOB_ID, outcome=o) for o in ("completed", "error")]  # type: ignore[arg-type]
-    assert len({made(body) for body in (*ended, SessionJobAssigned(session="s1", job_id=JOB_ID))}) == 3
+    ended = [sessions.SessionJobEnded(session="s1", job_id=JOB_ID, outcome=o) for o in ("completed", "error")]  # type: ignore[arg-type]
+    assert len({made(body) for body in (*ended, sessions.SessionJobAssigned(session="s1", job_id=JOB_ID))}) == 3
 
 
 @pytest.mark.parametrize(
@@ -306,4 +296,4 @@ def test_a_body_that_its_model_refuses_is_malformed(kind: str, body: dict[str, A
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "#", "x" * 129])
 def test_no_record_is_made_for_a_session_that_is_no_name(name: str) -> None:
     with pytest.raises(ValidationError):
-        SessionCreation(session=name, request_id="q1")
+        sessions.SessionCreation(session=name, request_id="q1")

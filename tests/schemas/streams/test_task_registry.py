@@ -12,17 +12,7 @@ from pydantic import ValidationError
 from schemas.fold.entries import Entries
 from schemas.fold.settled import AppliedChange
 from schemas.streams.fold import settle
-from schemas.streams.task.task_registry import (
-    TaskCancellation,
-    TaskCompletion,
-    TaskCreation,
-    TaskFailure,
-    TaskRow,
-    TaskStart,
-    TokenRevocation,
-    task_record,
-    token_id_of,
-)
+from schemas.streams.task import task_registry as tasks
 from schemas.tables.ledger import ledger_row, record_of_row
 from tests.schemas.hub_records import (
     HOUR_MS,
@@ -49,8 +39,8 @@ def running() -> Entries:
 
 
 BODIES = (
-    TaskCreation(task_id="t1", request_id="q1", description="count\tthe stars", agent_name="coder"),
-    TaskStart(
+    tasks.TaskCreation(task_id="t1", request_id="q1", description="count\tthe stars", agent_name="coder"),
+    tasks.TaskStart(
         task_id="t1",
         request_id="q1",
         description="count\tthe stars",
@@ -59,12 +49,12 @@ BODIES = (
         token_sha256=TASK_TOKEN_SHA256,
         expiry_ms=HOUR_MS,
     ),
-    TokenRevocation(task_id="t1", request_id="q1", token_id=TASK_TOKEN_ID),
-    TaskCompletion(task_id="t1", request_id="q1", result="bell \a\0"),
+    tasks.TokenRevocation(task_id="t1", request_id="q1", token_id=TASK_TOKEN_ID),
+    tasks.TaskCompletion(task_id="t1", request_id="q1", result="bell \a\0"),
 )
 LAST = (
-    TaskFailure(task_id="t1", request_id="q1", error="no telescope"),
-    TaskCancellation(task_id="t1", request_id="q1", reason="it rains"),
+    tasks.TaskFailure(task_id="t1", request_id="q1", error="no telescope"),
+    tasks.TaskCancellation(task_id="t1", request_id="q1", reason="it rains"),
 )
 
 
@@ -72,7 +62,7 @@ def test_every_record_that_a_door_makes_is_accepted_and_refolded() -> None:
     for end in (BODIES[3], *LAST):
         entries, refolded = Entries(), Entries()
         for offset, body in enumerate((*BODIES[:3], end)):
-            record = as_read(task_record(body, door="http", principal="ann"), offset)
+            record = as_read(tasks.task_record(body, door="http", principal="ann"), offset)
             settled = settle(record, entries, KEYRING)
             assert said(settled) == ("accepted", None), body
             row = ledger_row(record, settled, KEYRING)
@@ -83,14 +73,14 @@ def test_every_record_that_a_door_makes_is_accepted_and_refolded() -> None:
 
 def test_the_id_of_a_request_names_it_and_not_its_content() -> None:
     def made(body: Any, **changed: Any) -> str:
-        return task_record(body, **{"door": "http", "principal": "ann", **changed}).ce_id
+        return tasks.task_record(body, **{"door": "http", "principal": "ann", **changed}).ce_id
 
     end = LAST[1]
-    assert made(end) == made(TaskCancellation(task_id="t1", request_id="q1"))
+    assert made(end) == made(tasks.TaskCancellation(task_id="t1", request_id="q1"))
     others = [
         *(made(body) for body in (*BODIES, LAST[0])),
-        made(TaskCancellation(task_id="t1", request_id="q2")),
-        made(TaskCancellation(task_id="t2", request_id="q1")),
+        made(tasks.TaskCancellation(task_id="t1", request_id="q2")),
+        made(tasks.TaskCancellation(task_id="t2", request_id="q1")),
         made(end, principal="bo"),
         made(end, door="mcp"),
     ]
@@ -104,12 +94,12 @@ def test_the_id_of_a_request_names_it_and_not_its_content() -> None:
 def test_no_more_than_the_hash_of_a_token_is_in_any_record_row_entry_or_change() -> None:
     token = "3f2b8c1e-canary-4a57-9a3e-5d2f6f0e7b11"
     sha256 = hashlib.sha256(token.encode()).hexdigest()
-    assert token_id_of(sha256) == sha256[:12]
+    assert tasks.token_id_of(sha256) == sha256[:12]
     start = BODIES[1].model_copy(update={"token_sha256": sha256})
-    revocation = TokenRevocation(task_id="t1", request_id="q1", token_id=token_id_of(sha256))
+    revocation = tasks.TokenRevocation(task_id="t1", request_id="q1", token_id=tasks.token_id_of(sha256))
     entries, seen = Entries(), []
     for offset, body in enumerate((BODIES[0], start, start, revocation, BODIES[3])):
-        record = as_read(task_record(body, door="http", principal="ann"), offset)
+        record = as_read(tasks.task_record(body, door="http", principal="ann"), offset)
         settled = settle(record, entries, KEYRING)
         assert settled.verdict in ("accepted", "duplicate")
         changes = [AppliedChange(c.view, c.key, offset, c.row) for c in settled.changes]
@@ -182,7 +172,7 @@ def test_the_largest_bodies_are_accepted() -> None:
     assert said(hub_told(entries, "task.started", start)) == ("accepted", None)
     result = "\u00e9" * 32768
     (row, _) = (change.row for change in hub_told(entries, "task.completed", asked(result=result)).changes)
-    assert isinstance(row, TaskRow)
+    assert isinstance(row, tasks.TaskRow)
     assert row.result == result
     assert said(hub_told(running(), "task.failed", asked("end", error="x" * 2000))) == ("accepted", None)
     assert said(hub_told(Entries(), "task.started", task_start(capabilities=[], expiry_ms=1))) == (
@@ -193,11 +183,11 @@ def test_the_largest_bodies_are_accepted() -> None:
 
 def test_a_result_that_is_no_text_is_refused_by_its_model() -> None:
     with pytest.raises(ValidationError, match="surrogate"):
-        TaskCompletion(task_id="t1", request_id="q1", result="\ud800")
+        tasks.TaskCompletion(task_id="t1", request_id="q1", result="\ud800")
 
 
 @pytest.mark.requirement("CM-01")
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "#", "x" * 129])
 def test_no_record_is_made_for_a_task_that_is_no_name(name: str) -> None:
     with pytest.raises(ValidationError):
-        TaskCancellation(task_id=name, request_id="q1")
+        tasks.TaskCancellation(task_id=name, request_id="q1")

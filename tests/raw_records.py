@@ -1,0 +1,103 @@
+"""Records put into Kafka as they are, past all doors: any key, any bytes, any headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import confluent_kafka
+from kafka import KafkaProducer
+
+from schemas.log_access.event_topic import partition_for
+from schemas.log_access.kafka_clients import client_options, librdkafka_options
+from schemas.settings.settings import Settings
+from schemas.wire.record import OutgoingRecord, Record
+
+
+class _AnyBytes(str):
+    """A header's name whose bytes are what they are: no door makes such."""
+
+    __slots__ = ("raw",)
+    raw: bytes
+
+    def encode(self, *_: Any) -> bytes:
+        return self.raw
+
+
+def any_name(raw: bytes) -> str:
+    """A header's name made of any bytes."""
+    name = _AnyBytes(raw.decode("utf-8", "replace"))
+    name.raw = raw
+    return name
+
+
+class Raw(NamedTuple):
+    """A record as it goes to Kafka."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+
+
+def raw(record: OutgoingRecord) -> Raw:
+    """A well-made record as it goes to Kafka."""
+    return Raw(record.key, record.value, list(record.headers()))
+
+
+def append_raw(settings: Settings, records: Iterable[Raw]) -> list[Record]:
+    """Append the records, those with a null header last; returns them as Kafka has them, by partition and
+    offset.
+    """
+    records = list(records)
+    plain = [one for one in records if all(value is not None for _, value in one.headers)]
+    others = [one for one in records if any(value is None for _, value in one.headers)]
+    found = [*_append_plain(settings, plain), *_append_with_nulls(settings, others)]
+    return sorted(found, key=lambda record: (record.partition, record.offset))
+
+
+def _append_plain(settings: Settings, records: Sequence[Raw]) -> list[Record]:
+    kafka = settings.kafka
+    producer = KafkaProducer(**client_options(kafka), linger_ms=1)
+    try:
+        sent = [
+            producer.send(kafka.topic, one.value, one.key, one.headers, _partition(one, settings))
+            for one in records
+        ]
+        told = [future.get(30) for future in sent]
+    finally:
+        producer.close()
+    return [
+        _record(one, kafka.topic, where.partition, where.offset, where.timestamp)
+        for one, where in zip(records, told, strict=True)
+    ]
+
+
+def _append_with_nulls(settings: Settings, records: Sequence[Raw]) -> list[Record]:
+    """With another producer: kafka-python's takes no null."""
+    kafka = settings.kafka
+    producer = confluent_kafka.Producer({**librdkafka_options(kafka)})
+    told: dict[int, Any] = {}
+    for number, one in enumerate(records):
+        producer.produce(
+            kafka.topic,
+            one.value,
+            one.key,
+            _partition(one, settings),
+            headers=one.headers,
+            on_delivery=lambda error, message, number=number: told.setdefault(number, message),
+        )
+    assert producer.flush(30) == 0
+    return [
+        _record(one, kafka.topic, told[n].partition(), told[n].offset(), told[n].timestamp()[1])
+        for n, one in enumerate(records)
+    ]
+
+
+def _record(one: Raw, topic: str, partition: int, offset: int, moment_ms: int) -> Record:
+    names = tuple(str(name) for name, _ in one.headers)
+    values = tuple(value for _, value in one.headers)
+    return Record(topic, partition, offset, moment_ms * 1000, one.key, one.value, names, values)
+
+
+def _partition(record: Raw, settings: Settings) -> int:
+    return partition_for(record.key or b"", settings.kafka.partitions)
