@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
+from typing import Any
 
 from kafka.admin import NewTopic
 
+from connectors.local_stack import free_port
 from connectors.log.publisher import Publisher
 from schemas.keys.sealing import ensure_keyring
 from schemas.log_access.event_topic import admin_client, topic_config
 from schemas.settings.settings import (
+    AgentMcpSettings,
+    DashboardSettings,
     GatewaySettings,
+    KafkaSettings,
     LimitSettings,
     MqttSettings,
     Settings,
@@ -51,6 +56,21 @@ def own_settings(kafka: BrokerProcess, mosquitto: BrokerProcess, folder: Path) -
     ensure_keyring(settings)
     make_topic(settings)
     return settings
+
+
+def stack_settings(folder: Path, **groups: Any) -> Settings:
+    """Settings on free ports, with `folder` for the data. `groups` replace groups of them, such as `views`."""
+    return Settings(
+        **{
+            "data_dir": folder,
+            "kafka": KafkaSettings(bootstrap_servers=f"{LOOPBACK}:{free_port()}"),
+            "mqtt": MqttSettings(port=free_port()),
+            "gateway": GatewaySettings(port=free_port()),
+            "dashboard": DashboardSettings(port=free_port()),
+            "agent_mcp": AgentMcpSettings(port=free_port()),
+            **groups,
+        }
+    )
 
 
 def make_topic(settings: Settings) -> None:

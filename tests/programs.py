@@ -1,15 +1,25 @@
-"""Programs that only tests need: found, or installed by the wrapper when the first test asks for one."""
+"""Programs in tests: run to their end; those that only tests need are installed when the first asks for one."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from schemas.settings.settings import PROJECT_ROOT
 
 INSTALL_S = 240
+
+
+def run_program(
+    command: Sequence[str | Path], timeout_s: float = 60, cwd: Path = PROJECT_ROOT, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, with its output as text; `options` are those of `subprocess.run`."""
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout_s, **options)
 
 
 def required_program(package: str, *names: str) -> str:

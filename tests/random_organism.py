@@ -5,13 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from schemas.streams.control.organism import (
-    Listener,
-    ListenerAdded,
-    ListenerRemoved,
-    OrganismLoaded,
-    organism_record,
-)
+from schemas.streams.control import organism
 from schemas.streams.thread.threads import ThreadOpened, thread_record
 from schemas.wire.record import OutgoingRecord
 
@@ -20,15 +14,15 @@ def organism_change(draw: random.Random) -> OutgoingRecord:
     """A listener comes or goes, or all of them are loaded."""
     roll, request = draw.random(), f"command-{draw.randrange(300)}"
     names = draw.sample(["fast", "slow", "boss", "boot"], 2)
-    listeners = [Listener(name=name, root_tag=name, concurrency=draw.choice([1, 8])) for name in names]
+    listeners = [organism.Listener(name=name, root_tag=name, concurrency=draw.choice([1, 8])) for name in names]
     body: Any
     if roll < 0.3:
-        body = OrganismLoaded(request_id=request, digest="5e" * 32, listeners=listeners)
+        body = organism.OrganismLoaded(request_id=request, digest="5e" * 32, listeners=listeners)
     elif roll < 0.7:
-        body = ListenerAdded(request_id=request, listener=listeners[0])
+        body = organism.ListenerAdded(request_id=request, listener=listeners[0])
     else:
-        body = ListenerRemoved(request_id=request, name=names[0])
-    return organism_record(body, door="xml", principal="operator")
+        body = organism.ListenerRemoved(request_id=request, name=names[0])
+    return organism.organism_record(body, door="xml", principal="operator")
 
 
 def opened_thread(draw: random.Random) -> OutgoingRecord:

@@ -1,4 +1,4 @@
-"""The stack under a benchmark: settings on free ports, the operator's client, peers as child processes."""
+"""The stack under a benchmark: a filled topic, the operator's client, peers as child processes."""
 
 from __future__ import annotations
 
@@ -8,34 +8,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 
-from connectors.local_stack import LocalStack, child_process, free_port
+from connectors.local_stack import LocalStack, child_process
 from connectors.log.kafka_topic import ensure_topic
 from schemas.keys.sealing import ensure_keyring
-from schemas.settings import settings as of
-from schemas.settings.settings import PROJECT_ROOT, Settings
+from schemas.settings.settings import PROJECT_ROOT, Settings, settings_environment
 from tests.benchmarks.event_load import events, fill, jobs_for, registrations
-from tests.broker_processes import LOOPBACK, accepts
+from tests.broker_processes import accepts
 
 START_S, STOP_S = 60.0, 10.0
-
-
-def stack_settings(folder: Path, **groups: Any) -> Settings:
-    """Settings on free ports, with `folder` for the data. `groups` replace groups of them, such as `views`."""
-    return Settings(
-        **{
-            "data_dir": folder,
-            "kafka": of.KafkaSettings(bootstrap_servers=f"{LOOPBACK}:{free_port()}"),
-            "mqtt": of.MqttSettings(port=free_port()),
-            "gateway": of.GatewaySettings(port=free_port()),
-            "dashboard": of.DashboardSettings(port=free_port()),
-            "agent_mcp": of.AgentMcpSettings(port=free_port()),
-            **groups,
-        }
-    )
 
 
 def operator_client(settings: Settings) -> httpx.Client:
@@ -52,7 +35,7 @@ def filled_topic(settings: Settings, count: int, jobs: int | None = None) -> Ite
     with LocalStack(settings, parts=("kafka",)):
         keyring = ensure_keyring(settings)
         ensure_topic(settings)
-        os.environ.update(of.settings_environment(settings))
+        os.environ.update(settings_environment(settings))
         records = fill(settings.kafka, registrations(jobs_for(count) if jobs is None else jobs, keyring))
         yield records + fill(settings.kafka, events(count)) + 1  # and the topology
 

@@ -20,8 +20,9 @@ from pyspark.sql import SparkSession
 from connectors.local_stack.spark_command import executor_conf
 from schemas.settings.settings import Settings, SparkSettings, StorageSettings
 from tests.benchmarks.bench_report import Bench
-from tests.benchmarks.bench_stack import filled_topic, stack_settings
+from tests.benchmarks.bench_stack import filled_topic
 from tests.benchmarks.drain import say, spark_rate, start_pipeline
+from tests.own_settings import stack_settings
 from tests.spark_cluster import SparkCluster
 from tests.spark_session import start_session
 

@@ -26,20 +26,16 @@ import httpx
 from connectors.local_stack import LocalStack
 from connectors.local_stack.part_plan import GATEWAY, KAFKA
 from schemas.settings.settings import GatewaySettings, Settings
-from schemas.streams.agents.agent_signing import (
-    AGENT_HEADER,
-    SIGNATURE_HEADER,
-    TIMESTAMP_HEADER,
-    load_private_key,
-    sign,
-)
+from schemas.streams.agents.agent_signing import load_private_key
+from tests.agent_signatures import signed_headers
 from tests.benchmarks.bench_report import Bench, quantile, teller
-from tests.benchmarks.bench_stack import operator_client, stack_settings
+from tests.benchmarks.bench_stack import operator_client
 from tests.broker_processes import LOOPBACK
 from tests.connection_flood import Flood, flooding
 from tests.connectors.agent_mcp.conftest import Agent
 from tests.connectors.agent_mcp.signed_calls import ACCEPT, call_body
 from tests.connectors.gateway.hub_access import add_principal
+from tests.own_settings import stack_settings
 
 TIMEOUT_S = 10.0
 PAUSE_S = 0.005
@@ -81,9 +77,9 @@ class Clients:
         kept = stack.enter_context(httpx.Client(timeout=TIMEOUT_S, trust_env=False))
 
         def call(client: Any) -> httpx.Response:
-            body, at = call_body("discover_agents"), str(int(time.time()))
-            signed = {AGENT_HEADER: agent.name, TIMESTAMP_HEADER: at, SIGNATURE_HEADER: sign(key, at, body)}
-            return client.post(mcp, content=body, headers=ACCEPT | signed)  # type: ignore[no-any-return]
+            body = call_body("discover_agents")
+            headers = ACCEPT | signed_headers(agent.name, key, body)
+            return client.post(mcp, content=body, headers=headers)  # type: ignore[no-any-return]
 
         def new(ask: Callable[[Any], httpx.Response]) -> httpx.Response:
             with httpx.Client(timeout=TIMEOUT_S, trust_env=False) as client:

@@ -17,14 +17,8 @@ from connectors.agent_sdk.mqtt_agent import Credentials, InboxMessage, MqttAgent
 from connectors.file_bridge.queue_root import queue_root
 from connectors.file_queue import Queue
 from schemas.settings.settings import Settings
-from schemas.streams.agents.agent_signing import (
-    AGENT_HEADER,
-    SIGNATURE_HEADER,
-    TIMESTAMP_HEADER,
-    load_private_key,
-    new_key_pair,
-    sign,
-)
+from schemas.streams.agents.agent_signing import load_private_key, new_key_pair
+from tests.agent_signatures import signed_headers
 from tests.benchmarks.bench_stack import operator_client
 from tests.benchmarks.mcp_load import request
 
@@ -81,12 +75,9 @@ def mcp(settings: Settings) -> Iterator[Send]:
 
         def send() -> None:
             said = {"targetAgentId": READER, "message": TEXT}
-            call, at = (
-                request("tools/call", {"name": "send_to_agent", "arguments": said}),
-                str(int(time.time())),
-            )
-            signed = {AGENT_HEADER: name, TIMESTAMP_HEADER: at, SIGNATURE_HEADER: sign(key, at, call)}
-            answer = client.post("/mcp", content=call, headers={**_MCP, **signed}).raise_for_status()
+            call = request("tools/call", {"name": "send_to_agent", "arguments": said})
+            headers = _MCP | signed_headers(name, key, call)
+            answer = client.post("/mcp", content=call, headers=headers).raise_for_status()
             result = answer.json().get("result")
             if result is None or result.get("isError"):
                 raise RuntimeError(answer.text[:300])

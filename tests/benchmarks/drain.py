@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,10 @@ from jobs import settle_events
 from schemas.settings.settings import Settings, StorageSettings, settings_environment
 from schemas.tables.ledger import LEDGER
 from tests.benchmarks.bench_report import Bench, teller
-from tests.benchmarks.bench_stack import filled_topic, stack_settings
+from tests.benchmarks.bench_stack import filled_topic
 from tests.benchmarks.spark_append import LEDGER_SPARK, SparkAppend
+from tests.own_settings import stack_settings
+from tests.programs import run_program
 from tests.spark_session import start_session
 
 PASS_LIMIT_S = 600
@@ -86,13 +87,10 @@ def spark_rate(query: StreamingQuery, expected: int) -> tuple[float, float, str]
 
 def peer_rate(settings: Settings, expected: int) -> float:
     """Records a second of the peer, in a process of its own."""
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-m", "tests.benchmarks.drain_peer", settings.table_path(LEDGER), str(expected)],
-        capture_output=True,
-        text=True,
-        timeout=PASS_LIMIT_S,
+        timeout_s=PASS_LIMIT_S,
         env=os.environ | settings_environment(settings),
-        check=False,
     )
     if done.returncode:
         raise RuntimeError(f"the peer failed:\n{done.stderr}")

@@ -27,9 +27,9 @@ from connectors.local_stack import LocalStack, free_port
 from schemas.keys.sealing import load_keyring
 from schemas.settings.settings import MqttSettings, Settings, ViewSettings
 from tests.benchmarks.bench_report import Bench, quantile
-from tests.benchmarks.bench_stack import stack_settings
 from tests.benchmarks.event_load import TopicWriter, events, jobs_for, registrations
 from tests.benchmarks.stack_figures import FileLooks, MemoryLooks, files_ratio, resident_mb
+from tests.own_settings import stack_settings
 
 EARLY = (100, 300)
 LATE = 200

@@ -19,7 +19,7 @@ import psutil
 from connectors.local_stack.child_process import marked_processes
 from schemas.settings.settings import PROJECT_ROOT, Settings, settings_environment
 from tests.benchmarks.bench_report import Bench
-from tests.benchmarks.bench_stack import stack_settings
+from tests.own_settings import stack_settings
 
 WRAPPER = str(PROJECT_ROOT / "trunkline")
 

@@ -39,9 +39,9 @@ from schemas.streams.mailboxes.message import MAILBOX_VIEW
 from schemas.tables.ledger import LEDGER
 from schemas.wire.record import OutgoingRecord
 from tests.benchmarks.bench_report import Bench, quantile
-from tests.benchmarks.bench_stack import stack_settings
 from tests.benchmarks.event_load import events, fill, jobs_for, registrations
 from tests.benchmarks.message_load import MessageSender
+from tests.own_settings import stack_settings
 
 RATE = 500
 AT_MOST = {"ledger_p50_s": 0.5, "ledger_p95_s": 0.9, "view_p95_s": 2.5, "live_p99_ms": 50, "never_arrived": 0}

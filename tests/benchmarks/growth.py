@@ -30,13 +30,13 @@ from schemas.settings.settings import Settings
 from schemas.streams.job.job_registry import REGISTRY_JOBS
 from schemas.tables.ledger import LEDGER
 from tests.benchmarks.bench_report import Bench, quantile
-from tests.benchmarks.bench_stack import stack_settings
 from tests.benchmarks.door_load import DOORS, DoorLoads
 from tests.benchmarks.endurance import BatchTimes, Load
 from tests.benchmarks.event_load import fill, jobs_for, registrations
 from tests.benchmarks.freshness import commits
 from tests.benchmarks.stack_figures import memory_mb
 from tests.faults.test_agreement import end_offsets, look_after, views_are_at
+from tests.own_settings import stack_settings
 
 WARM_S = 30
 WARM_RATE = 20

@@ -32,12 +32,13 @@ from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import AgentMcpSettings, DashboardSettings, Settings
 from schemas.streams.job.job_event import JOB_EVENT
 from tests.benchmarks.bench_report import Bench, medians, teller
-from tests.benchmarks.bench_stack import operator_client, stack_settings
+from tests.benchmarks.bench_stack import operator_client
 from tests.benchmarks.event_load import events, fill, jobs_for, registrations
 from tests.benchmarks.freshness import publish_steadily
 from tests.benchmarks.hub_load import Visible, roundtrips, sends_per_s, visible
 from tests.benchmarks.hub_peer import peer
 from tests.connectors.gateway.hub_access import GatewayProcess, add_principal
+from tests.own_settings import stack_settings
 
 AGENTS = 30
 # Beside the peer in the same run, and with Spark idle.

@@ -33,10 +33,11 @@ from schemas.settings.settings import DashboardSettings, Settings
 from schemas.streams.agents.agent_signing import new_key_pair
 from tests.benchmarks import mcp_mail_peer
 from tests.benchmarks.bench_report import Bench, medians, teller
-from tests.benchmarks.bench_stack import operator_client, served, stack_settings
+from tests.benchmarks.bench_stack import operator_client, served
 from tests.benchmarks.mcp_load import SignedTools, load
 from tests.benchmarks.mcp_mail_peer import MailTools
 from tests.broker_processes import LOOPBACK
+from tests.own_settings import stack_settings
 
 AGENTS = 30
 ROUNDS = 2

@@ -16,13 +16,8 @@ from typing import Any, Protocol
 import aiohttp
 import orjson
 
-from schemas.streams.agents.agent_signing import (
-    AGENT_HEADER,
-    SIGNATURE_HEADER,
-    TIMESTAMP_HEADER,
-    load_private_key,
-    sign,
-)
+from schemas.streams.agents.agent_signing import load_private_key
+from tests.agent_signatures import signed_headers
 from tests.benchmarks.bench_report import quantile
 
 EACH = 5
@@ -85,12 +80,7 @@ class SignedTools:
 
     async def _call(self, tool: str, **arguments: Any) -> dict[str, Any]:
         body = request("tools/call", {"name": tool, "arguments": arguments})
-        timestamp = str(int(time.time()))
-        headers = {
-            AGENT_HEADER: self._name,
-            TIMESTAMP_HEADER: timestamp,
-            SIGNATURE_HEADER: sign(self._key, timestamp, body),
-        }
+        headers = signed_headers(self._name, self._key, body)
         return dict((await posted(self._session, self._url, body, headers))["structuredContent"])
 
     async def send(self, recipient: str, text: str) -> None:

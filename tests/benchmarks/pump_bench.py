@@ -25,10 +25,11 @@ from connectors.local_stack import LocalStack
 from connectors.local_stack.part_plan import GATEWAY, KAFKA
 from schemas.settings.settings import AgentMcpSettings, DashboardSettings, XmlPumpSettings
 from tests.benchmarks.bench_report import Bench, teller
-from tests.benchmarks.bench_stack import operator_client, stack_settings
+from tests.benchmarks.bench_stack import operator_client
 from tests.benchmarks.pump_echo import MOST, NAMESPACE, organism
 from tests.benchmarks.pump_pipeline import measure_pipeline
 from tests.connectors.gateway.hub_access import add_principal
+from tests.own_settings import stack_settings
 
 SENDERS = 30
 WITHIN_S = 120.0

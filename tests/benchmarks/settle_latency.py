@@ -32,10 +32,11 @@ from jobs.settling.once_sink import OnceSink
 from schemas.settings.settings import KafkaSettings, Settings, SparkSettings, StorageSettings
 from schemas.tables.ledger import LEDGER
 from tests.benchmarks.bench_report import Bench, quantile
-from tests.benchmarks.bench_stack import filled_topic, stack_settings
+from tests.benchmarks.bench_stack import filled_topic
 from tests.benchmarks.event_load import SteadyLoad, jobs_for
 from tests.benchmarks.settle_forms import FORMS, build
 from tests.benchmarks.spark_append import SparkAppend
+from tests.own_settings import stack_settings
 from tests.spark_session import start_session
 
 DEFAULT_FILE_SYSTEM = {"spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem"}

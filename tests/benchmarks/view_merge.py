@@ -35,9 +35,10 @@ from schemas.streams.kinds import STREAM_ENTRIES
 from schemas.tables.ledger import LEDGER
 from schemas.tables.view_progress import ViewProgress
 from tests.benchmarks.bench_report import Bench, quantile
-from tests.benchmarks.bench_stack import filled_topic, stack_settings
+from tests.benchmarks.bench_stack import filled_topic
 from tests.benchmarks.event_load import SteadyLoad, jobs_for
 from tests.benchmarks.view_forms import FORMS, known_jobs
+from tests.own_settings import stack_settings
 from tests.spark_session import start_session
 
 START_S = 180

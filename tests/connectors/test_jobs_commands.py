@@ -19,21 +19,17 @@ from schemas.errors import UsageError
 from schemas.settings.settings import PROJECT_ROOT
 from schemas.wire.ids import is_job_id
 from tests.broker_processes import program_environment, wait_until, with_mqtt
+from tests.programs import run_program
 
 JOB = "0a1b2c3d"
 SECRET = "canary-77aa10c4-secret"
 
 
 def _run(settings, *arguments, stdin=None, **environment):
-    return subprocess.run(
+    return run_program(
         [sys.executable, "-m", "connectors.cli", *arguments],
-        cwd=PROJECT_ROOT,
         env=program_environment(settings) | environment,
         input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,13 +18,13 @@ from connectors.local_stack.part import child_environment
 from schemas.settings.setting_types import is_loopback
 from schemas.settings.settings import (
     MASTER_KEY_VARIABLE,
-    PROJECT_ROOT,
     Settings,
     SettingsError,
     load_settings,
     settings_environment,
 )
 from tests.connectors.local_stack.conftest import settings_in
+from tests.programs import run_program
 
 pytestmark = pytest.mark.requirement("SE-05")
 
@@ -99,15 +98,7 @@ def test_up_and_the_gateway_refuse_a_plain_listener_that_other_machines_reach(tm
         {"active": "k", "keys": {"k": base64.b64encode(bytes(32)).decode()}}
     )
     for program in (("connectors.cli", "up"), ("connectors.gateway_program",)):
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", *program],
-            cwd=PROJECT_ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_S,
-            check=False,
-        )
+        done = run_program([sys.executable, "-P", "-m", *program], timeout_s=COMMAND_S, env=environment)
         assert done.returncode == 2, done.stderr
         assert "dashboard.host is '0.0.0.0'" in done.stderr and "Traceback" not in done.stderr
     assert state_file.read_state(settings) is None and not settings.data_path.exists()

@@ -12,15 +12,10 @@ import pytest
 from connectors.ledger_files.ledger_reader import LedgerReader
 from connectors.local_stack import LocalStack, free_port
 from schemas.keys.sealing import load_keyring
-from schemas.settings.settings import (
-    AgentMcpSettings,
-    DashboardSettings,
-    GatewaySettings,
-    KafkaSettings,
-    MqttSettings,
-    Settings,
-)
+from schemas.settings.settings import AgentMcpSettings, DashboardSettings, KafkaSettings, MqttSettings, Settings
 from tests.faults.receipted_load import Agent, Oracle, register_jobs
+from tests.faults.test_agreement import look_after
+from tests.own_settings import stack_settings
 
 AGENTS = 6
 EVENTS = 8
@@ -30,22 +25,13 @@ VICTIMS = ("bridge", "gateway", "streams", "kafka", "mosquitto")
 
 def own_settings(tmp_path: Path) -> Settings:
     """A stack of its own, with publishers that try again soon."""
-    return Settings(
-        data_dir=tmp_path / "stack",
+    return stack_settings(
+        tmp_path / "stack",
         kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}", delivery_timeout_s=10),
         mqtt=MqttSettings(port=free_port(), backoff_base_s=0.1, backoff_max_s=0.5, receipt_timeout_s=4),
-        gateway=GatewaySettings(port=free_port()),
         dashboard=DashboardSettings(port=0),
         agent_mcp=AgentMcpSettings(port=0),
     )
-
-
-def look_after(stack: LocalStack, seconds: float) -> None:
-    """Supervise the stack for a while, as its supervisor does."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        stack.look_after()
-        time.sleep(0.1)
 
 
 def all_ready(stack: LocalStack) -> bool:

@@ -22,13 +22,7 @@ from schemas.settings.settings import (
     Settings,
 )
 from tests.connectors.log_rebuild.test_log_rebuild import rebuild
-from tests.faults.backbone_states import (
-    differences,
-    ledger_in_order,
-    state_of_live_view,
-    state_of_refold,
-    state_of_tables,
-)
+from tests.faults import backbone_states
 from tests.faults.test_agreement import (
     assert_the_check_finds_no_difference,
     look_after,
@@ -60,8 +54,8 @@ def run_stack(settings: Settings, log: RandomLog, *, kill_at_the_end: bool) -> N
         view.open()
         append_raw(settings, log.records(RECORDS))
         wait_until_quiet(stack, settings, view)
-        tables = state_of_tables(settings)
-        live = state_of_live_view(view, tables["entries"])
+        tables = backbone_states.state_of_tables(settings)
+        live = backbone_states.state_of_live_view(view, tables["entries"])
         if kill_at_the_end:
             append_raw(settings, log.records(RECORDS))
             look_after(stack, 0.5)
@@ -69,9 +63,9 @@ def run_stack(settings: Settings, log: RandomLog, *, kill_at_the_end: bool) -> N
                 stack[name].kill()
         view.close()
     if not kill_at_the_end:
-        refolded = state_of_refold(ledger_in_order(settings), keyring)
-        assert differences(tables, refolded) == []
-        assert differences(live, refolded) == []
+        refolded = backbone_states.state_of_refold(backbone_states.ledger_in_order(settings), keyring)
+        assert backbone_states.differences(tables, refolded) == []
+        assert backbone_states.differences(live, refolded) == []
 
 
 @pytest.mark.slow
@@ -81,7 +75,7 @@ def test_a_stack_that_was_killed_and_has_lost_kafka_goes_on_after_a_rebuild(tmp_
     settings = own_settings(tmp_path)
     log = RandomLog(20261125, ensure_keyring(settings))
     run_stack(settings, log, kill_at_the_end=True)
-    before = ledger_in_order(settings)
+    before = backbone_states.ledger_in_order(settings)
     shutil.rmtree(settings.data_path / "kafka")
     with pytest.raises(TrunklineError, match="log rebuild"):
         LocalStack(settings, parts=PARTS).start()
@@ -90,7 +84,7 @@ def test_a_stack_that_was_killed_and_has_lost_kafka_goes_on_after_a_rebuild(tmp_
     assert done.written == before.num_rows
     assert bool(plan.lost) == (done.checkpoint is not None)
     run_stack(settings, log, kill_at_the_end=False)
-    after = ledger_in_order(settings)
+    after = backbone_states.ledger_in_order(settings)
     rows = after.select(["partition", "offset", "door", "verdict", "ce_id", "stream_id"]).to_pylist()
     positions = {(row["partition"], row["offset"]) for row in rows}
     assert len(positions) == len(rows) > before.num_rows + RECORDS

@@ -96,12 +96,6 @@ def test_what_is_in_no_accepted_row_is_lost(oracle: Oracle) -> None:
     assert found.kind == LOST and "m1" in found.what
 
 
-def test_what_was_rejected_and_had_been_acknowledged_is_lost(oracle: Oracle) -> None:
-    evidence = good()
-    evidence.ledger[0] = posted(1, 10, "rejected")
-    assert kinds(oracle, evidence) == {LOST}
-
-
 def test_what_is_in_the_ledger_and_not_in_the_view_is_lost(oracle: Oracle) -> None:
     evidence = good()
     for reader in (evidence.views, *evidence.others):
@@ -121,12 +115,6 @@ def test_a_missing_answer_is_lost_and_a_second_one_is_a_duplicate(oracle: Oracle
     for reader in (evidence.views, *evidence.others):
         del reader.mail[BOX, "m9"]
     assert compare(oracle.notes(), evidence) == []
-
-
-def test_an_id_that_was_accepted_twice_is_a_duplicate(oracle: Oracle) -> None:
-    evidence = good()
-    evidence.ledger[2] = posted(2, 12)
-    assert kinds(oracle, evidence) == {DUPLICATE}
 
 
 def test_one_content_under_two_ids_in_a_mailbox_is_a_duplicate(oracle: Oracle) -> None:
@@ -185,12 +173,6 @@ def test_who_mixes_its_events_up_itself_is_not_held_to_their_order(tmp_path: Pat
     for number in (2, 1):
         oracle.acked("mqtt", BOX, f"m{number}", "bob", "", ordered=False)
     assert compare(oracle.notes(), good()) == []
-
-
-def test_an_event_that_is_accepted_after_the_end_has_changed_it(oracle: Oracle) -> None:
-    evidence = good()
-    evidence.ledger[-1] = event(3, 7, "completed")
-    assert kinds(oracle, evidence) == {CHANGED}
 
 
 def test_a_job_that_had_ended_and_a_message_that_was_handed_out_stay_so(oracle: Oracle) -> None:
@@ -306,3 +288,17 @@ def test_it_is_not_at_rest_before_what_was_handed_out_is_claimed_and_readers_hav
     assert "m1 is unread" in what(good().views, Reader(BOX, gets_all=True))
     oracle.note(Note(ASKED, "xml", "mailbox/default/w", "x", recipient=BOX, kind="worked", body="<n>1</n>"))
     assert "no answer" in what(good().views)
+
+
+@pytest.mark.parametrize(
+    ("place", "row", "kind"),
+    [
+        pytest.param(0, posted(1, 10, "rejected"), LOST, id="rejected after its acknowledgement"),
+        pytest.param(2, posted(2, 12), DUPLICATE, id="an id accepted twice"),
+        pytest.param(-1, event(3, 7, "completed"), CHANGED, id="an event accepted after the end"),
+    ],
+)
+def test_a_wrong_row_of_the_ledger_is_found(oracle: Oracle, place: int, row: Line, kind: str) -> None:
+    evidence = good()
+    evidence.ledger[place] = row
+    assert kinds(oracle, evidence) == {kind}

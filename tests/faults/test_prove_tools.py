@@ -18,6 +18,7 @@ from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import LOOPBACK
 from tests.faults.prove.crash_points import FOLDER_VARIABLE, arm, disarm, fired
 from tests.faults.prove.tcp_proxy import CUT, MUTE, PASS, SLOW, TcpProxy
+from tests.programs import run_program
 
 HITS = """
 import sys
@@ -107,12 +108,10 @@ def test_a_cut_ends_what_is_open_and_what_comes_until_it_is_over(proxy: TcpProxy
 
 def hits(folder: Path) -> subprocess.CompletedProcess[str]:
     """A process that comes to its point five times."""
-    return subprocess.run(
+    return run_program(
         [sys.executable, "-c", HITS],
+        timeout_s=30,
         env={FOLDER_VARIABLE: str(folder), "PYTHONPATH": str(PROJECT_ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=30,
     )
 
 

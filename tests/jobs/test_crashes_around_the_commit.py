@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from schemas.settings.settings import Settings, settings_environment
 from schemas.tables.ledger import LEDGER
 from tests.jobs.conftest import DRAIN_LIMIT_S, ledger_rows
 from tests.jobs.topic_load import append_all, event, registration
+from tests.programs import run_program
 
 JOBS = [f"{number:08x}" for number in range(20)]
 EVENTS = 12
@@ -26,12 +26,10 @@ EVENTS = 12
 
 def crash(settings: Settings, point: str, batch: int, work_dir: Path, limit_s: float = DRAIN_LIMIT_S) -> None:
     """Run the job until it kills itself at the named point."""
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-m", "tests.jobs.crashing_settle", point, str(batch), str(work_dir)],
+        timeout_s=limit_s,
         env=os.environ | settings_environment(settings),
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
 

@@ -24,7 +24,7 @@ from schemas.errors import Refused
 from schemas.fold.settled import FOLD_VERSION
 from schemas.keys.sealing import Keyring
 from schemas.log_access.event_topic import topic_reader
-from schemas.settings.settings import PROJECT_ROOT, Settings, settings_environment
+from schemas.settings.settings import Settings, settings_environment
 from schemas.streams.control.control_fold import FOLD_STREAM
 from schemas.tables.fold_version import FOLD_PROPERTY, check_fold_version
 from schemas.tables.ledger import LEDGER
@@ -33,19 +33,15 @@ from tests.connectors.cli.conftest import CommandLine
 from tests.connectors.gateway.hub_access import GatewayProcess, starting
 from tests.jobs.conftest import Rows
 from tests.jobs.topic_load import append_all, event, registration
+from tests.programs import run_program
 
 JOB = "0badcafe"
 
 
 def ran(settings: Settings, *command: str) -> subprocess.CompletedProcess[str]:
     """One of our programs, to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", *command],
-        env=os.environ | settings_environment(settings),
-        cwd=PROJECT_ROOT,
-        capture_output=True,
-        text=True,
-        timeout=90,
+    return run_program(
+        [sys.executable, "-m", *command], timeout_s=90, env=os.environ | settings_environment(settings)
     )
 
 

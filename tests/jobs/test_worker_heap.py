@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
-from schemas.settings.settings import PROJECT_ROOT
+from tests.programs import run_program
 
 _WORKER = """
 import gc, sys
@@ -36,14 +35,7 @@ def test_each_kind_of_task_keeps_what_its_modules_made_from_the_collector_once(
     tmp_path: Path,
 ) -> None:
     # In a process of its own: what is frozen stays so.
-    ran = subprocess.run(
-        [sys.executable, "-c", _WORKER, str(tmp_path)],
-        cwd=PROJECT_ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    ran = run_program([sys.executable, "-c", _WORKER, str(tmp_path)], check=True)
     packed, again, written, left = map(int, ran.stdout.split())
     assert packed > 10_000
     assert packed - 1_000 < again <= packed  # some of it has gone, nothing has come

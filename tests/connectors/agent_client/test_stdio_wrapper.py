@@ -26,6 +26,7 @@ from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import wait_until
 from tests.connectors.agent_client.conftest import key_pair, write_key
 from tests.connectors.agent_client.signed_door import SignedDoor
+from tests.programs import run_program
 
 pytestmark = pytest.mark.requirement("AM-10")
 
@@ -152,13 +153,11 @@ def test_the_answers_of_a_closed_input_are_still_given_and_it_ends_with_nothing_
     door: SignedDoor, key_file: Path
 ) -> None:
     lines = [call(1, "discover_agents"), request(2, "tools/list"), call(3, "get_my_messages", unreadOnly=True)]
-    done = subprocess.run(
+    done = run_program(
         COMMAND,
+        timeout_s=30,
         env=environment(door.url, key_file),
         input="".join(json.dumps(line) + "\n" for line in lines),
-        capture_output=True,
-        text=True,
-        timeout=30,
     )
     answers = {answer["id"]: answer for answer in map(json.loads, done.stdout.splitlines())}
     assert (done.returncode, done.stderr) == (0, "")

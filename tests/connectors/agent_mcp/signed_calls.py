@@ -13,13 +13,8 @@ import httpx
 
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import Settings
-from schemas.streams.agents.agent_signing import (
-    AGENT_HEADER,
-    SIGNATURE_HEADER,
-    TIMESTAMP_HEADER,
-    load_private_key,
-    sign,
-)
+from schemas.streams.agents.agent_signing import load_private_key
+from tests.agent_signatures import signed_headers
 from tests.connectors.agent_mcp.conftest import Agent, McpGateway
 from tests.connectors.gateway.hub_access import TIMEOUT_S
 
@@ -60,8 +55,7 @@ class SignedCaller:
 
     def headers(self, body: bytes = b"", timestamp: str | None = None) -> dict[str, str]:
         """The three headers for a body."""
-        at = timestamp or now()
-        return {AGENT_HEADER: self.name, TIMESTAMP_HEADER: at, SIGNATURE_HEADER: sign(self._key, at, body)}
+        return signed_headers(self.name, self._key, body, timestamp or now())
 
     def post(self, body: bytes, headers: Any = None, path: str = MCP, **more: str) -> httpx.Response:
         """Post a body; `headers` in place of the right three, `more` beside them."""

@@ -25,6 +25,7 @@ from connectors.local_stack import free_port
 from connectors.processes.session_host import SessionHost
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import ProgramProcess, program_environment, wait_until
+from tests.programs import run_program
 
 WAIT_S = 60.0
 
@@ -40,15 +41,12 @@ class CommandLine:
         self, *arguments: str, stdin: str | None = None, cwd: Path | None = None, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end, in a process of its own."""
-        return subprocess.run(
+        return run_program(
             [sys.executable, "-m", "connectors.cli", *arguments],
+            timeout_s=WAIT_S,
             cwd=cwd or PROJECT_ROOT,
             env=self.environment() | environment,
             input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-            check=False,
         )
 
     def call(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -11,17 +11,16 @@ import pytest
 
 from connectors.cli.main import COMMANDS, Command, main
 from schemas.settings.settings import PROJECT_ROOT
+from tests.programs import run_program
 
 TIMEOUT_S = 60
 
 
 def run_cli(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return run_program(
         [sys.executable, "-P", "-m", "connectors.cli", *arguments],
+        timeout_s=TIMEOUT_S,
         env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT), **variables},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
     )
 
 
@@ -51,12 +50,10 @@ def test_help_imports_nothing_but_the_standard_library():
         "names = {name.partition('.')[0] for name in sys.modules} - ours - {'__main__'};"
         "print(sorted(n for n in names if n not in sys.stdlib_module_names), file=sys.stderr)"
     )
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-S", "-P", "-c", program],
+        timeout_s=TIMEOUT_S,
         env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
     )
     assert (done.returncode, done.stderr.strip()) == (0, "[]")
 
@@ -101,12 +98,10 @@ def test_an_error_ends_with_its_exit_code_and_no_traceback(raised: str, code: in
         "import sys; from connectors.cli.main import COMMANDS, Command, main;"
         "COMMANDS['raise'] = Command('raising', 'raises', 'Tests'); sys.exit(main(['raise']))"
     )
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-P", "-c", program],
+        timeout_s=TIMEOUT_S,
         env={**os.environ, "PYTHONPATH": f"{PROJECT_ROOT}{os.pathsep}{tmp_path}"},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
     )
     said = "trunkline raise: w\n" if raised.startswith("errors.") else ""
     assert (done.returncode, done.stderr, done.stdout) == (code, said, "")

@@ -17,6 +17,7 @@ import pytest
 
 from connectors.file_queue import Queue, QueueError
 from tests.connectors.file_queue.queue_process import PROJECT_ROOT, killed, queue_process
+from tests.programs import run_program
 
 SENDERS = 8
 
@@ -152,12 +153,9 @@ SHELL = f'{MOUNT} && shift && exec "$@"'
 
 def run_full_disk(command: list[str], root: Path, limit: int | None = None) -> dict[str, list[str]]:
     """Run FULL_DISK and return what it saw."""
-    done = subprocess.run(
+    done = run_program(
         [*command, sys.executable, "-P", "-c", FULL_DISK, str(root)],
         env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
         preexec_fn=(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))) if limit else None,
     )
     assert done.returncode == 0, done.stderr

@@ -16,6 +16,7 @@ from connectors.gateway.web.descriptors import fitted, reserved
 from connectors.terminal.log_limit import LogLimit, RepeatedLines
 from schemas.errors import TrunklineError
 from schemas.settings.settings import PROJECT_ROOT
+from tests.programs import run_program
 
 pytestmark = pytest.mark.requirement("SE-10")
 
@@ -254,14 +255,7 @@ for number in range(50):
 
 @pytest.mark.requirement("SE-13")
 def test_what_strangers_make_libraries_log_is_one_line_of_a_kind() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _FLOODED],
-        cwd=PROJECT_ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = run_program([sys.executable, "-c", _FLOODED], check=True)
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert [line["logger"] for line in lines] == ["uvicorn.error", "asyncio"]
 

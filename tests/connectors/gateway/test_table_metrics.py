@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 
 import pytest
 
 from schemas.settings.settings import PROJECT_ROOT
+from tests.programs import run_program
 
 # In a process of its own that ends at once: a thread still waits for the store when it does.
 _SCRAPES = """
@@ -43,13 +43,9 @@ def test_a_store_that_never_answers_costs_a_scrape_little_and_gives_no_figure(tm
             "AWS_SECRET_ACCESS_KEY": "nothing",
             "AWS_REGION": "none",
         }
-        done = subprocess.run(
+        done = run_program(
             [sys.executable, "-c", _SCRAPES, str(tmp_path)],
-            cwd=PROJECT_ROOT,
             env={**os.environ, **store, "PYTHONPATH": str(PROJECT_ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=60,
             check=True,
         )
     took, figures = json.loads(done.stdout)

@@ -15,29 +15,17 @@ import pytest
 
 from connectors.local_stack import child_process, free_port
 from connectors.local_stack.part import child_environment
-from schemas.settings.settings import (
-    PROJECT_ROOT,
-    AgentMcpSettings,
-    DashboardSettings,
-    GatewaySettings,
-    KafkaSettings,
-    MqttSettings,
-    Settings,
-)
+from schemas.settings.settings import KafkaSettings, Settings
+from tests.own_settings import stack_settings as free_settings
+from tests.programs import run_program
 
 CLI_TIMEOUT_S = 150
 
 
 def settings_in(folder: Path) -> Settings:
     """Settings with free ports and a data directory below the folder."""
-    return Settings(
-        data_dir=folder,
-        kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}", partitions=2),
-        mqtt=MqttSettings(port=free_port()),
-        gateway=GatewaySettings(port=free_port()),
-        dashboard=DashboardSettings(port=free_port()),
-        agent_mcp=AgentMcpSettings(port=free_port()),
-    )
+    kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}", partitions=2)
+    return free_settings(folder, kafka=kafka)
 
 
 def still_running(settings: Settings) -> list[str]:
@@ -70,13 +58,10 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 def run_cli(settings: Settings, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run `trunkline …` with these settings and variables."""
-    return subprocess.run(
+    return run_program(
         [sys.executable, "-P", "-m", "connectors.cli", *arguments],
-        cwd=PROJECT_ROOT,
+        timeout_s=CLI_TIMEOUT_S,
         env=child_environment(settings) | variables,
-        capture_output=True,
-        text=True,
-        timeout=CLI_TIMEOUT_S,
     )
 
 

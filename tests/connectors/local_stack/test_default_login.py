@@ -6,7 +6,6 @@ import json
 import os
 import re
 import stat
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -19,9 +18,10 @@ from connectors.cli.doctor.parts import check_login
 from connectors.local_stack import LocalStack
 from connectors.log.log_end import LogEnd
 from schemas.log_access.kafka_clients import kafka_password
-from schemas.settings.settings import PROJECT_ROOT, Settings
+from schemas.settings.settings import Settings
 from tests.broker_processes import with_kafka
 from tests.connectors.local_stack.conftest import Cli, settings_in
+from tests.programs import run_program
 
 pytestmark = [pytest.mark.requirement("SE-01"), pytest.mark.stack]
 
@@ -49,13 +49,8 @@ def worked_for_a_stranger(settings: Settings) -> list[str]:
     """
     assert os.geteuid() == 0 or not os.environ.get("CI"), "CI must run this as root"
     program = [sys.executable, "-m", "tests.connectors.local_stack.stranger"]
-    done = subprocess.run(
-        [*program, settings.kafka.topic, str(settings.data_path), *ports_of(settings)],
-        cwd=PROJECT_ROOT,
-        capture_output=True,
-        text=True,
-        timeout=STRANGER_S,
-        check=False,
+    done = run_program(
+        [*program, settings.kafka.topic, str(settings.data_path), *ports_of(settings)], timeout_s=STRANGER_S
     )
     assert done.returncode == 0, done.stderr[-3000:]
     worked = list(json.loads(done.stdout))

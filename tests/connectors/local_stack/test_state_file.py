@@ -14,6 +14,7 @@ import pytest
 
 from connectors.local_stack import free_port, state_file
 from schemas.settings.settings import PROJECT_ROOT, Settings
+from tests.programs import run_program
 
 SLOT = 256 * 1024
 
@@ -93,12 +94,9 @@ def test_status_is_true_on_a_full_disk(tmp_path: Path):
     )
     if not may_mount:  # without root: no file of the process may grow further than the state file
         command = ["bash", "-c", 'mkdir -p "$1" && ulimit -f 512 && shift && exec "$@"', *command[5:]]
-    done = subprocess.run(
+    done = run_program(
         [*command, sys.executable, "-P", "-c", FULL_DISK, str(tmp_path / "disk"), str(free_port())],
         env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stderr.splitlines()[-1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -28,7 +27,6 @@ from schemas.log_access import event_topic
 from schemas.log_access.event_topic import admin_client, check_topic
 from schemas.log_access.kafka_clients import PASSWORD_VARIABLE, kafka_password, spark_security
 from schemas.settings.settings import (
-    PROJECT_ROOT,
     KafkaSettings,
     Settings,
     SettingsError,
@@ -38,6 +36,7 @@ from schemas.settings.settings import (
 from schemas.wire.record import OutgoingRecord, read_envelope
 from tests.broker_processes import LOOPBACK, program_environment, wait_until, with_kafka
 from tests.connectors.local_stack.conftest import settings_in
+from tests.programs import run_program
 
 pytestmark = [pytest.mark.requirement("JE-23"), pytest.mark.kafka]
 
@@ -130,14 +129,10 @@ def test_spark_reads_and_shows_the_password_nowhere(settings: Settings, tmp_path
         publisher.append(record(7)).result(10)
     with closing(LogEnd(settings.kafka)) as log_end:
         there = sum(log_end.offsets(10).values())
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-m", "tests.jobs.sasl_reader", str(tmp_path)],
-        cwd=PROJECT_ROOT,
+        timeout_s=SPARK_S,
         env=program_environment(settings),
-        capture_output=True,
-        text=True,
-        timeout=SPARK_S,
-        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1])["records"] == there

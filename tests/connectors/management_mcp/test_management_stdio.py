@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 from typing import Any
 
@@ -13,7 +12,7 @@ import httpx
 import pytest
 
 from connectors.local_stack import free_port
-from schemas.settings.settings import PROJECT_ROOT, Settings
+from schemas.settings.settings import Settings
 from tests.broker_processes import LOOPBACK
 from tests.connectors.agent_mcp.conftest import McpGateway
 from tests.connectors.management_mcp.conftest import (
@@ -24,6 +23,7 @@ from tests.connectors.management_mcp.conftest import (
     refused,
     started,
 )
+from tests.programs import run_program
 
 pytestmark = pytest.mark.requirement("AM-09")
 
@@ -58,15 +58,7 @@ def called(identity: int, tool: str, **arguments: Any) -> dict[str, Any]:
 def piped(settings: Settings, *lines: Any, command: tuple[str, ...] = MANAGEMENT) -> Any:
     """The server with this input, to its end."""
     text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
-    return subprocess.run(
-        command,
-        env=environment(settings),
-        cwd=PROJECT_ROOT,
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
+    return run_program(command, timeout_s=90, env=environment(settings), input=text)
 
 
 def answers(done: Any) -> dict[Any, dict[str, Any]]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 
 from connectors.samples import hub_agent
 from schemas.errors import Refused, TrunklineError
-from schemas.settings.settings import PROJECT_ROOT
+from tests.programs import run_program
 
 CANARY = "canary-7f3e-token"
 TOKEN = "TRUNKLINE_AGENT_TOKEN"
@@ -43,14 +42,7 @@ def test_the_sample_agent_says_what_it_lacks_and_does_not_wait_for_the_hub_for_e
     changes: dict[str, str], code: int, why: str
 ) -> None:
     program = "import sys, connectors.samples.hub_agent as a; a.GIVE_UP_S = 0.5; sys.exit(a.main())"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=PROJECT_ROOT,
-        env=agent_environment(**changes),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_program([sys.executable, "-c", program], env=agent_environment(**changes))
     assert (done.returncode, done.stderr) == (code, f"hub agent: {why}\n")
     assert CANARY not in done.stdout
 

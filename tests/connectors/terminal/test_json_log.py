@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from schemas.settings.settings import PROJECT_ROOT
+from tests.programs import run_program
 
 _SAYS = """
 import logging
@@ -149,12 +150,5 @@ except KeyboardInterrupt:
 
 
 def test_a_line_that_is_broken_off_keeps_no_other_back() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _BROKEN_OFF],
-        cwd=PROJECT_ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = run_program([sys.executable, "-c", _BROKEN_OFF], check=True)
     assert [json.loads(line)["event"] for line in done.stderr.splitlines()] == ["the next", "the last"]

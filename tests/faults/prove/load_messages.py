@@ -7,7 +7,6 @@ import json
 import os
 import random
 import re
-import subprocess
 import sys
 import time
 import uuid
@@ -22,20 +21,15 @@ from connectors.file_bridge.queue_root import queue_root
 from connectors.file_queue import Queue
 from schemas.errors import TrunklineError
 from schemas.settings.settings import PROJECT_ROOT, Settings
-from schemas.streams.agents.agent_signing import (
-    AGENT_HEADER,
-    SIGNATURE_HEADER,
-    TIMESTAMP_HEADER,
-    load_private_key,
-    new_key_pair,
-    sign,
-)
+from schemas.streams.agents.agent_signing import load_private_key, new_key_pair
+from tests.agent_signatures import signed_headers
 from tests.connectors.xml_pump.pump_stack import document, element
 from tests.faults.prove.comparison import Reader
 from tests.faults.prove.hub_client import Clock, GaveUp, HubClient
 from tests.faults.prove.oracle import ASKED, FORGED, HANDED, Note, Oracle, content_hash
 from tests.faults.prove.schedule import KILL, Schedule
 from tests.faults.prove.seed_parts import LISTENER
+from tests.programs import run_program
 
 # The readers at the doors HTTP, file, MCP and MQTT.
 HANNA, FRED, MARA, MINA = READERS = ("hanna", "fred", "mara", "mina")
@@ -174,13 +168,10 @@ def send_on_full_disk(settings: Settings, seed: int, oracle: Oracle) -> int:
         size = (path.stat().st_size if path.exists() else 0) + (60 if number < 2 else 100_000)
         text = f"fay {seed}/{number} {uuid.uuid4().hex} " + "x" * 200
         command = [sys.executable, "-P", "-m", "connectors.file_queue", "send", "--topic", "status"]
-        done = subprocess.run(
+        done = run_program(
             ["prlimit", f"--fsize={size}", *command, "--to", HANNA, "--sender", "fay", "--body", text],
+            timeout_s=30,
             env=_queue_environment(root),
-            cwd=PROJECT_ROOT,
-            capture_output=True,
-            text=True,
-            timeout=30,
         )
         found = content_hash("fay", HANNA, text)
         if done.returncode == 0:
@@ -276,8 +267,8 @@ class McpAgent:
     def _once(self, tool: str, arguments: dict[str, Any], skew_s: float) -> httpx.Response | None:
         params = {"name": tool, "arguments": arguments}
         call = {"jsonrpc": "2.0", "id": next(self._numbers), "method": "tools/call", "params": params}
-        body, at = json.dumps(call).encode(), str(int(time.time() + skew_s))
-        signed = {AGENT_HEADER: self._name, TIMESTAMP_HEADER: at, SIGNATURE_HEADER: sign(self._key, at, body)}
+        body = json.dumps(call).encode()
+        signed = signed_headers(self._name, self._key, body, str(int(time.time() + skew_s)))
         try:
             return self._http.post("/mcp", content=body, headers={**_ACCEPT, **signed})
         except httpx.TransportError:

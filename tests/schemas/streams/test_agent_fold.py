@@ -12,13 +12,7 @@ from pydantic import ValidationError
 from schemas.fold import memories
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
-from schemas.streams.agents.agent_registry import (
-    AgentDefined,
-    AgentRow,
-    change_cause,
-    definition_record,
-    removal_record,
-)
+from schemas.streams.agents import agent_registry
 from schemas.streams.fold import settle
 from schemas.tables.ledger import ledger_row, record_of_row
 from tests.schemas.hub_records import AGENT_KEY, definition, hub_told
@@ -42,11 +36,11 @@ def told(entries: Entries, kind: str, body: dict[str, Any], ce_id: str, offset: 
     return hub_told(entries, f"agent.{kind}", body, ce_id=ce_id, offset=offset)
 
 
-def row_of(settled: Settled) -> AgentRow:
+def row_of(settled: Settled) -> agent_registry.AgentRow:
     """The row of the agent."""
     (change,) = settled.changes
     assert (change.view, change.key) == ("registry_agents", "coder")
-    assert isinstance(change.row, AgentRow)
+    assert isinstance(change.row, agent_registry.AgentRow)
     return change.row
 
 
@@ -61,7 +55,7 @@ def known() -> Entries:
 def test_a_definition_makes_the_agents_row() -> None:
     settled = told(Entries(), "defined", definition(), "a", offset=2)
     assert settled.status_after == "defined"
-    assert row_of(settled) == AgentRow(
+    assert row_of(settled) == agent_registry.AgentRow(
         agent_name="coder",
         status="defined",
         image="python:3",
@@ -156,20 +150,22 @@ def test_whatever_comes_the_row_is_the_newest_accepted_record_and_nothing_else_c
                 assert row.image == next(s[1]["image"] for _, s in reversed(accepted) if s[0] == "defined")
 
 
-def a_definition(image: str) -> AgentDefined:
+def a_definition(image: str) -> agent_registry.AgentDefined:
     """The definition that a door makes of a file."""
-    return AgentDefined(agent_name="coder", image=image, description="", capabilities=["read"], hardened=False)
+    return agent_registry.AgentDefined(
+        agent_name="coder", image=image, description="", capabilities=["read"], hardened=False
+    )
 
 
 def test_a_door_that_goes_back_and_forth_between_definitions_is_followed_each_time() -> None:
     """A, B, A, B, gone, A: by the row before, each change has an id of its own, and a retry the same."""
     entries, refolded, row = Entries(), Entries(), None
     for offset, image in enumerate(("a", "b", "a", "b", None, "a", None)):
-        sender = {"cause": change_cause(row), "door": "http", "principal": "operator"}
+        sender = {"cause": agent_registry.change_cause(row), "door": "http", "principal": "operator"}
         made = (
-            removal_record("coder", **sender)
+            agent_registry.removal_record("coder", **sender)
             if image is None
-            else definition_record(a_definition(image), **sender)
+            else agent_registry.definition_record(a_definition(image), **sender)
         )
         record = as_read(made, offset)
         settled = settle(record, entries, KEYRING)
@@ -188,9 +184,9 @@ def test_a_door_that_goes_back_and_forth_between_definitions_is_followed_each_ti
 def test_the_id_of_a_definition_names_its_cause_its_content_and_who_says_it() -> None:
     def made(image: str = "a", **changed: Any) -> str:
         sender = {"cause": "c", "door": "http", "principal": "operator", **changed}
-        return definition_record(a_definition(image), **sender).ce_id
+        return agent_registry.definition_record(a_definition(image), **sender).ce_id
 
-    removal = removal_record("coder", cause="c", door="http", principal="operator").ce_id
+    removal = agent_registry.removal_record("coder", cause="c", door="http", principal="operator").ce_id
     others = [made("b"), made(cause="d"), made(door="cli"), made(principal="bo"), removal]
     assert made() == made()
     assert made() not in others
@@ -228,4 +224,4 @@ def test_a_body_that_its_model_refuses_is_malformed(kind: str, body: dict[str, A
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "#", "x" * 129])
 def test_no_record_is_made_for_an_agent_that_is_no_name(name: str) -> None:
     with pytest.raises(ValidationError):
-        removal_record(name, cause="", door="http", principal="operator")
+        agent_registry.removal_record(name, cause="", door="http", principal="operator")

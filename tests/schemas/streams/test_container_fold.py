@@ -11,13 +11,7 @@ from pydantic import ValidationError
 
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
-from schemas.streams.container.container_registry import (
-    CONTAINER_STATES,
-    CONTAINER_TRANSITIONS,
-    ContainerChange,
-    ContainerRow,
-    container_record,
-)
+from schemas.streams.container import container_registry
 from schemas.streams.fold import settle
 from schemas.tables.ledger import ledger_row, record_of_row
 from tests.schemas.hub_records import CONTAINER_KEY, container_change, hub_told
@@ -45,27 +39,27 @@ def in_state(state: str) -> Entries:
     return entries
 
 
-def row_of(settled: Settled) -> ContainerRow:
+def row_of(settled: Settled) -> container_registry.ContainerRow:
     """The row of the container."""
     (change,) = settled.changes
     assert (change.view, change.key) == ("registry_containers", "c1")
-    assert isinstance(change.row, ContainerRow)
+    assert isinstance(change.row, container_registry.ContainerRow)
     return change.row
 
 
 def test_the_life_cycle_is_the_one_of_the_spec() -> None:
-    assert CONTAINER_STATES == ORDER
+    assert container_registry.CONTAINER_STATES == ORDER
     forward = {(ORDER[n], ORDER[n + 1]) for n in range(6)}
     away = {(state, "recycling") for state in ORDER[:5]}
     assert {
-        (state, wanted) for state, ways in CONTAINER_TRANSITIONS.items() for wanted in ways
+        (state, wanted) for state, ways in container_registry.CONTAINER_TRANSITIONS.items() for wanted in ways
     } == forward | away
 
 
 def test_a_launcher_that_provisions_makes_the_containers_row() -> None:
     settled = told(Entries(), "provisioning", 2, host="h1")
     assert settled.status_after == "provisioning"
-    assert row_of(settled) == ContainerRow(
+    assert row_of(settled) == container_registry.ContainerRow(
         container="c1",
         state="provisioning",
         task_id="t1",
@@ -90,7 +84,7 @@ def test_a_container_that_nobody_provisioned_is_an_unknown_stream(state: str) ->
 def test_exactly_the_transitions_of_the_life_cycle_are_possible(state: str, wanted: str) -> None:
     entries = in_state(state)
     settled = told(entries, wanted, error="of another content")
-    if wanted in CONTAINER_TRANSITIONS[state]:
+    if wanted in container_registry.CONTAINER_TRANSITIONS[state]:
         assert (*said(settled), settled.status_after) == ("accepted", None, wanted)
         assert row_of(settled).state == wanted
         return
@@ -189,9 +183,9 @@ def test_whatever_comes_a_container_goes_forward_and_each_state_is_entered_once(
         assert settled.status_after == next(reversed(entered), None)
 
 
-def made(state: str, **changed: Any) -> ContainerChange:
+def made(state: str, **changed: Any) -> container_registry.ContainerChange:
     """A change as a launcher makes it."""
-    return ContainerChange.model_validate(container_change(state, **changed))
+    return container_registry.ContainerChange.model_validate(container_change(state, **changed))
 
 
 def test_every_record_that_a_door_makes_is_accepted_and_refolded() -> None:
@@ -200,7 +194,7 @@ def test_every_record_that_a_door_makes_is_accepted_and_refolded() -> None:
         body = made(
             state, host="h1", handle="process/7/99", port=8080, error="a\tb" if state == "recycling" else None
         )
-        record = as_read(container_record(body, door="http", principal="reactor"), offset)
+        record = as_read(container_registry.container_record(body, door="http", principal="reactor"), offset)
         settled = settle(record, entries, KEYRING)
         assert said(settled) == ("accepted", None), state
         row = ledger_row(record, settled, KEYRING)
@@ -212,7 +206,7 @@ def test_every_record_that_a_door_makes_is_accepted_and_refolded() -> None:
 
 def test_the_id_of_a_change_names_all_that_it_says_and_who_says_it() -> None:
     def id_of(state: str = "running", door: str = "http", principal: str = "ann", **changed: Any) -> str:
-        return container_record(made(state, **changed), door=door, principal=principal).ce_id
+        return container_registry.container_record(made(state, **changed), door=door, principal=principal).ce_id
 
     others = [id_of("recycling"), id_of(door="mcp"), id_of(principal="bo"), id_of(port=1), id_of(launcher="g2")]
     assert id_of() == id_of()

@@ -9,14 +9,7 @@ import pytest
 
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Settled
-from schemas.streams.control.organism import (
-    Listener,
-    ListenerAdded,
-    ListenerRemoved,
-    ListenerRow,
-    OrganismLoaded,
-    organism_record,
-)
+from schemas.streams.control import organism
 from schemas.streams.control.organism_fold import loaded_digest, organism_version
 from schemas.streams.fold import settle
 from schemas.streams.thread.threads import ThreadOpened, ThreadRow, thread_record
@@ -24,25 +17,25 @@ from tests.schemas.job_records import KEYRING, START_US, document_record, said
 from tests.schemas.stream_records import as_read
 
 S_US = 1_000_000
-FAST = Listener(name="fast", root_tag="search", namespace="urn:s", concurrency=2)
-SLOW = Listener(name="slow", root_tag="search", namespace="urn:s")
+FAST = organism.Listener(name="fast", root_tag="search", namespace="urn:s", concurrency=2)
+SLOW = organism.Listener(name="slow", root_tag="search", namespace="urn:s")
 
 
 def told(entries: Entries, body: Any, offset_us: int = 0) -> Settled:
     """Settle a change of the organism."""
-    made = organism_record(body, door="xml", principal="operator")
+    made = organism.organism_record(body, door="xml", principal="operator")
     record = msgspec.structs.replace(as_read(made), logged_at_us=START_US + offset_us)
     return settle(record, entries, KEYRING)
 
 
-def loaded(request: str, *listeners: Listener, digest: str = "5e") -> OrganismLoaded:
+def loaded(request: str, *listeners: organism.Listener, digest: str = "5e") -> organism.OrganismLoaded:
     """A load of these listeners."""
-    return OrganismLoaded(request_id=request, digest=digest * 32, listeners=list(listeners))
+    return organism.OrganismLoaded(request_id=request, digest=digest * 32, listeners=list(listeners))
 
 
 def rows(settled: Settled) -> dict[str, str]:
     """Listener to status, of those that have changed."""
-    return {c.row.listener: c.row.status for c in settled.changes if isinstance(c.row, ListenerRow)}
+    return {c.row.listener: c.row.status for c in settled.changes if isinstance(c.row, organism.ListenerRow)}
 
 
 @pytest.mark.requirement("XP-09")
@@ -62,26 +55,29 @@ def test_a_load_leaves_these_listeners_and_no_others_and_touches_none_that_stays
 @pytest.mark.requirement("XP-11")
 def test_a_listener_is_added_and_removed_once_and_comes_back_as_new() -> None:
     entries = Entries()
-    assert rows(told(entries, ListenerAdded(request_id="r1", listener=FAST))) == {"fast": "active"}
-    again = ListenerAdded(request_id="r2", listener=FAST)
+    assert rows(told(entries, organism.ListenerAdded(request_id="r1", listener=FAST))) == {"fast": "active"}
+    again = organism.ListenerAdded(request_id="r2", listener=FAST)
     assert said(told(entries, again)) == ("rejected", "illegal_transition")
-    removed = told(entries, ListenerRemoved(request_id="r3", name="fast"), S_US)
+    removed = told(entries, organism.ListenerRemoved(request_id="r3", name="fast"), S_US)
     assert rows(removed) == {"fast": "removed"}
     (change,) = removed.changes
-    assert isinstance(change.row, ListenerRow)
+    assert isinstance(change.row, organism.ListenerRow)
     assert (change.row.added_at, change.row.removed_at) == (START_US, START_US + S_US)
-    assert said(told(entries, ListenerRemoved(request_id="r4", name="fast"))) == ("rejected", "unknown_stream")
+    assert said(told(entries, organism.ListenerRemoved(request_id="r4", name="fast"))) == (
+        "rejected",
+        "unknown_stream",
+    )
     assert rows(told(entries, again, 2 * S_US)) == {"fast": "active"}
 
 
 @pytest.mark.requirement("XP-11")
 def test_a_command_that_comes_again_within_a_quarter_of_an_hour_changes_nothing() -> None:
     entries = Entries()
-    add = ListenerAdded(request_id="r1", listener=FAST)
+    add = organism.ListenerAdded(request_id="r1", listener=FAST)
     assert said(told(entries, add)) == ("accepted", None)
-    told(entries, ListenerRemoved(request_id="r2", name="fast"))
+    told(entries, organism.ListenerRemoved(request_id="r2", name="fast"))
     assert said(told(entries, add, 900 * S_US - 1)) == ("duplicate", None)
-    other = ListenerAdded(request_id="r1", listener=SLOW)
+    other = organism.ListenerAdded(request_id="r1", listener=SLOW)
     assert said(told(entries, other, S_US)) == ("rejected", "seq_conflict")
     # By then its time stamp is too old for the door.
     assert said(told(entries, add, 900 * S_US)) == ("accepted", None)
