@@ -41,6 +41,8 @@ from tests.connectors.verdict_server import VerdictServer
 from tests.mqtt_wire import listening
 from tests.programs import required_program
 
+pytestmark = pytest.mark.requirement("OP-40")
+
 PAGE = (PROJECT_ROOT / "docs" / "how-to" / "publish_from_another_language.md").read_text(encoding="utf-8")
 FILES = {
     name: text
@@ -149,7 +151,6 @@ def published(folder: Path, language: str, settings: Settings, job: tuple[str, s
     return done.returncode, json.loads(done.stdout)
 
 
-@pytest.mark.requirement("OP-40")
 @pytest.mark.requirement("JE-17")
 @pytest.mark.parametrize("language", COMMANDS)
 def test_the_publishers_of_the_page_get_receipts_with_verdicts(folder: Path, door: Door, language: str) -> None:
@@ -168,7 +169,6 @@ def test_the_publishers_of_the_page_get_receipts_with_verdicts(folder: Path, doo
         assert [json.loads(message.payload)["event"] for message in late] == ["completed"]
 
 
-@pytest.mark.requirement("OP-40")
 @pytest.mark.requirement("JE-05")
 def test_the_signer_in_javascript_gives_the_published_signatures_or_refuses(folder: Path) -> None:
     (folder / "vectors.json").write_text(json.dumps(VECTORS), encoding="utf-8")
@@ -196,7 +196,6 @@ def test_the_signer_in_javascript_gives_the_published_signatures_or_refuses(fold
     }
 
 
-@pytest.mark.requirement("OP-40")
 def test_the_page_names_every_field_of_the_receipt_and_every_event() -> None:
     for name in (*Receipt.__struct_fields__, *JobEvent.model_fields):
         assert re.search(rf"^\| `{name}` \|", PAGE, re.MULTILINE), name

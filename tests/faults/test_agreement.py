@@ -37,7 +37,7 @@ from tests.own_settings import own_settings
 from tests.random_log import RandomLog
 from tests.raw_records import append_raw
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
 
 PARTS = ("gateway", "streams")
 QUIET_WITHIN_S = 120.0
@@ -260,50 +260,41 @@ def states(killed: Backbone) -> States:
     return found
 
 
-@pytest.mark.timeout(400)
 def test_the_gateway_does_not_wait_for_the_streams(backbone: Backbone) -> None:
     assert backbone.stack["gateway"].state == "ready"
 
 
-@pytest.mark.timeout(400)
 def test_streams_that_start_make_the_ledger(backbone: Backbone) -> None:
     path = backbone.settings.table_path(LEDGER)
     wait_until(lambda: DeltaTable.is_deltatable(path), QUIET_WITHIN_S, "the ledger")
 
 
-@pytest.mark.timeout(400)
 def test_streams_that_start_settle_what_is_there(backbone: Backbone) -> None:
     backbone.wait_settled(0)
 
 
-@pytest.mark.timeout(400)
 def test_gateway_and_streams_are_ready(backbone: Backbone) -> None:
     backbone.wait_ready(*PARTS)
 
 
-@pytest.mark.timeout(400)
 def test_a_killed_gateway_is_started_again(killed: Backbone) -> None:
     killed.wait_ready("gateway", restarts=1)
 
 
-@pytest.mark.timeout(400)
 def test_killed_streams_go_on_settling(killed: Backbone) -> None:
     killed.wait_settled(killed.killed_at)
 
 
-@pytest.mark.timeout(400)
 def test_killed_streams_are_started_again(killed: Backbone) -> None:
     killed.wait_ready("streams", restarts=1)
 
 
 @pytest.mark.requirement("JE-09")
-@pytest.mark.timeout(400)
 def test_live_views_tables_and_a_refold_agree_after_trouble_and_kills(states: States) -> None:
     assert_they_agree(states, RECORDS)
 
 
 @pytest.mark.requirement("JE-09")
-@pytest.mark.timeout(400)
 def test_views_that_are_built_anew_are_equal_after_trouble_and_kills(
     backbone: Backbone, states: States
 ) -> None:

@@ -17,6 +17,8 @@ from schemas.settings.settings import Settings
 from tests.broker_processes import ProgramProcess, wait_until
 from tests.connectors.cli.conftest import CommandLine
 
+pytestmark = pytest.mark.requirement("JE-25")
+
 GatewaySwitch = Callable[[bool], None]
 
 
@@ -58,7 +60,6 @@ def _follower(client: GatewayClient, stream: EventStream) -> RegistryFollower:
     return found
 
 
-@pytest.mark.requirement("JE-25")
 def test_what_changed_is_looked_up_when_the_gateway_is_back(hub: GatewayClient, switch: GatewaySwitch) -> None:
     job = hub.post(path_of("jobs"), {"description": "x"})["job_id"]
     with follow_registries(hub) as stream:
@@ -81,7 +82,6 @@ def test_what_changed_is_looked_up_when_the_gateway_is_back(hub: GatewayClient, 
     assert (change.name, change.row["status"], registries.failure) == (job, "cancelled", None)
 
 
-@pytest.mark.requirement("JE-25")
 def test_a_mend_that_got_no_answer_is_told_once_and_tried_again(
     hub: GatewayClient, switch: GatewaySwitch, hub_settings: Settings
 ) -> None:
@@ -111,7 +111,6 @@ def test_a_mend_that_got_no_answer_is_told_once_and_tried_again(
     assert hub.get(path_of("jobs", job))["status"] == "cancelled"
 
 
-@pytest.mark.requirement("JE-25")
 def test_the_help_says_what_is_ended_for_good(trunkline: CommandLine) -> None:
     said = " ".join(trunkline.call("monitor", "--help").stdout.split())
     assert "a session that runs, but its process is dead on this machine" in said

@@ -17,6 +17,8 @@ from connectors.dashboard.event_broadcast import parsed_position
 from schemas.settings.settings import PROJECT_ROOT
 from tests.connectors.dashboard.scene import STEPS, append, event, joined, message, play, updated, write_tables
 
+pytestmark = pytest.mark.requirement("AM-12")
+
 PICTURES = PROJECT_ROOT / "docs" / "images"
 NARROW = {"width": 360, "height": 740}
 # So long something happens before the pictures of the docs are taken, for the plots to have a shape.
@@ -72,7 +74,6 @@ def keep_alive(dashboard, operator, watcher, publisher, keyring, jobs):
         time.sleep(0.35)
 
 
-@pytest.mark.requirement("AM-12")
 def test_the_pictures_of_the_docs(dashboard, operator, watcher, publisher, keyring, open_page, pictures):
     page = open_board(dashboard, open_page, color_scheme="light", reduced_motion="reduce")
     jobs = play(operator, publisher)
@@ -99,7 +100,6 @@ def test_the_pictures_of_the_docs(dashboard, operator, watcher, publisher, keyri
     assert all(path.stat().st_size > 10_000 for path in pictures.glob("dashboard-*.png"))
 
 
-@pytest.mark.requirement("AM-12")
 def test_light_and_dark_follow_the_system_and_both_can_be_read(dashboard, operator, publisher, open_page):
     page = open_board(dashboard, open_page)
     play(operator, publisher, jobs=12)
@@ -125,7 +125,6 @@ def test_light_and_dark_follow_the_system_and_both_can_be_read(dashboard, operat
     assert papers[0] != papers[1]
 
 
-@pytest.mark.requirement("AM-12")
 def test_everything_is_reached_and_done_by_keyboard(dashboard, operator, publisher, open_page):
     page = open_board(dashboard, open_page)
     jobs = play(operator, publisher, jobs=12)
@@ -173,7 +172,6 @@ def test_everything_is_reached_and_done_by_keyboard(dashboard, operator, publish
         page.reload()
 
 
-@pytest.mark.requirement("AM-12")
 def test_a_narrow_screen_shows_everything_without_scrolling_sideways(dashboard, operator, publisher, open_page):
     page = open_board(dashboard, open_page, viewport=NARROW, reduced_motion="reduce")
     long_name = "n" * 120

@@ -13,6 +13,8 @@ from connectors.file_queue import Queue, QueueError
 from tests.connectors.file_queue.queue_process import killed
 from tests.connectors.file_queue.test_queue_hostile_lines import GOOD, to_line, write
 
+pytestmark = pytest.mark.requirement("FQ-08")
+
 AGENTS = ("ann", "bo", "cy")
 STEPS = [
     *("half_a_copy", "new_file_written", "before_replacing_expire.plan", "planned", "replaced"),
@@ -63,7 +65,6 @@ def settled(queue: Queue, live: list[str], got: dict[str, list[str]]) -> None:
     assert not (folder / "expire.plan").exists() and not (folder / ".messages.jsonl.new").exists()
 
 
-@pytest.mark.requirement("FQ-08")
 def test_expire_takes_the_expired_with_their_side_files_and_moves_every_cursor(queue: Queue) -> None:
     live, got = fill(queue)
     queue.poll("ann", ["status"])
@@ -72,7 +73,6 @@ def test_expire_takes_the_expired_with_their_side_files_and_moves_every_cursor(q
     settled(queue, live, got)
 
 
-@pytest.mark.requirement("FQ-08")
 def test_expire_keeps_a_last_line_without_its_newline_and_a_session_that_is_not_there(
     queue: Queue, session_path: Path
 ) -> None:
@@ -86,7 +86,6 @@ def test_expire_keeps_a_last_line_without_its_newline_and_a_session_that_is_not_
     assert [m["body"] for m in queue.poll("ann")] == ["next"]
 
 
-@pytest.mark.requirement("FQ-08")
 def test_expire_deletes_no_side_file_that_a_message_still_needs(queue: Queue, session_path: Path) -> None:
     msg_id = queue.send("ask", "x" * 5000)
     write(session_path, to_line({**GOOD, "msg_id": msg_id, "body": f"@file:{msg_id}.txt", "ttl_s": 0}))
@@ -96,7 +95,6 @@ def test_expire_deletes_no_side_file_that_a_message_still_needs(queue: Queue, se
     assert found["_body_source"] == "side-file"
 
 
-@pytest.mark.requirement("FQ-08")
 def test_a_reader_that_has_the_old_file_open_reads_it_to_its_end(queue: Queue, session_path: Path) -> None:
     fill(queue)
     with (session_path / "messages.jsonl").open("rb") as old:
@@ -107,7 +105,6 @@ def test_a_reader_that_has_the_old_file_open_reads_it_to_its_end(queue: Queue, s
         assert os.fstat(old.fileno()).st_nlink == 0
 
 
-@pytest.mark.requirement("FQ-08")
 def test_what_a_foreign_writer_adds_before_the_new_file_is_in_place_is_kept(tmp_path: Path) -> None:
     folder = tmp_path / "q" / "sessions" / "default"
 
@@ -122,7 +119,6 @@ def test_what_a_foreign_writer_adds_before_the_new_file_is_in_place_is_kept(tmp_
     assert (folder / "messages.jsonl").read_bytes().endswith(b'{"tail')
 
 
-@pytest.mark.requirement("FQ-08")
 @pytest.mark.parametrize("then", NEXT)
 @pytest.mark.parametrize("step", STEPS)
 def test_an_expire_killed_anywhere_loses_nothing_and_repeats_nothing(
@@ -139,7 +135,6 @@ def test_an_expire_killed_anywhere_loses_nothing_and_repeats_nothing(
     settled(queue, live, got)
 
 
-@pytest.mark.requirement("FQ-08")
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -161,7 +156,6 @@ def test_who_is_killed_while_finishing_a_killed_expire_leaves_the_same(
     settled(queue, live, got)
 
 
-@pytest.mark.requirement("FQ-08")
 def test_an_expire_that_another_one_finished_is_in_the_audit_once(queue: Queue) -> None:
     fill(queue)
     killed(queue.root, "expire", "replaced")
@@ -170,7 +164,6 @@ def test_an_expire_that_another_one_finished_is_in_the_audit_once(queue: Queue) 
     assert [(m["removed"], m["finished_for_another"]) for m in lines if m["op"] == "expire"] == [(7, True)]
 
 
-@pytest.mark.requirement("FQ-08")
 @pytest.mark.parametrize(
     "plan",
     [

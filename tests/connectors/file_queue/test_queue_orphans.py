@@ -15,6 +15,8 @@ from connectors.file_queue.expiry import ORPHAN_AGE_S
 from tests.connectors.file_queue.queue_process import killed, queue_process, stopped
 from tests.connectors.file_queue.test_queue_hostile_lines import GOOD, to_line, write
 
+pytestmark = pytest.mark.requirement("FQ-08")
+
 LONG = "x" * 5000
 
 
@@ -36,7 +38,6 @@ def age(bodies: Path, seconds: float = ORPHAN_AGE_S + 60) -> None:
         os.utime(path, (then, then), follow_symlinks=False)
 
 
-@pytest.mark.requirement("FQ-08")
 @pytest.mark.parametrize("step", ["half_a_side_file", "side_file_written", "before_append", "half_a_line"])
 def test_what_a_killed_sender_leaves_goes_when_it_is_old_and_not_before(
     queue: Queue, bodies: Path, step: str
@@ -53,7 +54,6 @@ def test_what_a_killed_sender_leaves_goes_when_it_is_old_and_not_before(
     assert [(line["op"], line.get("orphans")) for line in expires] == [("expire", None), ("expire", 1)]
 
 
-@pytest.mark.requirement("FQ-08")
 def test_it_goes_also_when_messages_expire_with_it(queue: Queue, bodies: Path) -> None:
     named = names(bodies)
     killed(queue.root, "send", "side_file_written")
@@ -64,7 +64,6 @@ def test_it_goes_also_when_messages_expire_with_it(queue: Queue, bodies: Path) -
     assert names(bodies) == {*named, f"{fresh}.txt"}
 
 
-@pytest.mark.requirement("FQ-08")
 def test_what_a_line_names_stays_however_old_and_so_does_what_is_no_side_file(
     queue: Queue, session_path: Path, bodies: Path
 ) -> None:
@@ -86,7 +85,6 @@ def test_what_a_line_names_stays_however_old_and_so_does_what_is_no_side_file(
     assert found == ["body of m2.txt", "body of m4.txt", "after"]
 
 
-@pytest.mark.requirement("FQ-08")
 def test_without_a_file_of_messages_or_of_side_files_nothing_goes_and_nothing_is_made(
     queue: Queue, session_path: Path, bodies: Path
 ) -> None:
@@ -100,7 +98,6 @@ def test_without_a_file_of_messages_or_of_side_files_nothing_goes_and_nothing_is
     assert queue.expire() == 0 and not bodies.exists()
 
 
-@pytest.mark.requirement("FQ-08")
 @pytest.mark.parametrize("step", ["side_file_written", "before_append"])
 def test_a_sender_that_stood_still_for_days_before_its_line_finds_its_side_file(
     queue: Queue, bodies: Path, step: str
@@ -119,7 +116,6 @@ def test_a_sender_that_stood_still_for_days_before_its_line_finds_its_side_file(
     assert (message["msg_id"], message["body"]) == (sent, "killed" * 1000)
 
 
-@pytest.mark.requirement("FQ-08")
 def test_a_sender_that_is_killed_while_it_stands_still_leaves_a_file_that_goes(
     queue: Queue, bodies: Path
 ) -> None:
@@ -128,7 +124,6 @@ def test_a_sender_that_is_killed_while_it_stands_still_leaves_a_file_that_goes(
     assert queue.expire() == 0 and len(names(bodies)) == 1
 
 
-@pytest.mark.requirement("FQ-08")
 def test_an_expire_killed_among_the_orphans_leaves_the_others_to_the_next(queue: Queue, bodies: Path) -> None:
     for _ in range(3):
         killed(queue.root, "send", "side_file_written")
@@ -140,7 +135,6 @@ def test_an_expire_killed_among_the_orphans_leaves_the_others_to_the_next(queue:
     assert [message["body"] for message in queue.poll("early")] == [LONG]
 
 
-@pytest.mark.requirement("FQ-08")
 def test_no_side_file_is_taken_from_under_many_senders_even_without_the_age(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

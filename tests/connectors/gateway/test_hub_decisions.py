@@ -27,6 +27,8 @@ from tests.connectors.gateway.hub_stack import (
     running_hub,  # noqa: F401  the fixture `hub`
 )
 
+pytestmark = pytest.mark.requirement("HH-12")
+
 JSON = {"Content-Type": "application/json"}
 OPEN = {"/healthz", "/readyz", "/metrics"}
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -138,7 +140,6 @@ def ask(client: httpx.Client, operation: Operation) -> httpx.Response:
 
 
 @pytest.mark.requirement("HH-09")
-@pytest.mark.requirement("HH-12")
 def test_each_route_refuses_strangers_with_a_reason_that_the_log_has_too(hub):
     stranger, unknown = hub.client(""), hub.client("00000000-0000-4000-8000-000000000000")
     expected: Counter[Row] = Counter()
@@ -151,7 +152,6 @@ def test_each_route_refuses_strangers_with_a_reason_that_the_log_has_too(hub):
 
 
 @pytest.mark.requirement("HH-09")
-@pytest.mark.requirement("HH-12")
 def test_each_route_refuses_whoever_has_no_right_with_a_reason_that_the_log_has_too(hub):
     task = hub.submit("lazy")
     callers = {AGENT: ("lazy", task.token)} | {
@@ -173,7 +173,6 @@ def test_each_route_refuses_whoever_has_no_right_with_a_reason_that_the_log_has_
     hub.operator.post(f"{TASKS}/{task.id}/cancel", json={})
 
 
-@pytest.mark.requirement("HH-12")
 def test_each_route_refuses_what_is_malformed_or_too_large_with_a_reason_that_the_log_has_too(hub):
     expected: Counter[Row] = Counter()
     too_large = b" " * (hub.settings.limits.payload_bytes + 1)
@@ -193,7 +192,6 @@ def test_each_route_refuses_what_is_malformed_or_too_large_with_a_reason_that_th
     check_rows(hub, expected, {"operator"})
 
 
-@pytest.mark.requirement("HH-12")
 def test_each_path_answers_405_to_each_other_method_and_names_its_own(hub):
     by_route: dict[str, set[str]] = {}
     for one in operations(hub):

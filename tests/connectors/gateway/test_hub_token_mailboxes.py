@@ -11,6 +11,8 @@ from tests.connectors.gateway.hub_stack import (
     running_hub,  # noqa: F401  the fixture `hub`
 )
 
+pytestmark = pytest.mark.requirement("HH-06")
+
 
 def post(client, recipient, payload=None, kind="note"):
     """Send a message; the answer."""
@@ -40,7 +42,6 @@ def gateway_with_mailboxes_per_token(hub):
     return operator, tasks, [hub.client(task.token, -1) for task in tasks]
 
 
-@pytest.mark.requirement("HH-06")
 def test_each_token_drains_its_own_mailbox_and_then_that_of_its_agent(hub, apart):
     operator, tasks, (first, second) = apart
     addresses = [task.answer["mailbox"] for task in tasks]
@@ -56,7 +57,6 @@ def test_each_token_drains_its_own_mailbox_and_then_that_of_its_agent(hub, apart
     assert payloads(first) == payloads(second) == []
 
 
-@pytest.mark.requirement("HH-06")
 def test_a_repeated_drain_gets_the_same_from_whichever_mailbox_it_was(apart):
     operator, tasks, (first, second) = apart
     assert post(operator, "idle", "shared").status_code == 200
@@ -68,7 +68,6 @@ def test_a_repeated_drain_gets_the_same_from_whichever_mailbox_it_was(apart):
     assert payloads(first, "then") == ["own"] == payloads(first, "then")
 
 
-@pytest.mark.requirement("HH-06")
 def test_an_answer_to_the_sender_reaches_the_task_that_wrote(hub, apart):
     _, tasks, (first, second) = apart
     assert post(second, tasks[0].answer["mailbox"], "question").status_code == 200
@@ -82,7 +81,6 @@ def test_an_answer_to_the_sender_reaches_the_task_that_wrote(hub, apart):
     assert (posted["from"], posted["from_task"]) == ("idle", tasks[1].id)
 
 
-@pytest.mark.requirement("HH-06")
 @pytest.mark.requirement("HH-09")
 def test_a_mailbox_of_a_token_that_is_not_valid_or_not_of_this_agent_is_unknown(hub, apart):
     operator, tasks, _ = apart

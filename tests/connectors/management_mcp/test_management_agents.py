@@ -28,6 +28,8 @@ from tests.connectors.management_mcp.conftest import (
     shown,
 )
 
+pytestmark = pytest.mark.requirement("AM-09")
+
 MESSAGES = "/api/hub/messages"
 
 
@@ -43,7 +45,6 @@ def wait_status(operator: httpx.Client, name: str, status: str, timeout_s: float
     return shown(operator, name)
 
 
-@pytest.mark.requirement("AM-09")
 @pytest.mark.requirement("AM-05")
 @pytest.mark.requirement("HB-08")
 def test_a_spawned_agent_finds_its_key_reports_answers_is_listed_and_stopped_and_its_key_is_gone(
@@ -106,7 +107,6 @@ def _alive(settings: Any) -> list[int]:
     return processes_with(str(settings.agent_keys_path))
 
 
-@pytest.mark.requirement("AM-09")
 def test_an_agent_that_is_killed_is_seen_as_stopped_within_the_check_interval(
     gateway: McpGateway, operator: httpx.Client
 ) -> None:
@@ -127,7 +127,6 @@ def test_an_agent_that_is_killed_is_seen_as_stopped_within_the_check_interval(
     wait_until(lambda: not key_files(gateway.settings), what="the end of its key")
 
 
-@pytest.mark.requirement("AM-09")
 @pytest.mark.parametrize(
     ("image", "why"),
     [("test/none", "no-such-program"), ("test/nobody-runs-this", "test/nobody-runs-this")],
@@ -152,7 +151,6 @@ def test_a_spawn_that_fails_tells_why_and_leaves_no_key_and_no_participant(
         assert operator.get("/api/hub/participants/hapless").json().get("keys", []) == []
 
 
-@pytest.mark.requirement("AM-09")
 @pytest.mark.requirement("CM-04")
 def test_of_spawns_of_one_name_one_wins_and_a_repeated_one_starts_no_second(
     start_gateway: Callable[..., McpGateway],
@@ -186,7 +184,6 @@ def test_of_spawns_of_one_name_one_wins_and_a_repeated_one_starts_no_second(
         wait_until(lambda: len(key_files(first.settings)) == 4, what="a key for each, and no other")
 
 
-@pytest.mark.requirement("AM-09")
 def test_names_that_are_others_and_arguments_that_are_wrong_are_refused_with_the_reason(
     gateway: McpGateway, operator: httpx.Client
 ) -> None:

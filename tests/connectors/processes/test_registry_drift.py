@@ -16,6 +16,8 @@ from connectors.processes.registry_drift import (
     find_drift,
 )
 
+pytestmark = pytest.mark.requirement("JE-25")
+
 JOB = "0a1b2c3d"
 
 
@@ -26,26 +28,22 @@ def _find(job: dict[str, Any], session: dict[str, Any], *, dead: bool = False) -
     return [(d.kind, d.job_id) for d in find_drift(jobs, sessions, status.get, lambda _row: dead)]
 
 
-@pytest.mark.requirement("JE-25")
 def test_a_job_that_runs_in_a_session_that_is_gone_is_drift() -> None:
     assert _find({}, {"status": "terminated"}) == [(JOB_WITHOUT_SESSION, JOB)]
 
 
 @pytest.mark.requirement("JE-14")
-@pytest.mark.requirement("JE-25")
 def test_a_job_whose_session_is_kept_for_a_resume_is_told_and_not_mended() -> None:
     assert _find({}, {"status": "stopped"}) == [(JOB_IN_STOPPED_SESSION, JOB)]
     assert {JOB_WITHOUT_SESSION, SESSION_WITHOUT_JOB, DEAD_SESSION} == MENDED
 
 
-@pytest.mark.requirement("JE-25")
 def test_a_session_whose_process_is_dead_is_drift_with_and_without_a_job() -> None:
     assert _find({}, {}, dead=True) == [(DEAD_SESSION, None), (JOB_WITHOUT_SESSION, JOB)]
     assert _find({"status": "completed"}, {"job_id": None}, dead=True) == [(DEAD_SESSION, None)]
     assert _find({"status": "completed"}, {"status": "archived"}, dead=True) == []
 
 
-@pytest.mark.requirement("JE-25")
 @pytest.mark.parametrize("status", ["completed", "error", "cancelled"])
 def test_a_session_that_runs_for_a_job_that_has_ended_is_drift(status: str) -> None:
     assert _find({"status": status}, {"for_job": JOB}) == [(SESSION_WITHOUT_JOB, JOB)]
@@ -54,7 +52,6 @@ def test_a_session_that_runs_for_a_job_that_has_ended_is_drift(status: str) -> N
     assert _find({"status": status}, {"for_job": JOB, "status": "stopped"}) == []
 
 
-@pytest.mark.requirement("JE-25")
 @pytest.mark.parametrize("status", ["completed", "error", "cancelled"])
 def test_a_session_that_still_has_a_job_that_has_ended_is_told_and_not_mended(status: str) -> None:
     assert _find({"status": status}, {}) == [(SESSION_WITH_ENDED_JOB, JOB)]
@@ -62,7 +59,6 @@ def test_a_session_that_still_has_a_job_that_has_ended_is_told_and_not_mended(st
     assert _find({"status": status}, {}, dead=True) == [(DEAD_SESSION, None)]
 
 
-@pytest.mark.requirement("JE-25")
 def test_what_is_in_step_is_no_drift() -> None:
     assert _find({}, {"for_job": JOB}) == []
     assert _find({"status": "pending", "session": None}, {}) == []

@@ -16,6 +16,8 @@ from connectors.samples import hub_agent
 from schemas.errors import Refused, TrunklineError
 from tests.programs import run_program
 
+pytestmark = pytest.mark.requirement("HH-05")
+
 CANARY = "canary-7f3e-token"
 TOKEN = "TRUNKLINE_AGENT_TOKEN"
 HUB = "TRUNKLINE_HUB_URL"
@@ -27,7 +29,6 @@ def agent_environment(**changes: str) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], **names, **changes}
 
 
-@pytest.mark.requirement("HH-05")
 @pytest.mark.parametrize(
     ("changes", "code", "why"),
     [
@@ -77,7 +78,6 @@ def message(number: int, kind: str, payload: object) -> dict[str, Any]:
     }
 
 
-@pytest.mark.requirement("HH-05")
 def test_the_sample_agent_answers_all_it_is_asked_and_completes_its_task() -> None:
     good, gone, away = (httpx2.Response(code) for code in (200, 404, 503))
     asks = [message(1, "ask", {"text": "a?"}), message(2, "finish", {}), message(3, "ask", ["b"])]
@@ -98,7 +98,6 @@ def test_the_sample_agent_answers_all_it_is_asked_and_completes_its_task() -> No
     assert (len(set(keys)), hub.asked[3].headers["Idempotency-Key"]) == (3, keys[0])
 
 
-@pytest.mark.requirement("HH-05")
 def test_the_sample_agent_ends_when_its_token_is_refused_or_what_answers_is_no_hub() -> None:
     with pytest.raises(Refused) as refused:
         Hub([]).run()
