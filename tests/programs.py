@@ -22,6 +22,14 @@ def run_program(
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout_s, **options)
 
 
+def start_program(
+    command: Sequence[str | Path], cwd: Path = PROJECT_ROOT, **options: Any
+) -> subprocess.Popen[str]:
+    """Start a program whose output is read as text; `options` are those of `subprocess.Popen`."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=cwd, stdout=pipe, stderr=pipe, text=True, **options)
+
+
 def required_program(package: str, *names: str) -> str:
     """The path of the first program of these names. Debian's `package` is installed where there is none."""
     for _ in range(2):

@@ -19,18 +19,7 @@ from schemas.streams.job.job_registry import (
     registration_record,
     rotation_record,
 )
-from schemas.streams.mailboxes.mailbox_requests import (
-    ack_record,
-    claim_of_record,
-    claim_record,
-    clearing_record,
-    expiry_record,
-    gate_record,
-    lease_record,
-    nack_record,
-    read_record,
-    reclaim_record,
-)
+from schemas.streams.mailboxes import mailbox_requests as requests
 from schemas.streams.mailboxes.message import DEFAULT_REALM, Message, posting_record
 from schemas.streams.principal.principals import ROLES, addition_record, revocation_record
 from schemas.streams.refused.refusal import Refusal, refusal_record
@@ -266,32 +255,40 @@ class RandomLog:
         request, limit = f"request-{self._draw.randrange(200)}", self._draw.choice([1, 1000, 1000])
         roll = self._draw.random()
         if roll < 0.05:
-            return raw(clearing_record(*mailbox.at, request, **by))
+            return raw(requests.clearing_record(*mailbox.at, request, **by))
         if roll < 0.1:
             # Mostly open again, so that most of what is sent gets in.
             is_open = self._draw.random() < 0.7
-            return raw(gate_record(*mailbox.at, request, is_open=is_open, ce_id=f"gate-{request}", **by))
+            return raw(
+                requests.gate_record(*mailbox.at, request, is_open=is_open, ce_id=f"gate-{request}", **by)
+            )
         if roll < 0.25:
             named = self._draw.sample(mailbox.messages, min(2, len(mailbox.messages)))
             if named and limit == 1:
-                return raw(claim_of_record(*mailbox.at, request, named, **by))
-            return raw(claim_record(*mailbox.at, request, limit, **by))
+                return raw(requests.claim_of_record(*mailbox.at, request, named, **by))
+            return raw(requests.claim_record(*mailbox.at, request, limit, **by))
         handed = [(message_id, request, by) for message_id in mailbox.messages]
         mailbox.leased = [*mailbox.leased, *handed][-12:]
         # Some run out before the next record is logged, some while the log is written, some never.
         lease_ms = self._draw.choice([1, 200, 200, 2000, 86_400_000])
         conditions = self._draw.choice([{}, {}, {"held_most": 2}, {"per_minute": 3}, {"from_closed": True}])
-        return raw(lease_record(*mailbox.at, request, limit, lease_ms, **conditions, **by))
+        return raw(requests.lease_record(*mailbox.at, request, limit, lease_ms, **conditions, **by))
 
     def _handed_out(self) -> Raw:
         """Return a next record for one message, mostly under a lease that it may have been handed out by."""
         mailbox = self._draw.choice(self._mailboxes)
         unheard = ("message-0", "request-0", self._consumer())
         message_id, request, by = self._draw.choice([*mailbox.leased, unheard])
-        makers = [ack_record, ack_record, nack_record, nack_record, reclaim_record]
+        makers = [
+            requests.ack_record,
+            requests.ack_record,
+            requests.nack_record,
+            requests.nack_record,
+            requests.reclaim_record,
+        ]
         if self._draw.random() < 0.8:
             return raw(self._draw.choice(makers)(*mailbox.at, message_id, request, **by))
-        make = self._draw.choice([read_record, read_record, expiry_record])
+        make = self._draw.choice([requests.read_record, requests.read_record, requests.expiry_record])
         return raw(make(*mailbox.at, message_id, **by))
 
     def _consumer(self) -> dict[str, str]:

@@ -31,10 +31,11 @@ from connectors.demo.performance import Performance
 from connectors.ledger_files.ledger_reader import LedgerFilter, LedgerReader
 from connectors.local_stack import child_process, free_port
 from connectors.mqtt_link.receipt import Receipt
-from schemas.settings.settings import PROJECT_ROOT, KafkaSettings, Settings
+from schemas.settings.settings import KafkaSettings, Settings
 from schemas.wire.verdicts import REASONS
 from tests.connectors.demo.folded_plan import FoldedPlan, plan_of
 from tests.notebook_run import run_here, run_in_kernel
+from tests.programs import start_program
 
 DEMO_S = 330.0
 STOP_S = 60.0
@@ -53,13 +54,9 @@ def receipts_of(rows: list[dict[str, Any]]) -> dict[str, list[Receipt]]:
 @contextmanager
 def demo_process(data_dir: Path) -> Iterator[subprocess.Popen[str]]:
     """`demo --json` as a process of its own, in its own data directory."""
-    process = subprocess.Popen(
+    process = start_program(
         [sys.executable, "-m", "connectors.cli", "demo", "--json", "--data-dir", str(data_dir)],
-        cwd=PROJECT_ROOT,
         env=os.environ | {"TRUNKLINE_CONF": os.devnull},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
     )
     try:
         yield process

@@ -48,13 +48,7 @@ from schemas.streams.fold import settle
 from schemas.streams.job.job_registry import REGISTRY_JOBS, registration_record
 from schemas.streams.kinds import STREAM_ENTRIES, VIEWS
 from schemas.streams.mailboxes.message import MAILBOX_VIEW, MESSAGE_BODIES, Message, posting_record
-from schemas.streams.task.task_registry import (
-    REGISTRY_TASKS,
-    REGISTRY_TOKENS,
-    TaskCompletion,
-    TaskStart,
-    task_record,
-)
+from schemas.streams.task import task_registry as tasks
 from schemas.tables.view_arrow import VIEW_ARROW
 from schemas.tables.view_progress import ViewProgress
 from schemas.wire.ids import AGENT, CONTAINER, JOB, MAILBOX, TASK, stream_key
@@ -79,8 +73,8 @@ _BEFORE_THE_END = tuple(containers.CONTAINER_TRANSITIONS)[:5]
 _STREAM_OF = {
     REGISTRY_JOBS: (JOB, "job_id"),
     REGISTRY_AGENTS: (AGENT, "agent_name"),
-    REGISTRY_TASKS: (TASK, "task_id"),
-    REGISTRY_TOKENS: (TASK, "task_id"),
+    tasks.REGISTRY_TASKS: (TASK, "task_id"),
+    tasks.REGISTRY_TOKENS: (TASK, "task_id"),
     containers.REGISTRY_CONTAINERS: (CONTAINER, "container"),
 }
 
@@ -165,7 +159,7 @@ def _agent(number: int) -> AgentDefined:
 def _task_records(number: int, agent: AgentDefined, is_running: bool) -> Iterator[OutgoingRecord]:
     """Yield a task's records in the log: its start, its container's states, and its end unless it runs."""
     task = str(uuid.UUID(int=number + 1, version=4))
-    start = TaskStart(
+    start = tasks.TaskStart(
         task_id=task,
         request_id=task,
         description=f"benchmark task {number}: read, change, test",
@@ -174,7 +168,7 @@ def _task_records(number: int, agent: AgentDefined, is_running: bool) -> Iterato
         token_sha256=hashlib.sha256(task.encode()).hexdigest(),
         expiry_ms=24 * 3600 * 1000,
     )
-    yield task_record(start, door="http", principal="operator")
+    yield tasks.task_record(start, door="http", principal="operator")
     for state in (*_BEFORE_THE_END, *(() if is_running else (containers.RECYCLING, containers.RECYCLED))):
         change = containers.ContainerChange(
             container=f"task-{task}",
@@ -188,8 +182,10 @@ def _task_records(number: int, agent: AgentDefined, is_running: bool) -> Iterato
         )
         yield containers.container_record(change, door="launcher", principal="another-host")
         if state == containers.MONITORING and not is_running:
-            end = TaskCompletion(task_id=task, request_id=f"{task}-done", result="ok: 12 files, 340 lines")
-            yield task_record(end, door="http", principal=agent.agent_name)
+            end = tasks.TaskCompletion(
+                task_id=task, request_id=f"{task}-done", result="ok: 12 files, 340 lines"
+            )
+            yield tasks.task_record(end, door="http", principal=agent.agent_name)
 
 
 def _message_record(number: int, mailboxes: int) -> OutgoingRecord:

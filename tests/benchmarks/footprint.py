@@ -24,16 +24,6 @@ from tests.own_settings import stack_settings
 WRAPPER = str(PROJECT_ROOT / "trunkline")
 
 
-def stack_processes(settings: Settings) -> list[psutil.Process]:
-    """Every process of the stack, the supervisor's children and theirs."""
-    return marked_processes(str(settings.data_path))
-
-
-def resident_mb(processes: list[psutil.Process]) -> float:
-    """Their resident memory together, in MB; pages that two share count twice."""
-    return sum(process.memory_info().rss for process in processes) / 1e6
-
-
 def cpu_seconds(processes: list[psutil.Process]) -> float:
     """The CPU time that they have used together."""
     return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
@@ -47,14 +37,15 @@ def measure(settings: Settings, idle_s: int) -> dict[str, Any]:
     ready_s = time.monotonic() - began
     try:
         time.sleep(15)  # what the start left to do
-        processes = stack_processes(settings)
+        processes = marked_processes(str(settings.data_path))
         before, clock = cpu_seconds(processes), time.monotonic()
         time.sleep(idle_s)
         processes = [process for process in processes if process.is_running()]
         used = (cpu_seconds(processes) - before) / (time.monotonic() - clock)
         return {
             "ready_s": round(ready_s, 1),
-            "rss_mb": round(resident_mb(processes)),
+            # Pages that two processes share count twice.
+            "rss_mb": round(sum(process.memory_info().rss for process in processes) / 1e6),
             "cpu_percent_of_a_core": round(used * 100, 1),
             "processes": len(processes),
         }

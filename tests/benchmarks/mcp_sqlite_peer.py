@@ -20,13 +20,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from schemas.streams.agents.agent_signing import (
-    AGENT_HEADER,
-    SIGNATURE_HEADER,
-    TIMESTAMP_HEADER,
-    WINDOW_S,
-    verify,
-)
+from schemas.streams.agents import agent_signing
 
 TABLES = """
 PRAGMA journal_mode=WAL;
@@ -68,12 +62,12 @@ class Signed:
         await self._app(scope, again, send)
 
     def _is_good(self, headers: dict[str, str], body: bytes) -> bool:
-        names = (AGENT_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER)
+        names = (agent_signing.AGENT_HEADER, agent_signing.TIMESTAMP_HEADER, agent_signing.SIGNATURE_HEADER)
         agent, timestamp, signature = (headers.get(name.lower(), "") for name in names)
         row = self._database.execute("SELECT public_key FROM agents WHERE name = ?", (agent,)).fetchone()
-        if row is None or not verify(row[0], timestamp, body, signature):
+        if row is None or not agent_signing.verify(row[0], timestamp, body, signature):
             return False
-        if abs(float(timestamp) - time.time()) > WINDOW_S:
+        if abs(float(timestamp) - time.time()) > agent_signing.WINDOW_S:
             return False
         if b'"tools/call"' not in body or any(name in body for name in READS):
             return True
@@ -91,7 +85,7 @@ def server_over(database: sqlite3.Connection) -> MCPServer:
 
     def caller(context: Context) -> str:
         assert context.headers is not None
-        return context.headers[AGENT_HEADER.lower()]
+        return context.headers[agent_signing.AGENT_HEADER.lower()]
 
     @server.tool()
     async def discover_agents() -> dict[str, Any]:

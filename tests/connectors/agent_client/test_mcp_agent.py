@@ -20,6 +20,7 @@ from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import wait_until
 from tests.connectors.agent_client.conftest import key_pair, write_key
 from tests.connectors.agent_client.signed_door import SignedDoor
+from tests.programs import start_program
 
 pytestmark = pytest.mark.requirement("AM-09")
 
@@ -32,13 +33,8 @@ def agent(url: str, key: Path | str, give_up_s: float = 30, **changes: str) -> I
     program = f"import sys, connectors.samples.mcp_agent as a; a.GIVE_UP_S = {give_up_s}; sys.exit(a.main())"
     command = [sys.executable, "-c", program] if give_up_s != 30 else RULE.filled_command()
     names = {"AGENT_ID": "ann", "AGENT_KEY_PATH": str(key), "MCP_SERVER_URL": url, **changes}
-    process = subprocess.Popen(
-        command,
-        cwd=RULE.folder(),
-        env={"PATH": os.environ["PATH"], **RULE.filled_environment(), **names},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    process = start_program(
+        command, cwd=RULE.folder(), env={"PATH": os.environ["PATH"], **RULE.filled_environment(), **names}
     )
     try:
         yield process

@@ -26,7 +26,7 @@ from schemas.settings.settings import PROJECT_ROOT
 from tests.broker_processes import wait_until
 from tests.connectors.agent_client.conftest import key_pair, write_key
 from tests.connectors.agent_client.signed_door import SignedDoor
-from tests.programs import run_program
+from tests.programs import run_program, start_program
 
 pytestmark = pytest.mark.requirement("AM-10")
 
@@ -52,14 +52,7 @@ class Wrapper:
     """A wrapper at work, with its input and output in our hands."""
 
     def __init__(self, url: str, key: Path | str) -> None:
-        self.process = subprocess.Popen(
-            COMMAND,
-            env=environment(url, key),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self.process = start_program(COMMAND, env=environment(url, key), stdin=subprocess.PIPE)
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()

@@ -25,7 +25,7 @@ from connectors.local_stack import free_port
 from connectors.processes.session_host import SessionHost
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import ProgramProcess, program_environment, wait_until
-from tests.programs import run_program
+from tests.programs import run_program, start_program
 
 WAIT_S = 60.0
 
@@ -65,14 +65,10 @@ class CommandLine:
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """Start a command; it is ended with the test."""
-        process = subprocess.Popen(
+        process = start_program(
             [sys.executable, "-m", "connectors.cli", *arguments],
-            cwd=PROJECT_ROOT,
             env=self.environment() | environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
         )
         self.started.append(process)
         return process

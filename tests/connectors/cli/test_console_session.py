@@ -18,6 +18,7 @@ from schemas.settings.settings import GatewaySettings, Settings
 from tests.broker_processes import wait_until
 from tests.connectors.cli.conftest import WAIT_S, CommandLine
 from tests.connectors.cli.console_terminal import Terminal
+from tests.programs import start_program
 
 pytestmark = [pytest.mark.requirement(identity) for identity in ("XP-10", "XP-15")]
 
@@ -117,13 +118,10 @@ def piped(trunkline: CommandLine) -> Piped:
     """Starts the console with pipes; its input ends when the test ends it."""
 
     def start(**environment: str) -> subprocess.Popen[str]:
-        console = subprocess.Popen(
+        console = start_program(
             [sys.executable, "-m", "connectors.cli", "console", "ann"],
             env=trunkline.environment() | environment,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
         )
         trunkline.started.append(console)
         return console

@@ -17,9 +17,10 @@ import pytest
 from connectors.cli.main import main
 from connectors.ledger_files.ledger_lines import JSON_COLUMNS
 from connectors.terminal.terminal_text import escaped
-from schemas.settings.settings import PROJECT_ROOT, Settings
+from schemas.settings.settings import Settings
 from schemas.tables.ledger import COLUMNS
 from tests.connectors.ledger_tables import SECRET, LedgerTable, settings_below
+from tests.programs import start_program
 
 JOB = "0a1b2c3d"
 WAIT_S = 20.0
@@ -53,14 +54,7 @@ def tail(settings: Settings, tmp_path: Path) -> Iterator[Any]:
 
     def start(*arguments: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "connectors.cli", "tail", *arguments]
-        process = subprocess.Popen(
-            command,
-            cwd=PROJECT_ROOT,
-            env=os.environ | {"TRUNKLINE_CONF": os.devnull},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        process = start_program(command, env=os.environ | {"TRUNKLINE_CONF": os.devnull})
         started.append(process)
         return process
 

@@ -23,6 +23,7 @@ from connectors.local_stack.readiness import mqtt_answers
 from connectors.processes.session_host import SessionHost
 from schemas.settings.settings import PROJECT_ROOT, Settings, ViewSettings
 from tests.connectors.local_stack.conftest import Cli, run_cli, still_running
+from tests.programs import start_program
 
 pytestmark = pytest.mark.stack
 
@@ -174,13 +175,8 @@ def test_a_part_that_cannot_start_stops_no_other_and_comes_by_itself_when_it_can
 
 @contextmanager
 def up_in_background(settings: Settings, parts: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "connectors.cli", "up", "--only", parts],
-        cwd=PROJECT_ROOT,
-        env=child_environment(settings),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    process = start_program(
+        [sys.executable, "-P", "-m", "connectors.cli", "up", "--only", parts], env=child_environment(settings)
     )
     try:
         yield process

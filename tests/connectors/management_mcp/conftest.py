@@ -19,6 +19,7 @@ from connectors.launcher.local_processes import stop_all
 from schemas.settings.settings import PROJECT_ROOT, Settings
 from tests.broker_processes import STOP_S, program_environment
 from tests.connectors.agent_mcp.conftest import PARTICIPANTS, McpGateway
+from tests.programs import start_program
 
 MANAGEMENT = (sys.executable, "-m", "connectors.cli", "mcp", "management")
 CHECK_S = 0.5
@@ -135,12 +136,4 @@ async def refused(client: Any, tool: str, **arguments: Any) -> tuple[str, str]:
 
 def started(settings: Settings) -> subprocess.Popen[str]:
     """A management server with its input and output in our hands."""
-    return subprocess.Popen(
-        MANAGEMENT,
-        env=environment(settings),
-        cwd=PROJECT_ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return start_program(MANAGEMENT, env=environment(settings), stdin=subprocess.PIPE)

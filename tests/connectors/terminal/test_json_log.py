@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from schemas.settings.settings import PROJECT_ROOT
-from tests.programs import run_program
+from tests.programs import run_program, start_program
 
 _SAYS = """
 import logging
@@ -115,13 +115,7 @@ log.info("long", text="x" * 1_000_000)
 
 
 def test_a_signal_in_the_middle_of_a_long_line_cuts_nothing_off_and_its_handler_may_log() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", _WITH_A_SIGNAL],
-        cwd=PROJECT_ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as program:
+    with start_program([sys.executable, "-c", _WITH_A_SIGNAL]) as program:
         assert program.stdout is not None and program.stderr is not None
         # Read only once the signal has come: the pipe is full until then.
         assert program.stdout.readline() == "signal\n"

@@ -9,14 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from schemas.wire.strict_json import (
-    MalformedJsonError,
-    canonical,
-    canonical_plain,
-    decode,
-    decode_slowly,
-    is_plain,
-)
+from schemas.wire import strict_json
 from tests.schemas.streams import job_model
 
 pytestmark = pytest.mark.requirement("CM-02")
@@ -36,7 +29,7 @@ def answer(decoder: Any, value: bytes) -> Any:
     """Return the document with the types of its numbers, or "malformed" if the decoder rejects it."""
     try:
         return repr(decoder(value))
-    except (MalformedJsonError, RecursionError):
+    except (strict_json.MalformedJsonError, RecursionError):
         return "malformed"
 
 
@@ -49,8 +42,8 @@ def answer_of_the_model(value: bytes) -> Any:
 
 
 def assert_same_answers(value: bytes) -> None:
-    slow = answer(decode_slowly, value)
-    assert answer(lambda v: decode(v)[0], value) == slow
+    slow = answer(strict_json.decode_slowly, value)
+    assert answer(lambda v: strict_json.decode(v)[0], value) == slow
     assert answer_of_the_model(value) == slow
 
 
@@ -88,7 +81,7 @@ def test_both_ways_agree_on_any_bytes(value: bytes) -> None:
 def test_both_ways_agree_on_bytes_that_are_nearly_canonical(
     document: dict[str, Any], data: st.DataObject
 ) -> None:
-    value = bytearray(canonical(document))
+    value = bytearray(strict_json.canonical(document))
     for _ in range(data.draw(st.integers(1, 2))):
         place = data.draw(st.integers(0, max(len(value) - 1, 0)))
         cut = data.draw(st.integers(0, 2))
@@ -102,29 +95,33 @@ def test_both_ways_agree_on_bytes_that_are_nearly_canonical(
 @given(JSON)
 @settings(max_examples=150, deadline=None)
 def test_plain_documents_are_written_alike_by_the_fast_and_the_slow_writer(document: Any) -> None:
-    if isinstance(document, dict | list) and is_plain(document):
-        assert canonical_plain(document) == canonical(document) == job_model.canonical(document)
+    if isinstance(document, dict | list) and strict_json.is_plain(document):
+        assert (
+            strict_json.canonical_plain(document)
+            == strict_json.canonical(document)
+            == job_model.canonical(document)
+        )
 
 
 @given(st.dictionaries(TEXT, JSON, max_size=4))
 @settings(max_examples=100, deadline=None)
 def test_a_document_called_plain_is_canonical_as_it_came(document: dict[str, Any]) -> None:
-    value = canonical(document)
+    value = strict_json.canonical(document)
     try:
-        found, plain = decode(value)
-    except MalformedJsonError:
+        found, plain = strict_json.decode(value)
+    except strict_json.MalformedJsonError:
         return
     assert found == document
-    assert plain == is_plain(document)
-    assert not decode(b" " + value)[1]
+    assert plain == strict_json.is_plain(document)
+    assert not strict_json.decode(b" " + value)[1]
 
 
 @pytest.mark.parametrize("depth", [63, 64, 65, 1000, 5000])
 @pytest.mark.parametrize("around", ["[", '{"a":'])
 def test_nesting_is_allowed_to_64_and_no_deeper(depth: int, around: str) -> None:
     value = (around * depth + "1" + ("]" if around == "[" else "}") * depth).encode()
-    assert (answer(lambda v: decode(v)[0], value) != "malformed") == (depth <= 64)
-    assert (answer(decode_slowly, value) != "malformed") == (depth <= 64)
+    assert (answer(lambda v: strict_json.decode(v)[0], value) != "malformed") == (depth <= 64)
+    assert (answer(strict_json.decode_slowly, value) != "malformed") == (depth <= 64)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +147,7 @@ def test_nesting_is_allowed_to_64_and_no_deeper(depth: int, around: str) -> None
 )
 def test_numbers_are_those_of_64_bits(literal: str, allowed: bool) -> None:
     value = b'{"a":' + literal.encode() + b"}"
-    assert (answer(lambda v: decode(v)[0], value) != "malformed") == allowed
+    assert (answer(lambda v: strict_json.decode(v)[0], value) != "malformed") == allowed
     assert_same_answers(value)
 
 
@@ -158,7 +155,7 @@ def test_numbers_are_those_of_64_bits(literal: str, allowed: bool) -> None:
 def test_what_is_said_of_malformed_bytes_quotes_none_of_them(noise: bytes) -> None:
     secret = b'"canary-8d2f'
     for value in (secret + noise.replace(b'"', b"'"), b'{"a":' + secret, noise + secret):
-        with pytest.raises(MalformedJsonError) as caught:
-            decode(value)
+        with pytest.raises(strict_json.MalformedJsonError) as caught:
+            strict_json.decode(value)
         assert "canary" not in str(caught.value)
         assert caught.value.__cause__ is None
