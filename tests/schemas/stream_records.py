@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from schemas.fold.entries import Entries
 from schemas.streams.fold import settle
+from schemas.tables.ledger import LedgerRow, ledger_row, record_of_row
 from schemas.wire.record import OutgoingRecord, Record
 from tests.schemas import job_records
 from tests.schemas.hub_records import HUB_FIRST, HUB_GOOD
@@ -131,6 +133,22 @@ def known_stream(key: bytes | None) -> Entries:
             )
     entries.take_writes()
     return entries
+
+
+def accepted_and_refolded(records: Iterable[Record]) -> tuple[list[LedgerRow], Entries]:
+    """Settle records of one stream: each must be accepted, and the ledger rows must fold to the same state.
+
+    Returns the rows and the entries.
+    """
+    entries, refolded, rows = Entries(), Entries(), list[LedgerRow]()
+    for record in records:
+        settled = settle(record, entries, job_records.KEYRING)
+        assert (settled.verdict, settled.reason) == ("accepted", None), record
+        rows.append(ledger_row(record, settled, job_records.KEYRING))
+        again = settle(record_of_row(rows[-1], job_records.KEYRING), refolded, job_records.KEYRING)
+        assert again.changes == settled.changes
+    assert refolded.stored() == entries.stored()
+    return rows, entries
 
 
 def as_read(
