@@ -6,6 +6,7 @@ import ast
 import importlib.metadata
 import re
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -27,6 +28,8 @@ SHARED_DELTA_FILES = {
 }
 ROOMS_ONLY, FOLDER_MODULES = ("schemas", "connectors"), 20
 PURE = ("schemas/wire", "schemas/fold", "schemas/streams")
+# The first two serve the notebooks. pyspark imports protobuf for its state store and does not require it.
+NOT_IMPORTED = {"delta-spark", "ipykernel", "protobuf"}
 IMPURE_LIBRARIES = {"socket", "ssl", "kafka", "confluent_kafka", "deltalake"}
 
 
@@ -223,6 +226,18 @@ def library_modules() -> frozenset[str]:
     """The top-level modules of the standard library and of every installed library."""
     installed = importlib.metadata.packages_distributions()
     return frozenset(sys.stdlib_module_names) | frozenset(installed) - {*PACKAGES, "tests"}
+
+
+@pytest.mark.requirement("HO-04")
+def test_every_dependency_is_imported_by_the_product() -> None:
+    project = tomllib.loads(text_of("pyproject.toml"))["project"]
+    required = {re.split(r"[\[=<>]", line)[0].lower() for line in project["dependencies"]}
+    modules = {
+        module.split(".")[0] for path in python_files(*PACKAGES, "notebooks") for module, _ in imports_of(path)
+    }
+    installed = importlib.metadata.packages_distributions()
+    imported = {name.lower().replace("_", "-") for module in modules for name in installed.get(module, ())}
+    assert required - imported == NOT_IMPORTED
 
 
 def test_no_module_hides_one_of_the_standard_library_or_of_an_installed_library() -> None:
