@@ -3,8 +3,9 @@
 Reads: the ledger's end and the views' progress.
 Owns: the property of the ledger with the version of the fold that settles it.
 Guarantees: the property changes only if ledger and views have the log up to the given offsets, under the lock
-of the views, so that no streams run meanwhile. No row is changed: the verdicts of the earlier version stay
-valid, and the new version reads its entries as they are.
+of the views, so that no streams run meanwhile. The switch brings the views to the ledger's end. No row of the
+ledger is changed: the verdicts of the earlier version stay valid, and the new version reads its entries as they
+are.
 On restart: starts again without any state.
 
 Exit codes: 0; 3 there is no ledger; 4 refused: not caught up, streams run, or the ledger is ahead.
@@ -19,6 +20,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 
+from jobs.build_views import catch_up
 from jobs.driver.background import exit_code_of
 from jobs.rebuild_views import open_ledger
 from jobs.views.view_changes import ends_of
@@ -51,22 +53,25 @@ def state_of(settings: Settings) -> dict[str, Any]:
 
 
 def switch(settings: Settings, ends: dict[str, int]) -> dict[str, Any]:
-    """Switch if ledger and views have the log up to `ends`, and return the new state.
+    """Switch if the ledger has the log up to `ends`, bring the views there, and return the new state.
 
-    Raises NotFound, Refused.
+    Raises NotFound, Refused, WrongViewTable.
     """
     with views_lock(settings):
         state = state_of(settings)
         before = state["ledger_version"]
         if before is not None and before > FOLD_VERSION:
             raise Refused(other_version(before))
-        for part, left in records_left(state, ends).items():
-            if left:
-                raise Refused(
-                    f"the {part} lack records of the log, {sum(left.values())} in all (by partition: {left}): "
-                    "start the version before (./trunkline up --only kafka,streams), wait until "
-                    "./trunkline fold status says that none are left, stop it, and try again"
-                )
+        lacking = records_left(state, ends)
+        if left := lacking["ledger"]:
+            raise Refused(
+                f"the ledger lacks records of the log, {sum(left.values())} in all (by partition: {left}): "
+                "start the version before (./trunkline up --only kafka,streams), wait until "
+                "./trunkline fold status says that none are left, stop it, and try again"
+            )
+        if lacking["views"]:
+            # The ledger has their changes already, so no version of the fold is needed for them.
+            catch_up(settings)
         body = FoldSwitched(from_version=before or 0, to_version=FOLD_VERSION, offsets=ends)
         noted = {FOLD_PROPERTY: str(FOLD_VERSION), SWITCH_PROPERTY: body.model_dump_json()}
         open_ledger(settings).alter.set_table_properties(noted, raise_if_not_exists=False)
