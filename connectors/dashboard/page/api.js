@@ -8,28 +8,18 @@ class Refused extends Error {
   }
 }
 
-async function answered(response) {
+async function ask(path, options) {
+  const response = await fetch(path, options);
   if (response.ok) return response.json();
-  let message = `status ${response.status}`;
-  try {
-    message = (await response.json()).message || message;
-  } catch {
-    // The body is no JSON, and the status says enough.
-  }
-  throw new Refused(response.status, message);
+  // Where the body is no JSON, the status says enough.
+  const body = await response.json().catch(() => null);
+  throw new Refused(response.status, body?.message || `status ${response.status}`);
 }
 
-export async function get(path, signal) {
-  return answered(await fetch(path, { credentials: "same-origin", cache: "no-store", signal }));
+export function get(path, signal) {
+  return ask(path, { cache: "no-store", signal });
 }
 
-export async function post(path, body) {
-  return answered(
-    await fetch(path, {
-      method: "POST",
-      credentials: "same-origin",
-      headers: { "Content-Type": "application/json" },
-      body: JSON.stringify(body),
-    }),
-  );
+export function post(path, body) {
+  return ask(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
 }

@@ -14,11 +14,9 @@ export class Drawer {
     this.back = document.getElementById("drawer-back");
     this.job = null;
     this.hash = "";
-    this.earlier = []; // the views that the button Back opens
     this.asked = null;
     this.timer = 0;
     document.getElementById("drawer-close").addEventListener("click", () => this.dialog.close());
-    this.back.addEventListener("click", () => this.earlier.pop()?.());
     this.dialog.addEventListener("close", () => this.closed());
     this.dialog.addEventListener("click", (event) => {
       if (event.target === this.dialog) this.dialog.close(); // beside it
@@ -26,31 +24,29 @@ export class Drawer {
     store.on("drawer", () => this.jobChanged());
   }
 
-  show(title) {
+  // Show an empty view: its address, if it has one, and what the button Back does, if there is one.
+  show(title, hash = null, back = null) {
     this.asked?.abort();
     this.asked = new AbortController();
     this.job = null;
     setText(this.title, title);
     this.body.replaceChildren(make("p", "step-note", "…"));
     this.body.scrollTop = 0;
-    this.back.hidden = this.earlier.length === 0;
+    this.back.hidden = back === null;
+    this.back.onclick = back;
+    if (hash) {
+      this.hash = hash;
+      history.replaceState(null, "", hash);
+    }
     if (!this.dialog.open) this.dialog.showModal();
     this.title.focus();
     return this.asked.signal;
   }
 
-  // Put the view that is shown into the address.
-  mark(hash) {
-    this.hash = hash;
-    history.replaceState(null, "", hash);
-  }
-
   closed() {
     if (this.dialog.open) return; // opened again since
     this.asked?.abort();
-    clearTimeout(this.timer);
     this.job = null;
-    this.earlier = [];
     // The user may have changed the address meanwhile.
     if (location.hash === this.hash) history.replaceState(null, "", location.pathname);
   }
@@ -62,18 +58,15 @@ export class Drawer {
   // One job
 
   async openJob(id) {
-    const signal = this.show(`Job ${id}`);
-    this.mark(`#job/${id}`);
+    const signal = this.show(`Job ${id}`, `#job/${id}`);
     this.job = { id, records: [], last: -1, found: null };
     await this.ask(`/api/jobs/${id}`, signal);
   }
 
   jobChanged() {
-    const job = this.job;
-    if (!job || !job.found || this.timer) return;
-    const row = this.store.jobs.get(job.id);
-    if (!row || row.offset <= (job.found.offset ?? -1)) return;
-    this.more();
+    const found = this.job?.found;
+    const row = found && this.store.jobs.get(this.job.id);
+    if (row && row.offset > (found.offset ?? -1)) this.more();
   }
 
   // Also reload for records that change no row: events that were sent again, or rejected.
@@ -113,9 +106,8 @@ export class Drawer {
     const parts = [make("p", "lead said", found.description || "(no description)"), jobFacts(row, records)];
     if (found.why) parts.push(make("p", "fault", found.why));
     if (found.older_left_out) parts.push(make("p", "step-note", "Older events are in the ledger: trunkline jobs export."));
-    const list = make("ol", "timeline");
-    for (const step of stepsOf(records)) list.append(this.step(step));
-    parts.push(make("h3", "", "Timeline"), list);
+    const steps = stepsOf(records).map((step) => this.step(step));
+    parts.push(make("h3", "", "Timeline"), make("ol", "timeline", steps));
     const at = this.body.scrollTop;
     this.body.replaceChildren(...parts);
     this.body.scrollTop = at;
@@ -123,21 +115,19 @@ export class Drawer {
 
   step({ record, again }) {
     const [kind, name, note] = meaning(record);
-    const item = make("li");
-    item.dataset.kind = kind;
-    item.dataset.verdict = record.verdict;
-    const head = make("div", "step-head", [make("span", "step-name", name)]);
+    const head = [make("span", "step-name", name)];
     if (record.verdict === "rejected") {
       const back = () => this.openJob(this.jobOf(record));
       const tag = button("tag", record.reason, () => this.openRecord(record, back));
       tag.dataset.tone = "bad";
-      head.append(tag);
-    } else if (record.verdict === "duplicate") head.append(make("span", "tag", "sent again"));
-    if (again) head.append(make("span", "tag", `sent again ${again === 1 ? "once" : `${again} times`}`));
-    if (record.late) head.append(make("span", "tag", "late"));
-    head.append(make("span", "step-time", moment(record.logged_ms)));
-    item.append(head);
+      head.push(tag);
+    } else if (record.verdict === "duplicate") head.push(make("span", "tag", "sent again"));
+    if (again) head.push(make("span", "tag", `sent again ${again === 1 ? "once" : `${again} times`}`));
+    if (record.late) head.push(make("span", "tag", "late"));
+    head.push(make("span", "step-time", moment(record.logged_ms)));
+    const item = make("li", "", make("div", "step-head", head));
     if (note) item.append(make("p", "step-note said", note));
+    Object.assign(item.dataset, { kind, verdict: record.verdict });
     return item;
   }
 
@@ -148,15 +138,13 @@ export class Drawer {
   // The records that were rejected for one reason
 
   async openReason(reason) {
-    const signal = this.show(`Rejected: ${reason.replaceAll("_", " ")}`);
-    this.mark(`#rejected/${reason}`);
+    const signal = this.show(`Rejected: ${reason.replaceAll("_", " ")}`, `#rejected/${reason}`);
     try {
       const { events, reasons } = await get(`/api/rejections?reason=${encodeURIComponent(reason)}`, signal);
       const total = reasons.find((one) => one.reason === reason)?.count ?? events.length;
       const note = events.length < total ? `The newest ${count(events.length)} of ${count(total)}.` : `${count(total)} in all.`;
-      const list = make("ul", "rows");
-      for (const event of events) list.append(make("li", "", this.rejected(event, reason)));
-      this.body.replaceChildren(make("p", "step-note", note), list);
+      const rows = events.map((event) => make("li", "", this.rejected(event, reason)));
+      this.body.replaceChildren(make("p", "step-note", note), make("ul", "rows", rows));
     } catch (error) {
       this.failed(error);
     }
@@ -175,13 +163,7 @@ export class Drawer {
 
   async openRecord(known, back) {
     const [partition, offset] = known.position;
-    this.earlier = [
-      () => {
-        this.earlier = [];
-        back();
-      },
-    ];
-    const signal = this.show("Event");
+    const signal = this.show("Event", null, back);
     try {
       this.drawRecord(await get(`/api/records/${partition}/${offset}`, signal));
     } catch (error) {
@@ -206,11 +188,7 @@ export class Drawer {
       ]),
     ];
     if (/^job\/[0-9a-f]{8}$/.test(record.stream) && this.store.jobs.has(this.jobOf(record))) {
-      const openJob = () => {
-        this.earlier = [];
-        this.openJob(this.jobOf(record));
-      };
-      parts.push(button("link", "Show this job's timeline", openJob));
+      parts.push(button("link", "Show this job's timeline", () => this.openJob(this.jobOf(record))));
     }
     parts.push(make("h3", "", "What was sent, masked as in the ledger"));
     const text = record.body === null ? record.raw : JSON.stringify(record.body, null, 2);

@@ -14,19 +14,19 @@ const FIGURES = [
     name: "Settled",
     value: (p) => p.settled_per_s,
     text: (p) => [p.settled_per_s < 10 ? String(p.settled_per_s) : count(Math.round(p.settled_per_s)), "/s"],
-    note: (p, store) => `${count(store.pulses.slice(-60).reduce((sum, one) => sum + settled(one), 0))} in a minute`,
+    note: (p, store) => `${inMinute(store, (one) => one.accepted + one.duplicate + one.rejected)} in a minute`,
   },
   {
     name: "Live view lag",
     value: (p) => p.live_lag_ms,
-    text: (p) => split(duration(p.live_lag_ms)),
+    text: (p) => duration(p.live_lag_ms).split(" "),
     note: (p) => (p.kafka_is_away ? "Kafka is away" : `${count(p.live_lag_records)} records behind`),
     alarm: (p) => p.kafka_is_away || p.live_lag_ms > LIVE_LAG_MS,
   },
   {
     name: "Tables behind",
     value: (p) => p.tables_behind_ms ?? 0,
-    text: (p) => (p.tables_behind_ms === null ? ["no tables", ""] : split(duration(p.tables_behind_ms))),
+    text: (p) => (p.tables_behind_ms === null ? ["no tables", ""] : duration(p.tables_behind_ms).split(" ")),
     note: (p) => (p.tables_behind_records === null ? "streams has not run yet" : `${count(p.tables_behind_records)} records to go`),
     alarm: (p) => (p.tables_behind_ms ?? 0) > TABLES_MS,
   },
@@ -39,18 +39,13 @@ const FIGURES = [
   {
     name: "Rejected",
     value: (p) => p.rejected,
-    text: (p, store) => [count(store.pulses.slice(-60).reduce((sum, one) => sum + one.rejected, 0)), "in a minute"],
+    text: (p, store) => [inMinute(store, (one) => one.rejected), "in a minute"],
     note: (p, store) => latency(store),
   },
 ];
 
-function settled(pulse) {
-  return pulse.accepted + pulse.duplicate + pulse.rejected;
-}
-
-function split(text) {
-  const [number, unit] = text.split(" ");
-  return [number, unit ?? ""];
+function inMinute(store, value) {
+  return count(store.pulses.slice(-60).reduce((sum, one) => sum + value(one), 0));
 }
 
 function oldest(store) {

@@ -1,6 +1,6 @@
 // The list of jobs. There may be ten thousand; only the visible rows are in the page.
 
-import { age, button, count, make, now, setState, setText, shown } from "/page/text.js";
+import { age, button, count, make, now, setState, setText, shown, spans } from "/page/text.js";
 
 const STATES = ["pending", "running", "completed", "error", "cancelled"];
 const OVERSCAN = 6;
@@ -17,7 +17,6 @@ export class JobList {
     this.search = document.getElementById("job-search");
     this.visible = [];
     this.pool = new Map(); // by job id: the rows that are in the page
-    this.spare = [];
     this.selected = null;
     this.state = null;
     this.words = "";
@@ -28,11 +27,7 @@ export class JobList {
     this.window.addEventListener("keydown", (event) => this.key(event));
     this.window.addEventListener("click", (event) => this.click(event));
     this.window.addEventListener("focus", () => this.focused());
-    this.search.addEventListener("input", () => {
-      this.words = this.search.value.trim().toLowerCase();
-      this.window.scrollTop = 0;
-      this.store.changed("jobs");
-    });
+    this.search.addEventListener("input", () => this.choose({ words: this.search.value.trim().toLowerCase() }));
     new ResizeObserver(() => {
       this.measure();
       this.store.changed("scroll");
@@ -45,36 +40,34 @@ export class JobList {
     const group = document.getElementById("job-states");
     this.filters = new Map();
     for (const state of [null, ...STATES]) {
-      const filter = button("", state ?? "all", () => {
-        this.state = state;
-        this.window.scrollTop = 0;
-        this.store.changed("jobs");
-      });
-      filter.append(make("b", "", ""));
+      const filter = button("", [state ?? "all", make("b")], () => this.choose({ state }));
       this.filters.set(state, filter);
       group.append(filter);
     }
   }
 
+  // Show the jobs with another state or other words, from the newest.
+  choose(wanted) {
+    Object.assign(this, wanted);
+    this.window.scrollTop = 0;
+    this.store.changed("jobs");
+  }
+
   render() {
     this.visible = this.chosen();
     this.keepInSight();
-    let total = 0;
-    for (const state of STATES) total += this.store.jobCounts[state] ?? 0;
+    const numberOf = (state) => this.store.jobCounts[state] ?? 0;
+    const total = STATES.reduce((sum, state) => sum + numberOf(state), 0);
     setText(this.total, total ? count(total) : "");
     for (const [state, filter] of this.filters) {
-      const number = state === null ? total : (this.store.jobCounts[state] ?? 0);
+      const number = state === null ? total : numberOf(state);
       setText(filter.lastChild, number ? count(number) : "");
       filter.setAttribute("aria-pressed", String(state === this.state));
       filter.hidden = state !== null && number === 0 && state !== this.state;
     }
     this.empty.hidden = this.visible.length > 0;
-    if (!this.empty.hidden) {
-      setText(
-        this.empty,
-        total ? "No job fits what you look for." : "No jobs yet. They appear here as soon as one is registered.",
-      );
-    }
+    const none = "No jobs yet. They appear here as soon as one is registered.";
+    setText(this.empty, total ? "No job fits what you look for." : none);
     this.draw();
   }
 
@@ -107,8 +100,7 @@ export class JobList {
   }
 
   size() {
-    const height = `${this.visible.length * this.rowHeight}px`;
-    if (this.space.style.height !== height) this.space.style.height = height;
+    this.space.style.height = `${this.visible.length * this.rowHeight}px`;
   }
 
   draw() {
@@ -125,15 +117,10 @@ export class JobList {
       if (!wanted.has(id)) {
         this.pool.delete(id);
         row.element.remove();
-        if (this.spare.length < 100) this.spare.push(row);
       }
     }
     for (let place = first; place < last; place += 1) this.drawRow(place);
-    if (this.selected && this.pool.has(this.selected)) {
-      this.window.setAttribute("aria-activedescendant", `job-${this.selected}`);
-    } else {
-      this.window.removeAttribute("aria-activedescendant");
-    }
+    this.window.setAttribute("aria-activedescendant", this.pool.has(this.selected) ? `job-${this.selected}` : "");
   }
 
   drawRow(place) {
@@ -141,10 +128,7 @@ export class JobList {
     const job = this.store.jobs.get(id);
     let row = this.pool.get(id);
     if (!row) {
-      row = this.spare.pop() ?? newRow();
-      row.element.id = `job-${id}`;
-      row.job = null;
-      row.place = -1;
+      row = newRow(id);
       this.pool.set(id, row);
       this.space.append(row.element);
     }
@@ -158,7 +142,6 @@ export class JobList {
     if (row.job !== job) {
       row.job = job;
       setState(row.state, job.status);
-      row.id.textContent = id;
       setText(row.description, job.description || "(no description)");
       row.description.title = shown(job.description);
       setText(row.kind, (job.last_event ?? "").replaceAll("_", " "));
@@ -209,25 +192,19 @@ export class JobList {
   }
 }
 
-function newRow() {
-  const element = make("div", "job");
+function newRow(id) {
+  const cells = spans({
+    state: "state",
+    description: "said",
+    kind: "kind",
+    detail: "said",
+    session: "job-session said",
+    age: "job-age",
+  });
+  const name = make("span", "job-name", [make("span", "mono", id), cells.description]);
+  const last = make("span", "job-last", [cells.kind, cells.detail]);
+  const element = make("div", "job", [cells.state, name, last, cells.session, cells.age]);
+  element.id = `job-${id}`;
   element.setAttribute("role", "option");
-  const row = {
-    element,
-    state: make("span", "state"),
-    id: make("span", "mono"),
-    description: make("span", "said"),
-    kind: make("span", "kind"),
-    detail: make("span", "said"),
-    session: make("span", "job-session said"),
-    age: make("span", "job-age"),
-  };
-  element.append(
-    row.state,
-    make("span", "job-name", [row.id, row.description]),
-    make("span", "job-last", [row.kind, row.detail]),
-    row.session,
-    row.age,
-  );
-  return row;
+  return { element, ...cells, job: null, place: -1 };
 }

@@ -5,7 +5,7 @@ import { Drawer } from "/page/drawer.js";
 import { Events } from "/page/events.js";
 import { Figures } from "/page/figures.js";
 import { JobList } from "/page/jobs.js";
-import { agentList, mailboxList, reasonList } from "/page/side.js";
+import { addLists } from "/page/side.js";
 import { Store } from "/page/store.js";
 import { setClock, setText } from "/page/text.js";
 
@@ -15,15 +15,14 @@ const STATES = {
   live: "live",
   reconnecting: "reconnecting, what you see may be old",
   stale: "silent, what you see may be old",
+  out: "not logged in",
 };
 
 const store = new Store();
 const drawer = new Drawer(store);
 const jobs = new JobList(store, (id) => drawer.openJob(id));
 new Figures(store);
-agentList(store);
-mailboxList(store);
-reasonList(store, (reason) => drawer.openReason(reason));
+addLists(store, (reason) => drawer.openReason(reason));
 
 let waiting = null; // events that came before the snapshot they follow
 let loading = 0;
@@ -69,14 +68,12 @@ async function loadSnapshot() {
     store.takeJobs(found.first_jobs.jobs);
     store.takeAgents(found.agents, true);
     store.takeMailboxes(found.mailboxes);
-    store.takeReasons(found.rejections.reasons);
+    store.reasons = found.rejections.reasons;
     if (found.history.length > store.pulses.length) {
       store.pulses = found.history;
       store.pulse ??= found.history.at(-1);
     }
-    for (const [name, data] of waiting ?? []) {
-      apply(name, data);
-    }
+    for (const [name, data] of waiting ?? []) apply(name, data);
     waiting = null;
     showBoard();
     await loadJobs(found.first_jobs.next, mine);
@@ -97,10 +94,14 @@ async function loadJobs(next, mine) {
   }
 }
 
+function show(isIn) {
+  byId("login").hidden = isIn;
+  byId("board").hidden = !isIn;
+  byId("logout").hidden = !isIn;
+}
+
 function showBoard() {
-  byId("login").hidden = true;
-  byId("board").hidden = false;
-  byId("logout").hidden = false;
+  show(true);
   store.changed("jobs", "agents", "mailboxes", "reasons", "figures");
   if (!drawer.dialog.open) openAddressed();
 }
@@ -116,12 +117,9 @@ function showLogin(why) {
   events.close();
   loading += 1;
   drawer.dialog.close();
-  byId("board").hidden = true;
-  byId("logout").hidden = true;
-  byId("login").hidden = false;
+  show(false);
   setText(byId("who"), "");
-  byId("connection").dataset.state = "out";
-  setText(byId("connection-text"), "not logged in");
+  tell("out");
   setText(byId("login-error"), why);
   byId("token").focus();
 }

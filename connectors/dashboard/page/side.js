@@ -1,72 +1,28 @@
 // The three lists at the side: agents, mailboxes, rejections by reason.
 
-import { age, button, count, make, moment, now, setState, setText, shown, svg } from "/page/text.js";
+import { age, button, count, make, moment, now, setState, setText, shown, spans } from "/page/text.js";
 
 const ROWS = 60;
-
-// A list that keeps a row's element while the row changes, so that focus and selection are kept.
-class Rows {
-  constructor(id, newRow, update) {
-    this.list = document.getElementById(id);
-    this.empty = document.getElementById(`${id === "reasons" ? "rejections" : id}-empty`);
-    this.newRow = newRow;
-    this.update = update;
-    this.rows = new Map();
-    this.more = make("li", "more");
-  }
-
-  render(items) {
-    const shownItems = items.slice(0, ROWS);
-    const wanted = new Set(shownItems.map((item) => item.key));
-    for (const [key, row] of this.rows) {
-      if (!wanted.has(key)) {
-        row.item.remove();
-        this.rows.delete(key);
-      }
-    }
-    let before = null;
-    for (const item of shownItems) {
-      let row = this.rows.get(item.key);
-      if (!row) {
-        row = this.newRow(item);
-        this.rows.set(item.key, row);
-      }
-      const next = before ? before.nextSibling : this.list.firstChild;
-      if (next !== row.item) this.list.insertBefore(row.item, next);
-      before = row.item;
-      this.update(row, item);
-    }
-    this.empty.hidden = items.length > 0;
-    this.more.remove();
-    if (items.length > ROWS) {
-      setText(this.more, `and ${count(items.length - ROWS)} more`);
-      this.list.append(this.more);
-    }
-  }
-}
-
-// A row of a list: `body` with its parts, and the key in the data attribute `kind`.
-function newRow(kind, key, body, parts) {
-  const row = { item: make("li"), body, ...parts };
-  body.append(...Object.values(parts));
-  row.item.append(body);
-  row.item.dataset[kind] = shown(key);
-  return row;
-}
-
 const ORDER = { blocked: 0, working: 1, initializing: 2, idle: 3, stopped: 9 };
 
-export function agentList(store) {
-  const total = document.getElementById("agents-count");
-  const rows = new Rows(
-    "agents",
-    (agent) =>
-      newRow("agent", agent.agent, make("div", "row"), {
-        name: make("span", "row-name said"),
-        state: make("span", "state"),
-        note: make("span", "row-note said"),
-      }),
-    (row, agent) => {
+// Each list: its panel's id and title, the text for no rows, and the part of the store that it shows. `items` returns
+// the rows' data in order, each with a `key`. `cells` are the classes of a row's spans. `update` fills a row.
+const LISTS = [
+  {
+    id: "agents",
+    title: "Agents",
+    nothing: "Nobody takes part yet. Agents appear here when they join, or when a task starts one.",
+    part: "agents",
+    cells: { name: "row-name said", state: "state", note: "row-note said" },
+    items: (store) =>
+      sorted(
+        [...store.agents.values()],
+        (agent) => ORDER[agent.status] ?? 5,
+        (agent) => agent.agent,
+      ),
+    total: (agents) => agents.filter((agent) => agent.status !== "stopped").length,
+    update(row, agent) {
+      row.item.dataset.agent = shown(agent.agent);
       setText(row.name, agent.agent);
       setState(row.state, agent.status);
       const over = agent.status === "stopped";
@@ -79,70 +35,112 @@ export function agentList(store) {
       setText(row.note, parts.filter(Boolean).join(" · "));
       row.body.title = shown([agent.task, agent.task_id && `task ${agent.task_id}`].filter(Boolean).join("\n"));
     },
-  );
-  store.on("agents", () => {
-    const agents = [...store.agents.values()];
-    agents.sort(
-      (one, other) =>
-        (ORDER[one.status] ?? 5) - (ORDER[other.status] ?? 5) || (one.agent < other.agent ? -1 : one.agent > other.agent ? 1 : 0),
-    );
-    const present = agents.filter((agent) => agent.status !== "stopped").length;
-    setText(total, present ? count(present) : "");
-    rows.render(agents);
-  });
-}
-
-export function mailboxList(store) {
-  const total = document.getElementById("mailboxes-count");
-  const rows = new Rows(
-    "mailboxes",
-    (box) => {
-      const bar = svg("rect", { height: 3 });
-      const frame = { viewBox: "0 0 100 3", preserveAspectRatio: "none", "aria-hidden": "true" };
-      const parts = {
-        name: make("span", "row-name said"),
-        figure: make("span", "row-figure"),
-        meter: make("span", "meter", svg("svg", frame, bar)),
-        note: make("span", "row-note"),
-      };
-      return { ...newRow("mailbox", box.key, make("div", "row"), parts), bar };
+  },
+  {
+    id: "mailboxes",
+    title: "Mailboxes",
+    nothing: "Nothing waits. All messages have been read.",
+    part: "mailboxes",
+    cells: { name: "row-name said", figure: "row-figure", meter: "meter", note: "row-note" },
+    items(store) {
+      const waiting = store.mailboxes.mailboxes.filter((box) => box.depth > 0);
+      const boxes = sorted(waiting, (box) => -box.depth, (box) => box.recipient);
+      return boxes.map((box) => ({ ...box, deepest: boxes[0].depth, key: `${box.realm}/${box.recipient}` }));
     },
-    (row, box) => {
+    total: (boxes, store) => store.mailboxes.total,
+    update(row, box) {
+      row.item.dataset.mailbox = shown(box.key);
       setText(row.name, box.realm === "default" ? box.recipient : box.key);
       setText(row.figure, count(box.depth));
       setText(row.note, box.oldest_ms === null ? "" : `oldest for ${age(now() - box.oldest_ms)}`);
-      row.bar.setAttribute("width", String(Math.max(1, (100 * box.depth) / box.deepest)));
+      row.meter.style.backgroundSize = `${Math.max(1, (100 * box.depth) / box.deepest)}% 100%`;
     },
-  );
-  store.on("mailboxes", () => {
-    const boxes = store.mailboxes.mailboxes.filter((box) => box.depth > 0);
-    boxes.sort((one, other) => other.depth - one.depth || (one.recipient < other.recipient ? -1 : 1));
-    const deepest = boxes.length ? boxes[0].depth : 1;
-    setText(total, store.mailboxes.total ? count(store.mailboxes.total) : "");
-    rows.render(boxes.map((box) => ({ ...box, deepest, key: `${box.realm}/${box.recipient}` })));
-  });
-}
-
-export function reasonList(store, open) {
-  const total = document.getElementById("rejections-count");
-  const rows = new Rows(
-    "reasons",
-    (one) =>
-      newRow("reason", one.reason, button("row", null, () => open(one.reason)), {
-        name: make("span", "row-name"),
-        figure: make("span", "row-figure"),
-        note: make("span", "row-note"),
-      }),
-    (row, one) => {
+  },
+  {
+    id: "rejections",
+    title: "Rejections",
+    nothing: "Nothing has been rejected.",
+    part: "reasons",
+    cells: { name: "row-name", figure: "row-figure", note: "row-note" },
+    items: (store) =>
+      sorted(store.reasons, (one) => -one.count, (one) => one.reason).map((one) => ({ ...one, key: one.reason })),
+    total: (reasons) => reasons.reduce((sum, one) => sum + one.count, 0),
+    update(row, one) {
+      row.item.dataset.reason = shown(one.reason);
       setText(row.name, one.reason.replaceAll("_", " "));
       setText(row.figure, count(one.count));
       setText(row.note, one.last_ms === null ? "" : `last at ${moment(one.last_ms)}`);
     },
+  },
+];
+
+// Sort by a number, and where that is the same by a text.
+function sorted(items, number, text) {
+  return items.toSorted(
+    (one, other) => number(one) - number(other) || (text(one) < text(other) ? -1 : Number(text(one) > text(other))),
   );
-  store.on("reasons", () => {
-    const reasons = [...store.reasons].sort((one, other) => other.count - one.count || (one.reason < other.reason ? -1 : 1));
-    setText(total, count(reasons.reduce((sum, one) => sum + one.count, 0)));
-    if (!reasons.length) setText(total, "");
-    rows.render(reasons.map((one) => ({ ...one, key: one.reason })));
-  });
+}
+
+// Add the three panels. Those of the rejections are buttons that call `openReason(reason)`.
+export function addLists(store, openReason) {
+  for (const list of LISTS) {
+    const rows = new Rows(list, list.id === "rejections" ? openReason : null);
+    store.on(list.part, () => rows.render(list.items(store), store));
+  }
+}
+
+// A panel with a list. It keeps a row's element while the row changes, so that focus and selection are kept.
+class Rows {
+  constructor(list, open) {
+    this.of = list;
+    this.open = open;
+    this.total = make("span", "count");
+    this.list = make("ul", "rows");
+    this.empty = make("p", "empty", list.nothing);
+    this.more = make("li", "more");
+    this.rows = new Map();
+    const title = make("h2", "", [`${list.title} `, this.total]);
+    const panel = make("section", "panel", [make("div", "panel-head", title), this.list, this.empty]);
+    for (const [end, element] of Object.entries({ title, count: this.total, empty: this.empty })) {
+      element.id = `${list.id}-${end}`;
+    }
+    panel.setAttribute("aria-labelledby", title.id);
+    document.getElementById("side").append(panel);
+  }
+
+  render(items, store) {
+    const total = this.of.total(items, store);
+    setText(this.total, total ? count(total) : "");
+    const shownItems = items.slice(0, ROWS);
+    const wanted = new Set(shownItems.map((item) => item.key));
+    for (const [key, row] of this.rows) {
+      if (!wanted.has(key)) {
+        row.item.remove();
+        this.rows.delete(key);
+      }
+    }
+    let before = null;
+    for (const item of shownItems) {
+      const row = this.rows.get(item.key) ?? this.newRow(item.key);
+      const next = before ? before.nextSibling : this.list.firstChild;
+      if (next !== row.item) this.list.insertBefore(row.item, next);
+      before = row.item;
+      this.of.update(row, item);
+    }
+    this.empty.hidden = items.length > 0;
+    this.more.remove();
+    if (items.length > ROWS) {
+      setText(this.more, `and ${count(items.length - ROWS)} more`);
+      this.list.append(this.more);
+    }
+  }
+
+  newRow(key) {
+    const cells = spans(this.of.cells);
+    const parts = Object.values(cells);
+    const body = this.open ? button("row", parts, () => this.open(key)) : make("div", "row", parts);
+    const row = { item: make("li", "", body), body, ...cells };
+    this.rows.set(key, row);
+    return row;
+  }
 }

@@ -6,35 +6,29 @@ const PULSES_KEPT = 300;
 const LATENCIES_KEPT = 2000;
 
 export class Store {
-  constructor() {
-    this.jobs = new Map();
-    this.order = []; // job ids, newest first
-    this.agents = new Map();
-    this.mailboxes = { mailboxes: [], messages: 0, total: 0 };
-    this.reasons = [];
-    this.pulses = [];
-    this.jobCounts = {};
-    this.pulse = null;
-    this.listeners = new Map();
-    this.dirty = new Set();
-    this.scheduled = false;
-    this.settledAt = []; // of verdicts that are not painted yet
-    this.latencies = []; // settled to painted, milliseconds
-  }
+  jobs = new Map();
+  order = []; // job ids, newest first
+  agents = new Map();
+  mailboxes = { mailboxes: [], messages: 0, total: 0 };
+  reasons = [];
+  pulses = [];
+  jobCounts = {};
+  pulse = null;
+  listeners = new Map();
+  dirty = new Set();
+  settledAt = []; // of verdicts that are not painted yet
+  latencies = []; // settled to painted, milliseconds
 
   on(part, listener) {
     this.listeners.set(part, listener);
   }
 
   changed(...parts) {
+    if (!this.dirty.size) requestAnimationFrame(() => this.render());
     for (const part of parts) this.dirty.add(part);
-    if (this.scheduled) return;
-    this.scheduled = true;
-    requestAnimationFrame(() => this.render());
   }
 
   render() {
-    this.scheduled = false;
     const parts = this.dirty;
     this.dirty = new Set();
     for (const part of parts) this.listeners.get(part)?.();
@@ -72,34 +66,21 @@ export class Store {
   }
 
   place(row) {
-    const order = this.order;
-    if (!order.length || isNewer(row, this.jobs.get(order[0]))) {
-      order.unshift(row.job_id);
-      return;
-    }
     let low = 0;
-    let high = order.length;
+    let high = this.order.length;
     while (low < high) {
       const middle = (low + high) >> 1;
-      if (isNewer(row, this.jobs.get(order[middle]))) high = middle;
+      if (isNewer(row, this.jobs.get(this.order[middle]))) high = middle;
       else low = middle + 1;
     }
-    order.splice(low, 0, row.job_id);
+    this.order.splice(low, 0, row.job_id);
   }
 
   forgetOldest() {
-    const kept = [];
-    let surplus = this.order.length - JOBS_KEPT;
-    for (let place = this.order.length - 1; place >= 0; place -= 1) {
-      const id = this.order[place];
-      if (surplus > 0 && this.jobs.get(id).ended_ms !== null) {
-        this.jobs.delete(id);
-        surplus -= 1;
-      } else {
-        kept.push(id);
-      }
-    }
-    this.order = kept.reverse();
+    const surplus = this.order.length - JOBS_KEPT;
+    const ended = this.order.filter((id) => this.jobs.get(id).ended_ms !== null);
+    for (const id of ended.slice(-surplus)) this.jobs.delete(id);
+    this.order = this.order.filter((id) => this.jobs.has(id));
   }
 
   takeAgents(rows, all = false) {
@@ -135,27 +116,16 @@ export class Store {
   }
 
   takeVerdicts(verdicts) {
-    let rejected = false;
-    for (const verdict of verdicts) {
-      this.settledAt.push(verdict.logged_ms);
-      if (verdict.verdict !== "rejected") continue;
-      rejected = true;
-      const found = this.reasons.find((one) => one.reason === verdict.reason);
-      if (found) {
-        found.count += 1;
-        found.last_ms = verdict.logged_ms;
-      } else {
-        this.reasons.push({ reason: verdict.reason, count: 1, last_ms: verdict.logged_ms });
-      }
+    for (const { verdict, reason, logged_ms } of verdicts) {
+      this.settledAt.push(logged_ms);
+      if (verdict !== "rejected") continue;
+      const found = this.reasons.find((one) => one.reason === reason);
+      if (found) Object.assign(found, { count: found.count + 1, last_ms: logged_ms });
+      else this.reasons.push({ reason, count: 1, last_ms: logged_ms });
+      this.changed("reasons");
     }
-    if (rejected) this.changed("reasons");
     if (this.settledAt.length > 5000) this.settledAt.splice(0, this.settledAt.length - 5000);
     this.changed("figures");
-  }
-
-  takeReasons(reasons) {
-    this.reasons = reasons;
-    this.changed("reasons");
   }
 
   takePulse(pulse) {

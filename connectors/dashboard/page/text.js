@@ -19,14 +19,17 @@ export function shownLines(text) {
   return String(text).replace(HIDDEN_BUT_LINES, escape);
 }
 
-// An element with classes, and text or children. Text goes through `shown`.
-export function make(tag, classes = "", content = null) {
+// An element with classes, and a child or an array of children. Text goes through `shown`.
+export function make(tag, classes = "", content = []) {
   const element = document.createElement(tag);
   if (classes) element.className = classes;
-  if (Array.isArray(content)) element.append(...content);
-  else if (content instanceof Node) element.append(content);
-  else if (content !== null) element.textContent = shown(content);
+  for (const child of [content].flat()) element.append(child instanceof Node ? child : shown(child));
   return element;
+}
+
+// Empty spans by name, from their classes by name.
+export function spans(classes) {
+  return Object.fromEntries(Object.entries(classes).map(([name, value]) => [name, make("span", value)]));
 }
 
 // A button that calls `pressed` when it is clicked.
@@ -56,8 +59,8 @@ export function setText(element, text) {
 }
 
 export function state(name) {
-  const element = make("span", "state", name);
-  element.dataset.state = name;
+  const element = make("span", "state");
+  setState(element, name);
   return element;
 }
 
@@ -67,11 +70,7 @@ export function setState(element, name) {
   element.textContent = shown(name);
 }
 
-const NUMBER = new Intl.NumberFormat("en");
-
-export function count(number) {
-  return NUMBER.format(number);
-}
+export const count = new Intl.NumberFormat("en").format;
 
 export function duration(ms) {
   const s = Math.max(0, ms) / 1000;
