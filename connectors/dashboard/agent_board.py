@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 from typing import Any, Final
 
 from connectors.dashboard.shown_rows import milliseconds
@@ -36,12 +36,9 @@ class AgentBoard:
         participants = self._live_view.all(ParticipantRow)
         stopped = sorted((p for p in participants if p.status == STOPPED), key=lambda p: -(p.stopped_at or 0))
         present = sorted((p for p in participants if p.status != STOPPED), key=lambda p: p.agent_name)
-        joined = {p.task_id for p in present if p.task_id is not None}
-        tasks = [
-            task
-            for task in self._live_view.all(TaskRow)
-            if task.status == RUNNING and task.task_id not in joined
-        ]
+        joined = {p.task_id for p in present}
+        running = (task for task in self._live_view.all(TaskRow) if task.status == RUNNING)
+        tasks = [task for task in running if task.task_id not in joined]
         return [
             *map(self._participant, present),
             *map(self._worker, sorted(tasks, key=lambda task: (task.agent_name, task.task_id))),
@@ -57,18 +54,15 @@ class AgentBoard:
         of the task that they were spawned for may be removed or added.
         """
         found: list[dict[str, Any]] = []
-        names, touched = set(agents), set(tasks)
-        joined: Mapping[str | None, ParticipantRow] = {}
-        if names or touched:
-            joined = {
-                p.task_id: p for p in self._live_view.all(ParticipantRow) if p.task_id and p.status != STOPPED
-            }
-        for name in sorted(names):
+        touched = set(tasks)
+        for name in sorted(set(agents)):
             row = self._live_view.get(ParticipantRow, name)
             if row is not None:
                 found.append(self._participant(row))
                 if row.task_id is not None and name in turned:
                     touched.add(row.task_id)
+        participants = self._live_view.all(ParticipantRow) if touched else ()
+        joined = {p.task_id for p in participants if p.status != STOPPED}
         for task_id in sorted(touched):
             task = self._live_view.get(TaskRow, task_id)
             if task is not None and task.status == RUNNING and task_id not in joined:

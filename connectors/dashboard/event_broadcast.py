@@ -12,8 +12,9 @@ import asyncio
 import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -32,22 +33,18 @@ LENGTH_LIMIT: Final = 16 * 1024
 _FORM: Final = re.compile(r"e(\d{1,9}):((?:\d{1,15}\.)*\d{1,15})").fullmatch
 
 
+@dataclass
 class LogPosition:
     """A position in the log: the next offset of each partition, in one epoch of the topic.
 
     It is the id of an event, and is the same at every gateway.
     """
 
-    def __init__(self, epoch: int, offsets: Mapping[int, int]) -> None:
-        self.epoch = epoch
-        self.offsets = dict(offsets)
+    epoch: int
+    offsets: dict[int, int]
 
     def __str__(self) -> str:
         return f"e{self.epoch}:" + ".".join(str(self.offsets[number]) for number in sorted(self.offsets))
-
-    def copy(self) -> LogPosition:
-        """Return a copy of the position."""
-        return LogPosition(self.epoch, self.offsets)
 
     def advance(self, records: Iterable[SettledRecord]) -> None:
         """Move the position behind these records."""
@@ -141,7 +138,9 @@ class EventBroadcast:
             try:
                 records, self._cursor = self._feed.since(self._cursor, _FRAME_RECORDS)
             except FellBehind:
-                self._skip()
+                # The feed dropped records before they were read: start again at the end.
+                self.start_here()
+                self._add(self._reset("too much was settled at once"))
                 continue
             self._at.advance(records)
             if self.readers:
@@ -152,11 +151,6 @@ class EventBroadcast:
                 self._bytes = 0
             spent = time.monotonic() - began
             await asyncio.sleep(max(0.0, FRAME_S - _GATHER_S - spent))
-
-    def _skip(self) -> None:
-        """Start again at the end, because the feed dropped records before they were read."""
-        self.start_here()
-        self._add(self._reset("too much was settled at once"))
 
     async def _beat(self) -> None:
         while True:
@@ -192,13 +186,9 @@ class EventBroadcast:
             if last_event_id is None:
                 yield events_text({"hello": {"position": self.position}}, self.position)
             else:
-                held = self._held_after(last_event_id)
-                if held is not None:
-                    number = held
-                else:
-                    missed, number = await self._missed(role, last_event_id)
-                    for text in missed:
-                        yield text
+                missed, number = await self._missed(role, last_event_id)
+                for text in missed:
+                    yield text
             while goes_on():
                 oldest = self._newest - len(self._ring)
                 if number < oldest:
@@ -218,22 +208,18 @@ class EventBroadcast:
             self.readers -= 1
             self._hub.metrics.readers(DOOR, -1)
 
-    def _held_after(self, last_event_id: str) -> int | None:
-        """Return the number of the newest frame that ends at this position, or None if the ring has none."""
+    async def _missed(self, role: str, last_event_id: str) -> tuple[list[bytes], int]:
+        """Return the events between a reader's position and a frame of the ring, and that frame's number."""
         for behind, (position, _) in enumerate(reversed(self._ring)):
             if position == last_event_id:
-                return self._newest - behind
-        return None
-
-    async def _missed(self, role: str, last_event_id: str) -> tuple[list[bytes], int]:
-        """Return the events between a reader's position and the newest frame, and that frame's number."""
+                return [], self._newest - behind
         kafka = self._hub.settings.kafka
         since = parsed_position(last_event_id, kafka.epoch, kafka.partitions)
         deadline = time.monotonic() + _OTHER_GATEWAY_S
         while since is not None and since.is_ahead_of(self._at) and time.monotonic() < deadline:
             # The reader was at another gateway that is further ahead.
             await asyncio.sleep(FRAME_S)
-        number, now = self._newest, self._at.copy()
+        number, now = self._newest, LogPosition(self._at.epoch, dict(self._at.offsets))
         if since is None or since.is_ahead_of(now):
             return [self._reset("this is not a position of this log")], number
         records = await asyncio.to_thread(self._records, since, now)

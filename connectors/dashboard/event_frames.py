@@ -8,6 +8,7 @@ frame. A reader that loses its connection within a frame gets the whole frame ag
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -78,18 +79,12 @@ class FrameWriter:
                 touched[kind][name] = None
             elif kind == MAILBOX:
                 messages.append(self._message(record, name))
+        jobs = (self._live_view.get(JobRow, name) for name in touched[JOB])
+        tasks = (self._live_view.get(TaskRow, name) for name in touched[TASK])
         found = {
             **_agent_events(self._board.changed(touched[AGENT], touched[TASK], turned), came),
-            "job": [
-                job_as_json(self._live_view, row)
-                for name in touched[JOB]
-                if (row := self._live_view.get(JobRow, name)) is not None
-            ],
-            "task": [
-                task_as_json(self._live_view, task)
-                for name in touched[TASK]
-                if (task := self._live_view.get(TaskRow, name)) is not None
-            ],
+            "job": [job_as_json(self._live_view, job) for job in jobs if job is not None],
+            "task": [task_as_json(self._live_view, task) for task in tasks if task is not None],
             "message": messages,
         }
         return {name: data for name, data in found.items() if data}
@@ -99,10 +94,8 @@ class FrameWriter:
         realm, _, recipient = mailbox.partition("/")
         said: Any = {}
         if record.type == MESSAGE_POSTED:
-            try:
+            with suppress(orjson.JSONDecodeError):
                 said = orjson.loads(record.value or b"{}")
-            except orjson.JSONDecodeError:
-                said = {}
         return {
             "type": record.type,
             "realm": realm,

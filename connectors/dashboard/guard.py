@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from connectors.gateway.web.answers import error_response
@@ -17,7 +18,7 @@ from schemas.wire.verdicts import POLICY
 _LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 _WILDCARDS: Final = ("0.0.0.0", "::", "")  # noqa: S104  compared, not bound
 _USUAL_PORTS: Final = {"http": 80, "https": 443}
-_OUR_SITES: Final = (b"same-origin", b"none")
+_OUR_SITES: Final = ("same-origin", "none")
 
 _POLICY: Final = "; ".join(
     (
@@ -33,19 +34,15 @@ _POLICY: Final = "; ".join(
         "trusted-types 'none'",
     )
 )
-_HEADERS: Final = tuple(
-    (name.encode(), value.encode())
-    for name, value in (
-        ("content-security-policy", _POLICY),
-        ("x-content-type-options", "nosniff"),
-        ("x-frame-options", "DENY"),
-        ("referrer-policy", "no-referrer"),
-        ("cross-origin-opener-policy", "same-origin"),
-        ("cross-origin-resource-policy", "same-origin"),
-        ("permissions-policy", "camera=(), geolocation=(), microphone=(), payment=(), usb=()"),
-    )
-)
-_NO_STORE: Final = (b"cache-control", b"no-store")
+_HEADERS: Final = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+}
 
 
 class Guard:
@@ -55,7 +52,7 @@ class Guard:
         self._app = app
         self._is_wildcard = host in _WILDCARDS
         self._port = port
-        self._origin = f"{scheme}://".encode()
+        self._scheme = scheme
         self._is_usual_port = port == _USUAL_PORTS[scheme]
         self._hosts = set(self._written((*_LOOPBACK_NAMES, host)))
 
@@ -67,10 +64,9 @@ class Guard:
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = [*message["headers"], *_HEADERS]
-                if not any(name == b"cache-control" for name, _ in message["headers"]):
-                    headers.append(_NO_STORE)
-                message = {**message, "headers": headers}
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                headers.setdefault("cache-control", "no-store")
             await send(message)
 
         why = self._why_not(scope)
@@ -80,19 +76,16 @@ class Guard:
             await error_response(403, POLICY, why)(scope, receive, with_headers)
 
     def _why_not(self, scope: Scope) -> str | None:
-        found: dict[bytes, list[bytes]] = {}
-        for name, value in scope["headers"]:
-            found.setdefault(name, []).append(value)
-        hosts = found.get(b"host", [])
-        if len(hosts) != 1 or hosts[0].decode("latin-1").lower() not in self._allowed(scope):
+        headers = Headers(scope=scope)
+        hosts = [host.lower() for host in headers.getlist("host")]
+        if len(hosts) != 1 or hosts[0] not in self._allowed(scope):
             return "the dashboard does not answer under this Host"
-        origins = found.get(b"origin", [])
-        if any(origin.lower() != self._origin + hosts[0].lower() for origin in origins):
+        if any(origin.lower() != f"{self._scheme}://{hosts[0]}" for origin in headers.getlist("origin")):
             return "the dashboard does not answer to pages of another Origin"
-        site, mode = found.get(b"sec-fetch-site", [b"none"]), found.get(b"sec-fetch-mode", [b""])
+        site, mode = headers.getlist("sec-fetch-site"), headers.getlist("sec-fetch-mode")
         # A link of another site may lead to the page itself, which shows nothing before it has asked for its
         # data.
-        if site[-1] not in _OUR_SITES and not (scope["path"] == "/" and mode[-1] == b"navigate"):
+        if site and site[-1] not in _OUR_SITES and not (scope["path"] == "/" and mode[-1:] == ["navigate"]):
             return "the dashboard does not answer to pages of another site"
         return None
 

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-from connectors.dashboard.shown_rows import jobs_by_state
+from connectors.dashboard.shown_rows import jobs_by_state, milliseconds
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import Mailbox, MailboxIndex
 from connectors.live.live_view import LiveView
@@ -48,13 +48,9 @@ class MailboxDepths:
         }
 
     def _as_json(self, mailbox: Mailbox, depth: int) -> dict[str, Any]:
-        oldest = self._oldest_us(mailbox)
-        return {
-            "realm": mailbox[0],
-            "recipient": mailbox[1],
-            "depth": depth,
-            "oldest_ms": None if oldest is None else oldest // 1000,
-        }
+        realm, recipient = mailbox
+        oldest_ms = milliseconds(self._oldest_us(mailbox))
+        return {"realm": realm, "recipient": recipient, "depth": depth, "oldest_ms": oldest_ms}
 
     def _oldest_us(self, mailbox: Mailbox) -> int | None:
         # Later messages are newer, so the oldest one stays the oldest until it is delivered.
@@ -133,9 +129,7 @@ class Pulse:
         figures = {
             "at_ms": round(time.time() * 1000),
             "settled_per_s": round(verdicts.total() / seconds, 1),
-            ACCEPTED: verdicts[ACCEPTED],
-            DUPLICATE: verdicts[DUPLICATE],
-            REJECTED: verdicts[REJECTED],
+            **{verdict: verdicts[verdict] for verdict in (ACCEPTED, DUPLICATE, REJECTED)},
             "live_lag_ms": round(max(0.0, lag_s) * 1000),
             "live_lag_records": sum(self._hub.live_view.lag().values()),
             "tables_behind_records": records_behind,

@@ -6,6 +6,7 @@ import threading
 from bisect import insort
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -36,7 +37,7 @@ class Rejections:
         self._lock = threading.Lock()
         self._first: dict[int, int] = {}
         self._counts: Counter[str] = Counter()
-        self._newest: dict[str, list[tuple[int, Position, SettledRecord]]] = {}
+        self._newest: dict[str, list[SettledRecord]] = {}
 
     def settled(self, records: Sequence[SettledRecord]) -> None:
         """Add settled records; called on the live view's thread."""
@@ -77,26 +78,21 @@ class Rejections:
     def newest(self, reason: str | None, role: str, limit: int) -> list[SettledRecord]:
         """Return the newest records that were rejected for this reason, or for any, newest first."""
         with self._lock:
-            if reason is None:
-                held = sorted((one for kept in self._newest.values() for one in kept), key=_when)
-            else:
-                held = self._newest.get(reason, [])
-            shown = [record for _, _, record in reversed(held) if is_shown(record, role)]
-        return shown[:limit]
+            kept = self._newest.values() if reason is None else [self._newest.get(reason, [])]
+            held = sorted(chain.from_iterable(kept), key=_when, reverse=True)
+        return [record for record in held if is_shown(record, role)][:limit]
 
     def _last_ms(self, reason: str, role: str) -> int | None:
-        for moment, _, record in reversed(self._newest.get(reason, [])):
-            if is_shown(record, role):
-                return moment // 1000
-        return None
+        newest_first = reversed(self._newest.get(reason, []))
+        return next((record.logged_at_us // 1000 for record in newest_first if is_shown(record, role)), None)
 
     def _keep(self, record: SettledRecord) -> None:
         if len(record.value or b"") > _VALUE_BYTES:
             record = msgspec.structs.replace(record, value=None)
         kept = self._newest.setdefault(record.reason or FOLD_FAILED, [])
-        insort(kept, (record.logged_at_us, record.position, record), key=_when)
+        insort(kept, record, key=_when)
         del kept[:-KEPT]
 
 
-def _when(held: tuple[int, Position, SettledRecord]) -> tuple[int, Position]:
-    return held[0], held[1]
+def _when(record: SettledRecord) -> tuple[int, Position]:
+    return record.logged_at_us, record.position
