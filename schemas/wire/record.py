@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Final
+from typing import Final, TypedDict
 
 import msgspec
 
@@ -73,6 +73,13 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
 
 class BadEnvelopeError(ValueError):
     """The headers are not those of a record of Trunkline. The message gives the reason."""
+
+
+class Origin(TypedDict):
+    """The door that appends a record, and the principal that caused the record."""
+
+    door: str
+    principal: str
 
 
 class OutgoingRecord(msgspec.Struct, frozen=True):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Unpack
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from schemas.wire.field_checks import has_control_characters
+from schemas.wire.field_checks import has_control_characters, is_utc_timestamp
 from schemas.wire.ids import is_name
+from schemas.wire.record import Origin, OutgoingRecord, content_id
+from schemas.wire.strict_json import canonical
 
 # The two checks below as regular expressions, for readers of the JSON schema.
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
@@ -37,6 +39,14 @@ def _printable(text: str) -> str:
     return text
 
 
+def _utc_time(text: str) -> str:
+    if not is_utc_timestamp(text):
+        raise ValueError("not an ISO 8601 time in UTC such as 2026-11-21T10:00:00Z")
+    return text
+
+
+UtcTime = Annotated[str, AfterValidator(_utc_time)]
+"""A time in ISO 8601 in UTC, with seconds and `Z`."""
 Name = Annotated[str, AfterValidator(_name), Field(json_schema_extra={"pattern": NAME_PATTERN})]
 """A name by CM-01."""
 JobId = Annotated[str, Field(pattern=r"^[0-9a-f]{8}\z")]
@@ -67,12 +77,47 @@ Image = Annotated[Printable, Field(min_length=1, max_length=IMAGE_LIMIT)]
 
 
 class WireBody(BaseModel):
-    """The body of a record that only Trunkline's own doors make. Unknown keys are rejected."""
+    """The body of a record that only Trunkline's own doors make. Unknown keys are rejected.
+
+    Attributes:
+        OMITS_NULLS: whether the record omits the fields that are `None`. A field that is added later then does
+            not change the content of a repeated request.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     # `Literal[1]` also accepts `true`, but the fold has checked the version before.
     schema_version: Literal[1] = 1
+    OMITS_NULLS: ClassVar[bool] = False
+
+    def value(self) -> bytes:
+        """Return the body as canonical JSON, the value of its record."""
+        return canonical(self.model_dump(mode="json", by_alias=True, exclude_none=self.OMITS_NULLS))
+
+    def record(
+        self, record_type: str, stream: str, *request: str, ce_id: str | None = None, **origin: Unpack[Origin]
+    ) -> OutgoingRecord:
+        """Return the record with this body.
+
+        Args:
+            record_type: the type of the record.
+            stream: the stream to which the record belongs.
+            request: texts that identify the request for the record among those of the same origin. The same
+                request has the same `ce_id`, even with other content, so that the fold recognises the conflict.
+                Without them, the `ce_id` depends on the type and the content alone.
+            ce_id: another CloudEvents id.
+            origin: the door that appends the record, and the principal that caused it.
+        """
+        value = self.value()
+        identity = [f"{origin['door']}/{origin['principal']}", *request] if request else []
+        parts = [part.encode() for part in identity] or [value]
+        return OutgoingRecord(
+            stream=stream,
+            ce_id=ce_id or content_id(record_type.encode(), *parts),
+            type=record_type,
+            value=value,
+            **origin,
+        )
 
 
 def body_fault(model: type[BaseModel], body: dict[str, Any]) -> str | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar, Final, Unpack
 
 from pydantic import Field
 
 from schemas.fold.view_rows import Moment, Row
 from schemas.wire.ids import AGENT, stream_key
-from schemas.wire.record import OutgoingRecord, content_id
-from schemas.wire.strict_json import canonical
+from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import Capabilities, Image, Name, Printable, WireBody
 
 AGENT_DEFINED: Final = "agent.defined"
@@ -81,35 +80,27 @@ def change_cause(row: AgentRow | None) -> str:
     return str(row.defined_at if row.removed_at is None else row.removed_at)
 
 
-def definition_record(body: AgentDefined, *, cause: str, door: str, principal: str) -> OutgoingRecord:
+def definition_record(body: AgentDefined, *, cause: str, **origin: Unpack[Origin]) -> OutgoingRecord:
     """Return the record that defines an agent.
 
     Args:
         body: the definition.
         cause: the result of `change_cause`. It gives a definition that returns after another one a new id,
             while a definition that is sent again keeps its id.
-        door: the door that appends the record.
-        principal: the principal that defines the agent.
+        origin: the door that appends the record, and the principal that defines the agent.
     """
-    return _record(AGENT_DEFINED, body, cause, door, principal)
+    return _record(AGENT_DEFINED, body, cause, origin)
 
 
-def removal_record(agent_name: str, *, cause: str, door: str, principal: str) -> OutgoingRecord:
+def removal_record(agent_name: str, *, cause: str, **origin: Unpack[Origin]) -> OutgoingRecord:
     """Return the record that removes an agent's definition.
 
     Raises:
         pydantic.ValidationError: `agent_name` is not a valid name.
     """
-    return _record(AGENT_REMOVED, AgentRemoved(agent_name=agent_name), cause, door, principal)
+    return _record(AGENT_REMOVED, AgentRemoved(agent_name=agent_name), cause, origin)
 
 
-def _record(record_type: str, body: _AgentBody, cause: str, door: str, principal: str) -> OutgoingRecord:
-    value = canonical(body.model_dump(mode="json"))
-    return OutgoingRecord(
-        stream=stream_key(AGENT, body.agent_name),
-        ce_id=content_id(record_type.encode(), f"{door}/{principal}".encode(), cause.encode(), value),
-        door=door,
-        principal=principal,
-        type=record_type,
-        value=value,
-    )
+def _record(record_type: str, body: _AgentBody, cause: str, origin: Origin) -> OutgoingRecord:
+    stream = stream_key(AGENT, body.agent_name)
+    return body.record(record_type, stream, cause, body.value().decode(), **origin)

@@ -6,15 +6,15 @@ payload that the agent published on its outbox, byte for byte. The doors make th
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Unpack
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.fold.view_rows import Moment, Row
 from schemas.keys.sealing import Keyring, mqtt_agent_secret_purpose
-from schemas.streams.principal.principals import RESERVED_PRINCIPALS
+from schemas.streams.principal.principals import FreeName
 from schemas.wire.ids import AGENT, is_name, stream_key
-from schemas.wire.record import JSON_CONTENT, OutgoingRecord, content_id
+from schemas.wire.record import JSON_CONTENT, Origin, OutgoingRecord
 from schemas.wire.signing import SIGNATURE_FIELD, Signer
 from schemas.wire.strict_json import INT_MAX, canonical
 from schemas.wire.wire_body import Name, WireBody
@@ -30,12 +30,6 @@ REMOVED: Final = "removed"
 TEXT: Final = "text/plain"
 _KIND_LIMIT: Final = 128
 _USER: Final = "agent."
-
-
-def _free(name: str) -> str:
-    if name in RESERVED_PRINCIPALS:
-        raise ValueError("a name that the programs use themselves")
-    return name
 
 
 class MqttAgentRow(Row, frozen=True, gc=False):
@@ -77,7 +71,7 @@ class AgentMqttRegistered(_RequestBody):
     `sealed_secret` is sealed for the purpose `mqtt-agent-secret/<agent_name>`.
     """
 
-    agent_name: Annotated[Name, AfterValidator(_free)]
+    agent_name: FreeName
     sealed_secret: str
 
 
@@ -125,7 +119,7 @@ def agent_of_user(user: str) -> str | None:
 
 
 def registration_record(
-    agent_name: str, secret: str, keyring: Keyring, *, request_id: str, door: str, principal: str
+    agent_name: str, secret: str, keyring: Keyring, *, request_id: str, **origin: Unpack[Origin]
 ) -> OutgoingRecord:
     """Return the record that registers an agent for MQTT, with its secret sealed by `keyring`.
 
@@ -137,17 +131,17 @@ def registration_record(
         request_id=request_id,
         sealed_secret=keyring.seal(secret.encode("utf-8"), mqtt_agent_secret_purpose(agent_name)),
     )
-    return _record(AGENT_MQTT_REGISTERED, body, door, principal)
+    return _record(AGENT_MQTT_REGISTERED, body, origin)
 
 
-def removal_record(agent_name: str, *, request_id: str, door: str, principal: str) -> OutgoingRecord:
+def removal_record(agent_name: str, *, request_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
     """Return the record that removes an agent from MQTT.
 
     Raises:
         pydantic.ValidationError: a name is invalid.
     """
     body = AgentMqttRemoved(agent_name=agent_name, request_id=request_id)
-    return _record(AGENT_MQTT_REMOVED, body, door, principal)
+    return _record(AGENT_MQTT_REMOVED, body, origin)
 
 
 def said_bytes(said: dict[str, Any]) -> bytes:
@@ -168,14 +162,6 @@ def body_text(body: Any) -> tuple[str, str]:
     return (body, TEXT) if isinstance(body, str) else (canonical(body).decode("utf-8"), JSON_CONTENT)
 
 
-def _record(record_type: str, body: _RequestBody, door: str, principal: str) -> OutgoingRecord:
-    # Without the content, so that the fold recognises the same request with other content as a conflict.
-    identity = (record_type, f"{door}/{principal}", body.agent_name, body.request_id)
-    return OutgoingRecord(
-        stream=stream_key(AGENT, body.agent_name),
-        ce_id=content_id(*(part.encode() for part in identity)),
-        door=door,
-        principal=principal,
-        type=record_type,
-        value=canonical(body.model_dump(mode="json")),
-    )
+def _record(record_type: str, body: _RequestBody, origin: Origin) -> OutgoingRecord:
+    stream = stream_key(AGENT, body.agent_name)
+    return body.record(record_type, stream, body.agent_name, body.request_id, **origin)

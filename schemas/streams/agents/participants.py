@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal, Unpack
 
 from pydantic import AfterValidator, Field
 
 from schemas.fold.life_cycles import STOPPED
 from schemas.fold.view_rows import Moment, Row
 from schemas.wire.ids import AGENT, stream_key
-from schemas.wire.record import OutgoingRecord, content_id
-from schemas.wire.strict_json import canonical
+from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import (
     OVERLAP_LIMIT_MS,
     TASK_TEXT_LIMIT,
@@ -205,7 +204,7 @@ _TYPES: Final = {model: name for name, model in PARTICIPANT_MODELS.items()}
 
 
 def participant_record(
-    body: _ParticipantBody, *, door: str, principal: str, ce_id: str | None = None
+    body: _ParticipantBody, *, ce_id: str | None = None, **origin: Unpack[Origin]
 ) -> OutgoingRecord:
     """Return the record of one of the bodies above.
 
@@ -214,18 +213,9 @@ def participant_record(
 
     Args:
         body: a body of `PARTICIPANT_MODELS`.
-        door: the door that appends the record.
-        principal: the principal that made the request.
         ce_id: another CloudEvents id; the reactor chooses its own.
+        origin: the door that appends the record, and the principal that made the request.
     """
-    record_type = _TYPES[type(body)]
     asked = body.request_id if isinstance(body, _RequestBody) else getattr(body, "signature", "")
-    identity = (record_type, f"{door}/{principal}", body.agent_name, asked)
-    return OutgoingRecord(
-        stream=stream_key(AGENT, body.agent_name),
-        ce_id=ce_id or content_id(*(part.encode() for part in identity)),
-        door=door,
-        principal=principal,
-        type=record_type,
-        value=canonical(body.model_dump(mode="json")),
-    )
+    stream = stream_key(AGENT, body.agent_name)
+    return body.record(_TYPES[type(body)], stream, body.agent_name, asked, ce_id=ce_id, **origin)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal, Unpack
 
 from pydantic import Field
 
@@ -10,8 +10,7 @@ from schemas.fold.life_cycles import RUNNING
 from schemas.fold.view_rows import Moment, Row
 from schemas.streams.session.session_registry import Handle
 from schemas.wire.ids import CONTAINER, stream_key
-from schemas.wire.record import OutgoingRecord, content_id
-from schemas.wire.strict_json import canonical
+from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import Name, Note, WireBody
 
 CONTAINER_CHANGED: Final = "container.changed"
@@ -90,14 +89,7 @@ class ContainerChange(WireBody):
 CONTAINER_MODELS: Final[dict[str, type[WireBody]]] = {CONTAINER_CHANGED: ContainerChange}
 
 
-def container_record(body: ContainerChange, *, door: str, principal: str) -> OutgoingRecord:
+def container_record(body: ContainerChange, **origin: Unpack[Origin]) -> OutgoingRecord:
     """Return the record of a change. The same change by the same principal has the same `ce_id`."""
-    value = canonical(body.model_dump(mode="json"))
-    return OutgoingRecord(
-        stream=stream_key(CONTAINER, body.container),
-        ce_id=content_id(CONTAINER_CHANGED.encode(), f"{door}/{principal}".encode(), value),
-        door=door,
-        principal=principal,
-        type=CONTAINER_CHANGED,
-        value=value,
-    )
+    stream = stream_key(CONTAINER, body.container)
+    return body.record(CONTAINER_CHANGED, stream, body.value().decode(), **origin)

@@ -13,7 +13,7 @@ from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.streams.control.organism import ORGANISM, ORGANISM_MODELS, ListenerRow
 from schemas.streams.control.organism_fold import settle_organism
 from schemas.wire.ids import CONTROL, stream_key
-from schemas.wire.record import OutgoingRecord, content_id
+from schemas.wire.record import OutgoingRecord
 from schemas.wire.strict_json import canonical
 from schemas.wire.verdicts import MALFORMED, SEQ_CONFLICT, UNKNOWN_STREAM
 from schemas.wire.wire_body import WireBody, body_fault
@@ -28,23 +28,6 @@ FOLD_STREAM: Final = stream_key(CONTROL, FOLD)
 _DECLARED: Final = "declared"
 _SWITCHED: Final = "switched"
 _TOPOLOGY_FAULT: Final = "expected schema_version, partitions and epoch"
-
-
-def topology_record(partitions: int, epoch: int) -> OutgoingRecord:
-    """Return the first record of the log, which declares its partition count and its epoch.
-
-    The partition count decides the partition of each stream. Every program therefore compares it with the
-    topic's before it starts.
-    """
-    value = canonical({"schema_version": 1, "partitions": partitions, "epoch": epoch})
-    return OutgoingRecord(
-        stream=TOPOLOGY_STREAM,
-        ce_id=content_id(CONTROL_TOPOLOGY.encode(), value),
-        door="stack",
-        principal="operator",
-        type=CONTROL_TOPOLOGY,
-        value=value,
-    )
 
 
 class Topology(WireBody):
@@ -65,17 +48,19 @@ class FoldSwitched(WireBody):
     offsets: dict[str, int]
 
 
+def topology_record(partitions: int, epoch: int) -> OutgoingRecord:
+    """Return the first record of the log, which declares its partition count and its epoch.
+
+    The partition count decides the partition of each stream. Every program therefore compares it with the
+    topic's before it starts.
+    """
+    body = Topology(partitions=partitions, epoch=epoch)
+    return body.record(CONTROL_TOPOLOGY, TOPOLOGY_STREAM, door="stack", principal="operator")
+
+
 def switched_record(body: FoldSwitched) -> OutgoingRecord:
     """Return the record of a switch to a fold version. The same switch has the same `ce_id`."""
-    value = canonical(body.model_dump())
-    return OutgoingRecord(
-        stream=FOLD_STREAM,
-        ce_id=content_id(CONTROL_FOLD_SWITCHED.encode(), value),
-        door="stack",
-        principal="operator",
-        type=CONTROL_FOLD_SWITCHED,
-        value=value,
-    )
+    return body.record(CONTROL_FOLD_SWITCHED, FOLD_STREAM, door="stack", principal="operator")
 
 
 def records_left(

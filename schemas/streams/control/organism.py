@@ -8,14 +8,13 @@ This module has the wire models of the stream `control/organism` and the functio
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal, Unpack
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from schemas.fold.view_rows import Moment, Row
 from schemas.wire.ids import CONTROL, stream_key
-from schemas.wire.record import OutgoingRecord, content_id
-from schemas.wire.strict_json import canonical
+from schemas.wire.record import Origin, OutgoingRecord, content_id
 from schemas.wire.wire_body import Name, Note, WireBody
 
 ORGANISM_LOADED: Final = "organism.loaded"
@@ -133,6 +132,8 @@ class Listener(BaseModel):
 
 
 class _OrganismBody(WireBody):
+    OMITS_NULLS: ClassVar = True
+
     request_id: Name
 
 
@@ -163,13 +164,7 @@ ORGANISM_MODELS: Final[dict[str, type[_OrganismBody]]] = {
 _TYPES: Final = {model: name for name, model in ORGANISM_MODELS.items()}
 
 
-def organism_record(body: _OrganismBody, *, door: str, principal: str) -> OutgoingRecord:
+def organism_record(body: _OrganismBody, **origin: Unpack[Origin]) -> OutgoingRecord:
     """Return the record of one of the bodies above. Its `ce_id` depends on `request_id` alone."""
-    return OutgoingRecord(
-        stream=ORGANISM_STREAM,
-        ce_id=content_id(ORGANISM.encode(), body.request_id.encode()),
-        door=door,
-        principal=principal,
-        type=_TYPES[type(body)],
-        value=canonical(body.model_dump(mode="json", exclude_none=True)),
-    )
+    ce_id = content_id(ORGANISM.encode(), body.request_id.encode())
+    return body.record(_TYPES[type(body)], ORGANISM_STREAM, ce_id=ce_id, **origin)

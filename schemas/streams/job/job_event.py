@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from schemas.wire.field_checks import has_control_characters, is_utc_timestamp
 from schemas.wire.ids import is_job_id
 from schemas.wire.strict_json import INT_MAX
+from schemas.wire.wire_body import UtcTime
 
 JOB_EVENT: Final = "job.event"
 
@@ -25,12 +26,6 @@ ERROR: Final = "error"
 EVENTS: Final = (STARTED, PROGRESS, PERMISSION_REQUIRED, COMPLETED, ERROR)
 TERMINAL_EVENTS: Final = (COMPLETED, ERROR)
 _EVENT_SET: Final = frozenset(EVENTS)
-
-
-def _timestamp(text: str) -> str:
-    if not is_utc_timestamp(text):
-        raise ValueError("not an ISO 8601 time in UTC such as 2026-11-21T10:00:00Z")
-    return text
 
 
 def _printable(text: str) -> str:
@@ -49,7 +44,7 @@ class JobEvent(BaseModel):
     seq: Annotated[int, Field(ge=1, le=INT_MAX)]
     job_id: Annotated[str, Field(pattern=r"^[0-9a-f]{8}\z")]
     event: Literal["started", "progress", "permission_required", "completed", "error"]
-    timestamp: Annotated[str, AfterValidator(_timestamp)]
+    timestamp: UtcTime
     detail: Annotated[str, Field(max_length=DETAIL_LIMIT), AfterValidator(_printable)]
     data: dict[str, Any]
 

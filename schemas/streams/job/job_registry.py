@@ -6,7 +6,7 @@ This module has their wire models and the functions that build them.
 from __future__ import annotations
 
 import uuid
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,7 +16,6 @@ from schemas.keys.sealing import Keyring, job_secret_purpose
 from schemas.streams.job.job_event import JOB_EVENT, JobEvent
 from schemas.wire.ids import JOB, stream_key
 from schemas.wire.record import OutgoingRecord, content_id
-from schemas.wire.strict_json import canonical
 from schemas.wire.wire_body import OVERLAP_LIMIT_MS, JobId, Name, Note, Printable, WireBody
 
 JOB_REGISTERED: Final = "job.registered"
@@ -121,7 +120,10 @@ class JobRegistration(WireBody):
     broker: BrokerOverlay | None = None
     request_id: Name | None = None
     sealed_secret: str
-    notify: Annotated[list[Notice], Field(max_length=2)] | None = None
+    # The field was added later. Without a null here, a repeated registration has the same content as before.
+    notify: Annotated[
+        Annotated[list[Notice], Field(max_length=2)] | None, Field(exclude_if=lambda notify: notify is None)
+    ] = None
 
 
 class JobPick(WireBody):
@@ -200,19 +202,7 @@ def registration_record(
         sealed_secret=keyring.seal(secret.encode("utf-8"), job_secret_purpose(job_id)),
         notify=notify,
     )
-    said: dict[str, Any] = body.model_dump(mode="json")
-    if notify is None:
-        # The field was added later. Without it, a repeated registration has the same content as before.
-        del said["notify"]
-    value = canonical(said)
-    return OutgoingRecord(
-        stream=stream_key(JOB, job_id),
-        ce_id=content_id(JOB_REGISTERED.encode(), value),
-        door=door,
-        principal=principal,
-        type=JOB_REGISTERED,
-        value=value,
-    )
+    return body.record(JOB_REGISTERED, stream_key(JOB, job_id), door=door, principal=principal)
 
 
 def cancellation_record(
@@ -229,17 +219,9 @@ def cancellation_record(
         pydantic.ValidationError: the job id, the reason or the request id is invalid.
     """
     body = JobCancellation(job_id=job_id, reason=reason, request_id=request_id or str(uuid.uuid4()))
-    value = canonical(body.model_dump(mode="json"))
     # The job is part of the identity because one request may cancel several jobs.
-    identity = (f"{door}/{principal}", job_id, body.request_id)
-    return OutgoingRecord(
-        stream=stream_key(JOB, job_id),
-        ce_id=content_id(JOB_CANCELLED.encode(), *(part.encode() for part in identity)),
-        door=door,
-        principal=principal,
-        type=JOB_CANCELLED,
-        value=value,
-    )
+    identity = (job_id, body.request_id)
+    return body.record(JOB_CANCELLED, stream_key(JOB, job_id), *identity, door=door, principal=principal)
 
 
 def rotation_record(
@@ -263,15 +245,8 @@ def rotation_record(
         sealed_secret=keyring.seal(secret.encode("utf-8"), job_secret_purpose(job_id)),
         overlap_ms=overlap_ms,
     )
-    identity = (f"{door}/{principal}", job_id, body.request_id)
-    return OutgoingRecord(
-        stream=stream_key(JOB, job_id),
-        ce_id=content_id(JOB_SECRET_ROTATED.encode(), *(part.encode() for part in identity)),
-        door=door,
-        principal=principal,
-        type=JOB_SECRET_ROTATED,
-        value=canonical(body.model_dump(mode="json")),
-    )
+    identity = (job_id, body.request_id)
+    return body.record(JOB_SECRET_ROTATED, stream_key(JOB, job_id), *identity, door=door, principal=principal)
 
 
 def pick_record(job_id: str, session: str, *, door: str = "http", principal: str) -> OutgoingRecord:
@@ -280,15 +255,8 @@ def pick_record(job_id: str, session: str, *, door: str = "http", principal: str
     Raises:
         pydantic.ValidationError: the job id or the session's name is invalid.
     """
-    value = canonical(JobPick(job_id=job_id, session=session).model_dump(mode="json"))
-    return OutgoingRecord(
-        stream=stream_key(JOB, job_id),
-        ce_id=pick_id(job_id, session),
-        door=door,
-        principal=principal,
-        type=JOB_PICKED,
-        value=value,
-    )
+    body, ce_id = JobPick(job_id=job_id, session=session), pick_id(job_id, session)
+    return body.record(JOB_PICKED, stream_key(JOB, job_id), ce_id=ce_id, door=door, principal=principal)
 
 
 def pick_id(job_id: str, session: str) -> str:

@@ -7,15 +7,14 @@ pydantic.ValidationError for an invalid argument.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final, Unpack
 
 from pydantic import Field
 
 from schemas.streams.control.organism import PER_MINUTE_MOST
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED, Message
 from schemas.wire.ids import MAILBOX, stream_key
-from schemas.wire.record import OutgoingRecord, content_id
-from schemas.wire.strict_json import canonical
+from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import Name, Note, WireBody
 
 MESSAGE_CLAIMED: Final = "message.claimed"
@@ -40,23 +39,36 @@ _Limit = Annotated[int, Field(ge=1, le=LIMIT_MOST)]
 
 
 class _MailboxBody(WireBody):
+    OMITS_NULLS: ClassVar = True
+
     realm: Name = DEFAULT_REALM
     recipient: Annotated[Name, Field(alias="to")]
 
 
-class MailboxClaim(_MailboxBody):
+class _MailboxRequest(_MailboxBody):
+    request_id: Name
+
+
+class _MessageBody(_MailboxBody):
+    message_id: Name
+
+
+class _LeaseEnd(_MessageBody):
+    request_id: Name
+
+
+class MailboxClaim(_MailboxRequest):
     """Body of `message.claimed`: hand out up to `limit` messages and acknowledge them at once.
 
     With `message_ids`, only the pending ones of these are claimed. A door that has already handed them out
     records them in this way.
     """
 
-    request_id: Name
     limit: _Limit = CLAIM_LIMIT
     message_ids: Annotated[list[Name], Field(min_length=1, max_length=LIMIT_MOST)] | None = None
 
 
-class MailboxLease(_MailboxBody):
+class MailboxLease(_MailboxRequest):
     """Body of `message.leased`: hand out up to `limit` messages, which must be acknowledged within `lease_ms`.
 
     The limits apply to all readers of the mailbox together, because the fold counts in the log.
@@ -69,7 +81,6 @@ class MailboxLease(_MailboxBody):
         from_closed: whether to lease from a closed mailbox, to return its messages to their senders.
     """
 
-    request_id: Name
     limit: _Limit = LEASE_LIMIT
     lease_ms: Annotated[int, Field(ge=1, le=LEASE_MS_MOST)] = LEASE_MS
     message_ids: Annotated[list[Name], Field(min_length=1, max_length=LIMIT_MOST)] | None = None
@@ -78,65 +89,48 @@ class MailboxLease(_MailboxBody):
     from_closed: bool | None = None
 
 
-class MailboxClearing(_MailboxBody):
+class MailboxClearing(_MailboxRequest):
     """Body of `mailbox.cleared`: drop all pending messages."""
 
-    request_id: Name
 
-
-class MailboxClosing(_MailboxBody):
+class MailboxClosing(_MailboxRequest):
     """Body of `mailbox.closed`: reject postings and leases until the mailbox is opened again."""
 
-    request_id: Name
 
-
-class MailboxOpening(_MailboxBody):
+class MailboxOpening(_MailboxRequest):
     """Body of `mailbox.opened`: the mailbox is open again."""
 
-    request_id: Name
 
-
-class MessageAck(_MailboxBody):
+class MessageAck(_LeaseEnd):
     """Body of `message.acked`: the holder of the lease has finished the message.
 
     `request_id` is that of the lease. `answers` are the messages that result from it. They are in the same
     record so that they are sent if and only if the ack is accepted.
     """
 
-    message_id: Name
-    request_id: Name
     answers: Annotated[list[Message], Field(max_length=ANSWERS_MOST)] | None = None
 
 
-class MessageNack(_MailboxBody):
+class MessageNack(_LeaseEnd):
     """Body of `message.nacked`: the holder of the lease returns the message.
 
     `request_id` is that of the lease. With `is_no_attempt`, the lease does not count as an attempt.
     """
 
-    message_id: Name
-    request_id: Name
     reason: Note = ""
     is_no_attempt: bool | None = None
 
 
-class MessageReclaim(_MailboxBody):
+class MessageReclaim(_LeaseEnd):
     """Body of `message.reclaimed`: the lease by the request `request_id` has expired."""
 
-    message_id: Name
-    request_id: Name
 
-
-class MessageReading(_MailboxBody):
+class MessageReading(_MessageBody):
     """Body of `message.read`: a client that only looked at the message marks it as read."""
 
-    message_id: Name
 
-
-class MessageExpiry(_MailboxBody):
+class MessageExpiry(_MessageBody):
     """Body of `message.expired`: the time `expires_at` of the message has passed."""
-
-    message_id: Name
 
 
 MAILBOX_MODELS: Final[dict[str, type[WireBody]]] = {
@@ -155,19 +149,19 @@ MAILBOX_MODELS: Final[dict[str, type[WireBody]]] = {
 
 
 def claim_record(
-    realm: str, recipient: str, request_id: str, limit: int = CLAIM_LIMIT, *, door: str, principal: str
+    realm: str, recipient: str, request_id: str, limit: int = CLAIM_LIMIT, **origin: Unpack[Origin]
 ) -> OutgoingRecord:
     """Return the record that claims up to `limit` messages of a mailbox."""
     said = {"request_id": request_id, "limit": limit}
-    return _record(MESSAGE_CLAIMED, realm, recipient, said, door, principal)
+    return _record(MESSAGE_CLAIMED, realm, recipient, said, origin)
 
 
 def claim_of_record(
-    realm: str, recipient: str, request_id: str, message_ids: Sequence[str], *, door: str, principal: str
+    realm: str, recipient: str, request_id: str, message_ids: Sequence[str], **origin: Unpack[Origin]
 ) -> OutgoingRecord:
     """Return the record that claims these messages, at most 1,000, which the door has already handed out."""
     said = {"request_id": request_id, "limit": LIMIT_MOST, "message_ids": list(message_ids)}
-    return _record(MESSAGE_CLAIMED, realm, recipient, said, door, principal)
+    return _record(MESSAGE_CLAIMED, realm, recipient, said, origin)
 
 
 def lease_record(
@@ -181,8 +175,7 @@ def lease_record(
     held_most: int | None = None,
     per_minute: int | None = None,
     from_closed: bool | None = None,
-    door: str,
-    principal: str,
+    **origin: Unpack[Origin],
 ) -> OutgoingRecord:
     """Return the record that leases messages of a mailbox. `MailboxLease` describes the conditions."""
     said = {
@@ -194,22 +187,20 @@ def lease_record(
         "per_minute": per_minute,
         "from_closed": from_closed,
     }
-    return _record(MESSAGE_LEASED, realm, recipient, said, door, principal)
+    return _record(MESSAGE_LEASED, realm, recipient, said, origin)
 
 
-def clearing_record(
-    realm: str, recipient: str, request_id: str, *, door: str, principal: str
-) -> OutgoingRecord:
+def clearing_record(realm: str, recipient: str, request_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
     """Return the record that drops all pending messages of a mailbox."""
-    return _record(MAILBOX_CLEARED, realm, recipient, {"request_id": request_id}, door, principal)
+    return _record(MAILBOX_CLEARED, realm, recipient, {"request_id": request_id}, origin)
 
 
 def gate_record(
-    realm: str, recipient: str, request_id: str, *, is_open: bool, ce_id: str, door: str, principal: str
+    realm: str, recipient: str, request_id: str, *, is_open: bool, ce_id: str, **origin: Unpack[Origin]
 ) -> OutgoingRecord:
     """Return the record that closes a mailbox, or opens it again. The reactor chooses `ce_id`."""
     kind = MAILBOX_OPENED if is_open else MAILBOX_CLOSED
-    return _record(kind, realm, recipient, {"request_id": request_id}, door, principal, ce_id)
+    return _record(kind, realm, recipient, {"request_id": request_id}, origin, ce_id)
 
 
 def ack_record(
@@ -218,13 +209,11 @@ def ack_record(
     message_id: str,
     request_id: str,
     answers: Sequence[Message] | None = None,
-    *,
-    door: str,
-    principal: str,
+    **origin: Unpack[Origin],
 ) -> OutgoingRecord:
     """Return the record that acknowledges a leased message. Door and principal must be those of the lease."""
     said = {"message_id": message_id, "request_id": request_id, "answers": answers or None}
-    return _record(MESSAGE_ACKED, realm, recipient, said, door, principal)
+    return _record(MESSAGE_ACKED, realm, recipient, said, origin)
 
 
 def nack_record(
@@ -235,8 +224,7 @@ def nack_record(
     reason: str = "",
     *,
     is_no_attempt: bool | None = None,
-    door: str,
-    principal: str,
+    **origin: Unpack[Origin],
 ) -> OutgoingRecord:
     """Return the record that returns a leased message. Door and principal must be those of the lease."""
     said = {
@@ -245,7 +233,7 @@ def nack_record(
         "reason": reason,
         "is_no_attempt": is_no_attempt,
     }
-    return _record(MESSAGE_NACKED, realm, recipient, said, door, principal)
+    return _record(MESSAGE_NACKED, realm, recipient, said, origin)
 
 
 def reclaim_record(
@@ -254,25 +242,24 @@ def reclaim_record(
     message_id: str,
     request_id: str,
     *,
-    door: str,
-    principal: str,
     ce_id: str | None = None,
+    **origin: Unpack[Origin],
 ) -> OutgoingRecord:
     """Return the record that makes a message with an expired lease unread. The reactor chooses `ce_id`."""
     said = {"message_id": message_id, "request_id": request_id}
-    return _record(MESSAGE_RECLAIMED, realm, recipient, said, door, principal, ce_id)
+    return _record(MESSAGE_RECLAIMED, realm, recipient, said, origin, ce_id)
 
 
-def read_record(realm: str, recipient: str, message_id: str, *, door: str, principal: str) -> OutgoingRecord:
+def read_record(realm: str, recipient: str, message_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
     """Return the record that marks a message as read."""
-    return _record(MESSAGE_READ, realm, recipient, {"message_id": message_id}, door, principal)
+    return _record(MESSAGE_READ, realm, recipient, {"message_id": message_id}, origin)
 
 
 def expiry_record(
-    realm: str, recipient: str, message_id: str, *, door: str, principal: str, ce_id: str | None = None
+    realm: str, recipient: str, message_id: str, *, ce_id: str | None = None, **origin: Unpack[Origin]
 ) -> OutgoingRecord:
     """Return the record that ends an expired message. The reactor chooses `ce_id`."""
-    return _record(MESSAGE_EXPIRED, realm, recipient, {"message_id": message_id}, door, principal, ce_id)
+    return _record(MESSAGE_EXPIRED, realm, recipient, {"message_id": message_id}, origin, ce_id)
 
 
 def _record(
@@ -280,8 +267,7 @@ def _record(
     realm: str,
     recipient: str,
     said: dict[str, Any],
-    door: str,
-    principal: str,
+    origin: Origin,
     ce_id: str | None = None,
 ) -> OutgoingRecord:
     """Return a record. Its id depends on the sender, the mailbox, the message and the request alone.
@@ -290,13 +276,5 @@ def _record(
     """
     body = MAILBOX_MODELS[record_type].model_validate({"realm": realm, "to": recipient, **said})
     mailbox = f"{realm}/{recipient}"
-    identity = (f"{door}/{principal}", mailbox, said.get("message_id", ""), said.get("request_id", ""))
-    return OutgoingRecord(
-        stream=stream_key(MAILBOX, mailbox),
-        ce_id=ce_id or content_id(record_type.encode(), *(part.encode() for part in identity)),
-        door=door,
-        principal=principal,
-        type=record_type,
-        # Without null fields, so that a field added later does not change the content of a repeated request.
-        value=canonical(body.model_dump(mode="json", by_alias=True, exclude_none=True)),
-    )
+    request = (mailbox, said.get("message_id", ""), said.get("request_id", ""))
+    return body.record(record_type, stream_key(MAILBOX, mailbox), *request, ce_id=ce_id, **origin)

@@ -9,17 +9,16 @@ A message whose lease has expired counts as unread.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Unpack
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from schemas.fold.life_cycles import terminal_states
 from schemas.fold.view_rows import Moment, Row
-from schemas.wire.field_checks import is_utc_timestamp
 from schemas.wire.ids import MAILBOX, stream_key
-from schemas.wire.record import OutgoingRecord
+from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.strict_json import canonical_plain
-from schemas.wire.wire_body import Name, Note, WireBody
+from schemas.wire.wire_body import Name, Note, UtcTime, WireBody
 
 MESSAGE_POSTED: Final = "message.posted"
 MAILBOX_VIEW: Final = "mailbox"
@@ -54,14 +53,7 @@ MESSAGE_PENDING: Final = frozenset(MESSAGE_TRANSITIONS) - MESSAGE_FINAL
 _EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001  all times here are UTC
 
 
-def _utc_time(text: str) -> str:
-    if not is_utc_timestamp(text):
-        raise ValueError("not an ISO 8601 time in UTC such as 2026-11-21T10:00:00Z")
-    return text
-
-
 _Moment = Annotated[str, Field(max_length=40)]
-_UtcTime = Annotated[str, AfterValidator(_utc_time)]
 
 
 class MessageRow(Row, frozen=True, gc=False):
@@ -175,7 +167,7 @@ class Message(WireBody):
     in_reply_to: Name | None = None
     thread: Name | None = None
     sent_at: _Moment | None = None
-    expires_at: _UtcTime | None = None
+    expires_at: UtcTime | None = None
     broadcast_id: Name | None = None
     parent_thread: Name | None = None
     root_thread: Name | None = None
@@ -183,18 +175,15 @@ class Message(WireBody):
     repairs: Annotated[list[Note], Field(max_length=REPAIRS_MOST)] | None = None
     original: str | None = None
 
+    def value(self) -> bytes:
+        """Return the message as canonical JSON without null fields, faster than by the base class."""
+        return canonical_plain(self.model_dump(mode="json", by_alias=True, exclude_none=True))
 
-def posting_record(message: Message, *, door: str, principal: str) -> OutgoingRecord:
+
+def posting_record(message: Message, **origin: Unpack[Origin]) -> OutgoingRecord:
     """Return the record that posts a message to its recipient's mailbox."""
-    return OutgoingRecord(
-        stream=stream_key(MAILBOX, f"{message.realm}/{message.recipient}"),
-        ce_id=message.message_id,
-        door=door,
-        principal=principal,
-        type=MESSAGE_POSTED,
-        # Without null fields, so that a field added later does not change the content of a repeated message.
-        value=canonical_plain(message.model_dump(mode="json", by_alias=True, exclude_none=True)),
-    )
+    stream = stream_key(MAILBOX, f"{message.realm}/{message.recipient}")
+    return message.record(MESSAGE_POSTED, stream, ce_id=message.message_id, **origin)
 
 
 def has_come(time: str, now_us: int) -> bool:

@@ -18,8 +18,7 @@ from schemas.fold.settled import Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.fold.view_rows import Moment, Row
 from schemas.wire.ids import PRINCIPAL, stream_key
-from schemas.wire.record import OutgoingRecord, content_id
-from schemas.wire.strict_json import canonical
+from schemas.wire.record import OutgoingRecord
 from schemas.wire.verdicts import SEQ_CONFLICT, UNKNOWN_STREAM
 from schemas.wire.wire_body import Name, WireBody
 
@@ -54,6 +53,10 @@ def _free(name: str) -> str:
     return name
 
 
+FreeName = Annotated[Name, AfterValidator(_free)]
+"""A name that is not in `RESERVED_PRINCIPALS`."""
+
+
 class PrincipalRow(Row, frozen=True, gc=False):
     """A row of `registry_principals`. The token is known only by its SHA-256 in hex."""
 
@@ -79,7 +82,7 @@ class PrincipalRow(Row, frozen=True, gc=False):
 class PrincipalAddition(WireBody):
     """Body of `principal.added`. The name must not be one of `RESERVED_PRINCIPALS`."""
 
-    principal: Annotated[Name, AfterValidator(_free)]
+    principal: FreeName
     role: Literal["operator", "delegator", "worker", "viewer"]
     token_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 
@@ -120,7 +123,7 @@ def addition_record(
     body = PrincipalAddition.model_validate(
         {"principal": name, "role": role, "token_sha256": token_hash(token)}
     )
-    return _record(PRINCIPAL_ADDED, body, door, principal)
+    return body.record(PRINCIPAL_ADDED, stream_key(PRINCIPAL, name), door=door, principal=principal)
 
 
 def revocation_record(name: str, *, door: str = "http", principal: str = OPERATOR) -> OutgoingRecord:
@@ -129,21 +132,8 @@ def revocation_record(name: str, *, door: str = "http", principal: str = OPERATO
     Raises:
         pydantic.ValidationError: the name is invalid.
     """
-    return _record(PRINCIPAL_REVOKED, PrincipalRevocation(principal=name), door, principal)
-
-
-def _record(
-    kind: str, body: PrincipalAddition | PrincipalRevocation, door: str, principal: str
-) -> OutgoingRecord:
-    value = canonical(body.model_dump(mode="json"))
-    return OutgoingRecord(
-        stream=stream_key(PRINCIPAL, body.principal),
-        ce_id=content_id(kind.encode(), value),
-        door=door,
-        principal=principal,
-        type=kind,
-        value=value,
-    )
+    body = PrincipalRevocation(principal=name)
+    return body.record(PRINCIPAL_REVOKED, stream_key(PRINCIPAL, name), door=door, principal=principal)
 
 
 def settle_principal(given: FoldInput) -> Outcome:

@@ -9,8 +9,7 @@ from pydantic import Field
 from schemas.fold.settled import rejected
 from schemas.fold.stream_kind import StreamKind
 from schemas.wire.ids import REFUSED
-from schemas.wire.record import OutgoingRecord, content_id, refused_stream
-from schemas.wire.strict_json import canonical
+from schemas.wire.record import OutgoingRecord, refused_stream
 from schemas.wire.wire_body import Name, Note, WireBody
 
 REQUEST_REFUSED: Final = "request.refused"
@@ -39,15 +38,7 @@ class Refusal(WireBody):
 
 def refusal_record(refusal: Refusal, door: str) -> OutgoingRecord:
     """Return the record of a refusal by `door`."""
-    value = canonical(refusal.model_dump(mode="json"))
-    return OutgoingRecord(
-        stream=refused_stream(door),
-        ce_id=content_id(REQUEST_REFUSED.encode(), value),
-        door=door,
-        principal=refusal.principal,
-        type=REQUEST_REFUSED,
-        value=value,
-    )
+    return refusal.record(REQUEST_REFUSED, refused_stream(door), door=door, principal=refusal.principal)
 
 
 REFUSED_KIND: Final = StreamKind(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal, Unpack
 
 from pydantic import Field
 
 from schemas.fold.life_cycles import RUNNING, STOPPED
 from schemas.fold.view_rows import Moment, Row
 from schemas.wire.ids import SESSION, stream_key
-from schemas.wire.record import OutgoingRecord, content_id
-from schemas.wire.strict_json import canonical
+from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import JobId, Name, Note, WireBody
 
 SESSION_CREATED: Final = "session.created"
@@ -134,9 +133,7 @@ SESSION_MODELS: Final[dict[str, type[_SessionBody]]] = {
 _TYPES: Final = {model: name for name, model in SESSION_MODELS.items()}
 
 
-def session_record(
-    body: _SessionBody, *, door: str, principal: str, ce_id: str | None = None
-) -> OutgoingRecord:
+def session_record(body: _SessionBody, *, ce_id: str | None = None, **origin: Unpack[Origin]) -> OutgoingRecord:
     """Return the record of one of the bodies above.
 
     The same request by the same principal has the same `ce_id`, even with other content, so that the fold
@@ -144,19 +141,10 @@ def session_record(
 
     Args:
         body: a body of `SESSION_MODELS`.
-        door: the door that appends the record.
-        principal: the principal that made the request.
         ce_id: another CloudEvents id; the reactor chooses its own.
+        origin: the door that appends the record, and the principal that made the request.
     """
-    value = canonical(body.model_dump(mode="json"))
-    record_type = _TYPES[type(body)]
     request_id = getattr(body, "request_id", None)
-    identity = (value,) if request_id is None else (body.session.encode(), request_id.encode())
-    return OutgoingRecord(
-        stream=stream_key(SESSION, body.session),
-        ce_id=ce_id or content_id(record_type.encode(), f"{door}/{principal}".encode(), *identity),
-        door=door,
-        principal=principal,
-        type=record_type,
-        value=value,
-    )
+    request = (body.value().decode(),) if request_id is None else (body.session, request_id)
+    stream = stream_key(SESSION, body.session)
+    return body.record(_TYPES[type(body)], stream, *request, ce_id=ce_id, **origin)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, Unpack
 
 from pydantic import AfterValidator, Field
 
 from schemas.fold.life_cycles import CANCELLED, COMPLETED, PENDING, RUNNING, terminal_states
 from schemas.fold.view_rows import Moment, Row
 from schemas.wire.ids import TASK, stream_key
-from schemas.wire.record import OutgoingRecord, content_id
+from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.strict_json import MalformedJsonError, canonical, decode
 from schemas.wire.wire_body import TASK_TEXT_LIMIT, Capabilities, Image, Name, Note, Printable, WireBody
 
@@ -222,7 +222,7 @@ def token_id_of(token_sha256: str) -> str:
     return token_sha256[:TOKEN_ID_DIGITS]
 
 
-def task_record(body: _TaskBody, *, door: str, principal: str, ce_id: str | None = None) -> OutgoingRecord:
+def task_record(body: _TaskBody, *, ce_id: str | None = None, **origin: Unpack[Origin]) -> OutgoingRecord:
     """Return the record of one of the bodies above.
 
     The same request by the same principal has the same `ce_id`, even with other content, so that the fold
@@ -230,17 +230,8 @@ def task_record(body: _TaskBody, *, door: str, principal: str, ce_id: str | None
 
     Args:
         body: a body of `TASK_MODELS`.
-        door: the door that appends the record.
-        principal: the principal that made the request.
         ce_id: another CloudEvents id; the reactor chooses its own.
+        origin: the door that appends the record, and the principal that made the request.
     """
-    record_type = _TYPES[type(body)]
-    identity = (record_type, f"{door}/{principal}", body.task_id, body.request_id)
-    return OutgoingRecord(
-        stream=stream_key(TASK, body.task_id),
-        ce_id=ce_id or content_id(*(part.encode() for part in identity)),
-        door=door,
-        principal=principal,
-        type=record_type,
-        value=canonical(body.model_dump(mode="json")),
-    )
+    stream = stream_key(TASK, body.task_id)
+    return body.record(_TYPES[type(body)], stream, body.task_id, body.request_id, ce_id=ce_id, **origin)

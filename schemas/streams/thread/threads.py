@@ -7,7 +7,7 @@ thread is never closed.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar, Final, Unpack
 
 from pydantic import Field
 
@@ -16,8 +16,7 @@ from schemas.fold.settled import Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.fold.view_rows import Moment, Row
 from schemas.wire.ids import THREAD, stream_key
-from schemas.wire.record import OutgoingRecord
-from schemas.wire.strict_json import canonical
+from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.verdicts import SEQ_CONFLICT
 from schemas.wire.wire_body import Name, WireBody
 
@@ -60,6 +59,8 @@ class ThreadRow(Row, frozen=True, gc=False):
 class ThreadOpened(WireBody):
     """Body of `thread.opened`. The fields are those of `ThreadRow`."""
 
+    OMITS_NULLS: ClassVar = True
+
     thread: Name
     parent_thread: Name
     root_thread: Name
@@ -70,16 +71,9 @@ class ThreadOpened(WireBody):
     message_id: Name
 
 
-def thread_record(body: ThreadOpened, ce_id: str, *, door: str, principal: str) -> OutgoingRecord:
+def thread_record(body: ThreadOpened, ce_id: str, **origin: Unpack[Origin]) -> OutgoingRecord:
     """Return the record that opens a thread."""
-    return OutgoingRecord(
-        stream=stream_key(THREAD, body.thread),
-        ce_id=ce_id,
-        door=door,
-        principal=principal,
-        type=THREAD_OPENED,
-        value=canonical(body.model_dump(mode="json", exclude_none=True)),
-    )
+    return body.record(THREAD_OPENED, stream_key(THREAD, body.thread), ce_id=ce_id, **origin)
 
 
 def settle_thread(given: FoldInput) -> Outcome:
