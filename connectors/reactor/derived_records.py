@@ -26,6 +26,7 @@ from schemas.streams.mailboxes.message import (
     MessageBodyRow,
     MessageRow,
     posting_record,
+    verified_message,
 )
 from schemas.streams.principal.principals import HUB, REACTOR, SENDER
 from schemas.streams.session.session_registry import (
@@ -47,12 +48,12 @@ from schemas.streams.task.task_registry import (
     task_record,
 )
 from schemas.wire.ids import JOB, MAILBOX, SESSION, TASK, is_name, parse_stream_key
-from schemas.wire.record import BadEnvelopeError, OutgoingRecord, Record, read_envelope
+from schemas.wire.record import JSON_CONTENT, BadEnvelopeError, Origin, OutgoingRecord, Record, read_envelope
 from schemas.wire.strict_json import MalformedJsonError, canonical, decode
 from schemas.wire.wire_body import NOTE_LIMIT
 
 DOOR: Final = "reactor"
-BY_REACTOR: Final = {"door": DOOR, "principal": REACTOR}
+BY_REACTOR: Final[Origin] = {"door": DOOR, "principal": REACTOR}
 _NAMESPACE: Final = uuid.UUID("5f0c86f1-6c6f-4bb0-9f5e-0d6f3a1c7d52")
 _CAUSES: Final = frozenset({JOB_PICKED, JOB_EVENT, JOB_CANCELLED})
 
@@ -120,14 +121,8 @@ def message_from_hub(
 ) -> OutgoingRecord:
     """Return a message to `recipient` in the name of this system, with `body` as JSON."""
     text = canonical(body).decode("utf-8")
-    fields = {"from": SENDER, "to": recipient, "kind": kind, "body": text, "in_reply_to": in_reply_to}
-    return verified_posting({"message_id": message_id, **fields}, **BY_REACTOR)
-
-
-def verified_posting(fields: dict[str, Any], *, door: str, principal: str) -> OutgoingRecord:
-    """Return the posting of a message whose sender is verified; `fields`: the others of `Message`, by alias."""
-    message = Message.model_validate({"from_verified": True, **fields})
-    return posting_record(message, door=door, principal=principal)
+    message = verified_message(message_id, SENDER, recipient, kind, text, JSON_CONTENT, in_reply_to=in_reply_to)
+    return posting_record(message, **BY_REACTOR)
 
 
 def _end_of_late_session(name: str, get: GetRow) -> list[OutgoingRecord]:

@@ -10,12 +10,18 @@ from __future__ import annotations
 from typing import Any, Final
 
 from connectors.mqtt_bridge.bridge_records import DOOR as MQTT
-from connectors.reactor.derived_records import derived_id, message_from_hub, notifications, verified_posting
+from connectors.reactor.derived_records import derived_id, message_from_hub, notifications
 from connectors.reactor.known_recipients import GetRow, has_mailbox
 from schemas.streams.agents.mqtt_agents import AGENT_SAID, body_text
 from schemas.streams.job.job_event import JOB_EVENT, PERMISSION_REQUIRED
 from schemas.streams.job.job_registry import PERMISSION, JobRow
-from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_POSTED, MessageRow
+from schemas.streams.mailboxes.message import (
+    DEFAULT_REALM,
+    MESSAGE_POSTED,
+    MessageRow,
+    posting_record,
+    verified_message,
+)
 from schemas.wire.ids import AGENT, JOB, MAILBOX, parse_stream_key
 from schemas.wire.masking import MASK, mask_event
 from schemas.wire.record import BadEnvelopeError, Envelope, OutgoingRecord, Record, read_envelope
@@ -86,11 +92,11 @@ def _delivery(record: Record, envelope: Envelope, agent: str, get: GetRow) -> Ou
     refusal = _undeliverable(agent, said["message_id"], said["to"], UNKNOWN_RECIPIENT, envelope.ce_id)
     if not _is_deliverable(agent, said, refusal.ce_id, get):
         return refusal
-    text, content_type = body_text(said["body"])
-    fields = {name: said[name] for name in ("message_id", "to", "kind")}
-    fields |= {name: said.get(name) for name in ("in_reply_to", "thread")}
-    fields |= {"priority": said.get("priority", "normal"), "content_type": content_type}
-    return verified_posting({"from": agent, "body": text, **fields}, door=MQTT, principal=agent)
+    others = {name: said[name] for name in ("in_reply_to", "thread", "priority") if name in said}
+    message = verified_message(
+        said["message_id"], agent, said["to"], said["kind"], *body_text(said["body"]), **others
+    )
+    return posting_record(message, door=MQTT, principal=agent)
 
 
 def _is_deliverable(agent: str, said: dict[str, Any], refusal_id: str, get: GetRow) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from connectors.reactor.derived_records import BY_REACTOR, system_readings, verified_posting
+from connectors.reactor.derived_records import BY_REACTOR, system_readings
 from connectors.reactor.known_recipients import GetRow
 from connectors.xml_payloads.huh import HUH_TAG, huh
 from schemas.streams.control.organism import ORGANISM, ORGANISM_MODELS, ListenerRow
@@ -32,6 +32,7 @@ from schemas.streams.mailboxes.message import (
     Message,
     MessageRow,
     posting_record,
+    verified_message,
 )
 from schemas.streams.principal.principals import ACTIVE, SYSTEM
 from schemas.streams.thread.threads import THREAD_OPENED, ThreadOpened, ThreadRow, thread_record
@@ -168,15 +169,15 @@ def _death_notice(body: dict[str, Any], mailbox: str, get: GetRow) -> list[Outgo
 def _huh_posting(sender: str, about: dict[str, Any], text: bytes, message_id: str) -> OutgoingRecord:
     """Return an error message to the sender of the message `about`, in the same conversation."""
     thread = about.get("parent_thread")
-    fields = {
-        "message_id": message_id,
-        "from": sender,
-        "to": about["from"],
-        "kind": HUH_TAG,
-        "body": text.decode("utf-8"),
-        "content_type": XML_CONTENT,
-        "in_reply_to": about["message_id"],
-        "thread": thread,
-        "root_thread": about.get("root_thread") if thread else None,
-    }
-    return verified_posting(fields, door=XML_DOOR, principal=sender)
+    message = verified_message(
+        message_id,
+        sender,
+        about["from"],
+        HUH_TAG,
+        text.decode("utf-8"),
+        XML_CONTENT,
+        in_reply_to=about["message_id"],
+        thread=thread,
+        root_thread=about.get("root_thread") if thread else None,
+    )
+    return posting_record(message, door=XML_DOOR, principal=sender)
