@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import msgspec
-
 from schemas.fold.entries import Entries
 from schemas.fold.settled import Outcome, Settled, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
@@ -81,32 +79,10 @@ def _settle(record: Record, entries: Entries, keyring: Keyring) -> Settled:
     if value is not None and (envelope.body_bytes is not None or len(value) > VALUE_LIMIT_BYTES):
         size = envelope.body_bytes or len(value)
         return _opaque(record, kind, name, envelope, rejected(TOO_LARGE, f"a body of {size} bytes"))
-    if stream is None:
-        return _opaque(record, kind, name, envelope, rejected(MALFORMED, "the key is no stream's"))
-    if value is None:
-        return _opaque(record, kind, name, envelope, rejected(MALFORMED, "no value"))
-    if kind == REFUSED and envelope.type != REQUEST_REFUSED:
-        why = "the door could not tell which stream it belongs to"
-        return _opaque(record, kind, name, envelope, rejected(MALFORMED, why))
     try:
-        body, plain = decode(value)
+        body, plain = _body_of(value, stream, envelope)
     except MalformedJsonError as error:
         return _opaque(record, kind, name, envelope, rejected(MALFORMED, str(error)))
-    if type(body) is not dict:
-        return _opaque(record, kind, name, envelope, rejected(MALFORMED, "not an object"))
-    return _settle_body(record, kind, name, envelope, body, plain, entries, keyring)
-
-
-def _settle_body(
-    record: Record,
-    kind: str,
-    name: str,
-    envelope: Envelope,
-    body: dict[str, Any],
-    plain: bool,
-    entries: Entries,
-    keyring: Keyring,
-) -> Settled:
     masked, shown = mask_event(body)
     stream_kind = KINDS.get(kind, _UNKNOWN_KIND)
     outcome = _body_fault(stream_kind, name, envelope.type, body)
@@ -133,6 +109,22 @@ def _settle_body(
         shown,
         envelope,
     )
+
+
+def _body_of(
+    value: bytes | None, stream: tuple[str, str] | None, envelope: Envelope
+) -> tuple[dict[str, Any], bool]:
+    """Return the decoded body, and whether it is plain. Raises MalformedJsonError if the record has none."""
+    if stream is None:
+        raise MalformedJsonError("the key is no stream's")
+    if value is None:
+        raise MalformedJsonError("no value")
+    if stream[0] == REFUSED and envelope.type != REQUEST_REFUSED:
+        raise MalformedJsonError("the door could not tell which stream it belongs to")
+    body, plain = decode(value)
+    if type(body) is not dict:
+        raise MalformedJsonError("not an object")
+    return body, plain
 
 
 def _body_fault(kind: StreamKind, name: str, record_type: str, body: dict[str, Any]) -> Outcome | None:
@@ -162,5 +154,6 @@ def _body_fault(kind: StreamKind, name: str, record_type: str, body: dict[str, A
 
 def _opaque(record: Record, kind: str, name: str, envelope: Envelope | None, outcome: Outcome) -> Settled:
     masked, shown = mask_opaque(record.value)
-    settled = Settled(outcome.verdict, kind, name, outcome.reason, outcome.why, masked=masked, shown=shown)
-    return settled if envelope is None else msgspec.structs.replace(settled, envelope=envelope)
+    return Settled(
+        outcome.verdict, kind, name, outcome.reason, outcome.why, masked=masked, shown=shown, envelope=envelope
+    )
