@@ -46,11 +46,19 @@ class AgentRow(Row, frozen=True, gc=False):
     """Time at which the definition was removed."""
 
 
-class _AgentBody(WireBody):
+class AgentBody(WireBody):
+    """The fields of every record about an agent that a door makes."""
+
     agent_name: Name
 
 
-class AgentDefined(_AgentBody):
+class AgentRequest(AgentBody):
+    """The fields of a record about an agent that a request caused."""
+
+    request_id: Name
+
+
+class AgentDefined(AgentBody):
     """Body of `agent.defined`: the agent's new definition. The meaning of `image` depends on the launcher."""
 
     image: Image
@@ -59,11 +67,11 @@ class AgentDefined(_AgentBody):
     hardened: bool
 
 
-class AgentRemoved(_AgentBody):
+class AgentRemoved(AgentBody):
     """Body of `agent.removed`: the agent's definition was removed."""
 
 
-AGENT_MODELS: Final[dict[str, type[_AgentBody]]] = {AGENT_DEFINED: AgentDefined, AGENT_REMOVED: AgentRemoved}
+AGENT_MODELS: Final[dict[str, type[AgentBody]]] = {AGENT_DEFINED: AgentDefined, AGENT_REMOVED: AgentRemoved}
 
 
 def change_cause(row: AgentRow | None) -> str:
@@ -101,6 +109,6 @@ def removal_record(agent_name: str, *, cause: str, **origin: Unpack[Origin]) -> 
     return _record(AGENT_REMOVED, AgentRemoved(agent_name=agent_name), cause, origin)
 
 
-def _record(record_type: str, body: _AgentBody, cause: str, origin: Origin) -> OutgoingRecord:
+def _record(record_type: str, body: AgentBody, cause: str, origin: Origin) -> OutgoingRecord:
     stream = stream_key(AGENT, body.agent_name)
     return body.record(record_type, stream, cause, body.value().decode(), **origin)

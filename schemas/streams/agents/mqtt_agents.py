@@ -12,12 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.fold.view_rows import Moment, Row
 from schemas.keys.sealing import Keyring, mqtt_agent_secret_purpose
+from schemas.streams.agents.agent_registry import AgentRequest
 from schemas.streams.principal.principals import FreeName
 from schemas.wire.ids import AGENT, is_name, stream_key
 from schemas.wire.record import JSON_CONTENT, Origin, OutgoingRecord
 from schemas.wire.signing import SIGNATURE_FIELD, Signer
 from schemas.wire.strict_json import INT_MAX, canonical
-from schemas.wire.wire_body import Name, WireBody
+from schemas.wire.wire_body import Name
 
 AGENT_MQTT_REGISTERED: Final = "agent.mqtt_registered"
 AGENT_MQTT_REMOVED: Final = "agent.mqtt_removed"
@@ -60,12 +61,7 @@ class MqttAgentRow(Row, frozen=True, gc=False):
     """Time of its newest accepted message."""
 
 
-class _RequestBody(WireBody):
-    agent_name: Name
-    request_id: Name
-
-
-class AgentMqttRegistered(_RequestBody):
+class AgentMqttRegistered(AgentRequest):
     """Body of `agent.mqtt_registered`: the agent takes part over MQTT.
 
     `sealed_secret` is sealed for the purpose `mqtt-agent-secret/<agent_name>`.
@@ -75,7 +71,7 @@ class AgentMqttRegistered(_RequestBody):
     sealed_secret: str
 
 
-class AgentMqttRemoved(_RequestBody):
+class AgentMqttRemoved(AgentRequest):
     """Body of `agent.mqtt_removed`: the agent's secret is no longer valid."""
 
 
@@ -162,6 +158,6 @@ def body_text(body: Any) -> tuple[str, str]:
     return (body, TEXT) if isinstance(body, str) else (canonical(body).decode("utf-8"), JSON_CONTENT)
 
 
-def _record(record_type: str, body: _RequestBody, origin: Origin) -> OutgoingRecord:
+def _record(record_type: str, body: AgentRequest, origin: Origin) -> OutgoingRecord:
     stream = stream_key(AGENT, body.agent_name)
     return body.record(record_type, stream, body.agent_name, body.request_id, **origin)

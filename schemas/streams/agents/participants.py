@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field
 
 from schemas.fold.life_cycles import STOPPED
 from schemas.fold.view_rows import Moment, Row
+from schemas.streams.agents.agent_registry import AgentBody, AgentRequest
 from schemas.wire.ids import AGENT, stream_key
 from schemas.wire.record import Origin, OutgoingRecord
 from schemas.wire.wire_body import (
@@ -23,7 +24,6 @@ from schemas.wire.wire_body import (
     Name,
     Note,
     Printable,
-    WireBody,
 )
 
 AGENT_JOINED: Final = "agent.joined"
@@ -139,15 +139,7 @@ class AgentKeyRow(Row, frozen=True, gc=False):
     """Time at which the key was removed."""
 
 
-class _ParticipantBody(WireBody):
-    agent_name: Name
-
-
-class _RequestBody(_ParticipantBody):
-    request_id: Name
-
-
-class AgentJoined(_RequestBody):
+class AgentJoined(AgentRequest):
     """Body of `agent.joined`: the agent takes part, with its first key and a mailbox."""
 
     task: Annotated[Printable, Field(max_length=TASK_TEXT_LIMIT)]
@@ -156,33 +148,33 @@ class AgentJoined(_RequestBody):
     task_id: Name | None = None
 
 
-class AgentKeyRegistered(_RequestBody):
+class AgentKeyRegistered(AgentRequest):
     """Body of `agent.key_registered`: a new key. Earlier keys remain valid for at most `overlap_ms`."""
 
     public_key: PublicKey
     overlap_ms: Annotated[int, Field(ge=0, le=OVERLAP_LIMIT_MS)]
 
 
-class AgentKeyRemoved(_RequestBody):
+class AgentKeyRemoved(AgentRequest):
     """Body of `agent.key_removed`: a key is no longer valid."""
 
     key_id: KeyId
 
 
-class AgentUpdated(_RequestBody):
+class AgentUpdated(AgentRequest):
     """Body of `agent.updated`: a new status or new capabilities. `None` leaves the field unchanged."""
 
     status: Literal["idle", "working", "blocked"] | None = None
     capabilities: Capabilities | None = None
 
 
-class AgentStopped(_RequestBody):
+class AgentStopped(AgentRequest):
     """Body of `agent.stopped`: the agent no longer takes part, and its keys are no longer valid."""
 
     reason: Note = ""
 
 
-class AgentCalled(_ParticipantBody):
+class AgentCalled(AgentBody):
     """Body of `agent.called`: the agent made a signed call of a mutating tool. A signature is valid once.
 
     `signature` is the SHA-256 of the signature's bytes in hex.
@@ -192,7 +184,7 @@ class AgentCalled(_ParticipantBody):
     tool: Name
 
 
-PARTICIPANT_MODELS: Final[dict[str, type[_ParticipantBody]]] = {
+PARTICIPANT_MODELS: Final[dict[str, type[AgentBody]]] = {
     AGENT_JOINED: AgentJoined,
     AGENT_KEY_REGISTERED: AgentKeyRegistered,
     AGENT_KEY_REMOVED: AgentKeyRemoved,
@@ -204,7 +196,7 @@ _TYPES: Final = {model: name for name, model in PARTICIPANT_MODELS.items()}
 
 
 def participant_record(
-    body: _ParticipantBody, *, ce_id: str | None = None, **origin: Unpack[Origin]
+    body: AgentBody, *, ce_id: str | None = None, **origin: Unpack[Origin]
 ) -> OutgoingRecord:
     """Return the record of one of the bodies above.
 
@@ -216,6 +208,6 @@ def participant_record(
         ce_id: another CloudEvents id; the reactor chooses its own.
         origin: the door that appends the record, and the principal that made the request.
     """
-    asked = body.request_id if isinstance(body, _RequestBody) else getattr(body, "signature", "")
+    asked = body.request_id if isinstance(body, AgentRequest) else getattr(body, "signature", "")
     stream = stream_key(AGENT, body.agent_name)
     return body.record(_TYPES[type(body)], stream, body.agent_name, asked, ce_id=ce_id, **origin)
