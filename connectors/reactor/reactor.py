@@ -34,7 +34,6 @@ from connectors.reactor.verdict_records import depends_on_verdict, records_by_ve
 from connectors.reactor.xml_records import XML_DOOR, may_have_effects, xml_records
 from connectors.retry.backoff import Backoff
 from schemas.errors import BackboneUnreachable, TrunklineError
-from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import Row
 from schemas.settings.settings import Settings
 from schemas.streams.session.session_registry import SessionRow
@@ -76,7 +75,7 @@ class Reactor:
         self._posted_already: set[tuple[str, str]] = set()
         self._known_since_s = math.inf
         self._sessions = _SessionsByJob()
-        live_view.on_change(self._sessions.changed)
+        live_view.on_change(lambda change: self._sessions.add(change.row))
         self._thread = threading.Thread(target=self._run, name="reactor", daemon=True)
 
     def start(self) -> None:
@@ -211,10 +210,6 @@ class _SessionsByJob:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._names: dict[str, set[str]] = {}
-
-    def changed(self, change: AppliedChange) -> None:
-        """Add the session of a changed row; called on the live view's thread."""
-        self.add(change.row)
 
     def made_for(self, job_id: str) -> list[str]:
         """Return the names of the sessions that were made for a job, in no particular order."""
