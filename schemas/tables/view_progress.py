@@ -38,10 +38,8 @@ class ViewProgress(msgspec.Struct, frozen=True):
 
     def metadata(self) -> dict[str, str]:
         """Return the JSON form of the progress for a commit's metadata."""
-        document = {
-            "offsets": {str(partition): offset for partition, offset in sorted(self.offsets.items())},
-            "ledger_version": self.ledger_version,
-        }
+        # `json.dumps` writes the partitions as texts.
+        document = {"offsets": dict(sorted(self.offsets.items())), "ledger_version": self.ledger_version}
         return {PROGRESS_KEY: json.dumps(document)}
 
     def commit_properties(self) -> CommitProperties:

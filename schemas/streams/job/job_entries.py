@@ -7,13 +7,13 @@ from typing import Final
 
 import msgspec
 
+from schemas.fold.entries import StructEntries
 from schemas.fold.memories import RequestMemory, SeqMemory
 from schemas.keys.sealing import Keyring
 
 ENTRY_VERSION: Final = 1
 JOB_ENTRY: Final = "job"
 PROGRESS: Final = "progress"
-ROTATIONS: Final = "rotations"
 
 
 class JobEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -78,7 +78,7 @@ encode: Final = msgspec.msgpack.Encoder().encode
 # Every event of a job reads this entry, which only a registration or a rotation writes. So its value is cached.
 decode_job: Final = lru_cache(maxsize=20_000)(msgspec.msgpack.Decoder(JobEntry).decode)
 decode_progress: Final = msgspec.msgpack.Decoder(ProgressEntry).decode
-decode_rotations: Final = msgspec.msgpack.Decoder(RotationsEntry).decode
+ROTATIONS: Final = StructEntries("rotations", RotationsEntry)
 
 
 def is_signed(

@@ -33,7 +33,6 @@ from schemas.streams.job.job_entries import (
     RotationsEntry,
     decode_job,
     decode_progress,
-    decode_rotations,
     encode,
     event_digest,
     is_signed,
@@ -144,8 +143,7 @@ def _settle_rotation(given: FoldInput, job: JobEntry, progress: ProgressEntry) -
         given.keyring.job_signer(sealed, given.name)
     except UnsealError:
         return rejected(BAD_SIGNATURE, "sealed_secret: sealed for something else, or changed", status)
-    raw = given.entries.get(ROTATIONS)
-    settled = RotationsEntry(ENTRY_VERSION, RequestMemory()) if raw is None else decode_rotations(raw)
+    settled = ROTATIONS.read(given.entries) or RotationsEntry(ENTRY_VERSION, RequestMemory())
     repeated = settled.requests.repeated(ce_id, body, status)
     if repeated is not None:
         return repeated
@@ -162,7 +160,7 @@ def _settle_rotation(given: FoldInput, job: JobEntry, progress: ProgressEntry) -
         rotations=job.rotations + 1,
     )
     settled.requests.add(ce_id, body)
-    given.entries.put(ROTATIONS, encode(settled))
+    ROTATIONS.write(given.entries, settled)
     given.entries.put(JOB_ENTRY, encode(job))
     return accepted(status, _changes(given.name, job, progress))
 
