@@ -7,7 +7,6 @@ start. A public key is valid as soon as it is put into the folder, and invalid a
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import stat
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from schemas.settings.settings import Settings, SettingsError
 from schemas.streams.agents.participants import key_id_of
 from schemas.streams.principal.principals import OPERATOR
 from schemas.wire.ids import is_name
+from schemas.wire.signing import base64_bytes
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -46,8 +46,8 @@ class CommandKey:
 
     def has_signed(self, body: bytes, signature: str) -> bool:
         """Return whether `signature`, in base64, is this key's over exactly these bytes. Never raises."""
-        given = _signature_bytes(signature)
-        if given is None:
+        given = base64_bytes(signature)
+        if given is None or len(given) != _SIGNATURE_BYTES:
             return False
         try:
             self.public.verify(given, body)
@@ -147,16 +147,6 @@ def _private_pem(key: Ed25519PrivateKey) -> str:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     return pem.decode("ascii")
-
-
-def _signature_bytes(signature: str) -> bytes | None:
-    """Return the bytes of a signature in base64, or None for any other notation."""
-    try:
-        given = base64.b64decode(signature.encode("ascii"), validate=True)
-    except (UnicodeEncodeError, binascii.Error):
-        return None
-    is_plain = len(given) == _SIGNATURE_BYTES and base64.b64encode(given).decode("ascii") == signature
-    return given if is_plain else None
 
 
 def _command_key(path: Path) -> CommandKey:

@@ -5,6 +5,8 @@ Test vectors are in docs/how-to/publish_from_another_language.md.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import hmac
 import secrets
@@ -54,6 +56,18 @@ class Signer:
         if type(signature) is not str or len(signature) != _DIGITS or not signature.isascii():
             return False
         return hmac.compare_digest(self.hexdigest(data), signature)
+
+
+def base64_bytes(text: str) -> bytes | None:
+    """Return the bytes of a base64 text, or `None` if it is not the canonical base64 of any bytes.
+
+    If two texts could mean the same signature, a replayed request could look like a new one.
+    """
+    try:
+        given = base64.b64decode(text.encode("ascii"), validate=True)
+    except (UnicodeEncodeError, binascii.Error):
+        return None
+    return given if base64.b64encode(given).decode("ascii") == text else None
 
 
 def signed_bytes(event: dict[str, Any]) -> bytes:
