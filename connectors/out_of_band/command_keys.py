@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from schemas.errors import UsageError
+from schemas.keys.pem import private_key_pem, public_key_pem
 from schemas.keys.private_files import make_first
 from schemas.settings.settings import Settings, SettingsError
 from schemas.streams.agents.participants import key_id_of
@@ -75,9 +76,9 @@ def ensure_operator_key(settings: Settings) -> None:
             return
         private = private_key_file(settings)
         if not private.exists():
-            make_first(private, _private_pem(Ed25519PrivateKey.generate()))
+            make_first(private, private_key_pem(Ed25519PrivateKey.generate()))
         # This also completes a pair after a gateway was killed between the two files.
-        make_first(folder / f"{OPERATOR}{PUBLIC}", public_pem(load_private_key(private).public_key()))
+        make_first(folder / f"{OPERATOR}{PUBLIC}", public_key_pem(load_private_key(private).public_key()))
     except (OSError, UsageError) as error:
         why = str(error) if isinstance(error, UsageError) else type(error).__name__
         raise SettingsError(f"xml_pump.command_keys_dir: cannot make a key in {folder}: {why}") from None
@@ -126,27 +127,14 @@ def load_private_key(path: Path) -> Ed25519PrivateKey:
     return key
 
 
-def public_pem(key: Ed25519PublicKey) -> str:
-    """Return a public key in PEM, the content of its file."""
-    pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return pem.decode("ascii")
-
-
 def key_id(key: Ed25519PublicKey) -> str:
     """Return the id of a key: the first 16 hex digits of the SHA-256 of its DER (SubjectPublicKeyInfo)."""
-    return key_id_of(public_pem(key))
+    return key_id_of(public_key_pem(key))
 
 
 def sign(key: Ed25519PrivateKey, body: bytes) -> str:
     """Return the signature over a command's bytes in base64, as the header holds it."""
     return base64.b64encode(key.sign(body)).decode("ascii")
-
-
-def _private_pem(key: Ed25519PrivateKey) -> str:
-    pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return pem.decode("ascii")
 
 
 def _command_key(path: Path) -> CommandKey:

@@ -20,9 +20,10 @@ from typing import Final
 from deltalake import DeltaTable
 
 from jobs.driver.background import BackgroundThread
-from schemas.integrity.audit_anchors import ensure_anchor_key, public_pem, sign_statement, statement_of
+from schemas.integrity.audit_anchors import ensure_anchor_key, sign_statement, statement_of
 from schemas.integrity.audit_chain import ChainLine, has_commit, last_in_file, line_in_commit, lines_in_log
 from schemas.integrity.audit_files import anchor_key_file, anchor_public_key_file, anchors_file, chain_file
+from schemas.keys.pem import public_key_pem
 from schemas.keys.private_files import make_first
 from schemas.settings.settings import Settings
 from schemas.tables.delta_files import table_storage
@@ -74,7 +75,7 @@ class AuditTrail:
             return False
         entry = self._last.entry
         key = ensure_anchor_key(anchor_key_file(self._settings))
-        _add_public_key(anchor_public_key_file(self._settings), public_pem(key.public_key()))
+        _add_public_key(anchor_public_key_file(self._settings), public_key_pem(key.public_key()))
         statement = statement_of(entry, round(time.time() * 1_000_000))
         _append_line(anchors_file(self._settings), sign_statement(statement, key).text())
         self._anchored, self._anchored_at = entry.number + 1, time.monotonic()

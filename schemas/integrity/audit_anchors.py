@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from schemas.errors import UsageError
 from schemas.integrity.audit_chain import ChainEntry, Number, Partition
+from schemas.keys.pem import private_key_pem
 from schemas.keys.private_files import make_first
 from schemas.wire.strict_json import canonical_plain
 
@@ -103,18 +104,10 @@ def key_id(key: Ed25519PublicKey) -> str:
     return sha256(raw).hexdigest()[:16]
 
 
-def public_pem(key: Ed25519PublicKey) -> str:
-    """Return the public key as PEM."""
-    encoding, form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    return key.public_bytes(encoding, form).decode("ascii")
-
-
 def ensure_anchor_key(path: Path) -> Ed25519PrivateKey:
     """Return the key in the 0600 file `path`. Creates the file if needed. Raises UsageError, OSError."""
     if not path.exists():
-        private = Ed25519PrivateKey.generate()
-        form, nothing = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        make_first(path, private.private_bytes(serialization.Encoding.PEM, form, nothing).decode("ascii"))
+        make_first(path, private_key_pem(Ed25519PrivateKey.generate()))
     return load_anchor_key(path)
 
 

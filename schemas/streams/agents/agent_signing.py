@@ -14,6 +14,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
+from schemas.keys.pem import private_key_pem, public_key_pem
 from schemas.streams.agents.participants import key_id_of
 from schemas.wire.signing import base64_bytes
 
@@ -34,10 +35,7 @@ _TIMESTAMP: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
 def new_key_pair() -> tuple[bytes, str]:
     """Return a new 2048-bit key pair in PEM: the private (PKCS#8, unencrypted) and the public key (SPKI)."""
     private_key = rsa.generate_private_key(public_exponent=_EXPONENTS[0], key_size=KEY_BITS[0])
-    pem = private_key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return pem, public_pem(private_key)
+    return private_key_pem(private_key).encode("ascii"), public_pem(private_key)
 
 
 def load_private_key(pem: bytes) -> rsa.RSAPrivateKey:
@@ -58,7 +56,7 @@ def load_private_key(pem: bytes) -> rsa.RSAPrivateKey:
 
 def public_pem(private_key: rsa.RSAPrivateKey) -> str:
     """Return the public half of a private key as PEM (SPKI), the form in which keys are registered."""
-    return _pem(private_key.public_key())
+    return public_key_pem(private_key.public_key())
 
 
 def checked_public_key(pem: str) -> str:
@@ -68,7 +66,7 @@ def checked_public_key(pem: str) -> str:
         ValueError: `pem` is no RSA key of 2048 to 8192 bits with an odd exponent of at least 65537 and at most
             64 bits.
     """
-    return _pem(_public_key(pem))
+    return public_key_pem(_public_key(pem))
 
 
 def key_id(public_key_pem: str) -> str:
@@ -147,8 +145,3 @@ def _check_numbers(key: rsa.RSAPublicKey) -> None:
     exponent = key.public_numbers().e
     if not _EXPONENTS[0] <= exponent < _EXPONENTS[1] or exponent % 2 == 0:
         raise ValueError("an RSA key's exponent is odd, at least 65537 and of at most 64 bits")
-
-
-def _pem(key: rsa.RSAPublicKey) -> str:
-    pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return pem.decode("ascii")

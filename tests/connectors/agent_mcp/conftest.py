@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from connectors.agent_client import agent_client
+from schemas.keys.pem import private_key_pem
 from schemas.keys.sealing import ensure_keyring
 from schemas.settings.settings import MqttSettings, Settings
 from schemas.streams.agents.agent_signing import KEY_BITS, new_key_pair, public_pem
@@ -58,8 +58,7 @@ class Agent:
 def key_pair_of(bits: int) -> tuple[bytes, str]:
     """A key pair that is longer than ours."""
     private_key = rsa.generate_private_key(public_exponent=65537, key_size=bits)
-    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    return private_key.private_bytes(*form), public_pem(private_key)
+    return private_key_pem(private_key).encode("ascii"), public_pem(private_key)
 
 
 @pytest.fixture

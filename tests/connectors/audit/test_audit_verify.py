@@ -18,10 +18,11 @@ from connectors.audit.verification import Report, verify
 from connectors.cli.main import main
 from jobs.maintain_tables import tidy_ledger
 from schemas.errors import NotFound, UsageError
-from schemas.integrity.audit_anchors import public_pem, read_anchors, sign_statement, statement_of
+from schemas.integrity.audit_anchors import read_anchors, sign_statement, statement_of
 from schemas.integrity.audit_chain import commit_root, last_in_file, lines_in_file, partition_root
 from schemas.integrity.audit_files import anchor_key_file, anchor_public_key_file, anchors_file
 from schemas.integrity.ledger_leaves import ENCODINGS, ledger_leaves
+from schemas.keys.pem import public_key_pem
 from schemas.settings.settings import settings_environment
 from schemas.tables.ledger_arrow import LEDGER_ARROW, ledger_batch
 from tests.audited_ledger import AuditedLedger, ledger_row_at, three_commits
@@ -338,4 +339,4 @@ def test_the_command_says_no_with_1_what_is_wrong_and_where(
     assert "WRONG  missing: partition 1, offset 1" in capsys.readouterr().out
     monkeypatch.setenv("TRUNKLINE__DATA_DIR", str(tmp_path / "nothing"))
     assert main(["audit", "verify"]) == 3
-    assert public_pem(Ed25519PrivateKey.generate().public_key()) != key.read_text()
+    assert public_key_pem(Ed25519PrivateKey.generate().public_key()) != key.read_text()

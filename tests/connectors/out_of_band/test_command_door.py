@@ -15,7 +15,8 @@ from connectors.out_of_band.command_document import (
     ListListeners,
     RemoveListener,
 )
-from connectors.out_of_band.command_keys import key_id, public_pem, sign
+from connectors.out_of_band.command_keys import key_id, sign
+from schemas.keys.pem import public_key_pem
 from tests.broker_processes import wait_until
 from tests.connectors.out_of_band.command_stack import CommandStack, running_commands
 from tests.connectors.out_of_band.sample_handlers import MODULE, NAMESPACE
@@ -102,7 +103,7 @@ def test_a_key_counts_while_its_file_is_in_the_folder(stack: CommandStack):
     assert (status, answer["reason"]) == (403, "unauthorized")
     assert stack.wait_refused("unknown key")["principal"] == "anonymous"
     file = stack.settings.command_keys_path / "ann.pub"
-    file.write_text(public_pem(key.public_key()))
+    file.write_text(public_key_pem(key.public_key()))
     file.chmod(0o644)
     assert stack.give(RemoveListener(name), key=key)[0] == 200
     assert [one for one in stack.organism_log() if one.body.get("name") == name][-1].source == "commands/ann"

@@ -20,11 +20,11 @@ from connectors.out_of_band.command_keys import (
     key_id,
     load_private_key,
     private_key_file,
-    public_pem,
     read_keys,
     sign,
 )
 from schemas.errors import UsageError
+from schemas.keys.pem import public_key_pem
 from schemas.settings.settings import PROJECT_ROOT, Settings, SettingsError, XmlPumpSettings
 from schemas.streams.agents.agent_signing import public_pem as rsa_pem
 
@@ -41,7 +41,7 @@ def settings(tmp_path: Path) -> Settings:
 @pytest.mark.parametrize("vector", BLOCK["vectors"], ids=lambda vector: vector["name"])
 def test_the_vectors_of_the_page_hold(vector: dict[str, str]):
     private = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(BLOCK["seed"]))
-    assert public_pem(private.public_key()) == BLOCK["public_key"]
+    assert public_key_pem(private.public_key()) == BLOCK["public_key"]
     assert key_id(private.public_key()) == BLOCK["key_id"]
     body = vector["body"].encode()
     assert sign(private, body) == vector["signature"]
@@ -84,7 +84,7 @@ def test_a_folder_that_cannot_be_made_is_said_with_its_setting(settings: Setting
 def test_what_is_no_key_does_not_count_and_is_named(settings: Settings):
     folder = settings.command_keys_path
     ensure_operator_key(settings)
-    good = public_pem(Ed25519PrivateKey.generate().public_key())
+    good = public_key_pem(Ed25519PrivateKey.generate().public_key())
     (folder / "rsa.pub").write_text(rsa_pem(rsa.generate_private_key(public_exponent=65537, key_size=2048)))
     (folder / "text.pub").write_text("ssh-ed25519 AAAA")
     (folder / "private.pub").write_bytes(private_key_file(settings).read_bytes())

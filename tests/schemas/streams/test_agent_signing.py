@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from schemas.keys.pem import private_key_pem
 from schemas.settings.settings import PROJECT_ROOT
 from schemas.streams.agents import agent_signing
 from schemas.streams.agents.agent_signing import (
@@ -166,9 +167,7 @@ ODD_KEYS = {
     "exponent 3": spki(rsa.RSAPublicNumbers(3, KEY.public_key().public_numbers().n).public_key()),
     "long exponent": spki(rsa.RSAPublicNumbers(2**64 + 1, KEY.public_key().public_numbers().n).public_key()),
     "16384 bits": spki(rsa.RSAPublicNumbers(65537, 2**16383 + 1).public_key()),
-    "private": KEY.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    ).decode(),
+    "private": private_key_pem(KEY),
     "no PEM": "ssh-rsa AAAA",
     "cut short": PEM[:200],
     "long": PEM + " " * 20_000,
@@ -257,12 +256,7 @@ def test_what_is_no_private_key_is_refused_without_showing_it() -> None:
         serialization.BestAvailableEncryption(b"canary"),
     )
     small = rsa.generate_private_key(public_exponent=65537, key_size=1024)  # noqa: S505
-    others = [
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        for key in (small, ed25519.Ed25519PrivateKey.generate())
-    ]
+    others = [private_key_pem(key).encode() for key in (small, ed25519.Ed25519PrivateKey.generate())]
     for pem in (b"", b"canary", b"\0" * 50, PEM.encode(), locked, locked[:300], *others):
         with pytest.raises(ValueError) as error:
             load_private_key(pem)
