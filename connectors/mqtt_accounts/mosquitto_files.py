@@ -42,14 +42,17 @@ _TEMPLATE: Final = PROJECT_ROOT / "conf" / "mosquitto.acl"
 
 
 def password_line(user: str, password: str) -> str:
-    """Return the line of one account, with a new salt."""
+    """Return one account's line of Mosquitto's password file, with a new random salt and without a line end."""
     salt = secrets.token_bytes(_SALT_BYTES)
     parts = (_SCHEME, str(_ITERATIONS), _b64(salt), _b64(_digest(password, salt, _ITERATIONS)))
     return f"{user}:${'$'.join(parts)}"
 
 
 def line_fits(line: str, user: str, password: str) -> bool:
-    """Return whether this line is that of `user` with `password`."""
+    """Return whether a line of Mosquitto's password file is for `user` and matches `password`.
+
+    A malformed line, or one with another hash scheme than `$7$`, returns False.
+    """
     name, _, rest = line.partition(":")
     parts = rest.split("$")
     if name != user or len(parts) != 5 or parts[:2] != ["", _SCHEME]:
@@ -62,7 +65,10 @@ def line_fits(line: str, user: str, password: str) -> bool:
 
 
 def read_lines(path: Path) -> dict[str, str]:
-    """Return the lines of a password file by user, none when there is no file."""
+    """Read Mosquitto's password file and return its lines by user name.
+
+    Returns an empty dict when the file does not exist. Lines without a colon are skipped.
+    """
     try:
         text = path.read_text(encoding="ascii")
     except FileNotFoundError:
@@ -71,7 +77,14 @@ def read_lines(path: Path) -> dict[str, str]:
 
 
 def with_roles(lines: Mapping[str, str], passwords: Mapping[str, str]) -> dict[str, str]:
-    """Return `lines` with a correct line for each of these users. A line that fits is kept."""
+    """Return the lines of Mosquitto's password file with a valid line for each role.
+
+    Args:
+        lines: the present lines by user name. They are copied, not changed.
+        passwords: the password of each role in clear text. The name of a role is its user name.
+
+    A line that matches its password already is kept. A missing or wrong line is replaced by a new one.
+    """
     found = dict(lines)
     for user, password in passwords.items():
         if not line_fits(found.get(user, ""), user, password):
@@ -80,7 +93,11 @@ def with_roles(lines: Mapping[str, str], passwords: Mapping[str, str]) -> dict[s
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Replace a file, mode 0600, in one step, so that a reader never sees half of it."""
+    """Replace the text file `path` by these lines, with mode 0600.
+
+    Writes a temporary file in the same folder and renames it, so a reader never sees half of the file. A
+    missing folder is created.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
@@ -92,9 +109,14 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def reload_broker(folder: Path) -> bool:
-    """Send SIGHUP to the Mosquitto whose process id is in `folder`.
+    """Send SIGHUP to the local Mosquitto, so that it reads its password and ACL files again.
 
-    Returns False when no such broker runs, or when it does not handle the signal yet.
+    Args:
+        folder: the folder with the broker's file `mosquitto.pid`.
+
+    Returns:
+        True when the signal was sent. The broker may read the files a little later. False when no broker runs,
+        or when it is still starting and does not handle the signal yet.
     """
     try:
         process = psutil.Process(int((folder / PID).read_text(encoding="ascii")))
@@ -124,14 +146,26 @@ def _b64(raw: bytes) -> str:
 
 
 def check_prefixes(mqtt: MqttSettings) -> None:
-    """Raise UsageError for a topic prefix that cannot be written in an ACL file."""
+    """Raise UsageError when `mqtt.topic_prefix` or `mqtt.agents_prefix` contains a control character.
+
+    Such a prefix cannot be written in Mosquitto's ACL file.
+    """
     for name, prefix in (("topic_prefix", mqtt.topic_prefix), ("agents_prefix", mqtt.agents_prefix)):
         if not prefix.isprintable():
             raise UsageError(f"mqtt.{name} has a control character, which cannot be in an ACL file")
 
 
 def write_acl(folder: Path, mqtt: MqttSettings, users: Iterable[str]) -> None:
-    """Replace the ACL file, mode 0600, unless it is right already. `users` are those of the password file."""
+    """Write Mosquitto's ACL file for these users, with mode 0600.
+
+    The file is not replaced when its content is right already. The broker applies it after `reload_broker`.
+
+    Args:
+        folder: the folder of the ACL file, which is named `acl`.
+        mqtt: the topic prefixes.
+        users: the user names in the password file. Agents, and jobs whose secret was rotated, get rules of
+            their own. The template's rules apply to all others.
+    """
     path, wanted = folder / ACL, _text(mqtt, users)
     try:
         known = path.read_text(encoding="utf-8")

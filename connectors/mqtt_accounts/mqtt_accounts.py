@@ -66,10 +66,11 @@ _NONE: Final = -1
 
 
 class MqttAccounts:
-    """The accounts of jobs and agents. Thread-safe.
+    """The MQTT accounts of jobs and agents at the local stack's Mosquitto, updated by a thread. Thread-safe.
 
-    Pass `on_change` to the live view, call `open` when the live view has caught up, and `close` at the end.
-    `open` raises SettingsError for a file of role passwords that others can read.
+    Call `open` when the live view has caught up, pass `on_change` to the live view, and call `close` at the
+    end. Raises ValueError when `mqtt.accounts_dir` is not set, because the broker is then not the local
+    stack's.
     """
 
     def __init__(self, settings: Settings, keyring: Keyring, view: LiveView) -> None:
@@ -98,7 +99,11 @@ class MqttAccounts:
         self._thread = threading.Thread(target=self._run, name="mqtt-accounts", daemon=True)
 
     def open(self) -> None:
-        """Correct the files for the jobs and agents of the live view, and keep them correct from now on."""
+        """Start the thread that writes Mosquitto's password and ACL files.
+
+        The thread first corrects both files for all jobs and agents of the live view. It then updates them at
+        each change, until `close`. Raises SettingsError when other users can read the file of role passwords.
+        """
         passwords = ensure_role_passwords(self._settings)
         roles = {role: password.get_secret_value() for role, password in passwords.items()}
         known = read_lines(self._folder / PASSWORDS)
@@ -117,7 +122,7 @@ class MqttAccounts:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread. The accounts remain."""
+        """Stop the thread and wait for it, at most 5 s. The accounts stay in Mosquitto's files."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -125,7 +130,11 @@ class MqttAccounts:
             self._thread.join(_CLOSE_S)
 
     def on_change(self, change: AppliedChange) -> None:
-        """Note a changed row. Does not block, because the live view's thread calls it."""
+        """Queue a changed job or agent, so that the thread updates its MQTT account.
+
+        The live view calls it for each change of a row, on the live view's thread. It does not block. Changes
+        that affect no account are ignored.
+        """
         row, user = change.row, change.key
         if change.view == JobRow.VIEW:
             known = self._taken.get(user, _NONE)
@@ -145,15 +154,19 @@ class MqttAccounts:
             self._changed.notify_all()
 
     def registered(self, user: str) -> None:
-        """Wait up to a second until the account of a user is effective.
+        """Wait, at most 1 s, until the broker accepts the MQTT account of `user`. After that, log a warning.
 
-        The gateway calls it before it answers a registration or a rotation.
+        The gateway calls it before it answers a registration or a rotation of a secret, so that the client can
+        connect at once.
         """
         if not self.wait_effective(user, REGISTER_WAIT_S):
             log.warning("account_late", user=user)
 
     def wait_effective(self, user: str, timeout_s: float) -> bool:
-        """Wait until the broker accepts this user. Returns False after `timeout_s` seconds."""
+        """Wait at most `timeout_s` seconds until the broker accepts the MQTT account of `user`.
+
+        Returns False when it does not accept the account in time.
+        """
         with self._changed:
             return self._changed.wait_for(lambda: user in self._effective, timeout_s)
 
