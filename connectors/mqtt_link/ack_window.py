@@ -1,4 +1,4 @@
-"""The messages of one MQTT connection that are not acknowledged yet.
+"""The received messages of one MQTT connection that are not acknowledged yet.
 
 Acknowledgements go out in the order of the messages, as MQTT 5 demands (4.6.0-2).
 """
@@ -16,7 +16,13 @@ _ROOM_TICK_S: Final = 0.25
 
 @dataclass(eq=False)
 class PendingAck:
-    """A message that waits for its acknowledgement: packet id, QoS, and whether it may be acknowledged."""
+    """A received message that is not acknowledged yet.
+
+    Attributes:
+        mid: the MQTT packet id.
+        qos: the message's QoS.
+        is_done: whether the message was passed to `confirm`. It is acknowledged when all earlier ones are, too.
+    """
 
     mid: int
     qos: int
@@ -24,7 +30,11 @@ class PendingAck:
 
 
 class AckWindow:
-    """The unacknowledged messages of one connection, in order of arrival. Thread-safe."""
+    """The unacknowledged messages of one MQTT connection, in order of arrival. Thread-safe.
+
+    Pass each message to `add` when it arrives, and to `confirm` when it was handled. `send_ack(packet id, QoS)`
+    is called to send an acknowledgement.
+    """
 
     def __init__(self, send_ack: Callable[[int, int], object]) -> None:
         self._send_ack = send_ack
@@ -39,7 +49,8 @@ class AckWindow:
         a queue (measured: 4,935 unacknowledged messages with a receive maximum of 200).
 
         Returns:
-            False when the window was closed or `given_up()` became true before.
+            True when there is room. False when the window was closed, or `given_up()` returned True. `given_up`
+            is called every 0.25 s.
         """
         with self._lock:
             while len(self._waiting) >= limit and not self._closed and not given_up():
@@ -47,17 +58,20 @@ class AckWindow:
             return not self._closed and not given_up()
 
     def add(self, mid: int, qos: int) -> PendingAck:
-        """Enter a message. Pass the result to `confirm` later."""
+        """Append a received message to the window, and return the entry to pass to `confirm` later."""
         pending = PendingAck(mid, qos)
         with self._lock:
             self._waiting.append(pending)
         return pending
 
     def confirm(self, pending: PendingAck) -> int:
-        """Acknowledge a message as soon as all earlier ones are confirmed.
+        """Mark a message as handled, and send the acknowledgements that are now possible.
+
+        A message is acknowledged when it and all earlier messages were confirmed.
 
         Returns:
-            How many messages were acknowledged now: this one and those behind it that waited for it.
+            The number of acknowledgements sent: 0 when an earlier message is not confirmed yet, and more than 1
+            when later messages waited for this one.
         """
         acked = 0
         with self._lock:
@@ -70,7 +84,7 @@ class AckWindow:
         return acked
 
     def close(self) -> None:
-        """Send no acknowledgement any more."""
+        """Stop sending acknowledgements. A waiting `wait_room` returns False."""
         with self._lock:
             self._closed = True
             self._lock.notify_all()

@@ -1,4 +1,4 @@
-"""The broker of a connection: a job's own broker over the settings (JE-13), and the private socket to our own.
+"""The settings of a connection to an MQTT broker: of a per-job broker (JE-13), or of the stack's own broker.
 
 The number of connections on the port of the stack's own Mosquitto is limited, and strangers can use it up. The
 broker therefore also listens on a Unix socket in a folder that only our own user may enter. The bridge, the
@@ -23,10 +23,15 @@ _PATHS: Final = ("ca_certs", "certfile", "keyfile")
 def resolve_mqtt(
     mqtt: MqttSettings, overlay: BrokerOverlay | None, password: SecretStr | str | None = None
 ) -> MqttSettings:
-    """Return `mqtt` with each field that a job's own broker names; `password` is that broker's, unsealed.
+    """Return MQTT settings with the fields of a per-job broker in place of those in `mqtt`.
 
-    User and password of `mqtt` belong to its broker. Another broker gets only what the job gives, even for a
-    user of the same name. The same broker does not get our password for another user, or in clear where the
+    Args:
+        mqtt: the settings of the common broker.
+        overlay: the broker fields that the job was registered with; None: return `mqtt` unchanged.
+        password: the per-job broker's password in clear text; None when the job gave none.
+
+    The login in `mqtt` belongs to the common broker. A broker with another host or port gets only the job's own
+    user name and password. The same broker does not get our password for another user, or in clear where the
     settings use TLS. Otherwise anyone who may register a job could have our password sent to a host of his own.
     """
     if overlay is None:
@@ -48,29 +53,29 @@ def resolve_mqtt(
 
 
 def same_broker(one: MqttSettings, other: MqttSettings) -> bool:
-    """Return whether both name the same broker, by host and port. All names of loopback are one host."""
+    """Return whether two settings have the same host and port. 127.0.0.1, ::1 and localhost are one host."""
     return _address(one) == _address(other)
 
 
 def broker_name(mqtt: MqttSettings) -> str:
-    """Return the broker's name for messages: host and port, nothing secret."""
+    """Return `host:port` of the broker, for log lines and error texts."""
     return f"{mqtt.host}:{mqtt.port}"
 
 
 def socket_dir(settings: Settings) -> Path:
-    """Return the folder of the stack's own Mosquitto, which has its socket."""
+    """Return the data folder of the stack's own Mosquitto, which has the broker's private Unix socket."""
     return settings.data_path / "mosquitto"
 
 
 def socket_name(port: int) -> str:
-    """Return the name of the socket of the broker on this port. Another broker on loopback has another name."""
+    """Return the file name of the private Unix socket of the broker on this port, such as `1883.sock`."""
     return f"{port}.sock"
 
 
 def private_socket(mqtt: MqttSettings) -> Path | None:
-    """Return the private socket of this broker.
+    """Return the path of the broker's private Unix socket, None when it cannot be used.
 
-    None when the broker is not the stack's own, does not run, or belongs to another user.
+    None means that the broker is not the stack's own, does not run, or belongs to another system user.
     """
     if mqtt.socket_dir is None or mqtt.host.lower() not in LOOPBACK_NAMES:
         return None

@@ -42,7 +42,7 @@ _DISCONNECT_S: Final = 1.0
 
 
 class BrokerRefused(BackboneUnreachable):
-    """The broker refused the login, or a subscription when `at_login` is False."""
+    """The broker refused the login, or a subscription if `at_login` is False. `reason`: MQTT's reason code."""
 
     def __init__(self, message: str, reason: ReasonCode, *, at_login: bool) -> None:
         super().__init__(message)
@@ -51,10 +51,9 @@ class BrokerRefused(BackboneUnreachable):
 
 
 class Subscription(NamedTuple):
-    """A topic filter to subscribe to.
+    """A topic filter to subscribe to. Without `on_refused`, a refusal by the broker ends the connection.
 
-    If the broker refuses it, `on_refused` is called, and the connection stays. Without `on_refused` a refusal
-    ends the connection.
+    With `on_refused` the connection stays, and `on_refused` is called with the broker's reason code.
     """
 
     topic: str
@@ -63,18 +62,18 @@ class Subscription(NamedTuple):
     on_refused: Callable[[ReasonCode], None] | None = None
 
     def options(self) -> SubscribeOptions:
-        """Return the options as paho wants them."""
+        """Return the QoS and the retain handling as paho's `SubscribeOptions`."""
         return SubscribeOptions(qos=self.qos, retainHandling=self.retain_handling)
 
 
 class MqttConnection:
-    """One connection, from CONNECT until it is lost, closed or dropped. Thread-safe.
+    """One connection to an MQTT broker, from `open` until it is lost, closed or dropped. Thread-safe.
 
-    The constructor raises SettingsError for certificates that cannot be read. An exception in `on_message` ends
-    the connection. `on_lost` may be called on any thread.
+    It has a thread of its own, and never reconnects. The constructor raises SettingsError for certificates that
+    cannot be read. An exception in `on_message` ends the connection. `on_lost` may be called on any thread.
 
     Attributes:
-        lost: set when the connection is of no more use.
+        lost: an event that is set when the connection has ended or was given up.
         why: the first reason for that.
         cut_off: whether the connection was ended by the other side or the network.
         session_present: whether the broker still had a session for the client id.
@@ -137,11 +136,10 @@ class MqttConnection:
         self._client.on_disconnect = self._on_disconnect
 
     def open(self) -> None:
-        """Connect and subscribe.
+        """Connect, log in and subscribe. Return when the broker has accepted all of it.
 
-        Raises:
-            BrokerRefused: the broker refused the login or a subscription.
-            BackboneUnreachable: the connection failed or took longer than `connect_timeout_s`.
+        Raises BrokerRefused when the broker refuses the login or a subscription. Raises BackboneUnreachable
+        when the connection fails or takes longer than `mqtt.connect_timeout_s`.
         """
         try:
             dial(
@@ -166,11 +164,10 @@ class MqttConnection:
         return self._answered.is_set() and not self.lost.is_set()
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> Future[ReasonCode]:
-        """Publish without waiting.
+        """Publish without waiting, and return a future of the reason code in the broker's PUBACK.
 
-        Returns:
-            The broker's answer (PUBACK). It fails with BackboneUnreachable when the connection is lost before;
-            the broker may have the message even so.
+        With QoS 0 the future completes when the message is sent. It fails with BackboneUnreachable when the
+        connection is lost before; the broker may have the message even so.
         """
         answer = self._answer(self._client.publish(topic, payload, qos, retain).mid)
         if self.lost.is_set():
@@ -178,11 +175,10 @@ class MqttConnection:
         return answer
 
     def publish_and_wait(self, topic: str, payload: bytes, *, retain: bool = False) -> ReasonCode:
-        """Publish with QoS 1 and return the broker's answer.
+        """Publish with QoS 1, wait for the PUBACK, and return its reason code, which may be a failure.
 
-        Raises:
-            BackboneUnreachable: no answer came within `puback_timeout_s`. The connection is then given up, and
-                the broker may have the message even so.
+        Raises BackboneUnreachable when the connection is lost or no PUBACK comes within `puback_timeout_s`. It
+        is then given up, and the broker may have the message even so.
         """
         answer = self.publish(topic, payload, retain=retain)
         try:
@@ -192,16 +188,16 @@ class MqttConnection:
             raise self.unreachable("no PUBACK in time") from None
 
     def ack(self, mid: int, qos: int) -> None:
-        """Acknowledge a message, with `manual_ack`."""
+        """Acknowledge the message with the packet id `mid`. Only for a connection with `manual_ack`."""
         self._client.ack(mid, qos)
 
     def give_up(self, why: str) -> None:
-        """Declare the connection lost. It is not cut before `drop` or `close`."""
+        """Mark the connection as lost and call `on_lost` with `why`. `close` or `drop` then ends the socket."""
         self._closing = True
         self._lose(why)
 
     def close(self, *, forget_session: bool = False) -> None:
-        """Disconnect in order, without the Last Will. `forget_session`: the broker deletes the session."""
+        """Disconnect, so that the broker sends no Last Will. `forget_session`: it deletes the session, too."""
         self._closing = True
         properties = None
         if forget_session:
@@ -212,12 +208,12 @@ class MqttConnection:
         self.drop()
 
     def drop(self) -> None:
-        """Cut the connection at once. The broker publishes the Last Will and keeps what is unacknowledged."""
+        """Cut the connection without DISCONNECT. The broker publishes the Last Will and keeps the session."""
         self.give_up("closed")
         cut_connection(self._client)
 
     def unreachable(self, why: str) -> BackboneUnreachable:
-        """Return an error that names the broker."""
+        """Return an error, for the caller to raise, with the broker's address and the reason `why`."""
         return BackboneUnreachable(f"MQTT broker {broker_name(self._mqtt)}: {why}")
 
     def _lose(self, why: str) -> None:
@@ -298,7 +294,7 @@ class MqttConnection:
 
 
 def new_client(mqtt: MqttSettings, client_id: str = "", *, manual_ack: bool = False) -> Client:
-    """Return a paho client for one connection, with TLS and credentials set, not connected yet.
+    """Return a paho client for one connection, with TLS and login set, not connected yet.
 
     An empty `client_id` lets the broker choose. Raises SettingsError for certificates that cannot be read.
     """
@@ -320,7 +316,7 @@ def new_client(mqtt: MqttSettings, client_id: str = "", *, manual_ack: bool = Fa
 
 
 def connect_properties(session_expiry_s: int = 0, receive_maximum: int | None = None) -> Properties:
-    """Return CONNECT properties: session expiry, and the maximum of unacknowledged messages."""
+    """Return CONNECT properties: session expiry in seconds, most unacknowledged messages (None: 65,535)."""
     found = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
     found.SessionExpiryInterval = session_expiry_s
     if receive_maximum is not None:
@@ -337,11 +333,12 @@ def dial(
     keepalive_s: int = KEEPALIVE_S,
     start_thread: bool = True,
 ) -> None:
-    """Connect and start the client's thread. The broker's answer is passed to `on_connect`.
+    """Connect a paho client to the broker and start the client's thread.
 
-    Without the thread the caller has to call `loop_read` of the client. The broker ends the connection
-    after one and a half times `keepalive_s` without a packet. Raises BackboneUnreachable when no broker accepts
-    the connection, or when the process has too many files open.
+    Returns before the broker has answered. The answer is passed to the client's `on_connect`. Without
+    `start_thread` the caller has to call the client's `loop_read`. The broker ends the connection after one and
+    a half times `keepalive_s` without a packet. Raises BackboneUnreachable when no broker accepts the
+    connection, or when the process has too many files open.
     """
     try:
         with _address(client, mqtt) as host:
@@ -367,7 +364,10 @@ def dial(
 
 
 def backoff_s(mqtt: MqttSettings, failures: int) -> float:
-    """Return the pause before another attempt after so many failures in a row, the last one not counted."""
+    """Return the pause before the next attempt to connect, in seconds, which doubles with each failure.
+
+    `failures` does not count the last failure: with 0 the pause is `mqtt.backoff_base_s`.
+    """
     return float(min(mqtt.backoff_base_s * 2 ** min(failures, 16), mqtt.backoff_max_s))
 
 
@@ -391,7 +391,7 @@ def _highest_descriptor(client: Client) -> int:
 
 
 def cut_connection(client: Client) -> None:
-    """End a client's connection and its thread at once, without a DISCONNECT packet, also when it hangs."""
+    """Cut a paho client's connection, even a hanging one, without DISCONNECT, and stop the client's thread."""
     connected = client.socket()
     if connected is not None:
         with suppress(OSError):

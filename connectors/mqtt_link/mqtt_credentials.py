@@ -35,7 +35,11 @@ _PASSWORD_BYTES: Final = 32
 
 
 def job_mqtt(mqtt: MqttSettings, job_id: str, secret: str) -> MqttSettings:
-    """Return the broker's settings with the login of this job's publisher."""
+    """Return the MQTT settings with the login for the publisher of a job's events.
+
+    A user name in `mqtt` is kept. Otherwise user name and password are those of the job's own account. They are
+    derived from `job_id` and from `secret`, the job's secret.
+    """
     if mqtt.username is not None:
         return mqtt
     user = job_user(job_id, secret)
@@ -43,10 +47,13 @@ def job_mqtt(mqtt: MqttSettings, job_id: str, secret: str) -> MqttSettings:
 
 
 def role_mqtt(settings: Settings, role: str) -> MqttSettings:
-    """Return the broker's settings with the login of a program in this role (one of `ROLES`).
+    """Return the MQTT settings with the login of a program in the role `role` (one of `ROLES`).
 
-    With the account of a role the program connects through the broker's private socket. Raises SettingsError
-    for a password file that others can read or that has another content.
+    The settings are returned unchanged in these cases: they name a user, the broker is not on this machine, it
+    uses TLS without `mqtt.ca_certs`, or there is no file of role passwords. With a role's login the program
+    connects through the broker's private Unix socket, if there is one.
+
+    Raises SettingsError when others can read the file of role passwords, or when its content is wrong.
     """
     mqtt = settings.mqtt
     if mqtt.username is not None or mqtt.host not in LOOPBACK_NAMES:
@@ -62,12 +69,15 @@ def role_mqtt(settings: Settings, role: str) -> MqttSettings:
 
 
 def role_file(settings: Settings) -> Path:
-    """Return the 0600 file with the roles' passwords."""
+    """Return the path of the file with the roles' MQTT passwords. The file need not exist."""
     return settings.data_path / "keys" / "mqtt.json"
 
 
 def load_role_passwords(settings: Settings) -> dict[str, SecretStr] | None:
-    """Return the passwords by role, None when there is no file. Raises SettingsError as `role_mqtt` does."""
+    """Read the MQTT passwords from the role file and return them by role, None when there is no file.
+
+    Raises SettingsError when others can read the file, or when it does not contain a password for each role.
+    """
     path = role_file(settings)
     try:
         mode = path.stat().st_mode
@@ -84,7 +94,10 @@ def load_role_passwords(settings: Settings) -> dict[str, SecretStr] | None:
 
 
 def ensure_role_passwords(settings: Settings) -> dict[str, SecretStr]:
-    """Return the passwords by role. When there is no file, write one with random passwords first."""
+    """Return the MQTT passwords by role. When there is no role file, write one with random passwords first.
+
+    Raises SettingsError when others can read the file, or when it does not contain a password for each role.
+    """
     path = role_file(settings)
     if not path.exists():
         make_first(path, json.dumps({role: secrets.token_hex(_PASSWORD_BYTES) for role in ROLES}))

@@ -24,7 +24,11 @@ BAD_LOGIN: Final = (0x86, 0x87)
 
 
 class LoginAnswer(Enum):
-    """The broker's answer. `SILENT`: no broker, no trusted one, or no answer from one that has room."""
+    """The broker's answer to a login.
+
+    `SILENT` means no clear answer: no broker runs, it is not trusted, it does not answer in time, or it has no
+    room for another connection.
+    """
 
     LET_IN = "let in"
     REFUSED = "refused"
@@ -34,9 +38,16 @@ class LoginAnswer(Enum):
 def try_login(
     mqtt: MqttSettings, username: str | None = None, password: str | None = None, timeout_s: float = 1.0
 ) -> LoginAnswer:
-    """Connect as this user (None: without a login), note the answer, and disconnect.
+    """Log in at the broker once, disconnect, and return whether the broker accepted the login.
 
-    Raises only SettingsError, for certificates that cannot be read.
+    Args:
+        mqtt: the broker and its TLS files.
+        username: the user to log in as; None: without a login.
+        password: the user's password; None: without a password.
+        timeout_s: how many seconds to wait for the connection, and how many for the whole attempt.
+
+    Raises:
+        SettingsError: certificates cannot be read. It raises nothing else.
     """
     login = {"username": username, "password": None if password is None else SecretStr(password)}
     user = mqtt.model_copy(update={**login, "connect_timeout_s": timeout_s})
@@ -60,9 +71,9 @@ def try_login(
 
 
 def wait_for_login(mqtt: MqttSettings, timeout_s: float) -> None:
-    """Wait until the broker accepts the user of these settings, such as a job that was just registered.
+    """Wait until the broker accepts the login in `mqtt`, such as that of a job that was just registered.
 
-    Raises BackboneUnreachable after `timeout_s` seconds.
+    Tries again every 50 ms. Raises BackboneUnreachable after `timeout_s` seconds.
     """
     password = None if mqtt.password is None else mqtt.password.get_secret_value()
     deadline = time.monotonic() + timeout_s

@@ -24,9 +24,10 @@ class _Connection(ssl.SSLSocket):
 
 
 def mqtt_context(mqtt: MqttSettings) -> ssl.SSLContext | None:
-    """Return the context of connections to this broker, None without TLS.
+    """Return the TLS context for connections to this broker, None when `mqtt.tls` is off.
 
-    Raises SettingsError for certificates that cannot be read, and for a key that others can read.
+    Certificate files are read again when they have changed. Raises SettingsError for certificates that cannot
+    be read, and for a private key that others can read.
     """
     if not mqtt.tls:
         return None
@@ -39,7 +40,7 @@ def mqtt_context(mqtt: MqttSettings) -> ssl.SSLContext | None:
 
 
 def explained(error: Exception, mqtt: MqttSettings) -> str:
-    """Return the text of a connection's error, which names the setting to check."""
+    """Return the text of an error of a broker connection. For a TLS error it names the setting to check."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
             f"its certificate is not trusted ({error.verify_message}): mqtt.ca_certs must be the authority "
@@ -53,7 +54,10 @@ def explained(error: Exception, mqtt: MqttSettings) -> str:
 
 
 def why_no_answer(mqtt: MqttSettings) -> str:
-    """Return a hint for a broker that closes the connection before CONNACK, to append to the error."""
+    """Return a hint for a broker that closes the connection before it answers the login (CONNACK).
+
+    The hint starts with a semicolon, to be appended to an error text. It is empty when nothing is suspected.
+    """
     if not mqtt.tls:
         return "; perhaps it wants TLS, then set mqtt.tls and mqtt.ca_certs"
     return "; perhaps it wants mqtt.certfile and mqtt.keyfile" if mqtt.certfile is None else ""

@@ -13,18 +13,18 @@ T = TypeVar("T")
 
 
 class LogPosition(msgspec.Struct, frozen=True):
-    """The position of the event in the log."""
+    """The position of a record in the log: Kafka's partition and offset."""
 
     partition: int
     offset: int
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """The confirmation of one event.
+    """The receipt for one job event: the message to its publisher on the job's receipts topic.
 
-    It is matched on `ce_id` alone, the hash of topic and payload, because a forger can copy a seq. `verdict` is
-    None while the event is durable but not settled; that counts as delivered. `position` is None when the
-    sender did not wait for a receipt.
+    Publishers match it on `ce_id` alone, the hash of topic and payload, because a forger can copy a seq.
+    `verdict` is None while the event is in the log but not settled; that counts as delivered. `reason` says why
+    an event was rejected. `position` is None when the sender did not wait for a receipt.
     """
 
     ce_id: str
@@ -35,9 +35,10 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 class AgentReceipt(msgspec.Struct, frozen=True):
-    """The confirmation of one message of an agent. Its other fields are those of `Receipt`.
+    """The receipt for one message that an agent published on its outbox topic.
 
-    It comes on the agent's inbox. Unlike a message there, it has no `from`.
+    It comes on the agent's inbox topic. Unlike a message there, it has no field `from`. `message_id` is the id
+    that the agent gave the message. The other fields are those of `Receipt`.
     """
 
     ce_id: str
@@ -55,7 +56,7 @@ encode_receipt = msgspec.json.Encoder().encode
 
 
 def read_payload(decoder: msgspec.json.Decoder[T], payload: bytes) -> T | None:
-    """Return what `decoder` reads in an MQTT payload, None for anything else. Never raises."""
+    """Decode an MQTT payload with `decoder`. Return None for a payload that it cannot decode. Never raises."""
     try:
         return decoder.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -63,5 +64,5 @@ def read_payload(decoder: msgspec.json.Decoder[T], payload: bytes) -> T | None:
 
 
 def read_receipt(payload: bytes) -> Receipt | None:
-    """Return the receipt in an MQTT payload, None for anything else. Never raises."""
+    """Decode a job event's receipt from an MQTT payload. Return None for any other payload. Never raises."""
     return read_payload(_decoder, payload)

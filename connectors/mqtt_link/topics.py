@@ -27,33 +27,42 @@ def receipts_topic(prefix: str, job_id: str) -> str:
 
 
 def inbox_topic(prefix: str, agent: str) -> str:
-    """Return the topic that an agent reads."""
+    """Return the topic that an agent subscribes to, for the messages and receipts to it."""
     return _topic(prefix, AGENT, agent, _INBOX)
 
 
 def outbox_topic(prefix: str, agent: str) -> str:
-    """Return the topic that an agent writes."""
+    """Return the topic that an agent publishes its messages on."""
     return _topic(prefix, AGENT, agent, _OUTBOX)
 
 
 def events_filter(prefix: str) -> str:
-    """Return the filter for the events of all jobs, and of invalid job ids."""
+    """Return the topic filter that subscribes to the events of all jobs.
+
+    It also matches topics with an invalid job id.
+    """
     return f"{prefix}/+/{_EVENTS}"
 
 
 def outboxes_filter(prefix: str) -> str:
-    """Return the filter for the outboxes of all agents, and of invalid names."""
+    """Return the topic filter that subscribes to the outboxes of all agents.
+
+    It also matches topics with an invalid agent name.
+    """
     return f"{prefix}/+/{_OUTBOX}"
 
 
 def job_id_of(prefix: str, topic: str) -> str | None:
-    """Return the job id in an events topic, None for an invalid one and for any other topic."""
+    """Return the job id in `topic`, None when it is not an events topic with a valid job id."""
     found = _middle(prefix, topic, _EVENTS)
     return found if found is not None and is_job_id(found) else None
 
 
 def outbox_name(prefix: str, topic: str) -> str | None:
-    """Return the name in an outbox topic, which may be an invalid one; None for any other topic."""
+    """Return the agent's name in an outbox topic, None for any other topic.
+
+    The name is not checked: it may be one that no agent can have.
+    """
     return _middle(prefix, topic, _OUTBOX)
 
 
