@@ -43,9 +43,10 @@ _JOB_BROKERS_END_S: Final = 20.0
 
 
 class MqttBridge:
-    """The bridge at the broker of the settings, those at the jobs' own brokers, and the verdicts for all.
+    """The whole bridge: to the common MQTT broker, to the per-job brokers, and to the agents' inboxes.
 
-    The agents' inboxes are at the broker of the settings. `ready_file` is created when the bridge is ready.
+    The common broker is the one in `settings`. Setting `stop` ends `run`. The file `ready_file` is created when
+    the bridge has become active or is on standby.
     """
 
     def __init__(self, settings: Settings, stop: threading.Event, ready_file: Path | None = None) -> None:
@@ -59,7 +60,11 @@ class MqttBridge:
         self._job_brokers = threading.Thread(target=job_brokers.run, name="overlays", daemon=True)
 
     def run(self) -> None:
-        """Bridge until stopped. Raises TrunklineError when the topic does not fit the settings."""
+        """Carry messages between the MQTT brokers and the log until `stop` is set. Blocks.
+
+        Starts threads, which have ended when it returns. Raises TrunklineError when the Kafka topic does not
+        fit the settings.
+        """
         self._verdicts.start()
         self._job_brokers.start()
         self._inboxes.start()
@@ -78,7 +83,10 @@ class MqttBridge:
 
 
 def main() -> int:
-    """Run the bridge until SIGTERM or SIGINT. Returns the exit code."""
+    """Run the bridge until SIGTERM or SIGINT, and return the exit code of the process.
+
+    Reads the settings. The variable TRUNKLINE_READY_FILE may name the file to create when the bridge is ready.
+    """
     try:
         settings = load_settings()
     except SettingsError as error:

@@ -1,4 +1,4 @@
-"""The translation of an MQTT message: the Kafka record, the topic of its receipt, and the receipt."""
+"""The translation of an MQTT message into a Kafka record, and of the record's verdict into a receipt."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ class _Identified(msgspec.Struct):
 
 
 class Incoming(NamedTuple):
-    """A message as the bridge passes it on.
+    """An MQTT message, translated into the record that the bridge appends to the log.
 
-    `receipts_to` is the topic of its receipt, None when its own topic names no job or agent. `agent` is the
-    agent whose outbox the message came from, None for any other topic.
+    Attributes:
+        record: the record.
+        receipts_to: the MQTT topic for its receipt; None when the message's topic has no valid job id or agent.
+        agent: the agent whose outbox the message came from; None for a message on any other topic.
     """
 
     record: OutgoingRecord
@@ -47,7 +49,17 @@ _identified = msgspec.json.Decoder(_Identified)
 
 
 def incoming(mqtt: MqttSettings, topic: str, payload: bytes, traceparent: str | None) -> Incoming:
-    """Translate a message: an agent's message on an outbox, or a job's event on any other topic."""
+    """Translate an MQTT message into the record to append, and find the topic for its receipt.
+
+    A message on an agent's outbox topic becomes a message of that agent. A message on any other topic becomes a
+    job event. Without a valid job id or agent name in the topic, the record goes to the stream `refused/mqtt`.
+
+    Args:
+        mqtt: the topic prefixes of jobs and agents.
+        topic: the topic that the message was published on.
+        payload: the message's bytes, which the record has unchanged.
+        traceparent: the W3C trace context of the message; None: it has none.
+    """
     name = outbox_name(mqtt.agents_prefix, topic)
     if name is not None:
         agent = name if is_name(name) else None
@@ -59,16 +71,20 @@ def incoming(mqtt: MqttSettings, topic: str, payload: bytes, traceparent: str | 
 
 
 def job_event_record(prefix: str, topic: str, payload: bytes, traceparent: str | None) -> OutgoingRecord:
-    """Return the record of one message of a job, with its payload unchanged.
+    """Return the record to append for an MQTT message that reports a job's event.
 
-    Its id is the hash of topic and payload, so a redelivered message has the same id. A message on a topic
-    without a valid job id goes to the stream `refused/mqtt`.
+    The payload is unchanged. The record's id is the hash of topic and payload, so a redelivered message has the
+    same id. A topic without a valid job id below `prefix` gives a record of the stream `refused/mqtt`.
+    `traceparent` is the W3C trace context, if the message has one.
     """
     return _record(JOB, job_id_of(prefix, topic), JOB_EVENT, topic, payload, traceparent)
 
 
 def well_formed_traceparent(properties: object) -> str | None:
-    """Return the W3C `traceparent` of a message's MQTT 5 user properties, None when there is no valid one."""
+    """Return the W3C trace context (`traceparent`) among the user properties of an MQTT 5 message.
+
+    Returns None when there is none, more than one, or an invalid one.
+    """
     pairs = getattr(properties, "UserProperty", None) or ()
     found = [value for name, value in pairs if name == "traceparent"]
     if len(found) != 1 or _TRACEPARENT.fullmatch(found[0]) is None:
@@ -79,9 +95,13 @@ def well_formed_traceparent(properties: object) -> str | None:
 def receipt_of(
     record: OutgoingRecord, position: LogPosition, verdict: str | None = None, reason: str | None = None
 ) -> bytes:
-    """Return the receipt of a record that Kafka has.
+    """Return the MQTT payload of the receipt for a record that Kafka has stored.
 
-    `verdict` is None when the gateway did not settle the record within the timeout.
+    Args:
+        record: a job event, or a message that an agent published.
+        position: where Kafka has stored the record.
+        verdict: the gateway's verdict; None when the gateway did not settle the record within the timeout.
+        reason: why the record was rejected; None for other verdicts.
     """
     seq = (read_payload(_numbered, record.value) or _Numbered()).seq
     if record.type != AGENT_SAID:

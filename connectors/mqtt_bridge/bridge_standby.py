@@ -1,4 +1,4 @@
-"""The choice of the active bridge at an MQTT broker (JE-19): presence messages, and the wait to take over.
+"""The choice of the one active bridge at an MQTT broker (JE-19), by presence messages and a wait.
 
 The broker does the fencing: only one connection can have the fixed client id, and taking it over ends the
 other. Presence only tells when to try. The active bridge publishes its presence on a retained topic at a fixed
@@ -49,30 +49,41 @@ encode_presence = msgspec.json.Encoder().encode
 
 
 def read_presence(payload: bytes) -> Presence | None:
-    """Return the presence in an MQTT payload, None for anything else. Never raises."""
+    """Decode a bridge's presence message from an MQTT payload. Return None for any other one. Never raises."""
     return read_payload(_decoder, payload)
 
 
 def presence_topic(mqtt: MqttSettings) -> str:
-    """Return the presence topic of the bridges with this client id. It is no topic of a job's events."""
+    """Return the topic on which bridges with this client id publish whether they are active.
+
+    It does not match the topic filter of job events.
+    """
     return f"{mqtt.topic_prefix}/bridge/{mqtt.bridge_client_id}"
 
 
 def showing_interval_s(mqtt: MqttSettings) -> float:
-    """Return the interval at which the active bridge publishes its presence."""
+    """Return the interval, in seconds, at which the active bridge publishes its presence message."""
     return mqtt.bridge_keepalive_s / _SHOWINGS_PER_KEEPALIVE
 
 
 def silence_s(mqtt: MqttSettings) -> float:
-    """Return after how many seconds without a presence message the active bridge counts as silent."""
+    """Return how many seconds without a presence message make the active bridge count as silent.
+
+    A bridge on standby then takes over.
+    """
     return _SILENCE_KEEPALIVES * mqtt.bridge_keepalive_s
 
 
 class StandbyWatch:
-    """A connection of a bridge on standby that follows the presence topic.
+    """A bridge on standby: its MQTT connection, which follows the presence messages of the active bridge.
 
-    `bridge` is the name of this bridge on that topic. `cut_off`: this bridge was active, and another one may
-    have ended its connection. The watch then first gives a successor the time to publish its presence.
+    Call `open`, then `wait_turn`, then `close`.
+
+    Args:
+        mqtt: the broker.
+        bridge: the name of this bridge in presence messages.
+        cut_off: whether this bridge was active and its connection was ended by the broker. Another bridge may
+            then have taken over. The watch gives that bridge time to publish its presence.
     """
 
     def __init__(self, mqtt: MqttSettings, bridge: str, *, cut_off: bool = False) -> None:
@@ -90,20 +101,22 @@ class StandbyWatch:
         )
 
     def open(self) -> None:
-        """Connect and subscribe. Raises BackboneUnreachable."""
+        """Connect to the broker and subscribe to the presence topic. Raises BackboneUnreachable."""
         self._connection.open()
         self._opened_at = self._heard_at = time.monotonic()
 
     def wait_turn(self, stop: threading.Event, standing_by: Callable[[str], None]) -> str | None:
-        """Wait until no other bridge is active.
+        """Wait until no other bridge is active at the broker. Blocks.
 
-        `standing_by(bridge)` is called once with the name of the active bridge, when there is another.
+        Args:
+            stop: ends the wait when it is set.
+            standing_by: called once with the name of the active bridge; not called when there is none.
 
         Returns:
-            The reason why this bridge may take over, None when `stop` was set before.
+            The reason, for the log, why this bridge may take over. None when `stop` was set before.
 
         Raises:
-            BackboneUnreachable: the connection is lost.
+            BackboneUnreachable: the connection to the broker is lost.
         """
         is_reported = False
         looked_at = time.monotonic()
@@ -126,7 +139,7 @@ class StandbyWatch:
         return None
 
     def close(self) -> None:
-        """End the connection."""
+        """Cut the connection to the broker. The watch cannot be used again."""
         self._connection.drop()
 
     def _still_vacant(self, stop: threading.Event) -> bool:

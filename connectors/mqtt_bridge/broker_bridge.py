@@ -36,10 +36,18 @@ _LINGER_MS: Final = 10
 
 
 class BrokerBridge:
-    """Keeps one connection to `settings.mqtt` and one publisher alive until `stop` is set.
+    """The bridge between one MQTT broker, `settings.mqtt`, and the log.
 
-    `ready` is called whenever this bridge has become active or is on standby. `on_outbox_message` is that of
-    BridgeConnection.
+    Args:
+        settings: the broker, the log and the limits.
+        stop: ends `run` when it is set.
+        verdicts: the stream that supplies the verdicts for receipts.
+        ready: called each time this bridge has become active or is on standby.
+        on_outbox_message: called with an agent's name when a message comes on its outbox topic. None: outboxes
+            are not read.
+
+    Attributes:
+        tally: the counters of messages.
     """
 
     def __init__(
@@ -68,21 +76,24 @@ class BrokerBridge:
 
     @property
     def unacknowledged(self) -> int:
-        """How many messages of the current connection wait for Kafka or for their receipt."""
+        """The number of messages on the current connection that wait for Kafka or for their receipt."""
         connection = self._connection
         return 0 if connection is None else connection.unacknowledged
 
     @property
     def is_active(self) -> bool:
-        """Whether this is the active bridge at its broker, as far as it knows."""
+        """Whether this is the active bridge at its broker. It may learn late that another has taken over."""
         return self._connection is not None
 
     def run(self) -> None:
-        """Bridge until stopped.
+        """Carry messages from the broker to the log until `stop` is set. Blocks.
+
+        Waits on standby while another bridge is active. Reconnects with a growing pause, for ever, when the
+        broker or Kafka is unreachable. Closes the Kafka producer at the end.
 
         Raises:
-            TrunklineError: the topic does not fit the settings.
-            SettingsError: a certificate cannot be read.
+            TrunklineError: the Kafka topic does not fit the settings.
+            SettingsError: a TLS certificate cannot be read.
         """
         try:
             while not self._stop.is_set():

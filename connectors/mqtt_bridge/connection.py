@@ -39,30 +39,36 @@ log = structlog.stdlib.get_logger(__name__)
 
 
 class Tally:
-    """The bridge's counters; they outlive connections. Thread-safe."""
+    """The counters of one bridge's messages, over all its connections. Thread-safe.
+
+    The names are `received`, `redelivered`, `refused`, `appended`, `acked`, `told` (receipts with a verdict)
+    and `receipts_refused`.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter(received=0, appended=0, acked=0, redelivered=0, refused=0, told=0)
 
     def add(self, name: str, count: int = 1) -> None:
-        """Count `count` more of `name`."""
+        """Add `count` to the counter `name`."""
         with self._lock:
             self._counts[name] += count
 
     def snapshot(self) -> dict[str, int]:
-        """Return all counters."""
+        """Return a copy of all counters, by name."""
         with self._lock:
             return dict(self._counts)
 
 
 class BridgeConnection:
-    """Passes messages to the publisher, acknowledges them once Kafka has them, and publishes receipts.
+    """The active bridge's two connections to one broker: one for events, one for receipts and presence.
+
+    Appends each MQTT message to the log, publishes its receipt, and then acknowledges it.
 
     Attributes:
-        lost: set when the connections are of no more use.
+        lost: an event that is set when the connections can no longer be used.
         why: the first reason for that.
-        cut_off: whether the other side ended the connection. Another bridge may have taken it over.
+        cut_off: whether the broker or the network ended the connection. Another bridge may have taken it over.
     """
 
     def __init__(
@@ -79,13 +85,14 @@ class BridgeConnection:
 
         Args:
             settings: the broker and the limits.
-            publisher: takes the records.
-            tally: counts.
-            oversized: ids of records that Kafka refused for themselves. They are cut before they are sent.
-            verdicts: tells how a record was settled.
-            bridge: the name of this bridge on the presence topic.
-            on_outbox_message: takes the name of an agent when a message comes on its outbox. None: outboxes are
-                not read.
+            publisher: appends the records to the log.
+            tally: the counters to increase.
+            oversized: ids of records that Kafka has refused because of their size or form. Their values are cut
+                before they are sent. New ids are added to the set.
+            verdicts: supplies the verdict of a settled record.
+            bridge: the name of this bridge in presence messages.
+            on_outbox_message: called with an agent's name when a message comes on its outbox topic. None:
+                outboxes are not read.
         """
         self._settings = settings
         self._on_outbox_message = on_outbox_message
@@ -124,7 +131,7 @@ class BridgeConnection:
         self.why = ""
 
     def open(self) -> None:
-        """Connect and subscribe. Raises BackboneUnreachable."""
+        """Connect to the broker and subscribe to events. Raises BackboneUnreachable."""
         try:
             self._receipts.open()
             self._events.open()
@@ -136,16 +143,19 @@ class BridgeConnection:
 
     @property
     def unacknowledged(self) -> int:
-        """How many messages wait for Kafka or for their receipt."""
+        """The number of received messages that wait for Kafka or for their receipt."""
         return len(self._window)
 
     def show_presence(self) -> None:
-        """Publish, retained, that this bridge is the active one."""
+        """Publish a retained message: this bridge is the active one. Does not wait for the broker."""
         # QoS 0: it must not wait behind receipts, and the next one comes soon.
         self._receipts.publish(presence_topic(self._mqtt), self._presence, qos=0, retain=True)
 
     def finish(self, timeout_s: float) -> None:
-        """End in order: take no new message, wait for Kafka and the acknowledgements, then disconnect."""
+        """Take no new message, wait at most `timeout_s` seconds for the pending ones, and disconnect.
+
+        A message is pending until it was acknowledged. The broker delivers one that is still pending again.
+        """
         self._closing = True
         deadline = time.monotonic() + timeout_s
         while len(self._window) and not self.lost.is_set() and time.monotonic() < deadline:
@@ -154,7 +164,7 @@ class BridgeConnection:
         self.drop()
 
     def drop(self) -> None:
-        """Cut the connections at once. The broker delivers unacknowledged messages again, in order."""
+        """Cut both connections at once. The broker delivers unacknowledged messages again, in order."""
         self._closing = True
         self._window.close()
         self._events.drop()

@@ -1,4 +1,4 @@
-"""The order in which the agents' inboxes are served.
+"""A queue of agents that decides whose inbox is served next.
 
 One thread at a time serves an agent. An agent that could not be served, for example because its inbox has no
 subscriber, is tried again after a growing pause.
@@ -34,10 +34,10 @@ class _Agent:
 
 
 class InboxTurns:
-    """A queue of agents to serve. Thread-safe.
+    """A queue of agents whose messages are to be delivered. Thread-safe.
 
-    Only the agents named in the last call of `serve` have turns. `longest_s` is the longest pause of an agent
-    that could not be served.
+    Worker threads call `take`, deliver, and call `give_back`. Only the agents named in the last call of `serve`
+    are in the queue. After a failed delivery an agent pauses: 0.2 s first, doubling up to `longest_s`.
     """
 
     def __init__(self, longest_s: float) -> None:
@@ -47,7 +47,7 @@ class InboxTurns:
         self._closed = False
 
     def serve(self, names: set[str]) -> None:
-        """Serve exactly these agents from now on. Agents that are new are due."""
+        """Set the agents of the queue. New agents are due at once. Agents that are not in `names` leave it."""
         with self._changed:
             for name in sorted(names):
                 agent = self._agents.setdefault(name, _Agent(None, is_served=False))
@@ -60,7 +60,10 @@ class InboxTurns:
             self._changed.notify_all()
 
     def due(self, name: str) -> None:
-        """Note a message for this agent. After a failure the agent still waits for the end of its pause."""
+        """Make an agent due, because it has a new message. An agent that pauses waits for the pause to end.
+
+        An agent that is not in the queue is ignored.
+        """
         with self._changed:
             agent = self._agents.get(name)
             if agent is not None and agent.due_at is None:
@@ -68,7 +71,7 @@ class InboxTurns:
                 self._changed.notify()
 
     def wake(self, name: str) -> None:
-        """End the pause of this agent, because it is connected now."""
+        """End an agent's pause after failures, because the agent is connected now. It is due at once."""
         with self._changed:
             agent = self._agents.get(name)
             if agent is not None and agent.is_paused:
@@ -76,16 +79,17 @@ class InboxTurns:
                 self._changed.notify()
 
     def all_are_due(self) -> None:
-        """Make each agent due, also those in a pause, because messages may have been missed."""
+        """Make all agents due at once, also those that pause. Call it when messages may have been missed."""
         with self._changed:
             for agent in self._agents.values():
                 agent.be_due()
             self._changed.notify_all()
 
     def take(self, timeout_s: float) -> str | None:
-        """Return the next agent that is due, None when there is none in time.
+        """Wait for an agent that is due and return its name.
 
-        No other thread gets this agent before `give_back`.
+        No other thread gets this agent before it is passed to `give_back`. Returns None when no agent is due
+        within `timeout_s` seconds, or when the queue is closed.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -106,7 +110,10 @@ class InboxTurns:
             return None
 
     def give_back(self, name: str, *, is_done: bool) -> None:
-        """End the turn of an agent. With `is_done` False it is tried again after a pause."""
+        """End the turn of an agent that `take` returned.
+
+        `is_done` is whether all its messages were delivered. If not, the agent is due again after a pause.
+        """
         with self._changed:
             agent = self._agents[name]
             agent.is_busy = False
@@ -119,7 +126,7 @@ class InboxTurns:
             self._changed.notify()
 
     def close(self) -> None:
-        """Give no turns any more."""
+        """Close the queue: `take` returns None from now on."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

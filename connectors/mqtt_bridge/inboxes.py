@@ -71,9 +71,10 @@ _FIELDS: Final = (
 
 
 class AgentInboxes:
-    """Delivers on threads of its own from `start` until `stop` is set; `join` it then.
+    """The delivery of mailbox messages to agents over MQTT, on threads of its own.
 
-    `is_active` returns whether this bridge is the active one.
+    The threads run from `start` until `stop` is set. Call `join` then. They deliver only while `is_active()`
+    returns True, that is, while this bridge is the active one at the broker.
     """
 
     def __init__(self, settings: Settings, stop: threading.Event, is_active: Callable[[], bool]) -> None:
@@ -96,12 +97,12 @@ class AgentInboxes:
         ]
 
     def start(self) -> None:
-        """Start the threads."""
+        """Start the threads: one that follows the gateway's stream, and four that deliver messages."""
         for thread in self._threads:
             thread.start()
 
     def join(self) -> None:
-        """Wait for the threads to end, after `stop` is set."""
+        """Wait at most 5 s for the threads to end, and close the connections. Call it after `stop` was set."""
         self._turns.close()
         deadline = time.monotonic() + _END_S
         for thread in self._threads:
@@ -111,7 +112,10 @@ class AgentInboxes:
         self._publisher.close()
 
     def on_outbox_message(self, agent: str) -> None:
-        """Note that the agent has published something, so it is connected. Does not block."""
+        """Deliver to this agent again without a pause: it has just published something, so it is connected.
+
+        Returns at once. The delivery threads do the work.
+        """
         self._turns.wake(agent)
 
     def _run(self, work: Callable[[], None]) -> None:
@@ -260,17 +264,26 @@ class AgentInboxes:
 
 
 def wire_message(row: Mapping[str, Any]) -> bytes:
-    """Return the payload for a row of the mailbox, as the gateway shows it."""
+    """Return the JSON payload that is published on an agent's inbox for one message.
+
+    `row` is the message as the gateway lists it in a mailbox. The payload has its sender as `from`.
+    """
     return canonical({"schema_version": 1, "from": row["sender"], **{name: row[name] for name in _FIELDS}})
 
 
 def is_over(row: Mapping[str, Any], now_s: float) -> bool:
-    """Return whether the message has expired."""
+    """Return whether a message has expired at the time `now_s`, in seconds since 1970.
+
+    `row` is the message as the gateway lists it in a mailbox. A message without `expires_at` never expires.
+    """
     return row["expires_at"] is not None and has_come(str(row["expires_at"]), int(now_s * 1e6))
 
 
 def claim_of(agent: str, message_ids: Sequence[str]) -> OutgoingRecord:
-    """Return the record that claims these messages. The same arguments make the same record on any bridge."""
+    """Return the record that claims messages of an agent's mailbox: it gives them to the agent for good.
+
+    The same arguments give the same record in any bridge, so a repeated claim changes nothing.
+    """
     request_id = str(uuid.uuid5(_NAMESPACE, "/".join((agent, *message_ids))))
     return claim_of_record(DEFAULT_REALM, agent, request_id, message_ids, door=DOOR, principal=agent)
 

@@ -57,9 +57,9 @@ class _Failure:
 
 
 class JobBrokerBridges:
-    """Starts and ends bridges for the brokers that the gateway names.
+    """A bridge for each per-job broker that the gateway names, each on a thread of its own.
 
-    Call `run` on a thread; it returns after `stop` is set.
+    Setting `stop` ends `run`. `verdicts` supplies the verdicts for the receipts of all bridges.
     """
 
     def __init__(self, settings: Settings, stop: threading.Event, verdicts: VerdictStream) -> None:
@@ -71,7 +71,10 @@ class JobBrokerBridges:
         self._complaints: dict[str, str] = {}  # the last warning about the gateway ("") and each broker
 
     def run(self) -> None:
-        """Ask the gateway every `mqtt.overlay_poll_s` seconds until stopped, then end all bridges in order."""
+        """Start and stop bridges as live jobs need them: ask the gateway every `mqtt.overlay_poll_s` seconds.
+
+        Blocks until `stop` is set. It then stops all bridges and waits for them, at most 15 s.
+        """
         while not self._stop.is_set():
             try:
                 self._look()

@@ -44,9 +44,10 @@ class _Line(msgspec.Struct):
 
 
 class VerdictStream:
-    """Answers with the verdict of the record at a position. Thread-safe; `start` it, `close` it.
+    """The gateway's verdicts on records, read from one HTTP stream. Thread-safe.
 
-    An answer is called on the thread that asks or on one of the stream's two threads, and must not block.
+    Call `start` first and `close` at the end. Callbacks run on the thread that asks or on one of the stream's
+    two threads, and must not block.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -65,12 +66,12 @@ class VerdictStream:
         ]
 
     def start(self) -> None:
-        """Start to read."""
+        """Start the threads that read the stream and reconnect it. Returns at once."""
         for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
-        """End the stream and answer all waiting questions with None."""
+        """Close the stream and stop its threads. All waiting callbacks get the verdict None."""
         self._stop.set()
         self._set_down()
         for thread in self._threads:
@@ -78,11 +79,15 @@ class VerdictStream:
 
     @property
     def up(self) -> bool:
-        """Whether the stream is open."""
+        """Whether the HTTP stream is open now. If not, `ask` answers None at once."""
         return self._up
 
     def ask(self, position: Position, answer: Answer) -> None:
-        """Call `answer(verdict, reason)` once, with the verdict of the record at `position` or with None."""
+        """Call `answer(verdict, reason)` once, when the gateway has settled the record at `position`.
+
+        Returns without waiting. Both arguments are None when no verdict comes within
+        `mqtt.receipt_verdict_wait_s`, or when the stream is not open. `reason` says why a record was rejected.
+        """
         key = (position.partition, position.offset)
         with self._lock:
             found = self._early.pop(key, None)
