@@ -32,7 +32,10 @@ _STOP_S: Final = 5.0
 
 
 class ServerEvent(NamedTuple):
-    """One event: its name, its decoded JSON, and the id to resume from."""
+    """One server-sent event of the gateway: its name, its JSON as Python values, and the id to resume from.
+
+    The name is `snapshot` (state at the start), `settled` (one settled record), or `gap` (events were missed).
+    """
 
     name: str
     data: Any
@@ -40,10 +43,17 @@ class ServerEvent(NamedTuple):
 
 
 class EventStream:
-    """One stream of the gateway. Open it with `with`; `next` returns its events in order.
+    """A stream of server-sent events from the gateway, read and reconnected by a thread of its own.
 
-    `lost` is called with a reason once for each connection that ends, and with None when there is one again.
-    After `give_up_s` seconds without a connection, `next` raises BackboneUnreachable.
+    Open it with `with`. Then call `next` for each event.
+
+    Args:
+        client: the gateway to read from.
+        path: the path of the stream, such as `/api/hub/events`.
+        parameters: query parameters that choose the events. None values are left out.
+        give_up_s: after so many seconds without a connection, `next` raises BackboneUnreachable.
+        lost: called on the thread, with a reason when a connection is lost, and with None when there is one
+            again. Failed attempts in between are not reported.
     """
 
     def __init__(
@@ -74,9 +84,9 @@ class EventStream:
         self.close()
 
     def next(self, timeout_s: float) -> ServerEvent | None:
-        """Return the next event, or None if none arrives in time.
+        """Wait for the next event and return it, or None if none arrives within `timeout_s` seconds.
 
-        Raises the TrunklineError that ended the stream.
+        Raises the TrunklineError that ended the stream, such as BackboneUnreachable or Refused.
         """
         try:
             found = self._found.get(timeout=max(0.0, timeout_s))
@@ -87,9 +97,9 @@ class EventStream:
         return found
 
     def first(self, timeout_s: float) -> ServerEvent:
-        """Return the first event, the snapshot.
+        """Wait for the stream's first event, the snapshot, and return it.
 
-        Raises the errors of `next`, and BackboneUnreachable when the event does not arrive in time.
+        Raises BackboneUnreachable when it does not arrive within `timeout_s` seconds, and the errors of `next`.
         """
         found = self.next(timeout_s)
         if found is None:
@@ -97,7 +107,7 @@ class EventStream:
         return found
 
     def close(self) -> None:
-        """Close the connection and end the thread."""
+        """Close the connection and stop the thread. `with` calls it at the end of its block."""
         self._closed.set()
         if self._socket is not None:
             # Shut the socket down, because closing it does not wake up the thread that reads from it.
@@ -166,9 +176,10 @@ class EventStream:
 
 
 def parse_events(answer: httpx2.Response) -> Iterator[ServerEvent]:
-    """Yield the events with data of an answer's stream, as its bytes arrive.
+    """Yield the server-sent events of an HTTP response, as its bytes arrive. Events without data are skipped.
 
-    An event that is incomplete when the stream ends is dropped. Raises TrunklineError for data that is no JSON.
+    An event that is incomplete when the stream ends is dropped. Raises TrunklineError for data that is not
+    JSON.
     """
     for event in httpx2.EventSource(answer, max_event_size=None):
         if event.data:

@@ -37,10 +37,12 @@ _MESSAGE_LIMIT: Final = 600
 
 
 class GatewayClient:
-    """A client of the gateway that the settings name. Use it as a context manager; it is not thread-safe.
+    """A client of the gateway at `gateway.url`. Use it as a context manager; it is not thread-safe.
 
-    Each request raises UsageError (400, 413), Refused (401, 403, 409) or NotFound (404) with the gateway's
-    text. It raises BackboneUnreachable when, after a few attempts, the gateway does not answer or answers 503.
+    `token` is the caller's token; None takes that of the variable TRUNKLINE_TOKEN, else that of the operator's
+    token file. Each request raises UsageError (400, 413), Refused (401, 403, 409) or NotFound (404) with the
+    gateway's text. It raises BackboneUnreachable when, after a few attempts, the gateway does not answer or
+    answers 503.
     """
 
     def __init__(self, settings: Settings, *, token: str | None = None) -> None:
@@ -55,7 +57,10 @@ class GatewayClient:
         self._http = self.connection(self._timeout_s)
 
     def connection(self, timeout_s: float) -> httpx2.Client:
-        """Return a new HTTP client with the gateway's address and the token."""
+        """Return a new HTTP client with the gateway's address, the token and TLS. The caller closes it.
+
+        `timeout_s` is the time to wait for bytes of an answer, in seconds. A request is tried once.
+        """
         import httpx2  # takes 100 ms, which a command without a gateway need not spend
 
         return httpx2.Client(
@@ -72,16 +77,22 @@ class GatewayClient:
         *,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """Return the decoded answer to a GET. Parameters that are None are left out."""
+        """Send a GET request, again if need be, and return the JSON of the answer as Python values.
+
+        Args:
+            path: The path on the gateway, see `path_of`.
+            parameters: The query parameters. None values are left out.
+            headers: Further HTTP headers.
+        """
         wanted = {name: value for name, value in (parameters or {}).items() if value is not None}
         return self._decoded(self.request("GET", path, params=wanted, headers=headers))
 
     def post(self, path: str, body: Mapping[str, Any] | None = None, *, request_id: str | None = None) -> Any:
-        """Return the decoded answer to a POST. Fields that are None are left out.
+        """Send a POST request, again if need be, and return the JSON of the answer as Python values.
 
         Args:
             path: The path on the gateway, see `path_of`.
-            body: The fields of the JSON body.
+            body: The fields of the JSON body. None values are left out.
             request_id: The idempotency key: the same id is the same request, without a time limit. None makes a
                 new one.
         """
@@ -90,7 +101,7 @@ class GatewayClient:
         return self._decoded(self.request("POST", path, json=wanted, headers=key))
 
     def answers(self) -> bool:
-        """Return whether a gateway answers, after one attempt."""
+        """Return whether the gateway answers a request to `/healthz`. Makes one attempt, of at most 5 s."""
         try:
             self.check()
         except BackboneUnreachable:
@@ -98,7 +109,7 @@ class GatewayClient:
         return True
 
     def check(self) -> None:
-        """Raise BackboneUnreachable when no gateway answers, after one attempt."""
+        """Raise BackboneUnreachable when the gateway does not answer `/healthz`. Makes one attempt."""
         import httpx2
 
         try:
@@ -107,7 +118,7 @@ class GatewayClient:
             raise self.unreachable(error) from None
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the HTTP connections. `with` calls it at the end of its block."""
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -123,13 +134,16 @@ class GatewayClient:
         is_answer: Callable[[httpx2.Response], bool] = lambda answer: answer.is_success,
         **options: Any,
     ) -> httpx2.Response:
-        """Send a request, again if need be, and return its answer.
+        """Send a request and return the gateway's answer. Retry while the gateway does not answer.
+
+        Makes up to five attempts, with pauses of 0.2 s to 2 s. An answer 502, 503 or 504 is also tried again.
 
         Args:
             method: The HTTP method.
             path: The path on the gateway.
-            is_answer: Decides which answers are returned; all others are raised as an error.
-            options: Options of `httpx2.Client.request`.
+            is_answer: Returns whether to return an answer; for any other answer the error of its status is
+                raised.
+            options: Options of `httpx2.Client.request`, such as `json` or `headers`.
         """
         import httpx2
 
@@ -160,7 +174,10 @@ class GatewayClient:
             raise TrunklineError(f"the server at {self.url} is not a Trunkline gateway") from None
 
     def unreachable(self, error: Exception | str) -> BackboneUnreachable:
-        """Return the error for a gateway that does not answer."""
+        """Return an error, for the caller to raise: the gateway does not answer, and how to start it.
+
+        `error` is the cause, whose text becomes part of the message.
+        """
         why = explained(error)
         return BackboneUnreachable(
             f"the gateway at {self.url} does not answer ({escaped(why)}). 'trunkline up' starts it, "
@@ -168,7 +185,10 @@ class GatewayClient:
         )
 
     def error_of(self, answer: httpx2.Response) -> TrunklineError:
-        """Return the error for an answer's status. The caller must have read the answer's body."""
+        """Return the error, for the caller to raise, that belongs to the HTTP status of an answer.
+
+        It has the gateway's own text. The caller must have read the answer's body.
+        """
         said = _message(answer)
         status = answer.status_code
         if status == 401:
@@ -187,14 +207,20 @@ class GatewayClient:
 
 @contextmanager
 def reachable(settings: Settings) -> Iterator[GatewayClient]:
-    """Yield a client of a gateway that answers now. Raises BackboneUnreachable."""
+    """Check that the gateway answers, yield a client of it, and close the client at the end.
+
+    Use it with `with`. Raises BackboneUnreachable when the gateway does not answer.
+    """
     with GatewayClient(settings) as client:
         client.check()
         yield client
 
 
 def path_of(*parts: str) -> str:
-    """Return a path of the API, with each part quoted: `path_of("jobs", job_id)`."""
+    """Return a path of the hub's API, with each part quoted.
+
+    For example, `path_of("jobs", job_id)` is `/api/hub/jobs/0a1b2c3d`.
+    """
     return "/".join((API, *(quote(part, safe="") for part in parts)))
 
 

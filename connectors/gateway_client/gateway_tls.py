@@ -1,4 +1,4 @@
-"""TLS of the gateway: the certificates that clients trust and listeners show, and texts for TLS errors."""
+"""TLS of the gateway: the certificates that clients trust and that its servers present, and error texts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ CA_VARIABLE: Final = "TRUNKLINE_CA_CERTS"
 
 
 def trust(url: str, ca_certs: Path | str | None) -> ssl.SSLContext | None:
-    """Return the TLS context that verifies the gateway at `url`, or None for plain HTTP.
+    """Return the TLS context with which a client verifies the gateway at `url`, None for plain HTTP.
 
-    The context trusts the authority in `ca_certs`, else those of the machine. Raises SettingsError.
+    It trusts the certificate authority in the file `ca_certs`; None: the authorities that this machine trusts.
+    Raises SettingsError when the file cannot be read.
     """
     if not url.startswith("https:"):
         return None
@@ -27,9 +28,11 @@ def trust(url: str, ca_certs: Path | str | None) -> ssl.SSLContext | None:
 
 
 def connection_options(url: str, ca_certs: Path | str | None) -> dict[str, Any]:
-    """Return the options `verify` and `trust_env` of an HTTP client of the gateway at `url`.
+    """Return the options `verify` and `trust_env` for an HTTP client of the gateway at `url`.
 
-    The client ignores the environment's proxy for an address of this machine. Raises SettingsError.
+    `verify` makes it trust the authority in the file `ca_certs`; None: those that this machine trusts.
+    `trust_env` makes it ignore the environment's proxy for an address of this machine. Raises SettingsError
+    when the file cannot be read.
     """
     return {
         # Without TLS nothing is verified, and no time is spent on loading certificates.
@@ -39,9 +42,10 @@ def connection_options(url: str, ca_certs: Path | str | None) -> dict[str, Any]:
 
 
 def listener_context(gateway: GatewaySettings) -> ssl.SSLContext | None:
-    """Return the TLS context of the gateway's listeners, for TLS 1.2 and later; None for plain HTTP.
+    """Return the TLS context with which the gateway serves HTTPS (TLS 1.2 and later), None for plain HTTP.
 
-    Raises SettingsError for a file that cannot be read, and for a key that others can read.
+    Raises SettingsError for a file that cannot be read, for a private key that others can read, and for
+    `gateway.keyfile` without `gateway.certfile`.
     """
     if gateway.certfile is None:
         if gateway.keyfile is not None:
@@ -58,7 +62,11 @@ def listener_context(gateway: GatewaySettings) -> ssl.SSLContext | None:
 
 
 def open_plain_listeners(settings: Settings) -> dict[str, str]:
-    """Return the gateway's listeners that other machines reach without TLS: their addresses by setting."""
+    """Return the addresses at which other machines can reach the gateway without TLS, by name of setting.
+
+    An example is `{"gateway.host": "0.0.0.0"}`. Empty means that TLS is on, or that all addresses are on
+    loopback.
+    """
     if settings.gateway.certfile is not None:
         return {}
     listeners = {"gateway.host": settings.gateway.host}
@@ -70,9 +78,9 @@ def open_plain_listeners(settings: Settings) -> dict[str, str]:
 
 
 def check_listeners(settings: Settings) -> None:
-    """Raise SettingsError when a listener would receive tokens in clear text from other machines.
+    """Raise SettingsError when other machines could send tokens to the gateway without TLS.
 
-    `gateway.allow_plaintext` allows it.
+    The setting `gateway.allow_plaintext` turns this check off.
     """
     if settings.gateway.allow_plaintext:
         return
@@ -85,7 +93,7 @@ def check_listeners(settings: Settings) -> None:
 
 
 def explained(error: BaseException | str) -> str:
-    """Return the text of a request's error; for a TLS error it names the setting to check."""
+    """Return the text of a failed request's error. For a TLS error it also names the setting to check."""
     said = str(error) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in said:
         return (

@@ -16,10 +16,10 @@ _SHORTEST: Final = 32
 
 
 def ensure_operator_token(settings: Settings) -> str:
-    """Return the operator's token from its file; make the file if it does not exist.
+    """Return the operator's token from its file. If the file does not exist, write it with a new token first.
 
-    When two gateways start at once, one makes the file and both read it. Raises SettingsError for a file that
-    others can read, and for one that holds no token.
+    When two gateways start at once, one writes the file and both read it. Raises SettingsError for a file that
+    others can read, and for one without a valid token.
     """
     path = settings.operator_token_file
     try:
@@ -39,9 +39,10 @@ def ensure_operator_token(settings: Settings) -> str:
 
 
 def read_token(settings: Settings) -> str | None:
-    """Return the bearer token of TRUNKLINE_TOKEN, else that of the operator's token file, else None.
+    """Return the token for requests to the gateway, from the variable TRUNKLINE_TOKEN or the operator's file.
 
-    Raises UsageError for a file that others can read, and for a text that cannot be a token.
+    The variable comes first. None means that neither exists. Raises UsageError for a file that others can read,
+    and for a text that cannot be a token.
     """
     found = os.environ.get(TOKEN_VARIABLE, "").strip()
     where = TOKEN_VARIABLE

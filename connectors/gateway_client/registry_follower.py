@@ -20,7 +20,15 @@ _LOOK_UP_MOST: Final = 200
 
 
 class RowChange(NamedTuple):
-    """A row of `kind` (job or session) that has changed. `by` is the principal whose record changed it."""
+    """A change of one row in the registry of jobs or of sessions.
+
+    Attributes:
+        kind: `job` or `session`.
+        name: the id of the job, or the name of the session.
+        before: the previous row; None: there was none in the copy.
+        row: the present row.
+        by: the principal whose record changed the row; None: unknown.
+    """
 
     kind: str
     name: str
@@ -30,10 +38,16 @@ class RowChange(NamedTuple):
 
 
 class RegistryFollower:
-    """The rows by name, in `jobs` and `sessions`. Pass events to `take`; `refresh` looks up the changed rows.
+    """A copy of the registries of jobs and sessions: their rows by name, in `jobs` and `sessions`.
 
-    A gateway that does not answer is not fatal: `failure` is set until the next `refresh`, which looks the
-    changed rows up. The event stream gives up after a longer time.
+    Pass each event of the gateway's stream to `take`, then call `refresh`. It makes HTTP requests, and has no
+    thread.
+
+    Attributes:
+        has_snapshot: whether the first snapshot has come.
+        missed: whether an event `gap` has come, so changes may have been missed.
+        failure: the error of the last request, if the gateway did not answer it. The next `refresh` tries
+            again.
     """
 
     def __init__(self, gateway: GatewayClient) -> None:
@@ -48,7 +62,10 @@ class RegistryFollower:
         self.failure: BackboneUnreachable | None = None
 
     def take(self, event: ServerEvent) -> None:
-        """Note an event of the stream."""
+        """Note which rows an event of the stream has changed. Makes no request: `refresh` reads the rows.
+
+        The first snapshot fills the copy.
+        """
         if event.name == SNAPSHOT:
             # After a gap the changes themselves are lost. Comparing the rows finds the rows that have changed.
             for kind, view in ((JOB, REGISTRY_JOBS), (SESSION, REGISTRY_SESSIONS)):
@@ -67,15 +84,16 @@ class RegistryFollower:
                 self._changed[kind, name] = event.data["principal"]
 
     def touch(self, sessions: Iterable[str], jobs: Iterable[str]) -> None:
-        """Mark these rows to be looked up by the next `refresh`."""
+        """Mark the rows of these sessions and jobs as changed, so that the next `refresh` reads them again."""
         for kind, names in ((SESSION, sessions), (JOB, jobs)):
             for name in names:
                 self._changed.setdefault((kind, name), None)
 
     def refresh(self) -> list[RowChange]:
-        """Look up the rows that have changed since the last call.
+        """Read the changed rows from the gateway, update the copy, and return the changes.
 
-        Raises TrunklineError, but for BackboneUnreachable it sets `failure`.
+        Reads at most 200 rows; the next call reads the rest. When the gateway does not answer, it sets
+        `failure` and returns the changes found before. Raises TrunklineError for any other error.
         """
         found: list[RowChange] = []
         self.failure = None
@@ -96,9 +114,9 @@ class RegistryFollower:
         return found
 
     def job_status(self, job_id: str) -> str | None:
-        """Return a job's state; ask the gateway if the job is not among the rows.
+        """Return a job's status from the copy, or from the gateway if the copy does not have the job.
 
-        None means that the job is unknown or that the gateway does not answer.
+        None means that the job is unknown, or that the gateway does not answer; `failure` is set then.
         """
         if job_id not in self.jobs and job_id not in self._unknown and self.failure is None:
             try:
@@ -112,5 +130,8 @@ class RegistryFollower:
 
 
 def follow_registries(gateway: GatewayClient, **options: Any) -> EventStream:
-    """Return the stream for a RegistryFollower: all events that this caller may see."""
+    """Return the gateway's stream of all events that the caller may see, to be passed to a RegistryFollower.
+
+    `options` are those of EventStream. Open the stream with `with`.
+    """
     return EventStream(gateway, path_of("events"), **options)
