@@ -1,7 +1,8 @@
-"""The secrets and the own brokers (JE-13) of jobs that were registered or picked on this machine.
+"""Files with the secrets and the brokers (JE-13) of jobs that were registered or picked on this machine.
 
-Each is in a 0600 file. `watch` verifies with the secrets and `publish` signs with them; they are used for
-nothing else. After a rotation, `<id>.former` holds the former secret and the time at which it expires.
+Each file has mode 0600 and is in `data_dir/job-secrets`. `watch` verifies with the secrets and `publish` signs
+with them; they are used for nothing else. After a rotation, `<id>.former` holds the former secret and the time
+at which it expires.
 
 `<id>.broker` holds the broker that the job was registered with, with its password. It also has the job's id, so
 that a file of another job is ignored.
@@ -33,7 +34,10 @@ _PASSWORD: Final = "password"  # noqa: S105  a field's name
 
 
 class KeptSecrets(NamedTuple):
-    """A job's secret, and the former one, which is valid until `former_ends_at` (seconds since 1970)."""
+    """The secrets of a job that are valid now: the present one, and the former one during a rotation's overlap.
+
+    `former` is None when no former secret is valid. It expires at `former_ends_at`, in seconds since 1970.
+    """
 
     secret: str
     former: str | None = None
@@ -41,23 +45,27 @@ class KeptSecrets(NamedTuple):
 
 
 def secret_path(settings: Settings, job_id: str) -> Path:
-    """Return the file of a job's secret on this machine. Raises UsageError for an invalid job id."""
+    """Return the path of the file for a job's secret on this machine. The file need not exist.
+
+    Raises UsageError for an invalid job id.
+    """
     if not is_job_id(job_id):
         raise UsageError(f"not a job id (8 lower-case hex digits): {job_id!r}")
     return settings.data_path / _FOLDER / job_id
 
 
 def find_secret(settings: Settings, job_id: str) -> str | None:
-    """Return the stored secret of a job, None when this machine has none.
+    """Read a job's secret from its file and return it, None when this machine does not have it.
 
-    Raises UsageError for a file that others can read, TrunklineError for one that cannot be read.
+    Raises UsageError for an invalid job id and for a file that others can read. Raises TrunklineError for a
+    file that cannot be read.
     """
     found = read_private(secret_path(settings, job_id), _WHAT)
     return None if found is None else found.strip() or None
 
 
 def stored_jobs(settings: Settings) -> list[str]:
-    """Return the jobs whose secrets this machine has, sorted."""
+    """Return the ids of the jobs whose secrets are stored on this machine, sorted."""
     try:
         return sorted(p.name for p in (settings.data_path / _FOLDER).iterdir() if is_job_id(p.name))
     except FileNotFoundError:
@@ -65,16 +73,23 @@ def stored_jobs(settings: Settings) -> list[str]:
 
 
 def store_secret(settings: Settings, job_id: str, secret: str) -> Path:
-    """Store a job's secret and return its file. Raises TrunklineError."""
+    """Write a job's secret to its file, replacing a previous one, and return the file's path.
+
+    Raises UsageError for an invalid job id, and TrunklineError when the file cannot be written.
+    """
     path = secret_path(settings, job_id)
     replace_private(path, secret + "\n", _WHAT)
     return path
 
 
 def store_rotated(settings: Settings, job_id: str, secret: str, former_ends_at: float) -> Path:
-    """Store a job's new secret, keep the current one as the former one, and return the file of the new one.
+    """Write a job's new secret to its file, keep the previous secret as the former one, and return the path.
 
-    `former_ends_at` is in seconds since 1970. Raises as `find_secret` and `store_secret`.
+    `former_ends_at` is when the former secret expires, in seconds since 1970. Storing the same new secret again
+    changes nothing.
+
+    Raises UsageError for an invalid job id and for a file that others can read. Raises TrunklineError when a
+    file cannot be read or written.
     """
     former = find_secret(settings, job_id)
     # When the same rotation is stored again, the current secret is the new one already.
@@ -84,9 +99,10 @@ def store_rotated(settings: Settings, job_id: str, secret: str, former_ends_at: 
 
 
 def kept_secrets(settings: Settings, job_id: str) -> KeptSecrets | None:
-    """Return the stored secrets of a job that are valid now, None when this machine has none.
+    """Read the secrets of a job that are valid now, None when this machine has no secret of the job.
 
-    Raises as `find_secret`, and TrunklineError for a file with other content.
+    A former secret that has expired is left out. Raises UsageError for an invalid job id and for a file that
+    others can read. Raises TrunklineError for a file that cannot be read or has other content.
     """
     secret, path = find_secret(settings, job_id), _former_path(settings, job_id)
     if secret is None:
@@ -105,31 +121,39 @@ def _former_path(settings: Settings, job_id: str) -> Path:
 
 
 class JobBroker(NamedTuple):
-    """The broker of a job, with its unsealed password. `overlay` None: the broker of the settings."""
+    """The MQTT broker of a job. `overlay` has the fields that differ from the settings; None: there are none.
+
+    `password` is the broker's password in clear text, None when it has none of its own.
+    """
 
     overlay: BrokerOverlay | None
     password: SecretStr | None = None
 
     def resolve(self, mqtt: MqttSettings) -> MqttSettings:
-        """Return `mqtt` with the fields that the job names."""
+        """Return the MQTT settings for this job: a copy of `mqtt` with the fields of the job's broker."""
         return resolve_mqtt(mqtt, self.overlay, self.password)
 
 
 def broker_file(secret_file: Path) -> Path:
-    """Return the file of a job's broker when its secret is in `secret_file`."""
+    """Return the path of the file for a job's broker, which is next to the file of the job's secret."""
     return secret_file.with_name(f"{secret_file.name}.broker")
 
 
 def store_broker(secret_file: Path, job_id: str, broker: Mapping[str, Any] | None) -> None:
-    """Store the broker next to the secret. Raises TrunklineError."""
+    """Write a job's broker, with its password, to the file next to the job's secret.
+
+    `broker` has the fields that the job was registered with; None: the job uses the broker of the settings.
+    Raises TrunklineError when the file cannot be written.
+    """
     text = json.dumps({"job_id": job_id, "broker": named_fields(broker)})
     replace_private(broker_file(secret_file), text + "\n", _BROKER)
 
 
 def find_broker(secret_file: Path, job_id: str) -> JobBroker | None:
-    """Return the broker stored next to the secret, None when this job's broker is unknown.
+    """Read a job's broker from the file next to the job's secret, None when there is no file for this job.
 
-    Raises UsageError for a file that others can read, TrunklineError for one that cannot be read.
+    Raises UsageError for a file that others can read. Raises TrunklineError for a file that cannot be read or
+    has other content.
     """
     path = broker_file(secret_file)
     text = read_private(path, _BROKER)
@@ -149,10 +173,11 @@ def find_broker(secret_file: Path, job_id: str) -> JobBroker | None:
 
 
 def with_job_broker(settings: Settings, job_id: str, secret_file: Path | None = None) -> Settings:
-    """Return `settings` with the broker of this job.
+    """Return the settings with the MQTT broker of a job in place of the common one.
 
-    The broker is the one stored next to `secret_file`, else next to the secret that this machine keeps, else
-    that of the settings. Raises what `find_broker` raises, and UsageError for an invalid job id.
+    Looks for the broker's file next to `secret_file`, then next to the job's secret on this machine. If there
+    is neither, it returns `settings` unchanged. Raises UsageError for an invalid job id and for a file that
+    others can read. Raises TrunklineError for a file that cannot be read.
     """
     kept = secret_path(settings, job_id)
     for file in (kept,) if secret_file is None else (secret_file, kept):
@@ -163,20 +188,20 @@ def with_job_broker(settings: Settings, job_id: str, secret_file: Path | None = 
 
 
 def named_fields(broker: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the fields that a job's broker names, none for a job without a broker of its own."""
+    """Return the fields of a job's broker that are not None. Empty for a job without a broker of its own."""
     return {name: value for name, value in (broker or {}).items() if value is not None}
 
 
 def shown_fields(broker: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the same fields without the password, for printing."""
+    """Return the fields of a job's broker that are not None, without the password, for printing."""
     return {name: value for name, value in named_fields(broker).items() if name != _PASSWORD}
 
 
 def read_private(path: Path, what: str) -> str | None:
-    """Return the text of a private file, None when there is none.
+    """Read a text file that only its owner may read. Return None when it does not exist.
 
-    Raises UsageError for a file that others can read, and TrunklineError, which names `what`, for an unreadable
-    one.
+    `what` names the content in error texts, such as "the job's secret". Raises UsageError for a file that
+    others can read, and TrunklineError for a file that cannot be read.
     """
     try:
         if stat.S_IMODE(path.stat().st_mode) & _PRIVATE:
@@ -189,9 +214,10 @@ def read_private(path: Path, what: str) -> str | None:
 
 
 def replace_private(path: Path, text: str, what: str) -> None:
-    """Replace a private file in one step; it is on disk when this returns.
+    """Write `text` to a file with mode 0600, replacing it in one step. It is on disk when this returns.
 
-    Raises TrunklineError, which names `what`.
+    The folder is created if it is missing. `what` names the content in error texts. Raises TrunklineError when
+    the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,4 +1,4 @@
-"""Register and cancel jobs by records in the log (JE-10, JE-12), without the gateway."""
+"""Registration and cancellation of jobs by records appended to the log (JE-10, JE-12), without the gateway."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DOOR = "cli"
 
 @dataclass(frozen=True)
 class RegisteredJob:
-    """A job that is in the log. The log has its secret only sealed."""
+    """A job whose registration is in the log at `position`. In the log its secret is sealed."""
 
     job_id: str
     secret: str = field(repr=False)
@@ -40,9 +40,21 @@ def register_job(
     job_id: str | None = None,
     secret: str | None = None,
 ) -> RegisteredJob:
-    """Register a job and wait for Kafka. A new id and secret are made unless they are given.
+    """Append a job's registration to the log and wait until Kafka has stored it.
 
-    Raises UsageError for an invalid field, BackboneUnreachable.
+    Args:
+        publisher: appends the record.
+        keyring: seals the job's secret.
+        description: what the job is to do.
+        session: the only session that may pick the job; None: any session.
+        broker: the broker that the job's events come from; None: the common one.
+        principal: the principal that the record names as its author.
+        job_id: None: a new random id.
+        secret: None: a new random secret.
+
+    Raises:
+        UsageError: a field is invalid.
+        BackboneUnreachable: Kafka has not stored the record in time.
     """
     chosen_id, chosen_secret = job_id or new_job_id(), secret or new_secret()
     register = partial(registration_record, session=session, broker=broker, door=_DOOR, principal=principal)
@@ -53,10 +65,19 @@ def register_job(
 def cancel_job(
     publisher: Publisher, job_id: str, *, reason: str = "", request_id: str | None = None
 ) -> Position:
-    """Append the cancellation of a job and wait for Kafka. The fold decides whether it takes effect.
+    """Append a job's cancellation to the log, wait until Kafka has stored it, and return its position.
 
-    The same `request_id` again is the same cancellation. Raises UsageError for an invalid field,
-    BackboneUnreachable.
+    Whether the job is then cancelled is decided when the record is settled: an unknown or ended job is not.
+
+    Args:
+        publisher: appends the record.
+        job_id: the job.
+        reason: why the job is cancelled.
+        request_id: a repeated cancellation with the same id is a duplicate; None: a new id.
+
+    Raises:
+        UsageError: a field is invalid.
+        BackboneUnreachable: Kafka has not stored the record in time.
     """
     if not is_job_id(job_id):
         raise UsageError(f"not a job id (8 lower-case hex digits): {job_id!r}")
