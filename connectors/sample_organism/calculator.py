@@ -13,7 +13,10 @@ _NUMBERS = Context(prec=28)
 
 @handles(Calculate)
 async def calculate(message: ListenerMessage) -> bytes:
-    """Return the result. A division by zero raises, and the sender gets a <huh>."""
+    """Calculate with the two numbers of a `<calculate>`, and return the `<result>` as XML.
+
+    A division by zero raises an exception. The pump then answers the sender with a `<huh>`.
+    """
     asked: Calculate = message.payload
     first, second = asked.first, asked.second
     value: Decimal = getattr(_NUMBERS, asked.operation)(first, second)

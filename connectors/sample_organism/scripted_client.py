@@ -19,7 +19,7 @@ _TOKENS: Final = 100
 
 
 class ScriptedClient:
-    """Plays the researcher."""
+    """A stand-in for a client of a language model, for the sample's listener `researcher`."""
 
     async def complete(
         self,
@@ -28,7 +28,12 @@ class ScriptedClient:
         messages: Sequence[ChatMessage],
         tools: Sequence[Mapping[str, Any]],
     ) -> Completion:
-        """Return the calls of all tools first, the report after all answers, and then nothing."""
+        """Return the next step of a fixed script, as a language model would complete the conversation.
+
+        First come the calls of all tools. After the answers of all tools comes the text of a `<report>`. While
+        answers are missing, and after the report, the completion is empty. `model` and `system_prompt` are
+        ignored.
+        """
         names = [str(tool["name"]) for tool in tools]
         last_question = max((n for n, one in enumerate(messages) if one.role == "user"), default=0)
         since = messages[last_question + 1 :]

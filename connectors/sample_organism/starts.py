@@ -1,4 +1,4 @@
-"""Log each start of a pump, which sends `<boot/>`."""
+"""A listener that writes a log line at each start of the pump, which sends `<boot/>` then."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ log = structlog.stdlib.get_logger(__name__)
 
 @handles(Boot)
 async def note_start(message: ListenerMessage) -> None:
-    """Log the start. There is no answer, because no listener waits for one."""
+    """Write a log line: the pump has started. Return None, because no listener waits for an answer."""
     log.info("booted", thread=message.thread)

@@ -55,7 +55,11 @@ class _NotTaken(TrunklineError):
 
 
 class HubAgent:
-    """An agent that works on one task. `hub` is a client with the hub's address and the token."""
+    """An agent that works on one task of the hub: it answers messages until it is told to finish.
+
+    `hub` is an HTTP client with the hub's address and the task's token. A `description` with the word `crash`
+    makes the agent kill its process after the first answer.
+    """
 
     def __init__(self, hub: httpx2.Client, name: str, task_id: str, description: str) -> None:
         self._hub = hub
@@ -65,12 +69,12 @@ class HubAgent:
         self._answered = 0
 
     def run(self) -> None:
-        """Work until a message of type `finish` comes.
+        """Answer messages until one of type `finish` comes; then report the task as completed and return.
 
         Raises:
             Refused: the hub no longer accepts the token.
-            BackboneUnreachable: the hub is down for too long.
-            TrunklineError: any other failure.
+            BackboneUnreachable: the hub has not answered for 60 s.
+            TrunklineError: any other failure, such as no `finish` within an hour.
         """
         deadline = time.monotonic() + LIFE_S
         pause_s = _POLL_S[0]
@@ -163,7 +167,10 @@ class HubAgent:
 
 
 def hub_client(environment: Mapping[str, str]) -> httpx2.Client:
-    """Return a client from the environment. Raises UsageError, which does not show the token."""
+    """Return an HTTP client with the hub's address and the task's token from environment variables.
+
+    Raises UsageError, which does not show the token, when one of them is invalid.
+    """
     url, token = environment[HUB_URL_VARIABLE], environment[AGENT_TOKEN_VARIABLE]
     try:
         parts = urlsplit(url)
@@ -185,7 +192,7 @@ def hub_client(environment: Mapping[str, str]) -> httpx2.Client:
 
 
 def main() -> int:
-    """Do the task of the environment and return the exit code."""
+    """Work on the task that the environment variables describe, and return the exit code of the process."""
     try:
         needed = (HUB_URL_VARIABLE, AGENT_TOKEN_VARIABLE, TASK_ID_VARIABLE, AGENT_NAME_VARIABLE)
         if missing := [name for name in needed if not os.environ.get(name)]:

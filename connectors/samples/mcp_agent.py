@@ -1,4 +1,4 @@
-"""A small MCP agent, for experiments and for spawning: `python -m connectors.samples.mcp_agent`.
+"""A small agent that uses the gateway's MCP tools: `python -m connectors.samples.mcp_agent`.
 
 It has no arguments: AGENT_ID, AGENT_KEY_PATH and MCP_SERVER_URL are in its environment. It reports that it is
 idle, reads its messages and answers each with `<id> was told: <content>`; meanwhile it reports that it is
@@ -49,7 +49,7 @@ class _NotTaken(TrunklineError):
 
 
 class McpAgent:
-    """An agent that answers its messages. `client` is connected and signs for it."""
+    """An agent that answers the messages in its mailbox. `client` is connected and signs the agent's calls."""
 
     def __init__(self, client: Client, agent_id: str) -> None:
         self._client = client
@@ -58,12 +58,12 @@ class McpAgent:
         self._handled: set[str] = set()
 
     async def run(self) -> None:
-        """Work until the operator sends `finish`.
+        """Answer messages until the operator sends `finish`, then return.
 
         Raises:
             Refused: the agent's key is no longer valid.
-            BackboneUnreachable: the gateway is down for too long.
-            TrunklineError: any other failure.
+            BackboneUnreachable: the gateway has not answered for 60 s.
+            TrunklineError: any other failure, such as no `finish` within an hour.
         """
         deadline = time.monotonic() + LIFE_S
         pause_s = _POLL_S[0]
@@ -160,7 +160,11 @@ def _says_finish(content: str) -> bool:
 
 
 async def work(url: str, agent_id: str, key_path: str) -> None:
-    """Connect, again while the gateway does not run yet, and work to the end."""
+    """Connect to the gateway's MCP server, be the agent `agent_id`, and return when it has finished.
+
+    Tries for 60 s to connect. The private key that signs the agent's calls is in the file `key_path`. Raises
+    BackboneUnreachable when the gateway cannot be reached, and the errors of `McpAgent.run`.
+    """
     give_up_at = time.monotonic() + GIVE_UP_S
     pause_s = _BACKOFF_S[0]
     while True:
@@ -179,7 +183,7 @@ async def work(url: str, agent_id: str, key_path: str) -> None:
 
 
 def main() -> int:
-    """Be the agent of the environment and return the exit code."""
+    """Be the agent that the environment variables describe, and return the exit code of the process."""
     try:
         needed = (AGENT_ID_VARIABLE, AGENT_KEY_VARIABLE, MCP_URL_VARIABLE)
         if missing := [name for name in needed if not os.environ.get(name)]:

@@ -1,8 +1,8 @@
-"""A small agent, for experiments and for the tests: `python -m connectors.samples.sample_agent`.
+"""A small agent that publishes its job's events over MQTT: `python -m connectors.samples.sample_agent`.
 
-It reads its instructions from standard input, one per line, and publishes the events of its job over MQTT. It
-gets job and secret from TRUNKLINE_JOB_ID and TRUNKLINE_JOB_SECRET, which `trunkline jobs submit` sets. It finds
-the job's own broker, if there is one, where that command stores it.
+It is for experiments and for the tests. It reads its instructions from standard input, one per line. It gets
+job and secret from TRUNKLINE_JOB_ID and TRUNKLINE_JOB_SECRET, which `trunkline jobs submit` sets. It finds the
+job's own broker, if there is one, where that command stores it.
 
     progress reading the sources
     permission publish the report
@@ -32,7 +32,11 @@ SECRET_VARIABLE = "TRUNKLINE_JOB_SECRET"  # noqa: S105  a variable's name
 
 
 def work(publisher: JobPublisher, instructions: Iterable[str]) -> None:
-    """Publish the events of the instructions, from `started` to the end. Raises TrunklineError."""
+    """Publish a job's events: `started`, the events of the instructions, and `completed` or `error`.
+
+    The module's docstring lists the instructions. Returns without a last event after `quit`. Raises
+    TrunklineError when an event cannot be delivered.
+    """
     publisher.publish(STARTED, "the sample agent begins")
     done = 0
     for line in instructions:
@@ -56,7 +60,7 @@ def work(publisher: JobPublisher, instructions: Iterable[str]) -> None:
 
 
 def main() -> int:
-    """Do the job of the environment and return the exit code."""
+    """Work on the job that the environment variables name, and return the exit code of the process."""
     try:
         job, secret = os.environ.get(JOB_VARIABLE, ""), os.environ.get(SECRET_VARIABLE, "")
         if not job or not secret:
