@@ -1,4 +1,4 @@
-"""The exchange between gateway and pump: listeners, leased messages, and the outcome with its answers."""
+"""The data that gateway and pump exchange: listeners, leased messages, and outcomes with answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ _Kind = TypeVar("_Kind")
 
 
 class ListenerInfo(msgspec.Struct, frozen=True, rename={"name": "listener"}):
-    """An active listener. The fields are those of its row, with `options` decoded."""
+    """An active listener of the XML pump, as the gateway describes it to the pump.
+
+    The fields are those of its row in the registry of listeners, with `options` decoded from JSON.
+    `visible_tools` names the listeners that are described to it; None: all.
+    """
 
     name: str
     root_tag: str
@@ -35,7 +39,10 @@ class ListenerInfo(msgspec.Struct, frozen=True, rename={"name": "listener"}):
     options: dict[str, Any] = {}
 
     def sees(self, name: str) -> bool:
-        """Return whether the listener may know of the listener with this name (XP-09)."""
+        """Return whether the listener `name` is described to this listener, for example as a tool (XP-09).
+
+        False for its own name and for names that are not in `visible_tools`.
+        """
         return name != self.name and (self.visible_tools is None or name in self.visible_tools)
 
 
@@ -43,7 +50,11 @@ _NAMES: Final = {"sender_verified": "from_verified", "is_orphan": "listener_gone
 
 
 class LeasedMessage(msgspec.Struct, frozen=True, rename=_NAMES):
-    """A message that this pump handles now. `is_orphan`: its listener was removed."""
+    """A message that the gateway has leased to this pump for one listener.
+
+    `is_orphan` means that the listener was removed since. `timeout_ms` limits the time of the handler.
+    `request_id` is the id of the lease.
+    """
 
     listener: str
     message_id: str
@@ -60,12 +71,18 @@ class LeasedMessage(msgspec.Struct, frozen=True, rename=_NAMES):
 
 
 def listener_from(row: Mapping[str, Any]) -> ListenerInfo:
-    """Return a listener from its row as JSON. Raises ValueError, msgspec.ValidationError."""
+    """Return the listener that a row of the gateway's JSON answer describes.
+
+    Raises ValueError for options that are not JSON, and msgspec.ValidationError for a field of the wrong type.
+    """
     return _from_json({**row, "options": orjson.loads(row.get("options") or "{}")}, ListenerInfo)
 
 
 def leased_from(message: Mapping[str, Any]) -> LeasedMessage:
-    """Return a leased message from JSON. Raises msgspec.ValidationError."""
+    """Return the leased message that an object of the gateway's JSON answer describes.
+
+    Raises msgspec.ValidationError for a missing field or one of the wrong type.
+    """
     return _from_json(message, LeasedMessage)
 
 
@@ -82,7 +99,14 @@ _REASON_LIMIT: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One payload that a listener answers. `to` None means each listener of its root tag, or the sender."""
+    """One XML payload with which a listener answers a message.
+
+    Attributes:
+        to: the listener to send it to; None: each listener of its root tag, or the sender of the message.
+        kind: the root tag.
+        namespace: the XML namespace of the root tag.
+        body: the payload as text.
+    """
 
     to: str | None
     kind: str
@@ -92,9 +116,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The outcome of a message.
+    """The outcome of a leased message: `handled`, `huh` or `nack`, with the answers to send.
 
-    With `huh`, the one answer says what was wrong; with `nack`, the lease is given back.
+    With `huh`, the only answer is a `<huh>` that says what was wrong with the message. With `nack`, the pump
+    gives the lease back, and the message is leased again until it has used up its attempts. `reason` says why.
     """
 
     message: LeasedMessage
@@ -103,7 +128,7 @@ class Done:
     answers: Sequence[Answer] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the outcome as the gateway reads it."""
+        """Return the outcome as the JSON object that the gateway expects. Of `reason` it has 200 characters."""
         return {
             "listener": self.message.listener,
             "message_id": self.message.message_id,
@@ -115,16 +140,22 @@ class Done:
 
 
 class AnswerFault(ValueError):
-    """A listener's answer cannot be used. `str()` says why, without quoting it."""
+    """A listener's answer cannot be sent. The text says why, without quoting the answer."""
 
 
 _NAMESPACE_LIMIT: Final = 200
 
 
 def payloads_of(answer: object, limits: XmlLimits) -> list[Answer]:
-    """Return the payloads of an answer: bare, or each in an envelope with its `<to>`. None is no answer.
+    """Parse the bytes that a handler returned, and return the XML payloads in them as answers.
 
-    Raises AnswerFault, which says what was wrong and quotes nothing.
+    Args:
+        answer: the handler's result: bytes with any number of payloads, each bare or in an envelope whose
+            `<to>` names a listener. None means no answer, and gives an empty list.
+        limits: the limits of a document.
+
+    Raises:
+        AnswerFault: the result is not bytes, not XML, too large, or has an invalid name.
     """
     if answer is None:
         return []

@@ -32,12 +32,12 @@ class Huh:
 
 
 def huh(fault: Faulty | str, *, about_tag: str | None, step: str | None = None) -> bytes:
-    """Return the payload that reports a fault to a sender.
+    """Return the XML payload `<huh>` that tells a sender why its message was not handled.
 
     Args:
         fault: The fault, or a text that says what was wrong.
-        about_tag: The root tag of the message, None if it had none.
-        step: The step that failed; None for the fault's own.
+        about_tag: The root tag of the sender's message, None if it had none.
+        step: The step of processing that failed. None means the fault's own step, or `handler` for a text.
     """
     if isinstance(fault, Faulty):
         why, expected, where = fault.why, fault.expected, step or fault.step
@@ -70,14 +70,15 @@ _VALUES: Final = (
 
 
 def wrong_root(kind: PayloadType, tag: str) -> str:
-    """Return the fault text for a payload with another root tag."""
+    """Return the fault text for a payload whose root tag `tag` is not the expected one of `kind`."""
     return f'the payload is <{quoted(tag)}>, asked for is <{kind.root_tag} xmlns="{kind.namespace}">'
 
 
 def schema_fault(kind: PayloadType, element: Any) -> str:
-    """Return the schema's errors for an element, without values, in words that its writer can act on.
+    """Validate a payload element, and return the errors as one text that its writer can act on.
 
-    It validates with a schema of its own, because threads that share a schema share its list of errors.
+    The text shows at most three errors, and no value of the element. `kind` has the schema. It validates with a
+    schema object of its own, because threads that share one share its list of errors.
     """
     schema = kind.compiled()
     if schema.validate(element):

@@ -62,7 +62,11 @@ def _written_item(slot: Slot, item: Any, where: str) -> str:
 
 
 def read_record(record: Record, element: Any) -> Any:
-    """Return the value of an element, whether or not a schema has checked it. Raises Faulty("value")."""
+    """Return the instance of the payload class `record` whose fields an XML element has.
+
+    The element need not have been validated. Raises Faulty("value") for an unknown, repeated or missing field,
+    for a value of the wrong type, and when the class itself refuses the values.
+    """
     values: dict[str, Any] = {}
     by_tag = record.by_tag
     for child in element:
@@ -110,14 +114,14 @@ def _fill(record: Record, values: dict[str, Any]) -> None:
 
 
 def cached_schema(folder: Path, listener: str, kind: PayloadType) -> Any:
-    """Return the compiled schema of a payload, and write its text as the newest version on disk (XP-01).
+    """Return the compiled XSD of a payload class, and write its text to disk if it has changed (XP-01).
 
-    The file is `<folder>/<listener>/<root tag>/v1.xsd`, with a new version for each change. The files are for
-    people and other programs. The pump compiles the schema of the class. A file that was edited by hand is not
-    used; it only causes the next version.
+    The file is `<folder>/<listener>/<root tag>/v1.xsd`, with a new version number for each change. The files
+    are for people and other programs: the schema returned is always that of the class. If a file was edited by
+    hand, the next call writes a new version.
 
-    Any number of processes may call it at once. Raises ValueError for a listener's name that CM-01 forbids, and
-    OSError.
+    Any number of processes may call it at once. Raises ValueError for an invalid listener name, and OSError
+    when the file cannot be written.
     """
     if not is_name(listener):
         raise ValueError(f"not a name of a listener: {listener!r}")
@@ -147,7 +151,12 @@ C = TypeVar("C", bound=type)
 
 @dataclass(frozen=True)
 class PayloadType:
-    """A registered payload class and the documents that are derived from it."""
+    """A payload class and the documents that are generated from it: XSD, example and tool description.
+
+    Attributes:
+        cls: the class that `payload` has decorated.
+        shape: the fields of the class, as XML elements.
+    """
 
     cls: type
     root_tag: str
@@ -159,34 +168,49 @@ class PayloadType:
 
     @cached_property
     def qualified_tag(self) -> str:
-        """The root tag as lxml writes it."""
+        """The root tag with its namespace, as lxml writes it: `{namespace}tag`."""
         return f"{{{self.namespace}}}{self.root_tag}"
 
     @cached_property
     def schema(self) -> Any:
-        """The compiled schema, shared by all callers that only need to know whether an element is valid."""
+        """The compiled XSD, shared by all callers. Use it only to learn whether an element is valid.
+
+        Its list of errors is shared, too. Call `compiled` for a list of your own.
+        """
         return self.compiled()
 
     def read(self, element: Any) -> Any:
-        """Return the value of an element that is valid by the schema. Raises Faulty("value")."""
+        """Return the instance of the payload class whose fields an XML element has.
+
+        The root tag is not checked. Raises Faulty("value") for a value that the class cannot hold.
+        """
         return read_record(self.shape, element)
 
     def write(self, instance: Any) -> bytes:
-        """Return the canonical element of a value. Raises ValueError for a value that XML cannot hold."""
+        """Return an instance of the payload class as canonical XML bytes.
+
+        Raises ValueError, which names the field, for a value that XML cannot hold.
+        """
         content = _written(self.shape, instance, self.cls.__name__)
         return f'<{self.root_tag} xmlns="{escape(self.namespace)}">{content}</{self.root_tag}>'.encode()
 
     def compiled(self) -> Any:
-        """Return a new schema object. Callers that share a schema object share its list of errors."""
+        """Compile the XSD and return a new schema object, with a list of errors of its own."""
         return etree.XMLSchema(etree.fromstring(self.xsd.encode()))
 
 
 def payload(root_tag: str | None = None, namespace: str | None = None) -> Callable[[C], C]:
-    """Make a dataclass a payload class.
+    """Decorate a dataclass as a payload class: generate its XSD, example and tool description.
 
-    The default root tag is the class's name in lower case, its words joined by hyphens. The default namespace
-    is `urn:trunkline:payload:<root tag>:1`. Raises TypeError for an invalid name, and for a class that XML
-    cannot hold, with the field.
+    The class is returned unchanged, except for an attribute that `payload_type_of` reads.
+
+    Args:
+        root_tag: None: the class's name in lower case, its words joined by hyphens.
+        namespace: None: `urn:trunkline:payload:<root tag>:1`.
+
+    Raises:
+        TypeError: the root tag or the namespace is invalid, or a field, which the text names, has no form in
+            XML.
     """
 
     def decorated(cls: C) -> C:
@@ -213,7 +237,10 @@ def payload(root_tag: str | None = None, namespace: str | None = None) -> Callab
 
 
 def payload_type_of(cls: type) -> PayloadType:
-    """Return the payload type of a decorated class. Raises TypeError if the class itself was not decorated."""
+    """Return the payload type of a class that `payload` has decorated.
+
+    Raises TypeError for any other class, also for a subclass of a decorated one.
+    """
     found = cls.__dict__.get(ATTRIBUTE)
     if not isinstance(found, PayloadType):
         raise TypeError(f"{cls.__name__} is not a payload: decorate it with @payload()")
@@ -221,15 +248,20 @@ def payload_type_of(cls: type) -> PayloadType:
 
 
 def to_xml(instance: Any) -> bytes:
-    """Return the canonical payload element of a value.
+    """Return an instance of a payload class as canonical XML bytes, to be sent as a payload.
 
-    Raises ValueError with the field for a value that XML cannot hold.
+    Raises TypeError for a class that is not decorated. Raises ValueError, which names the field, for a value
+    that XML cannot hold.
     """
     return payload_type_of(type(instance)).write(instance)
 
 
 def from_element(cls: type, element: Any) -> Any:
-    """Return the value of a payload element without comments. Raises Faulty("value")."""
+    """Return the instance of the payload class `cls` that an XML element contains.
+
+    The element must have no comments. Raises Faulty("value"), with an example of a correct payload, for another
+    root tag or a value that the class cannot hold.
+    """
     kind = payload_type_of(cls)
     if element.tag != kind.qualified_tag:
         raise Faulty("value", f"not a <{kind.root_tag}> of {kind.namespace}", kind.example.decode())

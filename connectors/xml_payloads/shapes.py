@@ -1,4 +1,4 @@
-"""The form of a dataclass in XML: its fields in order, each a leaf, a record or a list of one of them.
+"""The mapping of a dataclass to XML elements: its fields in order, each a simple value, a record or a list.
 
 A leaf is a type whose values are text: how it is written, read, and named in XSD and JSON schema. The XSD
 accepts exactly the values that the Python type can hold, where XSD can express it: years of four digits,
@@ -36,7 +36,17 @@ _BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 @dataclass(frozen=True)
 class Leaf:
-    """A type whose values are text. `write` and `read` raise ValueError for a value that they cannot take."""
+    """A type whose values are written as the text of one XML element, such as int or date.
+
+    Attributes:
+        xsd_type: its name in XSD, such as `xs:integer`.
+        write: returns a value as text that is escaped for XML; raises ValueError for a wrong value.
+        read: returns the value of a text; raises ValueError for a wrong text.
+        sample: a value for examples.
+        what: words for error texts, such as "an integer".
+        patterns: regular expressions that the text must match, for XSD.
+        choices: the only texts allowed; empty: no such list.
+    """
 
     xsd_type: str
     write: Callable[[Any], str]
@@ -152,9 +162,10 @@ LEAVES: Final[dict[type, Leaf]] = {
 
 
 def leaf_of(hint: Any) -> Leaf | None:
-    """Return the leaf for a type, or None for a type that is no leaf.
+    """Return how values of a type are written in XML, None when the type has no single text as its value.
 
-    Raises TypeError for an Enum or Literal whose values XML cannot tell apart.
+    `hint` is a type annotation without `None`. Raises TypeError for an Enum or Literal whose values XML cannot
+    tell apart.
     """
     if get_origin(hint) is Literal:
         return _choice({str(value): value for value in get_args(hint)}, get_args(hint))
@@ -204,7 +215,11 @@ _MISSING: Final = dataclasses.MISSING
 
 @dataclass(frozen=True)
 class Slot:
-    """A field as an element `tag`: once, at most once (optional or with a default), or any number of times."""
+    """A field of a dataclass as an XML element named `tag`.
+
+    The element occurs any number of times if `is_list`, at most once if `is_optional` or with a default, and
+    once otherwise. `default` is `dataclasses.MISSING` for a field without one.
+    """
 
     name: str
     tag: str
@@ -216,13 +231,13 @@ class Slot:
 
     @property
     def is_required(self) -> bool:
-        """Whether the element must be present."""
+        """Whether the XML element must be present: no list, not optional, and without a default."""
         return not self.is_list and not self.is_optional and self.default is _MISSING
 
 
 @dataclass(frozen=True)
 class Record:
-    """A dataclass: its elements in the order of its fields."""
+    """A dataclass as an XML element: its fields as child elements, in their order, and by tag."""
 
     cls: type
     slots: tuple[Slot, ...]
@@ -230,7 +245,11 @@ class Record:
 
 
 def record_of(cls: type, namespace: str, above: tuple[type, ...] = ()) -> Record:
-    """Return the form of a dataclass. Raises TypeError, with the field, for one that XML or XSD cannot hold."""
+    """Return how a dataclass is written in XML, with its fields as child elements in `namespace`.
+
+    `above` has the dataclasses that contain this one, and is empty for the outermost. Raises TypeError, which
+    names the field, for a type that XML or XSD cannot express, and for a dataclass that contains itself.
+    """
     if not dataclasses.is_dataclass(cls):
         raise TypeError(f"{cls.__name__} is not a dataclass")
     if cls in above:

@@ -1,4 +1,4 @@
-"""The documents that are derived from a payload's form: XSD, example, and tool description (XP-01)."""
+"""XSD, example and tool description, generated from the fields of a payload class (XP-01)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _INDENT = "  "
 
 
 def derived_xsd(root_tag: str, namespace: str, record: Record) -> str:
-    """Return the schema of a payload: elements in the order of the fields, no attributes, no other content."""
+    """Return the text of the XSD of a payload class: one element for each field, in the order of the fields.
+
+    The XSD allows no attributes and no other content. `record` describes the fields of the class.
+    """
     lines = [
         '<?xml version="1.0" encoding="UTF-8"?>',
         '<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema"',
@@ -59,7 +62,10 @@ def _element(slot: Slot, level: int) -> list[str]:
 
 
 def derived_example(root_tag: str, namespace: str, record: Record) -> bytes:
-    """Return a payload that the schema accepts, with each field once."""
+    """Return an example payload as XML bytes that the XSD accepts. It has each field once.
+
+    A field has its default value, or a sample value of its type.
+    """
     declared = f" xmlns={quoteattr(namespace)}"
     return f"<{root_tag}{declared}>{_example_content(record)}</{root_tag}>".encode()
 
@@ -80,7 +86,10 @@ def _example_value(slot: Slot) -> str:
 
 
 def derived_tool_description(root_tag: str, record: Record) -> dict[str, Any]:
-    """Return name, description and JSON schema of the fields, as a language model takes a tool."""
+    """Return the payload class as a tool for a language model: name, description and JSON schema.
+
+    The name is the root tag. The description is the docstring of the class, empty if it has none.
+    """
     text = inspect.cleandoc(record.cls.__doc__ or "")
     # A class without a docstring gets one from dataclasses: its signature.
     is_generated = text.startswith(f"{record.cls.__name__}(")
