@@ -1,4 +1,4 @@
-"""The envelope `<message>` (XP-04): opened, checked by `envelope.xsd`, and written again for its recipient.
+"""The envelope `<message>` around an XML payload (XP-04): parse it, validate it, and write it for a recipient.
 
     opened = open_document(body)
     opened.to, opened.root_tag, opened.payload
@@ -32,7 +32,17 @@ _CLAIMED: Final = "<from> is ignored: the pump writes it itself"
 
 @dataclass(frozen=True, slots=True)
 class OpenedMessage:
-    """The content of an envelope. `payload` is the canonical form of the payload element alone."""
+    """The parts of an envelope, or a bare payload of a handler's answer.
+
+    Attributes:
+        to: the recipient in `<to>`; None: there is none.
+        thread: the thread's UUID in `<thread>`; None: there is none.
+        claimed_sender: the text of `<from>`, which is not trusted; None: there is none.
+        root_tag: the tag of the payload element.
+        namespace: its XML namespace, empty if it has none.
+        payload: the payload element alone, as canonical XML.
+        notes: one text for each change that the repair of the document made.
+    """
 
     to: str | None
     thread: str | None
@@ -44,20 +54,20 @@ class OpenedMessage:
 
 
 def open_document(data: bytes, limits: XmlLimits = DEFAULT_LIMITS) -> OpenedMessage:
-    """Repair a document, check that it is one envelope with one payload, and take the payload out.
+    """Parse and, if need be, repair a document that must be one envelope with one payload; return its parts.
 
-    Raises XmlRefused for a document that is dropped, and Faulty("envelope") for a fault that its sender is told
-    about.
+    Raises XmlRefused for a document that is dropped, such as one that is too large. Raises Faulty("envelope")
+    for a fault that the sender is told about in a `<huh>`.
     """
     repaired = repair(data, limits)
     return _opened(repaired.root, repaired.notes, limits)
 
 
 def open_answer(data: bytes, limits: XmlLimits = DEFAULT_LIMITS) -> list[OpenedMessage]:
-    """Return the payloads of a handler's answer in order: bare, or each in an envelope with its `<to>`.
+    """Parse a handler's answer and return its payloads in order, bare or each in an envelope with its `<to>`.
 
-    Text around them is left out, with a note. An answer without payload and text is an empty list. Raises
-    XmlRefused, Faulty.
+    Text around the payloads is left out, with a note. An answer without payload and text gives an empty list.
+    Raises XmlRefused for an answer that is too large or no XML, and Faulty for a wrong envelope or payload.
     """
     repaired = repair_answer(data, limits)
     root, notes = repaired.root, repaired.notes
@@ -74,7 +84,14 @@ def open_answer(data: bytes, limits: XmlLimits = DEFAULT_LIMITS) -> list[OpenedM
 
 
 def wrapped(payload: bytes, *, sender: str, to: str | None, thread: str | None) -> bytes:
-    """Return the document for the recipient. `payload` is canonical, as `OpenedMessage` holds it."""
+    """Return the XML document for a recipient: an envelope around a payload.
+
+    Args:
+        payload: the payload element as canonical XML, such as `OpenedMessage.payload`.
+        sender: the verified sender, for `<from>`.
+        to: the recipient; None: no `<to>`.
+        thread: the thread; None: no `<thread>`.
+    """
     # With a prefix for the envelope, a payload without a default namespace does not inherit the envelope's.
     prefix = "" if _DEFAULT_NAMESPACE.match(payload) else "m:"
     lines = [f'<{prefix}message xmlns{":m" if prefix else ""}="{ENVELOPE_NAMESPACE}">']
@@ -85,9 +102,10 @@ def wrapped(payload: bytes, *, sender: str, to: str | None, thread: str | None) 
 
 
 def text_payload(kind: str, body: str) -> bytes:
-    """Return the canonical payload of a message from another door: `<text kind="…">`.
+    """Return a message that is not XML, from another door, as the canonical payload `<text kind="…">`.
 
-    U+FFFD replaces a character that XML cannot hold.
+    `kind` is the message's type, and `body` becomes the text of the element. U+FFFD replaces a character that
+    XML cannot hold.
     """
     kind = escape(NOT_XML.sub(REPLACEMENT, kind), {'"': "&quot;", "\t": "&#x9;", "\n": "&#xA;", "\r": "&#xD;"})
     kind = kind.replace("&gt;", ">")
@@ -96,21 +114,29 @@ def text_payload(kind: str, body: str) -> bytes:
 
 
 def check_envelope(root: Any, notes: tuple[str, ...] = ()) -> None:
-    """Raise Faulty("envelope") unless `root` is an envelope by `envelope.xsd`."""
+    """Raise Faulty("envelope") unless the element `root` is an envelope that `envelope.xsd` accepts.
+
+    The error says what is wrong, in words for the sender. `notes` are those of the repair, for the error.
+    """
     if root.tag != _MESSAGE or not _SCHEMA.validate(root):
         raise Faulty("envelope", envelope_fault(root, ENVELOPE_NAMESPACE), EXAMPLE, notes)
 
 
 def canonical_payload(root: Any, notes: tuple[str, ...], limits: XmlLimits) -> bytes:
-    """Return the canonical bytes of the last element of the envelope, which must be the payload.
+    """Return the last child of an envelope, which must be the payload, as canonical XML.
 
-    The rest of the envelope is not kept, so it has no canonical bytes. Raises XmlRefused, Faulty.
+    Returns empty bytes for an envelope without children. Raises XmlRefused when the result is larger than the
+    limit, and Faulty when it has no canonical form. `notes` are those of the repair, for the error.
     """
     return _canonical(root[-1], notes, limits) if len(root) else b""
 
 
 def content_of(root: Any, canonical: bytes, notes: tuple[str, ...]) -> OpenedMessage:
-    """Return the content of an envelope that was checked. Raises Faulty."""
+    """Return the parts of an envelope that `check_envelope` has accepted.
+
+    `canonical` is the payload as canonical XML, and `notes` are those of the repair. Raises Faulty for a
+    payload whose root tag or namespace is not allowed.
+    """
     to = thread = claimed = None
     *heads, payload = root
     for head in heads:
@@ -176,9 +202,10 @@ _HEADS: Final = ("from", "to", "thread")
 
 
 def envelope_fault(root: Any, namespace: str) -> str:
-    """Return the first fault of `root` as an envelope of `namespace`, in words that its writer can act on.
+    """Return a text that says what is first wrong with an element as an envelope, for its sender to act on.
 
-    The schema only states that there is a fault.
+    Call it for an element that the XSD has rejected: the XSD's own errors are hard to understand. `namespace`
+    is the envelope's expected one.
     """
     name = etree.QName(root)
     if name.localname != "message":

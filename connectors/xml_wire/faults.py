@@ -1,4 +1,4 @@
-"""The limits of a document, and the two ways in which it can be wrong: refused, or answered with a `<huh>`."""
+"""The limits of an XML document, and the two errors for a wrong one: dropped, or answered with a `<huh>`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from connectors.terminal.terminal_text import escaped
 
 @dataclass(frozen=True, slots=True)
 class XmlLimits:
-    """The limits of a document of the pump (XP-03). A larger one is refused as `too_large` before costly work.
+    """The limits of an XML document (XP-03). A document over a limit is refused, early, as `too_large`.
 
     `attributes` counts the attributes of one tag with its namespace declarations: canonicalization sorts them
     by insertion, and a hundred thousand cost 18 s. A namespace is repeated in canonical form wherever its
-    prefix is used, so a long one in many elements would be a bomb without any entity.
+    prefix is used, so a long one in many elements would be a bomb without any entity. `depth` counts nested
+    elements, and `payloads` those of one handler's answer.
     """
 
     document_bytes: int = 1024 * 1024
@@ -32,15 +33,16 @@ Step = Literal["envelope", "payload", "value", "routing"]
 
 
 def quoted(text: str, limit: int = QUOTED_CHARACTERS) -> str:
-    """Return a piece of the input for a message: printable, and not longer than `limit`."""
+    """Return input text for an error text: unprintable characters escaped, at most `limit` characters."""
     shown = escaped(text)
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 class XmlRefused(ValueError):
-    """The document is dropped (XP-03): a DOCTYPE, too large, too deep, not UTF-8, or no XML even after repair.
+    """The XML document is dropped, and its sender gets no `<huh>` (XP-03).
 
-    `reason` is `too_large` for everything beyond a limit and `malformed` for the rest; `str()` says why.
+    It has a DOCTYPE, is too large or too deep, is not UTF-8, or is no XML even after repair. `reason` is
+    `too_large` for everything beyond a limit and `malformed` for the rest. The error's text says why.
     """
 
     def __init__(self, reason: Literal["malformed", "too_large"], why: str) -> None:

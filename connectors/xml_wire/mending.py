@@ -36,7 +36,16 @@ _WHITE: Final = " \t\r\n"
 
 @dataclass
 class Mended:
-    """A mended document, and the parts of the source that the tree made from it must contain."""
+    """The result of mending: the mended text, and the parts that libxml2's tree of it must contain.
+
+    Attributes:
+        text: the mended document.
+        notes: one text for each kind of change.
+        names: the tags of all elements, in order.
+        attributes: the number of attributes.
+        content: the texts between tags, in order.
+        counts: how often each change was made.
+    """
 
     text: str = ""
     notes: tuple[str, ...] = ()
@@ -47,10 +56,16 @@ class Mended:
 
 
 def mended(text: str, root_tag: str | None) -> Mended:
-    """Return the mended document in `text`. Raises XmlRefused.
+    """Mend the text of a document that is not well-formed XML, and return it with notes of the changes.
 
-    The document is the text from the first `root_tag` to the end of the last. If there is none, it is the first
-    element to the last tag. With None it is the whole text, as the content of `<answer>`.
+    Args:
+        text: the source, perhaps with prose around the XML.
+        root_tag: the document is the text from the first tag of this name to the last. If there is none, it is
+            the first element to the last tag of the same name. None: it is the whole text, as the content of
+            `<answer>`.
+
+    Raises:
+        XmlRefused: the text cannot be mended without losing a part of it.
     """
     pieces = broken_pieces(text)
     if pieces and pieces[-1].kind is Kind.UNCLOSED:
@@ -68,9 +83,15 @@ def mended(text: str, root_tag: str | None) -> Mended:
 
 
 def proven_notes(document: Mended, root: Any, errors: Any) -> tuple[str, ...]:
-    """Return the changes of libxml2's recovery as notes.
+    """Check that libxml2's recovery of a mended document lost no part of it, and return its changes as notes.
 
-    Raises XmlRefused if it changed more than where elements end.
+    Args:
+        document: the mended document.
+        root: the tree that libxml2 made of it, None if it made none.
+        errors: libxml2's list of errors.
+
+    Raises:
+        XmlRefused: the recovery changed more than where elements end, or reported nesting beyond its limit.
     """
     if root is None:
         raise XmlRefused("malformed", "no XML in it")

@@ -1,4 +1,4 @@
-"""Post an XML document to the hub and read its answer (XP-15)."""
+"""A client function for the XML door: post an XML document to the hub and read its answer (XP-15)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ _TOO_MANY: Final = 429
 
 @dataclass(frozen=True)
 class PostedXml:
-    """The hub's answer: `huh`, the XML that says what was wrong; or `thread` and message ids by recipient."""
+    """The hub's answer to an XML document.
+
+    Attributes:
+        huh: the XML that says what was wrong; None: the message was accepted.
+        thread: the thread of the accepted message, else empty.
+        messages: the ids of the stored messages, by recipient.
+    """
 
     huh: str | None
     thread: str
@@ -28,16 +34,18 @@ class PostedXml:
 def post_xml(
     gateway: GatewayClient, document: bytes, *, sender: str | None = None, request_id: str
 ) -> PostedXml:
-    """Send a document to the hub. The same `request_id` again is the same message.
+    """Post an XML document to the hub, again if need be, and return the hub's answer.
 
     Args:
         gateway: The client to send with.
         document: The envelope with its payload.
         sender: The human listener in whose name the operator writes; None for the operator's own name.
-        request_id: The idempotency key.
+        request_id: The idempotency key. Another call with the same key sends the same message, so it has no
+            further effect.
 
     Raises:
-        TrunklineError: As GatewayClient, and Refused when too many messages wait.
+        Refused: Too many messages wait, or the token is not accepted.
+        TrunklineError: Any other error of `GatewayClient.request`.
     """
     import httpx2
 

@@ -1,12 +1,12 @@
-"""Bytes of unknown senders become a tree, safely (XP-02, XP-03): nothing is expanded, fetched or silently lost.
+"""Safe parsing of XML from unknown senders (XP-02, XP-03): nothing is expanded, fetched or silently lost.
 
     repaired = repair(data)
     canonical_bytes(repaired.root)
 
 A well-formed document is parsed once, strictly. Only a document that is not well-formed is repaired
-(`mending`), and each change is a note. Any DOCTYPE is refused before a parser sees it. The word may stand in a
+(`mending`), and each change is a note. Any DOCTYPE is refused before a parser sees it. The word may be in a
 comment or a CDATA section of a well-formed document. A document with the word that is not well-formed is
-refused, because in broken XML nobody can say where a comment ends.
+refused, because in broken XML it is not clear where a comment ends.
 """
 
 from __future__ import annotations
@@ -36,24 +36,37 @@ _SMALL_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """A document's tree, and the changes of its repair. A well-formed document has none."""
+    """A parsed XML document: its lxml tree, and one note for each change made to it.
+
+    A well-formed document has notes only for comments and the like that were left out.
+    """
 
     root: Any
     notes: tuple[str, ...] = ()
 
 
 def repair(data: bytes, limits: XmlLimits = DEFAULT_LIMITS, *, root_tag: str = "message") -> Repaired:
-    """Return the tree of a document. Raises XmlRefused.
+    """Parse an XML document, repairing it if it is not well-formed, and return the tree with notes.
 
-    `root_tag` is the element to look for when there is prose around the XML. Comments, processing instructions
-    and hints where to fetch a schema are removed from the tree, with a note.
+    Comments, processing instructions and hints where to fetch a schema are removed from the tree, with a note.
+
+    Args:
+        data: the bytes from the sender.
+        limits: the limits of a document.
+        root_tag: the element to look for when there is prose around the XML.
+
+    Raises:
+        XmlRefused: the document is over a limit, has a DOCTYPE, is not UTF-8, or cannot be repaired.
     """
     data, is_strict = guarded(data, limits)
     return _tree(data, data, root_tag, limits, is_strict)
 
 
 def repair_answer(data: bytes, limits: XmlLimits = DEFAULT_LIMITS) -> Repaired:
-    """Repair a text with any number of elements. They are the children of the root, `<answer>`."""
+    """Parse a handler's answer, which may have any number of elements at the top, as `repair` does.
+
+    The elements are the children of the root that is returned, `<answer>`. Raises XmlRefused.
+    """
     data, is_strict = guarded(data, limits)
     if data.startswith(b"<?xml") and (end := data.find(b"?>")) > 0:
         data = data[end + 2 :]
@@ -72,9 +85,9 @@ def _tree(document: bytes, source: bytes, root_tag: str | None, limits: XmlLimit
 
 
 def canonical_bytes(element: Any) -> bytes:
-    """Return the exclusive C14N of an element, without comments and without the text behind it.
+    """Return an element in exclusive canonical form (C14N), without comments and without the text after it.
 
-    Raises ValueError for a namespace that is no absolute URI: its meaning would depend on the place.
+    Raises ValueError for a namespace that is not an absolute URI: its meaning would depend on the place.
     """
     try:
         return bytes(etree.tostring(element, method="c14n", exclusive=True, with_comments=False))
@@ -83,9 +96,14 @@ def canonical_bytes(element: Any) -> bytes:
 
 
 def guarded(data: bytes, limits: XmlLimits) -> tuple[bytes, bool]:
-    """Return the document without its byte order mark, and whether it must be parsed strictly, never repaired.
+    """Check a document before any parser sees it: its size, its encoding, and that it has no DOCTYPE.
 
-    Raises XmlRefused for a document that no parser must see.
+    Returns:
+        The document without its byte order mark, and whether it must be parsed strictly, never repaired. It
+        must if the word DOCTYPE or another declaration is in a comment or a CDATA section.
+
+    Raises:
+        XmlRefused: the document is too large, is not UTF-8, or has a DOCTYPE or another declaration.
     """
     if len(data) > limits.document_bytes:
         raise XmlRefused("too_large", f"{len(data)} bytes: a document has {limits.document_bytes} at most")
@@ -108,9 +126,18 @@ def guarded(data: bytes, limits: XmlLimits) -> tuple[bytes, bool]:
 
 
 def tidied(root: Any, data: bytes, limits: XmlLimits) -> tuple[str, ...]:
-    """Bring the tree of well-formed `data` near its canonical form, and return notes of the parts left out.
+    """Check the limits of a parsed document, and remove its comments, processing instructions and schema hints.
 
-    Raises XmlRefused.
+    Args:
+        root: the tree, which is changed.
+        data: the well-formed bytes that the tree was parsed from.
+        limits: the limits for depth, attributes and namespaces.
+
+    Returns:
+        One note for each kind of part that was removed.
+
+    Raises:
+        XmlRefused: a limit is exceeded, or a namespace has an ampersand.
     """
     if data.count(b"<") > limits.depth and _deeper_than(limits.depth)(root):
         raise XmlRefused("too_large", f"nested deeper than {limits.depth} elements")

@@ -1,7 +1,7 @@
-"""The pieces of markup in a text, found without a parser, for checks before a parser may see the text.
+"""A tokenizer that finds tags, texts and comments in XML text, for checks before a parser may see it.
 
-In a well-formed document a `<` stands only at the start of markup, so reading from left to right is exact. In
-other documents it is a guess, and the result is proven afterwards (`mending`).
+In a well-formed document a `<` is only at the start of markup, so reading from left to right is exact. In other
+documents it is a guess, and the result is proven afterwards (`mending`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PIECES_LIMIT: Final = 50_000
 
 
 class Kind(Enum):
-    """The kind of a piece of a document."""
+    """The kind of a token. `STRAY` is a `<` that begins no tag; `UNCLOSED` has no end, such as `<!--` alone."""
 
     TEXT = "text"
     START = "start tag"
@@ -32,7 +32,11 @@ class Kind(Enum):
 
 
 class Token(NamedTuple):
-    """A piece of a document. `text` is the content of a CDATA section, and the whole piece for other kinds."""
+    """A piece of an XML document, of one kind.
+
+    `text` is the content of a CDATA section, and the whole piece for other kinds. `name` is the tag's name,
+    empty for pieces that are no tags.
+    """
 
     kind: Kind
     text: str
@@ -49,7 +53,10 @@ _SECTIONS: Final = (
 
 
 def broken_pieces(text: str) -> list[Token]:
-    """Return the pieces of a text that is not well-formed. Raises XmlRefused for too many pieces."""
+    """Return the tokens of a text that is not well-formed XML, with limits on the work of repairing it.
+
+    Raises XmlRefused for more than 50,000 tokens, or for more than 1,000 characters `<` that begin no tag.
+    """
     pieces: list[Token] = []
     strays = 0
     for token in tokens(text):
@@ -65,7 +72,10 @@ def broken_pieces(text: str) -> list[Token]:
 
 
 def tokens(text: str) -> Iterator[Token]:
-    """Yield the pieces of `text`, in order, in linear time. An unclosed section is the last piece."""
+    """Yield the tokens of `text` in order, in linear time. Together they cover the whole text.
+
+    A comment, CDATA section or processing instruction without an end is the last token (`UNCLOSED`).
+    """
     here = 0
     while here < len(text):
         mark = text.find("<", here)
