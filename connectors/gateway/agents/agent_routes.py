@@ -1,4 +1,4 @@
-"""The agent definitions of the hub (HH-01), and the containers of its tasks (HH-05)."""
+"""The HTTP routes that list agent definitions (HH-01) and the containers of tasks (HH-05)."""
 
 from __future__ import annotations
 
@@ -32,24 +32,30 @@ AgentPath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT)]
 
 
 def add_agent_routes(routes: Routes, hub: Hub) -> None:
-    """Add the routes under `/api/hub/agents` and `/api/hub/containers`."""
+    """Add to `routes` the HTTP routes under `/api/hub/agents` and `/api/hub/containers`."""
     live_view, registrar = hub.live_view, hub.agents
 
     @routes.get(AGENTS, Action.AGENT_READ, AgentsAnswer)
     async def list_agents() -> Response:
-        """List all agents, sorted by name, and the invalid files of conf/agents."""
+        """List all agents that have or had a definition, sorted by name.
+
+        The field `faults` says, by file name, why a file in conf/agents is invalid.
+        """
         rows = sorted(live_view.all(AgentRow), key=lambda row: row.agent_name)
         return json_answer({"agents": [_agent_as_json(row) for row in rows], "faults": registrar.faults})
 
     @routes.get(f"{AGENTS}/{{name}}", Action.AGENT_READ, AgentAnswer)
     async def show_agent(name: AgentPath) -> Response:
-        """Show one agent."""
+        """Show the agent with this name and its definition, or answer 404."""
         row = existing(live_view.get(AgentRow, name), "no agent with this name")
         return json_answer(_agent_as_json(row))
 
     @routes.get(CONTAINERS, Action.TASK_READ, ContainersAnswer)
     async def list_containers(wanted: Annotated[TaskLimit, Query()]) -> Response:
-        """List the containers of tasks, newest first."""
+        """List the newest containers, which are the processes that run the agents of tasks, newest first.
+
+        Ended containers are listed, too. `limit` is the largest number.
+        """
         return json_answer(await asyncio.to_thread(_containers, live_view, wanted.limit))
 
 

@@ -1,4 +1,4 @@
-"""The agents over MQTT (JE-26): register, remove, list."""
+"""The HTTP routes that give agents access to their mailboxes over MQTT (JE-26): register, remove, list."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MQTT_AGENTS: Final = "/api/hub/mqtt-agents"
 
 
 class MqttGrantAnswer(AnswerBody):
-    """The credentials and topics of an agent over MQTT.
+    """The credentials of an agent for MQTT, and the topics that it reads (`inbox`) and writes (`outbox`).
 
     A retry with the same idempotency key within a day gets the same secret and password. `prefix`: the common
     prefix of all agents' topics.
@@ -51,13 +51,16 @@ class MqttGrantAnswer(AnswerBody):
 
 
 class MqttAgentsAnswer(AnswerBody):
-    """The agents that are registered for MQTT, sorted by name."""
+    """The agents that are or were registered for MQTT, sorted by name."""
 
     agents: list[MqttAgentAnswer]  # type: ignore[valid-type]
 
 
 def add_mqtt_agent_routes(routes: Routes, hub: Hub) -> None:
-    """Add `/api/hub/agents/{name}/mqtt`, the same with `/remove`, and `/api/hub/mqtt-agents`."""
+    """Add to `routes` the HTTP routes that register, remove and list agents over MQTT.
+
+    The paths are `/api/hub/agents/{name}/mqtt`, the same with `/remove`, and `/api/hub/mqtt-agents`.
+    """
 
     @routes.post(f"{AGENTS}/{{name}}/mqtt", Action.PARTICIPANT_ADD, MqttGrantAnswer, status_code=201)
     async def register_mqtt_agent(
@@ -65,8 +68,8 @@ def add_mqtt_agent_routes(routes: Routes, hub: Hub) -> None:
     ) -> Response:
         """Give an agent or a principal access to its mailbox over MQTT.
 
-        The MQTT bridge publishes the mailbox's messages on the inbox topic, and posts the messages that arrive
-        on the outbox topic. The answer contains the secret.
+        The MQTT bridge publishes the mailbox's messages on the agent's inbox topic. It posts the messages that
+        the agent publishes on its outbox topic. The answer contains the agent's secret, MQTT login and topics.
         """
         check_name_is_free(hub, name, "name", write.principal, f"POST {AGENTS}/{{name}}/mqtt")
         # A repeated request must have the same bytes, so it uses the master key of the first one.
@@ -82,14 +85,17 @@ def add_mqtt_agent_routes(routes: Routes, hub: Hub) -> None:
 
     @routes.post(f"{AGENTS}/{{name}}/mqtt/remove", Action.PARTICIPANT_STOP, MqttAgentAnswer)
     async def remove_mqtt_agent(write: WriteRequest, name: AgentPath, body: NoFields | None = None) -> Response:
-        """End an agent's access over MQTT and revoke its secret. The messages in its mailbox stay."""
+        """End an agent's access over MQTT: its secret and its MQTT login become invalid.
+
+        The messages in its mailbox stay.
+        """
         record = removal_record(name, request_id=write.request_id, **write.origin)
         settled = await hub.appender.settle_accepted(record)
         return json_answer(row_as_json(_row(hub, name)), verdict=settled.verdict)
 
     @routes.get(MQTT_AGENTS, Action.AGENT_READ, MqttAgentsAnswer)
     async def list_mqtt_agents() -> Response:
-        """List the agents over MQTT, sorted by name, including removed ones."""
+        """List the agents that are registered for MQTT, sorted by name, including removed ones."""
         rows = sorted(hub.live_view.all(MqttAgentRow), key=lambda row: row.agent_name)
         return json_answer({"agents": [row_as_json(row) for row in rows]})
 

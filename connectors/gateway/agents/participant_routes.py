@@ -1,4 +1,4 @@
-"""The participants of the hub: register, spawn, list, stop, and change their keys (AM-03, AM-06, AM-09).
+"""The HTTP routes for participants: register, spawn, list, stop, and change keys (AM-03, AM-06, AM-09).
 
 Spawning an agent starts a task with an image. The task keeper runs it, and the participant ends with the task.
 """
@@ -63,7 +63,7 @@ KeyPath = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
 
 
 def add_participant_routes(routes: Routes, hub: Hub) -> None:
-    """Add the routes under `/api/hub/participants`."""
+    """Add to `routes` the HTTP routes under `/api/hub/participants`."""
     _add_arrivals(routes, hub)
     _add_reads(routes, hub.live_view)
     _add_stop(routes, hub)
@@ -73,7 +73,10 @@ def add_participant_routes(routes: Routes, hub: Hub) -> None:
 def _add_arrivals(routes: Routes, hub: Hub) -> None:
     @routes.post(PARTICIPANTS, Action.PARTICIPANT_ADD, ParticipantAnswer, status_code=201)
     async def register_participant(write: WriteRequest, body: JoinRequest) -> Response:
-        """Register an agent that runs elsewhere and signs its calls with its own key."""
+        """Register an agent that runs outside Trunkline and signs its calls with its own private key.
+
+        The body has its public key. The answer is 403 when another agent has this key or the name is not free.
+        """
         check_task_text(body.task, hub.settings.limits.task_characters)
         route = f"POST {PARTICIPANTS}"
         check_name_is_free(hub, body.agent_name, "agent_name", write.principal, route, is_participant=True)
@@ -88,9 +91,10 @@ def _add_arrivals(routes: Routes, hub: Hub) -> None:
 
     @routes.post(f"{PARTICIPANTS}/spawn", Action.PARTICIPANT_ADD, ParticipantAnswer, status_code=201)
     async def spawn_participant(write: WriteRequest, body: SpawnRequest) -> Response:
-        """Start an agent with a new key, and wait until it runs.
+        """Start an agent with a new key, register it as a participant, and wait until it runs.
 
-        When the agent cannot be started, the answer is 502 `launch_failed`.
+        Without a name in the body, the gateway chooses one. When the agent cannot be started, the answer is 502
+        `launch_failed`.
         """
         check_task_text(body.task, hub.settings.limits.task_characters)
         name = body.agent_name or f"agent-{write.request_id[:8]}"
@@ -111,7 +115,7 @@ def _add_arrivals(routes: Routes, hub: Hub) -> None:
 def _add_reads(routes: Routes, live_view: LiveView) -> None:
     @routes.get(PARTICIPANTS, Action.AGENT_READ, ParticipantsAnswer)
     async def list_participants(wanted: Annotated[ParticipantFilter, Query()]) -> Response:
-        """List participants, sorted by name."""
+        """List participants with their keys, sorted by name; without `status` those that have not stopped."""
         rows = [
             row
             for row in live_view.all(ParticipantRow)
@@ -124,7 +128,7 @@ def _add_reads(routes: Routes, live_view: LiveView) -> None:
 
     @routes.get(f"{PARTICIPANTS}/{{name}}", Action.AGENT_READ, ParticipantAnswer)
     async def show_participant(name: AgentPath) -> Response:
-        """Show one participant, which may have stopped."""
+        """Show one participant with its keys, also one that has stopped, or answer 404."""
         return json_answer(_shown(live_view, name))
 
 
@@ -133,7 +137,10 @@ def _add_stop(routes: Routes, hub: Hub) -> None:
     async def stop_participant(
         write: WriteRequest, name: AgentPath, body: StopRequest | None = None
     ) -> Response:
-        """Stop an agent. Its keys become invalid, and the gateway ends the process that it spawned."""
+        """Stop a participant: its keys become invalid, and the process ends if the gateway spawned it.
+
+        Stopping it again changes nothing.
+        """
         row = _participant(hub.live_view, name)
         if row.status == STOPPED:
             return json_answer(_shown(hub.live_view, name), verdict=DUPLICATE)
@@ -154,7 +161,7 @@ def _add_stop(routes: Routes, hub: Hub) -> None:
 def _add_keys(routes: Routes, hub: Hub) -> None:
     @routes.post(_KEYS, Action.PARTICIPANT_ADD, ParticipantAnswer)
     async def register_key(write: WriteRequest, name: AgentPath, body: KeyRequest) -> Response:
-        """Add a key to an agent. Its present keys stay valid for the overlap."""
+        """Add a public key to a participant. Its present keys stay valid for `overlap_s` seconds."""
         registered = AgentKeyRegistered(
             agent_name=name,
             request_id=write.request_id,
@@ -167,7 +174,7 @@ def _add_keys(routes: Routes, hub: Hub) -> None:
     async def remove_key(
         write: WriteRequest, name: AgentPath, key_id: KeyPath, body: NoFields | None = None
     ) -> Response:
-        """Remove a key of an agent. It becomes invalid at once."""
+        """Remove a public key of a participant. Calls that are signed with it are refused at once."""
         removed = AgentKeyRemoved(agent_name=name, request_id=write.request_id, key_id=key_id)
         return await _change(hub, write, name, removed)
 
@@ -226,7 +233,7 @@ def _shown(live_view: LiveView, name: str) -> dict[str, Any]:
 
 
 def participant_as_json(row: ParticipantRow) -> dict[str, Any]:
-    """Return a participant without its keys."""
+    """Return a participant's row as a JSON object for an answer, without its keys."""
     return row_as_answer(Participant, row, id="agent_name")
 
 
