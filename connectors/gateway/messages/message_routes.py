@@ -1,4 +1,4 @@
-"""The messages of the hub (HH-06, HH-08): send, broadcast, drain, mark as read, and the audit log.
+"""The HTTP routes for messages (HH-06, HH-08): send, broadcast, drain, mark as read, and the audit log.
 
 A drain is a claim in the mailbox's stream. The first claim in the log gets a message, whatever the number of
 gateways, and a repeated request id gets the same messages.
@@ -64,11 +64,15 @@ RequestId = Annotated[
 
 
 def add_message_routes(routes: Routes, hub: Hub) -> None:
-    """Add the routes under `/api/hub/messages`, and `/api/hub/audit`."""
+    """Add to `routes` the HTTP routes under `/api/hub/messages`, and `/api/hub/audit`."""
 
     @routes.post(MESSAGES, Action.MESSAGE_SEND, DeliveredAnswer, why_refused=why_refused)
     async def send_message(write: WriteRequest, body: MessageEnvelope) -> Response:
-        """Put a message into the mailbox of its recipient, by default the hub's."""
+        """Put a message into the mailbox of its recipient, which by default is the hub.
+
+        The answer comes when the message is stored. The answer is 404 for an unknown recipient, and 403 when
+        the caller may not write to it.
+        """
         _check_policy(hub, write.caller, body, MESSAGES)
         message = _message(write.caller, body, write.request_id)
         known = hub.mailboxes.mailbox_of(message.message_id)
@@ -84,8 +88,8 @@ def add_message_routes(routes: Routes, hub: Hub) -> None:
     async def broadcast_message(write: WriteRequest, body: BroadcastRequest) -> Response:
         """Put a message into the mailboxes of all other participants and of the operator.
 
-        Repeating an interrupted broadcast with the same key completes it. It then also reaches new
-        participants.
+        Repeating an interrupted broadcast with the same idempotency key completes it. It then also reaches
+        participants that have come since.
         """
         recipients = broadcast_recipients(hub.live_view, write.principal)
         envelopes = [MessageEnvelope(recipient=r, type=body.type, payload=body.payload) for r in recipients]
@@ -104,7 +108,10 @@ def add_message_routes(routes: Routes, hub: Hub) -> None:
 
     @routes.get(AUDIT, Action.AUDIT_READ, AuditAnswer)
     async def read_audit(wanted: Annotated[AuditFilter, Query()]) -> Response:
-        """Show the newest delivered messages and refused requests to send one."""
+        """Show the audit log: the newest delivered messages, and the newest refused requests to send one.
+
+        `limit` is the number of entries, by default the setting `gateway.audit_messages`.
+        """
         return json_answer({"entries": hub.audit.newest(wanted.limit)})
 
     _add_own_mailbox_routes(routes, hub)
@@ -117,14 +124,19 @@ def _add_own_mailbox_routes(routes: Routes, hub: Hub) -> None:
     async def drain_messages(
         caller: RequestCaller, wanted: Annotated[DrainFilter, Query()], request_id: RequestId = None
     ) -> Response:
-        """Take messages out of the caller's mailbox. Only one drain gets each message."""
+        """Take at most `limit` messages out of the caller's mailbox, the most urgent first.
+
+        Only one drain gets each message. The field `left` is the number of messages that still wait. A drain
+        with the `X-Request-ID` of an earlier one gets the same messages again.
+        """
         return json_answer(await _drained(hub, caller, wanted.limit, request_id))
 
     @routes.post(f"{MESSAGES}/read", Action.MESSAGE_MARK, ReadAnswer)
     async def mark_messages_read(write: WriteRequest, body: ReadRequest) -> Response:
         """Mark messages of the caller's own mailbox as read, so that no drain gets them.
 
-        Marking the same messages again changes nothing, with or without an idempotency key.
+        The answer lists the ids that are read now, that could not be marked, and that are unknown. Marking the
+        same messages again changes nothing, with or without an idempotency key.
         """
         mailboxes = own_mailboxes(write.caller, hub.settings.gateway.mailbox_per_token)
         marks = await mark_read(hub, mailboxes, body.message_ids, **write.origin)

@@ -1,4 +1,4 @@
-"""Principals and their tokens, for the operator, and the mailboxes: look into one, clear one."""
+"""The operator's HTTP routes for principals and their tokens, and for showing and clearing mailboxes."""
 
 from __future__ import annotations
 
@@ -50,11 +50,14 @@ NamePath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT)]
 
 
 def add_principal_routes(routes: Routes, hub: Hub) -> None:
-    """Add the routes under `/api/hub/principals`."""
+    """Add to `routes` the HTTP routes under `/api/hub/principals`."""
 
     @routes.post(PRINCIPALS, Action.PRINCIPAL_ADD, TokenAnswer, status_code=201)
     async def add_principal(write: WriteRequest, body: PrincipalRequest) -> Response:
-        """Add a principal. The answer contains its token."""
+        """Add a principal with a role. The answer contains its new token, which is not shown again.
+
+        Only a retry with the same idempotency key within a day gets the same token.
+        """
         name = body.principal
         check_name_is_free(hub, name, "principal", write.principal, f"POST {PRINCIPALS}")
         known = hub.live_view.get(PrincipalRow, name)
@@ -68,25 +71,31 @@ def add_principal_routes(routes: Routes, hub: Hub) -> None:
 
     @routes.get(PRINCIPALS, Action.PRINCIPAL_LIST, PrincipalsAnswer)
     async def list_principals() -> Response:
-        """List all principals, sorted by name."""
+        """List all principals with their roles, sorted by name, also revoked ones. Tokens are not shown."""
         rows = sorted(hub.live_view.all(PrincipalRow), key=lambda row: row.principal)
         return json_answer({"principals": [row_as_json(row) for row in rows]})
 
     @routes.post(f"{PRINCIPALS}/{{name}}/revoke", Action.PRINCIPAL_REVOKE, PrincipalAnswer)
     async def revoke_principal(write: WriteRequest, name: NamePath, body: NoFields | None = None) -> Response:
-        """Revoke a principal's token for good. Revoking it again changes nothing."""
+        """Revoke a principal's token for good, so that its requests are refused.
+
+        Revoking it again changes nothing.
+        """
         settled = await hub.appender.settle_accepted(revocation_record(name, **write.origin))
         row = hub.live_view.get(PrincipalRow, name)
         return json_answer(None if row is None else row_as_json(row), verdict=settled.verdict)
 
 
 def add_mailbox_routes(routes: Routes, hub: Hub) -> None:
-    """Add the routes under `/api/hub/mailboxes`."""
+    """Add to `routes` the HTTP routes under `/api/hub/mailboxes`, which show and clear a mailbox."""
     live_view, mailboxes = hub.live_view, hub.mailboxes
 
     @routes.get("/api/hub/mailboxes/{realm}/{name}", Action.MAILBOX_READ, MessagesAnswer, _owner_of_mailbox)
     async def peek(realm: NamePath, name: NamePath, wanted: Annotated[MailboxFilter, Query()]) -> Response:
-        """Show the newest messages of a mailbox, or the oldest pending ones, without taking any."""
+        """Show messages of a mailbox without taking any: the newest, or with `pending` the oldest that wait.
+
+        `after` is the id of the last message on the previous page of pending messages.
+        """
         if wanted.pending:
             waiting = mailboxes.waiting((realm, name))
             return json_answer(await asyncio.to_thread(_pending, live_view, f"{realm}/{name}", waiting, wanted))
@@ -96,7 +105,10 @@ def add_mailbox_routes(routes: Routes, hub: Hub) -> None:
     async def clear_mailbox(
         write: WriteRequest, realm: NamePath, name: NamePath, body: NoFields | None = None
     ) -> Response:
-        """Remove all waiting messages of a mailbox. A repeated request removes none and answers 0."""
+        """Remove all waiting messages of a mailbox, and answer how many.
+
+        A repeated request with the same idempotency key removes none and answers 0.
+        """
         waiting = mailboxes.waiting((realm, name))
         record = clearing_record(realm, name, write.request_id, **write.origin)
         settled = await hub.appender.settle_accepted(record)
