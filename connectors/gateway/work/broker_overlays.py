@@ -1,4 +1,4 @@
-"""The broker settings of jobs that override those of the environment (JE-13)."""
+"""The per-job brokers (JE-13): broker settings of a job, called overlays, that override those of the stack."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ log = structlog.stdlib.get_logger(__name__)
 
 
 class BrokerOverlays:
-    """The distinct broker settings of live jobs. The MQTT bridge keeps a connection for each.
+    """The distinct per-job brokers of all live jobs, for the MQTT bridge, which connects to each. Thread-safe.
 
-    They never change, so the state of a job's stream is read once. Thread-safe; `distinct` may block.
+    A job's broker never changes, so it is read from the live view once and then kept.
     """
 
     def __init__(self, live_view: LiveView, keyring: Keyring) -> None:
@@ -32,7 +32,10 @@ class BrokerOverlays:
         self._overlay_by_job: dict[str, str | None] = {}
 
     def distinct(self) -> list[str]:
-        """Return the canonical JSON of each, with sealed passwords, sorted."""
+        """Return each per-job broker of the live jobs once, as canonical JSON with a sealed password, sorted.
+
+        May block, because it reads the live view.
+        """
         with self._lock:
             known = self._overlay_by_job
             live = [row.job_id for row in self._live_view.all(JobRow) if row.status not in JOB_TERMINAL]
@@ -51,7 +54,10 @@ class BrokerOverlays:
 
 
 def sealed_overlay(wanted: BrokerRequest, keyring: Keyring) -> BrokerOverlay:
-    """Return the broker settings for the log. The password is sealed for its host, port and user."""
+    """Return a job's requested broker in the form that is stored in the log: with its password sealed.
+
+    The password can be opened only for the same host, port and user.
+    """
     fields = wanted.model_dump(exclude={"password"})
     if wanted.password is not None:
         purpose = broker_password_purpose(wanted.host, wanted.port, wanted.username)
@@ -60,7 +66,11 @@ def sealed_overlay(wanted: BrokerRequest, keyring: Keyring) -> BrokerOverlay:
 
 
 def opened_overlay(overlay: str | None, keyring: Keyring) -> dict[str, Any] | None:
-    """Return the broker settings of a picked job, with the password in clear. Raises TrunklineError."""
+    """Return the fields of a job's broker with its password in clear text, for the session that picks the job.
+
+    `overlay` is the broker as JSON with a sealed password; None: the job has no broker of its own, and None is
+    returned. Raises TrunklineError when no master key opens the password.
+    """
     if overlay is None:
         return None
     fields: dict[str, Any] = orjson.loads(overlay)

@@ -1,4 +1,4 @@
-"""The jobs API (JE-10 to JE-12): register, pick, assign, cancel, rotate the secret, show, list."""
+"""The HTTP routes for jobs (JE-10 to JE-12): register, pick, assign, cancel, rotate the secret, show, list."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ JobPath = Annotated[str, Path(pattern=JOB_ID_PATTERN)]
 
 
 def add_job_routes(routes: Routes, hub: Hub) -> None:
-    """Add the routes under `/api/hub/jobs`, and `/api/hub/brokers`."""
+    """Add to `routes` the HTTP routes under `/api/hub/jobs`, and `/api/hub/brokers`."""
     _add_changes(routes, hub)
     _add_changes_by_registrars(routes, hub)
     _add_reads(routes, hub)
@@ -53,7 +53,7 @@ def add_job_routes(routes: Routes, hub: Hub) -> None:
 def _add_changes(routes: Routes, hub: Hub) -> None:
     @routes.post(JOBS, Action.JOB_REGISTER, RegisteredAnswer, status_code=201)
     async def register_job(write: WriteRequest, body: JobRequest) -> Response:
-        """Register a job. The answer contains its secret."""
+        """Register a job. The answer contains its id and the secret with which its events are signed."""
         job_id, secret, settled = await register(hub, write, body)
         await hub.tell_registered(job_id)
         answer = {"job_id": job_id, "secret": secret, "position": list(settled.position)}
@@ -61,9 +61,10 @@ def _add_changes(routes: Routes, hub: Hub) -> None:
 
     @routes.post(f"{JOBS}/pick", Action.JOB_PICK, GrantAnswer, _session_of_body)
     async def pick_job(write: WriteRequest, body: PickRequest) -> Response:
-        """Give a session its job: the one that it holds, else the oldest pending one that fits.
+        """Give a session the job that it has already, else the oldest pending job that fits it.
 
-        A pick needs no idempotency key: until the job has ended, the session gets the same answer again.
+        The answer contains the job's secret, description and broker. It is 404 when no job fits. A pick needs
+        no idempotency key: until the job has ended, the session gets the same answer again.
         """
         job_id, settled = await hub.picker.pick(body.session, write.principal)
         grant = grant_of(hub, job_id)
@@ -86,7 +87,7 @@ def _add_changes_by_registrars(routes: Routes, hub: Hub) -> None:
 
     @routes.post(f"{JOBS}/{{job_id}}/cancel", Action.JOB_CANCEL, JobChangedAnswer, registrar)
     async def cancel_job(write: WriteRequest, job_id: JobPath, body: CancelRequest | None = None) -> Response:
-        """Cancel a job that has not ended."""
+        """Cancel a job that has not ended, so that its further events are rejected."""
         record = cancellation_record(
             job_id,
             reason="" if body is None else body.reason,
@@ -97,7 +98,7 @@ def _add_changes_by_registrars(routes: Routes, hub: Hub) -> None:
 
     @routes.post(f"{JOBS}/{{job_id}}/assign", Action.JOB_ASSIGN, JobChangedAnswer, registrar)
     async def assign_job(write: WriteRequest, job_id: JobPath, body: PickRequest) -> Response:
-        """Give this job to a session, without returning its secret.
+        """Give this job to a session. The answer does not contain its secret, which the session gets by a pick.
 
         An assignment needs no idempotency key: repeating it changes nothing.
         """
@@ -107,9 +108,9 @@ def _add_changes_by_registrars(routes: Routes, hub: Hub) -> None:
     async def rotate_job_secret(
         write: WriteRequest, job_id: JobPath, body: RotationRequest | None = None
     ) -> Response:
-        """Give a job that has not ended a new secret, which the answer contains.
+        """Give a job that has not ended a new secret. The answer contains it.
 
-        The previous secret stays valid for the overlap. Older secrets become invalid.
+        The previous secret stays valid for `overlap_s` seconds. Older secrets become invalid.
         """
         answer, settled = await rotate_secret(hub, write, job_id, (body or RotationRequest()).overlap_s)
         return json_answer(answer, 201, settled.verdict)
@@ -120,18 +121,24 @@ def _add_reads(routes: Routes, hub: Hub) -> None:
 
     @routes.get(JOBS, Action.JOB_LIST, JobsAnswer)
     async def list_jobs(wanted: Annotated[JobFilter, Query()]) -> Response:
-        """List jobs by state, session and age, newest first."""
+        """List the jobs that match every given filter (state, session, age in seconds), newest first."""
         return json_answer(await asyncio.to_thread(_listed, hub.live_view, wanted, time.time()))
 
     @routes.get(f"{JOBS}/{{job_id}}", Action.JOB_READ, JobShownAnswer, session_of_job(hub))
     async def show_job(caller: RequestCaller, job_id: JobPath) -> Response:
-        """Show one job with its broker settings. Only the operator sees the password, sealed."""
+        """Show one job with the settings of its own broker, if it has one, or answer 404.
+
+        Only the operator sees that broker's password, in sealed form.
+        """
         row = existing(hub.live_view.get(JobRow, job_id), "no job with this id")
         return json_answer({**row_as_json(row), "broker": _overlay_for(caller, hub, job_id)})
 
     @routes.get("/api/hub/brokers", Action.BROKERS_READ, BrokersAnswer)
     async def list_brokers() -> Response:
-        """List the distinct broker settings of live jobs, with sealed passwords."""
+        """List each broker that a live job names, once, with its password sealed.
+
+        The MQTT bridge connects to these brokers.
+        """
         return json_answer({"brokers": await asyncio.to_thread(overlays.distinct)})
 
 

@@ -1,4 +1,4 @@
-"""Registering jobs (JE-10), and the grant that a session gets when it picks one (JE-11)."""
+"""Functions that register a job (JE-10), and that read the secret a session gets when it picks one (JE-11)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,18 @@ _ATTEMPTS: Final = 8
 
 
 async def register(hub: Hub, write: Write, wanted: JobRequest) -> tuple[str, str, SettledRecord]:
-    """Register a job.
+    """Append the registration of a job and wait until it is settled.
 
-    With an idempotency key the id follows from the key, and a repeated request writes the same secret again. So
-    the fold can tell a repeated request (duplicate) from another one with the same key (conflict).
+    With an idempotency key the job's id follows from the key, and a repeated request writes the same secret
+    again. So the fold can tell a repeated request (duplicate) from another one with the same key (conflict).
+
+    Args:
+        hub: the hub, with the live view, the keyring and the appender.
+        write: the request: its id, its principal and its idempotency key.
+        wanted: the body of the request.
 
     Returns:
-        The id of the job, its secret, and the settled record.
+        The id of the job, its present secret, and the settled record.
 
     Raises:
         ApiError: 409 for another request with the same key, 503 when no id is free.
@@ -67,7 +72,11 @@ async def register(hub: Hub, write: Write, wanted: JobRequest) -> tuple[str, str
 
 
 def grant_of(hub: Hub, job_id: str) -> JobGrant:
-    """Return the grant of a known job. Raises TrunklineError when its secret cannot be opened."""
+    """Return a job's grant: its secret, description, broker and the request that registered it.
+
+    The grant comes from the stream state in the live view. Raises TrunklineError when the job has none, or when
+    no master key opens its secret.
+    """
     try:
         grant = job_grant(job_id, hub.live_view.entries(stream_key(JOB, job_id)), hub.keyring)
     except UnsealError as error:

@@ -1,4 +1,4 @@
-"""Rotating the secret of a job (decision 0021)."""
+"""A function that rotates the secret of a job (decision 0021)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,20 @@ from schemas.wire.verdicts import SEQ_CONFLICT
 async def rotate_secret(
     hub: Hub, write: Write, job_id: str, overlap_s: int
 ) -> tuple[dict[str, Any], SettledRecord]:
-    """Give a job a new secret.
+    """Append a new secret for a job, wait until it is settled, and wait until the job's new MQTT login works.
+
+    Args:
+        hub: the hub, with the live view, the keyring and the appender.
+        write: the request: its id, its principal and its idempotency key.
+        job_id: the job.
+        overlap_s: for how many seconds the previous secret stays valid.
 
     Returns:
-        The answer, and the settled record.
+        The fields of the answer, with the new secret, and the settled record.
 
-    Raises: ApiError: 404 for an unknown job; 409 for one that has ended, and for a request whose secret a later
-        one has replaced.
+    Raises:
+        ApiError: 404 for an unknown job; 409 for one that has ended, and for a repeated request whose secret a
+            later request has replaced.
     """
     known = None if hub.live_view.get(JobRow, job_id) is None else grant_of(hub, job_id)
     secret, keyring = _secret_of(hub.keyring, write.made, job_id, known)

@@ -1,4 +1,4 @@
-"""The sessions API (JE-14): create, stop, resume, show, list."""
+"""The HTTP routes for sessions (JE-14): create, stop, resume, show, list."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SessionPath = Annotated[str, Path(pattern=NAME_PATTERN, max_length=NAME_LIMIT)]
 
 
 def add_session_routes(routes: Routes, hub: Hub) -> None:
-    """Add the routes under `/api/hub/sessions`."""
+    """Add to `routes` the HTTP routes under `/api/hub/sessions`."""
     _add_changes(routes, hub)
     _add_reads(routes, hub.live_view)
 
@@ -54,12 +54,15 @@ def _add_changes(routes: Routes, hub: Hub) -> None:
 
     @routes.post(SESSIONS, Action.SESSION_CREATE, SessionAnswer, status_code=201)
     async def create_session(write: WriteRequest, body: SessionRequest) -> Response:
-        """Register a session that exists from now on."""
+        """Record that a session exists and runs from now on. The gateway does not start a process."""
         return await change(write, SessionCreation(request_id=write.request_id, **body.model_dump()), 201)
 
     @routes.post(f"{SESSIONS}/{{name}}/stop", Action.SESSION_STOP, SessionAnswer, creator)
     async def stop_session(write: WriteRequest, name: SessionPath, body: StopRequest | None = None) -> Response:
-        """Record that a session was stopped (`stop`), removed (`hard`) or released (`soft`)."""
+        """Record that a session was stopped (mode `stop`), removed (`hard`) or released (`soft`).
+
+        The gateway does not end the session's process.
+        """
         fields = (body or StopRequest()).model_dump()
         return await change(write, SessionStop(session=name, request_id=write.request_id, **fields))
 
@@ -67,7 +70,7 @@ def _add_changes(routes: Routes, hub: Hub) -> None:
     async def resume_session(
         write: WriteRequest, name: SessionPath, body: ResumeRequest | None = None
     ) -> Response:
-        """Record that a session runs again."""
+        """Record that a stopped session runs again, perhaps on another host."""
         fields = (body or ResumeRequest()).model_dump()
         return await change(write, SessionResumption(session=name, request_id=write.request_id, **fields))
 
@@ -75,12 +78,12 @@ def _add_changes(routes: Routes, hub: Hub) -> None:
 def _add_reads(routes: Routes, live_view: LiveView) -> None:
     @routes.get(SESSIONS, Action.SESSION_READ, SessionsAnswer)
     async def list_sessions(wanted: Annotated[SessionFilter, Query()]) -> Response:
-        """List sessions, newest first."""
+        """List sessions, newest first. Without the filter `state`, sessions in all states are listed."""
         return json_answer(await asyncio.to_thread(_listed, live_view, wanted))
 
     @routes.get(f"{SESSIONS}/{{name}}", Action.SESSION_READ, SessionAnswer)
     async def show_session(name: SessionPath) -> Response:
-        """Show one session."""
+        """Show the session with this name, or answer 404."""
         row = existing(live_view.get(SessionRow, name), "no session with this name")
         return json_answer(row_as_json(row))
 

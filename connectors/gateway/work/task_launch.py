@@ -1,4 +1,4 @@
-"""Starting tasks: the record that starts a task, and the wait for its agent."""
+"""A function that starts a task: it appends the record, and waits for the task's agent."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _POLL_S: Final = 0.02
 
 
 class Launch(NamedTuple):
-    """A started task.
+    """The result of `start_task`: a task that was started, whether or not its agent runs.
 
     Attributes:
         task: The row of the task.
-        token: The token of the task.
-        verdict: The verdict on the record that started the task.
-        error: The 502 error to raise, when the agent was not started.
+        token: The token with which the task's agent calls the hub.
+        verdict: The verdict on the record that started the task: accepted or duplicate.
+        error: The 502 error for the caller to raise, when the agent was not started; else None.
     """
 
     task: TaskRow

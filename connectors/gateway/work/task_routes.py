@@ -1,4 +1,4 @@
-"""The tasks of the hub (HH-03, HH-04) and their tokens (HH-02): submit, list, end, revoke."""
+"""The HTTP routes for tasks (HH-03, HH-04) and their tokens (HH-02): submit, list, end, revoke."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ TokenPath = Annotated[str, Path(pattern=r"^[0-9a-f]{12}$")]
 
 
 def add_task_routes(routes: Routes, hub: Hub) -> None:
-    """Add the routes under `/api/hub/tasks` and `/api/hub/tokens`."""
+    """Add to `routes` the HTTP routes under `/api/hub/tasks` and `/api/hub/tokens`."""
     _add_submission(routes, hub)
     _add_endings(routes, hub)
     _add_task_reads(routes, hub)
@@ -74,10 +74,10 @@ def add_task_routes(routes: Routes, hub: Hub) -> None:
 def _add_submission(routes: Routes, hub: Hub) -> None:
     @routes.post(TASKS, Action.TASK_SUBMIT, SubmittedAnswer, status_code=201)
     async def submit_task(write: WriteRequest, body: TaskRequest) -> Response:
-        """Give an agent a task and start the agent.
+        """Give an agent a task, start the agent, and answer when it runs.
 
-        The answer contains the task's token. The request waits until the agent has started. When the agent
-        cannot be started, the answer is 502 `launch_failed`.
+        The answer contains the task and its token. When the agent cannot be started, the answer is 502
+        `launch_failed`.
         """
         check_task_text(body.description, hub.settings.limits.task_characters)
         known = hub.live_view.get(TaskRow, write.request_id)
@@ -138,38 +138,38 @@ def _add_endings(routes: Routes, hub: Hub) -> None:
     async def complete_task(
         write: WriteRequest, task_id: TaskPath, body: TaskCompletionRequest | None = None
     ) -> Response:
-        """Complete a task with its result. The gateway revokes its token and stops its agent."""
+        """End a task as completed, with its result. The gateway revokes its token and stops its agent."""
         result = result_text("" if body is None else body.result)
         return await end(write, TaskCompletion(task_id=task_id, request_id=request_id(write), result=result))
 
     @routes.post(f"{TASKS}/{{task_id}}/fail", Action.TASK_END, TaskAnswer, owner)
     async def fail_task(write: WriteRequest, task_id: TaskPath, body: TaskFailureRequest) -> Response:
-        """Fail a task with a reason. The gateway revokes its token and stops its agent."""
+        """End a task as failed, with a reason. The gateway revokes its token and stops its agent."""
         return await end(write, TaskFailure(task_id=task_id, request_id=request_id(write), error=body.error))
 
     @routes.post(f"{TASKS}/{{task_id}}/cancel", Action.TASK_CANCEL, TaskAnswer, owner)
     async def cancel_task(
         write: WriteRequest, task_id: TaskPath, body: TaskCancelRequest | None = None
     ) -> Response:
-        """Cancel a task that has not ended."""
+        """Cancel a task that has not ended. The gateway revokes its token and stops its agent."""
         reason = "" if body is None else body.reason
         return await end(write, TaskCancellation(task_id=task_id, request_id=request_id(write), reason=reason))
 
     @routes.delete(f"{TASKS}/{{task_id}}", Action.TASK_CANCEL, TaskAnswer, owner)
     async def delete_task(write: WriteRequest, task_id: TaskPath) -> Response:
-        """Cancel a task, as `cancel` does. The task and its records are kept."""
+        """Cancel a task that has not ended. Nothing is deleted: the task and its records are kept."""
         return await end(write, TaskCancellation(task_id=task_id, request_id=request_id(write)))
 
 
 def _add_task_reads(routes: Routes, hub: Hub) -> None:
     @routes.get(TASKS, Action.TASK_READ, TasksAnswer)
     async def list_tasks(wanted: Annotated[TaskFilter, Query()]) -> Response:
-        """List tasks by status and agent, newest first."""
+        """List the tasks that match every given filter (status, agent), newest first."""
         return json_answer(await asyncio.to_thread(_tasks, hub.live_view, wanted))
 
     @routes.get(f"{TASKS}/{{task_id}}", Action.TASK_READ, TaskAnswer, owner_of_task_in_path(hub))
     async def show_task(task_id: TaskPath) -> Response:
-        """Show one task."""
+        """Show one task with its status and result, or answer 404."""
         row = existing(hub.live_view.get(TaskRow, task_id), "no task with this id")
         return json_answer(_task_as_json(row))
 
@@ -177,14 +177,14 @@ def _add_task_reads(routes: Routes, hub: Hub) -> None:
 def _add_tokens(routes: Routes, hub: Hub) -> None:
     @routes.get(TOKENS, Action.TOKEN_LIST, TokensAnswer)
     async def list_tokens(wanted: Annotated[TokenFilter, Query()]) -> Response:
-        """List the tokens of tasks, newest first, without their values."""
+        """List the tokens of tasks, newest first: id, status and expiry, but not the token itself."""
         return json_answer(await asyncio.to_thread(_tokens, hub.live_view, wanted))
 
     @routes.post(f"{TOKENS}/{{token_id}}/revoke", Action.TOKEN_REVOKE, TokenAnswer, submitter_of_token(hub))
     async def revoke_token(
         write: WriteRequest, token_id: TokenPath, body: TaskCancelRequest | None = None
     ) -> Response:
-        """Revoke a token while its task goes on. Revoking it again changes nothing."""
+        """Revoke the token of a task, which goes on without it. Revoking it again changes nothing."""
         row = existing(hub.live_view.get(TokenRow, token_id), "no token with this id")
         revocation = TokenRevocation(
             task_id=row.task_id,
