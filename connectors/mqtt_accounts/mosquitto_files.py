@@ -79,11 +79,11 @@ def read_lines(path: Path) -> dict[str, str]:
 def with_roles(lines: Mapping[str, str], passwords: Mapping[str, str]) -> dict[str, str]:
     """Return the lines of Mosquitto's password file with a valid line for each role.
 
+    A line that matches its password already is kept. A missing or wrong line is replaced by a new one.
+
     Args:
         lines: the present lines by user name. They are copied, not changed.
         passwords: the password of each role in clear text. The name of a role is its user name.
-
-    A line that matches its password already is kept. A missing or wrong line is replaced by a new one.
     """
     found = dict(lines)
     for user, password in passwords.items():

@@ -154,10 +154,10 @@ class MqttAccounts:
             self._changed.notify_all()
 
     def registered(self, user: str) -> None:
-        """Wait, at most 1 s, until the broker accepts the MQTT account of `user`. After that, log a warning.
+        """Wait until the broker accepts the MQTT account of `user`, at most 1 s.
 
-        The gateway calls it before it answers a registration or a rotation of a secret, so that the client can
-        connect at once.
+        It logs a warning when that takes longer. The gateway calls it before it answers a registration or a
+        rotation of a secret, so that the client can connect at once.
         """
         if not self.wait_effective(user, REGISTER_WAIT_S):
             log.warning("account_late", user=user)

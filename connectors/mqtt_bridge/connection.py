@@ -1,12 +1,12 @@
-"""The active bridge's two connections to one MQTT broker, from CONNECT until they are lost or closed.
+"""The active bridge's two connections to one MQTT broker: one reads events, the other publishes receipts.
 
-The first one reads events. Each pair of connections has clients of its own, so an acknowledgement can only go
-out on the connection that its message came in on.
+Each pair of connections has clients of its own, so an acknowledgement can only go out on the connection that
+its message came in on.
 
-The second one publishes receipts (JE-17) and the bridge's presence (JE-19). It has a thread of its own to read
-the broker's PUBACKs, so the first connection may stop reading events while receipts are slow. With a single
-connection that wait would keep out the PUBACKs that end it. For the same reason the second connection has the
-short keepalive and the Last Will: its thread never waits.
+The second connection publishes receipts (JE-17) and the bridge's presence (JE-19). It has a thread of its own
+to read the broker's PUBACKs, so the first connection may stop reading events while receipts are slow. With a
+single connection that wait would keep out the PUBACKs that end it. For the same reason the second connection
+has the short keepalive and the Last Will: its thread never waits.
 """
 
 from __future__ import annotations

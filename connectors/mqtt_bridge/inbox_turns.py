@@ -25,11 +25,11 @@ class _Agent:
 
     @property
     def is_paused(self) -> bool:
-        """Whether its next turn waits for the end of a pause."""
+        """Whether the agent's next turn waits for the end of a pause after failures."""
         return self.due_at is not None and self.due_at > time.monotonic()
 
     def be_due(self) -> None:
-        """End a pause, if there is one, and take the next turn."""
+        """Make the agent due now, and end its pause after failures, if there is one."""
         self.failures, self.due_at = 0, time.monotonic()
 
 

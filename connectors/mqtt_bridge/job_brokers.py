@@ -1,4 +1,4 @@
-"""The bridges at per-job brokers: live jobs may name a broker of their own (JE-13).
+"""The bridges to per-job brokers, which are MQTT brokers that live jobs name for their events (JE-13).
 
 Settings, log events and the gateway call such a broker an overlay, because it is laid over the settings.
 

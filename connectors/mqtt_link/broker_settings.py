@@ -25,14 +25,14 @@ def resolve_mqtt(
 ) -> MqttSettings:
     """Return MQTT settings with the fields of a per-job broker in place of those in `mqtt`.
 
+    The login in `mqtt` belongs to the common broker. A broker with another host or port gets only the job's own
+    user name and password. The same broker does not get our password for another user, or in clear where the
+    settings use TLS. Otherwise anyone who may register a job could have our password sent to a host of his own.
+
     Args:
         mqtt: the settings of the common broker.
         overlay: the broker fields that the job was registered with; None: return `mqtt` unchanged.
         password: the per-job broker's password in clear text; None when the job gave none.
-
-    The login in `mqtt` belongs to the common broker. A broker with another host or port gets only the job's own
-    user name and password. The same broker does not get our password for another user, or in clear where the
-    settings use TLS. Otherwise anyone who may register a job could have our password sent to a host of his own.
     """
     if overlay is None:
         return mqtt

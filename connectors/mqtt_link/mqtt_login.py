@@ -1,6 +1,6 @@
-"""Ask the MQTT broker whether it accepts a user: one CONNECT, without a thread.
+"""A check whether an MQTT broker accepts a user: it sends one CONNECT, and starts no thread.
 
-It is quick enough to be asked after every change of the accounts of the local stack's own broker.
+It is quick enough to be made after every change of the accounts of the local stack's own broker.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class LoginAnswer(Enum):
 def try_login(
     mqtt: MqttSettings, username: str | None = None, password: str | None = None, timeout_s: float = 1.0
 ) -> LoginAnswer:
-    """Log in at the broker once, disconnect, and return whether the broker accepted the login.
+    """Log in at the broker once, disconnect, and return the broker's answer to the login.
 
     Args:
         mqtt: the broker and its TLS files.
         username: the user to log in as; None: without a login.
         password: the user's password; None: without a password.
-        timeout_s: how many seconds to wait for the connection, and how many for the whole attempt.
+        timeout_s: how many seconds to wait for the answer.
 
     Raises:
         SettingsError: certificates cannot be read. It raises nothing else.
