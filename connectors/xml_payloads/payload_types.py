@@ -200,9 +200,9 @@ class PayloadType:
 
 
 def payload(root_tag: str | None = None, namespace: str | None = None) -> Callable[[C], C]:
-    """Decorate a dataclass as a payload class: generate its XSD, example and tool description.
+    """Return a decorator that makes a dataclass a payload class, with XSD, example and tool description.
 
-    The class is returned unchanged, except for an attribute that `payload_type_of` reads.
+    The decorator returns the class itself, with an attribute that `payload_type_of` reads.
 
     Args:
         root_tag: None: the class's name in lower case, its words joined by hyphens.

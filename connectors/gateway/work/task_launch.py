@@ -47,15 +47,18 @@ async def start_task(
     """Start a task, and wait until its agent runs, the task has ended, or `gateway.launch_timeout_s` is over.
 
     Args:
-        hub: The hub.
-        write: The request. Its id is the id of the task.
+        hub: The hub, with the live view, the keyring and the appender.
+        write: The request. Its id becomes the id of the task, so a repeated request starts no second task.
         agent_name: The agent of the task.
         description: The text of the task.
         capabilities: The capabilities of the task's token.
         image: The image of an agent to spawn; None for the image of the agent's definition.
 
+    Returns:
+        The task and its token. Its `error` is set when the agent could not be started; the caller raises it.
+
     Raises:
-        ApiError: The fold rejected the record.
+        ApiError: The fold rejected the record that starts the task.
         BackboneUnreachable: Kafka is unreachable.
     """
     task_id = write.request_id
