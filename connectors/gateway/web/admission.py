@@ -183,6 +183,7 @@ class AdmittedRoute(APIRoute):
         if self.admission != _OPEN:
             # No FastAPI security dependency: the gate has read the token already.
             options["openapi_extra"] = {
+                **(options["openapi_extra"] or {}),
                 "x-trunkline-action": str(self.admission[0]),
                 "x-trunkline-roles": roles_with(self.admission[0]),
                 "security": [{_BEARER: []}],

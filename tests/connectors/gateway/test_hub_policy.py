@@ -374,3 +374,13 @@ def test_each_model_of_the_hub_has_the_fields_of_the_specification_on_the_openap
 def test_the_answer_of_the_policy_is_a_pydantic_model():
     assert issubclass(PolicyResult, BaseModel)
     assert set(PolicyResult.model_fields) == {"allowed", "reason"}
+
+
+@pytest.mark.requirement("XP-15")
+def test_the_openapi_page_documents_the_body_and_the_rights_of_an_xml_message(doorway):
+    operation = doorway.app.openapi()["paths"]["/messages"]["post"]
+    assert operation["requestBody"] == {
+        "required": True,
+        "content": {"application/xml": {"schema": {"type": "string"}}},
+    }
+    assert operation["x-trunkline-action"] == "message.send"
