@@ -39,10 +39,10 @@ from schemas.streams.agents.participants import (
 from schemas.streams.mailboxes.message import (
     DEFAULT_REALM,
     PRIORITIES,
-    Message,
     MessageBodyRow,
     MessageRow,
     posting_record,
+    verified_message,
 )
 from schemas.streams.principal.principals import AGENT
 from schemas.wire.record import OutgoingRecord
@@ -93,8 +93,9 @@ class AgentTools:
         if known is not None and known != (DEFAULT_REALM, asked.target_agent_id):
             # A mailbox detects repeated ids only among its own messages.
             raise ApiError(409, SEQ_CONFLICT, "this idempotency key was used for another recipient")
-        addressed = (agent, asked.target_agent_id, asked.message, message_id)
-        posting = partial(_posting, *addressed, priority=asked.priority)
+        posting = partial(
+            _posting, agent, asked.target_agent_id, asked.message, message_id, priority=asked.priority
+        )
         expires_at = None
         if asked.ttl_seconds is not None:
             known_expiry = self._expires_at(asked.target_agent_id, message_id)
@@ -217,9 +218,7 @@ def statistics(rows: Iterable[MessageRow]) -> dict[str, Any]:
 
 def _posting(sender: str, recipient: str, text: str, message_id: str, **optional: str | None) -> OutgoingRecord:
     """Return the record of a message; `optional` are further fields of the message."""
-    named = {"message_id": message_id, "from": sender, "to": recipient}
-    content = {"kind": KIND, "body": text, "content_type": TEXT}
-    message = Message.model_validate({**named, "from_verified": True, **content, **optional})
+    message = verified_message(message_id, sender, recipient, KIND, text, TEXT, **optional)
     return posting_record(message, door=DOOR, principal=sender)
 
 

@@ -8,18 +8,26 @@ from typing import Any
 
 from mcp import types
 from pydantic import BaseModel, ConfigDict
-from pydantic.alias_generators import to_camel
+from pydantic.alias_generators import to_camel, to_snake
 
 
 class ToolArguments(BaseModel):
-    """The arguments of a tool: names in camel case, no unknown names, no values of another type."""
+    """The arguments of a tool: names in camel case, no unknown names, no values of another type.
+
+    The name of a subclass is the name of its tool in camel case. Its docstring describes the tool to the
+    clients, as the text of `tools/list`.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel)
 
 
+def tools_by_name(*models: type[ToolArguments]) -> dict[str, type[ToolArguments]]:
+    """Return the arguments of tools by the names of the tools."""
+    return {to_snake(model.__name__): model for model in models}
+
+
 def described_tools(
     arguments: Mapping[str, type[ToolArguments]],
-    descriptions: Mapping[str, str],
     *,
     only_reads: Container[str],
     idempotent: Container[str],
@@ -39,9 +47,9 @@ def described_tools(
             idempotent_hint=name in idempotent,
             open_world_hint=False,
         )
-        schema = {key: value for key, value in schema.items() if key not in ("title", "description")}
-        tool = types.Tool(name=name, description=descriptions[name], input_schema=schema, annotations=hints)
-        found.append(tool)
+        del schema["title"]
+        description = " ".join(schema.pop("description").split())
+        found.append(types.Tool(name=name, description=description, input_schema=schema, annotations=hints))
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from typing import Any, Final
 
@@ -89,10 +90,10 @@ class ManagementMcp:
         return self._described
 
     async def _call(self, context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
-        found = self._tools.tool(params.name)
-        if found is None:
+        model = ARGUMENTS.get(params.name)
+        if model is None:
             return tool_error("not_found", f"there is no such tool; there are {', '.join(ARGUMENTS)}")
-        model, tool = found
+        tool: Callable[[Any, str], dict[str, Any]] = getattr(self._tools, params.name)
         try:
             asked = model.model_validate(params.arguments or {})
             # A cancelled call is abandoned, although it may still have its effect.

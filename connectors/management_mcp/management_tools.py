@@ -10,13 +10,12 @@ is away, the error names the key to try again with.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from connectors.agent_mcp.mcp_tool import ToolArguments, described_tools
+from connectors.agent_mcp.mcp_tool import ToolArguments, described_tools, tools_by_name
 from connectors.dashboard.address import address_of
 from connectors.gateway_client.gateway_client import GatewayClient, path_of
 from schemas.errors import BackboneUnreachable
@@ -30,7 +29,10 @@ _Key = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,200}$")] | None
 
 
 class SpawnAgent(ToolArguments):
-    """Arguments of `spawn_agent`."""
+    """Start an agent on the machine of the gateway, with a key of its own, and wait until it runs.
+
+    It reads its mailbox and can be written to by its id.
+    """
 
     agent_id: Annotated[Name | None, Field(description="Its name; without one it gets one.")] = None
     task: Annotated[Printable, Field(min_length=1, max_length=TASK_TEXT_LIMIT, description="What it is to do.")]
@@ -41,17 +43,17 @@ class SpawnAgent(ToolArguments):
 
 
 class ListAgents(ToolArguments):
-    """Arguments of `list_agents`: there are none."""
+    """List the agents that take part now: task, status, capabilities, start time."""
 
 
 class StopAgent(ToolArguments):
-    """Arguments of `stop_agent`."""
+    """Stop an agent: its process ends, its key is deleted, its mailbox is closed."""
 
     agent_id: Annotated[Name, Field(description="Which agent.")]
 
 
 class SendMessage(ToolArguments):
-    """Arguments of `send_message`."""
+    """Write to the mailbox of an agent, a session or a principal, in the operator's name."""
 
     target_agent_id: Annotated[Name, Field(description="The name of the mailbox to write to.")]
     message: Annotated[str, Field(min_length=1, description="The text of the message.")]
@@ -61,7 +63,10 @@ class SendMessage(ToolArguments):
 
 
 class GetMessages(ToolArguments):
-    """Arguments of `get_messages`."""
+    """Read the operator's mailbox, the oldest message first.
+
+    Reading marks nothing: call mark_messages_read when a message is dealt with.
+    """
 
     unread_only: Annotated[
         bool, Field(description="The oldest unread messages instead of the newest of all.")
@@ -70,7 +75,7 @@ class GetMessages(ToolArguments):
 
 
 class MarkMessagesRead(ToolArguments):
-    """Arguments of `mark_messages_read`."""
+    """Mark messages of the operator's mailbox as read."""
 
     message_ids: Annotated[
         list[Name], Field(max_length=LIMIT_MOST, description="Ids of the operator's messages; none marks none.")
@@ -94,8 +99,7 @@ class ManagementTools:
         """
         body = {"agent_name": asked.agent_id, "task": asked.task, "capabilities": asked.capabilities}
         path = path_of("participants", "spawn")
-        key = asked.idempotency_key or self._key_of(call)
-        shown = _shown(self._post_once(path, body, "spawn", key, "the agent was started"))
+        shown = _shown(self._post_once(path, body, "spawn", asked, call, "the agent was started"))
         if self._settings.dashboard.port:
             shown["dashboardUrl"] = address_of(self._settings)
         return shown
@@ -114,8 +118,7 @@ class ManagementTools:
     def send_message(self, asked: SendMessage, call: str) -> dict[str, Any]:
         """Send a message in the operator's name. Raises NotFound for an unknown recipient."""
         body = {"recipient": asked.target_agent_id, "type": "message", "payload": {"text": asked.message}}
-        key = asked.idempotency_key or self._key_of(call)
-        sent = self._post_once(path_of("messages"), body, "send", key, "the message was sent")
+        sent = self._post_once(path_of("messages"), body, "send", asked, call, "the message was sent")
         return {"messageId": sent["message_id"]}
 
     def get_messages(self, asked: GetMessages, call: str) -> dict[str, Any]:
@@ -131,8 +134,11 @@ class ManagementTools:
             marks = gateway.post(path_of("messages", "read"), {"message_ids": asked.message_ids})
         return {"read": marks["read"], "notMarked": marks["not_marked"], "unknown": marks["unknown"]}
 
-    def _post_once(self, path: str, body: dict[str, Any], verb: str, key: str, done: str) -> Any:
+    def _post_once(
+        self, path: str, body: dict[str, Any], verb: str, asked: SpawnAgent | SendMessage, call: str, done: str
+    ) -> Any:
         """Post with an idempotency key, and name the key in the error of a gateway that does not answer."""
+        key = asked.idempotency_key or str(uuid.uuid5(self._own, call))
         try:
             # A client for each call, so that a token that was made meanwhile counts.
             with GatewayClient(self._settings) as gateway:
@@ -141,40 +147,10 @@ class ManagementTools:
             again = f"try again with idempotencyKey {key}: if {done}, it is the same"
             raise BackboneUnreachable(f"{error}; {again}") from None
 
-    def _key_of(self, call: str) -> str:
-        return str(uuid.uuid5(self._own, call))
 
-    def tool(self, name: str) -> tuple[type[BaseModel], Callable[[Any, str], dict[str, Any]]] | None:
-        """Return the arguments and the function of a tool, or None for an unknown tool."""
-        model = ARGUMENTS.get(name)
-        return None if model is None else (model, getattr(self, name))
-
-
-ARGUMENTS: Final[dict[str, type[ToolArguments]]] = {
-    "spawn_agent": SpawnAgent,
-    "list_agents": ListAgents,
-    "stop_agent": StopAgent,
-    "send_message": SendMessage,
-    "get_messages": GetMessages,
-    "mark_messages_read": MarkMessagesRead,
-}
-_DESCRIPTIONS: Final = {
-    "spawn_agent": (
-        "Start an agent on the machine of the gateway, with a key of its own, and wait until it runs. It "
-        "reads its mailbox and can be written to by its id."
-    ),
-    "list_agents": "List the agents that take part now: task, status, capabilities, start time.",
-    "stop_agent": "Stop an agent: its process ends, its key is deleted, its mailbox is closed.",
-    "send_message": "Write to the mailbox of an agent, a session or a principal, in the operator's name.",
-    "get_messages": (
-        "Read the operator's mailbox, the oldest message first. Reading marks nothing: call mark_messages_read "
-        "when a message is dealt with."
-    ),
-    "mark_messages_read": "Mark messages of the operator's mailbox as read.",
-}
+ARGUMENTS: Final = tools_by_name(SpawnAgent, ListAgents, StopAgent, SendMessage, GetMessages, MarkMessagesRead)
 TOOLS: Final = described_tools(
     ARGUMENTS,
-    _DESCRIPTIONS,
     only_reads=("list_agents", "get_messages"),
     idempotent=ARGUMENTS.keys() - {"spawn_agent", "send_message"},
     destroys=("stop_agent",),
