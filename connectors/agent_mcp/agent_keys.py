@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
@@ -18,55 +17,28 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
 
-from schemas.fold.settled import AppliedChange
+from connectors.gateway.services.row_index import RowIndex
 from schemas.streams.agents.agent_signing import WINDOW_S, signature_bytes, timestamp_seconds
 from schemas.streams.agents.participants import AgentKeyRow
 from schemas.streams.principal.principals import ACTIVE
 
 # The least number of keys that are tried before a signature is refused. An agent that changes its key has two,
-# so
-# the time of the check does not reveal which agents exist.
+# so the time of the check does not reveal which agents exist.
 _TRIES: Final = 2
 _PARSED: Final = 4096
 _EXPONENT: Final = 65537
 _DIGEST: Final = Prehashed(hashes.SHA256())
 
 
-class AgentKeys:
-    """The keys of agents, kept up to date by changes of the live view.
-
-    Thread-safe: one thread applies changes, any thread looks up. `clock` returns seconds since 1970 UTC.
-    """
+class AgentKeys(RowIndex[AgentKeyRow]):
+    """The keys of agents. `clock` returns seconds since 1970 UTC."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(AgentKeyRow)
         self._clock = clock
-        self._lock = threading.Lock()
         self._keys: dict[str, dict[str, AgentKeyRow]] = {}
-        # The keys that have changed until the rows are loaded; `load` may bring their older rows. Then None.
-        self._changed: set[tuple[str, str]] | None = set()
 
-    def load(self, rows: Iterable[AgentKeyRow]) -> None:
-        """Add the rows that the live view held when it was opened.
-
-        A change that `changed` applied meanwhile wins.
-        """
-        for row in rows:
-            with self._lock:
-                if self._changed is None or (row.agent_name, row.key_id) not in self._changed:
-                    self._take_in(row)
-        with self._lock:
-            self._changed = None
-
-    def changed(self, change: AppliedChange) -> None:
-        """Apply a change of the live view."""
-        if not isinstance(change.row, AgentKeyRow):
-            return
-        with self._lock:
-            if self._changed is not None:
-                self._changed.add((change.row.agent_name, change.row.key_id))
-            self._take_in(change.row)
-
-    def _take_in(self, row: AgentKeyRow) -> None:
+    def _add(self, row: AgentKeyRow) -> None:
         keys = self._keys.setdefault(row.agent_name, {})
         if row.status == ACTIVE:
             keys[row.key_id] = row

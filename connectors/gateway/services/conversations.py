@@ -7,7 +7,6 @@ of the view `registry_threads`, and older messages are in the tables.
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -15,7 +14,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from schemas.fold.settled import AppliedChange
+from connectors.gateway.services.row_index import RowIndex
 from schemas.keys.sealing import Keyring
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MessageRow
 from schemas.streams.thread.threads import ThreadRow
@@ -62,15 +61,12 @@ def thread_of(keyring: Keyring, row: MessageRow) -> str:
     return child_thread(keyring, row.thread or row.message_id, f"{row.realm}/{row.sender}", row.recipient)
 
 
-class Conversations:
-    """The place of each thread, and the keys of its messages.
-
-    Thread-safe for one thread that calls `changed` and any number of readers.
-    """
+class Conversations(RowIndex[MessageRow]):
+    """The place of each thread, and the keys of its messages."""
 
     def __init__(self, keyring: Keyring) -> None:
+        super().__init__(MessageRow)
         self._keyring = keyring
-        self._lock = threading.Lock()
         self._places: OrderedDict[str, Place] = OrderedDict()
         self._said: OrderedDict[str, dict[str, None]] = OrderedDict()
         # By `<recipient>/<message id>`: the thread by which the recipient knows the conversation.
@@ -78,13 +74,7 @@ class Conversations:
 
     def load(self, rows: Iterable[MessageRow]) -> None:
         """Add the rows of the opened live view."""
-        for row in sorted(rows, key=lambda row: row.posted_at):
-            self._add(row)
-
-    def changed(self, change: AppliedChange) -> None:
-        """Apply a change of the live view."""
-        if isinstance(change.row, MessageRow):
-            self._add(change.row)
+        super().load(sorted(rows, key=lambda row: row.posted_at))
 
     def place(self, thread: str, row: ThreadRow | None) -> Place | None:
         """Return the place of a thread. `row` is its row, for a thread that is not in memory any more."""
@@ -104,20 +94,18 @@ class Conversations:
         posted = f"{row.recipient}/{row.message_id}"
         if row.realm != DEFAULT_REALM or posted in self._thread_of:
             return
-        key, thread = f"{row.realm}/{posted}", thread_of(self._keyring, row)
-        with self._lock:
-            _put(self._thread_of, posted, thread)
-            is_answer = row.root_thread is not None and row.parent_thread is None
-            if not is_answer and thread not in self._places:
-                root, behalf = row.root_thread or thread, row.on_behalf_of or row.sender
-                _put(self._places, thread, Place(row.sender, row.recipient, row.parent_thread, root, behalf))
-            self._note(thread, key)
-            if row.parent_thread is not None:
-                self._note(row.parent_thread, key)
-            elif row.in_reply_to is not None:
-                own = self._thread_of.get(f"{row.sender}/{row.in_reply_to}")
-                if own is not None:
-                    self._note(own, key)
+        thread = thread_of(self._keyring, row)
+        _put(self._thread_of, posted, thread)
+        is_answer = row.root_thread is not None and row.parent_thread is None
+        if not is_answer and thread not in self._places:
+            root, behalf = row.root_thread or thread, row.on_behalf_of or row.sender
+            _put(self._places, thread, Place(row.sender, row.recipient, row.parent_thread, root, behalf))
+        self._note(thread, row.key)
+        own = row.parent_thread
+        if own is None and row.in_reply_to is not None:
+            own = self._thread_of.get(f"{row.sender}/{row.in_reply_to}")
+        if own is not None:
+            self._note(own, row.key)
 
     def _note(self, thread: str, key: str) -> None:
         said = self._said.get(thread)

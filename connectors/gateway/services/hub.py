@@ -19,11 +19,9 @@ from connectors.gateway.services.listeners import Listeners
 from connectors.gateway.services.log_appender import LogAppender
 from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.gateway.services.organism_keeper import OrganismKeeper
-from connectors.gateway.services.pending_jobs import PendingJobs
-from connectors.gateway.services.picking import FreshView, Picker
-from connectors.gateway.services.state_metrics import StateMetrics
+from connectors.gateway.services.picking import FreshView, PendingJobs, Picker
 from connectors.gateway.services.switch_keeper import say_switch
-from connectors.gateway.services.table_metrics import MachineMetrics, TableMetrics
+from connectors.gateway.services.table_metrics import MachineMetrics, StateMetrics, TableMetrics
 from connectors.gateway.services.task_keeper import TaskKeeper
 from connectors.gateway.web.access_log import StrangersRequests
 from connectors.gateway.web.identities import Identities

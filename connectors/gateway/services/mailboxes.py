@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from typing import Final
 
+from connectors.gateway.services.row_index import RowIndex
 from connectors.gateway.web.policy import Caller
 from connectors.live.live_state import FINAL_MESSAGES
-from schemas.fold.settled import AppliedChange
 from schemas.streams.mailboxes.message import DEFAULT_REALM, MESSAGE_PENDING, MessageRow
 from schemas.wire.ids import NAME_LIMIT
 
@@ -32,15 +31,15 @@ def own_mailboxes(caller: Caller, per_token: bool) -> tuple[Mailbox, ...]:
     return ((DEFAULT_REALM, token_mailbox(caller.principal, caller.token_id)), of_name)
 
 
-class MailboxIndex:
-    """The waiting messages and the messages of each claim, by mailbox, kept up to date by the live view.
+class MailboxIndex(RowIndex[MessageRow]):
+    """The waiting messages and the messages of each claim, by mailbox.
 
-    Thread-safe for one thread that calls `changed` and any number of readers. The index of messages maps text
-    to text: tuples and sets made Python's garbage collector run more often and longer (decision 0014).
+    The index of messages maps text to text: tuples and sets made Python's garbage collector run more often and
+    longer (decision 0014).
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        super().__init__(MessageRow)
         self._waiting: dict[Mailbox, set[str]] = {}
         # By `<realm>/<recipient>/<request id>`.
         self._handed: dict[str, dict[str, None]] = {}
@@ -49,27 +48,11 @@ class MailboxIndex:
         self._kept: dict[Mailbox, dict[str, None]] = {}
         # The keys of the final messages among them, oldest end first.
         self._final: dict[str, None] = {}
-        # Until `load` has ended: the keys that `changed` brought, because `load` may bring older rows of them.
-        self._changed: set[str] | None = set()
 
     def load(self, rows: Iterable[MessageRow]) -> None:
         """Add the rows of the opened live view. Rows that `changed` has brought are newer and stay."""
         # In the order of their ends, so that the newest final messages are kept, as in the live view.
-        for row in sorted(rows, key=lambda row: row.ended_at or 0):
-            with self._lock:
-                if self._changed is None or _key_of(row) not in self._changed:
-                    self._add(row)
-        with self._lock:
-            self._changed = None
-
-    def changed(self, change: AppliedChange) -> None:
-        """Apply a change of the live view."""
-        if not isinstance(change.row, MessageRow):
-            return
-        with self._lock:
-            if self._changed is not None:
-                self._changed.add(change.key)
-            self._add(change.row)
+        super().load(sorted(rows, key=lambda row: row.ended_at or 0))
 
     def mailbox_of(self, message_id: str) -> Mailbox | None:
         """Return the mailbox of a message id; None for an unknown or old message."""
@@ -110,7 +93,7 @@ class MailboxIndex:
         self._mailbox_of[row.message_id] = "/".join(mailbox)
         if len(self._mailbox_of) > _MESSAGES:
             del self._mailbox_of[next(iter(self._mailbox_of))]
-        self._keep(row, is_final=row.status not in MESSAGE_PENDING)
+        self._keep(row)
         if row.status in MESSAGE_PENDING:
             self._waiting.setdefault(mailbox, set()).add(row.message_id)
         elif mailbox in self._waiting:
@@ -123,11 +106,11 @@ class MailboxIndex:
             if len(self._handed) > _REQUESTS:
                 del self._handed[next(iter(self._handed))]
 
-    def _keep(self, row: MessageRow, *, is_final: bool) -> None:
-        key = _key_of(row)
+    def _keep(self, row: MessageRow) -> None:
+        key = row.key
         self._kept.setdefault((row.realm, row.recipient), {})[row.message_id] = None
         self._final.pop(key, None)
-        if not is_final:
+        if row.status in MESSAGE_PENDING:
             return
         self._final[key] = None
         if len(self._final) > FINAL_MESSAGES:
@@ -138,7 +121,3 @@ class MailboxIndex:
             del kept[message_id]
             if not kept:
                 del self._kept[realm, recipient]
-
-
-def _key_of(row: MessageRow) -> str:
-    return f"{row.realm}/{row.recipient}/{row.message_id}"

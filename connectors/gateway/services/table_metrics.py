@@ -1,4 +1,4 @@
-"""Prometheus metrics of the ledger, the view tables, the disk and the parts of the local stack.
+"""Prometheus metrics of the live view, the ledger, the view tables, the disk and the parts of the local stack.
 
 A thread reads the newest commits of the tables, at most every `_KEEP_S` seconds. A store that hangs delays a
 scrape by `_WAIT_S`; then the tables are reported as down.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from collections import Counter as Tally
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
@@ -16,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from connectors.gateway.services.mailboxes import MailboxIndex
 from connectors.gateway.web.metrics import counters, gauge, gauges
 from connectors.live.live_view import LiveView
 from connectors.live.table_lag import Lag, TableLag
@@ -24,6 +26,7 @@ from connectors.local_stack import state_file
 from connectors.local_stack.part import READY, STARTING, STOPPED, UNRESPONSIVE, WAITING
 from schemas.errors import TrunklineError
 from schemas.settings.settings import Settings
+from schemas.streams.agents.participants import PARTICIPANT_STATES, ParticipantRow
 from schemas.tables.view_progress import ViewProgress
 
 _KEEP_S: Final = 2.0
@@ -31,6 +34,34 @@ _WAIT_S: Final = 2.0
 # A reading older than this is not reported.
 _OLD_S: Final = 30.0
 _PART_STATES: Final = (STARTING, READY, UNRESPONSIVE, WAITING, STOPPED)
+
+
+# Only the deepest mailboxes have a sample of their own.
+_MAILBOXES: Final = 200
+
+
+class StateMetrics(Collector):
+    """A collector that reads the live view at each scrape."""
+
+    def __init__(self, live_view: LiveView, mailboxes: MailboxIndex) -> None:
+        self._live_view = live_view
+        self._mailboxes = mailboxes
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the lag, the depth of mailboxes and the number of participants by status."""
+        yield _lag_records("live_view", "Records that the live view lags.", self._live_view.lag())
+        depths = self._mailboxes.depths()
+        yield gauge("mailbox_messages", "Messages that wait in all mailboxes.", sum(depths.values()))
+        deepest = sorted(depths.items(), key=lambda found: -found[1])[:_MAILBOXES]
+        yield gauges(
+            "mailbox_depth",
+            f"Messages that wait in a mailbox, of the {_MAILBOXES} deepest.",
+            ["mailbox"],
+            ((["/".join(mailbox)], count) for mailbox, count in deepest),
+        )
+        counts = Tally(row.status for row in self._live_view.all(ParticipantRow))
+        states = (([status], counts[status]) for status in PARTICIPANT_STATES)
+        yield gauges("agents", "Agents that take part, by status.", ["status"], states)
 
 
 class _Reading(NamedTuple):
@@ -146,11 +177,11 @@ def _part_figures(parts: Mapping[str, Mapping[str, Any]]) -> Iterable[Metric]:
 
 
 def _lag_figures(name: str, what: str, lag: Lag) -> Iterable[Metric]:
-    yield gauges(
-        f"{name}_lag_records",
-        f"Records of the log that {what} lack.",
-        ["partition"],
-        (([str(partition)], count) for partition, count in sorted(lag.records.items())),
-    )
+    yield _lag_records(name, f"Records of the log that {what} lack.", lag.records)
     text = f"How long ago the oldest record came into the log that {what} lack; 0 when none is missing."
     yield gauge(f"{name}_lag_seconds", text, lag.seconds)
+
+
+def _lag_records(name: str, text: str, records: Mapping[int, int]) -> Metric:
+    samples = (([str(partition)], count) for partition, count in sorted(records.items()))
+    return gauges(f"{name}_lag_records", text, ["partition"], samples)

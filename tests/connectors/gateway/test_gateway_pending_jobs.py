@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from connectors.gateway.services.pending_jobs import PendingJobs
-from connectors.gateway.services.picking import FreshView, Picker
+from connectors.gateway.services.picking import FreshView, PendingJobs, Picker
 from schemas.errors import BackboneUnreachable
 from schemas.fold.settled import AppliedChange
 from schemas.streams.job.job_registry import REGISTRY_JOBS, JobRow

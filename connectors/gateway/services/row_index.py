@@ -1,0 +1,47 @@
+"""The base class of the indexes of rows that the live view keeps up to date."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Generic
+
+from schemas.fold.settled import AppliedChange
+from schemas.fold.view_rows import RowT
+
+
+class RowIndex(ABC, Generic[RowT]):
+    """An index of the rows of one type.
+
+    Register `changed` with the live view, and call `load` once the live view is open. Thread-safe for one
+    thread that calls `changed` and any number of readers, which must hold `_lock`.
+    """
+
+    def __init__(self, row_type: type[RowT]) -> None:
+        self._row_type = row_type
+        self._lock = threading.Lock()
+        # Until `load` has ended: the keys that `changed` brought, because `load` may bring older rows of them.
+        self._changed: set[str] | None = set()
+
+    def load(self, rows: Iterable[RowT]) -> None:
+        """Add the rows of the opened live view. Rows that `changed` has brought are newer and stay."""
+        for row in rows:
+            with self._lock:
+                if self._changed is None or row.key not in self._changed:
+                    self._add(row)
+        with self._lock:
+            self._changed = None
+
+    def changed(self, change: AppliedChange) -> None:
+        """Apply a change of the live view."""
+        if not isinstance(change.row, self._row_type):
+            return
+        with self._lock:
+            if self._changed is not None:
+                self._changed.add(change.key)
+            self._add(change.row)
+
+    @abstractmethod
+    def _add(self, row: RowT) -> None:
+        """Add a row, or replace the earlier one with its key. The caller holds `_lock`."""
