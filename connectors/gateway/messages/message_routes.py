@@ -26,9 +26,9 @@ from connectors.gateway.rules.hub_policy import broadcast_recipients, evaluate_m
 from connectors.gateway.rules.participant_models import BroadcastAnswer, BroadcastRequest
 from connectors.gateway.rules.queue_room import check_room
 from connectors.gateway.rules.read_marks import mark_read
+from connectors.gateway.services.audit_log import why_refused
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.services.mailboxes import Mailbox, own_mailboxes, token_mailbox
-from connectors.gateway.services.refused_messages import why_refused
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import ApiError, iso_moment, json_answer, refuse_rejected
 from connectors.gateway.web.idempotency import RequestCaller, WriteRequest, request_uuid
