@@ -13,7 +13,7 @@ import structlog
 import uvicorn
 
 from connectors.gateway.web.bounded_http import BoundedHttp, TlsEntry
-from connectors.gateway.web.connection_budget import BudgetLimits, ConnectionBudget, Place
+from connectors.gateway.web.connection_budget import BudgetLimits, ConnectionBudget
 from connectors.gateway.web.descriptors import accepted_at_once, fit_to_descriptors
 from connectors.gateway_program.doors import Door
 from connectors.terminal.log_limit import LogLimit
@@ -58,11 +58,7 @@ class HttpServer(uvicorn.Server):
         http = partial(BoundedHttp, budget=self._budget, listener=self._door.name, **options)
         if self._tls is None:
             return http()
-
-        def secure(place: Place) -> BoundedHttp:
-            return http(place=place)
-
-        return TlsEntry(self._budget, self._door.name, self._tls, secure)
+        return TlsEntry(self._budget, self._door.name, self._tls, http)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen, with a longer backlog in the kernel than uvicorn accepts in one turn."""

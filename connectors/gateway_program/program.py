@@ -75,13 +75,8 @@ class GatewayProgram:
         given = [secret for secret in (settings.master_key, settings.mqtt.password) if secret is not None]
         configure_json_log("gateway", [operator_token, *(secret.get_secret_value() for secret in given)])
         self._live_view = LiveView(settings, keyring)
-        self._hub = Hub(
-            settings,
-            keyring,
-            operator_token,
-            self._live_view,
-            services_of(settings, keyring, self._live_view),
-        )
+        services = services_of(settings, keyring, self._live_view)
+        self._hub = Hub(settings, keyring, operator_token, self._live_view, services)
         self._reactor = Reactor(settings, self._live_view)
         self._doors = doors_of(self._hub)
         self._tls = listener_context(settings.gateway)
@@ -153,17 +148,15 @@ class GatewayProgram:
 
         for number in _SIGNALS:
             signal.signal(number, end)
+        parts = list(zip(self._doors, servers, listeners, strict=True))
         mine = [
             (door, server)
-            for door, server, listener in zip(self._doors, servers, listeners, strict=True)
+            for door, server, listener in parts
             if isinstance(listener, socket.socket) or listener.claim() is not None
         ]
         watch = asyncio.create_task(self._watch(mine, servers))
         try:
-            serving = [
-                asyncio.create_task(self._serve_door(door, server, listener))
-                for door, server, listener in zip(self._doors, servers, listeners, strict=True)
-            ]
+            serving = [asyncio.create_task(self._serve_door(*part)) for part in parts]
             # When one server ends, the others end, too, after their requests under way.
             await asyncio.wait(serving, return_when=asyncio.FIRST_COMPLETED)
             self._end(servers)

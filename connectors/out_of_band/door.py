@@ -198,7 +198,7 @@ class OutOfBandDoor:
             known = [{**row_as_json(row), "waiting": listeners.waiting(row.listener)} for row in rows]
             shown = [{k: v for k, v in row.items() if k not in ("xsd", "example")} for row in known]
         waiting = sum(listeners.waiting(row.listener) for row in rows)
-        leased = sum(listeners.held(row.listener) for row in rows)
+        leased = sum(len(listeners.held(row.listener)) for row in rows)
         return {"version": listeners.version, "listeners": shown, "waiting": waiting, "leased": leased}
 
     def _check_free(self, listeners: list[Listener]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from connectors.gateway.services.hub import Hub
@@ -77,13 +78,13 @@ async def apply_change(
 
 async def _wait_gate(hub: Hub, row: ListenerRow, *, is_closed: bool) -> None:
     """Wait until the mailbox of a listener is closed or open."""
-    deadline = time.monotonic() + hub.settings.gateway.settle_timeout_s
     stream = stream_key(MAILBOX, f"{DEFAULT_REALM}/{row.listener}")
-    while is_closed_mailbox(hub.live_view.entries(stream)) != is_closed:
-        if time.monotonic() > deadline:
-            state = "closed" if is_closed else "open"
-            raise BackboneUnreachable(f"the change is recorded, but a mailbox is not {state} yet; try again")
-        await asyncio.sleep(_LOOK_S)
+    state = "closed" if is_closed else "open"
+    await _wait_until(
+        lambda: is_closed_mailbox(hub.live_view.entries(stream)) == is_closed,
+        hub.settings.gateway.settle_timeout_s,
+        f"the change is recorded, but a mailbox is not {state} yet; try again",
+    )
 
 
 async def _wait_not_leased(hub: Hub, row: ListenerRow) -> None:
@@ -91,8 +92,13 @@ async def _wait_not_leased(hub: Hub, row: ListenerRow) -> None:
     limit_s = (
         row.timeout_ms / 1000 + hub.settings.xml_pump.lease_margin_s + hub.settings.gateway.settle_timeout_s
     )
+    why_not = "the listener is removed, but one of its messages is still being handled"
+    await _wait_until(lambda: not hub.listeners.held(row.listener), limit_s, why_not)
+
+
+async def _wait_until(is_so: Callable[[], bool], limit_s: float, why_not: str) -> None:
     deadline = time.monotonic() + limit_s
-    while hub.listeners.held(row.listener):
+    while not is_so():
         if time.monotonic() > deadline:
-            raise BackboneUnreachable("the listener is removed, but one of its messages is still being handled")
+            raise BackboneUnreachable(why_not)
         await asyncio.sleep(_LOOK_S)

@@ -80,11 +80,12 @@ class PumpLeases:
 
     def _taken(self, asked: LeaseRequest) -> list[tuple[ListenerRow, list[str]]]:
         """Take messages out of the queues, by listener."""
-        listeners, free = self._hub.listeners, asked.free
+        listeners, free, now = self._hub.listeners, asked.free, time.monotonic()
+        self._resting = {name: until for name, until in self._resting.items() if until > now}
         found = []
         for name, places in self._in_turn(asked.wants):
             row = listeners.row(name)
-            if row is None or free <= 0 or places <= 0 or self._rests(name):
+            if row is None or free <= 0 or places <= 0 or name in self._resting:
                 continue
             if row.status != ACTIVE:
                 ids = listeners.take_all(name, free)
@@ -105,11 +106,10 @@ class PumpLeases:
 
         The order rotates, so that no listener is always the last when places are few.
         """
-        gone = [
-            row.listener for row in self._hub.listeners.removed() if self._hub.listeners.waiting(row.listener)
-        ]
+        listeners = self._hub.listeners
+        gone = [row.listener for row in listeners.removed() if listeners.waiting(row.listener)]
         names = [*wants.items(), *((name, len(wants) + 1) for name in gone)]
-        start = self._hub.listeners.changes % max(1, len(names))
+        start = listeners.changes % max(1, len(names))
         return names[start:] + names[:start]
 
     async def _lease(self, row: ListenerRow, ids: list[str], pump: str, principal: str) -> list[dict[str, Any]]:
@@ -145,22 +145,12 @@ class PumpLeases:
             self._resting[row.listener] = time.monotonic() + _REST_S
         return [self._shown(row, one, is_gone=is_gone) for one in mine]
 
-    def _rests(self, name: str) -> bool:
-        until = self._resting.get(name)
-        if until is None:
-            return False
-        if time.monotonic() < until:
-            return True
-        del self._resting[name]
-        return False
-
     def message(self, listener: str, message_id: str) -> MessageRow | None:
         """Return the row of a message in a listener's mailbox."""
         return self._hub.live_view.get(MessageRow, f"{DEFAULT_REALM}/{listener}/{message_id}")
 
     def _shown(self, row: ListenerRow, message: MessageRow, *, is_gone: bool) -> dict[str, Any]:
-        key = f"{DEFAULT_REALM}/{row.listener}/{message.message_id}"
-        body = self._hub.live_view.get(MessageBodyRow, key)
+        body = self._hub.live_view.get(MessageBodyRow, message.key)
         found = {
             "listener": row.listener,
             **{name: getattr(message, name) for name in _SHOWN},
@@ -179,7 +169,7 @@ class PumpLeases:
         held = [
             message
             for row in (*hub.listeners.active(), *hub.listeners.removed())
-            for message_id in hub.listeners.held_ids(row.listener)
+            for message_id in hub.listeners.held(row.listener)
             if (message := self.message(row.listener, message_id)) is not None
             and (message.request_id or "").startswith(f"{pump}.")
         ]

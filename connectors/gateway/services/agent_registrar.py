@@ -70,35 +70,24 @@ class AgentRegistrar(ThreadedService):
             if self._live_view.get(ListenerRow, definition.name) is not None:
                 log.warning("agent_definition_skipped", file=definition.name, why="a listener has this name")
                 continue
-            row = known.get(definition.name)
-            if row is None or not _is_registered_as(row, definition):
-                self._define(definition, row)
+            row, body = known.get(definition.name), _defined(definition)
+            if row is None or not _is_registered_as(row, body):
+                record = definition_record(body, cause=change_cause(row), door=DOOR, principal=PRINCIPAL)
+                self._appender.settle_in_thread(record)
+                log.info("agent_defined", agent=definition.name)
         if wanted.faults:
             return
         for name, row in known.items():
             if row.status == DEFINED and name not in wanted.agents:
-                cause = change_cause(row)
-                record = removal_record(name, cause=cause, door=DOOR, principal=PRINCIPAL)
+                record = removal_record(name, cause=change_cause(row), door=DOOR, principal=PRINCIPAL)
                 self._appender.settle_in_thread(record)
                 log.info("agent_removed", agent=name)
 
-    def _define(self, definition: AgentDefinition, row: AgentRow | None) -> None:
-        body = AgentDefined(
-            agent_name=definition.name,
-            image=definition.image,
-            description=definition.description,
-            capabilities=definition.capabilities,
-            hardened=definition.hardened,
-        )
-        record = definition_record(body, cause=change_cause(row), door=DOOR, principal=PRINCIPAL)
-        self._appender.settle_in_thread(record)
-        log.info("agent_defined", agent=definition.name)
+
+def _defined(definition: AgentDefinition) -> AgentDefined:
+    return AgentDefined(agent_name=definition.name, **definition.model_dump(exclude={"name"}))
 
 
-def _is_registered_as(row: AgentRow, definition: AgentDefinition) -> bool:
-    return row.status == DEFINED and (row.image, row.description, row.capabilities, row.hardened) == (
-        definition.image,
-        definition.description,
-        definition.capabilities,
-        definition.hardened,
-    )
+def _is_registered_as(row: AgentRow, body: AgentDefined) -> bool:
+    columns = ("image", "description", "capabilities", "hardened")
+    return row.status == DEFINED and all(getattr(row, name) == getattr(body, name) for name in columns)

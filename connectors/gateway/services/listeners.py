@@ -204,12 +204,7 @@ class Listeners:
         with self._lock:
             return self._queues.get(name, _EMPTY).of_sender(sender)
 
-    def held(self, name: str) -> int:
-        """Return how many messages of a listener are leased."""
-        with self._lock:
-            return len(self._queues.get(name, _EMPTY).held)
-
-    def held_ids(self, name: str) -> list[str]:
+    def held(self, name: str) -> list[str]:
         """Return the ids of a listener's leased messages."""
         with self._lock:
             return list(self._queues.get(name, _EMPTY).held)

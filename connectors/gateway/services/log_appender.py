@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Iterable, Iterator
+from collections.abc import Awaitable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Final, TypeVar, cast
 
 import structlog
@@ -86,11 +85,8 @@ class LogAppender:
                 return "Kafka does not answer"
         return self._away
 
-    def check(self) -> None:
-        """Raise BackboneUnreachable when `settle` would fail at once."""
-        self._usable()
-
-    def _usable(self) -> Publisher:
+    def check(self) -> Publisher:
+        """Return the publisher. Raises BackboneUnreachable when `settle` would fail at once."""
         publisher, away = self._publisher, self.away
         if away is not None or publisher is None:
             raise BackboneUnreachable(f"nothing can be appended now: {away or 'the publisher has failed'}")
@@ -103,8 +99,15 @@ class LogAppender:
             BackboneUnreachable: At once while Kafka is unreachable, else after `gateway.settle_timeout_s`.
             ApiError: 413 for a record that is too large for Kafka.
         """
-        with self._kafka_watched():
+        try:
             return await self._live_view.settled_after(await self._begin(record), self._timeout_s)
+        except TimeoutError:
+            raise BackboneUnreachable(f"Kafka did not acknowledge within {self._timeout_s:g} s") from None
+        except RecordRefused as error:
+            raise ApiError(413, TOO_LARGE, "Kafka takes no record of this size") from error
+        except BackboneUnreachable:
+            self._wake.set()
+            raise
 
     async def settle_accepted(self, record: OutgoingRecord) -> SettledRecord:
         """Settle a record, and raise ApiError with the fold's own reason when the fold rejects it."""
@@ -116,7 +119,7 @@ class LogAppender:
 
     def settle_in_thread(self, record: OutgoingRecord) -> SettledRecord:
         """Settle a record from a thread that may block. Raises BackboneUnreachable, RecordRefused."""
-        publisher = self._usable()
+        publisher = self.check()
         try:
             append = self._hands.submit(publisher.append, record).result(self._timeout_s)
         except TimeoutError:
@@ -141,7 +144,7 @@ class LogAppender:
 
     async def _begin(self, record: OutgoingRecord) -> Append:
         """Hand a record to the publisher, on a thread where the call would block."""
-        publisher = self._usable()
+        publisher = self.check()
         self._calls += 1
         call, self._under_way[self._calls] = self._calls, time.monotonic()
         try:
@@ -155,19 +158,6 @@ class LogAppender:
             raise
         append.add_done_callback(lambda _: self._under_way.pop(call, None))
         return append
-
-    @contextmanager
-    def _kafka_watched(self) -> Iterator[None]:
-        """Convert the errors of an append for a handler, and wake the watch."""
-        try:
-            yield
-        except TimeoutError:
-            raise BackboneUnreachable(f"Kafka did not acknowledge within {self._timeout_s:g} s") from None
-        except RecordRefused as error:
-            raise ApiError(413, TOO_LARGE, "Kafka takes no record of this size") from error
-        except BackboneUnreachable:
-            self._wake.set()
-            raise
 
     def _watch_over(self) -> None:
         while not self._closing:

@@ -331,11 +331,9 @@ class TaskKeeper(ThreadedService):
         if self._settings.gateway.mailbox_per_token and task.token_id is not None:
             # The token is revoked, so no client can drain its mailbox any more.
             mailbox = token_mailbox(task.agent_name, task.token_id)
-            self._appender.settle_in_thread(
-                clearing_record(
-                    DEFAULT_REALM, mailbox, f"ended-{task.task_id}", door=DOOR, principal=self._host
-                )
-            )
+            request_id = f"ended-{task.task_id}"
+            clearing = clearing_record(DEFAULT_REALM, mailbox, request_id, door=DOOR, principal=self._host)
+            self._appender.settle_in_thread(clearing)
         self._change(task, RECYCLED)
 
     def _fail(self, task: TaskRow, why: str) -> None:

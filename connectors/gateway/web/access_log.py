@@ -28,19 +28,15 @@ _POLLED: Final = frozenset({"/api/hub/pump/lease", "/api/hub/mqtt-agents", "/api
 _STRANGERS_KINDS: Final = 32
 
 
-class StrangersRequests:
+class StrangersRequests(LogLimit[tuple[str, int]]):
     """A limit of the log lines of requests without a principal: one per route and status every few seconds."""
 
     def __init__(self) -> None:
-        self._limit: LogLimit[tuple[str, int]] = LogLimit(most=_STRANGERS_KINDS)
-
-    def omitted(self, route: str, status: int) -> int | None:
-        """Return how many lines were left out before this one; None when this one is left out."""
-        return self._limit.omitted((route, status))
+        super().__init__(most=_STRANGERS_KINDS)
 
     def log_omitted(self) -> None:
         """Log how many lines were left out, for each route and status whose interval has ended."""
-        for kind, omitted in self._limit.due():
+        for kind, omitted in self.due():
             route, status = kind or ("other", 0)
             log.info("requests_omitted", route=route, status=status, omitted=omitted)
 
@@ -76,7 +72,7 @@ class AccessLog:
 
     def _log(self, method: str, route: str, status: int, seconds: float, principal: str | None) -> None:
         is_routine = route in _HEALTH or (route in _POLLED and 200 <= status < 300)
-        omitted = 0 if principal or is_routine else self._strangers.omitted(route, status)
+        omitted = 0 if principal or is_routine else self._strangers.omitted((route, status))
         if omitted is None:
             return
         (log.debug if is_routine else log.info)(

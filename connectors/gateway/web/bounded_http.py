@@ -121,7 +121,7 @@ class TlsEntry(asyncio.Protocol):
         budget: ConnectionBudget,
         listener: str,
         context: ssl.SSLContext,
-        http: Callable[[Place], BoundedHttp],
+        http: Callable[..., BoundedHttp],
     ) -> None:
         self._budget = budget
         self._listener = listener
@@ -171,7 +171,7 @@ class TlsEntry(asyncio.Protocol):
                 self._raw.abort()
         if not place.is_open or secure is None:
             return
-        http = self._http(place)
+        http = self._http(place=place)
         secure.set_protocol(http)
         http.connection_made(secure)
         if self._early:

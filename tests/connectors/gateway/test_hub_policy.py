@@ -379,8 +379,6 @@ def test_the_answer_of_the_policy_is_a_pydantic_model():
 @pytest.mark.requirement("XP-15")
 def test_the_openapi_page_documents_the_body_and_the_rights_of_an_xml_message(doorway):
     operation = doorway.app.openapi()["paths"]["/messages"]["post"]
-    assert operation["requestBody"] == {
-        "required": True,
-        "content": {"application/xml": {"schema": {"type": "string"}}},
-    }
+    content = {"application/xml": {"schema": {"type": "string"}}}
+    assert operation["requestBody"] == {"required": True, "content": content}
     assert operation["x-trunkline-action"] == "message.send"
