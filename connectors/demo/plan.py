@@ -89,8 +89,8 @@ def build_plan(
 
 def _unregistered(stranger: Actor, draw: random.Random, sent_at: str) -> Script:
     job = ScriptBuilder("", stranger, draw, sent_at)
-    job.refused("started by a job that is not registered", UNKNOWN_STREAM, job.body(STARTED, 1, "begins"))
-    job.refused("progress of a job that is not registered", UNKNOWN_STREAM, job.body(PROGRESS, 2, "goes on"))
+    job.refused("started by a job that is not registered", UNKNOWN_STREAM, STARTED, "begins")
+    job.refused("progress of a job that is not registered", UNKNOWN_STREAM, PROGRESS, "goes on", 2)
     return Script("Was never registered", None, job.script().steps, None)
 
 

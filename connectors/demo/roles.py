@@ -11,6 +11,7 @@ from typing import Any, Final
 from connectors.demo.steps import ScriptBuilder
 from schemas.streams.job.job_event import COMPLETED, ERROR, PERMISSION_REQUIRED, PROGRESS, STARTED
 from schemas.wire.masking import AUTH_TOKEN, DETAIL, WHOLE_VALUE
+from schemas.wire.signing import sign_event
 from schemas.wire.strict_json import MAX_DEPTH, canonical
 from schemas.wire.verdicts import (
     AFTER_TERMINAL,
@@ -39,8 +40,7 @@ def completes(job: ScriptBuilder) -> None:
 def is_picked(job: ScriptBuilder) -> None:
     """Get picked at the gateway by a session, complete, and end the session with it."""
     job.pick()
-    job.work()
-    job.agent(COMPLETED, "all done")
+    completes(job)
 
 
 def fails(job: ScriptBuilder) -> None:
@@ -63,8 +63,7 @@ def is_cancelled(job: ScriptBuilder) -> None:
     """Get cancelled by the operator, and send an event afterwards."""
     job.work()
     job.cancel()
-    late = job.body(PROGRESS, job.next_seq, "still at it")
-    job.refused("an event after the cancellation", AFTER_TERMINAL, late)
+    job.refused("an event after the cancellation", AFTER_TERMINAL, PROGRESS, "still at it")
 
 
 def is_redelivered(job: ScriptBuilder) -> None:
@@ -100,16 +99,16 @@ def contradicts_itself(job: ScriptBuilder) -> None:
     job.work()
     seq = job.next_seq
     job.agent(PROGRESS, "one of two that share a secret", copy=1)
-    other = job.body(PROGRESS, seq, "the other one", copy=2)
-    job.refused("the same seq with other content, well signed", SEQ_CONFLICT, other)
+    label = "the same seq with other content, well signed"
+    job.refused(label, SEQ_CONFLICT, PROGRESS, "the other one", seq, copy=2)
     job.agent(COMPLETED, "all done")
 
 
 def is_forged(job: ScriptBuilder) -> None:
     """Have a client without the secret declare the job done."""
     job.work()
-    fake = job.body(COMPLETED, job.next_seq, "all done, believe me")
-    job.refused("a forged signature", BAD_SIGNATURE, fake, secret=job.forger_secret)
+    fake = sign_event(job.body(COMPLETED, job.next_seq, "all done, believe me"), job.forger_secret)
+    job.refused_bytes("a forged signature", BAD_SIGNATURE, canonical(fake))
     changed = job.body(COMPLETED, job.next_seq, "all done", hmac_sig="0" * 64)
     job.refused_bytes("a made-up signature", BAD_SIGNATURE, canonical(changed))
     job.agent(ERROR, "not done at all")
@@ -130,7 +129,8 @@ def speaks_another_version(job: ScriptBuilder) -> None:
     job.work()
     for version in (0, 2):
         body = {**job.body(PROGRESS, job.next_seq, "from elsewhere"), "schema_version": version}
-        job.refused(f"schema_version {version}", SCHEMA_VERSION, body)
+        signed = canonical(sign_event(body, job.actor.secret))
+        job.refused_bytes(f"schema_version {version}", SCHEMA_VERSION, signed)
     job.agent(COMPLETED, "all done")
 
 
@@ -146,8 +146,7 @@ def stammers(job: ScriptBuilder) -> None:
 def talks_too_much(job: ScriptBuilder) -> None:
     """Send a body over the limit; only its size, hash and first 1 KiB are logged."""
     job.work()
-    body = job.body(PROGRESS, job.next_seq, "far too much", text="x" * job.limit_bytes)
-    job.refused("a body over the limit", TOO_LARGE, body)
+    job.refused("a body over the limit", TOO_LARGE, PROGRESS, "far too much", text="x" * job.limit_bytes)
     job.agent(COMPLETED, "all done")
 
 
@@ -165,7 +164,8 @@ def sends_its_token(job: ScriptBuilder) -> None:
     """Send a token inside a well signed event."""
     job.work()
     body = job.body(PROGRESS, job.next_seq, "with a token", **{TOKEN_FIELD: "not a real one"})
-    job.refused("a token in data.auth_token", SECRET_IN_EVENT, body, masked=AUTH_TOKEN)
+    signed = canonical(sign_event(body, job.actor.secret))
+    job.refused_bytes("a token in data.auth_token", SECRET_IN_EVENT, signed, masked=AUTH_TOKEN)
     job.agent(COMPLETED, "all done")
 
 
@@ -174,17 +174,14 @@ def goes_on(job: ScriptBuilder) -> None:
     job.work(least=2)
     last = job.agent(COMPLETED, "all done")
     job.again(last, "the end, redelivered")
-    after = job.body(PROGRESS, job.next_seq, "one more thing")
-    job.refused("progress after the end", AFTER_TERMINAL, after)
-    second = job.body(ERROR, job.next_seq + 1, "or rather not")
-    job.refused("a second end", AFTER_TERMINAL, second)
+    job.refused("progress after the end", AFTER_TERMINAL, PROGRESS, "one more thing")
+    job.refused("a second end", AFTER_TERMINAL, ERROR, "or rather not", job.next_seq + 1)
 
 
 def starts_late(job: ScriptBuilder) -> None:
     """Start a second time in the middle of the work."""
     job.work()
-    body = job.body(STARTED, job.next_seq, "begins anew")
-    job.refused("started with another seq than 1", ILLEGAL_TRANSITION, body)
+    job.refused("started with another seq than 1", ILLEGAL_TRANSITION, STARTED, "begins anew")
     job.agent(COMPLETED, "all done")
 
 

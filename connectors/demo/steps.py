@@ -151,20 +151,15 @@ class ScriptBuilder:
         return self._add(Step(raw, label, late=late, masked=masked))
 
     def refused(
-        self,
-        label: str,
-        reason: str,
-        body: dict[str, Any],
-        secret: str | None = None,
-        masked: str | None = None,
-    ) -> int:
-        """Add a signed event that is rejected. `secret` is the job's own unless another is given."""
-        payload = canonical(sign_event(body, self.actor.secret if secret is None else secret))
-        return self.refused_bytes(label, reason, payload, masked)
+        self, label: str, reason: str, event: str, detail: str, seq: int | None = None, **data: Any
+    ) -> None:
+        """Add an event that is rejected though it is well signed. Its seq is the next one unless given."""
+        body = self.body(event, self.next_seq if seq is None else seq, detail, **data)
+        self.refused_bytes(label, reason, canonical(sign_event(body, self.actor.secret)))
 
-    def refused_bytes(self, label: str, reason: str, payload: bytes, masked: str | None = None) -> int:
+    def refused_bytes(self, label: str, reason: str, payload: bytes, masked: str | None = None) -> None:
         """Add bytes on the job's topic that are rejected."""
-        return self._add(Step(RawMessage(self.actor.job_id, payload), label, REJECTED, reason, masked=masked))
+        self._add(Step(RawMessage(self.actor.job_id, payload), label, REJECTED, reason, masked=masked))
 
     def again(self, of: int, label: str) -> int:
         """Add the bytes of an accepted step once more, which is a duplicate."""
