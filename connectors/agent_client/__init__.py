@@ -10,16 +10,7 @@ import the gateway.
 """
 
 from connectors.agent_client.connection import agent_client
-from connectors.agent_client.http_client import KEY_UNUSABLE, REFUSED, UNREACHABLE, AgentHttpClient
+from connectors.agent_client.http_client import KEY_UNUSABLE, REFUSED, UNREACHABLE
 from connectors.agent_client.signed_auth import AgentKey, KeyFileError, SignedAuth
 
-__all__ = [
-    "KEY_UNUSABLE",
-    "REFUSED",
-    "UNREACHABLE",
-    "AgentHttpClient",
-    "AgentKey",
-    "KeyFileError",
-    "SignedAuth",
-    "agent_client",
-]
+__all__ = ["KEY_UNUSABLE", "REFUSED", "UNREACHABLE", "AgentKey", "KeyFileError", "SignedAuth", "agent_client"]

@@ -24,14 +24,13 @@ from connectors.agent_client import (
     KEY_UNUSABLE,
     REFUSED,
     UNREACHABLE,
-    AgentHttpClient,
     AgentKey,
     KeyFileError,
     SignedAuth,
     agent_client,
     signed_auth,
 )
-from connectors.agent_client.http_client import endpoint, with_nonce
+from connectors.agent_client.http_client import AgentHttpClient, endpoint, with_nonce
 from connectors.agent_client.signed_auth import SigningTimes
 from connectors.local_stack import free_port
 from schemas.errors import BackboneUnreachable, Refused, TrunklineError, UsageError

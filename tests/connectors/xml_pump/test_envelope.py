@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.xml_pump import Faulty, XmlLimits, XmlRefused, open_answer, open_document, text_payload, wrapped
-from connectors.xml_wire.faults import QUOTED_CHARACTERS
+from connectors.xml_wire.envelope import open_answer, open_document, text_payload, wrapped
+from connectors.xml_wire.faults import QUOTED_CHARACTERS, Faulty, XmlLimits, XmlRefused
 from tests.connectors.xml_pump.pump_payloads import GOOD, HEAD, SPACE, THREAD, calculate, enveloped
 
 CANONICAL = calculate().encode()

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
-from connectors.xml_pump import XmlRefused
+from connectors.xml_wire.faults import XmlRefused
 from connectors.xml_wire.safe_xml import canonical_bytes, repair
 from schemas.settings.settings import PROJECT_ROOT
 
@@ -101,7 +101,8 @@ def test_a_document_that_is_not_worth_it_is_not_repaired() -> None:
 # In a process of its own: it would wait for ever if it opened the pipe.
 _SHOWN = """
 import sys
-from connectors.xml_pump import Faulty, XmlRefused, open_answer
+from connectors.xml_wire.faults import Faulty, XmlRefused
+from connectors.xml_wire.envelope import open_answer
 from tests.connectors.xml_pump.test_pipeline_corpus import CORPUS, PIPELINE
 opened = []
 sys.addaudithook(lambda event, args: opened.append(event) if event in ("open", "socket.connect") else None)
