@@ -1,5 +1,6 @@
 """The demo's plan: the messages that are sent, and the rows that the ledger must have afterwards.
 
+Each job plays a role: an ordinary life, or a kind of trouble. A role's docstring is its title in the report.
 The same arguments give the same plan. A test runs the fold over it and compares the verdicts.
 """
 
@@ -7,16 +8,244 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from connectors.demo.roles import PLAIN_ROLES, ROLES
 from connectors.demo.steps import Actor, Cancellation, Pick, RawMessage, Script, ScriptBuilder, Step
-from schemas.streams.job.job_event import PROGRESS, STARTED
+from schemas.streams.job.job_event import COMPLETED, ERROR, PERMISSION_REQUIRED, PROGRESS, STARTED
+from schemas.wire.masking import AUTH_TOKEN, DETAIL, WHOLE_VALUE
 from schemas.wire.signing import sign_event
-from schemas.wire.strict_json import canonical
-from schemas.wire.verdicts import MALFORMED, REJECTED, UNKNOWN_STREAM
+from schemas.wire.strict_json import MAX_DEPTH, canonical
+from schemas.wire.verdicts import (
+    AFTER_TERMINAL,
+    BAD_SIGNATURE,
+    ILLEGAL_TRANSITION,
+    MALFORMED,
+    REJECTED,
+    SCHEMA_VERSION,
+    SECRET_IN_EVENT,
+    SEQ_CONFLICT,
+    TOO_LARGE,
+    UNKNOWN_STREAM,
+)
+
+TOKEN_FIELD: Final = AUTH_TOKEN.removeprefix("data.")
+# Of the malformed bodies, the only one that the ledger masks, and as a whole: it has an escape.
+_MASKED_BODY: Final = "a lone surrogate"
+_DEEP: Final = 5000
+Role = Callable[[ScriptBuilder], None]
+
+
+def completes(job: ScriptBuilder) -> None:
+    """Work and complete."""
+    job.work()
+    job.agent(COMPLETED, "all done")
+
+
+def is_picked(job: ScriptBuilder) -> None:
+    """Get picked at the gateway by a session, complete, and end the session with it."""
+    job.pick()
+    completes(job)
+
+
+def fails(job: ScriptBuilder) -> None:
+    """Work and end with an error."""
+    job.work()
+    job.agent(ERROR, "the last check failed")
+
+
+def waits(job: ScriptBuilder) -> None:
+    """Ask for permission, and still wait for it at the demo's end."""
+    job.work()
+    job.agent(PERMISSION_REQUIRED, "publish the report")
+
+
+def idles(job: ScriptBuilder) -> None:
+    """Stay registered; no session picks it."""
+
+
+def is_cancelled(job: ScriptBuilder) -> None:
+    """Get cancelled by the operator, and send an event afterwards."""
+    job.work()
+    job.cancel()
+    job.refused("an event after the cancellation", AFTER_TERMINAL, PROGRESS, "still at it")
+
+
+def is_redelivered(job: ScriptBuilder) -> None:
+    """Have all events sent again by another connection, also after the end."""
+    first = job.agent(STARTED, "begins")
+    job.again(first, "started, redelivered")
+    second = job.agent(PROGRESS, done=1)
+    job.again(second, "progress, redelivered")
+    job.again(second, "progress, redelivered once more")
+    last = job.agent(COMPLETED, "all done")
+    job.again(first, "started, redelivered after the end")
+    job.again(last, "the end, redelivered")
+
+
+def is_reworded(job: ScriptBuilder) -> None:
+    """Send the same event in other bytes: its content counts."""
+    job.work()
+    job.reworded(PROGRESS, "said twice")
+    job.signed("the end, sent past the publisher", COMPLETED, job.next_seq, "all done")
+
+
+def is_reordered(job: ScriptBuilder) -> None:
+    """Send two events in the wrong order."""
+    job.work()
+    seq = job.next_seq
+    job.signed("the later one of a reordered pair", PROGRESS, seq + 1, "the second, first")
+    job.signed("the earlier one of a reordered pair", PROGRESS, seq, "the first, second", late=True)
+    job.signed("the end, sent past the publisher", COMPLETED, seq + 2, "all done")
+
+
+def contradicts_itself(job: ScriptBuilder) -> None:
+    """Have two agents that share a secret and use the same seq."""
+    job.work()
+    seq = job.next_seq
+    job.agent(PROGRESS, "one of two that share a secret", copy=1)
+    label = "the same seq with other content, well signed"
+    job.refused(label, SEQ_CONFLICT, PROGRESS, "the other one", seq, copy=2)
+    job.agent(COMPLETED, "all done")
+
+
+def is_forged(job: ScriptBuilder) -> None:
+    """Have a client without the secret declare the job done."""
+    job.work()
+    fake = sign_event(job.body(COMPLETED, job.next_seq, "all done, believe me"), job.forger_secret)
+    job.refused_bytes("a forged signature", BAD_SIGNATURE, canonical(fake))
+    changed = job.body(COMPLETED, job.next_seq, "all done", hmac_sig="0" * 64)
+    job.refused_bytes("a made-up signature", BAD_SIGNATURE, canonical(changed))
+    job.agent(ERROR, "not done at all")
+
+
+def is_unsigned(job: ScriptBuilder) -> None:
+    """Send events without a signature, and with one that is no text."""
+    job.work()
+    plain = job.body(PROGRESS, job.next_seq, "not signed")
+    job.refused_bytes("no signature", BAD_SIGNATURE, canonical(plain))
+    odd = job.body(PROGRESS, job.next_seq, "not signed", hmac_sig=None)
+    job.refused_bytes("null for a signature", BAD_SIGNATURE, canonical(odd))
+    job.agent(COMPLETED, "all done")
+
+
+def speaks_another_version(job: ScriptBuilder) -> None:
+    """Send well signed events of a schema that does not exist."""
+    job.work()
+    for version in (0, 2):
+        body = {**job.body(PROGRESS, job.next_seq, "from elsewhere"), "schema_version": version}
+        signed = canonical(sign_event(body, job.actor.secret))
+        job.refused_bytes(f"schema_version {version}", SCHEMA_VERSION, signed)
+    job.agent(COMPLETED, "all done")
+
+
+def stammers(job: ScriptBuilder) -> None:
+    """Send each kind of malformed body once."""
+    job.work()
+    for label, payload in malformed_bodies(job.body(PROGRESS, job.next_seq, "not readable")).items():
+        masked = WHOLE_VALUE if label == _MASKED_BODY else None
+        job.refused_bytes(f"malformed: {label}", MALFORMED, payload, masked)
+    job.agent(COMPLETED, "all done")
+
+
+def talks_too_much(job: ScriptBuilder) -> None:
+    """Send a body over the limit; only its size, hash and first 1 KiB are logged."""
+    job.work()
+    job.refused("a body over the limit", TOO_LARGE, PROGRESS, "far too much", text="x" * job.limit_bytes)
+    job.agent(COMPLETED, "all done")
+
+
+def shows_a_path(job: ScriptBuilder) -> None:
+    """Send an unsafe detail without the publisher: it counts, and is masked."""
+    job.work()
+    unsafe = job.signed(
+        "a path in the detail", PROGRESS, job.next_seq, "wrote /home/ann/report.txt", masked=DETAIL
+    )
+    job.again(unsafe, "a path in the detail, redelivered")
+    job.signed("a password in the last detail", COMPLETED, job.next_seq, "password: hunter2", masked=DETAIL)
+
+
+def sends_its_token(job: ScriptBuilder) -> None:
+    """Send a token inside a well signed event."""
+    job.work()
+    body = job.body(PROGRESS, job.next_seq, "with a token", **{TOKEN_FIELD: "not a real one"})
+    signed = canonical(sign_event(body, job.actor.secret))
+    job.refused_bytes("a token in data.auth_token", SECRET_IN_EVENT, signed, masked=AUTH_TOKEN)
+    job.agent(COMPLETED, "all done")
+
+
+def goes_on(job: ScriptBuilder) -> None:
+    """Send events after the end; the end itself, sent again, is a duplicate."""
+    job.work(least=2)
+    last = job.agent(COMPLETED, "all done")
+    job.again(last, "the end, redelivered")
+    job.refused("progress after the end", AFTER_TERMINAL, PROGRESS, "one more thing")
+    job.refused("a second end", AFTER_TERMINAL, ERROR, "or rather not", job.next_seq + 1)
+
+
+def starts_late(job: ScriptBuilder) -> None:
+    """Start a second time in the middle of the work."""
+    job.work()
+    job.refused("started with another seq than 1", ILLEGAL_TRANSITION, STARTED, "begins anew")
+    job.agent(COMPLETED, "all done")
+
+
+ROLES: Final[tuple[Role, ...]] = (
+    is_picked,
+    is_redelivered,
+    is_reordered,
+    contradicts_itself,
+    is_forged,
+    is_unsigned,
+    speaks_another_version,
+    stammers,
+    talks_too_much,
+    shows_a_path,
+    sends_its_token,
+    goes_on,
+    starts_late,
+    is_reworded,
+    is_cancelled,
+    fails,
+    waits,
+    idles,
+)
+PLAIN_ROLES: Final[tuple[Role, ...]] = (completes, completes, fails, waits)
+
+
+def malformed_bodies(good: dict[str, Any]) -> dict[str, bytes]:
+    """Return a body of each kind by CM-02 and the wire model, made from `good`, an unsigned event."""
+    text = canonical(good)
+    return {
+        "an empty body": b"",
+        "cut off in the middle": text[: len(text) // 2],
+        "no JSON at all": b"done!",
+        "a list, not an object": b"[" + text + b"]",
+        "a key twice": b'{"seq":1,' + text[1:],
+        "NaN": _with(text, b"NaN"),
+        "a number beyond the largest float": _with(text, b"1e999"),
+        "an integer beyond 64 bits": _with(text, b"9223372036854775808"),
+        _MASKED_BODY: _with(text, b'"\\ud800"'),
+        "invalid UTF-8": _with(text, b'"\xff\xfe"'),
+        "nested one level too deep": _with(text, _nested(MAX_DEPTH)),
+        "nested 5,000 deep": _with(text, _nested(_DEEP)),
+        "the id of another job": canonical({**good, "job_id": "ffffffff"}),
+        "seq 0": canonical({**good, "seq": 0}),
+        "an unknown event": canonical({**good, "event": "finished"}),
+        "a local time": canonical({**good, "timestamp": "2026-11-21T10:00:00+01:00"}),
+        "a line break in the detail": canonical({**good, "detail": "one\ntwo"}),
+        "a detail of 501 characters": canonical({**good, "detail": "x" * 501}),
+    }
+
+
+def _with(text: bytes, value: bytes) -> bytes:
+    return text[:-1] + b',"odd":' + value + b"}"
+
+
+def _nested(depth: int) -> bytes:
+    return b"[" * depth + b"]" * depth
+
 
 JOBS_LEAST: Final = len(ROLES)
 # The largest of the malformed bodies must not be over the limit.
@@ -82,23 +311,16 @@ def build_plan(
         )
         role(job)
         scripts.append(job.script())
-    scripts.append(_unregistered(stranger, draw, sent_at))
-    scripts.append(_bad_topics(stranger, draw, sent_at))
-    return Plan(tuple(scripts))
+    return Plan((*scripts, *_strangers(ScriptBuilder("", stranger, draw, sent_at))))
 
 
-def _unregistered(stranger: Actor, draw: random.Random, sent_at: str) -> Script:
-    job = ScriptBuilder("", stranger, draw, sent_at)
+def _strangers(job: ScriptBuilder) -> Iterator[Script]:
     job.refused("started by a job that is not registered", UNKNOWN_STREAM, STARTED, "begins")
     job.refused("progress of a job that is not registered", UNKNOWN_STREAM, PROGRESS, "goes on", 2)
-    return Script("Was never registered", None, job.script().steps, None)
-
-
-def _bad_topics(stranger: Actor, draw: random.Random, sent_at: str) -> Script:
-    job = ScriptBuilder("", stranger, draw, sent_at)
+    yield Script("Was never registered", None, job.script().steps, None)
     steps = []
     for seq, topic_id in enumerate(_BAD_TOPIC_IDS, 1):
-        payload = canonical(sign_event(job.body(PROGRESS, seq, "to nowhere"), stranger.secret))
+        payload = canonical(sign_event(job.body(PROGRESS, seq, "to nowhere"), job.actor.secret))
         label = f"{topic_id!r} for a job id in the topic"
         steps.append(Step(RawMessage(topic_id, payload), label, REJECTED, MALFORMED))
-    return Script("Has a job id that is none", None, tuple(steps), None)
+    yield Script("Has a job id that is none", None, tuple(steps), None)

@@ -7,20 +7,21 @@ once. **Acknowledges** (moves its cursor) when Kafka has the records.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import structlog
 import watchfiles
 
 from connectors.file_bridge.mailbox_reader import ViewUnreadable, known_messages
 from connectors.file_bridge.progress import PollsRead, Progress, read_polls
-from connectors.file_bridge.put_off import PutOff
 from connectors.file_bridge.queue_root import queue_root
 from connectors.file_bridge.records import claims_of
 from connectors.file_bridge.session_carrier import SessionCarrier
@@ -44,6 +45,51 @@ _LOOK_S: Final = 1.0
 # Changes within this time count as one. They only trigger a look, which reads the files.
 _DEBOUNCE_MS: Final = 20
 _STEP_MS: Final = 10
+# The pauses before a session or a reader that failed is tried again.
+_PUT_OFF_S: Final = (0.5, 1.0, 2.0, 5.0)
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass
+class _Failing:
+    until: float = -math.inf
+    failures: int = 0
+    why: str | None = None
+
+
+class PutOff(Generic[Key]):
+    """The keys that have to wait, each by itself, so that one failing key does not delay the others.
+
+    `report` is called with the key and the reason, once for each reason.
+    """
+
+    def __init__(self, report: Callable[[Key, str], object]) -> None:
+        self._report = report
+        self._failing: dict[Key, _Failing] = {}
+
+    def waits(self, key: Key) -> bool:
+        """Return whether the key still has to wait."""
+        return key in self._failing and time.monotonic() < self._failing[key].until
+
+    def failed(self, key: Key, error: Exception) -> None:
+        """Let the key wait, longer after each failure."""
+        found = self._failing.setdefault(key, _Failing())
+        found.until = time.monotonic() + _PUT_OFF_S[min(found.failures, len(_PUT_OFF_S) - 1)]
+        found.failures += 1
+        why = str(error)
+        if found.why != why:
+            found.why = why
+            self._report(key, why)
+
+    def went_well(self, key: Key) -> None:
+        """Let the key wait no more, and report its next failure again."""
+        self._failing.pop(key, None)
+
+    def keep(self, keys: Collection[Key]) -> None:
+        """Forget all other keys."""
+        for key in self._failing.keys() - set(keys):
+            del self._failing[key]
 
 
 class Consumers:

@@ -18,8 +18,7 @@ from typing import Any, Final
 
 import structlog
 
-from connectors.file_bridge.bridge import Consumers
-from connectors.file_bridge.put_off import PutOff
+from connectors.file_bridge.bridge import Consumers, PutOff
 from connectors.file_bridge.queue_root import queue_root, wait_free
 from connectors.file_bridge.records import DOOR, line_of, may_be_of
 from connectors.file_queue import Queue, QueueError

@@ -17,8 +17,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 
 from connectors.file_bridge.records import poll_in
-from connectors.file_queue.audit_log import AUDIT
-from connectors.file_queue.session_files import complete_lines, open_fd
+from connectors.file_queue.session_files import AUDIT, complete_lines, open_fd
 from schemas.keys.private_files import replace_file
 
 # How much of the audit is read at once.

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import time
 
-from connectors.file_queue.audit_log import AUDIT, write_audit
 from connectors.file_queue.cursors import open_messages, read_cursor, write_cursor
 from connectors.file_queue.message_record import (
     BODY_LIMIT,
@@ -32,12 +31,14 @@ from connectors.file_queue.message_record import (
 from connectors.file_queue.queue_errors import DiskErrors, QueueDisabledError, QueueError
 from connectors.file_queue.queue_settings import DEFAULT_SENDER, QueueSettings, checked_threshold, is_disabled
 from connectors.file_queue.session_files import (
+    AUDIT,
     MESSAGES,
     PLAN,
     SessionFolder,
     append,
     complete_lines,
     complete_lines_backward,
+    write_audit,
 )
 
 TYPE_CHECKING = False

@@ -1,6 +1,6 @@
-"""The files of one session: its folder, its lock, and the append-only file of messages (FQ-05, FQ-06, FQ-11).
+"""The files of a queue: a session's folder, lock and messages (FQ-05, FQ-06, FQ-11), and the audit (FQ-10).
 
-All files are opened relative to the session's folder and never through a link, so no name leads out of it.
+The files of a session are opened relative to its folder and never through a link, so no name leads out of it.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import fcntl
 import os
 import stat
 
-from connectors.file_queue.message_record import BODY_LIMIT, LINE_LIMIT
+from connectors.file_queue.message_record import BODY_LIMIT, LINE_LIMIT, stamp, to_line
 from connectors.file_queue.queue_errors import QueueError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Any
 
 MESSAGES, BODIES, CURSORS, LOCK = "messages.jsonl", "bodies", "cursors", ".lock"
 PLAN = "expire.plan"
+AUDIT = "audit.jsonl"
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 CHUNK_BYTES = 256 * 1024
 FOLDER = os.O_RDONLY | os.O_DIRECTORY
@@ -284,6 +286,28 @@ def remove(name: str, folder: int) -> None:
         os.unlink(name, dir_fd=folder)
     except FileNotFoundError:
         return
+
+
+def write_audit(root: str, op: str, **fields: Any) -> str | None:
+    """Append a line to the audit, which has no bodies. Return the reason if that has failed, else None.
+
+    Never raises: the operation has succeeded, and an error would make it look as if it had not.
+    """
+    path = f"{root}/{AUDIT}"
+    try:
+        with open_fd(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK) as fd:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return f"the audit {path} was not written: it is not a regular file"
+            # Sessions have locks of their own but share this file, so the file itself is locked.
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            try:
+                append(fd, to_line({"ts": stamp(), "op": op, **fields}))
+            finally:
+                fcntl.flock(fd, fcntl.LOCK_UN)
+    except Exception as error:  # noqa: BLE001 - see above
+        why = os.strerror(error.errno or errno.EIO) if isinstance(error, OSError) else str(error)
+        return f"the audit {path} was not written: {why}"
+    return None
 
 
 def _make_folders(root: str, session_path: str) -> None:

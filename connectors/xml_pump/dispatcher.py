@@ -28,9 +28,8 @@ from connectors.xml_payloads.deliveries import (
 from connectors.xml_payloads.huh import HUH_NAMESPACE, HUH_TAG, huh
 from connectors.xml_pump.handlers import HandlerContext, HistoryReader, ListenerMessage
 from connectors.xml_pump.listener_table import LLM, META, ListenerTable, RunnableListener
-from connectors.xml_pump.llm_listener import answer_llm
-from connectors.xml_pump.meta_listener import answer_meta
 from connectors.xml_pump.pipeline import Pipeline
+from connectors.xml_pump.special_listeners import answer_llm, answer_meta
 from connectors.xml_pump.text_messages import TEXT_TAG
 from connectors.xml_wire.envelope import text_payload
 from connectors.xml_wire.faults import Faulty, XmlLimits, XmlRefused

@@ -7,7 +7,7 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, NamedTuple
 
-from connectors.cli.follow.monitor_lines import JsonLines, PlainLines
+from connectors.cli.follow.monitor_views import JsonLines, LiveTable, PlainLines
 from connectors.cli.shared.notes import Notes
 from connectors.gateway_client.gateway_client import GatewayClient, reachable
 from connectors.gateway_client.registry_follower import RegistryFollower, RowChange, follow_registries
@@ -30,8 +30,6 @@ def monitor(settings: Settings, *, once: bool, mend: bool, as_json: bool) -> int
     view = JsonLines() if as_json else PlainLines()
     screen: AbstractContextManager[Any] = nullcontext()
     if not (as_json or once) and sys.stdout.isatty():
-        from connectors.cli.follow.monitor_table import LiveTable
-
         view = table = LiveTable()
         screen = table.live
     with (

@@ -18,8 +18,8 @@ from connectors.xml_pump.dispatcher import Dispatcher
 from connectors.xml_pump.handlers import ConversationMessage, HandlerError, handles
 from connectors.xml_pump.listener_table import TableMaker
 from connectors.xml_pump.llm_client import ChatMessage, Completion, TokenRate, ToolCall, client_of
-from connectors.xml_pump.llm_listener import arguments_as_xml, conversation
 from connectors.xml_pump.pipeline import Pipeline
+from connectors.xml_pump.special_listeners import arguments_as_xml, conversation
 from connectors.xml_wire.faults import Faulty, XmlLimits
 
 SPACE = "urn:example:llm:1"

@@ -8,7 +8,7 @@ import pytest
 
 from connectors.xml_payloads.deliveries import ListenerInfo, listener_from
 from connectors.xml_pump.handlers import ListenerMessage
-from connectors.xml_pump.meta_listener import META_NAMESPACE, answer_meta
+from connectors.xml_pump.special_listeners import META_NAMESPACE, answer_meta
 from connectors.xml_wire.faults import Faulty, XmlLimits
 
 LIST, DESCRIBE = "<list/>", '<describe listener="calculator"/>'
