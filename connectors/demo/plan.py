@@ -7,7 +7,6 @@ The same arguments give the same plan. A test runs the fold over it and compares
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -270,16 +269,6 @@ class Plan:
     def sent(self) -> int:
         """The number of job events that are sent."""
         return sum(1 for _ in self.steps())
-
-    @property
-    def verdicts(self) -> Counter[str]:
-        """The number of job events by verdict."""
-        return Counter(step.verdict for _, step in self.steps())
-
-    @property
-    def rejected(self) -> Counter[str]:
-        """The number of rejected job events by reason."""
-        return Counter(str(step.reason) for _, step in self.steps() if step.verdict == REJECTED)
 
     @property
     def states(self) -> dict[str, str]:

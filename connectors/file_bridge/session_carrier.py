@@ -102,7 +102,16 @@ class SessionCarrier:
         Raises BackboneUnreachable, ViewUnreadable, QueueError, OSError.
         """
         with self._opened() as (folder, fd, start):
-            return Carried(0, more=False) if fd is None else self._carry_from(folder, fd, start, consumers)
+            if fd is None:
+                return Carried(0, more=False)
+            size, reading = os.fstat(fd).st_size, _Reading(start or 0)
+            if reading.end > size:  # the file was cut, and the rest of it was carried
+                self._move(folder, fd, start, _Reading(size))
+                return Carried(0, more=False)
+            self._carry(self._new(folder, fd, size, reading, consumers))
+            if reading.lines or start is None:
+                self._move(folder, fd, start, reading)
+            return Carried(len(reading.lines), reading.more)
 
     def carry_broadcasts(self, consumers: Sequence[str]) -> bool:
         """Carry the broadcasts before the cursor to new consumers. Return whether all were carried.
@@ -141,18 +150,6 @@ class SessionCarrier:
             message = parse_line(line)
             if message is not None and is_to_everybody(message):
                 yield from self._postings(folder, line, message, consumers)
-
-    def _carry_from(
-        self, folder: SessionFolder, fd: int, start: int | None, consumers: Sequence[str]
-    ) -> Carried:
-        size, reading = os.fstat(fd).st_size, _Reading(start or 0)
-        if reading.end > size:  # the file was cut, and the rest of it was carried
-            self._move(folder, fd, start, _Reading(size))
-            return Carried(0, more=False)
-        self._carry(self._new(folder, fd, size, reading, consumers))
-        if reading.lines or start is None:
-            self._move(folder, fd, start, reading)
-        return Carried(len(reading.lines), reading.more)
 
     def _new(
         self, folder: SessionFolder, fd: int, size: int, reading: _Reading, consumers: Sequence[str]

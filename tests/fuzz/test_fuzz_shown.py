@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from connectors.cli.organism.console_lines import Known, document_of
-from connectors.cli.organism.xml_text import shown_xml
+from connectors.cli.organism.console_lines import Known, document_of, shown_xml
 from connectors.cli.shared.text_table import aligned, fields
 from connectors.terminal.terminal_text import escaped
 from connectors.xml_wire.faults import XmlRefused

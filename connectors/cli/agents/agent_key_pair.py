@@ -40,9 +40,12 @@ def public_key_in(path: Path) -> str:
         raise UsageError(f"{path} holds no key of an agent: {error}") from None
 
 
-def checked_key_file(path: Path) -> None:
-    """Raise UsageError (KeyFileError) unless the file is a private key that only its owner can read."""
-    _private_key(path)
+def private_key(path: Path) -> RSAPrivateKey:
+    """Return the private key in a file. Raises UsageError (KeyFileError), also if others can read the file."""
+    # Imported here: it imports the whole agent client, which takes a second.
+    from connectors.agent_client.signed_auth import AgentKey
+
+    return AgentKey(path).current()
 
 
 def successor_of(path: Path) -> str:
@@ -50,7 +53,7 @@ def successor_of(path: Path) -> str:
     draft = _draft(path)
     if draft.exists():
         with suppress(UsageError):
-            return public_pem(_private_key(draft))
+            return public_pem(private_key(draft))
         # The file is not complete, so its key was never registered.
         draft.unlink(missing_ok=True)
     return new_key_file(draft, "FILE")
@@ -68,13 +71,6 @@ def put_in_place(path: Path) -> None:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         os.fsync(folder)
         os.close(folder)
-
-
-def _private_key(path: Path) -> RSAPrivateKey:
-    # Imported here: it imports the whole agent client, which takes a second.
-    from connectors.agent_client.signed_auth import AgentKey
-
-    return AgentKey(path).current()
 
 
 def _draft(path: Path) -> Path:

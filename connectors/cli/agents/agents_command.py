@@ -144,7 +144,7 @@ def rotate(call: Call) -> int:
     """
     from connectors.cli.agents import agent_key_pair as key_files
 
-    key_files.checked_key_file(call.file)
+    key_files.private_key(call.file)  # checked before a new one is made
     public_key = key_files.successor_of(call.file)
     try:
         row = _register_key(call, public_key)

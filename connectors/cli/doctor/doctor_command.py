@@ -10,7 +10,7 @@ import sys
 from dataclasses import asdict
 
 from connectors.cli.doctor import machine, parts, tables
-from connectors.cli.doctor.findings import FAIL, OK, WARN, Check, Finding
+from connectors.cli.doctor.findings import FAIL, OK, WARN, Check, Finding, fail
 from connectors.cli.shared.actions import flag
 from connectors.cli.shared.call import Call
 from schemas.errors import TrunklineError
@@ -25,27 +25,25 @@ ARGUMENTS = (flag("--json", "one JSON object instead of lines"),)
 
 def run(call: Call) -> int:
     """Run the checks and print the findings."""
-    findings = _run_checks(call.settings)
-    failed = any(finding.level == FAIL for finding in findings)
+    findings = {name: _finding(check, call.settings) for name, check in CHECKS.items()}
+    failed = any(finding.level == FAIL for finding in findings.values())
     if call.json:
-        print(json.dumps({"ok": not failed, "checks": [asdict(finding) for finding in findings]}))
+        checks = [{"check": name, **asdict(finding)} for name, finding in findings.items()]
+        print(json.dumps({"ok": not failed, "checks": checks}))
         return 1 if failed else 0
     coloured = sys.stdout.isatty()
-    for finding in findings:
+    for name, finding in findings.items():
         level = f"{finding.level:<4}"
         shown = f"{_COLOURS[finding.level]}{level}\033[0m" if coloured else level
-        print(f"{shown}  {finding.check:<10} {finding.found}")
+        print(f"{shown}  {name:<10} {finding.found}")
         if finding.mend:
             print(f"{'':<17}-> {finding.mend}")
     return 1 if failed else 0
 
 
-def _run_checks(settings: Settings) -> list[Finding]:
-    """Return all findings, in order. A check that raises an error is a finding itself."""
-    found = []
-    for name, check in CHECKS.items():
-        try:
-            found.append(check(settings))
-        except (TrunklineError, SettingsError, OSError) as error:
-            found.append(Finding(name, FAIL, str(error), "the message says what to do"))
-    return found
+def _finding(check: Check, settings: Settings) -> Finding:
+    """Return the finding of a check. An error that it raises is a finding itself."""
+    try:
+        return check(settings)
+    except (TrunklineError, SettingsError, OSError) as error:
+        return fail(str(error), "the message says what to do")

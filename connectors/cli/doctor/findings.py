@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import wraps
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from connectors.local_stack import control
@@ -19,7 +19,6 @@ RESTART = "see trunkline logs; then trunkline down and trunkline up"
 class Finding:
     """The result of one check. `mend` says how to repair what is wrong; it is empty if nothing is."""
 
-    check: str
     level: str
     found: str
     mend: str = ""
@@ -33,36 +32,23 @@ class Checks(dict[str, Check]):
     """The checks of a module by name, in the order of the report."""
 
     def add(self, name: str) -> Callable[[Check], Check]:
-        """Return a decorator that adds a check and sets the name of its findings."""
+        """Return a decorator that adds a check."""
 
         def decorate(check: Check) -> Check:
-            @wraps(check)
-            def named(settings: Settings) -> Finding:
-                return replace(check(settings), check=name)
-
-            self[name] = named
-            return named
+            self[name] = check
+            return check
 
         return decorate
 
 
-def ok(found: str) -> Finding:
-    """Return the finding of a check that found nothing wrong."""
-    return Finding("", OK, found)
+# Findings of a check that found nothing wrong, or a fault that does not fail the doctor, or one that does.
+ok, warn, fail = partial(Finding, OK), partial(Finding, WARN), partial(Finding, FAIL)
 
 
-def warn(found: str, mend: str = "") -> Finding:
-    """Return a finding that does not fail the doctor, such as a part that is not started."""
-    return Finding("", WARN, found, mend)
-
-
-def fail(found: str, mend: str = "") -> Finding:
-    """Return a finding that fails the doctor."""
-    return Finding("", FAIL, found, mend)
-
-
-def private_file(path: Path) -> Finding:
-    """Check that only the owner can read an existing file."""
+def private_file(path: Path, maker: str = "") -> Finding:
+    """Check that only the owner can read a file. `maker` says how a missing one is made."""
+    if not path.exists():
+        return warn(f"{path} is not there yet", maker)
     mode = path.stat().st_mode & 0o777
     if mode & 0o077:
         return fail(f"{path} can be read by others (mode {mode:o})", f"chmod 600 {path}")

@@ -96,10 +96,7 @@ def check_key_file(settings: Settings) -> Finding:
     """Check that the master keys exist and that only the owner can read them."""
     if settings.master_key is not None:
         return ok("the master key comes from the environment")
-    path = settings.key_file
-    if not path.exists():
-        return warn(f"{path} is not there yet", "trunkline up makes it")
-    return private_file(path)
+    return private_file(settings.key_file, "trunkline up makes it")
 
 
 @CHECKS.add("settings")

@@ -253,10 +253,7 @@ def _message(body: bytes) -> str:
 @CHECKS.add("token")
 def check_token(settings: Settings) -> Finding:
     """Check that the operator's token exists and that only the owner can read it."""
-    path = settings.operator_token_file
-    if not path.exists():
-        return warn(f"{path} is not there yet", "the gateway makes it at its first start")
-    return private_file(path)
+    return private_file(settings.operator_token_file, "the gateway makes it at its first start")
 
 
 @CHECKS.add(XML_PUMP)
@@ -266,11 +263,11 @@ def check_xml_pump(settings: Settings) -> Finding:
     names = [name for name in state["parts"] if name == XML_PUMP or name.startswith(f"{XML_PUMP}_")]
     if not names and settings.xml_pump.processes == 0:
         return ok("none is to run here: xml_pump.processes is 0")
-    pumps = [replace(check_part(settings, name), check=name) for name in names or [XML_PUMP]]
-    worst = max(pumps, key=lambda pump: (OK, WARN, FAIL).index(pump.level))
+    pumps = {name: check_part(settings, name) for name in names or [XML_PUMP]}
+    worst = max(pumps.values(), key=lambda pump: (OK, WARN, FAIL).index(pump.level))
     if len(pumps) == 1:
         return worst
-    return replace(worst, found="; ".join(f"{pump.check}: {pump.found}" for pump in pumps))
+    return replace(worst, found="; ".join(f"{name}: {pump.found}" for name, pump in pumps.items()))
 
 
 @CHECKS.add("organism")

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, Any, Final
 
 from connectors.cli.shared.actions import Actions, argument, flag
 from connectors.cli.shared.arguments import BROKER, JOB, REASON, duration, limit, path, read_broker, request_id
@@ -30,9 +30,6 @@ from connectors.cli.shared.files import new_private_file
 from connectors.cli.shared.text_table import age_of, fields
 from connectors.terminal.terminal_text import escaped
 from schemas.streams.job.job_registry import JOB_STATES
-
-if TYPE_CHECKING:
-    pass
 
 _SECRET_FILE: Final = path(
     "--secret-file",

@@ -313,11 +313,9 @@ def _opened(settings: Settings, answer: Mapping[str, Any] | None) -> JobBroker:
 def _is_locked(broker: JobBroker) -> bool:
     """Return whether the broker may require a password that we do not know."""
     overlay = broker.overlay
-    return (
-        overlay is not None
-        and broker.password is None
-        and (overlay.username is not None or overlay.sealed_password is not None)
-    )
+    if overlay is None or broker.password is not None:
+        return False
+    return overlay.username is not None or overlay.sealed_password is not None
 
 
 def _hint(job: str) -> str:

@@ -21,16 +21,13 @@ from __future__ import annotations
 import json
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from connectors.cli.shared.actions import Action, Actions, argument, flag, one_of
 from connectors.cli.shared.arguments import JOB, OVERLAP, ROTATION, path, request_id
 from connectors.cli.shared.call import Call
 from connectors.terminal.terminal_text import escaped
 from schemas.errors import Refused, UsageError
-
-if TYPE_CHECKING:
-    pass
 
 ACTIONS: Final = Actions()
 _KINDS: Final = Actions()

@@ -135,7 +135,7 @@ def _xml(call: Call) -> int:
         posted = post_xml(gateway, document, sender=call.sender, request_id=request_id)
     answer = {"thread": posted.thread, "messages": posted.messages, "huh": posted.huh, "request_id": request_id}
     if posted.huh is not None:
-        from connectors.cli.organism.xml_text import shown_xml
+        from connectors.cli.organism.console_lines import shown_xml
 
         call.print_answer(answer, shown_xml(posted.huh))
         raise Refused("it was not understood; the <huh> says what would be right")

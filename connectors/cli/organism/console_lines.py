@@ -1,4 +1,4 @@
-"""Translation of the lines that a person types at the console into documents for the pump.
+"""Lines of the console: typed ones become documents for the pump, and XML of agents is shown escaped (CM-06).
 
 @calculator <calculate><expression>1+2</expression></calculate>    to that listener
 <calculate><expression>1+2</expression></calculate>                to all that take the tag
@@ -16,10 +16,14 @@ from dataclasses import dataclass
 from typing import Final
 from xml.sax.saxutils import escape, quoteattr
 
+from connectors.terminal.terminal_text import escaped
 from connectors.xml_wire.envelope import ENVELOPE_NAMESPACE
+from connectors.xml_wire.faults import XmlRefused
+from connectors.xml_wire.safe_xml import repair
 from schemas.errors import UsageError
 from schemas.wire.ids import is_name
 
+_MARGIN: Final = "    "
 _DECLARATION: Final = re.compile(r"^\s*<\?xml\b[^>]*\?>\s*")
 _START_TAG: Final = re.compile(r"<([A-Za-z_][\w.-]*)((?:\s[^<>]*?)?)(/?)>")
 _TAG: Final = re.compile(r"[A-Za-z_][\w.-]*").fullmatch
@@ -112,3 +116,17 @@ def _namespace(tag: str, to: str | None, known: Known) -> str:
     if to is not None and to in known.namespace_of_listener and tag not in known.namespace_of_tag:
         return known.namespace_of_listener[to]
     return known.namespace_of_tag.get(tag, "")
+
+
+def shown_xml(text: str) -> str:
+    """Return XML as indented and escaped lines, so that none of them looks like a line of the console."""
+    from lxml import etree  # type: ignore[import-untyped]
+
+    try:
+        root = repair(text.encode("utf-8", "replace")).root
+    except XmlRefused:
+        lines = text.split("\n")
+    else:
+        etree.indent(root)
+        lines = etree.tostring(root, encoding="unicode").split("\n")
+    return "\n".join(_MARGIN + escaped(line) for line in lines)

@@ -18,8 +18,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, Final
 
-from connectors.cli.organism.console_lines import Known, document_of
-from connectors.cli.organism.xml_text import shown_xml
+from connectors.cli.organism.console_lines import Known, document_of, shown_xml
 from connectors.cli.shared.text_table import aligned, print_json
 from connectors.gateway_client.gateway_client import GatewayClient, path_of, reachable
 from connectors.terminal.terminal_text import escaped, is_coloured

@@ -87,6 +87,12 @@ def _give(call: Call, command: str, *fields: object) -> dict[str, Any]:
     return client.give_command(call.settings, getattr(command_document, command)(*fields), call.key)
 
 
+def _do(call: Call, text: str, command: str, *fields: object) -> int:
+    """Send a command as `_give` does, and print the text with the fields of the answer."""
+    answer = _give(call, command, *fields)
+    return call.print_answer(answer, text.format_map({k: escaped(str(v)) for k, v in answer.items()}))
+
+
 def _print_listeners(call: Call, found: dict[str, Any]) -> int:
     code = call.print_rows(found, "listeners", _COLUMNS)
     if not call.json:
@@ -97,12 +103,8 @@ def _print_listeners(call: Call, found: dict[str, Any]) -> int:
 @ACTIONS.add(_KEY, example="trunkline organism get-status")
 def _get_status(call: Call) -> int:
     """Show how many listeners there are, and how many messages wait and are handled."""
-    answer = _give(call, "GetStatus")
-    text = (
-        f"version {answer['version']}: {answer['listeners']} listeners, {answer['waiting']} messages wait, "
-        f"{answer['leased']} are handled"
-    )
-    return call.print_answer(answer, text)
+    text = "version {version}: {listeners} listeners, {waiting} messages wait, {leased} are handled"
+    return _do(call, text, "GetStatus")
 
 
 @ACTIONS.add(
@@ -136,9 +138,7 @@ def _add_listener(call: Call) -> int:
         raise UsageError("give --tool or --no-tools, not both")
     fields: dict[str, Any] = {name: getattr(call, name) for name in _SAME_NAMES}
     fields |= {"name": call.name, "timeout_s": call.timeout, "tools": [] if call.no_tools else call.tools}
-    answer = _give(call, "AddListener", fields)
-    text = f"listener {escaped(answer['listener'])} is there; version {answer['version']}"
-    return call.print_answer(answer, text)
+    return _do(call, "listener {listener} is there; version {version}", "AddListener", fields)
 
 
 @ACTIONS.add(
@@ -148,20 +148,14 @@ def _add_listener(call: Call) -> int:
 )
 def _remove_listener(call: Call) -> int:
     """Remove a listener: waiting messages go back to their senders, started ones are finished."""
-    answer = _give(call, "RemoveListener", call.name)
-    text = (
-        f"listener {escaped(answer['listener'])} is gone, {answer['pending']} messages go back to their "
-        f"senders; version {answer['version']}"
-    )
-    return call.print_answer(answer, text)
+    text = "listener {listener} is gone, {pending} messages go back to their senders; version {version}"
+    return _do(call, text, "RemoveListener", call.name)
 
 
 @ACTIONS.add(_KEY, example="trunkline organism reload")
 def _reload(call: Call) -> int:
     """Read conf/organism.yaml again: these listeners and no others; imports the handlers anew."""
-    answer = _give(call, "HotReload")
-    text = f"{answer['listeners']} listeners are loaded; version {answer['version']}"
-    return call.print_answer(answer, text)
+    return _do(call, "{listeners} listeners are loaded; version {version}", "HotReload")
 
 
 @ACTIONS.add(example="trunkline organism keys")

@@ -109,25 +109,10 @@ def read_broker(call: Call) -> dict[str, Any] | None:
 
     Raises UsageError when the file cannot be read, is no JSON object, or holds a password that others can read.
     """
-    if call.broker_file is None:
-        found: dict[str, Any] | None = call.broker
+    name: str | None = call.broker_file
+    found: dict[str, Any] | None = call.broker
+    if name is None:
         return found
-    return _from_file(call.broker_file)
-
-
-def _address(text: str) -> dict[str, Any]:
-    found = _ADDRESS.fullmatch(text)
-    port = None if found is None or found["port"] is None else int(found["port"])
-    if found is None or (port is not None and not 1 <= port <= _PORT_LIMIT):
-        # The error does not repeat the text, which may hold a password.
-        raise argparse.ArgumentTypeError(
-            "expected HOST, HOST:PORT or [IPv6]:PORT; user, password and TLS go into --broker-file"
-        )
-    host = found["v6"] or found["name"]
-    return {"host": host} if port is None else {"host": host, "port": port}
-
-
-def _from_file(name: str) -> dict[str, Any]:
     try:
         if name == STANDARD_INPUT:
             found = json.load(sys.stdin)
@@ -143,6 +128,18 @@ def _from_file(name: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UsageError("--broker-file: expected a JSON object with host, port, tls, …")
     return found
+
+
+def _address(text: str) -> dict[str, Any]:
+    found = _ADDRESS.fullmatch(text)
+    port = None if found is None or found["port"] is None else int(found["port"])
+    if found is None or (port is not None and not 1 <= port <= _PORT_LIMIT):
+        # The error does not repeat the text, which may hold a password.
+        raise argparse.ArgumentTypeError(
+            "expected HOST, HOST:PORT or [IPv6]:PORT; user, password and TLS go into --broker-file"
+        )
+    host = found["v6"] or found["name"]
+    return {"host": host} if port is None else {"host": host, "port": port}
 
 
 BROKER: Final = one_of(

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from connectors.cli.shared.actions import Actions
 from connectors.cli.shared.call import Call
-from connectors.cli.stack.closed_doors import check_doors_closed
 from schemas.errors import BackboneUnreachable, NotFound, Refused, TrunklineError
 
 if TYPE_CHECKING:
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
 _PROGRAM = "jobs.switch_fold"
 _LIMIT_S = 300
 _ERRORS = {error.exit_code: error for error in (NotFound, Refused, BackboneUnreachable)}
+# The parts of the stack that append nothing by themselves.
+_BROKERS: Final = {"kafka", "mosquitto"}
 ACTIONS: Final = Actions()
 
 
@@ -61,6 +62,27 @@ def _switch(call: Call) -> int:
     if not switched:
         text = "the ledger is settled by version {program_version} already"
     return _print(call, {**state, "switched": switched}, text)
+
+
+def check_doors_closed(settings: Settings) -> None:
+    """Raise Refused while a door of this machine is open, or a gateway answers elsewhere.
+
+    This needs no token; but a token file that cannot be used is a UsageError.
+    """
+    from connectors.gateway_client.gateway_client import GatewayClient
+    from connectors.local_stack.control import running_state
+
+    state = running_state(settings)
+    is_open = sorted(set(state["parts"]) - _BROKERS) if state is not None else []
+    if is_open:
+        raise Refused(
+            f"the doors are open: {', '.join(is_open)} run; close them first: "
+            "./trunkline down; ./trunkline up --only kafka"
+        )
+    with GatewayClient(settings) as gateway:
+        answers = gateway.answers()
+    if answers:
+        raise Refused(f"a gateway answers at {settings.gateway_url}: stop it first")
 
 
 def _ask(settings: Settings, *arguments: str) -> dict[str, Any]:

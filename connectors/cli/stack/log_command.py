@@ -37,7 +37,7 @@ ACTIONS: Final = Actions()
 def _rebuild(call: Call) -> int:
     """Make the log again from the ledger."""
     from connectors.cli.shared.text_table import print_json
-    from connectors.cli.stack.closed_doors import check_doors_closed
+    from connectors.cli.stack.fold_command import check_doors_closed
     from connectors.log_rebuild.log_rebuild import LogRebuild
     from schemas.keys.sealing import load_keyring
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connectors.cli.organism.console_lines import Known, document_of
-from connectors.cli.organism.xml_text import shown_xml
+from connectors.cli.organism.console_lines import Known, document_of, shown_xml
 from connectors.xml_wire.envelope import open_document
 from connectors.xml_wire.faults import DEFAULT_LIMITS, Faulty, XmlRefused
 from schemas.errors import UsageError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from connectors.demo.outcome import Delivery
@@ -46,6 +47,14 @@ class FoldedPlan:
         self._entries: dict[str, Entries] = {}
         for script in plan.scripts:
             self._play(script)
+
+    def rejected(self) -> Counter[str]:
+        """The number of rejected job events by reason."""
+        return Counter(str(step.reason) for _, step in self.plan.steps() if step.verdict == "rejected")
+
+    def count(self, verdict: str) -> int:
+        """The number of job events with this verdict."""
+        return sum(step.verdict == verdict for _, step in self.plan.steps())
 
     def row_dicts(self) -> list[dict[str, Any]]:
         """The rows as the ledger's reader gives them."""
