@@ -344,7 +344,10 @@ class MqttAgent:
             ce_id = content_id(message.topic.encode(), bytes(message.payload))
             log.warning("inbox_payload_skipped", bytes=len(message.payload), content_id=ce_id)
         else:
-            self._take_receipt(found)
+            with self._changed:
+                if found.ce_id in self._receipts_by_id:
+                    self._receipts_by_id[found.ce_id] = found
+                    self._changed.notify_all()
         acknowledge()
 
     def _receive_all(self) -> None:
@@ -359,12 +362,6 @@ class MqttAgent:
                 received.connection.give_up("a message could not be received")
             else:
                 received.acknowledge()
-
-    def _take_receipt(self, receipt: AgentReceipt) -> None:
-        with self._changed:
-            if receipt.ce_id in self._receipts_by_id:
-                self._receipts_by_id[receipt.ce_id] = receipt
-                self._changed.notify_all()
 
 
 def _join(thread: threading.Thread) -> None:

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -133,11 +133,8 @@ class SessionCarrier:
             cursor = _own_cursor(folder)
             fd = folder.open_file(MESSAGES)
             folder.unlock()
-            try:
+            with nullcontext() if fd is None else fd:
                 yield folder, fd, cursor
-            finally:
-                if fd is not None:
-                    os.close(fd)
 
     def _broadcasts(
         self, folder: SessionFolder, lines: Iterable[tuple[int, int, bytes | None]], consumers: Sequence[str]

@@ -204,16 +204,11 @@ def _copy(old: int, new: int, start: int, stop: int) -> None:
 def _read_plan(text: bytes, folder: SessionFolder) -> dict[str, Any]:
     try:
         plan = json.loads(text)
-        cursors, side_files = plan["cursors"], plan["side_files"]
-        if (
-            all(
-                is_name(agent) and type(offset) is int and 0 <= offset < 10**19
-                for agent, offset in cursors.items()
-            )
-            and all(isinstance(name, str) and _is_side_file(name) for name in side_files)
-            and type(plan["removed"]) is int
-        ):
-            return {"removed": plan["removed"], "cursors": cursors, "side_files": side_files}
+        removed, cursors, side_files = plan["removed"], plan["cursors"], plan["side_files"]
+        has_offsets = all(is_name(a) and type(at) is int and 0 <= at < 10**19 for a, at in cursors.items())
+        has_files = all(isinstance(name, str) and _is_side_file(name) for name in side_files)
+        if type(removed) is int and has_offsets and has_files:
+            return {"removed": removed, "cursors": cursors, "side_files": side_files}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise QueueError(

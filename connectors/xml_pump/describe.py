@@ -24,13 +24,8 @@ def described(name: str) -> dict[str, Any]:
         kind = load_handler(name).payload
     except HandlerError as error:
         return {"error": str(error)}
-    return {
-        "root_tag": kind.root_tag,
-        "namespace": kind.namespace,
-        "xsd": kind.xsd,
-        "example": kind.example.decode("utf-8"),
-        "tool": kind.tool_description,
-    }
+    texts = {name: getattr(kind, name) for name in ("root_tag", "namespace", "xsd")}
+    return {**texts, "example": kind.example.decode("utf-8"), "tool": kind.tool_description}
 
 
 def main(names: Sequence[str]) -> int:

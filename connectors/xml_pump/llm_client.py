@@ -107,7 +107,9 @@ class TokenRate:
 
     def places(self, under_way: int, most: int) -> int:
         """Return how many more messages may begin, at most `most`, while `under_way` are in progress."""
-        self._forget()
+        begin = self._clock() - _MINUTE_S
+        while self._spent and self._spent[0][0] <= begin:
+            self._sum -= self._spent.popleft()[1]
         left = self.per_minute - self._sum
         if left <= 0:
             return 0
@@ -117,8 +119,3 @@ class TokenRate:
         # never run.
         fitting = max(1, int(left / max(1.0, self._last_cost)))
         return max(0, min(most, fitting - under_way))
-
-    def _forget(self) -> None:
-        begin = self._clock() - _MINUTE_S
-        while self._spent and self._spent[0][0] <= begin:
-            self._sum -= self._spent.popleft()[1]

@@ -17,7 +17,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import structlog
@@ -47,12 +46,6 @@ _TURN_S: Final = (0.05, 5.0)
 _DRAIN_S: Final = 5.0
 _FINISH_S: Final = 8.0
 _TELL_S: Final = 3.0
-
-
-@dataclass(slots=True)
-class _Poll:
-    wants: Mapping[str, int]
-    free: int
 
 
 class Pump:
@@ -89,7 +82,8 @@ class Pump:
         self._rates: dict[str, TokenRate] = {}
         self._under_way: Counter[str] = Counter()
         self._runs: dict[asyncio.Task[None], LeasedMessage] = {}
-        self._polls: dict[asyncio.Task[None], _Poll] = {}
+        # Each open request asks for places by listener, and for a number of places in all.
+        self._polls: dict[asyncio.Task[None], tuple[Mapping[str, int], int]] = {}
         self._news = asyncio.Event()
         self._stopping = False
         self._failure: BaseException | None = None
@@ -146,15 +140,15 @@ class Pump:
         if len(self._polls) >= _POLLS or time.monotonic() < self._ask_at:
             return
         asked: Counter[str] = Counter()
-        for poll in self._polls.values():
-            asked.update(poll.wants)
-        free = self._concurrency - len(self._runs) - sum(poll.free for poll in self._polls.values())
+        for wanted, _ in self._polls.values():
+            asked.update(wanted)
+        free = self._concurrency - len(self._runs) - sum(places for _, places in self._polls.values())
         wants = {name: most for name in self._table.runnable if (most := self._places(name, asked[name])) > 0}
         if free <= 0 or (self._polls and all(asked[name] for name in wants)):
             return
         wait_ms = _MORE_WAIT_MS if self._polls else _WAIT_MS
         task = asyncio.create_task(self._poll(wants, free, wait_ms))
-        self._polls[task] = _Poll(wants, free)
+        self._polls[task] = (wants, free)
         task.add_done_callback(self._poll_ended)
 
     def _places(self, name: str, asked: int) -> int:

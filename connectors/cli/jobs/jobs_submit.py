@@ -248,12 +248,11 @@ def _start_subscriber(
 def _give_up(gateway: GatewayClient, job_id: str, error: BaseException) -> None:
     """Try to cancel a job that could not be started. Errors are only printed: the first one counts."""
     try:
-        reason = f"submit failed: {type(error).__name__}"
-        gateway.post(path_of("jobs", job_id, "cancel"), {"reason": reason})
-        print(f"trunkline jobs: job {job_id} is cancelled, it could not be started", file=sys.stderr)
+        why = {"reason": f"submit failed: {type(error).__name__}"}
+        gateway.post(path_of("jobs", job_id, "cancel"), why)
+        say(f"trunkline jobs: job {job_id} is cancelled, it could not be started")
     except TrunklineError:
-        text = f"job {job_id} is still registered: trunkline jobs cancel {job_id}"
-        print(f"trunkline jobs: {text}", file=sys.stderr)
+        say(f"trunkline jobs: job {job_id} is still registered: trunkline jobs cancel {job_id}")
 
 
 def _wait(submission: Submission, host: SessionHost) -> int:

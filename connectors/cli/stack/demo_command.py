@@ -107,13 +107,7 @@ def _explain_what_stays(call: Call, used: Settings) -> None:
 
 
 def _numbers(performance: Performance, seconds: float) -> dict[str, object]:
-    outcome, receipts = performance.outcome, performance.receipts
-    return {
-        "sent": outcome.sent,
-        "accepted": outcome.accepted,
-        "duplicate": outcome.duplicate,
-        "rejected": outcome.rejected,
-        "jobs": outcome.jobs,
-        "receipts": {**receipts.verdicts, "durable": receipts.durable},
-        "seconds": round(seconds, 1),
-    }
+    names = ("sent", "accepted", "duplicate", "rejected", "jobs")
+    numbers = {name: getattr(performance.outcome, name) for name in names}
+    receipts = {**performance.receipts.verdicts, "durable": performance.receipts.durable}
+    return {**numbers, "receipts": receipts, "seconds": round(seconds, 1)}
