@@ -24,13 +24,7 @@ from connectors.local_stack.spark_command import DELTA_CONF
 from schemas.keys.sealing import Keyring, ensure_keyring
 from schemas.log_access.event_topic import topic_reader
 from schemas.settings.settings import PROJECT_ROOT, Settings
-from tests.broker_processes import (
-    STOP_S,
-    BrokerProcess,
-    ProgramProcess,
-    make_kafka,
-    make_mosquitto,
-)
+from tests.broker_processes import STOP_S, BrokerProcess, ProgramProcess, make_kafka, make_mosquitto
 from tests.class_archives import QUICK_JVM, use_archives
 from tests.own_settings import own_settings
 

@@ -31,11 +31,7 @@ from connectors.gateway.web.answers import ApiError, iso_moment, refuse_rejected
 from connectors.gateway.web.idempotency import request_uuid
 from connectors.gateway.web.policy import Caller
 from schemas.fold.life_cycles import STOPPED
-from schemas.streams.agents.participants import (
-    AgentUpdated,
-    ParticipantRow,
-    participant_record,
-)
+from schemas.streams.agents.participants import AgentUpdated, ParticipantRow, participant_record
 from schemas.streams.mailboxes.message import (
     DEFAULT_REALM,
     PRIORITIES,

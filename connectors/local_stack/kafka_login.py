@@ -8,11 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kafka import KafkaAdminClient  # type: ignore[import-untyped]
-from kafka.admin import (  # type: ignore[import-untyped]
-    ScramMechanism,
-    UserScramCredentialDeletion,
-    UserScramCredentialUpsertion,
-)
+from kafka.admin import ScramMechanism, UserScramCredentialDeletion, UserScramCredentialUpsertion  # type: ignore[import-untyped]
 from kafka.errors import KafkaError  # type: ignore[import-untyped]
 
 from connectors.local_stack.ports import LOOPBACK

@@ -7,11 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
 
-from kafka.admin import (  # type: ignore[import-untyped]
-    ConfigResource,
-    ConfigResourceType,
-    NewTopic,
-)
+from kafka.admin import ConfigResource, ConfigResourceType, NewTopic  # type: ignore[import-untyped]
 from kafka.errors import TopicAlreadyExistsError  # type: ignore[import-untyped]
 
 from connectors.log.publisher import Publisher

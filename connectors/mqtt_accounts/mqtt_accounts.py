@@ -40,12 +40,7 @@ from schemas.keys.mqtt_password import job_of_rotated_user, job_user, mqtt_passw
 from schemas.keys.sealing import Keyring, UnsealError
 from schemas.settings.settings import Settings
 from schemas.streams.agents.mqtt_agent_fold import mqtt_agent_secret
-from schemas.streams.agents.mqtt_agents import (
-    REGISTERED,
-    MqttAgentRow,
-    agent_of_user,
-    mqtt_user,
-)
+from schemas.streams.agents.mqtt_agents import REGISTERED, MqttAgentRow, agent_of_user, mqtt_user
 from schemas.streams.job.job_fold import job_grant
 from schemas.streams.job.job_registry import JOB_TERMINAL, JobRow
 from schemas.wire.ids import AGENT, JOB, is_job_id, stream_key

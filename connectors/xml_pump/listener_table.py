@@ -17,14 +17,7 @@ import structlog
 
 from connectors.xml_payloads.deliveries import ListenerInfo
 from connectors.xml_payloads.payload_types import PayloadType, cached_schema
-from connectors.xml_pump.handlers import (
-    Handler,
-    HandlerError,
-    attribute_in,
-    handler_in,
-    imported,
-    split_name,
-)
+from connectors.xml_pump.handlers import Handler, HandlerError, attribute_in, handler_in, imported, split_name
 from connectors.xml_pump.llm_client import LlmClient, client_of
 from connectors.xml_pump.pipeline import Pipeline
 from connectors.xml_wire.faults import XmlLimits

@@ -7,12 +7,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import Path, Query, Response
 
-from connectors.gateway.rules.hub_models import (
-    AgentAnswer,
-    AgentsAnswer,
-    ContainersAnswer,
-    TaskLimit,
-)
+from connectors.gateway.rules.hub_models import AgentAnswer, AgentsAnswer, ContainersAnswer, TaskLimit
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web.admission import Routes
 from connectors.gateway.web.answers import existing, iso_moment, json_answer, newest_rows, row_as_answer

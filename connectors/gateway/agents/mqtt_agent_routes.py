@@ -21,12 +21,7 @@ from schemas.errors import TrunklineError
 from schemas.keys.mqtt_password import mqtt_password
 from schemas.keys.sealing import Keyring, sealed_by
 from schemas.streams.agents.mqtt_agent_fold import registered_by_request, sealed_secret_of
-from schemas.streams.agents.mqtt_agents import (
-    MqttAgentRow,
-    mqtt_user,
-    registration_record,
-    removal_record,
-)
+from schemas.streams.agents.mqtt_agents import MqttAgentRow, mqtt_user, registration_record, removal_record
 from schemas.wire.ids import AGENT, stream_key
 from schemas.wire.signing import new_secret
 from schemas.wire.verdicts import DUPLICATE, SEQ_CONFLICT

@@ -29,12 +29,7 @@ from connectors.gateway.web.models import (
 from connectors.gateway.web.policy import Action
 from connectors.live.live_view import LiveView
 from schemas.streams.mailboxes.mailbox_requests import clearing_record
-from schemas.streams.mailboxes.message import (
-    CLEARED,
-    DEFAULT_REALM,
-    MessageBodyRow,
-    MessageRow,
-)
+from schemas.streams.mailboxes.message import CLEARED, DEFAULT_REALM, MessageBodyRow, MessageRow
 from schemas.streams.principal.principals import (
     ACTIVE,
     PrincipalRow,

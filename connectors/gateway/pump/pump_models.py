@@ -6,14 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from connectors.gateway.web.models import (
-    WHOLE,
-    AnswerBody,
-    ListLimit,
-    NamedThing,
-    QueryFilter,
-    RequestBody,
-)
+from connectors.gateway.web.models import WHOLE, AnswerBody, ListLimit, NamedThing, QueryFilter, RequestBody
 from schemas.streams.control.organism import LISTENERS_MOST, RootTag
 from schemas.streams.mailboxes.mailbox_requests import ANSWERS_MOST
 from schemas.wire.wire_body import Note

@@ -20,13 +20,7 @@ from schemas.fold.entries import Entries
 from schemas.fold.settled import AppliedChange
 from schemas.streams.control.organism import ORGANISM_STREAM, ListenerRow
 from schemas.streams.control.organism_fold import organism_version
-from schemas.streams.mailboxes.message import (
-    DEFAULT_REALM,
-    LEASED,
-    PRIORITIES,
-    UNREAD,
-    MessageRow,
-)
+from schemas.streams.mailboxes.message import DEFAULT_REALM, LEASED, PRIORITIES, UNREAD, MessageRow
 from schemas.streams.principal.principals import ACTIVE
 from schemas.wire.verdicts import ACCEPTED
 

@@ -20,12 +20,7 @@ from connectors.reactor.known_recipients import has_mailbox
 from schemas.errors import TrunklineError
 from schemas.fold.view_rows import Row
 from schemas.settings.settings import PROJECT_ROOT, Settings
-from schemas.streams.control.organism import (
-    ORGANISM_STREAM,
-    ListenerRow,
-    OrganismLoaded,
-    organism_record,
-)
+from schemas.streams.control.organism import ORGANISM_STREAM, ListenerRow, OrganismLoaded, organism_record
 from schemas.streams.control.organism_fold import loaded_digest, organism_version
 from schemas.streams.principal.principals import RESERVED_PRINCIPALS
 from schemas.wire.verdicts import REJECTED

@@ -15,13 +15,7 @@ from dataclasses import dataclass
 from connectors.gateway.web.policy import Caller
 from schemas.fold.settled import AppliedChange
 from schemas.fold.view_rows import Row
-from schemas.streams.principal.principals import (
-    ACTIVE,
-    AGENT,
-    OPERATOR,
-    PrincipalRow,
-    token_hash,
-)
+from schemas.streams.principal.principals import ACTIVE, AGENT, OPERATOR, PrincipalRow, token_hash
 from schemas.streams.task.task_registry import TokenRow
 
 

@@ -16,13 +16,7 @@ from schemas.fold.memories import RequestMemory
 from schemas.fold.settled import Outcome, accepted, changed, duplicate, rejected
 from schemas.fold.stream_kind import FoldInput, StreamKind
 from schemas.fold.view_rows import row_maker
-from schemas.streams.agents.agent_registry import (
-    AGENT_DEFINED,
-    AGENT_MODELS,
-    DEFINED,
-    REMOVED,
-    AgentRow,
-)
+from schemas.streams.agents.agent_registry import AGENT_DEFINED, AGENT_MODELS, DEFINED, REMOVED, AgentRow
 from schemas.streams.agents.mqtt_agent_fold import settle_mqtt_agent
 from schemas.streams.agents.mqtt_agents import AGENT_SAID, MQTT_AGENT_MODELS, MqttAgentRow
 from schemas.streams.agents.participant_fold import settle_participant

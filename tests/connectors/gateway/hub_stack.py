@@ -22,13 +22,7 @@ import yaml
 from connectors.launcher.local_processes import stop_all
 from schemas.keys.sealing import ensure_keyring
 from schemas.log_access.event_topic import topic_reader
-from schemas.settings.settings import (
-    PROJECT_ROOT,
-    AgentMcpSettings,
-    GatewaySettings,
-    Settings,
-    XmlPumpSettings,
-)
+from schemas.settings.settings import PROJECT_ROOT, AgentMcpSettings, GatewaySettings, Settings, XmlPumpSettings
 from tests.broker_processes import STOP_S, BrokerProcess, kafka_at, wait_until
 from tests.connectors.gateway.hub_access import PRINCIPALS, GatewayProcess
 from tests.own_settings import make_topic

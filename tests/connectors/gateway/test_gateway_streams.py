@@ -17,15 +17,8 @@ from schemas.streams.agents.participants import AgentUpdated, participant_record
 from schemas.streams.job.job_event import JOB_EVENT
 from schemas.wire.record import OutgoingRecord, content_id
 from tests.broker_processes import wait_until
-from tests.connectors.gateway.hub_access import (
-    JOBS,
-    SESSIONS,
-    add_principal,
-    register,
-)
-from tests.connectors.gateway.hub_access import (
-    server_events as events_of,
-)
+from tests.connectors.gateway.hub_access import JOBS, SESSIONS, add_principal, register
+from tests.connectors.gateway.hub_access import server_events as events_of
 from tests.schemas.job_records import signed
 
 EVENTS = "/api/hub/events"

@@ -18,11 +18,7 @@ from hypothesis import settings as checks
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from connectors.gateway.rules.hub_policy import (
-    PolicyResult,
-    evaluate_message,
-    evaluate_task_assignment,
-)
+from connectors.gateway.rules.hub_policy import PolicyResult, evaluate_message, evaluate_task_assignment
 from connectors.gateway.services.hub import Hub
 from connectors.gateway.web import admission
 from connectors.gateway.web.admission import AdmittedRoute

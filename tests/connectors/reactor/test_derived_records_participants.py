@@ -6,12 +6,7 @@ import pytest
 
 from connectors.reactor.derived_records import derived_records, stopped_with_task
 from schemas.fold.settled import Settled
-from schemas.streams.agents.participants import (
-    AGENT_STOPPED,
-    AgentJoined,
-    ParticipantRow,
-    participant_record,
-)
+from schemas.streams.agents.participants import AGENT_STOPPED, AgentJoined, ParticipantRow, participant_record
 from schemas.streams.task.task_registry import (
     TaskCancellation,
     TaskCompletion,

@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 
 from connectors.xml_pump import payload
-from connectors.xml_pump.handlers import (
-    HandlerError,
-    handler_in,
-    handles,
-    imported,
-    load_handler,
-)
+from connectors.xml_pump.handlers import HandlerError, handler_in, handles, imported, load_handler
 
 
 @payload("thing", namespace="urn:example:handlers:1")
