@@ -98,7 +98,9 @@ def proven_notes(document: Mended, root: Any, errors: Any) -> tuple[str, ...]:
     for error in errors:
         if error.type == etree.ErrorTypes.ERR_RESOURCE_LIMIT:
             raise XmlRefused("too_large", "nested deeper than any document of ours")
-        if error.type_name.startswith("NS_ERR"):
+        # lxml writes names as {namespace}name, so it cannot name an element whose namespace has a brace.
+        has_brace = error.type == etree.ErrorTypes.WAR_NS_URI and re.search("[{}]", error.message)
+        if has_brace or error.type_name.startswith("NS_ERR"):
             raise XmlRefused("malformed", f"a namespace is wrong: {quoted(error.message)}")
     elements = list(root.iter(etree.Element))
     if [_source_name(element) for element in elements] != document.names:

@@ -106,6 +106,12 @@ REFUSED_DOCUMENTS = [
         enveloped('<a xmlns="urn:e?a=1&b=2">&</a>'),
         "has no canonical form",
     ),
+    case(
+        "a namespace with a brace",
+        REFUSED,
+        enveloped('<a xmlns="}urn:x"/>'),
+        "is not a valid URI",
+    ),
     case("an attribute without a value", REFUSED, GOOD.replace("<to>", "<to now>"), "cannot be read"),
     case("an attribute twice", REFUSED, GOOD.replace("<to>", '<to a="1" a="2">'), "twice"),
     case(
