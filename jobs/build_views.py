@@ -37,7 +37,7 @@ _ROUND_ROWS = 50_000
 
 
 class ViewBuilder:
-    """The writer that applies the ledger's new commits to the view tables. For one thread.
+    """The writer that applies the ledger's new commits to the view tables. Only one thread may call `build`.
 
     Attributes:
         lock: Held while tables are written. Maintenance takes it to work between rounds.
@@ -52,11 +52,18 @@ class ViewBuilder:
 
     @property
     def progress(self) -> ViewProgress:
-        """The progress of the tables."""
+        """The progress of the view tables: the offsets and the ledger version that they contain."""
         return self.tables[STREAM_ENTRIES].progress
 
     def build(self) -> int:
-        """Apply the next commits, and return how many. Raises Refused if they can no longer be read."""
+        """Apply the next commits of the ledger to the view tables, and return how many commits.
+
+        The number of commits in one call is adapted to the number of their rows. 0 means that the views are at
+        the ledger's end.
+
+        Raises:
+            Refused: The commits can no longer be read, so the views must be built anew.
+        """
         ledger, seen = DeltaTable(self._ledger), self.progress.ledger_version
         last = min(ledger.version(), seen + self._span)
         commits = last - seen
@@ -82,11 +89,13 @@ class ViewBuilder:
 
 
 class ViewThread(BackgroundThread):
-    """A thread that builds the views every `views.interval_ms` milliseconds, until `stop` or a failure.
+    """A thread that brings the views up to the ledger every `views.interval_ms` milliseconds.
+
+    It ends at `stop` or after an error.
 
     Attributes:
-        is_ready: Whether the views have reached the ledger's end.
-        failure: The reason why the thread ended by itself, or None.
+        is_ready: Whether the views have once reached the ledger's end since the start.
+        failure: The error that ended the thread, as text. None: there was no error.
     """
 
     def __init__(self, settings: Settings, builder: ViewBuilder) -> None:
@@ -97,7 +106,11 @@ class ViewThread(BackgroundThread):
         self.failure: str | None = None
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """Stop the thread after its current round, however long that takes."""
+        """Ask the thread to end after its current round, and wait for it.
+
+        Args:
+            timeout_s: Wait at most this many seconds. None: no limit.
+        """
         super().stop(timeout_s)
 
     def _run(self) -> None:
@@ -113,7 +126,11 @@ class ViewThread(BackgroundThread):
 
 
 def read_changes(ledger: DeltaTable, first: int, last: int) -> pa.Table:
-    """Return CHANGE_COLUMNS of the rows that the commits `first` to `last` have added. Raises Refused."""
+    """Return the rows that the ledger's commits `first` to `last` added, with the columns CHANGE_COLUMNS.
+
+    Raises:
+        Refused: The commits cannot be read, for example because maintenance has removed them.
+    """
     # delta-rs 1.6.6 puts the names of columns into SQL without quotes, and one of them is a keyword.
     columns = [f'"{name}"' for name in CHANGE_COLUMNS]
     try:
@@ -128,7 +145,14 @@ def read_changes(ledger: DeltaTable, first: int, last: int) -> pa.Table:
 
 
 def prepare(settings: Settings) -> None:
-    """Make the tables that a ViewBuilder needs: the ledger and all views. Raises Refused, WrongViewTable."""
+    """Create the ledger and the view tables where they are missing, so that a ViewBuilder can start.
+
+    If a view table is missing, all of them are built from the ledger.
+
+    Raises:
+        Refused: The views are ahead of the ledger, or cannot be built.
+        WrongViewTable: A stored view table has other columns than this version writes.
+    """
     create_ledger(settings)
     path = settings.table_path(LEDGER)
     if are_complete(settings):
@@ -146,9 +170,13 @@ def prepare(settings: Settings) -> None:
 
 
 def catch_up(settings: Settings) -> None:
-    """Bring the views to the ledger's end. Raises Refused, WrongViewTable.
+    """Bring the views to the ledger's end, and return. Missing tables are created first.
 
-    The caller holds the lock if there may be another writer.
+    If another process may write the views, the caller must hold `views_lock`.
+
+    Raises:
+        Refused: The views are ahead of the ledger, or the ledger's commits can no longer be read.
+        WrongViewTable: A stored view table has other columns than this version writes.
     """
     prepare(settings)
     builder = ViewBuilder(settings)

@@ -32,16 +32,25 @@ _SMALL_FILE_BYTES: Final = 2 * 1024 * 1024
 
 
 def tidy_views(builder: ViewBuilder, keep_h: float) -> None:
-    """Compact the view tables, and delete files that were replaced more than `keep_h` hours ago."""
+    """Compact each view table, and delete files that were replaced more than `keep_h` hours ago.
+
+    It holds `builder.lock` while it works on a table, so that the view builder waits.
+    """
     for table in builder.tables.values():
         with builder.lock:
             table.tidy(keep_h)
 
 
 def tidy_ledger(settings: Settings, keep_h: int | None = None) -> None:
-    """Compact the ledger and delete its replaced files; `keep_h` None: keep them as the settings say.
+    """Compact the ledger, delete its replaced files, and shorten its Delta log.
 
-    Appends go on meanwhile, because a compaction changes no data.
+    Other programs may append meanwhile, because a compaction changes no data. Before entries of the log are
+    removed, they are copied into the chain file.
+
+    Args:
+        settings: The settings of the tables.
+        keep_h: Delete files that were replaced more than this many hours ago. None: as `keep_old_files_h`
+            returns.
     """
     table = DeltaTable(settings.table_path(LEDGER))
     compact_ledger(table)
@@ -59,7 +68,11 @@ def tidy_ledger(settings: Settings, keep_h: int | None = None) -> None:
 
 
 def compact_ledger(table: DeltaTable) -> None:
-    """Join the ledger's small files, and those of earlier rounds if they make a full one."""
+    """Join small data files of the ledger into larger ones. No row is changed.
+
+    Files of single micro-batches are joined to about 2 MB. When enough of these exist, they are joined to about
+    32 MB.
+    """
     sizes = pa.table(table.get_add_actions())["size_bytes"].to_pylist()
     # Files that the small step mostly leaves alone, and that the full step joins. Both join neighbours.
     between = sum(size for size in sizes if _SMALL_FILE_BYTES // 2 <= size < _FULL_FILE_BYTES // 2)
@@ -69,7 +82,13 @@ def compact_ledger(table: DeltaTable) -> None:
 
 
 class Maintenance(BackgroundThread):
-    """A thread that maintains the tables every `views.maintenance_interval_s` seconds, until `stop`."""
+    """A thread that maintains the tables every `views.maintenance_interval_s` seconds, until `stop`.
+
+    Errors are printed to stderr, and the next round tries again.
+
+    Attributes:
+        rounds: How many rounds have succeeded.
+    """
 
     def __init__(self, settings: Settings, builder: ViewBuilder) -> None:
         super().__init__("maintenance")
@@ -79,7 +98,7 @@ class Maintenance(BackgroundThread):
         self.rounds = 0
 
     def start(self) -> None:
-        """Start the thread, unless the interval is 0, which means never."""
+        """Start the thread. If `views.maintenance_interval_s` is 0, do nothing: there is no maintenance."""
         if self._settings.views.maintenance_interval_s > 0:
             super().start()
 
@@ -97,7 +116,10 @@ class Maintenance(BackgroundThread):
                 print(f"maintain_tables: done in {time.monotonic() - began:.1f} s", file=sys.stderr)
 
     def tidy(self) -> None:
-        """Run one round, unless the ledger is idle: each round adds commits to its log."""
+        """Maintain the views and the ledger once, unless the ledger has no new commit since the last round.
+
+        An idle ledger is left alone, because each round adds commits to its log.
+        """
         path = self._settings.table_path(LEDGER)
         if self._tidied == DeltaTable(path).version():
             return

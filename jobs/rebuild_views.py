@@ -45,7 +45,11 @@ _CHUNK_ROWS = 200_000
 
 
 def open_ledger(settings: Settings) -> DeltaTable:
-    """Open the ledger. Raises NotFound."""
+    """Open the Delta table `ledger` at its newest version.
+
+    Raises:
+        NotFound: There is no such table below `settings.tables_root`.
+    """
     path = settings.table_path(LEDGER)
     try:
         return DeltaTable(path)
@@ -54,9 +58,14 @@ def open_ledger(settings: Settings) -> DeltaTable:
 
 
 def rebuild(settings: Settings) -> ViewProgress:
-    """Build the view tables from the ledger, and replace the existing ones. The caller holds the lock.
+    """Build all view tables anew from the ledger, replace the existing ones, and return the new progress.
 
-    Raises NotFound, Refused.
+    The caller holds `views_lock`. On a local disk, each new table is built beside the old one and then takes
+    its place. At a URI, directories cannot be renamed, so only missing or incomplete tables are built.
+
+    Raises:
+        NotFound: There is no ledger.
+        Refused: The tables are at a URI and all of them exist already.
     """
     ledger = open_ledger(settings)
     root = settings.tables_root
@@ -77,7 +86,12 @@ def rebuild(settings: Settings) -> ViewProgress:
 
 
 def fill(tables: dict[str, ViewTable], ledger: DeltaTable) -> ViewProgress:
-    """Apply the whole ledger, at the version at which it is loaded, to empty view tables."""
+    """Apply all rows of the ledger to empty view tables, record the progress in them, and return it.
+
+    Args:
+        tables: The view tables by name.
+        ledger: The ledger, read at the version at which it was loaded.
+    """
     offsets: dict[int, int] = {}
     removed: dict[tuple[str, Key], int] = {}
     for rows in chunks(ledger):
@@ -92,7 +106,16 @@ def fill(tables: dict[str, ViewTable], ledger: DeltaTable) -> ViewProgress:
 
 
 def is_outdated(removed: dict[tuple[str, Key], int], name: str, key: Key, change: RowChange) -> bool:
-    """Return whether a later record has removed the row, and note removals. Files come in no order."""
+    """Return whether a later record has already removed the row that `change` writes.
+
+    Ledger rows come in no order. So a removal must be remembered, or an older change would bring the row back.
+
+    Args:
+        removed: The offset of the last known removal, by table and key. A removal in `change` is added to it.
+        name: The name of the view table.
+        key: The key of the row.
+        change: The change to check.
+    """
     last = removed.get((name, key), -1)
     if change.row is None and change.offset > last:
         removed[name, key] = change.offset
@@ -100,7 +123,7 @@ def is_outdated(removed: dict[tuple[str, Key], int], name: str, key: Key, change
 
 
 def chunks(ledger: DeltaTable) -> Iterator[pa.Table]:
-    """Yield CHANGE_COLUMNS of all ledger rows, some rows at a time."""
+    """Yield the columns CHANGE_COLUMNS of all ledger rows, in tables of about 200,000 rows, in no order."""
     held: list[pa.RecordBatch] = []
     count = 0
     for batch in dataset_of(ledger).to_batches(columns=list(CHANGE_COLUMNS)):
@@ -114,7 +137,10 @@ def chunks(ledger: DeltaTable) -> Iterator[pa.Table]:
 
 
 def swap(path: Path) -> None:
-    """Replace `path` by `<path>.new`. Readers keep the old files that they have open."""
+    """Replace the directory `path` by `<path>.new`, and delete the old one.
+
+    Readers can still read the old files that they have open.
+    """
     old = path.with_name(f"{path.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():
@@ -141,7 +167,11 @@ def _print_check(settings: Settings, *, as_json: bool) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Rebuild or check the views, and return the exit code."""
+    """Run the program with `arguments` (None: the command line's), and return its exit code.
+
+    It rebuilds the view tables, or with `--check` compares them with the ledger. The module's docstring lists
+    the exit codes.
+    """
     parser = argparse.ArgumentParser(prog="rebuild_views", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--check", action="store_true", help="refold the ledger's bytes and compare, change nothing"

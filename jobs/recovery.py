@@ -1,4 +1,4 @@
-"""The start of the settling job: from its checkpoint, from the topic's beginning, or from the tables.
+"""Decides how the settling job starts: from its checkpoint, from the topic's beginning, or from the tables.
 
 The tables have all the data of a checkpoint: the ledger has the progress, and `stream_entries` has the state of
 the streams. So a lost checkpoint is made again from both, each at a pinned version. A start that would settle a
@@ -31,40 +31,59 @@ from schemas.tables.view_progress import ViewProgress, read_progress
 
 
 class RecoveryRefused(TrunklineError):
-    """The job cannot continue from the tables without losing or repeating records. Nothing was changed."""
+    """The settling job cannot start without losing or repeating records. Nothing was changed."""
 
 
 class Recovery(NamedTuple):
-    """A start from the tables: the first unsettled offset by partition, and pinned versions of the tables."""
+    """A start of the settling job from the tables, for a lost checkpoint.
+
+    Attributes:
+        next_offsets: The first offset of each Kafka partition that is not in the ledger.
+        ledger_version: The version of the ledger that has all records below `next_offsets`.
+        entries_version: The version of `stream_entries` that has the state of these records.
+    """
 
     next_offsets: dict[int, int]
     ledger_version: int
     entries_version: int
 
     def starting_offsets(self, kafka: KafkaSettings) -> dict[str, dict[str, int]]:
-        """Return the offsets of all partitions, in the form of Spark's Kafka source."""
+        """Return the offset at which Spark must start to read, for every partition of the topic.
+
+        The form is that of the option `startingOffsets` of Spark's Kafka source.
+        """
         return {
             kafka.topic: {str(number): self.next_offsets.get(number, 0) for number in range(kafka.partitions)}
         }
 
     def state(self, spark: SparkSession, settings: Settings) -> GroupedData:
-        """Return the initial state, from the pinned version of `stream_entries`."""
+        """Return all streams' state for a new checkpoint, read from the table `stream_entries`."""
         path = settings.table_path(STREAM_ENTRIES)
         entries = read_table(spark, path, self.entries_version, VIEW_ARROW[STREAM_ENTRIES])
         return initial_state(entries, self.next_offsets, settings.kafka.partitions)
 
 
 def find_start(spark: SparkSession, settings: Settings, checkpoint: str) -> Recovery | None:
-    """Decide how to start the query.
+    """Decide how to start the settling query, and prepare the tables for it.
 
-    A recovery brings the views to the ledger's end, so their own thread must not run yet. A checkpoint without
-    a finished micro-batch is discarded if the ledger has rows, because it may have the state of another start.
+    If the query must start from the tables, this brings the views to the ledger's end. So the thread that
+    builds the views must not run yet. A checkpoint without a finished micro-batch is deleted if the ledger has
+    rows, because it may have the state of another start.
+
+    Args:
+        spark: The session.
+        settings: The settings of the tables and of Kafka.
+        checkpoint: The directory of the query's checkpoint.
 
     Returns:
-        The recovery, or None to start from the checkpoint or the topic's beginning, as Spark does by itself.
+        The start from the tables. None means that Spark can start by itself: from the checkpoint, or from the
+        topic's beginning if there is none.
 
     Raises:
-        TrunklineError: CheckpointDamaged, RecoveryRefused, BackboneUnreachable, and others.
+        CheckpointDamaged: The checkpoint is there but cannot be used.
+        RecoveryRefused: A start would lose or repeat records.
+        BackboneUnreachable: Kafka does not answer.
+        TrunklineError: A table cannot be read.
     """
     folder = CheckpointFolder(spark, checkpoint)
     found = folder.look()
@@ -125,9 +144,11 @@ def _recovery(spark: SparkSession, settings: Settings) -> Recovery:
 
 
 def ledger_ends(spark: SparkSession, settings: Settings, version: int) -> dict[int, int]:
-    """Return the first offset of each partition that is not in the ledger at `version`.
+    """Return for each Kafka partition the first offset that is not in the ledger at `version`.
 
-    Raises RecoveryRefused unless the ledger has each offset below it once, and no other topic.
+    Raises:
+        RecoveryRefused: An offset is missing or twice in the ledger, or the ledger has records of another
+            topic.
     """
     ledger = read_table(spark, settings.table_path(LEDGER), version, LEDGER_ARROW)
     # Distinct offsets are counted exactly by bitmaps of 32,768 each, so that no row leaves its task.
@@ -165,9 +186,15 @@ _FROM_THE_LOG: Final = (
 
 
 def check_log(kafka: KafkaSettings, next_offsets: Mapping[int, int]) -> None:
-    """Check that Kafka still has the records after the ledger's end, in each partition.
+    """Raise RecoveryRefused unless Kafka still has all records that the ledger lacks.
 
-    Raises RecoveryRefused if a partition begins after that end or ends before it, and BackboneUnreachable.
+    Args:
+        kafka: The settings of Kafka.
+        next_offsets: The first offset of each partition that is not in the ledger; 0 for others.
+
+    Raises:
+        RecoveryRefused: A partition in Kafka begins after that offset, or ends before it.
+        BackboneUnreachable: Kafka does not answer.
     """
     with topic_reader(kafka) as consumer:
         assigned = sorted(consumer.assignment())
@@ -190,7 +217,12 @@ def check_log(kafka: KafkaSettings, next_offsets: Mapping[int, int]) -> None:
 
 
 def check_view_progress(progress: ViewProgress, next_offsets: Mapping[int, int]) -> None:
-    """Check that `stream_entries` has the whole ledger and no more. Raises RecoveryRefused."""
+    """Raise RecoveryRefused unless the views were built from the whole ledger and from nothing else.
+
+    Args:
+        progress: The progress of the views.
+        next_offsets: The first offset of each partition that is not in the ledger.
+    """
     for partition in sorted(next_offsets.keys() | progress.offsets.keys()):
         seen, settled = progress.offsets.get(partition, 0), next_offsets.get(partition, 0)
         if seen != settled:

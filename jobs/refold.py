@@ -37,16 +37,17 @@ _MOMENT: Final = pa.int64()
 
 
 class CheckResult(msgspec.Struct):
-    """The result of a check.
+    """The result of `check_views`.
 
     Attributes:
         records: The number of refolded records.
-        adopted: How many of them were settled by an earlier version of the fold, and were taken over.
-        different: The number of differences.
-        differences: Texts about the first differences.
+        adopted: How many of them were settled by an earlier version of the fold. Their stored results were not
+            checked.
+        different: The number of differences. 0: ledger, refold and views agree.
+        differences: Texts about the first 50 differences.
         rows: How many rows of each view table were compared.
-        newer: How many rows were not compared, because they are newer than the tables' progress.
-        offsets: The progress of the tables by partition.
+        newer: How many rows were not compared, because they are newer than the views' progress.
+        offsets: The views' progress: the first offset of each Kafka partition that they lack.
     """
 
     records: int = 0
@@ -58,14 +59,23 @@ class CheckResult(msgspec.Struct):
     offsets: dict[int, int] = msgspec.field(default_factory=dict)
 
     def differ(self, text: str) -> None:
-        """Count a difference, and keep its text if it is among the first."""
+        """Count a difference, and keep its text if it is among the first 50."""
         self.different += 1
         if len(self.differences) < _SHOWN:
             self.differences.append(text)
 
 
 class Refold:
-    """A fold over the ledger again, which keeps the rows that the views should have up to `progress`."""
+    """A fold that settles the ledger's records again and compares the results with the stored rows.
+
+    Call `settle` for each ledger row, then `finish`, then `compare_table` for each view table. Differences are
+    added to `result`, and nothing is raised for them.
+
+    Args:
+        keyring: The master keys that unseal the raw bytes of masked records.
+        progress: The progress of the view tables. Later records are not expected in them.
+        result: Counts records and differences.
+    """
 
     def __init__(self, keyring: Keyring, progress: ViewProgress, result: CheckResult) -> None:
         self._expected: dict[str, dict[Key, RowChange]] = {table: {} for table in VIEW_TABLES}
@@ -76,7 +86,10 @@ class Refold:
         self._changes: dict[bytes | None, dict[tuple[str, str], AppliedChange]] = {}
 
     def settle(self, row: LedgerRow) -> None:
-        """Settle one row's record again and compare; call it in the order of each partition."""
+        """Settle the record of one ledger row again, and compare the outcome with the row.
+
+        Differences are added to `result`. The rows of each partition must come in the order of their offsets.
+        """
         self._result.records += 1
         where = f"ledger {row.partition}:{row.offset}"
         if row.fold_version < FOLD_VERSION:
@@ -126,13 +139,21 @@ class Refold:
         entries.take_writes()
 
     def finish(self) -> None:
-        """Report changes that no ledger row has; call it after the last row."""
+        """Add to `result` the refolded changes that are missing in the ledger. Call it after the last row."""
         for key, changes in self._changes.items():
             name = (key or b"").decode("ascii", "replace")
             self._result.differ(f"{name}: {len(changes)} changes stand in no ledger row")
 
     def compare_table(self, table: str, stored: DeltaTable) -> None:
-        """Compare one view table with its expected rows; forgets these."""
+        """Compare one view table with the rows that the refold expects in it.
+
+        Differences are added to `result`. The expected rows are removed from memory, so each table can be
+        compared once. Call it after `finish`.
+
+        Args:
+            table: The name of the view table.
+            stored: The open table.
+        """
         names, expected, result = VIEW_ARROW[table].names, self._expected.pop(table), self._result
         keys = key_columns(table)
         count = 0
@@ -189,7 +210,13 @@ class Refold:
 
 
 def check_views(settings: Settings, ledger: DeltaTable, keyring: Keyring) -> CheckResult:
-    """Refold `ledger` at its newest version, and compare. Raises NotFound without views."""
+    """Refold the whole ledger, compare ledger and view tables with the results, and return the differences.
+
+    It changes nothing. `ledger` is first updated to its newest version.
+
+    Raises:
+        NotFound: A view table is missing.
+    """
     result = CheckResult()
     tables = {}
     # The entries are opened first, so rows of the other tables beyond their progress are newer.
@@ -212,7 +239,7 @@ def check_views(settings: Settings, ledger: DeltaTable, keyring: Keyring) -> Che
 
 
 def ordered_rows(ledger: DeltaTable) -> Iterator[LedgerRow]:
-    """Yield all rows by partition and offset, a window at a time, in whatever files they are."""
+    """Yield all ledger rows, ordered by partition and offset. About 20,000 rows are in memory at once."""
     dataset = dataset_of(ledger)
     for partition, end in ends_of(ledger).items():
         for first in range(0, end, _WINDOW):
@@ -220,7 +247,10 @@ def ordered_rows(ledger: DeltaTable) -> Iterator[LedgerRow]:
 
 
 def table_rows(stored: DeltaTable, table: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a view table, with times as microseconds."""
+    """Yield the rows of a stored view table as dictionaries, with times as integers in microseconds.
+
+    `table` is the name of the view, whose columns are read.
+    """
     for batch in dataset_of(stored).to_batches(columns=VIEW_ARROW[table].names):
         plain = {
             name: column.cast(_MOMENT) if pa.types.is_timestamp(column.type) else column

@@ -38,7 +38,11 @@ _POLL_S = 0.2
 
 
 def prepare_session(settings: Settings) -> SparkSession:
-    """Return the session of the settling query. Raises BackboneUnreachable if Spark does not start."""
+    """Start Spark and return the session for the settling query.
+
+    Raises:
+        BackboneUnreachable: Spark does not start, for example because the cluster's master does not answer.
+    """
     try:
         spark = SparkSession.builder.appName(PROGRAM).getOrCreate()
     except Py4JError as error:
@@ -54,7 +58,22 @@ def prepare_session(settings: Settings) -> SparkSession:
 def run(
     spark: SparkSession, settings: Settings, stopping: threading.Event, ready_file: Path | None
 ) -> str | None:
-    """Run all until `stopping` is set or one fails; return the reason of a failure. Raises as the starts."""
+    """Run the settling query, the view builder, maintenance and the audit trail; block until they end.
+
+    All end when `stopping` is set or when one of them fails.
+
+    Args:
+        spark: The session.
+        settings: The settings of all parts.
+        stopping: Ends the run when it is set.
+        ready_file: Created when the query settles records and the views are up to date. None: no file.
+
+    Returns:
+        The reason of a failure; None after a stop without one.
+
+    Raises:
+        TrunklineError: A part cannot start. See `settle_events.start` and `build_views.prepare`.
+    """
     with ExitStack() as parts:
         checkpoints = LedgerCheckpoints(settings)
         audit = AuditThread(settings)
@@ -84,7 +103,10 @@ def run(
 
 
 def main() -> int:
-    """Run until SIGTERM or SIGINT, or until one part fails (exit code 1)."""
+    """Run the streaming driver until SIGTERM, SIGINT or a failure, and return its exit code.
+
+    The code is 0 after a signal and 1 if a part failed while running. An error at the start has its own code.
+    """
     return exit_code_of(PROGRAM, _run_until_signal)
 
 

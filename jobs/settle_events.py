@@ -1,4 +1,4 @@
-"""The job that settles `trunk.events` into the Delta table `ledger`: the fold, run by Spark, exactly once.
+"""The job that settles the topic `trunk.events` into the Delta table `ledger`, exactly once, with Spark.
 
 Reads: every record of the Kafka topic, from its beginning.
 Owns: the table `ledger` and the checkpoint `settle_events`; no other program writes them.
@@ -53,7 +53,10 @@ _Begin = Callable[[DataFrame, Mapping[str, Any]], StreamingQuery]
 def read_records(
     spark: SparkSession, settings: Settings, options: Mapping[str, str] | None = None
 ) -> DataFrame:
-    """Return the topic as a stream with headers. `options`: further options of Spark's Kafka source."""
+    """Return the Kafka topic as a streaming frame, with headers, from the topic's beginning.
+
+    `options` are further options of Spark's Kafka source, which replace the usual ones.
+    """
     return (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", settings.kafka.bootstrap_servers)
@@ -78,13 +81,15 @@ def settled_rows(
     keyring_source: Callable[[], Keyring] | None = None,
     state: GroupedData | None = None,
 ) -> DataFrame:
-    """Return the packed ledger rows for a stream of Kafka records.
+    """Return a streaming frame that settles Kafka records: each cell has packed ledger rows (PACKED_ROWS).
 
     Args:
-        records: The stream of records.
+        records: The stream of records, as `read_records` returns it.
         settings: The settings of Kafka and Spark.
-        keyring_source: Called in each worker; by default it reads the key file.
-        state: The initial state for a new checkpoint. Spark reads it only in a query's first micro-batch.
+        keyring_source: Returns the master keys, called in each worker process. None: they are read from the key
+            file.
+        state: The initial state for a new checkpoint. Spark reads it only in a query's first micro-batch. None:
+            the state is empty.
     """
     processor = SettleStreams(keyring_source or functools.partial(worker_keyring, settings.key_file))
     return (
@@ -98,12 +103,16 @@ def settled_rows(
 
 
 def settle_frame(rows: DataFrame, settings: Settings) -> DataFrame:
-    """Return the ledger's new files for packed ledger rows, as rows of LEDGER_FILE."""
+    """Return a frame that writes packed ledger rows into data files, with one row of LEDGER_FILE for each.
+
+    The files are written when Spark evaluates the frame. They are part of the ledger after a commit
+    (once_sink.py).
+    """
     return rows.mapInArrow(functools.partial(write_file, settings.table_path(LEDGER)), LEDGER_FILE)
 
 
 def bucketed(records: DataFrame, settings: Settings) -> DataFrame:
-    """Return the records with their bucket, and their headers in flat columns.
+    """Return the records with the columns `bucket` and RECORD_COLUMNS, their headers in two flat columns.
 
     Spark computes the size of the Arrow batch after each record, and for a list column that takes as long as
     the batch is. So the usual headers travel as one binary cell, `usual_headers`, with separated values.
@@ -124,7 +133,10 @@ def bucketed(records: DataFrame, settings: Settings) -> DataFrame:
 
 
 def worker_keyring(key_file: Path) -> Keyring:
-    """Read the keyring in the worker's own process, so that no key is part of a serialized task."""
+    """Return the master keys, read from the key file and the environment of the worker process that calls it.
+
+    So no key is part of a serialized task.
+    """
     secret = os.environ.get(MASTER_KEY_VARIABLE)
     return load_keyring(Settings(master_key_file=key_file, master_key=SecretStr(secret) if secret else None))
 
@@ -136,16 +148,21 @@ def start(
     available_now: bool = False,
     after_batch: Callable[[int], None] | None = None,
 ) -> StreamingQuery:
-    """Start the query: from its checkpoint, from the topic's beginning, or by a recovery from the tables.
+    """Start the settling query and return it. The query runs in Spark's threads until it is stopped.
 
-    A recovery brings the views to the ledger's end, so their own thread must not run yet. Raises as
-    `recovery.find_start`.
+    It starts from its checkpoint, from the topic's beginning, or without a checkpoint from the tables. The
+    start from the tables brings the views to the ledger's end. So the thread that builds the views must not run
+    yet.
 
     Args:
         spark: The session.
         settings: The settings of the tables, Kafka and Spark.
         available_now: End the query when all current records of the topic are settled.
-        after_batch: Called with the id of each committed micro-batch, before Spark notes its end.
+        after_batch: Called with the number of each committed micro-batch, before Spark records its end. None:
+            nothing is called.
+
+    Raises:
+        TrunklineError: The query cannot start; see `recovery.find_start`.
     """
     checkpoint = f"{settings.checkpoints_root}/{QUERY_NAME}"
     recovery = find_start(spark, settings, checkpoint)
@@ -193,5 +210,5 @@ def _load(spark: SparkSession, settings: Settings, recovery: Recovery, begin: _B
 
 
 def is_ready(query: StreamingQuery) -> bool:
-    """Return whether the query waits for records, or has settled some."""
+    """Return whether the query runs: it has finished a micro-batch, or it waits for records."""
     return query.lastProgress is not None or query.status["message"] == "Waiting for data to arrive"

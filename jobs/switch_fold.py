@@ -36,9 +36,14 @@ from schemas.tables.view_progress import read_progress
 
 
 def state_of(settings: Settings) -> dict[str, Any]:
-    """Return the fold's version by the ledger and by this program, the progress, and the last switch.
+    """Return the fold versions of ledger and program, and how far ledger and views have processed the log.
 
-    Raises NotFound.
+    Returns:
+        A JSON document. `ledger_version` and `program_version` are fold versions. `ledger` and `views` have the
+        first missing offset of each partition. `switch` is the last switch of the fold, or None.
+
+    Raises:
+        NotFound: There is no ledger.
     """
     ledger = open_ledger(settings)
     path = settings.table_path(STREAM_ENTRIES)
@@ -53,9 +58,18 @@ def state_of(settings: Settings) -> dict[str, Any]:
 
 
 def switch(settings: Settings, ends: dict[str, int]) -> dict[str, Any]:
-    """Switch if the ledger has the log up to `ends`, bring the views there, and return the new state.
+    """Switch the ledger to this program's fold version, and return the new state as `state_of` does.
 
-    Raises NotFound, Refused, WrongViewTable.
+    Views that lack records of the ledger are first brought to its end.
+
+    Args:
+        settings: The settings of the tables.
+        ends: The end offset of each Kafka partition. The ledger must contain all records before it.
+
+    Raises:
+        NotFound: There is no ledger.
+        Refused: The ledger lacks records or has a newer version, or another process writes the views.
+        WrongViewTable: A stored view table has other columns than this version writes.
     """
     with views_lock(settings):
         state = state_of(settings)
@@ -79,7 +93,10 @@ def switch(settings: Settings, ends: dict[str, int]) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Show the state or switch, and print one JSON object."""
+    """Run the program with `arguments` (None: the command line's), and return its exit code.
+
+    It prints the state of the fold versions as one JSON object. With `--at` it first switches the ledger.
+    """
     parser = argparse.ArgumentParser(prog="switch_fold", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--at", type=json.loads, metavar="JSON", help="switch, if all is settled up to these offsets"

@@ -1,4 +1,4 @@
-"""Background threads of the streaming driver, and the exit codes of its programs."""
+"""The base class of the streaming driver's background threads, and the exit codes of the jobs' programs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,28 @@ from schemas.settings.settings import SettingsError
 
 
 class BackgroundThread:
-    """A daemon thread that runs `_run` until `stop`; `_run` ends soon after `_stopping` is set."""
+    """A daemon thread that runs a subclass's `_run` from `start` until `stop`.
+
+    `_run` must return soon after the event `_stopping` is set. A thread cannot be started twice.
+    """
 
     def __init__(self, name: str) -> None:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread and return at once."""
         self._thread.start()
 
     def stop(self, timeout_s: float | None = 10.0) -> None:
-        """Stop the thread after its current work; wait at most `timeout_s` (None: without a limit)."""
+        """Ask the thread to end after its current work, and wait until it has ended.
+
+        It may be called before `start` and more than once.
+
+        Args:
+            timeout_s: Wait at most this many seconds, then return although the thread still runs. None: no
+                limit.
+        """
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
@@ -32,7 +42,15 @@ class BackgroundThread:
 
 
 def exit_code_of(program: str, action: Callable[[], int]) -> int:
-    """Run a program, report its error on stderr, and return the exit code."""
+    """Run `action`, the body of a program, and return the program's exit code.
+
+    This is the value that `action` returns. If it raises an error of the settings or of Trunkline, the error is
+    printed to stderr and decides the code. Other exceptions are not caught.
+
+    Args:
+        program: The name at the beginning of the error message.
+        action: The body of the program.
+    """
     try:
         return action()
     except (SettingsError, TrunklineError) as error:

@@ -34,7 +34,14 @@ _AFTER_A_FAILURE_S: Final = 10.0
 
 
 class AuditTrail:
-    """The chain file and the anchors of the ledger that the settings name. The ledger must exist."""
+    """The writer of the chain file and the anchors file of the ledger that the settings name.
+
+    The ledger must exist. Use an object in one thread only. Several objects may append to the chain file at the
+    same time, because each locks it.
+
+    Attributes:
+        path: The chain file.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -48,14 +55,21 @@ class AuditTrail:
         self._anchored_at = -float("inf")
 
     def catch_up(self) -> None:
-        """Add all entries of the log that the file lacks, even if entries before them are missing."""
+        """Append all entries of the audit chain that the chain file lacks.
+
+        They are found by a list of all files of the ledger's Delta log. If older entries are no longer in that
+        log, the newer ones are appended all the same.
+        """
         self._look()
         found = lines_in_log(self._storage, -1 if self._last is None else self._last.version)
         self._append(found.lines)
         self._seen = found.version
 
     def follow(self) -> None:
-        """Add the entries of the commits since the last call. It costs one look at the log."""
+        """Append the entries of the ledger's commits since the last call to the chain file.
+
+        The first call does the same as `catch_up`. Later ones only read the new files of the Delta log.
+        """
         if self._seen is None:
             self.catch_up()
             return
@@ -69,7 +83,17 @@ class AuditTrail:
         self._seen = version
 
     def anchor(self, *, at_once: bool = False) -> bool:
-        """Sign the state of the chain if it has grown and the interval has passed; return whether it did."""
+        """Sign the chain's newest entry and append it to the anchors file, if an anchor is due.
+
+        An anchor is due if the chain has grown since the last one and `audit.anchor_interval_s` has passed. The
+        first call makes the key that signs. The public key is stored beside it.
+
+        Args:
+            at_once: Do not wait for the interval.
+
+        Returns:
+            Whether an anchor was appended.
+        """
         due = time.monotonic() - self._anchored_at >= self._settings.audit.anchor_interval_s
         if self._last is None or self._last.entry.number < self._anchored or not (due or at_once):
             return False
@@ -160,9 +184,10 @@ def _sync_folder(path: Path) -> None:
 
 
 class AuditThread(BackgroundThread):
-    """A thread that follows the ledger and anchors the chain, and does both once more at its end.
+    """A thread that copies the ledger's audit chain into the chain file and anchors it, until `stop`.
 
-    The ledger must exist before `start`.
+    It looks for new commits twice a second. At its end it copies and anchors once more. Errors are printed to
+    stderr, and the thread tries again after ten seconds. The ledger must exist before `start`.
     """
 
     def __init__(self, settings: Settings) -> None:

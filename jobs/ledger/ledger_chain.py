@@ -1,4 +1,4 @@
-"""The head of the audit chain for the settling query: the next commit's entry refers to the previous one.
+"""Makes the audit chain's entry for each commit of the settling query, bound to the entry before.
 
 Reads: the ledger's log and the chain file, once at a start.
 Guarantees: the chain has one entry for each commit of a micro-batch, in order, also after a crash, a lost
@@ -30,16 +30,26 @@ from schemas.tables.ledger import LEDGER
 
 
 class LedgerChain:
-    """The maker of each micro-batch's entry. Each start of the query makes a new object."""
+    """The newest entry of the ledger's audit chain, from which the next commit's entry is made.
+
+    Each start of the settling query makes a new object. The first call of a method reads the chain from disk.
+    Not thread-safe.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._head: ChainEntry | FirstEntry | None = None
 
     def holds(self, query: str, batch: int, roots: Iterable[str]) -> bool:
-        """Return whether a micro-batch with these `roots` is in the ledger, before the chain's end.
+        """Return whether the ledger already has this micro-batch, as after a crash between two commits.
 
-        Raises TrunklineError if only a part of its offsets is.
+        Args:
+            query: The id of the query.
+            batch: The number of the micro-batch.
+            roots: The Merkle roots of the micro-batch's files, as `FileRoots.to_json` returned them.
+
+        Raises:
+            TrunklineError: The ledger has some of the micro-batch's offsets but not all.
         """
         head, brought = self._newest(), read_roots(roots)
         ends = head.start if isinstance(head, FirstEntry) else head.ends
@@ -56,7 +66,13 @@ class LedgerChain:
         return False
 
     def entry(self, query: str, batch: int, roots: Iterable[str]) -> ChainEntry:
-        """Return the entry of the next micro-batch to commit, with the `roots` of its tasks."""
+        """Return the chain entry for the next commit. Call `committed` with it after the commit.
+
+        Args:
+            query: The id of the query.
+            batch: The number of the micro-batch.
+            roots: The Merkle roots of the micro-batch's files, as `FileRoots.to_json` returned them.
+        """
         return next_entry(self._newest(), query, batch, roots)
 
     def _newest(self) -> ChainEntry | FirstEntry:
@@ -65,7 +81,7 @@ class LedgerChain:
         return self._head
 
     def committed(self, entry: ChainEntry) -> None:
-        """Note that the micro-batch of `entry` was committed."""
+        """Make `entry` the newest one of the chain, after its commit has succeeded."""
         self._head = entry
 
 

@@ -1,4 +1,4 @@
-"""The ledger's data files: each task writes its rows into one Parquet file.
+"""The ledger's data files: each Spark task writes its rows into one Parquet file.
 
 A file becomes part of the table with the commit that names it (once_sink.py). A file of a failed task, or
 without a commit, is never read, and maintenance deletes it. So only a file's name, statistics and Merkle roots
@@ -30,21 +30,24 @@ SKIPPING_COLUMNS: Final = ("partition", "offset", "logged_at", "verdict")
 
 
 class FileStatistics:
-    """The statistics of a file: the number of rows, and the bounds of SKIPPING_COLUMNS (never null)."""
+    """Statistics of one data file: its number of rows, and the bounds of the columns SKIPPING_COLUMNS.
+
+    These columns are never null. Call `add` for each batch of rows, then `to_json`.
+    """
 
     def __init__(self) -> None:
         self._rows = 0
         self._bounds: dict[str, list[Any]] = {name: [] for name in SKIPPING_COLUMNS}
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Add the rows of `batch`, which must not be empty."""
+        """Include the rows of `batch`, which must have at least one."""
         self._rows += batch.num_rows
         for name, bounds in self._bounds.items():
             found = pc.min_max(batch.column(name)).as_py()
             bounds += [found["min"], found["max"]]
 
     def to_json(self) -> str:
-        """Return the statistics in the form of Delta's protocol, "Per-file Statistics".
+        """Return the statistics as JSON for Delta's log ("Per-file Statistics" of Delta's protocol).
 
         Times must be whole milliseconds there, and Kafka's times are.
         """
@@ -65,9 +68,18 @@ def _plain(value: Any) -> Any:
 
 
 def write_file(table: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write the ledger rows in the cells of the column `rows` to a file below the path `table`.
+    """Write packed ledger rows into one new Parquet file, and yield one row that describes the file.
 
-    Used by `mapInArrow`. Yields the row of LEDGER_FILE about the file, or none if there are no rows.
+    The function for `mapInArrow`, called once in each Spark task. The file is not part of the table until a
+    commit names it.
+
+    Args:
+        table: The path or URI of the ledger. The file is written into this directory.
+        batches: Batches with the column `rows`, whose cells are packed ledger rows (record_packing.py).
+
+    Yields:
+        A row with the columns of LEDGER_FILE: path, size, statistics and Merkle roots. No row and no file if
+        there are no ledger rows.
     """
     cells = (cell.as_buffer() for batch in batches for cell in batch.column("rows"))
     first = next(cells, None)
@@ -91,10 +103,11 @@ def write_file(table: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
 
 
 class FileRoots:
-    """The Merkle roots of one file. Add the file's batches in order, then call `to_json`.
+    """The Merkle roots of one data file, one root for each Kafka partition.
 
-    A partition's rows of a micro-batch are all in one task, in the order of their offsets, because a bucket is
-    a partition (buckets.py). Any other order is refused, because its root could not be checked later.
+    Add the file's batches of rows in order, then call `to_json`. A partition's rows of a micro-batch are all in
+    one task, in the order of their offsets, because a bucket is a partition (buckets.py). Any other order is
+    refused, because its root could not be checked later.
     """
 
     def __init__(self) -> None:
@@ -102,7 +115,11 @@ class FileRoots:
         self._offsets: dict[int, tuple[int, int]] = {}
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Hash the rows of `batch`, which must not be empty. Raises ValueError if they are not in order."""
+        """Hash the rows of `batch`, which must have at least one.
+
+        Raises:
+            ValueError: Rows of a partition are not in the order of their offsets.
+        """
         partitions = batch.column("partition")
         present = pc.unique(partitions).to_pylist()
         for partition in present:
@@ -115,5 +132,5 @@ class FileRoots:
             self._leaves.setdefault(partition, []).extend(ledger_leaves(rows, ENCODINGS[NEWEST_ENCODING]))
 
     def to_json(self) -> str:
-        """Return the roots, one for each partition."""
+        """Return the roots as JSON, for the column `roots` of LEDGER_FILE."""
         return roots_text(partition_root(p, self._offsets[p], leaves) for p, leaves in self._leaves.items())

@@ -22,12 +22,12 @@ EVERY_COMMITS: Final = 100
 
 
 def keep_old_files_h(settings: Settings) -> int:
-    """Return for how many hours replaced files are kept."""
+    """Return for how many hours replaced files of the tables are kept, at least one."""
     return max(KEEP_AT_LEAST_H, round(settings.views.keep_old_files_h))
 
 
 def create_ledger(settings: Settings) -> None:
-    """Make an empty ledger if there is none, because a stream cannot read a missing table."""
+    """Create an empty ledger if there is none, because a Spark stream cannot read a missing table."""
     path = settings.table_path(LEDGER)
     if not DeltaTable.is_deltatable(path):
         columns = with_comments(LEDGER_ARROW, LedgerRow)
@@ -35,7 +35,7 @@ def create_ledger(settings: Settings) -> None:
 
 
 def prepare_ledger(settings: Settings) -> None:
-    """Make the ledger, or add the columns and properties that an existing one lacks.
+    """Create the ledger, or add to an existing one the columns and table properties that it lacks.
 
     Call it only while no program appends: an append fails if the table's metadata changes meanwhile.
     """
@@ -67,11 +67,11 @@ def _properties(settings: Settings) -> dict[str, str]:
 
 
 class LedgerCheckpoints:
-    """The writer of checkpoints of the ledger's log, after a number of commits, outside the stream.
+    """Writes a Delta checkpoint of the ledger's log after every 100 commits.
 
     A commit reads the part of the log after its newest checkpoint, so checkpoints must be recent (decision
-    0012). They are no part of a commit, so no micro-batch waits for them. Pass `committed` to the settling
-    query, and call `write_if_due` regularly.
+    0012). They are written outside the settling query, so that no micro-batch waits for them. Pass `committed`
+    to the settling query as `after_batch`, and call `write_if_due` regularly.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -80,13 +80,14 @@ class LedgerCheckpoints:
         self._commits = EVERY_COMMITS
 
     def committed(self, batch_id: int) -> None:
-        """Count a committed micro-batch."""
+        """Count one committed micro-batch. Its number, `batch_id`, is not used."""
         self._commits += 1
 
     def write_if_due(self) -> bool:
-        """Write a checkpoint if one is due, and return whether it was written.
+        """Write a checkpoint after every 100 commits, and return whether this call wrote one.
 
-        An error is reported, and the next attempt follows after as many commits.
+        The first call of an object always tries. An error is printed to stderr, and the next attempt follows
+        after another 100 commits.
         """
         if self._commits < EVERY_COMMITS:
             return False

@@ -1,4 +1,4 @@
-"""The state of a query's checkpoint: usable, lost, not used yet, or damaged.
+"""Finds out whether a query's checkpoint is usable, lost, not used yet, or damaged.
 
 Spark writes `metadata` (the query's id) once, when it makes the checkpoint. For each micro-batch it writes a
 file in `offsets` before it and one in `commits` after it, each of them atomically. So a crash can leave only a
@@ -21,17 +21,18 @@ _OURS: Final = {"metadata", "offsets", "commits", "sources", "state"}
 
 
 class CheckpointDamaged(TrunklineError):
-    """The checkpoint cannot be used, but is not lost as a whole. The message names the directory."""
+    """The checkpoint cannot be used, but some of its files exist. The message names the directory."""
 
 
 class Checkpoint(NamedTuple):
-    """The state of a checkpoint.
+    """The state of a checkpoint's directory.
 
     Attributes:
         path: The directory.
         has_files: Whether there are any files.
-        query_id: The query's id; None if there is no checkpoint, or only files written after its deletion.
-        last_batch: The last finished micro-batch; None if none was ever finished.
+        query_id: The query's id. None: there is no checkpoint, or only files that were written after its
+            deletion.
+        last_batch: The number of the last finished micro-batch. None: no micro-batch was ever finished.
     """
 
     path: str
@@ -41,7 +42,7 @@ class Checkpoint(NamedTuple):
 
 
 class CheckpointFolder:
-    """The directory of a checkpoint, on any file system."""
+    """The directory of a Spark checkpoint, on any file system that Hadoop supports."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         jvm: Any = spark._jvm
@@ -51,7 +52,11 @@ class CheckpointFolder:
         self._read = jvm.org.apache.hadoop.io.IOUtils.readFullyToByteArray
 
     def look(self) -> Checkpoint:
-        """Return the state of the checkpoint. Raises CheckpointDamaged."""
+        """Read the checkpoint's files, and return its state. Nothing is changed.
+
+        Raises:
+            CheckpointDamaged: Files are missing, unreadable or unknown.
+        """
         names = self._names("")
         if not names:
             return Checkpoint(self.path, False, None, None)
@@ -76,7 +81,10 @@ class CheckpointFolder:
         return Checkpoint(self.path, True, query_id, last)
 
     def discard(self) -> None:
-        """Delete the checkpoint. After an interruption, the rest counts as no checkpoint."""
+        """Delete the checkpoint's directory.
+
+        If this is interrupted, the remaining files count as no checkpoint.
+        """
         # Without `metadata` the rest is no checkpoint, so it is deleted first.
         self._files.delete(self._at("metadata"), False)
         self._files.delete(self._new_path(self.path), True)
@@ -120,10 +128,10 @@ class CheckpointFolder:
 
 
 class CheckpointGuard:
-    """A check in each micro-batch that stops a query whose checkpoint was deleted.
+    """A callable that raises CheckpointDamaged if the running query's checkpoint was deleted.
 
-    Anything that the query writes into the deleted checkpoint is lost. On a local disk the check looks at one
-    file. On an object store it does nothing, and the next start detects the deletion.
+    The sink calls it in each micro-batch, because a query that goes on would lose its progress. On a local disk
+    it looks at one file. On an object store it does nothing, and the next start detects the deletion.
     """
 
     def __init__(self, path: str) -> None:

@@ -1,4 +1,4 @@
-"""The settling job's initial state for a new checkpoint: packed cells, made from `stream_entries`.
+"""Makes the settling job's initial state for a new checkpoint from the table `stream_entries`.
 
 A cell is msgpack. It has some streams of one bucket with all their entries, and the bucket's last offset. A
 cell has thousands of streams, because Spark handles rows one by one.
@@ -22,7 +22,10 @@ _PACKED: Final = "bucket int not null, state binary not null"
 
 
 class BucketShare(msgspec.Struct, frozen=True, array_like=True):
-    """One cell: entries by stream. Every cell of a bucket has the bucket's last offset."""
+    """The content of one packed cell: some streams of a bucket with all their entries.
+
+    `streams` maps each stream to its entries. Every cell of a bucket has the bucket's last settled offset.
+    """
 
     last_offset: int
     streams: dict[str, dict[str, bytes]]
@@ -33,11 +36,11 @@ unpack_share: Final = msgspec.msgpack.Decoder(BucketShare).decode
 
 
 def initial_state(entries: DataFrame, next_offsets: Mapping[int, int], partitions: int) -> GroupedData:
-    """Return the state of all buckets, grouped by `bucket`, for `transformWithState`.
+    """Return the state of all buckets, grouped by `bucket`, as the initial state for `transformWithState`.
 
     Args:
         entries: The table `stream_entries`.
-        next_offsets: The first unsettled offset by partition; 0 for partitions that are not named.
+        next_offsets: The first unsettled offset of each Kafka partition; 0 for partitions that are not named.
         partitions: The number of the topic's partitions.
     """
     last = {bucket_key(partition): offset - 1 for partition, offset in next_offsets.items() if offset > 0}
@@ -62,9 +65,15 @@ def initial_state(entries: DataFrame, next_offsets: Mapping[int, int], partition
 def pack_streams(
     last_offsets: Mapping[int, int], batches: Iterable[pa.RecordBatch], cell_bytes: int = _CELL_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """Pack rows of `bucket`, `stream`, `entry`, `value`, sorted by the first two, into `bucket` and `state`.
+    """Pack stream entries into cells of whole streams, each a BucketShare. The function for `mapInArrow`.
 
-    Used by `mapInArrow`. A cell ends at the end of a stream, at about `cell_bytes`.
+    Args:
+        last_offsets: The last settled offset of each bucket.
+        batches: Rows with the columns `bucket`, `stream`, `entry` and `value`, sorted by the first two.
+        cell_bytes: A cell ends with the stream that reaches this size.
+
+    Yields:
+        Rows with the columns `bucket` and `state`, the packed cell.
     """
     streams: dict[str, dict[str, bytes]] = {}
     bucket, size = -1, 0

@@ -1,4 +1,4 @@
-"""The sink of the ledger for `foreachBatch`, exactly once: each commit has the id of its micro-batch.
+"""The `foreachBatch` sink that commits each micro-batch to the ledger exactly once.
 
 Delta's own sink does the same with a transaction version, but builds the table's snapshot again in every
 micro-batch (decision 0003). Here only the first micro-batch after a start can be a repeated one. So only that
@@ -33,10 +33,16 @@ _TRIES: Final = 20
 def commit_marker(
     query_id: str, batch_id: int, entry: ChainEntry | None = None, batch_ms: int | None = None
 ) -> str:
-    """Return a commit's userMetadata: query, micro-batch, audit entry, and duration for `/metrics`.
+    """Return the text that marks a Delta commit with its micro-batch, for the commit's metadata `userMetadata`.
 
-    The query's id is in its checkpoint. So the markers of a new checkpoint, whose batch ids start again,
-    differ.
+    A new checkpoint has a new query id. So its markers differ although its micro-batches are numbered from 0
+    again.
+
+    Args:
+        query_id: The id of the query, which its checkpoint contains.
+        batch_id: The number of the micro-batch.
+        entry: The commit's entry of the audit chain. None: the marker has none.
+        batch_ms: How long the micro-batch took, in ms, for `/metrics`. None: not measured.
     """
     more: dict[str, object] = {} if entry is None else {"audit": commit_metadata(entry)}
     if batch_ms is not None:
@@ -45,17 +51,21 @@ def commit_marker(
 
 
 class LastCommit(msgspec.Struct, frozen=True):
-    """The newest micro-batch in a table, and the query that wrote it, as in the marker of a commit."""
+    """The newest micro-batch that was committed to a table, and the query that wrote it."""
 
     query_id: str = msgspec.field(name="query")
     batch_id: Number = msgspec.field(name="batch")
 
 
 def last_commit(path: str, query_id: str | None = None) -> LastCommit | None:
-    """Return the newest micro-batch in the table (of this query, if one is named), or None.
+    """Return the newest micro-batch in the table's history, or None if there is no table or no such commit.
 
-    Metadata of other programs is skipped. A marker without an entry of the audit chain counts only if no other
-    marker has an entry.
+    Commits of other programs are skipped. A marker without an entry of the audit chain counts only if no other
+    marker has one, because another program could have written it.
+
+    Args:
+        path: The path or URI of the table.
+        query_id: Only look for commits of this query. None: of any query.
     """
     if not DeltaTable.is_deltatable(path):
         return None
@@ -80,16 +90,16 @@ def _marker_in(text: Any) -> LastCommit | None:
 
 
 class OnceSink:
-    """A `foreachBatch` function that commits the files of each micro-batch once.
+    """A `foreachBatch` function that writes each micro-batch's ledger files and commits them exactly once.
 
-    Frames have the columns of LEDGER_FILE, and their evaluation writes the files. The first micro-batch waits
-    for `started`, because Spark knows the query's id only after the start.
+    The frames have the columns of LEDGER_FILE. Their evaluation in Spark writes the data files. The first
+    micro-batch waits up to 60 seconds for `started`, because Spark knows the query's id only after the start.
 
     Args:
-        path: The table.
-        after_batch: Called with the batch id when a batch is in the table.
-        before_batch: Called before any write; it may raise to stop the query.
-        chain: Makes the entry of each commit; None: commits have no entries.
+        path: The path or URI of the table.
+        after_batch: Called with the micro-batch's number when the micro-batch is in the table.
+        before_batch: Called before any write. It may raise to stop the query.
+        chain: Makes the audit chain's entry for each commit. None: commits have no entries.
     """
 
     def __init__(
@@ -109,7 +119,7 @@ class OnceSink:
         self._table: DeltaTable | None = None
 
     def started(self, query_id: str) -> None:
-        """Set the id of the query."""
+        """Set the id of the query, and let the first micro-batch run. Call it when the query has started."""
         self._query_id = query_id
         self._known.set()
 
@@ -140,7 +150,13 @@ class OnceSink:
         return last is not None and last.batch_id >= batch_id
 
     def commit(self, files: Sequence[Row], batch_id: int, began: float | None = None) -> None:
-        """Commit `files` as one micro-batch that began at `began` (monotonic clock)."""
+        """Commit `files` to the table as one micro-batch.
+
+        Args:
+            files: Rows of LEDGER_FILE.
+            batch_id: The number of the micro-batch.
+            began: When the micro-batch began, by `time.monotonic()`. None: the commit names no duration.
+        """
         entry = None
         if self._chain is not None:
             entry = self._chain.entry(self._query_id, batch_id, [file.roots for file in files])

@@ -41,7 +41,11 @@ class OrderError(Exception):
 
 
 def unpack_runs(frames: Iterable[pd.DataFrame]) -> list[Record]:
-    """Return the records in frames of packed runs, sorted by the runs' first offsets."""
+    """Return the Kafka records that are packed in `frames`, in the order of their offsets within the bucket.
+
+    Args:
+        frames: Rows with the columns `first_offset` and `records`, of one bucket, in any order.
+    """
     runs = [run for frame in frames for run in zip(frame["first_offset"], frame["records"], strict=True)]
     runs.sort(key=lambda run: run[0])
     with _no_collection():
@@ -49,7 +53,13 @@ def unpack_runs(frames: Iterable[pd.DataFrame]) -> list[Record]:
 
 
 def in_order(records: list[Record], last_offset: int) -> int:
-    """Return the last offset of `records`. Raises OrderError unless they rise from beyond `last_offset`."""
+    """Check that the offsets of `records` rise and are all above `last_offset`, and return the last of them.
+
+    Without records, the result is `last_offset`.
+
+    Raises:
+        OrderError: An offset does not rise.
+    """
     for record in records:
         if record.offset <= last_offset:
             raise OrderError(
@@ -65,10 +75,14 @@ def settle_run(
     entries: Mapping[bytes | None, Entries],
     keyring: Keyring,
 ) -> list[LedgerRow]:
-    """Return the ledger rows of `records`, one bucket's share of a micro-batch, in their order.
+    """Settle the records of one bucket in a micro-batch, and return their ledger rows in the same order.
 
-    `entries` has those of every key among the records. The last row of each stream has all its written entries
-    and changed rows of views.
+    The last row of each stream contains all changes of the micro-batch to the stream state and to view rows.
+
+    Args:
+        records: The records, in the order of their offsets.
+        entries: The stream state for each record key. It must have every key, and is updated.
+        keyring: The master keys for secrets in records.
     """
     last = {record.key: position for position, record in enumerate(records)}
     changes: dict[bytes | None, dict[tuple[str, str], AppliedChange]] = {}
@@ -106,14 +120,22 @@ def _no_collection() -> Iterator[None]:
 
 
 class SettleStreams(StatefulProcessor):
-    """The processor of one bucket's records. `keyring_source` is called once in each worker process."""
+    """The stateful operator that settles the records of one bucket in each micro-batch.
+
+    Args:
+        keyring_source: Returns the master keys. It is called once in each worker process, so that no key is
+            part of a serialized task.
+    """
 
     def __init__(self, keyring_source: Callable[[], Keyring]) -> None:
         self._keyring_source = keyring_source
         self._keyring: Keyring | None = None
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state: each stream's entries, and the last offset of the bucket."""
+        """Declare the state in Spark's state store: each stream's entries, and the bucket's last offset.
+
+        Spark calls it once, before the first records.
+        """
         self._streams = StreamState(handle.getMapState("streams", STREAM_KEY, STREAM_ENTRIES))
         self._bucket = handle.getValueState("bucket", BUCKET_STATE)
 
@@ -123,7 +145,15 @@ class SettleStreams(StatefulProcessor):
         rows: Iterator[pd.DataFrame],
         timerValues: TimerValues,  # noqa: N803
     ) -> Iterator[pd.DataFrame]:
-        """Settle the bucket's share of the micro-batch, and yield cells of packed ledger rows."""
+        """Settle one bucket's records of a micro-batch, and yield frames with packed ledger rows.
+
+        Spark calls it. The state is updated before the first frame. Raises OrderError if offsets do not rise.
+
+        Args:
+            key: The bucket's key, not used.
+            rows: Frames of packed records, with the columns of PACKED_RECORDS.
+            timerValues: Spark's clock, not used.
+        """
         if self._keyring is None:
             self._keyring = self._keyring_source()
         records = unpack_runs(rows)
@@ -144,7 +174,15 @@ class SettleStreams(StatefulProcessor):
         initialState: pd.DataFrame,  # type: ignore[override]  # noqa: N803
         timerValues: TimerValues,  # noqa: N803
     ) -> None:
-        """Load the bucket's streams from the tables, before its first record in a new checkpoint."""
+        """Store the state of the bucket's streams in a new checkpoint, before the bucket's first record.
+
+        Spark calls it only in the first micro-batch of a recovery from the tables.
+
+        Args:
+            key: The bucket's key, not used.
+            initialState: Packed cells of `initial_state`.
+            timerValues: Spark's clock, not used.
+        """
         for cell in initialState["state"]:
             share = unpack_share(cell)
             self._streams.store(share.streams)

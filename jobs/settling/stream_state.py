@@ -1,4 +1,4 @@
-"""The entries of a bucket's streams in Spark's state store, read and written many at a time.
+"""Reads and writes the entries of many streams at once in Spark's state store.
 
 PySpark's MapState requests one key at a time from the JVM and waits for each answer (75 to 110 µs for each
 stream, twice in each micro-batch). Every answer contains its schema as JSON. This module sends the same
@@ -33,14 +33,15 @@ _decode: Final = msgspec.msgpack.Decoder(dict[str, bytes]).decode
 
 
 class StateError(Exception):
-    """The JVM could not serve the state. The micro-batch fails, and Spark runs it again."""
+    """Spark's JVM could not serve the state. The micro-batch fails, and Spark runs it again."""
 
 
 class StreamState:
-    """The entries of streams in a MapState `stream string -> entries binary` of the current bucket.
+    """The entries of the current bucket's streams in Spark's state store. Not thread-safe.
 
-    A stream's entries are one row. Each entry that is kept apart (schemas.fold.entries.APART) has its own row,
-    `<stream> <entry>`, which is read on demand.
+    The store is a MapState `stream string -> entries binary`. A stream's entries are one row. An entry whose
+    key begins with `schemas.fold.entries.APART` has a row of its own, `<stream> <entry>`, and is only read on
+    demand.
     """
 
     def __init__(self, map_state: MapState) -> None:
@@ -49,7 +50,13 @@ class StreamState:
         self._name = map_state._stateName
 
     def load(self, streams: Sequence[str]) -> dict[str, dict[str, bytes]]:
-        """Return the entries of `streams` by stream; a new stream has none. Raises StateError."""
+        """Return the entries of each of these streams, without those that have rows of their own.
+
+        A new stream has no entries.
+
+        Raises:
+            StateError: The JVM could not serve the state.
+        """
         calls = (
             messages.MapStateCall(stateName=self._name, getValue=messages.GetValue(userKey=_row(stream)))
             for stream in streams
@@ -61,12 +68,28 @@ class StreamState:
         }
 
     def load_apart(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], bytes | None]:
-        """Return entries that are kept apart, by stream and key; None for missing ones. Raises StateError."""
+        """Return entries that have rows of their own; None for an entry that does not exist.
+
+        Args:
+            wanted: Pairs of a stream and an entry's key. They are also the keys of the result.
+
+        Raises:
+            StateError: The JVM could not serve the state.
+        """
         found = self.load([f"{stream} {key}" for stream, key in wanted])
         return {(stream, key): found[f"{stream} {key}"].get(_ONLY) for stream, key in wanted}
 
     def store(self, entries: Mapping[str, Mapping[str, bytes]]) -> None:
-        """Set the entries of streams; entries kept apart that are not given stay. Raises StateError."""
+        """Replace the stored entries of these streams.
+
+        Entries with rows of their own are different: an entry that is not given stays as it is.
+
+        Args:
+            entries: For each stream its entries by key.
+
+        Raises:
+            StateError: The JVM could not serve the state.
+        """
         rows: dict[str, Mapping[str, bytes]] = {}
         for stream, stored in entries.items():
             rows[stream] = {key: value for key, value in stored.items() if not key.startswith(APART)}

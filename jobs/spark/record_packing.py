@@ -1,4 +1,4 @@
-"""Packing of Kafka records for the fold, and of ledger rows for the way back, as Arrow IPC in single cells.
+"""Packs Kafka records and ledger rows into single cells as Arrow IPC, on their way to the fold and back.
 
 Spark's stateful operator passes cells to Python one by one, which takes longer than the fold itself. A cell
 with thousands of records takes as long as a cell with one (decision 0003 has the figures).
@@ -32,7 +32,7 @@ SEPARATOR: Final = b"\x1f"
 
 
 def to_cell(batch: pa.RecordBatch) -> bytes:
-    """Return `batch` as one Arrow IPC stream, including its schema."""
+    """Return `batch` with its schema as one Arrow IPC stream, for a single cell of a Spark row."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -40,15 +40,24 @@ def to_cell(batch: pa.RecordBatch) -> bytes:
 
 
 def from_cell(cell: bytes | pa.Buffer) -> pa.RecordBatch:
-    """Return the batch that `to_cell` packed. Raises pyarrow.ArrowInvalid for other bytes."""
+    """Return the batch that `to_cell` packed.
+
+    Raises:
+        pyarrow.ArrowInvalid: `to_cell` did not make these bytes.
+    """
     with pa.ipc.open_stream(cell) as reader:
         return reader.read_next_batch()
 
 
 def pack_records(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Pack rows of `bucket` and RECORD_COLUMNS into `bucket`, `first_offset` and `records`.
+    """Pack Kafka records into one cell for each batch and bucket. The function for `mapInArrow`.
 
-    Used by `mapInArrow`. There is one row for each batch and bucket.
+    Args:
+        batches: Rows with the columns `bucket` and RECORD_COLUMNS.
+
+    Yields:
+        Rows with the columns of PACKED_RECORDS: `bucket`, the offset of the first packed record, and the packed
+        cell.
     """
     for batch in batches:
         for bucket in pc.unique(batch.column("bucket")):
@@ -65,7 +74,7 @@ def pack_records(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def records_of(batch: pa.RecordBatch) -> list[Record]:
-    """Return the records in a batch with RECORD_COLUMNS, in its order."""
+    """Return the Kafka records in a batch with the columns RECORD_COLUMNS, in the order of its rows."""
     columns = {name: batch.column(name) for name in RECORD_COLUMNS}
     columns["timestamp"] = columns["timestamp"].cast(pa.int64())
     cells = zip(*(column.to_pylist() for column in columns.values()), strict=True)
@@ -76,7 +85,13 @@ def records_of(batch: pa.RecordBatch) -> list[Record]:
 
 
 def names_and_values(usual: bytes | None, odd: str | None) -> tuple[tuple[str, ...], tuple[bytes | None, ...]]:
-    """Return header names and values from the two columns that contain them."""
+    """Return the names and the values of a record's headers, as two tuples of the same length.
+
+    Args:
+        usual: The cell `usual_headers`: values of the standard headers, separated by SEPARATOR. None: see
+            `odd`.
+        odd: The cell `odd_headers`: other headers as a JSON list. None for both: the record has no headers.
+    """
     if usual is not None:
         return STANDARD_HEADERS, tuple(usual.split(SEPARATOR))
     pairs = [] if odd is None else json.loads(odd)
@@ -89,13 +104,14 @@ def names_and_values(usual: bytes | None, odd: str | None) -> tuple[tuple[str, .
 
 @functools.cache
 def keep_modules(task: str) -> None:
-    """Exclude the current objects of this process from garbage collection, once for each kind of task.
+    """Exclude the objects that this process has now from garbage collection.
 
+    Later objects are collected as usual. The excluded ones are mostly modules that a task has imported.
     pyspark.daemon calls `gc.collect()` at the end of each task. With pyarrow, pandas and the models in memory,
     that takes 100 ms and more in each worker of a micro-batch, and frees almost no memory.
 
-    These are mostly the modules that the first task of a kind has imported. Later objects are collected as
-    usual.
+    Args:
+        task: A name for the kind of Spark task. Calls after the first one with the same name do nothing.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""The buckets of the settling job's state, one for each Kafka partition, and Spark's placement of them."""
+"""The bucket keys of the settling job's state, one for each Kafka partition, and where Spark places them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ _SPREAD = 64
 
 
 def bucket_key(partition: int) -> int:
-    """Return the state's key for a Kafka partition; it never changes, because checkpoints contain it.
+    """Return the integer under which Spark stores the state of a Kafka partition.
 
-    Spark places an integer key by Murmur3, which often puts small consecutive integers into one shuffle
-    partition. The key is the first integer, from 1,024 times the partition on, whose hash ends like the
-    partition's number. So 2, 4, … 64 shuffle partitions get equal shares.
+    The key of a partition never changes, because checkpoints contain it. Spark places an integer key by
+    Murmur3, which often puts small consecutive integers into one shuffle partition. So the key is the first
+    integer, from 1,024 times the partition on, whose hash ends like the partition's number. Then 2, 4, … 64
+    shuffle partitions get equal shares.
     """
     candidate = partition * _SPREAD * 16
     while spark_hash(candidate) % _SPREAD != partition % _SPREAD:
@@ -35,6 +36,9 @@ def spark_hash(number: int) -> int:
 
 
 def bucket_column(partitions: int) -> Column:
-    """Return the bucket of the column `partition`, in a topic with `partitions` partitions."""
+    """Return a Spark column with the bucket key of each row, computed from the row's column `partition`.
+
+    `partitions` is the number of partitions of the topic.
+    """
     keys = [F.lit(bucket_key(partition)) for partition in range(partitions)]
     return F.element_at(F.array(*keys), F.col("partition") + 1)

@@ -23,11 +23,18 @@ _SPECIAL: Final = re.compile(r"([{}*?])")
 
 
 def read_table(spark: SparkSession, path: str, version: int, columns: pa.Schema) -> DataFrame:
-    """Return the rows of the table at `path` as of `version`, with these columns.
+    """Return the rows of the Delta table at `path`, as of `version`, as a Spark frame.
 
-    The columns must not be partition columns. A column that a file lacks is null in its rows. Raises
-    TrunklineError for tables with features of Delta that a list of files does not show, and if files were
-    deleted.
+    Args:
+        spark: The session.
+        path: The table's path or URI.
+        version: The version of the table.
+        columns: The columns to return, which must not be partition columns. If a file lacks a column, it is
+            null.
+
+    Raises:
+        TrunklineError: The table uses features of Delta that its files alone do not show, or files were
+            deleted.
     """
     table = DeltaTable(path, version=version)
     try:

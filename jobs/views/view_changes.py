@@ -1,4 +1,4 @@
-"""The changes of the view tables by a run of ledger rows: the last change of each row and of each entry."""
+"""Reduces ledger rows to the changes of the view tables: the last change of each row and of each entry."""
 
 from __future__ import annotations
 
@@ -32,12 +32,16 @@ Key = tuple[str, ...]
 
 
 def key_columns(table: str) -> tuple[str, ...]:
-    """Return the key columns of a view table."""
+    """Return the names of the columns that identify a row of the view table named `table`."""
     return ENTRY_KEY if table == STREAM_ENTRIES else VIEWS[table].KEY
 
 
 class RowChange(NamedTuple):
-    """A row as the record at `offset` has made it, without its position; None if that removed the row."""
+    """The state of one view row after the record at `offset` of `partition`.
+
+    `row` has the cells without the columns `partition` and `last_offset`. None means that the record removed
+    the row.
+    """
 
     partition: int
     offset: int
@@ -45,7 +49,11 @@ class RowChange(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """The last change for each table and key, and the offset after the last row by partition."""
+    """The result of `changes_of`.
+
+    `tables` has the last change of each row, by table and key. `next_offsets` has for each Kafka partition the
+    offset after the last ledger row that was read.
+    """
 
     tables: dict[str, dict[Key, RowChange]]
     next_offsets: dict[int, int]
@@ -62,7 +70,11 @@ _decode_changes: Final = msgspec.json.Decoder(list[_JsonChange]).decode
 
 
 def changes_of(ledger: pa.Table) -> Changes:
-    """Reduce ledger rows (CHANGE_COLUMNS, in any order) to the last change of each key, by offset."""
+    """Reduce ledger rows to the last change of each view row.
+
+    Args:
+        ledger: Ledger rows in any order, with the columns CHANGE_COLUMNS.
+    """
     tables: dict[str, dict[Key, RowChange]] = {table: {} for table in VIEW_TABLES}
     changed = ledger.filter(pc.or_(pc.is_valid(ledger["changes"]), pc.is_valid(ledger["entries"])))
     for row in changed.to_pylist():
@@ -81,24 +93,35 @@ def changes_of(ledger: pa.Table) -> Changes:
 
 
 def row_changes(partition: int, changes: bytes | str | None) -> Iterator[tuple[str, Key, RowChange]]:
-    """Yield the table, key and change of each of a ledger row's `changes`."""
+    """Yield table name, key and change for each view row that a ledger row changed.
+
+    Args:
+        partition: The ledger row's Kafka partition.
+        changes: The ledger row's cell `changes`: a JSON list, or None if no view row changed.
+    """
     for change in _decode_changes(changes or b"[]"):
         yield change.view, row_key(change.view, change.key), RowChange(partition, change.offset, change.row)
 
 
 def row_key(view: str, key: str) -> Key:
-    """Return the key columns of a row. The last of them may contain a slash; the others are names."""
+    """Split a view row's key, such as `<realm>/<agent>`, into the values of the view's key columns.
+
+    Only the last value may contain a slash.
+    """
     return tuple(key.split("/", len(key_columns(view)) - 1))
 
 
 def next_offsets(ledger: pa.Table) -> dict[int, int]:
-    """Return the offset after the highest one among the rows, by partition."""
+    """Return the offset after the highest one among these ledger rows, by Kafka partition."""
     highest = ledger.select(["partition", "offset"]).group_by("partition").aggregate([("offset", "max")])
     return {row["partition"]: row["offset_max"] + 1 for row in highest.to_pylist()}
 
 
 def ends_of(ledger: DeltaTable) -> dict[int, int]:
-    """Return the offset after the highest one in the ledger, by partition in order."""
+    """Return the offset after the highest one in the ledger, by Kafka partition in ascending order.
+
+    It reads two columns of the whole ledger.
+    """
     ends: dict[int, int] = {}
     for batch in dataset_of(ledger).to_batches(columns=["partition", "offset"]):
         ends = newest(ends, next_offsets(pa.Table.from_batches([batch])))
@@ -106,7 +129,7 @@ def ends_of(ledger: DeltaTable) -> dict[int, int]:
 
 
 def newest(known: Mapping[int, int], found: Mapping[int, int]) -> dict[int, int]:
-    """Return the higher offset of both, by partition."""
+    """Merge two maps from Kafka partition to offset; the higher offset wins."""
     return {**known, **{number: max(offset, known.get(number, 0)) for number, offset in found.items()}}
 
 

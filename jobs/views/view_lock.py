@@ -1,4 +1,4 @@
-"""The lock for one writer of the view tables on this machine; the kernel releases it with its process."""
+"""The lock that lets one process at a time write the view tables on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from schemas.settings.settings import Settings
 
 @contextmanager
 def views_lock(settings: Settings) -> Iterator[None]:
-    """Hold the lock. Raises Refused, with the pid of the holder, if another process holds it."""
+    """Hold the lock of the view tables in a `with` block.
+
+    The lock is on the file `run/views.lock` of the data directory. The kernel releases it if the process dies.
+
+    Raises:
+        Refused: Another process holds the lock. The message has its pid. The function does not wait.
+    """
     path = settings.data_path / "run" / "views.lock"  # with the pid of its last holder
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:

@@ -36,24 +36,30 @@ _LOOSE_FILES: Final = 32
 
 
 class Held(NamedTuple):
-    """The shelf of a row, and the offset of the record that made it."""
+    """The shelf of a stored row, and the offset of the record that last changed the row."""
 
     shelf: int
     offset: int
 
 
 class WrongViewTable(TrunklineError):
-    """A table has other columns than this version writes. The views must be rebuilt."""
+    """A stored view table has other columns than this version writes. The views must be rebuilt."""
 
 
 def table_schema(table: str) -> pa.Schema:
-    """Return the columns of a stored view table."""
+    """Return the Arrow schema of a stored view table: the columns of the view, and `shelf`."""
     comment = {"comment": "Group of rows that are stored in the same files."}
     return VIEW_ARROW[table].append(pa.field(SHELF, pa.int32(), nullable=False, metadata=comment))
 
 
 def create_table(path: str, table: str, keep_h: float) -> DeltaTable:
-    """Make an empty view table. `keep_h`: how many hours replaced files are kept."""
+    """Create an empty view table and return it.
+
+    Args:
+        path: The path of the new table. An existing table is an error.
+        table: The name of the view table.
+        keep_h: For how many hours replaced files are kept for readers of older versions.
+    """
     return DeltaTable.create(
         path,
         with_comments(table_schema(table), VIEW_ROWS[table], Position),
@@ -71,7 +77,11 @@ def create_table(path: str, table: str, keep_h: float) -> DeltaTable:
 
 
 def open_table(path: str, table: str, keep_h: float) -> DeltaTable:
-    """Open the table; make it if it is missing. Raises WrongViewTable."""
+    """Open the view table at `path`, or create it if it is missing. The arguments are those of `create_table`.
+
+    Raises:
+        WrongViewTable: The table has other columns than this version writes.
+    """
     try:
         found = DeltaTable(path)
     except TableNotFoundError:
@@ -83,7 +93,15 @@ def open_table(path: str, table: str, keep_h: float) -> DeltaTable:
 
 
 class ViewTable:
-    """One view table, opened by its one writer. For one thread at a time."""
+    """One view table, opened for writing. Not thread-safe, and only one object may write a table at a time.
+
+    The constructor reads the keys of all rows into memory, and creates the table if it is missing.
+
+    Attributes:
+        name: The name of the view table.
+        delta: The open Delta table.
+        progress: The progress of all view tables, if this is `stream_entries`. Otherwise NO_PROGRESS.
+    """
 
     def __init__(self, path: str, table: str, keep_h: float = 24.0) -> None:
         self.name = table
@@ -109,9 +127,14 @@ class ViewTable:
         return len(self._index)
 
     def apply(self, changes: Mapping[Key, RowChange], progress: ViewProgress | None = None) -> bool:
-        """Apply the changes that the table does not have yet, in one commit with `progress`.
+        """Write the changes that are newer than the stored rows, and return whether there was a commit.
 
-        Return whether there was a commit. The same changes applied again have no effect.
+        All changes are written in one commit. The same changes applied again have no effect.
+
+        Args:
+            changes: The last change of each row, by key.
+            progress: Recorded in the same commit, for `stream_entries` only. It is committed even if no row
+                changes.
         """
         fresh = {key: change for key, change in changes.items() if self._is_news(key, change)}
         if not fresh:
@@ -132,7 +155,7 @@ class ViewTable:
         return True
 
     def note(self, progress: ViewProgress) -> None:
-        """Commit `progress` alone."""
+        """Record `progress` in a commit that changes no row. Only for the table `stream_entries`."""
         self.delta.create_write_transaction(
             [],
             mode="append",
@@ -224,16 +247,19 @@ class ViewTable:
                 self.compact_shelf(shelf)
 
     def compact_shelf(self, shelf: int) -> None:
-        """Join the files of a shelf."""
+        """Join the data files of one shelf into fewer, in one commit. No row is changed."""
         self._loose[shelf] = 0
         self.delta.optimize.compact(
             partition_filters=[(SHELF, "=", str(shelf))], commit_properties=self._commit()
         )
 
     def tidy(self, keep_h: float) -> None:
-        """Join unchanged shelves, delete files that were replaced `keep_h` hours ago, and shorten the log.
+        """Compact the table, delete unused files, and shorten the Delta log. No row is changed.
 
-        Unchanged shelves are those without changes since the last call. No row is changed.
+        Shelves without changes since the last call are joined.
+
+        Args:
+            keep_h: Replaced files are deleted after this number of hours.
         """
         current = max(self._sizes, default=0)
         resting = [
@@ -294,7 +320,7 @@ def _groups(shelves: Iterable[int], sizes: Mapping[int, int]) -> list[list[int]]
 
 
 def are_complete(settings: Settings) -> bool:
-    """Return whether all view tables exist and have their progress."""
+    """Return whether all view tables exist and `stream_entries` has recorded a progress."""
     paths = [settings.table_path(name) for name in VIEW_TABLES]
     if not all(DeltaTable.is_deltatable(path) for path in paths):
         return False
@@ -302,6 +328,10 @@ def are_complete(settings: Settings) -> bool:
 
 
 def open_tables(settings: Settings) -> dict[str, ViewTable]:
-    """Open all view tables, in the order of writing. Raises WrongViewTable."""
+    """Open all view tables for writing, creating missing ones, and return them by name in the order of writing.
+
+    Raises:
+        WrongViewTable: A table has other columns than this version writes.
+    """
     keep_h = settings.views.keep_old_files_h
     return {name: ViewTable(settings.table_path(name), name, keep_h) for name in VIEW_TABLES}
