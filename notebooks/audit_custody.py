@@ -1,4 +1,4 @@
-"""The steps of one event from the message to the views, for the custody notebook.
+"""Finds where and when one event was stored, from the Kafka record to the views, for the custody notebook.
 
 The steps are commits, Kafka's copy, and a refold. Commits are found by the Delta log. An hour after a
 checkpoint they are removed from it, and then the step has no time.
@@ -38,14 +38,17 @@ _KAFKA_WAIT_S = 10.0
 
 
 class Commit(NamedTuple):
-    """One commit of a Delta table; `actions` as in its log."""
+    """One commit of a Delta table.
+
+    `actions` are the JSON objects of the commit's file in the Delta log.
+    """
 
     version: int
     committed_at: pd.Timestamp
     actions: list[dict[str, Any]]
 
     def named(self, kind: str) -> list[dict[str, Any]]:
-        """Return the actions of one kind."""
+        """Return the bodies of the commit's actions of one kind, such as `add` or `txn`."""
         return [action[kind] for action in self.actions if kind in action]
 
 
@@ -60,7 +63,10 @@ def _commit(storage: FileSystem, version: int) -> Commit | None:
 
 
 def commits_since(path: str, moment: pd.Timestamp) -> Iterator[Commit]:
-    """Yield the commits of a table from about `moment` on that its log still has, oldest first."""
+    """Yield the commits of the Delta table at `path`, oldest first, from a minute before `moment` on.
+
+    Commits that were removed from the Delta log are skipped.
+    """
     storage = table_storage(path)
     files = storage.get_file_info(FileSelector("_delta_log", allow_not_found=True))
     versions = sorted(int(f.base_name[:20]) for f in files if f.base_name[20:] == ".json")
@@ -83,7 +89,17 @@ def _added(commit: Commit) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def ledger_commit(audit: Audit, partition: int, offset: int, logged_at: pd.Timestamp) -> Commit | None:
-    """Return the commit that added one row to the ledger; None if its log entry or file was removed."""
+    """Return the commit that added one row to the ledger, or None if it cannot be found.
+
+    It cannot be found if the ledger does not exist, or if maintenance removed the commit from the Delta log or
+    deleted its data file.
+
+    Args:
+        audit: The opened tables.
+        partition: The Kafka partition of the row.
+        offset: The Kafka offset of the row.
+        logged_at: The row's time in Kafka, at which the search begins.
+    """
     if audit.version(LEDGER) is None:
         return None
     path = audit.path(LEDGER)
@@ -103,7 +119,17 @@ def ledger_commit(audit: Audit, partition: int, offset: int, logged_at: pd.Times
 
 
 def views_commit(audit: Audit, partition: int, offset: int, logged_at: pd.Timestamp) -> Commit | None:
-    """Return the commit of `stream_entries` with which every view had this offset; None if unknown."""
+    """Return the first commit of `stream_entries` after which all views contained one ledger row.
+
+    None means that there are no views, that they do not contain the row yet, or that the commit was removed
+    from the Delta log.
+
+    Args:
+        audit: The opened tables.
+        partition: The Kafka partition of the row.
+        offset: The Kafka offset of the row.
+        logged_at: The row's time in Kafka, at which the search begins.
+    """
     if audit.version(STREAM_ENTRIES) is None:
         return None
     name = f"trunkline/offset/{partition}"
@@ -114,9 +140,15 @@ def views_commit(audit: Audit, partition: int, offset: int, logged_at: pd.Timest
 
 
 def settle_times(audit: Audit, around: pd.Timestamp, most: int = 200) -> pd.DataFrame:
-    """Return how many seconds each row took from Kafka to its commit in the ledger.
+    """Return how many seconds ledger rows took from Kafka's time to their commit in the ledger.
 
-    The rows are those of up to `most` commits, from about `around` on.
+    Args:
+        audit: The opened tables.
+        around: Begin with the commits of about this time.
+        most: Read at most this many commits.
+
+    Returns:
+        The columns `partition`, `offset` and `seconds`, with a row for each ledger row of these commits.
     """
     parts = [pd.DataFrame({"partition": [], "offset": [], "seconds": []}).astype({"seconds": float})]
     if audit.version(LEDGER) is None:
@@ -135,7 +167,7 @@ def settle_times(audit: Audit, around: pd.Timestamp, most: int = 200) -> pd.Data
 
 
 def own_keyring(audit: Audit) -> Keyring | None:
-    """Return the master keys, or None if this process may not read them."""
+    """Return the master keys that unseal masked records, or None if they cannot be read."""
     try:
         return load_keyring(audit.settings)
     except SettingsError:
@@ -143,7 +175,10 @@ def own_keyring(audit: Audit) -> Keyring | None:
 
 
 def stream_rows(audit: Audit, kind: str, name: str, last_offset: int) -> list[LedgerRow]:
-    """Return all rows of a stream up to an offset, in the order of the log."""
+    """Return all ledger rows of one stream up to and including `last_offset`, in the order of the log.
+
+    `kind` and `name` identify the stream. The window of time of `audit` does not apply.
+    """
     where = (pc.field("stream_kind") == kind) & (pc.field("stream_id") == name)
     where &= pc.field("offset") <= last_offset
     found = audit.arrow(LEDGER, list(COLUMNS), where).sort_by("offset")
@@ -154,7 +189,15 @@ def stream_rows(audit: Audit, kind: str, name: str, last_offset: int) -> list[Le
 
 
 def refolded(rows: list[LedgerRow], keyring: Keyring) -> Settled | None:
-    """Settle these records again with the current fold, and return the result for the last one."""
+    """Settle the records of these rows again with the current fold, and return the last record's result.
+
+    Args:
+        rows: All rows of one stream up to the record in question, in the order of the log.
+        keyring: The master keys.
+
+    Returns:
+        The result, or None if there are no rows.
+    """
     entries, settled = Entries(), None
     for row in rows:
         settled = settle(record_of_row(row, keyring), entries, keyring)
@@ -162,7 +205,7 @@ def refolded(rows: list[LedgerRow], keyring: Keyring) -> Settled | None:
 
 
 class KafkaCopy(NamedTuple):
-    """A record in Kafka."""
+    """One record as Kafka has it: value, key, headers and Kafka's time."""
 
     value: bytes | None
     key: bytes | None
@@ -171,7 +214,10 @@ class KafkaCopy(NamedTuple):
 
 
 def kafka_copy(audit: Audit, partition: int, offset: int) -> KafkaCopy | str:
-    """Return the record in Kafka, or a sentence that says why it cannot be read."""
+    """Read one record from Kafka. Return it, or a sentence that says why it cannot be read.
+
+    It waits at most ten seconds for the record.
+    """
     kafka = audit.settings.kafka
     try:
         with topic_reader(kafka, [partition]) as consumer:

@@ -22,9 +22,11 @@ from schemas.tables.view_arrow import VIEW_ARROW
 
 
 def spark_session(settings: Settings) -> SparkSession:
-    """Return a session on the Spark of this process, which is started by the settings `spark` if needed.
+    """Return a Spark session with times in UTC. Spark is started in this process if it does not run.
 
-    Raises TrunklineError if there is no Java 17.
+    Raises:
+        TrunklineError: There is no Java 17.
+        RuntimeError: Spark's jars are not installed.
     """
     running = SparkSession.getActiveSession()
     session = _started(settings) if running is None else running.newSession()
@@ -60,7 +62,10 @@ def _started(settings: Settings) -> SparkSession:
 
 
 def frame(spark: SparkSession, audit: Audit, name: str) -> DataFrame:
-    """Return a table at the version of `audit`; without rows if there is no table yet."""
+    """Return the table `name` as a Spark frame, at the version that `audit` has opened.
+
+    The frame has no rows if the table does not exist.
+    """
     schema = LEDGER_ARROW if name == LEDGER else VIEW_ARROW[name]
     version = audit.version(name)
     if version is None:

@@ -67,13 +67,17 @@ class Audit:
     """The tables of one data directory, each at the version that it had when this object was made.
 
     Args:
-        data_dir: The data directory; None: the one of the settings.
-        since: The beginning of the window for `ledger`, by Kafka's time (ISO 8601, UTC); None: as the
-            environment says.
-        until: The end of the window, in the same form.
+        data_dir: The data directory. None: the one of the settings.
+        since: The beginning of the window of time for ledger rows, by Kafka's time (ISO 8601, UTC). None: the
+            variable TRUNKLINE_AUDIT_SINCE; without it there is no bound.
+        until: The end of the window, exclusive. None: the variable TRUNKLINE_AUDIT_UNTIL; without it there is
+            no bound.
 
     Attributes:
-        seen: The first offset that is not in the views, by partition.
+        settings: The settings with this data directory.
+        since: The beginning of the window, or None.
+        until: The end of the window, or None.
+        seen: The first offset that is not in the views, by Kafka partition.
     """
 
     def __init__(self, data_dir: str | None = None, since: str | None = None, until: str | None = None) -> None:
@@ -90,24 +94,34 @@ class Audit:
         self.seen = (NO_PROGRESS if entries is None else read_progress(entries)).offsets
 
     def version(self, name: str) -> int | None:
-        """Return the version at which a table is read, or None if there is no table."""
+        """Return the version at which the table `name` is read, or None if it does not exist."""
         table = self._tables.get(name)
         return None if table is None else table.version()
 
     def path(self, name: str) -> str:
-        """Return the path of a table."""
+        """Return the path or URI of the table `name`, whether it exists or not."""
         return self.settings.table_path(name)
 
     def whole_ledger(
         self, columns: Sequence[str] | None = None, where: pc.Expression | None = None
     ) -> pd.DataFrame:
-        """Return rows of the whole ledger, by time, partition and offset."""
+        """Return ledger rows of all times, sorted by Kafka's time, partition and offset.
+
+        Args:
+            columns: The columns to return, beside the sorted ones. None: all columns.
+            where: A condition on rows. None: all rows.
+        """
         order = [("logged_at", "ascending"), ("partition", "ascending"), ("offset", "ascending")]
         wanted = None if columns is None else list(dict.fromkeys([*columns, "logged_at", *POSITION]))
         return self.arrow(LEDGER, wanted, where).sort_by(order).to_pandas()
 
     def ledger(self, columns: Sequence[str] | None = None, where: pc.Expression | None = None) -> pd.DataFrame:
-        """Return rows of the ledger in the window of time, as `whole_ledger`."""
+        """Return ledger rows whose Kafka time is in the window, sorted by that time, partition and offset.
+
+        Args:
+            columns: The columns to return, beside the sorted ones. None: all columns.
+            where: A further condition on rows. None: no condition.
+        """
         bounds = [] if where is None else [where]
         if self.since is not None:
             bounds.append(pc.field("logged_at") >= pa.scalar(self.since, _MOMENT))
@@ -116,14 +130,26 @@ class Audit:
         return self.whole_ledger(columns, reduce(and_, bounds) if bounds else None)
 
     def view(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """Return the rows of a view; none if there is no table yet."""
+        """Return all rows of the view `name`, without rows if the table does not exist.
+
+        `columns` are the columns to return. None: all columns of the view.
+        """
         wanted = VIEW_ARROW[name].names if columns is None else list(columns)
         return self.arrow(name, wanted).to_pandas()
 
     def arrow(
         self, name: str, columns: Sequence[str] | None = None, where: pc.Expression | None = None
     ) -> pa.Table:
-        """Return rows of any table as an Arrow table; none if there is no table yet."""
+        """Return rows of the table `name` as an Arrow table, without rows if the table does not exist.
+
+        Args:
+            name: The ledger or a view.
+            columns: The columns to return. None: all columns.
+            where: A condition on rows. None: all rows.
+
+        Raises:
+            RuntimeError: Files of the opened version were deleted meanwhile. The notebook must be run again.
+        """
         table = self._tables.get(name)
         if table is None:
             schema = LEDGER_ARROW if name == LEDGER else VIEW_ARROW[name]
@@ -137,7 +163,7 @@ class Audit:
             ) from error
 
     def in_window(self, moments: pd.Series) -> pd.Series:
-        """Return which of these times are in the window."""
+        """Return for each of these times whether it is in the window. A missing time is not."""
         inside = moments.notna()
         if self.since is not None:
             inside &= moments >= self.since
@@ -146,11 +172,14 @@ class Audit:
         return inside
 
     def is_seen(self, rows: pd.DataFrame) -> pd.Series:
-        """Return which rows of the ledger are in the views, and so can be compared with them."""
+        """Return for each ledger row whether the views already contain it and can be compared with it."""
         return rows["offset"] < rows["partition"].map(self.seen).fillna(0)
 
     def told(self) -> str:
-        """Return a sentence about the opened ledger."""
+        """Return a sentence about the opened ledger: its version, its number of records and the window.
+
+        If there is no ledger, the sentence says how to get one.
+        """
         if self.version(LEDGER) is None:
             return (
                 f"There is no ledger below {self.settings.tables_root} yet: it appears with the first settled "
@@ -170,12 +199,12 @@ def _moment(text: str | None) -> pd.Timestamp | None:
 
 
 def setting(name: str) -> str | None:
-    """Return a parameter from the environment, `TRUNKLINE_AUDIT_<NAME>`, or None if it is not set."""
+    """Return the environment variable `TRUNKLINE_AUDIT_<NAME>`, a notebook's parameter; None if not set."""
     return os.environ.get(f"TRUNKLINE_AUDIT_{name.upper()}") or None
 
 
 def listed(rows: pd.DataFrame, otherwise: str) -> pd.DataFrame | None:
-    """Return the rows for the notebook to show; if there are none, print a sentence instead."""
+    """Return `rows` for the notebook to show. If there are none, print `otherwise` and return None."""
     if len(rows):
         return rows
     print(otherwise)
@@ -183,7 +212,12 @@ def listed(rows: pd.DataFrame, otherwise: str) -> pd.DataFrame | None:
 
 
 def shown(value: object, most: int = 400) -> str | None:
-    """Return bytes of a record as a text that is safe to show, with escaped control characters."""
+    """Return bytes of a record as text that is safe to show, with control characters escaped.
+
+    Args:
+        value: The bytes. For other values the result is None.
+        most: Bytes after this number are replaced by a note with the whole size.
+    """
     if not isinstance(value, bytes):
         return None
     text = value[:most].decode("utf-8", "backslashreplace")
@@ -192,18 +226,24 @@ def shown(value: object, most: int = 400) -> str | None:
 
 
 def seconds(later: pd.Series, earlier: pd.Series) -> pd.Series:
-    """Return the time between two columns of times, in seconds; the columns may be empty."""
+    """Return `later` minus `earlier` in seconds, row by row. A missing time gives a missing number."""
     return (pd.to_datetime(later, utc=True) - pd.to_datetime(earlier, utc=True)).dt.total_seconds()
 
 
 def counted(rows: pd.DataFrame, by: list[str], name: str) -> pd.DataFrame:
-    """Count the rows of each kind, most frequent first; a missing value is shown as a dash."""
+    """Count the rows with equal values in the columns `by`, most frequent first.
+
+    A missing value counts as a value and is shown as a dash. The counts are in the column `name`.
+    """
     plain = rows[by].astype(object).where(rows[by].notna(), "-")
     return plain.groupby(by).size().rename(name).sort_values(ascending=False, kind="stable").to_frame()
 
 
 def quantiles(values: pd.Series, by: pd.Series) -> pd.DataFrame:
-    """Return count, median, 95th and 99th percentile and maximum of each group, in seconds."""
+    """Return statistics of `values`, which are in seconds, for each group of equal `by`.
+
+    The columns are `count`, `p50`, `p95`, `p99` and `longest`.
+    """
     found = values.groupby(by).agg(
         count="count",
         p50=lambda group: group.quantile(0.5),
@@ -215,7 +255,15 @@ def quantiles(values: pd.Series, by: pd.Series) -> pd.DataFrame:
 
 
 def new_plot(title: str, x: str = "", y: str = "", *, height: float = 3.2, width: float = 9.0) -> Axes:
-    """Return axes with a title and units, in a plain style: no frame, a faint grid, a white background."""
+    """Return the axes of a new plot with a title, in the plain style of the audit notebooks.
+
+    Args:
+        title: The title.
+        x: The label of the x axis, with its unit.
+        y: The label of the y axis, with its unit.
+        height: The height in inches.
+        width: The width in inches.
+    """
     _, axes = plt.subplots(figsize=(width, height), facecolor="white", layout="constrained")
     axes.set_title(title, loc="left", color=INK, fontsize=11)
     axes.set_xlabel(x, color=INK)
@@ -229,7 +277,10 @@ def new_plot(title: str, x: str = "", y: str = "", *, height: float = 3.2, width
 
 
 def by_time(axes: Axes) -> None:
-    """Give the axes readable times in UTC, with the date at the end, over at least `_LEAST_DAYS`."""
+    """Format the x axis as times in UTC, with the date at its end. Call it after the points are drawn.
+
+    The axis covers at least ten seconds, also around a single point.
+    """
     # The limits of matplotlib would be days around a single moment.
     left, right = axes.dataLim.intervalx
     margin = max(0.1 * (right - left), _LEAST_DAYS - (right - left)) / 2
@@ -250,7 +301,7 @@ def by_time(axes: Axes) -> None:
 
 
 def by_duration(axes: Axes) -> None:
-    """Make the axes' seconds logarithmic. The values are those of `lasting`: a moment up to hours."""
+    """Make the x axis logarithmic, with ticks in seconds. Pass the values through `lasting` first."""
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=10))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -258,7 +309,7 @@ def by_duration(axes: Axes) -> None:
 
 
 def lasting(values: pd.Series) -> pd.Series:
-    """Return `values` in seconds as they can be drawn on a logarithmic axis, at least a millisecond each."""
+    """Return durations in seconds with a minimum of a millisecond, because a logarithmic axis cannot show 0."""
     return values.clip(lower=_LEAST_SECONDS)
 
 
@@ -268,25 +319,28 @@ def whole_numbers(axis: Axis) -> None:
 
 
 def lanes_apart(lanes: Iterable[float]) -> list[float]:
-    """Return a place near its lane for each point, so that points of one moment do not hide each other.
+    """Return a y position near its lane for each point, so that points at the same time do not overlap.
 
-    Equal lanes give equal places.
+    Equal input gives equal positions.
+
+    Args:
+        lanes: The lane of each point: the y position of its row in the plot.
     """
     return [lane + _LANE_WIDTH * (number * _GOLDEN % 1 - 0.5) for number, lane in enumerate(lanes)]
 
 
 def with_room(axes: Axes, rows: int) -> None:
-    """Leave room around the horizontal bars of `rows` rows: a single one would fill the plot."""
+    """Set the y axis for `rows` horizontal bars, with room around them: a single bar would fill the plot."""
     axes.set_ylim(-1.2, rows + 0.2)
 
 
 def palette(names: Iterable[object]) -> list[str]:
-    """Return as many colours as names; after ten they repeat."""
+    """Return one colour for each name, in the order of the names; the colours repeat after ten."""
     return [_SERIES[number % len(_SERIES)] for number, _ in enumerate(names)]
 
 
 def say_instead(axes: Axes, sentence: str) -> None:
-    """Show a sentence in the place of an empty plot."""
+    """Replace the contents of an empty plot by a sentence."""
     axes.set_title("", loc="left")
     axes.axis("off")
     axes.figure.set_size_inches(9, 0.6)
@@ -294,7 +348,11 @@ def say_instead(axes: Axes, sentence: str) -> None:
 
 
 def stacked_bars(axes: Axes, table: pd.DataFrame) -> None:
-    """Draw a bar for each row of `table`, longest on top, with a part for each column and the sum."""
+    """Draw one horizontal bar for each row of `table`, the longest on top.
+
+    Each bar has a part for each column, and its sum as a label. Columns named after a verdict or a job's state
+    get their colour of COLOURS.
+    """
     table = table.loc[table.sum(axis=1).sort_values().index]
     left = pd.Series(0, index=table.index)
     names = [str(name) for name in table.index]
