@@ -1,4 +1,4 @@
-"""Conversion of consumed Kafka messages, from both client libraries, into the records that the fold reads.
+"""Converts messages of both Kafka client libraries into the records that the fold reads.
 
 librdkafka is fast, but cannot return some headers. kafka-python is slower, and reads them all, with the patches
 at the end of this module.
@@ -27,14 +27,18 @@ _HEADERS: Final[Any] = Message.headers
 
 
 def to_record(consumed: Any) -> Record:
-    """Convert a record of kafka-python, whose time is in milliseconds."""
+    """Return the Record for a record that was consumed by kafka-python."""
     one = consumed
     at = (one.topic, one.partition, one.offset, one.timestamp * 1000)
     return Record(*at, one.key, one.value, *_split(one.headers))
 
 
 def message_record(message: Any) -> Record:
-    """Convert a message of librdkafka, which ends a header's name at its first NUL, as `read_envelope` does."""
+    """Return the Record for a message that was consumed by librdkafka. Call it once for each message.
+
+    librdkafka ends a header's name at its first NUL, and so does `read_envelope`. If no header can be read, the
+    Record has the single header NOT_UTF8, and the fold rejects it.
+    """
     try:
         (headers,) = map(_HEADERS, (message,))
     except (SystemError, UnicodeDecodeError):
@@ -50,10 +54,18 @@ def _split(headers: Any) -> tuple[tuple[str, ...], tuple[bytes | None, ...]]:
 
 
 def with_all_headers(kafka: KafkaSettings, found: list[Record]) -> list[Record]:
-    """Return the records, with their headers where librdkafka returned none.
+    """Return the records in the same order, with headers that librdkafka could not return.
 
-    It returns none for more than 100,000 headers, and for some encodings that Java reads. Our own records
-    always have headers, so records without any are rare. Raises BackboneUnreachable.
+    librdkafka returns no headers if there are more than 100,000, and for some encodings that Java reads.
+    Records without any headers are read again by kafka-python. They are rare, because our own records always
+    have headers.
+
+    Args:
+        kafka: The settings of Kafka.
+        found: Records that librdkafka has read.
+
+    Raises:
+        BackboneUnreachable: The records cannot be read again.
     """
     bare = [record for record in found if not record.header_names]
     for partition in {record.partition for record in bare}:
@@ -67,9 +79,13 @@ def with_all_headers(kafka: KafkaSettings, found: list[Record]) -> list[Record]:
 
 
 def records_between(kafka: KafkaSettings, partition: int, first: int, last: int) -> dict[int, Record]:
-    """Return the records of a partition from offset `first` to `last`, by offset, read by kafka-python.
+    """Read the records of one partition from offset `first` to `last`, inclusive, with kafka-python.
 
-    Raises BackboneUnreachable, also if they do not arrive within REACH_TIMEOUT_S or were deleted.
+    It blocks until it has read them. The result maps offsets to records. Offsets without a record are absent.
+
+    Raises:
+        BackboneUnreachable: Kafka is unreachable, the records did not arrive within REACH_TIMEOUT_S, or the
+            first one was deleted from the log.
     """
     repair_kafka_client()
     where = TopicPartition(kafka.topic, partition)
@@ -89,9 +105,10 @@ def records_between(kafka: KafkaSettings, partition: int, first: int, last: int)
 
 @cache
 def repair_kafka_client() -> None:
-    """Patch kafka-python 3.0.12 in this process, once: for odd header names, and for an unreachable broker.
+    """Patch kafka-python 3.0.12 in this process. Calls after the first one do nothing.
 
-    A test fails without each patch. Check them again with another version of the library.
+    One patch reads header names that are not UTF-8. The other closes the sockets of failed connections. A test
+    fails without each patch. Check them again with another version of the library.
     """
     _read_any_header_name()
     _close_refused_sockets()

@@ -1,4 +1,4 @@
-"""Creation of the one topic, with its topology as the first record, and the state of its replicas."""
+"""Creates the one Kafka topic, with its topology as the first record, and reports the state of its replicas."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from schemas.streams.control.control_fold import topology_record
 
 @dataclass(frozen=True)
 class Replication:
-    """The replicas of the topic, and the partitions whose replicas are not all in sync.
+    """The state of the topic's replicas.
 
     Attributes:
-        replicas: The smallest number of replicas of a partition.
+        replicas: The smallest number of replicas that a partition has.
         min_in_sync: With fewer replicas in sync, Kafka refuses records.
-        missing: The number of replicas in sync, by partition, where it is lower than the number of replicas.
+        missing: The number of replicas in sync for each partition where some are not in sync.
     """
 
     replicas: int
@@ -41,12 +41,17 @@ class Replication:
 
     @property
     def refusing(self) -> list[int]:
-        """The partitions that accept no records now."""
+        """The numbers of the partitions that accept no records now, because too few replicas are in sync."""
         return [number for number, in_sync in self.missing.items() if in_sync < self.min_in_sync]
 
 
 def replication(kafka: KafkaSettings) -> Replication:
-    """Ask Kafka for the replicas of the topic. Raises BackboneUnreachable, TopicMissingError."""
+    """Ask Kafka for the topic's replicas and return their state.
+
+    Raises:
+        BackboneUnreachable: Kafka does not answer.
+        TopicMissingError: There is no topic.
+    """
     with admin_client(kafka) as admin:
         if partition_count(admin, kafka.topic) is None:
             raise TopicMissingError(f"Kafka has no topic {kafka.topic!r}; run ./trunkline topic create")
@@ -66,7 +71,7 @@ def replication(kafka: KafkaSettings) -> Replication:
 
 
 def ensure_topic(settings: Settings) -> bool:
-    """Create the topic if it is missing, with its topology as the first record; then check it.
+    """Create the topic if it is missing, with its topology as the first record, and check its settings.
 
     Several callers may run at once: one of them creates the topic, and a second topology record is a duplicate.
 
@@ -75,7 +80,7 @@ def ensure_topic(settings: Settings) -> bool:
 
     Raises:
         LogLostError: The topic is missing, but the ledger has its records.
-        TrunklineError: As `check_topic`.
+        TrunklineError: Kafka is unreachable, or the topic does not fit the settings.
     """
     was_made = False
     kafka = settings.kafka

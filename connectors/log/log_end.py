@@ -1,4 +1,4 @@
-"""The current end offsets of the log. A reader that waits for them sees every write acknowledged before."""
+"""Asks Kafka where the log ends. A reader that waits for these offsets sees every write acknowledged before."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ _FINAL: Final = (KafkaError._AUTHENTICATION, KafkaError.TOPIC_AUTHORIZATION_FAIL
 
 
 class LogEnd:
-    """A client that asks Kafka for the end of the log over its own lasting connection. Thread-safe.
+    """A client that asks Kafka for the end of the log. Thread-safe; end it with `close`.
 
-    It uses librdkafka (decision 0023): kafka-python took 4 to 20 ms in a gateway under load.
+    It keeps its own connection and uses librdkafka (decision 0023): kafka-python took 4 to 20 ms in a gateway
+    under load.
     """
 
     def __init__(self, kafka: KafkaSettings) -> None:
@@ -47,11 +48,13 @@ class LogEnd:
         self._wanted = {Partition(kafka.topic, number): newest for number in range(kafka.partitions)}
 
     def offsets(self, timeout_s: float) -> dict[int, int]:
-        """Return the next offset of every partition; retry while a partition has no leader.
+        """Return the offset that the next record of each partition will get, by partition.
+
+        It retries while a partition has no leader, and blocks for at most `timeout_s` seconds.
 
         Raises:
-            BackboneUnreachable: No broker accepts a connection, or access is denied; both soon. Else after
-                `timeout_s`.
+            BackboneUnreachable: Kafka did not answer in time. If no broker accepts a connection or access is
+                denied, it is raised earlier.
         """
         deadline, backoff = time.monotonic() + timeout_s, Backoff()
         if not self._lock.acquire(timeout=timeout_s):
@@ -74,7 +77,7 @@ class LogEnd:
             self._lock.release()
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to Kafka."""
         with self._lock:
             self._client = None
 
@@ -126,10 +129,18 @@ def _left(until: float) -> float:
 
 
 def record_ends(settings: Settings, settled: Mapping[int, int]) -> dict[int, int]:
-    """Return the log's end by partition, or the offset in `settled` where no record follows it.
+    """Return for each partition the offset up to which a program must settle the log to have all its records.
 
-    Use it for a program that has settled the log up to these offsets. The end of a transaction takes an offset
-    without being a record, so no program ever settles it. Raises BackboneUnreachable, and as `check_topic`.
+    This is the log's end. If no record follows the offset in `settled`, it is that offset: the end of a
+    transaction takes an offset without being a record, and no program ever settles it.
+
+    Args:
+        settings: The settings of Kafka.
+        settled: The offset up to which the program has settled each partition; 0 for partitions that are not
+            named.
+
+    Raises:
+        TrunklineError: Kafka does not answer (BackboneUnreachable), or the topic does not fit the settings.
     """
     check_topic(settings)
     with closing(LogEnd(settings.kafka)) as log_end:

@@ -52,7 +52,7 @@ _Answered = Callable[[KafkaError | None, Any], None]
 
 
 class Position(msgspec.Struct, frozen=True, order=True, gc=False):
-    """The place of a record in the log. Ordered by partition, then offset."""
+    """The place of a record in the log. Positions are ordered by partition, then offset."""
 
     partition: int
     offset: int
@@ -68,14 +68,20 @@ class RecordRefused(Refused):
 
 
 class Append(Future[Position]):
-    """The future of one append. Callbacks run on the producer's thread, in the log's order per partition."""
+    """The future of one append: its result is the position of the record in the log.
+
+    Callbacks run on the publisher's thread. For each partition they run in the order of the log.
+    """
 
     def result(self, timeout: float | None = None) -> Position:
-        """Return the record's position.
+        """Wait until Kafka has acknowledged the record, and return its position.
+
+        Args:
+            timeout: Wait at most this many seconds. None: until the publisher's delivery timeout.
 
         Raises:
             RecordRefused: Kafka refused this record.
-            BackboneUnreachable: Kafka did not acknowledge the record, or not within `timeout` seconds.
+            BackboneUnreachable: Kafka did not acknowledge the record in time. It may or may not be in the log.
         """
         try:
             return super().result(timeout)
@@ -84,12 +90,14 @@ class Append(Future[Position]):
 
 
 class Publisher:
-    """A producer for the one topic. Thread-safe; use it as a context manager.
+    """A Kafka producer for the one topic. Thread-safe; use it as a context manager, or end it with `close`.
+
+    It starts a thread. After one failed append it sends no more records, so that none overtakes the failed one.
 
     Args:
         settings: The settings of Kafka and the payload limit.
         linger_ms: How long a record waits for others, to be sent together; 0 sends each at once.
-        cut_beyond: Longer records are cut; by default at `limits.payload_bytes`.
+        cut_beyond: A value of more bytes is cut to its first KiB. None: `limits.payload_bytes`.
         in_flight: The number of simultaneous requests to Kafka. With 1, records that arrive during a request
             are sent with the next one.
 
@@ -119,10 +127,11 @@ class Publisher:
         self._service.start()
 
     def append(self, record: OutgoingRecord) -> Append:
-        """Hand `record` over to Kafka; a record that is too long is cut (see `oversized`).
+        """Send `record` to Kafka, and return a future of its position in the log.
 
-        Blocks while 64 MiB wait to be sent. Errors of Kafka are never raised here, but by the future's result,
-        so that a caller handles them in one place.
+        It blocks while 64 MiB wait to be sent. A value that is longer than `cut_beyond` is cut (see
+        `oversized`). Errors of Kafka are only raised by the future's result, so that a caller handles them in
+        one place.
         """
         record = oversized(record, self._cut_beyond)
         size = len(record.value) + _RECORD_OVERHEAD_BYTES
@@ -162,17 +171,17 @@ class Publisher:
         return append
 
     def has_room(self, record: OutgoingRecord) -> bool:
-        """Return whether `append` would not block now."""
+        """Return whether `append` would return at once now, instead of waiting for earlier records."""
         size = len(record.value) + _RECORD_OVERHEAD_BYTES
         return self._failure is not None or self._outstanding_bytes + size <= OUTSTANDING_LIMIT_BYTES
 
     def append_cut(self, record: OutgoingRecord) -> Append:
-        """Append the first part of a record that Kafka has refused because of its size."""
+        """Append the first KiB of a record whose size Kafka has refused, marked as cut."""
         limit = min(OVERSIZE_PREFIX_BYTES, max(0, len(record.value) - 1))
         return self.append(oversized(record, limit))
 
     def has_topic(self, timeout_s: float) -> bool:
-        """Return whether Kafka has the topic. Raises BackboneUnreachable if Kafka does not answer in time."""
+        """Return whether Kafka has the topic. Raises BackboneUnreachable if Kafka is silent for `timeout_s`."""
         try:
             found = self._producer.list_topics(self._kafka.topic, timeout=timeout_s)
         except KafkaException as error:
@@ -182,11 +191,14 @@ class Publisher:
 
     @property
     def failed(self) -> bool:
-        """Whether an append failed, so that this publisher sends no more records."""
+        """Whether an append failed. Then this publisher sends no more records, and every append fails."""
         return self._failure is not None
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Wait for pending appends, at most `timeout_s` (default: the delivery timeout), and stop."""
+        """Wait for Kafka's acknowledgements of pending appends, then stop. Appends without one fail.
+
+        `timeout_s` is the longest wait in seconds. None: `kafka.delivery_timeout_s`.
+        """
         self._closed.set()
         wait_s = self._kafka.delivery_timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + wait_s
@@ -315,7 +327,10 @@ def _text_of(error: Exception | None) -> str:
 
 
 def producer_options(kafka: KafkaSettings, *, linger_ms: int, in_flight: int) -> dict[str, Any]:
-    """Return the options of the producer (librdkafka's CONFIGURATION.md explains them)."""
+    """Return the options of a librdkafka producer, which librdkafka's CONFIGURATION.md explains.
+
+    A record waits `linger_ms` for others, and a broker gets at most `in_flight` requests at a time.
+    """
     delivery_ms = int(kafka.delivery_timeout_s * 1000)
     return {
         **client_options(kafka),
@@ -339,9 +354,9 @@ def producer_options(kafka: KafkaSettings, *, linger_ms: int, in_flight: int) ->
 
 
 class RenewingPublisher:
-    """Opens a publisher when one is needed and there is none that works. Thread-safe; `close` it at the end.
+    """Keeps one working publisher open, and replaces it after a failure. Thread-safe; end it with `close`.
 
-    `linger_ms` is that of the publishers. `close_s` is how long the end of one waits for its last records.
+    A record waits `linger_ms` for others. A publisher's end waits `close_s` seconds for its last records.
     """
 
     def __init__(self, settings: Settings, *, linger_ms: int = 0, close_s: float = 5.0) -> None:
@@ -352,7 +367,7 @@ class RenewingPublisher:
         self._current: Publisher | None = None
 
     def live(self) -> Publisher:
-        """Return a publisher that has not failed.
+        """Return a publisher that has not failed. If there is none, check the topic and open a new one.
 
         Raises:
             BackboneUnreachable: Kafka cannot be reached.
@@ -367,7 +382,7 @@ class RenewingPublisher:
             return self._current
 
     def close(self) -> None:
-        """End the publisher, if there is one."""
+        """Close the current publisher, if there is one."""
         with self._lock:
             self._end()
 

@@ -1,4 +1,4 @@
-"""Consumers of the one topic by librdkafka, which fetches outside the interpreter (decision 0023).
+"""Consumers of the one Kafka topic. librdkafka fetches for them outside the interpreter (decision 0023).
 
 `LogTail` reads all partitions from given offsets, for the live view. `GroupTail` is a member of a consumer
 group: it reads the partitions that Kafka assigns to it, and commits its progress to Kafka.
@@ -59,9 +59,11 @@ _GROUP_TAIL_OPTIONS: Final = {
 
 
 class TopicConsumer:
-    """A consumer for one thread. `options`: librdkafka's, beside those of every consumer.
+    """A librdkafka consumer of the topic, for one thread. End it with `close`.
 
-    librdkafka's CONFIGURATION.md explains the options.
+    Args:
+        kafka: The settings of Kafka.
+        options: librdkafka's options beside those of every consumer here; its CONFIGURATION.md explains them.
 
     Raises:
         BackboneUnreachable: No bootstrap server accepts a connection.
@@ -74,12 +76,12 @@ class TopicConsumer:
         self.client: Any = Consumer({**_options(kafka), **options, "error_cb": self._on_error})
 
     def messages(self, timeout_s: float, most: int) -> list[Any]:
-        """Return at most `most` messages; none if none arrives within `timeout_s` seconds.
+        """Return the next messages, at most `most`; an empty list if none arrives within `timeout_s` seconds.
 
-        Errors of single partitions are among the messages.
+        An error of a single partition is returned as a message whose `error()` is not None.
 
         Raises:
-            BackboneUnreachable: Kafka is unreachable or refuses us.
+            BackboneUnreachable: Kafka is unreachable or denies access.
         """
         first = self.client.poll(timeout_s)
         if self._error is not None:
@@ -87,11 +89,11 @@ class TopicConsumer:
         return [] if first is None else [first, *self.client.consume(most - 1, 0)]
 
     def trouble(self, error: ClientError) -> BackboneUnreachable:
-        """Return the exception for an error of the client with this topic."""
+        """Return (not raise) the BackboneUnreachable exception for an error of the client with this topic."""
         return librdkafka_unreachable(self._kafka, error, f", topic {self._kafka.topic!r}")
 
     def close(self) -> None:
-        """Close the client; a member of a group leaves it."""
+        """Close the connection to Kafka. A member of a consumer group leaves the group."""
         self.client.close()
 
     def _on_error(self, error: ClientError) -> None:
@@ -104,7 +106,7 @@ class TopicConsumer:
 
 
 def client_options(kafka: KafkaSettings) -> dict[str, Any]:
-    """Return the options that all our clients of librdkafka share (see librdkafka's CONFIGURATION.md)."""
+    """Return the options of all librdkafka clients of this project; its CONFIGURATION.md explains them."""
     return {
         **librdkafka_options(kafka),
         "reconnect.backoff.max.ms": 1000,
@@ -133,13 +135,15 @@ def _options(kafka: KafkaSettings) -> dict[str, Any]:
 
 
 class OffsetsGoneError(TrunklineError):
-    """The log does not have an offset from which the tail has to read."""
+    """The log does not have an offset from which a LogTail has to read: it was deleted or never existed."""
 
 
 class LogTail(TopicConsumer):
-    """A reader of all partitions from `offsets` on; from 0 in a partition that is not named.
+    """A reader of all partitions of the log, for one thread. A context manager.
 
-    A context manager, for one thread.
+    Args:
+        kafka: The settings of Kafka.
+        offsets: The offset to start from, by partition; 0 for partitions that are not named.
 
     Attributes:
         reached: The offset after the last one that was read, by partition. Offsets without a record, such as
@@ -164,11 +168,11 @@ class LogTail(TopicConsumer):
         self.close()
 
     def poll(self, timeout_s: float) -> list[Record]:
-        """Return at most POLL_RECORDS new records; none if none arrives within `timeout_s` seconds.
+        """Return the next records, at most 500; an empty list if none arrives within `timeout_s` seconds.
 
         Raises:
             OffsetsGoneError: The log does not have the offset to read from.
-            BackboneUnreachable: Kafka is unreachable or refuses us.
+            BackboneUnreachable: Kafka is unreachable or denies access.
         """
         found = []
         for one in self.messages(timeout_s, POLL_RECORDS):
@@ -180,7 +184,10 @@ class LogTail(TopicConsumer):
         return with_all_headers(self._kafka, found)
 
     def ends(self) -> dict[int, int]:
-        """Return the end of each partition as of Kafka's last answer; partitions without one are absent."""
+        """Return the log's end in each partition as of Kafka's last answer, without asking Kafka.
+
+        Partitions for which Kafka has not answered yet are absent.
+        """
         known = {one.partition: self.client.get_watermark_offsets(one, cached=True) for one in self._where}
         return {number: found[1] for number, found in known.items() if found is not None and found[1] >= 0}
 
@@ -197,9 +204,10 @@ class LogTail(TopicConsumer):
 
 
 class GroupTail(TopicConsumer):
-    """The uncommitted records of the partitions that Kafka has assigned to this member. For one thread.
+    """A member of a Kafka consumer group that reads the partitions which Kafka assigns to it. For one thread.
 
-    A new group, or one whose offsets the log no longer has, begins with the log's first record.
+    It reads from the offsets that the group has committed. A new group, or one whose offsets the log no longer
+    has, begins with the log's first record. End it with `close`.
 
     Raises:
         BackboneUnreachable: No bootstrap server accepts a connection.
@@ -215,10 +223,10 @@ class GroupTail(TopicConsumer):
         self.client.subscribe([kafka.topic], on_assign=self._assign, on_revoke=self._revoke)
 
     def poll(self, timeout_s: float, most: int) -> list[Record]:
-        """Return at most `most` new records; none if none arrives within `timeout_s` seconds.
+        """Return the next records, at most `most`; an empty list if none arrives within `timeout_s` seconds.
 
         Raises:
-            BackboneUnreachable: Kafka is unreachable or refuses us. Close the tail then: another poll would
+            BackboneUnreachable: Kafka is unreachable or denies access. Close the tail then: another poll would
                 skip the records that the client had already fetched.
         """
         self._revoked = False
@@ -235,7 +243,9 @@ class GroupTail(TopicConsumer):
         return with_all_headers(self._kafka, found)
 
     def commit(self, records: Iterable[Record]) -> None:
-        """Commit these records, and all records before them in their partitions, as done.
+        """Record in Kafka that the group has processed these records and all before them in their partitions.
+
+        It waits for Kafka's answer. Without records it does nothing.
 
         Raises:
             BackboneUnreachable: Kafka is unreachable, or has assigned a partition to another member.
