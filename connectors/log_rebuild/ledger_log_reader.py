@@ -1,4 +1,4 @@
-"""The ledger read as a log: each row is turned back into its Kafka record, in bounded memory."""
+"""Reads the ledger as a log: each row is turned back into its Kafka record, in bounded memory."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _KEPT: Final = tuple(at for at in range(len(STANDARD_HEADERS)) if at not in (_TI
 
 
 class LedgerRecord(NamedTuple):
-    """A record as the ledger has it.
+    """A Kafka record that was made from a ledger row.
 
     Attributes:
-        record: The record that was made of the row.
+        record: The record.
         is_whole: Whether all headers are the original ones. Otherwise the row lacks `ce_time` and
             `content-type`: the former is set to the log's time, the latter to the usual value.
     """
@@ -43,12 +43,20 @@ class LedgerRecord(NamedTuple):
     is_whole: bool
 
     def is_same(self, found: Record) -> bool:
-        """Return whether `found`, read from the log, is this record, in all that the ledger has of it."""
+        """Return whether `found`, read from Kafka, is this record.
+
+        Offset, Kafka's time, key, value and headers are compared. If `is_whole` is False, `ce_time` and
+        `content-type` are not.
+        """
         mine = (self.record.offset, self.record.logged_at_us)
         return mine == (found.offset, found.logged_at_us) and self.is_same_content(found)
 
     def is_same_content(self, found: Record) -> bool:
-        """Return whether key, value and headers are the same; the log's time is not compared."""
+        """Return whether `found`, read from Kafka, has this record's key, value and headers.
+
+        Offset and Kafka's time are not compared. If `is_whole` is False, `ce_time` and `content-type` are not
+        either.
+        """
         mine, is_whole = self.record, self.is_whole
         if (mine.key, mine.value) != (found.key, found.value):
             return False
@@ -67,16 +75,18 @@ def _headers(record: Record, is_whole: bool) -> object:
 class LedgerLog:
     """All records of the ledger at its newest version.
 
-    The constructor looks at every row once, which takes 5 bytes of memory a row.
+    The constructor scans every row once. It keeps 5 bytes of memory for each.
 
     Attributes:
+        path: The path or URI of the ledger.
+        version: The ledger's version.
         ends: The first offset of each partition that is not in the ledger.
         bytes: The size of all values together.
 
     Raises:
         NotFound: There is no ledger, or it has no rows.
-        Refused: No log can be made of it, because of rows of another topic, a gap, a repeated offset, or a
-            value sealed under a master key that `keyring` lacks.
+        Refused: No log can be made of the ledger. It has rows of another topic, a missing or repeated offset,
+            or a value sealed under a master key that `keyring` lacks.
     """
 
     def __init__(self, settings: Settings, keyring: Keyring) -> None:
@@ -103,14 +113,21 @@ class LedgerLog:
 
     @property
     def count(self) -> int:
-        """The number of records."""
+        """The number of records in the ledger."""
         return sum(self.ends.values())
 
     def windows(self, partition: int, first: int = 0, end: int | None = None) -> Iterator[list[LedgerRecord]]:
-        """Yield the records of `partition` from offset `first` to before `end`, in order, a window at a time.
+        """Yield the records of one partition in the order of their offsets, in lists that fit into memory.
 
-        A window has at most 64 MiB of values, or a single record. `end` None: the ledger's end. Raises
-        TrunklineError if a row cannot be turned back into a record.
+        A list has at most 64 MiB of values, or a single record.
+
+        Args:
+            partition: The Kafka partition.
+            first: The first offset.
+            end: The offset after the last one. None: the ledger's end.
+
+        Raises:
+            TrunklineError: A row cannot be turned back into a record.
         """
         if partition not in self._sizes:
             return

@@ -1,4 +1,4 @@
-"""The rebuild of the log from the ledger, after Kafka has lost its data or the end of it.
+"""Rebuilds the Kafka log from the ledger, after Kafka has lost all or the last of its records.
 
 Every record gets the partition, offset, time, key, headers and value that it had, as far as the ledger has
 them. So it folds to the same row. First the records that are still in the topic are compared, and no change is
@@ -42,13 +42,17 @@ _READ_BACK: Final = (
 
 @dataclass
 class RebuildPlan:
-    """The findings and steps of a rebuild.
+    """The findings and the steps of a rebuild.
 
     Attributes:
-        ledger: The ledger's ends by partition.
+        version: The version of the ledger.
+        records: The number of records in the ledger.
+        bytes: The size of their values.
+        ledger: The ledger's ends by partition: the first offset that it lacks.
         log: The topic's ends by partition; empty if there is no topic.
         planned: The ends up to which Spark had planned to settle the log, by partition; None if unknown.
         replaces_topology: Whether the topic has only a new topology record, and is deleted first.
+        is_rebuilding: Whether an earlier rebuild of the topic was interrupted.
         missing: The offsets to write, by partition: the first one and the one after the last.
         lost: The offsets that Spark has planned but neither ledger nor log have, in the same form.
     """
@@ -77,13 +81,19 @@ class RebuildPlan:
 
     @property
     def to_write(self) -> int:
-        """The number of records that are missing in the topic."""
+        """The number of records that the rebuild has to write into the topic."""
         return sum(end - first for first, end in self.missing.values())
 
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """The result of a rebuild. `checkpoint`: where Spark's checkpoint was moved, None if it stays valid."""
+    """The result of a rebuild.
+
+    Attributes:
+        written: The number of written records.
+        seconds: How long the rebuild took.
+        checkpoint: Where Spark's checkpoint was moved. None: it is still valid and was not moved.
+    """
 
     written: int
     seconds: float
@@ -91,9 +101,15 @@ class Rebuilt:
 
 
 class LogRebuild:
-    """One rebuild: `plan` reads and compares, `run` writes.
+    """One rebuild of the topic. First call `plan`, which reads and compares, then `run`, which writes.
 
     The caller makes sure that no other program writes to the topic.
+
+    Args:
+        settings: The settings of Kafka and the tables.
+        keyring: The master keys that unseal masked values.
+        progress: Called from time to time with COMPARED or WRITTEN, the number of records done, and their
+            total.
     """
 
     def __init__(self, settings: Settings, keyring: Keyring, progress: Progress) -> None:
@@ -103,12 +119,12 @@ class LogRebuild:
         self._progress = progress
 
     def plan(self) -> RebuildPlan:
-        """Read ledger and topic, and change nothing.
+        """Compare the topic with the ledger and return the steps of the rebuild. Nothing is changed.
 
         Raises:
             Refused: The ledger is of another topology, the topic has records that differ from the ledger, or
                 the topic no longer has its first record.
-            TrunklineError: As `LedgerLog`, and BackboneUnreachable.
+            TrunklineError: The ledger cannot be read or used (see LedgerLog), or Kafka is unreachable.
         """
         ledger = self._ledger = LedgerLog(self._settings, self._keyring)
         self._check_topology(ledger)
@@ -128,9 +144,18 @@ class LogRebuild:
         )
 
     def run(self, plan: RebuildPlan) -> Rebuilt:
-        """Carry out `plan`. Raises BackboneUnreachable, Refused, TrunklineError.
+        """Write the missing records into the topic, compare them, and return what was done.
 
-        After an error or an interruption no program starts on the unfinished topic, and another run continues.
+        After an error or an interruption, no program starts on the unfinished topic. A new LogRebuild then
+        continues.
+
+        Args:
+            plan: The result of `plan` of this object.
+
+        Raises:
+            BackboneUnreachable: Kafka is unreachable.
+            Refused: Another program has written to the topic meanwhile.
+            TrunklineError: A ledger row or Spark's checkpoint cannot be used.
         """
         began = time.monotonic()
         if plan.replaces_topology:
@@ -240,9 +265,10 @@ def _checkpoint(settings: Settings) -> Path | None:
 
 
 def planned_ends(settings: Settings) -> dict[int, int] | None:
-    """Return the end of the newest planned micro-batch, by partition: the log had all records before it.
+    """Return the offsets up to which Spark had planned to settle the log, by partition.
 
-    None if there is no checkpoint on a local disk, or its newest plan cannot be read.
+    Spark only plans records that exist, so the log once had all records before these offsets. None means that
+    there is no checkpoint on a local disk, or that its newest plan cannot be read.
     """
     folder = _checkpoint(settings)
     batches = [] if folder is None else [file for file in folder.glob("offsets/*") if file.name.isdigit()]

@@ -1,4 +1,4 @@
-"""The topic while a log is rebuilt in it: its creation, its configuration, and records at given offsets.
+"""Creates, configures, writes and reads the Kafka topic while the log is rebuilt in it.
 
 During the rebuild, its `message.timestamp.type` is CreateTime. So records get their former times, and every
 program refuses the topic (`check_topic`) until it is complete and was compared.
@@ -50,7 +50,7 @@ _BATCH_BYTES: Final = 512 * 1024
 
 
 class TopicState(NamedTuple):
-    """The extent of the topic: by partition its first offset and its end."""
+    """The first offset and the end of each partition of the topic, and whether a rebuild is unfinished."""
 
     begins: dict[int, int]
     ends: dict[int, int]
@@ -60,7 +60,9 @@ class TopicState(NamedTuple):
 def topic_state(kafka: KafkaSettings) -> TopicState | None:
     """Return the extent of the topic, or None if there is no topic.
 
-    Raises BackboneUnreachable, and Refused if its partition count differs from the settings.
+    Raises:
+        BackboneUnreachable: Kafka does not answer.
+        Refused: The topic's number of partitions differs from the settings.
     """
     with admin_client(kafka) as admin:
         count = partition_count(admin, kafka.topic)
@@ -83,7 +85,11 @@ def topic_state(kafka: KafkaSettings) -> TopicState | None:
 
 
 def make_topic(kafka: KafkaSettings) -> None:
-    """Create the empty topic, to be rebuilt. Raises BackboneUnreachable."""
+    """Create the empty topic in the state of a rebuild, in which every other program refuses it.
+
+    Raises:
+        BackboneUnreachable: Kafka does not answer.
+    """
     config = topic_config(kafka) | _REBUILDING
     topic = NewTopic(kafka.topic, kafka.partitions, kafka.replication_factor, topic_configs=config)
     with admin_client(kafka) as admin:
@@ -92,7 +98,11 @@ def make_topic(kafka: KafkaSettings) -> None:
 
 
 def delete_topic(kafka: KafkaSettings) -> None:
-    """Delete the topic and wait until it is deleted. Raises BackboneUnreachable, also after 30 s."""
+    """Delete the topic, and wait until Kafka has deleted it.
+
+    Raises:
+        BackboneUnreachable: Kafka does not answer, or has not deleted the topic within 30 s.
+    """
     deadline = time.monotonic() + _GONE_WITHIN_S
     with admin_client(kafka) as admin:
         admin.delete_topics([kafka.topic])
@@ -105,7 +115,13 @@ def delete_topic(kafka: KafkaSettings) -> None:
 
 
 def begin_rebuilding(kafka: KafkaSettings) -> None:
-    """Let the topic keep the times of appended records. Raises BackboneUnreachable."""
+    """Put the existing topic into the state of a rebuild: it keeps the times that a producer gives.
+
+    Every other program refuses the topic in this state.
+
+    Raises:
+        BackboneUnreachable: Kafka does not answer, or does not apply the change within REACH_TIMEOUT_S.
+    """
     _alter(kafka, _REBUILDING)
     # A broker reports the new configuration a moment before it applies it. A record that is stamped in between
     # would keep the wrong time.
@@ -113,7 +129,11 @@ def begin_rebuilding(kafka: KafkaSettings) -> None:
 
 
 def end_rebuilding(kafka: KafkaSettings) -> None:
-    """Let Kafka stamp the times again, as `check_topic` demands. Raises BackboneUnreachable."""
+    """Put the topic back into its usual state, in which Kafka sets the time of each record.
+
+    Raises:
+        BackboneUnreachable: Kafka does not answer, or does not apply the change within REACH_TIMEOUT_S.
+    """
     wanted = topic_config(kafka)
     _alter(kafka, {name: wanted.get(name) for name in _REBUILDING})
 
@@ -139,8 +159,7 @@ class TopicWriter:
     """A producer that appends records at their former offsets. A context manager, for one thread.
 
     Raises:
-        BackboneUnreachable: Kafka is unreachable, or did not accept a record.
-        Refused: A record got another offset than its own, because another program has written to the topic.
+        BackboneUnreachable: No broker accepts a connection.
     """
 
     def __init__(self, kafka: KafkaSettings) -> None:
@@ -166,7 +185,12 @@ class TopicWriter:
         self._producer.close()
 
     def append(self, records: Sequence[Record]) -> None:
-        """Append records of one partition in order, and wait until Kafka has acknowledged all of them."""
+        """Append records of one partition in order, and wait until Kafka has acknowledged all of them.
+
+        Raises:
+            BackboneUnreachable: Kafka is unreachable, or did not accept a record.
+            Refused: A record got another offset than its own, because another program has written to the topic.
+        """
         expected = iter([record.offset for record in records])
         self._answered_at = time.monotonic()
 
@@ -225,9 +249,12 @@ class TopicWriter:
 
 
 def records(kafka: KafkaSettings, partition: int, first: int, end: int) -> Generator[Record, None, None]:
-    """Yield the records of a partition from offset `first` to before `end`. Close the generator after use.
+    """Yield the records of one partition from offset `first` to before `end`, read from Kafka.
 
-    Raises BackboneUnreachable, also if no record arrives for 30 s.
+    Offsets without a record are skipped. Close the generator after use, because it has a connection.
+
+    Raises:
+        BackboneUnreachable: Kafka is unreachable, or no record arrives for 30 s.
     """
     options = {
         "client.id": "trunkline-log-rebuild",
