@@ -1,4 +1,4 @@
-"""Background services of the gateway: components that live as long as it does and follow its live view."""
+"""The interface and the base class of the gateway's background services, which follow its live view."""
 
 from __future__ import annotations
 
@@ -9,23 +9,37 @@ from schemas.fold.settled import AppliedChange
 
 
 class BackgroundService(Protocol):
-    """A component that the gateway opens and closes, such as the accounts at the MQTT broker."""
+    """A component that lives as long as the gateway, such as the manager of the MQTT broker's accounts."""
 
     def open(self) -> None:
-        """Start. The gateway calls this once, when the live view has caught up."""
+        """Start the service. The gateway calls this once, when its live view has caught up with the log."""
 
     def on_change(self, change: AppliedChange) -> None:
-        """Take note of a changed row. The live view calls this on its own thread, so it must be quick."""
+        """Handle a changed row of a view.
+
+        The live view calls this for every change, on its own thread. So it must return quickly.
+        """
 
     def registered(self, job_id: str) -> None:
-        """Prepare for a job before its registration is answered. It may block."""
+        """Prepare for a new job, for example by waiting for its account at the MQTT broker.
+
+        The gateway calls this on another thread before it answers a registration, so it may block. For an agent
+        that is registered for MQTT, `job_id` is the agent's MQTT user name.
+        """
 
     def close(self) -> None:
-        """Stop."""
+        """Stop the service. The gateway calls this once, when it ends."""
 
 
 class ThreadedService:
-    """A background service with one thread, which runs `_run` until `_closing` is set."""
+    """A base class for a background service with one thread.
+
+    The thread runs the subclass's `_run`, which must return soon after the event `_closing` is set.
+
+    Args:
+        name: The thread's name.
+        close_s: `close` waits at most this many seconds for the thread.
+    """
 
     def __init__(self, name: str, close_s: float = 10.0) -> None:
         self._closing = threading.Event()
@@ -33,20 +47,20 @@ class ThreadedService:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def open(self) -> None:
-        """Start the thread."""
+        """Start the thread and return at once."""
         self._thread.start()
 
     def close(self) -> None:
-        """Ask the thread to end and wait for it."""
+        """Ask the thread to end, and wait for it at most `close_s` seconds."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(self._close_s)
 
     def on_change(self, change: AppliedChange) -> None:
-        """Ignore the change. A service that follows rows overrides this."""
+        """Ignore the change. A service that follows rows of views overrides this."""
 
     def registered(self, job_id: str) -> None:
-        """Ignore the job. No service with this base class prepares for jobs."""
+        """Do nothing. No service with this base class prepares for new jobs."""
 
     def _run(self) -> None:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Growing pauses between endless attempts, and a fixed number of attempts."""
+"""Pauses between attempts that grow, and a function that repeats a call a fixed number of times."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _LOG_AGAIN_S: Final = 60.0
 
 
 class Backoff:
-    """Pauses between attempts: `first_s` seconds, then twice as long each time, up to `most_s`.
+    """Growing pauses between attempts: `first_s` seconds, then twice as long each time, up to `most_s`.
 
-    Not thread-safe: one thread makes the attempts.
+    The object does not wait itself. Not thread-safe: one thread makes the attempts.
     """
 
     def __init__(self, first_s: float = 0.1, most_s: float = 1.0) -> None:
@@ -24,16 +24,19 @@ class Backoff:
         self._logged, self._logged_at = "", -inf
 
     def reset(self) -> None:
-        """Begin with the shortest pause again, after an attempt that succeeded."""
+        """Begin with the shortest pause again. Call it after an attempt that succeeded."""
         self._pause_s = self._first_s
 
     def next_s(self) -> float:
-        """Return the pause before the next attempt, in seconds."""
+        """Return for how many seconds to wait before the next attempt. The next call returns a longer pause."""
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, self._most_s)
         return pause_s
 
     def is_to_log(self, reason: str) -> bool:
-        """Return whether to log why an attempt failed: each new reason, and the same one once a minute."""
+        """Return whether to log this reason of a failed attempt.
+
+        It is True for a reason that differs from the last logged one, and once a minute for the same one.
+        """
         if reason == self._logged and time.monotonic() - self._logged_at <= _LOG_AGAIN_S:
             return False
         self._logged, self._logged_at = reason, time.monotonic()
@@ -41,9 +44,13 @@ class Backoff:
 
 
 def retry(action: Callable[[], T], on: tuple[type[Exception], ...], times: int, pause_s: float) -> T:
-    """Return the result of `action`, which is called up to `times` times while it raises one of `on`.
+    """Call `action` until it succeeds, and return its result.
 
-    Raises what the last call raises.
+    Args:
+        action: The call to repeat.
+        on: The exceptions after which it is called again. Others are raised at once.
+        times: Call it at most so often. The exception of the last call is raised.
+        pause_s: The pause between two calls, in seconds.
     """
     for _ in range(times - 1):
         try:

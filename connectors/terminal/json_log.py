@@ -1,4 +1,4 @@
-"""The log of a program: one JSON object a line on stderr, secrets blanked by key and by value.
+"""The log of a program: one JSON object a line on stderr, without secrets.
 
 **Loses when** stderr cannot be written (its disk is full): these lines are lost, and nothing else fails. The
 next line that can be written follows a line with the number of lost lines.
@@ -138,13 +138,14 @@ def _add_logger_name(logger: Any, method: str, event: MutableMapping[str, Any]) 
 
 
 def configure_json_log(program: str, secrets: Iterable[str] = ()) -> None:
-    """Send the log lines of structlog and of libraries to stderr as JSON.
+    """Send the log lines of structlog and of `logging` to stderr, each as one JSON object.
 
-    Call it once, in a program's `main`. The program itself logs from INFO on, libraries from WARNING on.
+    Call it once, in a program's `main`. The program itself logs from INFO on, libraries from WARNING on. Values
+    whose keys name a secret, such as `password`, are replaced by `[secret]`.
 
     Args:
         program: the program's name, in each line.
-        secrets: values that are blanked wherever they appear.
+        secrets: values that are replaced by `[secret]` wherever they appear.
     """
     chain: list[Any] = [
         structlog.contextvars.merge_contextvars,

@@ -28,7 +28,9 @@ class _Kind:
 
 
 class LogLimit(Generic[_LineKind]):
-    """Decides which lines are logged. Thread-safe.
+    """Decides which log lines are written, so that one kind of line cannot fill the log. Thread-safe.
+
+    It writes nothing itself. Call `omitted` before each line.
 
     Args:
         every_s: the time from one line of a kind to the next, in seconds.
@@ -47,9 +49,16 @@ class LogLimit(Generic[_LineKind]):
         self._kinds: OrderedDict[_LineKind | None, _Kind] = OrderedDict()
 
     def omitted(self, kind: _LineKind | None) -> int | None:
-        """Return how many lines of this kind were left out since the last one; None to leave out this one.
+        """Decide whether to log a line of this kind now. None means: leave it out.
 
         Unless the program calls `due`, the count of a kind is lost when another kind needs its place.
+
+        Args:
+            kind: Any value that is equal for lines of the same kind.
+
+        Returns:
+            None, or the number of lines of this kind that were left out since the last one, to log it with the
+            line.
         """
         now = self._clock()
         with self._lock:
@@ -67,7 +76,7 @@ class LogLimit(Generic[_LineKind]):
             return 0 if known is None else known.omitted
 
     def due(self) -> list[tuple[_LineKind | None, int]]:
-        """Return the kinds with left-out lines whose time is over, with the number of these lines.
+        """Return the kinds with left-out lines whose time `every_s` is over, with the number of these lines.
 
         The caller logs a line for each, so their time begins again. A program that calls this from time to time
         loses no count when no further line of a kind follows.
@@ -90,10 +99,11 @@ class LogLimit(Generic[_LineKind]):
 
 
 class RepeatedLines(logging.Filter):
-    """Leaves out repeated lines of libraries.
+    """A filter for `logging` that leaves out repeated lines of libraries.
 
-    The next line of the kind has the field `omitted`. If none follows, the number is not logged. A kind is a
-    logger, a level, the error's type, and the first line of the message without its arguments.
+    The next line of the kind has the field `omitted`: how many lines were left out. If none follows, the number
+    is not logged. A kind is a logger, a level, the error's type, and the first line of the message without its
+    arguments.
     """
 
     def __init__(self, limit: LogLimit[Hashable] | None = None) -> None:
@@ -101,7 +111,7 @@ class RepeatedLines(logging.Filter):
         self._limit = limit or LogLimit()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to log the line."""
+        """Return whether to log the line. It gets the field `omitted` if earlier lines were left out."""
         error = record.exc_info[0] if record.exc_info else None
         text = str(record.msg).partition("\n")[0][:_TEXT]
         omitted = self._limit.omitted((record.name, record.levelno, error, text))

@@ -1,4 +1,4 @@
-"""A Unix socket that one process at a time listens on: the process that has locked `<socket>.lock`.
+"""A Unix socket on which only one process at a time can listen.
 
     claimed = ClaimedSocket(path, private_below)
     while (listener := claimed.claim()) is None: ...   # another process listens
@@ -26,7 +26,7 @@ _OWNER_ONLY: Final = 0o700
 
 
 class ClaimedSocket:
-    """Claims and releases one path.
+    """The path of a Unix socket, which one process at a time can claim by a lock on `<path>.lock`.
 
     Args:
         path: the path of the socket.
@@ -41,10 +41,13 @@ class ClaimedSocket:
         self._listener: socket.socket | None = None
 
     def claim(self) -> socket.socket | None:
-        """Return the bound socket, or None while another process has the path.
+        """Claim the path for this process, and return a socket that is bound to it but does not listen yet.
 
-        Each call returns the same socket. No client can connect before the caller listens on it. Raises
-        TrunklineError that says what to do.
+        None means that another process has claimed the path; try again later. Further calls return the same
+        socket. No client can connect before the caller calls `listen`.
+
+        Raises:
+            TrunklineError: The path cannot be used. The message says what to do.
         """
         if self._listener is not None:
             return self._listener
@@ -71,7 +74,10 @@ class ClaimedSocket:
         return listener
 
     def release(self) -> None:
-        """Release the path, if this process has claimed it."""
+        """Close the socket, delete its file, and let other processes claim the path.
+
+        It does nothing if this process has not claimed the path.
+        """
         if self._lock is None:
             return
         with suppress(OSError):
@@ -111,7 +117,14 @@ class ClaimedSocket:
 
 @contextmanager
 def address_of(path: Path) -> Iterator[str]:
-    """Yield the address of a path for `bind` and `connect`. Raises OSError if its folder is missing."""
+    """Yield the address that `bind` or `connect` needs for the path of a Unix socket, in a `with` block.
+
+    An address has at most 107 bytes. For a longer path it names the open folder, so it is only valid in the
+    block.
+
+    Raises:
+        OSError: The path is too long, and its folder does not exist.
+    """
     if len(os.fsencode(path)) <= _ADDRESS_BYTES:
         yield str(path)
         return
