@@ -67,7 +67,7 @@ def _properties(settings: Settings) -> dict[str, str]:
 
 
 class LedgerCheckpoints:
-    """Writes a Delta checkpoint of the ledger's log after every 100 commits.
+    """A writer of Delta checkpoints of the ledger's log, one after every 100 commits.
 
     A commit reads the part of the log after its newest checkpoint, so checkpoints must be recent (decision
     0012). They are written outside the settling query, so that no micro-batch waits for them. Pass `committed`
