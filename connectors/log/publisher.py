@@ -354,7 +354,7 @@ def producer_options(kafka: KafkaSettings, *, linger_ms: int, in_flight: int) ->
 
 
 class RenewingPublisher:
-    """Keeps one working publisher open, and replaces it after a failure. Thread-safe; end it with `close`.
+    """A holder of one working publisher, which it replaces after a failure. Thread-safe; end it with `close`.
 
     A record waits `linger_ms` for others. A publisher's end waits `close_s` seconds for its last records.
     """

@@ -28,7 +28,7 @@ class _Kind:
 
 
 class LogLimit(Generic[_LineKind]):
-    """Decides which log lines are written, so that one kind of line cannot fill the log. Thread-safe.
+    """A limit for log lines, so that one kind of line cannot fill the log. Thread-safe.
 
     It writes nothing itself. Call `omitted` before each line.
 
