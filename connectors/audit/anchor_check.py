@@ -1,4 +1,4 @@
-"""The check that the chain still contains every point that a signed anchor has fixed."""
+"""Checks that the audit chain still contains every entry that a signed anchor has confirmed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class AnchorCheck(NamedTuple):
     Attributes:
         findings: The contradictions between anchors and chain.
         good: The number of anchors that the chain agrees with.
-        newest: The longest statement among these, or None.
+        newest: The statement of the anchor with the longest chain among these. None: there is no such anchor.
         unreadable: The number of lines that are no anchors, as a crash or a full disk may leave them.
     """
 
@@ -31,7 +31,7 @@ class AnchorCheck(NamedTuple):
 
 
 def moment_text(time_us: int) -> str:
-    """Return a time as ISO 8601, or as a number of microseconds if it is out of range."""
+    """Return a time in microseconds since 1970 as ISO 8601. A time out of range is returned as a number."""
     try:
         return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time_us)).isoformat("T", "seconds")
     except OverflowError:
@@ -41,7 +41,14 @@ def moment_text(time_us: int) -> str:
 def check_anchors(
     anchors: Sequence[Anchor | None], keys: dict[str, Ed25519PublicKey], chain: CheckedChain, table_id: str
 ) -> AnchorCheck:
-    """Compare each anchor with the chain."""
+    """Compare each anchor's signature and statement with the audit chain, and return the findings.
+
+    Args:
+        anchors: The lines of the anchors file; None for a line that is no anchor.
+        keys: The public keys that may have signed them, by name.
+        chain: The chain, after all its lines were added.
+        table_id: The id of the Delta table. Anchors of another table are a finding.
+    """
     findings: list[Finding] = []
     good: list[Statement] = []
     beyond: list[Statement] = []

@@ -1,4 +1,4 @@
-"""The check that the audit chain is whole.
+"""Checks that the audit chain is whole: no entry was changed, removed or added.
 
 Each entry must be as it was written and follow the one before it. Each offset from the chain's start to its end
 must be in one entry.
@@ -18,7 +18,14 @@ _OFFSETS_MOST: Final = 2**24
 
 
 class Span(NamedTuple):
-    """The part of one entry about one partition."""
+    """The part of one chain entry about one Kafka partition.
+
+    Attributes:
+        number: The number of the entry.
+        version: The version of the ledger that the entry's commit made.
+        encoding: The number of the encoding by which its rows were hashed.
+        root: The offsets, the number of rows and their Merkle root.
+    """
 
     number: int
     version: int
@@ -27,7 +34,17 @@ class Span(NamedTuple):
 
 
 class CheckedChain:
-    """The state of the check: takes the chain's lines in their order and keeps data for later checks."""
+    """The audit chain of a ledger, which checks each entry when it is added.
+
+    First call `add_file`, then `add_log`.
+
+    Attributes:
+        findings: The errors that were found so far.
+        spans: The parts of all usable entries by partition, in the order of the chain.
+        values: The stored hash of each entry, by its number.
+        last: The last entry. None: the chain is empty.
+        start: The ends of the ledger by partition when the chain began. Rows below them have no root.
+    """
 
     def __init__(self, table_id: str) -> None:
         self.findings: list[Finding] = []
@@ -40,7 +57,12 @@ class CheckedChain:
         self._rows = 0
 
     def add_file(self, lines: Iterable[ChainLine | None], newest_version: int) -> None:
-        """Check the lines of the chain file, except those of commits after `newest_version`."""
+        """Add and check the lines of the chain file.
+
+        Args:
+            lines: The lines in order; None for a line that cannot be parsed, which is a finding.
+            newest_version: Lines of later commits are ignored, because the ledger is read at this version.
+        """
         for number, line in enumerate(lines, 1):
             if line is None:
                 self._say(Fault.CHAIN_BROKEN, f"line {number} of the chain file is no entry")
@@ -48,7 +70,10 @@ class CheckedChain:
                 self._add(line)
 
     def add_log(self, lines: Iterable[ChainLine]) -> None:
-        """Check the entries in the table's own log; those that are in the file, too, must be the same."""
+        """Add and check the entries in the ledger's Delta log that the chain file lacks.
+
+        An entry that differs from the one in the chain file is a finding.
+        """
         for line in lines:
             number = line.entry.number
             known = self.values.get(number)

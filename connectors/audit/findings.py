@@ -1,4 +1,4 @@
-"""The findings of an audit: each one says which error was found, and where."""
+"""The errors that an audit can find, and a finding with the place of one of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Fault(StrEnum):
-    """The kinds of errors that an audit finds."""
+    """The kinds of errors that an audit finds in a ledger, its chain or its anchors."""
 
     ROW_CHANGED = "row_changed"
     ROW_MISSING = "row_missing"
@@ -28,16 +28,16 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One error in the ledger or its chain. The fields about its place are None if they are unknown.
+    """One error in the ledger, its chain or its anchors. A field about its place is None if it is unknown.
 
     Attributes:
         what: The kind of error.
         text: A description for people.
-        partition: The partition of the offsets.
+        partition: The Kafka partition of the offsets.
         first: The first offset.
         last: The last offset.
         entry: The number of the chain's entry.
-        version: The version of the table that the entry's commit made.
+        version: The version of the ledger that the entry's commit made.
     """
 
     what: Fault
@@ -49,7 +49,7 @@ class Finding:
     version: int | None = None
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields that are known."""
+        """Return the finding as a JSON object, without the fields that are None."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 

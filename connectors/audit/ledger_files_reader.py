@@ -1,4 +1,4 @@
-"""A reader of the ledger for audits: all files of one version, whatever the log says about their contents."""
+"""Reads all files of one version of the ledger for an audit, whatever the log says about their contents."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LedgerPart(NamedTuple):
     """A part of the ledger's rows.
 
     Attributes:
-        ranges: By partition, the first offset of the part and the offset after it.
+        ranges: By partition, the first offset of the part and the offset after it. Infinity: no bound.
         others: Whether all rows of the partitions that are not named belong to the part, too.
     """
 
@@ -41,7 +41,7 @@ class LedgerPart(NamedTuple):
     others: bool
 
     def expression(self) -> ds.Expression | None:
-        """Return a filter for the part; None for all rows."""
+        """Return an Arrow filter for the rows of this part. None means that all rows belong to it."""
         partition, offset = pc.field("partition"), pc.field("offset")
         if self.others and all(first == -inf and end == inf for first, end in self.ranges.values()):
             return None
@@ -56,7 +56,7 @@ class LedgerPart(NamedTuple):
         return reduce(lambda left, right: left | right, terms)
 
     def rows_of(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Return the rows of `batch` that belong to the part."""
+        """Return the rows of `batch` that belong to the part, in no or several batches."""
         expression = self.expression()
         if expression is None:
             return [batch] if batch.num_rows else []
@@ -64,10 +64,17 @@ class LedgerPart(NamedTuple):
 
 
 class LedgerFiles:
-    """The files of the ledger at its newest version. Raises NotFound if there is none, TrunklineError.
+    """The files of the ledger at its newest version.
 
     Attributes:
-        said: The statistics of each file by the table's log, by its path below the table.
+        version: The version of the ledger.
+        table_id: The id of the Delta table.
+        said: The statistics of each file in Delta's log, by the file's path below the table.
+        paths: The paths of all files below the table, sorted.
+
+    Raises:
+        NotFound: There is no ledger.
+        TrunklineError: The ledger or the statistics in its log cannot be read.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -85,13 +92,16 @@ class LedgerFiles:
         self.paths = sorted(unquote(name) for name in actions.column("path").to_pylist())
 
     def log_lines(self) -> list[ChainLine]:
-        """Return the entries of the audit chain in the commits up to this version that the log still has."""
+        """Return the audit chain's entries that Delta's log still has, up to this version."""
         return [line for line in lines_in_log(self._storage).lines if line.version <= self.version]
 
     def hiding(self, encodings: Iterable[int]) -> list[str]:
-        """Return the settings of the table with which readers see other data than the files have.
+        """Return a text for each setting of the table that lets readers see other data than the files have.
 
-        A ledger of this program has none. `encodings`: those of its chain, whose columns the table must have.
+        A ledger of this program has none, so the list is empty.
+
+        Args:
+            encodings: The encodings in the table's audit chain. The table must have the columns that they hash.
         """
         protocol, metadata = self._table.protocol(), self._table.metadata()
         features = set(protocol.reader_features or ()) & _HIDING
@@ -109,13 +119,24 @@ class LedgerFiles:
         return found
 
     def row_group_count(self, path: str) -> int:
-        """Return how many row groups a file has. Raises OSError, pyarrow.ArrowException."""
+        """Return how many row groups a file has.
+
+        Raises:
+            OSError: The file cannot be read. A damaged one may raise pyarrow.ArrowException.
+        """
         return int(self._fragment(path).num_row_groups)
 
     def row_groups(self, path: str, part: LedgerPart) -> Iterator[RowGroup]:
-        """Yield the row groups of a file that may have rows of `part`, with all their rows, unordered.
+        """Yield the row groups of a file that may have rows of `part`, chosen by the footer's statistics.
 
-        Raises OSError, pyarrow.ArrowException, ValueError.
+        A row group is yielded whole, also with rows of other parts.
+
+        Args:
+            path: The file's path below the table.
+            part: The wanted rows.
+
+        Raises:
+            OSError: The file cannot be read. A damaged one may raise pyarrow.ArrowException or ValueError.
         """
         fragment = self._fragment(path)
         for group in fragment.split_by_row_group(part.expression(), schema=LEDGER_ARROW):

@@ -1,4 +1,4 @@
-"""The check that the ledger's rows are those that the roots in the chain were made of.
+"""Checks that the ledger's rows give the Merkle roots in the audit chain.
 
 Rows are hashed in the order in which they are read from the files. Only their hashes are put into the order of
 offsets, which takes 37 bytes a row. In a large ledger, a window of entries is checked at a time.
@@ -54,12 +54,20 @@ class _Slots:
 
 
 class RowCheck:
-    """The check of the rows of `files` against `chain`. Call `run` once.
+    """One check of the ledger's rows against the Merkle roots of the audit chain.
+
+    Call `run` once, then read the results.
+
+    Args:
+        files: The files of the ledger.
+        chain: The chain, after all its lines were added.
+        progress: Called from time to time with the number of rows that were read so far.
+        window_rows: How many rows to check at a time, which bounds the memory.
 
     Attributes:
         findings: The errors that were found.
         rows: The number of rows in the files.
-        before_the_chain: The number of rows before the chain's start.
+        before_the_chain: The number of rows that are older than the chain, and so have no root.
     """
 
     def __init__(
@@ -80,7 +88,10 @@ class RowCheck:
         self._unreadable: set[str] = set()
 
     def run(self) -> None:
-        """Check all rows."""
+        """Read all rows of the ledger, hash them, and set `findings`, `rows` and `before_the_chain`.
+
+        An unreadable file is a finding, and nothing is raised for it.
+        """
         partitions = {span.root.partition for span in self._chain.spans} | set(self._chain.start)
         ends: dict[int, float] = dict.fromkeys(partitions, -inf)
         windows = list(_windows(self._chain.spans, self._window_rows)) or [[]]

@@ -1,4 +1,4 @@
-"""The check of statistics: those of the files in the table's log, and those of row groups in a file's footer.
+"""Checks that the statistics in Delta's log and in the files' footers match the ledger's rows.
 
 Readers skip files and row groups by their statistics, and some answer counts and bounds from them alone. So the
 audit reads each row group as a whole, whatever its statistics are, and then compares. Older files have no
@@ -23,7 +23,7 @@ _LOG_TIMES_LOSE_US: Final = 999
 
 
 class Bounds(NamedTuple):
-    """The number of nulls in a column, its least and its greatest value; None where it is not known."""
+    """The number of nulls in a column, its least and its greatest value. None: the value is not known."""
 
     nulls: int | None
     least: Any
@@ -35,9 +35,10 @@ _NO_ROWS: Final = Bounds(0, None, None)
 
 @dataclass
 class Said:
-    """The statistics of some rows: their number and the bounds of columns.
+    """Stored statistics of a file or a row group: the number of rows, and the bounds of columns.
 
-    Actual times may be greater than the bounds by `times_lose_us` microseconds.
+    None for `rows` means that it is not stored. Actual times may be greater than the bounds by `times_lose_us`
+    microseconds.
     """
 
     rows: int | None
@@ -47,13 +48,13 @@ class Said:
 
 @dataclass
 class Seen:
-    """The actual number of rows and the bounds of some columns."""
+    """Statistics that were counted from the rows: their number, and the bounds of the columns in `bounds`."""
 
     rows: int
     bounds: dict[str, Bounds]
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Add the rows of `batch`."""
+        """Count the rows of `batch`, too, and widen the bounds."""
         self.rows += batch.num_rows
         for name in self.bounds:
             column = comparable(batch.column(name))
@@ -61,7 +62,7 @@ class Seen:
             self._widen(name, Bounds(column.null_count, found["min"], found["max"]))
 
     def merge(self, other: Seen) -> None:
-        """Add the rows of another row group, which has at least the same columns."""
+        """Include the statistics of another row group, which must have the same columns or more."""
         self.rows += other.rows
         for name in self.bounds:
             self._widen(name, other.bounds[name])
@@ -75,7 +76,10 @@ class Seen:
 
 
 class RowGroup(NamedTuple):
-    """The row group `number` of the `parts` of a file, with its statistics in the footer and a scanner."""
+    """One row group of a Parquet file: its number, the file's number of row groups, statistics, and a scanner.
+
+    `said` are the statistics in the file's footer. The scanner reads the rows.
+    """
 
     number: int
     parts: int
@@ -84,7 +88,7 @@ class RowGroup(NamedTuple):
 
 
 def comparable(column: pa.Array) -> pa.Array:
-    """Return a column in the form for comparisons: times as microseconds, texts as bytes."""
+    """Return the column as statistics have its values: times as integers in microseconds, texts as bytes."""
     if pa.types.is_timestamp(column.type):
         return column.cast(LEDGER_ARROW.field("logged_at").type).cast(pa.int64())
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
@@ -93,7 +97,7 @@ def comparable(column: pa.Array) -> pa.Array:
 
 
 def said_by_footer(metadata: parquet.RowGroupMetaData) -> Said:
-    """Return the statistics of a row group in the file's footer."""
+    """Return the statistics that a Parquet file's footer has of one row group, for the ledger's columns."""
     bounds = {}
     for number in range(metadata.num_columns):
         column = metadata.column(number)
@@ -106,7 +110,10 @@ def said_by_footer(metadata: parquet.RowGroupMetaData) -> Said:
 
 
 def said_by_log(actions: pa.Table) -> dict[str, Said]:
-    """Return the statistics of each file in the table's log, by path; `actions`: flattened, of delta-rs."""
+    """Return the statistics that Delta's log has of each file, by the file's path in the log.
+
+    `actions` is the flattened table of `get_add_actions`.
+    """
     columns = {name: actions.column(name) for name in actions.column_names}
     names = [name for name in LEDGER_ARROW.names if f"null_count.{name}" in columns or f"min.{name}" in columns]
     rows = columns["num_records"].to_pylist()
@@ -124,10 +131,11 @@ def said_by_log(actions: pa.Table) -> dict[str, Said]:
 
 
 def contradiction(said: Said, seen: Seen) -> str | None:
-    """Return a text about the first difference, or None.
+    """Return a text about the first difference between stored and counted statistics, or None if they agree.
 
     The numbers of rows and nulls, and the bounds of numbers, must be equal. Writers shorten the bounds of texts
-    and times, so there all values must be within the bounds.
+    and times, so there all values must be within the bounds. Statistics that are not stored agree with any
+    rows.
     """
     if said.rows is not None and said.rows != seen.rows:
         return f"{said.rows} rows, and there are {seen.rows}"
@@ -154,7 +162,12 @@ def _fits(name: str, said: Bounds, there: Bounds, times_lose_us: int) -> bool:
 
 
 class StatisticsCheck:
-    """The check of the statistics while the rows are read.
+    """A check of the stored statistics that runs while the ledger's rows are read.
+
+    Read the rows by `watched`, call `end` for each file, then read the results.
+
+    Args:
+        by_log: The statistics of each file in Delta's log, by its path below the table.
 
     Attributes:
         rows: The number of rows in all row groups.
@@ -170,7 +183,18 @@ class StatisticsCheck:
         self._told: set[str] = set()
 
     def watched(self, path: str, group: RowGroup) -> Iterator[pa.RecordBatch]:
-        """Yield all rows of a row group, and check them. Raises OSError, pyarrow.ArrowException, ValueError."""
+        """Yield all rows of a row group. At its end, compare them with the row group's statistics.
+
+        With a file's last row group, the file's statistics are compared, too. Contradictions are added to
+        `findings`.
+
+        Args:
+            path: The file's path below the table.
+            group: The row group.
+
+        Raises:
+            OSError: The file cannot be read. Damaged files raise pyarrow.ArrowException or ValueError, too.
+        """
         done = self._done.setdefault(path, set())
         if group.number in done:
             yield from group.scanner.to_batches()
@@ -192,7 +216,14 @@ class StatisticsCheck:
                 self._tell(path, f"the log says of it: {wrong}")
 
     def end(self, path: str, row_groups: int) -> None:
-        """Check, after all reads, that the footer of a file has not hidden any of its row groups."""
+        """Add a finding if some row groups of a file were never read. Call it after all reads.
+
+        Readers skip row groups by the footer's statistics. So a false footer could hide rows.
+
+        Args:
+            path: The file's path below the table.
+            row_groups: The number of row groups in the file.
+        """
         if len(self._done.get(path, ())) < row_groups:
             self._tell(path, "its footer keeps row groups from readers that ask for offsets")
 

@@ -1,4 +1,4 @@
-"""The whole audit: the rows against the chain, and the chain against the anchors.
+"""Runs the whole audit: compares the ledger's rows with the audit chain, and the chain with the anchors.
 
 The parts are read in this order, in which a growing ledger looks whole: first the anchors, then the table's
 version, then its log, then the chain file.
@@ -33,10 +33,18 @@ class Report:
     """The result of an audit.
 
     Attributes:
+        version: The version of the ledger that was checked.
         rows: The number of all rows of the ledger.
         rows_before_the_chain: Rows that are older than the chain, and so have no roots.
         rows_not_anchored: Rows that are newer than the newest anchor.
-        anchors_beside: The place of the anchors if it is beside the ledger, else None.
+        entries: The number of the chain's entries.
+        anchors: The number of anchors that the chain agrees with.
+        anchors_unreadable: The number of lines in the anchors file that are no anchors.
+        anchored_at_us: The time of the newest of these anchors, in microseconds since 1970. None: there is
+            none.
+        anchors_beside: The place of the anchors if it is beside the ledger, where both could be changed. Else
+            None.
+        findings: The errors that were found.
     """
 
     version: int
@@ -52,11 +60,11 @@ class Report:
 
     @property
     def is_true(self) -> bool:
-        """Whether the audit has found no error."""
+        """Whether the audit has found no error in the ledger, its chain and its anchors."""
         return not self.findings
 
     def fields(self) -> dict[str, Any]:
-        """Return the report as one JSON object."""
+        """Return the report as a JSON object, with at most 1,000 findings and the number of the others."""
         shown = [finding.fields() for finding in self.findings[:SHOWN_MOST]]
         return {
             "true": self.is_true,
@@ -76,19 +84,23 @@ def verify(
     progress: Callable[[int], None] = lambda rows: None,
     window_rows: int = WINDOW_ROWS,
 ) -> Report:
-    """Check the ledger that the settings name.
+    """Check the ledger that the settings name against its audit chain and its anchors. Nothing is changed.
 
     Args:
         settings: The settings with the tables and the default places.
-        anchors_at: A folder or file of anchors; None: the place of the settings.
-        public_keys: Files with public keys; by default the one of the settings.
+        anchors_at: A folder or file of anchors. None: the place of the settings.
+        public_keys: Files with the public keys that may have signed anchors. Empty: the file of the settings.
         without_anchors: Check only the chain and the rows.
-        progress: Called with the number of rows that were read.
-        window_rows: The number of rows to check at a time.
+        progress: Called from time to time with the number of rows that were read so far.
+        window_rows: How many rows to check at a time, which bounds the memory.
+
+    Returns:
+        The report. Errors in the ledger are findings in it, and nothing is raised for them.
 
     Raises:
-        NotFound: There is nothing to check.
-        UsageError: There is no public key.
+        NotFound: There is no ledger, or neither chain nor anchors to check it against.
+        UsageError: There are anchors, but no public key.
+        TrunklineError: The ledger cannot be read.
     """
     place = anchors_place(settings, anchors_at)
     anchors: list[Anchor | None] = []
@@ -130,7 +142,12 @@ def verify(
 
 
 def anchors_place(settings: Settings, named: Path | None) -> Path:
-    """Return the file with the anchors: in the folder `named`, or `named` itself, or that of the settings."""
+    """Return the path of the anchors file, whether it exists or not.
+
+    Args:
+        settings: The settings with the default path.
+        named: The file, or a folder that has it. None: the default path.
+    """
     default = anchors_file(settings)
     if named is None:
         return default
