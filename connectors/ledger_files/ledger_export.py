@@ -1,4 +1,4 @@
-"""The export of one job's history from the ledger into a folder (JE-12).
+"""Exports one job's history from the ledger into a folder (JE-12).
 
 The folder gets meta.json, status.json and events.ndjson.
 
@@ -34,7 +34,10 @@ _MOMENTS: Final = ("registered_at", "picked_at", "started_at", "ended_at")
 
 
 class Export(NamedTuple):
-    """A written export: its folder, the job's state by the ledger, and the number of records."""
+    """The result of an export: the written folder, the job's state by the ledger, and the number of records.
+
+    The state is None if no accepted record has set one.
+    """
 
     folder: Path
     status: str | None
@@ -42,7 +45,13 @@ class Export(NamedTuple):
 
 
 def export_job(settings: Settings, job_id: str, to: Path) -> Export:
-    """Write the job's export. Raises NotFound if the ledger lacks the job, UsageError if `to` exists."""
+    """Write all ledger rows of a job, its state and its registration into the new folder `to`.
+
+    Raises:
+        NotFound: The ledger has no record of the job.
+        UsageError: `to` exists.
+        TrunklineError: The folder cannot be written, or the ledger cannot be read.
+    """
     if to.exists() or to.is_symlink():
         raise UsageError(f"--to: {to} is there already; it is not overwritten")
     where = LedgerFilter(stream_kind=JOB, stream_id=job_id)
@@ -63,7 +72,10 @@ def export_job(settings: Settings, job_id: str, to: Path) -> Export:
 
 
 def ledger_status(settings: Settings, job_id: str) -> str | None:
-    """Return the job's state by the ledger; None if the ledger lacks the job, or there is no ledger yet."""
+    """Return a job's newest state in the ledger, such as `completed`.
+
+    None means that there is no ledger yet, or no accepted record of the job in it.
+    """
     reader = LedgerReader(settings)
     if not reader.exists():
         return None

@@ -1,4 +1,4 @@
-"""Lines of text for rows of the ledger: aligned text for people, JSON for programs."""
+"""Formats rows of the ledger as lines: aligned text for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,14 @@ _TEXT_LIMIT: Final = 120
 
 
 def text_line(row: dict[str, Any], *, coloured: bool = False) -> str:
-    """Return a row with `LINE_COLUMNS` as an aligned line; texts of agents are escaped."""
+    """Return a ledger row as one line of aligned text, under the heading LINE_HEADING.
+
+    Control characters in texts of agents are escaped, and long texts are cut.
+
+    Args:
+        row: The row, with the columns LINE_COLUMNS.
+        coloured: Colour the verdict with ANSI sequences.
+    """
     event, detail = _event_and_detail(row)
     verdict = f"{row['verdict']:<{_VERDICT_WIDTH}}"
     if coloured:
@@ -59,7 +66,7 @@ def text_line(row: dict[str, Any], *, coloured: bool = False) -> str:
 
 
 def json_line(row: dict[str, Any]) -> str:
-    """Return a row as one JSON object, in ASCII.
+    """Return a ledger row as one JSON object in ASCII, without a line break.
 
     Times are in ISO 8601 with Z. `value` is a text, or `value_base64` if it is not UTF-8. `changes` is JSON.
     """
@@ -81,12 +88,12 @@ def json_line(row: dict[str, Any]) -> str:
 
 
 def iso_time(moment: datetime, precision: str) -> str:
-    """Return a moment as ISO 8601 in UTC with Z."""
+    """Return `moment` in UTC as ISO 8601 with Z. `precision` is the smallest unit, such as `milliseconds`."""
     return moment.astimezone(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
 
 
 def body_of(value: bytes | None) -> dict[str, Any]:
-    """Return the JSON object in a row's `value`, or an empty one if it has none."""
+    """Return the JSON object in a ledger row's `value`; an empty dictionary if it has none."""
     try:
         found, _ = decode(value or b"")
     except MalformedJsonError:

@@ -1,4 +1,4 @@
-"""A reader of the Delta table `ledger` without Spark: all rows, the newest ones, or commit by commit.
+"""Reads the Delta table `ledger` without Spark: all rows, the newest ones, or those of each new commit.
 
 To read all rows takes one version of the table. `follow` reads the `add` actions (dataChange) of each new
 commit in `_delta_log`, on an object store through deltalake's own storage layer.
@@ -41,7 +41,12 @@ _ORDER_COLUMNS: Final = tuple(name for name, _ in _ORDER)
 
 
 class LedgerPart(NamedTuple):
-    """Rows of the ledger, and the version of the table that they were read from or added in."""
+    """Some rows of the ledger.
+
+    Attributes:
+        version: The version of the table at which the rows were read, or whose commit added them.
+        rows: The rows as an Arrow table.
+    """
 
     version: int
     rows: pa.Table
@@ -49,10 +54,10 @@ class LedgerPart(NamedTuple):
 
 @dataclass(frozen=True)
 class LedgerFilter:
-    """A filter of rows by equal columns; None matches any value.
+    """A condition on ledger rows: each given column must have this value; None matches any value.
 
     Attributes:
-        since: Match rows with this append time of Kafka, or a later one (with a time zone).
+        since: Kafka's time of the row must be this one or later. It needs a time zone.
     """
 
     stream_kind: str | None = None
@@ -66,7 +71,7 @@ class LedgerFilter:
     since: datetime | None = None
 
     def expression(self) -> pc.Expression | None:
-        """Return the filter as an Arrow expression; None matches every row."""
+        """Return the condition as an Arrow expression. None means that it matches every row."""
         terms = [
             pc.field(field.name) == pa.scalar(wanted, LEDGER_ARROW.field(field.name).type)
             for field in fields(self)
@@ -81,7 +86,16 @@ ALL_ROWS: Final = LedgerFilter()
 
 
 def open_ledger(path: str, advice: str) -> DeltaTable:
-    """Return the ledger's table. Raises NotFound with `advice` if there is none, TrunklineError."""
+    """Open the Delta table `ledger` at its newest version.
+
+    Args:
+        path: The path or URI of the table.
+        advice: The end of the error's message if there is no ledger.
+
+    Raises:
+        NotFound: There is no ledger.
+        TrunklineError: The ledger cannot be read.
+    """
     try:
         return DeltaTable(path)
     except TableNotFoundError:
@@ -91,23 +105,32 @@ def open_ledger(path: str, advice: str) -> DeltaTable:
 
 
 class LedgerReader:
-    """A reader of the ledger that the settings name. It keeps no file open between calls."""
+    """A reader of the ledger that the settings name. It keeps no file open between calls.
+
+    Attributes:
+        path: The path or URI of the ledger.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.path = settings.table_path(LEDGER)
 
     def exists(self) -> bool:
-        """Return whether there is a table: it appears with the first settled record."""
+        """Return whether there is a ledger: it appears with the first settled record."""
         return bool(DeltaTable.is_deltatable(self.path))
 
     def version(self) -> int | None:
-        """Return the table's newest version, or None while there is no table."""
+        """Return the ledger's newest version, or None while there is no ledger."""
         return self._open().version() if self.exists() else None
 
     def rows(self, where: LedgerFilter = ALL_ROWS, columns: Sequence[str] | None = None) -> LedgerPart:
-        """Return all rows that match `where`, in the order of Kafka's append time, partition and offset.
+        """Return all rows that match `where`, sorted by Kafka's time, partition and offset.
 
-        With all columns if `columns` is None. Raises NotFound if there is no table.
+        Args:
+            where: The condition.
+            columns: The columns to return. None: all columns.
+
+        Raises:
+            NotFound: There is no ledger.
         """
         table = self._open()
         found = dataset_of(table).to_table(filter=where.expression(), columns=_with_order(columns))
@@ -118,8 +141,16 @@ class LedgerReader:
     ) -> LedgerPart:
         """Return the newest `count` rows that match `where`, oldest first.
 
-        Files with newer rows, by their statistics, are read first, until no other file can have a newer row
-        than those found. Raises NotFound if there is no table.
+        Files with newer rows, by their statistics, are read first. Reading ends when no other file can have a
+        newer row.
+
+        Args:
+            count: The number of rows.
+            where: The condition.
+            columns: The columns to return. None: all columns.
+
+        Raises:
+            NotFound: There is no ledger.
         """
         table = self._open()
         files, at_once = _newest_first(table), _FILES_AT_ONCE
@@ -140,14 +171,15 @@ class LedgerReader:
         stop: Callable[[], bool] = lambda: False,
         poll_s: float = POLL_S,
     ) -> Iterator[LedgerPart]:
-        """Yield the rows that each commit after `after_version` adds, as soon as it is there, without end.
+        """Yield the rows that each new commit adds, as soon as the commit exists. It ends only by `stop`.
 
-        Waits for a table that does not exist yet, and skips commits without matching rows.
+        It waits for a ledger that does not exist yet, and skips commits without matching rows.
 
         Args:
-            after_version: None: start with the next commit; -1: start with the first one.
-            where: The rows to yield.
-            columns: The columns to read; None: all.
+            after_version: Start after this version. None: start with the next commit. -1: start with the first
+                one.
+            where: The condition on the rows.
+            columns: The columns to return. None: all columns.
             stop: Called at least every `poll_s` seconds; the iterator ends when it returns True.
             poll_s: The pause between looks at the table's log, in seconds.
 

@@ -1,4 +1,4 @@
-"""Dead letters: the rejected records of the ledger, and their replay into the log.
+"""Finds dead letters, the rejected records of the ledger, and makes the records that replay them.
 
 A replay appends the record as it came, with the same stream, CloudEvents id, door, principal and bytes. Bytes
 that the ledger shows masked are opened by the keyring. The record is settled again, by the current state of its
@@ -29,7 +29,11 @@ _POSITION: Final = re.compile("([0-9]{1,18})/([0-9]{1,18})")
 
 
 def parse_position(text: str) -> Position:
-    """Parse `partition/offset`. Raises UsageError."""
+    """Parse a position such as `2/1042`, which names a partition and an offset.
+
+    Raises:
+        UsageError: The text has another form, or the partition is too large.
+    """
     found = _POSITION.fullmatch(text)
     if found is None:
         raise UsageError(f"expected PARTITION/OFFSET such as 2/1042, found {text!r}")
@@ -40,7 +44,11 @@ def parse_position(text: str) -> Position:
 
 
 def ledger_row_at(settings: Settings, position: Position) -> dict[str, Any]:
-    """Return all columns of the row at `position`. Raises NotFound."""
+    """Return the ledger row at a position, as a dictionary of all columns.
+
+    Raises:
+        NotFound: There is no ledger, or no such row in it.
+    """
     where = LedgerFilter(partition=position.partition, offset=position.offset)
     found = LedgerReader(settings).rows(where).rows.to_pylist()
     if not found:
@@ -49,7 +57,17 @@ def ledger_row_at(settings: Settings, position: Position) -> dict[str, Any]:
 
 
 def replayable(row: dict[str, Any], keyring: Keyring) -> OutgoingRecord:
-    """Return the record of a dead letter, to be appended again. Raises Refused with the reason."""
+    """Return the record to append in order to replay a dead letter. Nothing is appended.
+
+    It has the same stream, CloudEvents id, door, principal and bytes as the rejected record.
+
+    Args:
+        row: The ledger row, with all columns.
+        keyring: The master keys, by which masked bytes are unsealed.
+
+    Raises:
+        Refused: The row was not rejected, or its record cannot or must not be sent again. The message says why.
+    """
     at = f"{row['partition']}/{row['offset']}"
     if row["verdict"] in (ACCEPTED, DUPLICATE):
         raise Refused(f"{at} was not rejected, it is {row['verdict']}: there is nothing to replay")
@@ -97,7 +115,19 @@ def dead_letters(
     stream: tuple[str, str] | None = None,
     since: datetime | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the newest `count` matching rejected rows, oldest first. Raises NotFound without a ledger."""
+    """Return the newest rejected ledger rows that match all conditions, oldest first.
+
+    Args:
+        settings: The settings with the tables.
+        count: Return at most this many rows.
+        reason: The reason of the rejection. None: any.
+        door: The door of the record. None: any.
+        stream: The kind and the name of the stream. None: any.
+        since: Only records with this Kafka time or a later one. None: any time.
+
+    Raises:
+        NotFound: There is no ledger.
+    """
     kind, name = stream or (None, None)
     where = LedgerFilter(
         stream_kind=kind, stream_id=name, verdict=REJECTED, reason=reason, door=door, since=since

@@ -1,4 +1,4 @@
-"""The export of all messages into one Parquet file (AM-07), by command and every hour, for DuckDB and the like.
+"""Exports all messages into one Parquet file (AM-07), by command and every hour, for DuckDB and the like.
 
 **Reads** the Delta tables `mailbox` and `message_bodies`. **Owns** `agent_mcp.export_file`.
 **Guarantees** that the file is whole: it is written under another name and then renamed. Each gateway writes
@@ -38,7 +38,7 @@ _LOOK_S: Final = 30.0
 
 
 class Export(NamedTuple):
-    """A written export: its file, the number of messages, and its size in bytes."""
+    """The result of an export: the written file, the number of messages, and the file's size in bytes."""
 
     file: Path
     messages: int
@@ -46,20 +46,27 @@ class Export(NamedTuple):
 
 
 class ExportStopped(Exception):
-    """The caller has stopped the export; its draft was removed."""
+    """The export ended early because `is_stopping` returned True. Nothing was written."""
 
 
 def export_file(settings: Settings) -> Path:
-    """Return the path of the hourly export."""
+    """Return the path of the hourly export: `agent_mcp.export_file`, or a default in the data directory."""
     chosen = settings.agent_mcp.export_file
     return settings.data_path / "export" / FILE_NAME if chosen is None else PROJECT_ROOT / chosen
 
 
 def export_messages(settings: Settings, file: Path, is_stopping: Callable[[], bool] = lambda: False) -> Export:
-    """Write all messages into `file`, in the place of an older export.
+    """Write all messages of all mailboxes into the Parquet file `file`, and return its size.
+
+    An older export at this path is replaced at once, when the new one is complete.
+
+    Args:
+        settings: The settings with the tables.
+        file: The path to write.
+        is_stopping: Called for each part of the messages; the export ends when it returns True.
 
     Raises:
-        UsageError: `file` is no export, or cannot be written.
+        UsageError: `file` exists and is not a Parquet file, or cannot be written.
         NotFound: There are no messages yet.
         ExportStopped: `is_stopping` returned True.
         TrunklineError: The tables cannot be read, or the disk cannot be written.
@@ -111,9 +118,14 @@ def _write(settings: Settings, file: Path, is_stopping: Callable[[], bool]) -> E
 
 
 class MessageExporter(ThreadedService):
-    """A background service of the gateway that renews the export.
+    """The gateway's background service that writes the hourly export of all messages.
 
-    `close` abandons a running export. `clock`: seconds since 1970 UTC.
+    It looks every 30 seconds whether the export is due. `close` stops a running export, and the older file
+    stays. Errors are logged, and it tries again.
+
+    Args:
+        settings: The settings with the tables, the file and its interval.
+        clock: Returns seconds since 1970 UTC.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
@@ -124,7 +136,7 @@ class MessageExporter(ThreadedService):
         self._clock = clock
 
     def is_due(self) -> bool:
-        """Return whether the file is missing, too old, or from the future."""
+        """Return whether to write the export now: its file is missing, too old, or has a time in the future."""
         try:
             age_s = self._clock() - self._file.stat().st_mtime
         except OSError:

@@ -1,4 +1,4 @@
-"""A reader of all messages from the Delta tables `mailbox` and `message_bodies`, as rows of an export (AM-07).
+"""Reads all messages from the Delta tables `mailbox` and `message_bodies`, as rows of an export (AM-07).
 
 Each table is read at one version, `mailbox` first. A body is written before its row in `mailbox`, so every
 message has one. Memory is bounded by `_MESSAGES_AT_ONCE` rows without bodies and a few batches of bodies. For
@@ -49,11 +49,13 @@ EXPORT_SCHEMA: Final = pa.schema(
 
 
 class TablesUnread(TrunklineError):
-    """The tables could not be read just now, because maintenance or a rebuild has removed files."""
+    """The tables could not be read, because maintenance or a rebuild removed files. A retry can succeed."""
 
 
 def exported_messages(settings: Settings) -> Iterator[pa.Table]:
-    """Yield all messages in tables of `EXPORT_SCHEMA`, in no particular order.
+    """Yield all messages of all mailboxes in tables with the columns EXPORT_SCHEMA, in no particular order.
+
+    It reads the Delta tables, so messages that are not settled yet are absent.
 
     Raises:
         NotFound: There are no tables yet.
@@ -93,7 +95,10 @@ def _read(settings: Settings) -> Iterator[pa.Table]:
 
 
 def joined(parts: Iterable[pa.Table], rows_most: int, bytes_most: float = inf) -> Iterator[pa.Table]:
-    """Join successive tables until they have about `rows_most` rows or `bytes_most` bytes."""
+    """Join successive small tables into larger ones, and yield each.
+
+    A table is yielded when it has at least `rows_most` rows or `bytes_most` bytes. The last one may be smaller.
+    """
     held: list[pa.Table] = []
     rows = size = 0
     for part in parts:
