@@ -36,13 +36,19 @@ _children: Final[list[subprocess.Popen[bytes]]] = []
 
 
 def clean_environment() -> dict[str, str]:
-    """Return this process's environment without tmux's variables and Trunkline's secrets and settings."""
+    """Return this process's environment without tmux's variables and Trunkline's secrets and settings.
+
+    Use it for programs of users, such as agents.
+    """
     ours = ("TRUNKLINE", "MQTT_", "TMUX")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
 
 def open_private_log(path: Path, flags: int = 0) -> IO[bytes]:
-    """Open a log for appending and create it with mode 0600. `flags` are more flags of open(2)."""
+    """Open a log file for appending in binary mode, and create it with mode 0600. The caller closes it.
+
+    `flags` are more flags of open(2), such as `O_NOFOLLOW`.
+    """
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | flags, 0o600), "ab")
 
 
@@ -55,7 +61,9 @@ def start_process(
     umask: int = -1,
     pass_fds: Collection[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a process that leads a session of its own, without input, both outputs in one file.
+    """Start a process that leads a session of its own, without input and with both outputs in one file.
+
+    It returns at once. `reap` later collects the exit code.
 
     Args:
         command: the program and its arguments. No shell reads them.
@@ -81,7 +89,10 @@ def start_process(
 
 
 def reap() -> None:
-    """Collect the exit codes of the processes from `start_process` that have ended."""
+    """Collect the exit codes of ended processes from `start_process`, so that none stays as a zombie.
+
+    It does not wait for processes that still run. Thread-safe.
+    """
     for child in list(_children):
         if child.poll() is not None:
             with suppress(ValueError):  # another thread was faster
@@ -89,9 +100,9 @@ def reap() -> None:
 
 
 def start_time(pid: int) -> str | None:
-    """Return when a process started: clock ticks since boot and the boot's id.
+    """Return a text that says when a process started: clock ticks since boot, and the start of the boot's id.
 
-    None for a process that does not exist or is a zombie.
+    None: the process does not exist, or is a zombie.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
@@ -104,19 +115,19 @@ def start_time(pid: int) -> str | None:
 
 
 def process_handle(pid: int) -> str | None:
-    """Return `process/<pid>/<start time>`, or None for a process that has ended."""
+    """Return the handle `process/<pid>/<start time>` of a process, or None if it has ended."""
     started = start_time(pid)
     return None if started is None else f"{PROCESS}/{pid}/{started}"
 
 
 def handle_pid(handle: str) -> int | None:
-    """Return the process id in a handle, or None for text that is no process handle."""
+    """Return the process id in a process handle, or None if `handle` is not one."""
     found = _HANDLE(handle)
     return None if found is None else int(found[1])
 
 
 def first_process(handle: str) -> psutil.Process | None:
-    """Return the first process of a tree while it runs, else None."""
+    """Return the process that `handle` names, the first of its tree, or None if it has ended."""
     pid = handle_pid(handle)
     if pid is None or process_handle(pid) != handle:
         return None
@@ -126,7 +137,10 @@ def first_process(handle: str) -> psutil.Process | None:
 
 
 def mark_of(process: psutil.Process, variable: str) -> str | None:
-    """Return a variable from a process's environment, or None if it is missing or may not be read."""
+    """Return the value of a variable in a process's environment.
+
+    None: the variable is missing, the process has ended, or its environment may not be read.
+    """
     with suppress(psutil.Error, OSError):
         return process.environ().get(variable)
     return None
@@ -138,7 +152,7 @@ def running_processes() -> Iterator[psutil.Process]:
 
 
 class ProcessTrees:
-    """Finds what runs of some trees, also after their first processes have ended.
+    """A search for the running processes of some trees, also after their first processes have ended.
 
     A process belongs to a tree if the tree's handle is in its environment, if it is below a known process of
     the tree, or if it is in a session that one of these leads. So a process is found although it has cleared
@@ -160,7 +174,11 @@ class ProcessTrees:
         }
 
     def find(self) -> dict[str, set[psutil.Process]]:
-        """Return the running processes by handle, in one pass over all processes of the machine."""
+        """Return the running processes of each tree, by handle, in one pass over all processes of the machine.
+
+        An empty set means that the tree has ended. Found processes are remembered: later calls also find their
+        children.
+        """
         sessions: dict[int, set[psutil.Process]] = defaultdict(set)
         children: dict[int, set[psutil.Process]] = defaultdict(set)
         found: dict[str, set[psutil.Process]] = {handle: set() for handle in self._known}
@@ -189,12 +207,12 @@ class ProcessTrees:
         return found
 
     def find_all(self) -> set[psutil.Process]:
-        """Return the running processes of all trees."""
+        """Search once, and return the running processes of all trees together."""
         return {process for processes in self.find().values() for process in processes}
 
 
 def send_signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
-    """Send a signal to each process. One that has ended, or belongs to another user, is skipped."""
+    """Send a signal to each process. A process that has ended or belongs to another user is skipped."""
     for process in processes:
         with suppress(psutil.Error):
             process.send_signal(number)
@@ -203,10 +221,12 @@ def send_signal(processes: Iterable[psutil.Process], number: signal.Signals) -> 
 def end_processes(
     find: Callable[[], Collection[psutil.Process]], grace_s: float = 0.0, kill_s: float = KILL_S
 ) -> set[int]:
-    """End processes: SIGTERM, a wait, then SIGKILL until `find` returns none.
+    """End processes: send SIGTERM, wait, then send SIGKILL until `find` returns none.
+
+    It blocks until all have ended.
 
     Args:
-        find: returns the processes that still run.
+        find: returns the processes that still run. It is called repeatedly.
         grace_s: how long they may take to end after SIGTERM, in seconds. 0: SIGKILL at once.
         kill_s: how long to repeat SIGKILL, in seconds.
 
@@ -214,7 +234,7 @@ def end_processes(
         The ids of the processes that were found.
 
     Raises:
-        TrunklineError: names the processes that still run, such as another user's.
+        TrunklineError: Some processes still run, such as another user's. The message has their ids.
     """
     seen: set[int] = set()
     if grace_s > 0:

@@ -1,4 +1,4 @@
-"""Find where the registries of jobs and sessions disagree with each other or with this machine (JE-25).
+"""Finds and repairs contradictions between the registries of jobs and sessions and this machine (JE-25).
 
 `mend` repairs the kinds of disagreement in MENDED. The others are only reported: a stopped session and its job
 are kept for a resume, and a session that goes on after a job may get another job.
@@ -26,7 +26,14 @@ MENDED: Final = frozenset({JOB_WITHOUT_SESSION, SESSION_WITHOUT_JOB, DEAD_SESSIO
 
 
 class Drift(NamedTuple):
-    """One disagreement. `job_id` is the job to cancel, or the job that has ended. `why` is for people."""
+    """One contradiction between the registries, or between a registry and this machine's processes.
+
+    Attributes:
+        kind: One of the constants of this module, such as DEAD_SESSION.
+        session: The name of the session.
+        job_id: The job to cancel, or the job that has ended. None: no job is concerned.
+        why: A description for people.
+    """
 
     kind: str
     session: str
@@ -40,7 +47,7 @@ def find_drift(
     job_status: Callable[[str], str | None],
     is_dead_here: Callable[[Row], bool],
 ) -> list[Drift]:
-    """Return all disagreements, sorted by session.
+    """Return all contradictions between jobs, sessions and processes, sorted by session. Nothing is changed.
 
     Args:
         jobs: rows of the registry of jobs.
@@ -89,7 +96,10 @@ def _drift_of(row: Row, job_status: Callable[[str], str | None], *, is_dead: boo
 
 
 def dead_here(host: SessionHost) -> Callable[[Row], bool]:
-    """Return a function that returns whether a session's row names a run of this machine that has ended."""
+    """Return the function `is_dead_here` for `find_drift`.
+
+    It takes a session's row and returns whether the row names this machine and a run on it that has ended.
+    """
 
     def is_dead(row: Row) -> bool:
         return row["host"] == host.name and row["handle"] is not None and not host.alive(row["handle"])
@@ -98,10 +108,22 @@ def dead_here(host: SessionHost) -> Callable[[Row], bool]:
 
 
 def mend(gateway: GatewayClient, host: SessionHost, drift: Drift, row: Row | None) -> str:
-    """Repair a disagreement whose kind is in MENDED, and return what was done, for people.
+    """Repair a contradiction whose kind is in MENDED, through the gateway.
 
-    `row` is the session's. Raises TrunklineError, such as Refused when the session or job has changed
-    meanwhile.
+    A job without a session is cancelled. A session without a job or process is terminated, and its processes on
+    this machine are ended.
+
+    Args:
+        gateway: The client of the gateway, as an operator.
+        host: The sessions on this machine.
+        drift: The contradiction, as `find_drift` returned it.
+        row: The session's row. None: no process is ended.
+
+    Returns:
+        A sentence for people about what was done.
+
+    Raises:
+        TrunklineError: The repair failed, for example because session or job has changed meanwhile (Refused).
     """
     if drift.kind == JOB_WITHOUT_SESSION and drift.job_id is not None:
         gateway.post(path_of("jobs", drift.job_id, "cancel"), {"reason": f"monitor: {drift.why}"})

@@ -1,4 +1,4 @@
-"""Run agent sessions on this machine (JE-14), in tmux if it is installed, else as process trees.
+"""Runs agent sessions on this machine (JE-14), in tmux if it is installed, else as process trees.
 
 A handle names one run and is never used again: `tmux/<socket>/<name>` (the name ends with random digits) or
 `process/<pid>/<start time>`. Command, environment and secrets are passed in a file with mode 0600, never in
@@ -51,19 +51,23 @@ _LOG_BYTES: Final = 16 * 1024 * 1024
 
 
 def host_name() -> str:
-    """Return this machine's name in the form that the registries store."""
+    """Return this machine's name as the registries store it: characters that a name may not have are dashes."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).lstrip("._-")
     return name[:128] or "localhost"
 
 
 class SessionHost:
-    """Starts, inspects and ends the sessions that run on this machine for one data directory.
+    """The sessions that run on this machine for one data directory.
 
-    All methods raise TrunklineError when tmux or the disk fails.
+    Each start of a session is a run with a handle of its own. All methods raise TrunklineError when tmux or the
+    disk fails.
 
     Args:
         settings: name the data directory.
-        use_tmux: None uses tmux if it is installed.
+        use_tmux: whether new runs use tmux. None uses tmux if it is installed.
+
+    Attributes:
+        name: this machine's name in the registries.
     """
 
     def __init__(self, settings: Settings, *, use_tmux: bool | None = None) -> None:
@@ -74,7 +78,7 @@ class SessionHost:
         self.name = host_name()
 
     def folder(self, session: str) -> Path:
-        """Return the folder with a session's command, screen log, captures and exit code."""
+        """Return the path of the folder with a session's command, screen log, captures and exit code."""
         return self._folder / session
 
     def prepare(
@@ -102,7 +106,10 @@ class SessionHost:
         return path
 
     def keep(self, session: str, spec: Path) -> None:
-        """Make a file from `prepare` the session's own. Call it after the registry has accepted the session."""
+        """Make a file from `prepare` the session's own, which a later `start` without a file runs.
+
+        Call it after the registry has accepted the session.
+        """
         kept = self._spec(session)
         draft = kept.with_name(f".{spec.name}")
         try:
@@ -112,7 +119,7 @@ class SessionHost:
             raise TrunklineError(f"cannot write the session's command to {kept}: {error.strerror}") from error
 
     def is_prepared(self, session: str) -> bool:
-        """Return whether `start` has a command for this session."""
+        """Return whether `start` can run this session without a file, because `keep` was called for it."""
         return self._spec(session).exists()
 
     def start(self, session: str, spec: Path | None = None) -> str:
@@ -139,16 +146,19 @@ class SessionHost:
         return self._start_tmux(session, spec) if self._use_tmux else self._start_process(session, spec)
 
     def release(self, session: str, handle: str) -> None:
-        """Let the command of this run begin."""
+        """Let the command of this run begin. Call it after `start`, when the registry has the run's handle."""
         release_file(self._spec(session), handle).touch(0o600)
 
     def alive(self, handle: str) -> bool:
-        """Return whether the first process of this run still runs here."""
+        """Return whether the first process of this run still runs on this machine."""
         process_tree.reap()
         return handle in self._first_alive([handle])
 
     def left_of(self, handles: Collection[str]) -> set[str]:
-        """Return the runs that still have a process here. Looks once at all processes, for all handles."""
+        """Return those of the runs of which any process still runs on this machine.
+
+        It looks once at all processes, however many handles there are.
+        """
         found = self._first_alive(handles)
         trees = process_tree.ProcessTrees(HANDLE_VARIABLE, dict.fromkeys(set(handles) - found)).find()
         return found | {handle for handle, processes in trees.items() if processes}
@@ -159,7 +169,7 @@ class SessionHost:
         return {handle for handle in handles if first(handle) is not None or self._tmux_name(handle) in names}
 
     def running(self) -> dict[str, str]:
-        """Return the runs of this data directory on this machine: session name by handle."""
+        """Return the runs of this data directory that still run on this machine: session name by handle."""
         found: dict[str, str] = {}
         for process in process_tree.running_processes():
             with suppress(psutil.Error, OSError):
@@ -174,7 +184,7 @@ class SessionHost:
         return found
 
     def send(self, handle: str, number: signal.Signals) -> set[psutil.Process]:
-        """Send a signal to all processes of a run, and return them.
+        """Send a signal to all processes of a run, and return these processes without waiting for them.
 
         The result includes processes of other users, which this process may not signal.
         """
@@ -183,7 +193,11 @@ class SessionHost:
         return found
 
     def stop(self, handle: str, *, grace_s: float = 0.0) -> bool:
-        """End all processes of a run: SIGTERM, at most `grace_s` seconds, SIGKILL. Without grace, SIGKILL only.
+        """End all processes of a run, and wait until they have ended.
+
+        Args:
+            handle: the handle of the run. A run that has ended is no error.
+            grace_s: how long the processes may take to end after SIGTERM, in seconds. 0: SIGKILL at once.
 
         Returns:
             Whether there was anything to end.
@@ -200,10 +214,15 @@ class SessionHost:
         return had_any
 
     def capture(self, session: str, handle: str | None) -> str:
-        """Return the text on the session's screen, or the end of its log after the screen has closed.
+        """Return the text on a session's screen, or the end of its log.
 
-        The log is of one run or several: `start` moves one that has grown too large aside. Its size is not
-        limited during a run.
+        The end of the log is returned if the run is not in tmux or has ended. The result is empty if there is
+        no log. The log is of one run or several: `start` moves one that has grown too large aside. Its size is
+        not limited during a run.
+
+        Args:
+            session: the session's name.
+            handle: the run whose screen is wanted. None: the end of the log.
         """
         name = None if handle is None else self._tmux_name(handle)
         if handle is not None and name is not None and self.alive(handle):
@@ -224,9 +243,9 @@ class SessionHost:
         return path
 
     def end_of(self, session: str, handle: str) -> SessionEnd | None:
-        """Return how the command of this run ended.
+        """Return the exit code of this run's command, if it has ended by itself.
 
-        None while it runs, and after its runner was killed with it.
+        None: the command still runs, its runner was killed with it, or the session has a newer end.
         """
         try:
             found = msgspec.json.decode(end_file(self._spec(session)).read_bytes(), type=SessionEnd)
@@ -235,7 +254,7 @@ class SessionHost:
         return found if found.handle == handle else None
 
     def forget(self, session: str) -> None:
-        """Remove the commands of a session that will not be resumed. Log and captures stay."""
+        """Delete the stored commands of a session that will not be resumed. Its log and captures stay."""
         for spec in self.folder(session).glob("spec*.json"):
             spec.unlink(missing_ok=True)
 

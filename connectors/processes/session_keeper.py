@@ -1,4 +1,4 @@
-"""End what still runs here of sessions that the registry has stopped or terminated: a background service.
+"""Ends processes on this machine whose sessions are over in the registry: a background service of the gateway.
 
 **Reads** the rows of `registry_sessions` that name this host. **Owns** nothing that lasts.
 **Guarantees** that the processes of a stopped or terminated session are ended here within a few seconds
@@ -42,12 +42,15 @@ class _Ending:
 
 
 class SessionKeeper(ThreadedService):
-    """Ends the processes of sessions that are over. A session that has not ended is left to the next gateway.
+    """A background service that ends the processes of stopped and terminated sessions on this machine.
+
+    It checks every `gateway.session_check_s` seconds in a thread of its own. Processes that still run when the
+    gateway ends are left to the next gateway.
 
     Args:
         settings: name the data directory and the time between two checks.
         rows: returns the registry's sessions, such as `lambda: view.all(SessionRow)`.
-        host: the sessions on this machine.
+        host: the sessions on this machine. None: those of the data directory.
         own_end_s: how long a session may take to end by itself before SIGTERM, in seconds.
         grace_s: how long it may take to end after SIGTERM before SIGKILL, in seconds.
     """
@@ -72,10 +75,14 @@ class SessionKeeper(ThreadedService):
         self._gone: set[tuple[str, str]] = set()
 
     def check(self) -> list[str]:
-        """Check once, and take the next step with each session that is over.
+        """Check all sessions once, and send signals to the processes of each session that is over.
+
+        Depending on the time since the session was over, a session gets nothing, SIGTERM or SIGKILL. The call
+        does not wait for processes.
 
         Returns:
-            The sessions that this service has ended and of which nothing runs any more.
+            The names of sessions that this service has signalled and of which no process runs any more. Each is
+            returned once.
 
         Raises:
             TrunklineError: tmux does not answer.

@@ -1,4 +1,4 @@
-"""Create, stop and resume sessions in the registry and on this machine, in step (JE-14).
+"""Creates, stops and resumes sessions in the registry and on this machine, in step (JE-14).
 
 A new run is started without its command, registered, and only then released. A stop is registered before
 anything is ended. So the registry knows every running command, and a refused stop ends nothing.
@@ -20,7 +20,12 @@ Row = dict[str, Any]
 
 
 def find_session(gateway: GatewayClient, name: str) -> Row | None:
-    """Return the row of a session, or None for an unknown one. Raises UsageError for an invalid name."""
+    """Ask the gateway for a session, and return its row in the registry, or None if there is no such session.
+
+    Raises:
+        UsageError: `name` is not a valid name.
+        TrunklineError: The gateway refuses or does not answer.
+    """
     if not is_name(name):
         raise UsageError(f"not a name (letters, digits, '.', '_', '-'; first a letter or digit): {name!r}")
     try:
@@ -31,7 +36,7 @@ def find_session(gateway: GatewayClient, name: str) -> Row | None:
 
 
 def refuse_taken(gateway: GatewayClient, name: str) -> None:
-    """Raise Refused if a session with this name exists: a name is used once."""
+    """Raise Refused if a session with this name exists, whether it runs or has ended: a name is used once."""
     row = find_session(gateway, name)
     if row is not None:
         raise Refused(f"there is a session {name} already, it is {row['status']}; choose another name")
@@ -48,10 +53,24 @@ def create_session(
     environment: dict[str, str] | None = None,
     instructions: str | None = None,
 ) -> Row:
-    """Register a session, start its runner, and return its row. The command waits for `host.release`.
+    """Register a new session, start its runner on this machine, and return the session's row.
 
-    Without a command only the name is registered. Raises Refused for a name that is taken; nothing is left
-    running then.
+    The command itself begins when the caller calls `host.release`. After an error nothing runs.
+
+    Args:
+        gateway: The client of the gateway.
+        host: The sessions on this machine.
+        name: The session's name.
+        command: The program and its arguments. Empty: only register the name, and start nothing.
+        for_job: The id of the job for which the session is made. The session is ended after this job. None: it
+            is made for any jobs.
+        description: A text for people.
+        environment: The command's environment. None: this process's, without Trunkline's settings and secrets.
+        instructions: The text on the command's standard input. None: it is the terminal of tmux, or empty.
+
+    Raises:
+        Refused: A session with this name exists.
+        TrunklineError: The gateway does not answer, or the runner cannot be started.
     """
     refuse_taken(gateway, name)
     body = {"session": name, "description": description, "for_job": for_job, "host": host.name}
@@ -84,10 +103,24 @@ def stop_session(
     capture_id: str | None = None,
     graceful: bool = False,
 ) -> tuple[Row, Path | None]:
-    """Register the stop, then end the session's processes on this machine.
+    """Register a session's stop at the gateway, then end its processes if they run on this machine.
 
-    Returns the row after the stop, and the file with the screen if `capture_id` is set. Raises Refused,
-    NotFound.
+    Args:
+        gateway: The client of the gateway.
+        host: The sessions on this machine.
+        name: The session's name.
+        mode: SOFT archives the session and leaves its processes. HARD terminates it for good. Other modes allow
+            a resume.
+        reason: A text for the registry.
+        capture_id: Before the stop, write the session's screen to a file with this name. None: do not.
+        graceful: Send SIGTERM and wait before SIGKILL. Otherwise SIGKILL at once.
+
+    Returns:
+        The session's row after the stop, and the file with the screen, or None without `capture_id`.
+
+    Raises:
+        Refused: The gateway refuses the stop, or the screen is not on this machine. Nothing was ended.
+        NotFound: There is no such session.
     """
     before = find_session(gateway, name)
     here = before is not None and before["host"] == host.name and before["handle"] is not None
@@ -108,7 +141,14 @@ def stop_session(
 
 
 def resume_session(gateway: GatewayClient, host: SessionHost, name: str) -> Row:
-    """Run a stopped session again, or take an archived one back. Raises Refused, NotFound."""
+    """Start a stopped session's command again, or reactivate an archived session. Return its row.
+
+    A session that has no command or still runs here is only changed in the registry.
+
+    Raises:
+        Refused: The session cannot be resumed, or runs on another host.
+        NotFound: There is no such session, or this machine has no command for it.
+    """
     row = find_session(gateway, name)
     if row is None:
         raise NotFound(f"there is no session {name}")

@@ -1,4 +1,4 @@
-"""Run the command of one agent session: `python -m connectors.processes.session_runner SPEC HANDLE`.
+"""The program that runs one session's command: `python -m connectors.processes.session_runner SPEC HANDLE`.
 
 The runner reads the session's spec file, which has mode 0600, so that no argument contains a secret. It waits
 until it is released and runs the command with the environment and instructions from the spec. Then it writes
@@ -33,10 +33,15 @@ _FROM_THE_PANE: Final = ("TERM", "TMUX", "TMUX_PANE", "COLORTERM")
 
 
 class SessionSpec(msgspec.Struct, frozen=True):
-    """The command of a session.
+    """The command of a session, as it is stored in the session's spec file.
 
-    `instructions` are its standard input; None leaves standard input as it is. `umask` is the command's; specs
-    of earlier versions have none.
+    Attributes:
+        session: The session's name.
+        command: The program and its arguments.
+        folder: The folder in which the command runs.
+        environment: Its environment, to which the runner adds tmux's variables and the run's handle.
+        instructions: The text on its standard input. None: it has the runner's standard input.
+        umask: Its umask. Specs of earlier versions have none.
     """
 
     session: str
@@ -48,24 +53,38 @@ class SessionSpec(msgspec.Struct, frozen=True):
 
 
 class SessionEnd(msgspec.Struct, frozen=True):
-    """How a session's command ended: 128 + n after signal n."""
+    """The end of a session's command: the handle of the run, and the exit code, 128 + n after signal n."""
 
     handle: str
     exit_code: int
 
 
 def release_file(spec_path: Path, handle: str) -> Path:
-    """Return the path of the file whose creation lets this run of the command begin."""
+    """Return the path of the file that releases a run: the runner starts the command when this file exists.
+
+    `spec_path` is the session's spec file, and `handle` names the run.
+    """
     return spec_path.with_name(f"go-{hashlib.sha256(handle.encode()).hexdigest()[:16]}")
 
 
 def end_file(spec_path: Path) -> Path:
-    """Return the path of the file with the exit code of the newest run."""
+    """Return the path of the file into which the runner writes the exit code of the session's command.
+
+    Each run of the session replaces the file at its end.
+    """
     return spec_path.with_name("end.json")
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command to its end and return its exit code."""
+    """Wait until the run is released, run the session's command to its end, and return its exit code.
+
+    Signals that end programs are ignored here: the command gets them, too, and the runner waits for it. The
+    code is 127 if the run was not released within a minute or the command cannot be started.
+
+    Args:
+        arguments: The path of the spec file, and the handle of the run. The handle `process` means that this
+            process leads the run.
+    """
     spec_path = Path(arguments[0])
     handle = arguments[1]
     if handle == PROCESS:
