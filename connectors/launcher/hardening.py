@@ -1,4 +1,4 @@
-"""Turn this process into a launched agent: wait for the launcher, apply the limits, and run the command.
+"""The program that turns into a launched agent: waits for the launcher, applies limits, runs the command.
 
 `connectors.launcher.local_processes` starts this file as `python -I -S hardening.py` in the agent's folder. The
 environment is the agent's, with the order in one more variable. The file imports only the standard library: it
@@ -33,7 +33,10 @@ _HANDLE_BYTES: Final = 256
 
 
 def main() -> int:
-    """Replace this program by the command. Return an exit code if that fails."""
+    """Read the order in the environment, wait for the handle, and replace this process by the agent's command.
+
+    It only returns if that fails: then it returns the exit code, and the reason is on stderr.
+    """
     order: dict[str, Any] = json.loads(os.environ.pop(ORDER_VARIABLE))
     handle = _handle(order["socket"])
     if not handle:
@@ -53,9 +56,16 @@ def main() -> int:
 
 
 def harden(limits: dict[str, int]) -> None:
-    """Apply the limits, and give up gaining privileges (prctl(2), PR_SET_NO_NEW_PRIVS), both for good.
+    """Apply resource limits to this process, and forbid it to gain privileges, both for good.
 
-    `limits` has values by the names of the module `resource`. Raises OSError or ValueError when one fails.
+    The latter is PR_SET_NO_NEW_PRIVS of prctl(2). Programs that this process runs inherit both.
+
+    Args:
+        limits: Values by names of the module `resource`, such as `RLIMIT_CPU`. A lower limit that is set
+            already stays.
+
+    Raises:
+        OSError: The kernel refused a limit or prctl. An invalid value raises ValueError.
     """
     for name, wanted in limits.items():
         number = getattr(resource, name)

@@ -1,4 +1,4 @@
-"""Read `conf/launchers.yaml`: the command of an agent by the image that its definition names (HH-05)."""
+"""Reads `conf/launchers.yaml`: for each image of an agent definition, the command that runs it (HH-05)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _with_a_program(command: list[str]) -> list[str]:
 
 
 class LaunchRule(BaseModel):
-    """The way to run one image.
+    """The command that runs agents of one image, as `conf/launchers.yaml` has it.
 
     `{python}` and `{project}` are replaced by this Python and this checkout: in the words of the command, in
     `working_dir` and in the values of `environment`. Other braces are kept.
@@ -54,19 +54,26 @@ class LaunchRule(BaseModel):
     processes: int = Field(default=PROCESSES, ge=1, le=2**20)
 
     def filled_command(self) -> list[str]:
-        """Return the command with its placeholders replaced."""
+        """Return the command's words with `{python}` and `{project}` replaced."""
         return [_filled(word) for word in self.command]
 
     def filled_environment(self) -> dict[str, str]:
-        """Return the environment with its placeholders replaced."""
+        """Return the rule's variables with `{python}` and `{project}` replaced in their values."""
         return {name: _filled(value) for name, value in self.environment.items()}
 
     def folder(self) -> Path:
-        """Return the folder of the command: `working_dir` relative to the checkout, by default the checkout."""
+        """Return the folder in which the command runs. `working_dir` is relative to the checkout.
+
+        Without a `working_dir`, it is the checkout.
+        """
         return PROJECT_ROOT if self.working_dir is None else PROJECT_ROOT / _filled(self.working_dir)
 
     def limits(self) -> dict[str, int]:
-        """Return the limits of a hardened agent that starts now, by their names in the module `resource`."""
+        """Return the resource limits for a hardened agent that starts now.
+
+        The keys are names of the module `resource`, such as `RLIMIT_CPU`. The limit of processes depends on the
+        number that the user runs now.
+        """
         return {
             "RLIMIT_CPU": self.cpu_seconds,
             "RLIMIT_AS": self.memory_mb * _MB,
@@ -78,7 +85,11 @@ class LaunchRule(BaseModel):
 
 
 def read_launchers(path: Path) -> dict[str, LaunchRule]:
-    """Return the rules by image. Raises SettingsError that names the file, the image and the key."""
+    """Parse the launchers file, and return its rules by image. An empty file has none.
+
+    Raises:
+        SettingsError: The file cannot be read or is invalid. The message names the file, the image and the key.
+    """
     try:
         loaded = load_yaml(path.read_bytes())
     except (OSError, InvalidYaml) as error:

@@ -1,4 +1,4 @@
-"""The launcher that runs agents as processes on this machine (HH-05).
+"""The launcher that runs agents as processes of this machine (HH-05).
 
 An agent leads a process session of its own and outlives the program that started it. Its token and its
 addresses are only in its environment. `data_dir/agents/<container>/` has its output and, if it is hardened, its
@@ -56,7 +56,14 @@ class _Run(msgspec.Struct, frozen=True):
 
 
 class LocalProcessLauncher:
-    """Runs agents by the rules of their images. Several launchers may serve one data directory."""
+    """A launcher that runs agents as processes of this machine. Thread-safe.
+
+    Several launchers in several processes may serve one data directory.
+
+    Args:
+        settings: Name the data directory.
+        rules: The command for each image, as `read_launchers` returned them.
+    """
 
     def __init__(self, settings: Settings, rules: Mapping[str, LaunchRule]) -> None:
         self._rules = rules
@@ -65,9 +72,13 @@ class LocalProcessLauncher:
         self._host = host_name()
 
     def start(self, spec: LaunchSpec) -> Started:
-        """Start an agent, and wait `EARLY_END_S` to see that it does not end at once.
+        """Start an agent in its container's folder, and return its handle when it has run for 0.3 s.
 
-        A second call for the same container and task returns the same run while it runs. Raises LaunchFailed.
+        A second call for the same container and task returns the same run while it runs. Starts of one
+        container wait for each other.
+
+        Raises:
+            LaunchFailed: The image has no rule, or the agent failed to start or ended at once with an error.
         """
         rule = self._rules.get(spec.image)
         if rule is None:
@@ -85,7 +96,10 @@ class LocalProcessLauncher:
         return Started(handle, self._host)
 
     def alive(self, handle: str) -> bool:
-        """Return whether the first process of this run is running, whatever other processes it has left."""
+        """Return whether the agent's first process still runs, whatever other processes it has started.
+
+        If no process of the agent is left, the file that names the run is deleted.
+        """
         process_tree.reap()
         first, run = process_tree.first_process(handle), self._runs.find(handle)
         if first is not None:
@@ -95,15 +109,25 @@ class LocalProcessLauncher:
         return False
 
     def find(self, container: str) -> str | None:
-        """Return the handle of the agent that was started for a container and not stopped."""
+        """Return the handle of the agent that was started for a container.
+
+        None: no agent was started for it, or the agent was stopped.
+        """
         run = self._runs.of(container)
         return None if run is None else run.handle
 
     def stop(self, handle: str, grace_s: float) -> None:
-        """End the agent and all that it started: SIGTERM, at most `grace_s` seconds, SIGKILL.
+        """End the agent and all processes that it has started, and wait until they have ended.
 
-        Signals only processes that this data directory's launchers started, or that have the handle in their
-        environment. Raises TrunklineError when a process does not end.
+        Only processes are signalled that launchers of this data directory started, or that have the handle in
+        their environment.
+
+        Args:
+            handle: The handle of the run. An ended run is no error.
+            grace_s: How long the processes may take to end after SIGTERM, in seconds. 0: SIGKILL at once.
+
+        Raises:
+            TrunklineError: A process does not end.
         """
         run = self._runs.find(handle)
         _end([handle], grace_s, is_noted=run is not None)
@@ -168,10 +192,16 @@ class LocalProcessLauncher:
 
 
 def stop_all(settings: Settings, grace_s: float = DOWN_GRACE_S) -> int:
-    """End all agents of this data directory and return how many still ran.
+    """End all agents of this data directory, whichever launcher started them, and return how many still ran.
 
-    Ends also agents that another launcher has started. `down` calls it after ending everything that could start
-    another agent. Raises TrunklineError when an agent does not end.
+    `down` calls it after ending everything that could start another agent.
+
+    Args:
+        settings: Name the data directory.
+        grace_s: How long the agents may take to end after SIGTERM, in seconds.
+
+    Raises:
+        TrunklineError: An agent does not end.
     """
     process_tree.reap()
     files = _RunFiles(settings)

@@ -1,4 +1,4 @@
-"""The interface of a launcher (HH-05), the description of an agent to launch, and the agent's variables."""
+"""The interface of a launcher (HH-05), and the description of an agent that it starts for a task."""
 
 from __future__ import annotations
 
@@ -32,17 +32,24 @@ _NO_SECRETS: Final = (
 
 
 class LaunchFailed(TrunklineError):
-    """An agent was not started, and nothing of it is left.
+    """An agent could not be started, and no process of it is left.
 
     The message contains no token, so it may be shown to the client that asked for the agent.
     """
 
 
 class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One agent to start for one task.
+    """The description of one agent to start for one task of the hub.
 
-    `environment` has the agent's token and the addresses that it needs; `repr` does not show it. `description`
-    is the task's.
+    Attributes:
+        container: The name of the agent's container.
+        task_id: The id of the task.
+        agent_name: The name of the agent definition.
+        image: The key of the agent's rule in `conf/launchers.yaml`.
+        description: The description of the task.
+        environment: Variables for the agent: its token and the addresses that it needs. `repr` does not show
+            them.
+        hardened: Whether the agent's resources are limited.
     """
 
     container: str
@@ -57,7 +64,10 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
         return f"LaunchSpec(container={self.container!r}, task_id={self.task_id!r}, image={self.image!r}, …)"
 
     def agent_environment(self) -> dict[str, str]:
-        """Return the agent's variables for this task."""
+        """Return the variables that a launcher must set for the agent.
+
+        These are `environment` and variables with the task's id and description and the agent's name.
+        """
         return {
             TASK_ID_VARIABLE: self.task_id,
             AGENT_NAME_VARIABLE: self.agent_name,
@@ -66,7 +76,11 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def blanked(self, text: str) -> str:
-        """Return a text without secrets: all values of `environment` but names and addresses are blanked."""
+        """Return `text` with each secret in `environment` replaced by `[secret]`.
+
+        All values in `environment` count as secrets, except ids, paths, addresses and values of less than four
+        characters.
+        """
         values = (value for name, value in self.environment.items() if name not in _NO_SECRETS)
         for value in sorted(values, key=len, reverse=True):
             if len(value) >= _SECRET_LENGTH:
@@ -75,7 +89,13 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Started(msgspec.Struct, frozen=True):
-    """A started agent. `handle` names this run on `host`; `port` is the port where it listens, if any."""
+    """The result of a start.
+
+    Attributes:
+        handle: The text that names this run of the agent on its host.
+        host: The host on which it runs.
+        port: The port on which the agent listens. None: it does not, or the port is unknown.
+    """
 
     handle: str
     host: str
@@ -83,23 +103,34 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Launcher(Protocol):
-    """Runs agents somewhere. Its methods may be called from several threads at once."""
+    """A program that runs agents, for example as processes of this machine.
+
+    Its methods may be called from several threads at once.
+    """
 
     def start(self, spec: LaunchSpec) -> Started:
-        """Start an agent.
+        """Start an agent, and return its handle when it runs.
 
-        A second call for the same container and task returns the same run while it runs. Raises LaunchFailed.
+        A second call for the same container and task returns the same run while it runs.
+
+        Raises:
+            LaunchFailed: The agent could not be started.
         """
 
     def alive(self, handle: str) -> bool:
-        """Return whether the run is still running. False for a handle of another launcher."""
+        """Return whether the agent with this handle still runs. False for a handle of another launcher."""
 
     def find(self, container: str) -> str | None:
-        """Return the handle of the agent that was started for a container and not stopped, or None."""
+        """Return the handle of the agent that was started for a container.
+
+        None: no agent was started for it, or the agent was stopped.
+        """
 
     def stop(self, handle: str, grace_s: float) -> None:
         """Ask the agent to end, wait at most `grace_s` seconds, then kill it. Return when it has ended.
 
-        A run that has ended, and a handle of another launcher, are ignored. Raises TrunklineError when the
-        agent does not end.
+        An agent that has ended, and a handle of another launcher, are ignored.
+
+        Raises:
+            TrunklineError: The agent does not end.
         """
