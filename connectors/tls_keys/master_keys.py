@@ -1,4 +1,4 @@
-"""Change the file of the master keys: add a key, or make another key the active one. No key is ever removed.
+"""Changes the file of the master keys: adds a key, or makes another key the active one. No key is ever removed.
 
 A sealed text names its key, and keys stay in the file to open it: the ledger is folded again from the bytes
 that were sealed at the time.
@@ -24,26 +24,44 @@ _KEY_BYTES: Final = 32
 
 
 class MasterKey(NamedTuple):
-    """The id of a key, and whether it is the active key, which seals."""
+    """The id of a master key, and whether it is the active one, under which new secrets are sealed."""
 
     key_id: str
     is_active: bool
 
 
 def master_keys(settings: Settings) -> list[MasterKey]:
-    """Return all keys, the oldest first. Raises SettingsError as `load_keyring` does."""
+    """Return the ids of all master keys, the oldest first.
+
+    Raises:
+        SettingsError: There is no key, or the file is invalid.
+    """
     keyring = load_keyring(settings)
     return [MasterKey(key_id, key_id == keyring.active) for key_id in keyring.ids]
 
 
 def add_key(settings: Settings) -> str:
-    """Add a new key that only opens, and return its id. Raises UsageError if there is no file to change."""
+    """Add a new master key to the file and return its id. The key that seals stays the same.
+
+    Use it to distribute a key to all machines before `activate`.
+
+    Raises:
+        UsageError: The keys come from the environment, so there is no file to change.
+        SettingsError: There is no key, or the file is invalid.
+        TrunklineError: The file cannot be written.
+    """
     with _changing(settings) as document:
         return _add(document)
 
 
 def activate(settings: Settings, key_id: str) -> None:
-    """Make this key the one that seals. Raises NotFound for an unknown key."""
+    """Seal under the master key `key_id` from now on, and record that in the file.
+
+    Raises:
+        NotFound: The file has no such key.
+        UsageError: The keys come from the environment, so there is no file to change.
+        TrunklineError: The file cannot be written.
+    """
     with _changing(settings) as document:
         if key_id not in document["keys"]:
             raise NotFound(f"there is no master key {key_id!r}; 'trunkline keys list' shows all keys")
@@ -51,7 +69,12 @@ def activate(settings: Settings, key_id: str) -> None:
 
 
 def rotate(settings: Settings) -> str:
-    """Add a new key, make it the one that seals, and return its id."""
+    """Add a new master key to the file, make it the one that seals, and return its id.
+
+    Raises:
+        UsageError: The keys come from the environment, so there is no file to change.
+        TrunklineError: The file cannot be written.
+    """
     with _changing(settings) as document:
         document["active"] = _add(document)
         return str(document["active"])

@@ -1,4 +1,4 @@
-"""A local certificate authority: its key, and the certificates that it issues to servers and clients.
+"""A local certificate authority: makes its key, and the certificates of servers and clients.
 
 Pure functions of keys and certificates (X.509, RFC 5280). `tls_files` stores them on the disk.
 """
@@ -33,14 +33,14 @@ _Extension = tuple[x509.ExtensionType, bool]
 
 @dataclass(frozen=True)
 class Pair:
-    """A private key and the certificate of its public half."""
+    """A private key and its certificate. `certificate` has the public half of `key`."""
 
     key: ec.EllipticCurvePrivateKey
     certificate: x509.Certificate
 
     @property
     def key_pem(self) -> bytes:
-        """The key in PKCS#8, not encrypted, which both Java and OpenSSL read."""
+        """The private key in PEM (PKCS#8, not encrypted), which both Java and OpenSSL read."""
         return self.key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
@@ -52,7 +52,11 @@ class Pair:
 
 
 def read_pair(key_pem: bytes, certificate_pem: bytes) -> Pair:
-    """Return the pair in two files. Raises ValueError for invalid content, or a key of another certificate."""
+    """Parse the content of a key file and a certificate file, and return the pair.
+
+    Raises:
+        ValueError: The content is invalid, or the key is that of another certificate.
+    """
     key = serialization.load_pem_private_key(key_pem, None)
     certificate = x509.load_pem_x509_certificate(certificate_pem)
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
@@ -61,7 +65,11 @@ def read_pair(key_pem: bytes, certificate_pem: bytes) -> Pair:
 
 
 def new_authority(now: datetime | None = None) -> Pair:
-    """Return a new self-signed authority."""
+    """Make a new certificate authority: a key and a self-signed certificate, valid for ten years.
+
+    Args:
+        now: The begin of the validity. None: the present time.
+    """
     # Two authorities with the same name and different keys would confuse a client that has both certificates.
     name = f"Trunkline CA {x509.random_serial_number() & 0xFFFFFFFF:08x}"
     extensions: list[_Extension] = [
@@ -72,10 +80,19 @@ def new_authority(now: datetime | None = None) -> Pair:
 
 
 def new_leaf(authority: Pair | None, name: str, hosts: Iterable[str] = (), now: datetime | None = None) -> Pair:
-    """Return a pair for a server with these hosts, or for a client without hosts.
+    """Make a new key and its certificate for a server or a client, valid for two years.
 
-    A server's pair is valid as a client's, too. Without an authority the pair is self-signed: a client that
-    trusts it trusts no other certificate. Raises UsageError for an invalid host.
+    A server's certificate is valid for a client, too.
+
+    Args:
+        authority: The authority that signs. None: the certificate is self-signed, and a client that trusts it
+            trusts no other certificate.
+        name: The common name in the certificate.
+        hosts: The names and addresses of the server. Empty: the certificate is for a client.
+        now: The begin of the validity. None: the present time.
+
+    Raises:
+        UsageError: A host is neither a name nor an IP address.
     """
     names = [_host(host) for host in hosts]
     purposes = [ExtendedKeyUsageOID.SERVER_AUTH] if names else []
@@ -90,13 +107,13 @@ def new_leaf(authority: Pair | None, name: str, hosts: Iterable[str] = (), now: 
 
 
 def check_hosts(hosts: Iterable[str]) -> None:
-    """Raise UsageError for a host that no certificate can name."""
+    """Raise UsageError if one of `hosts` is neither a valid host name nor an IP address."""
     for host in hosts:
         _host(host)
 
 
 def hosts_of(certificate: x509.Certificate) -> list[str]:
-    """Return the hosts in a server's certificate."""
+    """Return the host names and addresses in a server's certificate. The list is empty for a client's."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -107,7 +124,16 @@ def hosts_of(certificate: x509.Certificate) -> list[str]:
 def why_not_good(
     pair: Pair, authority: Pair, hosts: Iterable[str] = (), now: datetime | None = None
 ) -> str | None:
-    """Return why this pair must be replaced, or None if it is valid for `RENEW_DAYS` more."""
+    """Return why a pair must be replaced, or None if it may be kept.
+
+    It may be kept if this authority signed it, it is valid for 30 more days, and it names all hosts.
+
+    Args:
+        pair: The pair to check.
+        authority: The authority that must have signed it.
+        hosts: The names and addresses that the certificate must have.
+        now: The time to compare with. None: the present time.
+    """
     certificate, at = pair.certificate, now or datetime.now(UTC)
     try:
         certificate.verify_directly_issued_by(authority.certificate)

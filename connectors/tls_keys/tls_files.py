@@ -1,4 +1,4 @@
-"""The files of the local certificate authority: created once, kept while they are valid, and then replaced.
+"""Writes the local certificate authority's files: creates, keeps and renews keys and certificates.
 
 A missing or damaged authority is not replaced without request, because every client trusts the former one.
 
@@ -44,7 +44,16 @@ _CLIENTS: Final = "clients"
 
 @dataclass(frozen=True)
 class TlsFile:
-    """One pair on the disk. `why` is the reason why it was made now, or None if it was kept."""
+    """One key and certificate on the disk.
+
+    Attributes:
+        name: The name of the pair, such as `gateway` or `clients/bridge`.
+        certificate: The path of the certificate.
+        key: The path of the private key.
+        valid_until: The certificate's last day, as ISO 8601.
+        hosts: The names and addresses in the certificate; empty for a client.
+        why: Why the pair was made now. None: the existing one was kept.
+    """
 
     name: str
     certificate: Path
@@ -56,14 +65,20 @@ class TlsFile:
 
 @dataclass(frozen=True)
 class TlsFolder:
-    """The result of `create`, the authority first. `exposed` are the private files that others can read."""
+    """The result of `create`.
+
+    Attributes:
+        folder: The folder of all files.
+        files: The pairs, the authority first.
+        exposed: The private files that other users can read. They were not changed.
+    """
 
     folder: Path
     files: list[TlsFile] = field(default_factory=list)
     exposed: list[Path] = field(default_factory=list)
 
     def of(self, name: str) -> TlsFile:
-        """Return the pair with this name."""
+        """Return the pair named `name`, such as `gateway`. It must exist."""
         return next(file for file in self.files if file.name == name)
 
 
@@ -75,7 +90,9 @@ def create(
     renew: bool = False,
     renew_authority: bool = False,
 ) -> TlsFolder:
-    """Create the files that are missing or not valid for long enough.
+    """Create or renew the keys and certificates that are missing or not valid for 30 more days.
+
+    Other valid files are kept. The password of the local stack's Kafka user is created, too.
 
     Args:
         folder: the folder of the files.
@@ -83,6 +100,9 @@ def create(
         mutual: create pairs for the clients, too. Existing ones are always kept up to date.
         renew: replace all pairs but the authority.
         renew_authority: replace the authority, and with it all pairs.
+
+    Returns:
+        All pairs, with the reason of each new one, and the private files that others can read.
 
     Raises:
         UsageError: a host is neither a name nor an address.
@@ -116,12 +136,12 @@ def create(
 
 
 def client_name(role: str) -> str:
-    """Return the name of a role's pair."""
+    """Return the name of the pair for clients of a role: `clients/<role>`."""
     return f"{_CLIENTS}/{role}"
 
 
 def check_server_key(file: Path) -> None:
-    """Raise UsageError if others can read the private key of a server of the local stack."""
+    """Raise UsageError if other users can read the private key file of a server of the local stack."""
     if _is_exposed(file):
         raise UsageError(f"{file} is readable by others; run: chmod 600 {file}")
 
