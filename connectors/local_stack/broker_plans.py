@@ -1,4 +1,4 @@
-"""The plans of the two brokers, Kafka (one node) and Mosquitto, with their settings files from `conf/`."""
+"""The plans by which the stack runs Kafka (one node) and Mosquitto, with their settings files from `conf/`."""
 
 from __future__ import annotations
 
@@ -52,10 +52,15 @@ _MQTT_RESERVE = 256
 
 
 def write_from_template(target: Path, values: Mapping[str, object], *templates: str) -> None:
-    """Fill in these files of `conf/`, one after the other, and write them as one file with mode 0600.
+    """Fill in template files of `conf/` and write them, one after the other, as one file with mode 0600.
 
     The file is replaced, because it may contain a password, and an earlier version's file may be readable by
     others.
+
+    Args:
+        target: The file to write.
+        values: A value for each `$name` in the templates.
+        templates: Names of files in `conf/`.
     """
     text = "".join((PROJECT_ROOT / "conf" / name).read_text(encoding="utf-8") for name in templates)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +72,11 @@ def _all_but(part: str) -> str:
 
 
 def kafka_port(settings: Settings) -> int:
-    """Return the port of the local broker. Raises UsageError for an address that is not on loopback."""
+    """Return the port of the stack's Kafka, from `kafka.bootstrap_servers`.
+
+    Raises:
+        UsageError: The address is not on loopback.
+    """
     host, _, port = settings.kafka.bootstrap_servers.rpartition(":")
     if host not in _LOOPBACK_NAMES or not port.isdigit():
         raise UsageError(
@@ -79,9 +88,10 @@ def kafka_port(settings: Settings) -> int:
 
 
 def mqtt_port(settings: Settings) -> int:
-    """Return the port of the local MQTT broker.
+    """Return the port of the stack's Mosquitto, `mqtt.port`.
 
-    Raises UsageError for a broker that is not on loopback, and for incomplete TLS settings.
+    Raises:
+        UsageError: `mqtt.host` is not on loopback, or the TLS settings are incomplete.
     """
     mqtt = settings.mqtt
     if mqtt.host not in _LOOPBACK_NAMES:
@@ -135,7 +145,13 @@ def _format_storage(settings: Settings, properties: Path) -> None:
 
 
 def kafka_plan(settings: Settings) -> PartPlan:
-    """Return the plan of Kafka, with its data below `data_dir/kafka`."""
+    """Return the plan by which the stack runs Kafka, with its data below `data_dir/kafka`.
+
+    After its first start, Kafka gets its user and the topic.
+
+    Raises:
+        UsageError: The settings name a Kafka or a login that the stack cannot run.
+    """
     port = kafka_port(settings)
     check_local_login(settings)
     protocol = settings.kafka.security_protocol
@@ -187,7 +203,7 @@ def kafka_plan(settings: Settings) -> PartPlan:
 
 
 def accounts_dir(settings: Settings) -> Path:
-    """Return the folder of the local Mosquitto's password file, ACL and process id."""
+    """Return the folder of the stack's Mosquitto's password file, ACL file and process id."""
     return settings.mqtt.accounts_dir or settings.data_path / "mosquitto" / "accounts"
 
 
@@ -238,7 +254,11 @@ def _descriptors() -> int:
 
 
 def mosquitto_plan(settings: Settings) -> PartPlan:
-    """Return the plan of Mosquitto, with its saved messages and its accounts below `data_dir/mosquitto`."""
+    """Return the plan by which the stack runs Mosquitto, with its data below `data_dir/mosquitto`.
+
+    Raises:
+        UsageError: `mqtt.host` is not on loopback, or the TLS settings are incomplete.
+    """
     port = mqtt_port(settings)
     home = socket_dir(settings)
     descriptors = _descriptors()

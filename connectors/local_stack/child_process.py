@@ -1,4 +1,4 @@
-"""Child processes that do not outlive the stack: started, marked, and ended with all that they start.
+"""Starts and ends the stack's child processes, so that none of them outlives the stack.
 
 Each of three mechanisms covers a gap of the others. The kernel kills a child when the thread that started it
 ends, but not its grandchildren; so start children from a thread that lasts, normally the main one. The process
@@ -23,9 +23,11 @@ _END_S = 10.0
 
 
 def mark_of(data_path: Path, part: str) -> str:
-    """Return the mark of one part of the stack with this data directory.
+    """Return the text that marks all processes of a part in their environment, in the variable MARK.
 
-    For "" it is the prefix of the marks of all parts. No part's mark is a prefix of another part's.
+    Args:
+        data_path: The data directory of the stack.
+        part: The part's name. "": the result is the common beginning of all parts' marks.
     """
     return f"{data_path}#{part};" if part else f"{data_path}#"
 
@@ -38,7 +40,20 @@ def start_child(
     mark: str,
     log: Path,
 ) -> subprocess.Popen[bytes]:
-    """Start a process that leads a session of its own and appends its output to the log."""
+    """Start a process that leads a session of its own, and return it at once.
+
+    The kernel kills the process when the calling thread ends.
+
+    Args:
+        command: The program and its arguments.
+        cwd: The folder in which it runs.
+        environment: Its whole environment, without the mark.
+        mark: The result of `mark_of`.
+        log: The file to which its output is appended.
+
+    Raises:
+        TrunklineError: The program setpriv is not installed.
+    """
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         raise TrunklineError("setpriv is not found: sudo apt-get install -y util-linux")
@@ -54,22 +69,35 @@ def start_child(
 
 
 def marked_processes(prefix: str) -> list[psutil.Process]:
-    """Return all running processes whose mark begins with `prefix`."""
+    """Return all running processes of this machine whose mark (see `mark_of`) begins with `prefix`."""
     found = process_tree.running_processes()
     return [process for process in found if (process_tree.mark_of(process, MARK) or "").startswith(prefix)]
 
 
 def kill_marked(prefix: str) -> int:
-    """Send SIGKILL to all processes whose mark begins with `prefix`, until none runs. Return their number."""
+    """Send SIGKILL to all processes whose mark begins with `prefix`, and return how many they were.
+
+    It waits until none of them runs.
+
+    Raises:
+        TrunklineError: A process does not end within ten seconds.
+    """
     return len(process_tree.end_processes(lambda: marked_processes(prefix), kill_s=_END_S))
 
 
 def stop_child(
     process: subprocess.Popen[bytes], mark: str, within_s: float, terminate: Callable[[int], None]
 ) -> bool:
-    """Ask a process to end, wait at most `within_s` seconds, then kill all that is left of its tree.
+    """Ask a process to end, wait, then kill all that is left of it and its children.
 
-    Returns whether it ended by itself in time.
+    Args:
+        process: The process.
+        mark: The mark with which it was started.
+        within_s: How long it may take to end by itself, in seconds.
+        terminate: Asks the process with this id to end.
+
+    Returns:
+        Whether it ended by itself in time.
     """
     in_time = True
     if process.poll() is None:
@@ -83,7 +111,10 @@ def stop_child(
 
 
 def end_child(process: subprocess.Popen[bytes], mark: str) -> None:
-    """Kill a process and its whole tree: its session, all processes below it, and all with its mark."""
+    """Kill a process and its whole tree: its session, all processes below it, and all with its mark.
+
+    It waits until they have ended. TrunklineError is raised if a process does not end within ten seconds.
+    """
     first = psutil.Process(process.pid) if process.poll() is None else None
     process_tree.end_processes(process_tree.ProcessTrees(MARK, {mark: first}).find_all, kill_s=_END_S)
     process.wait(timeout=_END_S)

@@ -1,4 +1,4 @@
-"""Start, watch and end a stack that another process supervises: the work of `up`, `down` and `status`."""
+"""Starts, watches and ends a stack that another process supervises: the work of `up`, `down` and `status`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,18 @@ Watcher = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class PartStatus:
-    """One line of `status`. `why` says why the part is not ready."""
+    """The status of one part, as `trunkline status` shows it.
+
+    Attributes:
+        name: The part's name.
+        state: Its state, such as `ready` or `stopped`.
+        pid: The id of its process. None: it does not run.
+        uptime_s: For how many seconds the process has run. None: it does not run.
+        rss_mb: The memory of the process and all that it started, in MiB. None: it does not run.
+        restarts: How often it was started again.
+        summary: A text such as `Kafka on 127.0.0.1:9092`.
+        why: Why the part is not ready. None: it is ready, or was never started.
+    """
 
     name: str
     state: str = "stopped"
@@ -63,9 +74,10 @@ def running_state(settings: Settings) -> dict[str, Any] | None:
 def start_detached(
     settings: Settings, parts: Iterable[str], watch: Watcher, within_s: float = UP_LIMIT_S
 ) -> dict[str, Any]:
-    """Start a supervisor in the background and wait until these parts are ready.
+    """Start a supervisor in the background, wait until these parts are ready, and return the stack's state.
 
-    If a stack runs already, add the parts that it lacks. Ctrl-C ends a supervisor that this call has started.
+    If a stack runs already, the parts that it lacks are added to it. Ctrl-C ends a supervisor that this call
+    has started.
 
     Args:
         settings: the settings of the stack.
@@ -74,7 +86,7 @@ def start_detached(
         within_s: how long to wait at most, in seconds. The parts go on starting afterwards.
 
     Raises:
-        TrunklineError: names the parts that are not ready; the other parts go on running.
+        TrunklineError: parts are not ready, and the message names them; the other parts go on running.
         Refused: a part cannot be added to the running stack.
     """
     wanted = check_parts(parts)
@@ -106,7 +118,10 @@ def start_detached(
 
 
 def differing_settings(state: dict[str, Any], settings: Settings) -> list[str]:
-    """Return the settings, as variables and without secrets, that differ in the running stack."""
+    """Return the settings, as names of variables, that differ between the running stack and `settings`.
+
+    Secrets are not compared. `state` is the stack's state.
+    """
     own, theirs = shown_settings(settings), state["settings"]
     return sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name))
 
@@ -231,7 +246,7 @@ def _all_ready(state: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, Any]
 
 
 def part_reason(part: dict[str, Any]) -> str:
-    """Return in one sentence why a part of a state is not ready."""
+    """Return why a part is not ready, as a text that follows its name. `part` is its entry in the state."""
     if part["waits_for"]:
         return f"waits for {part['waits_for']}"
     if part["state"] == "unresponsive":
@@ -250,7 +265,17 @@ def _quoted_log(settings: Settings) -> str:
 
 
 def stop_detached(settings: Settings, watch: Watcher) -> bool:
-    """Stop the stack, and what a killed supervisor has left behind. Return whether anything was running."""
+    """Stop the stack that runs in the background, wait for its end, and return whether anything was running.
+
+    Processes that a killed supervisor has left are killed, too.
+
+    Args:
+        settings: the settings with the data directory of the stack.
+        watch: called with each state during the wait.
+
+    Raises:
+        Refused: the stack runs in the foreground of another process, which must be ended.
+    """
     state = running_state(settings)
     if state is not None:
         supervisor = state["supervisor"]
@@ -288,7 +313,7 @@ def _rss_mb(pid: int) -> float:
 
 
 def part_statuses(settings: Settings) -> list[PartStatus]:
-    """Return the status of each part now, also of parts whose supervisor was killed."""
+    """Return the present status of each part, also of parts that run although their supervisor was killed."""
     parts = (state_file.read_state(settings) or {"parts": {}})["parts"]
     return [_part_status(name, parts.get(name)) for name in dict.fromkeys((*ALL_PARTS, *parts))]
 

@@ -1,4 +1,4 @@
-"""The login at the local stack's Kafka: its settings, its password, and the one SCRAM user of all clients."""
+"""The login at the local stack's Kafka: checks its settings, creates its password and its one SCRAM user."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _BROKER: Final = "broker"
 
 
 def check_local_login(settings: Settings) -> None:
-    """Check that the stack's Kafka supports the login in the settings.
+    """Check, before the start, that the stack's Kafka supports the login in the settings.
 
-    Raises UsageError for an unsupported protocol or mechanism, and for keys that are missing or readable by
-    others.
+    Raises:
+        UsageError: The protocol or mechanism is not supported, or TLS keys are missing or readable by others.
     """
     kafka = settings.kafka
     if kafka.security_protocol not in _PROTOCOLS:
@@ -55,9 +55,9 @@ def check_local_login(settings: Settings) -> None:
 
 
 def ensure_password(settings: Settings) -> None:
-    """Create the password of the stack's Kafka in a file with mode 0600, unless there is one.
+    """Create the password file of the stack's Kafka with mode 0600, unless it exists.
 
-    If the settings name a password or a file, the user creates it. Raises OSError.
+    If the settings name a password or another file, nothing is created. Raises OSError.
     """
     kafka = settings.kafka
     file = default_password_file(settings.data_path)
@@ -67,10 +67,10 @@ def ensure_password(settings: Settings) -> None:
 
 @dataclass(frozen=True)
 class InternalListener:
-    """The port and the password of the broker's own listener, for one start of the broker.
+    """The port and the password of the Kafka listener that only Kafka and the stack itself use.
 
-    With PLAIN, the program that listens on the port sees the password. So each start has a new port and
-    password.
+    They are valid for one start of Kafka. With PLAIN, the program that listens on the port sees the password.
+    So each start has a new port and password.
     """
 
     port: int
@@ -78,10 +78,15 @@ class InternalListener:
 
 
 def ensure_scram_user(settings: Settings, listener: InternalListener) -> None:
-    """Create the user `kafka.sasl_username`, or set its password, and remove all other users.
+    """Create the Kafka user `kafka.sasl_username`, or set its password, and remove all other users.
 
-    Kafka's own tool takes the password as an argument, which every process of the machine can read. Raises
-    TrunklineError, and SettingsError as `kafka_password` does.
+    Kafka must run. It is done through the internal listener, because Kafka's own tool takes the password as an
+    argument, which every process of the machine can read.
+
+    Raises:
+        BackboneUnreachable: The internal listener does not answer.
+        SettingsError: The password cannot be read.
+        TrunklineError: Kafka refused a change.
     """
     kafka = settings.kafka
     wanted = UserScramCredentialUpsertion(

@@ -1,4 +1,4 @@
-"""The parts' logs: bounded in size, read from their end."""
+"""Limits the size of the parts' log files, reads their last lines, and tolerates failures of the disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RETRY_S = 30.0
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """Return the last lines of a log without reading all of it."""
+    """Return the last `count` lines of a log file without reading all of it. Empty if it cannot be read."""
     try:
         with path.open("rb") as log:
             position = log.seek(0, os.SEEK_END)
@@ -32,8 +32,15 @@ def last_lines(path: Path, count: int) -> list[str]:
 def keep_bounded(path: Path, limit_bytes: int = LIMIT_BYTES) -> bool:
     """Copy a log that has grown too large to `<name>.1` and empty it. Return whether it did.
 
-    The writer has the log open for appending, so the file stays and is cut. Lines that are written between the
-    copy and the cut are lost. Raises OSError when the disk has no room for the copy; the log is unchanged then.
+    The program that writes the log keeps it open, so the file stays and is cut. Lines that are written between
+    the copy and the cut are lost.
+
+    Args:
+        path: The log file. A missing one is left alone.
+        limit_bytes: A log of at most this size is left alone.
+
+    Raises:
+        OSError: The disk has no room for the copy. The log is unchanged then.
     """
     try:
         if path.stat().st_size <= limit_bytes:
@@ -53,10 +60,13 @@ def keep_bounded(path: Path, limit_bytes: int = LIMIT_BYTES) -> bool:
 
 
 class DiskTrouble:
-    """Lets the supervisor go on when the disk is full or fails. Prints each problem once.
+    """A guard around writes to the disk, so that the supervisor goes on when the disk is full or fails.
 
-    with trouble.tolerated("the state file"):
-        write_state(settings, state)
+        with trouble.tolerated("the state file"):
+            write_state(settings, state)
+
+    Args:
+        retry_s: How long `is_due` returns False after a failure, in seconds.
     """
 
     def __init__(self, retry_s: float = _RETRY_S) -> None:
@@ -64,13 +74,22 @@ class DiskTrouble:
         self._failed_at: dict[str, float] = {}
 
     def is_due(self, what: str) -> bool:
-        """Return whether to try this again: not too soon after a failure."""
+        """Return whether to try a write now. After a failure it is False for `retry_s` seconds.
+
+        `what` is the name of the write that was given to `tolerated`.
+        """
         failed_at = self._failed_at.get(what)
         return failed_at is None or time.monotonic() - failed_at >= self._retry_s
 
     @contextmanager
     def tolerated(self, what: str) -> Iterator[None]:
-        """Continue after the block when it raises OSError."""
+        """Run the `with` block, and continue after it if it raises OSError.
+
+        The error is printed once, until a block with the same `what` succeeds.
+
+        Args:
+            what: A name of the write, for the message and for `is_due`.
+        """
         try:
             yield
         except OSError as error:

@@ -1,4 +1,4 @@
-"""One part of the stack: start it, check whether it is ready, end it, and start it again when it has died."""
+"""One part of the stack: starts its process, checks whether it is ready, stops it and starts it again."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _FAILURE_CHARACTERS = 500
 
 
 class PartFailed(TrunklineError):
-    """A part did not become ready.
+    """A part's process ended or made no progress before the part was ready.
 
-    The message names its log and quotes the end of the log. `failure` is the reason alone.
+    The message names the part's log and quotes its end. `failure` is the reason alone.
     """
 
     def __init__(self, message: str, failure: str) -> None:
@@ -51,11 +51,18 @@ class PartFailed(TrunklineError):
 
 
 class NotSetUp(PartFailed):
-    """A part runs, but the step after its first start has failed. The step is repeated while the part runs."""
+    """A part's process runs, but the step after its first start has failed.
+
+    The step is repeated while the process runs.
+    """
 
 
 def child_environment(settings: Settings) -> dict[str, str]:
-    """Return this process's environment with exactly these settings and no other source of settings."""
+    """Return the environment for a process of the stack, which has exactly these settings.
+
+    It is this process's environment without other sources of settings, and without variables for the caller
+    alone.
+    """
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -73,10 +80,25 @@ def child_environment(settings: Settings) -> dict[str, str]:
 
 
 class Part:
-    """One part of the stack. Not thread-safe: one thread starts, checks and stops it.
+    """One part of the stack, such as Kafka or the gateway: a program that runs as a child process.
 
-    `failures` is the number of failures in a row; `error` is the last one. Both are reset when the part is
-    ready.
+    Not thread-safe: one thread starts, checks and stops it. The kernel kills the process when the thread that
+    started it ends.
+
+    Args:
+        plan: How to start the program, and how to see that it is ready.
+        settings: The settings for the program.
+
+    Attributes:
+        plan: The plan.
+        name: The part's name, such as `gateway`.
+        group: The name in ALL_PARTS. Several processes of the XML pump have one group.
+        log_path: The file to which the process writes its output.
+        state: One of the constants STOPPED, STARTING, READY, WAITING (for its next start) and UNRESPONSIVE.
+        restarts: How often the part was started again after its end.
+        failures: The number of failures in a row. It is reset when the part is ready.
+        error: The last failure. None: there was none since the part was ready.
+        ready_after_s: How long the last start took. None: it is not ready yet.
     """
 
     def __init__(self, plan: PartPlan, settings: Settings) -> None:
@@ -102,16 +124,16 @@ class Part:
 
     @property
     def pid(self) -> int | None:
-        """The process id while it runs."""
+        """The id of the part's process. None: the process does not run."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     @property
     def is_ready(self) -> bool:
-        """Whether the part is ready, and was not seen to have ended or to be unresponsive since."""
+        """Whether the part is ready, as of the last check. It may have ended since."""
         return self.state == READY
 
     def launch(self) -> None:
-        """Start the process and return at once."""
+        """Start the part's process and return at once. Do nothing if it runs."""
         if self.pid is not None:
             return
         self.ready_after_s = None
@@ -129,10 +151,13 @@ class Part:
         self.state = STARTING
 
     def check_ready(self) -> bool:
-        """Check once whether the part is ready.
+        """Check once whether the part is ready, without waiting, and return the answer.
+
+        When the process answers for the first time, this also runs the plan's `on_first_ready`, which may take
+        seconds.
 
         Raises:
-            PartFailed: the part has ended, or its start makes no progress.
+            PartFailed: the process has ended, or its start makes no progress.
             NotSetUp: the step after its first start has failed.
         """
         if self.state in (READY, UNRESPONSIVE):
@@ -177,13 +202,18 @@ class Part:
         )
 
     def start(self) -> None:
-        """Start the part and wait until it is ready."""
+        """Start the part and wait until it is ready.
+
+        Raises:
+            PartFailed: the process has ended, or its start makes no progress.
+            NotSetUp: the step after its first start has failed.
+        """
         self.launch()
         while not self.check_ready():
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """Ask the part to end, and kill what is left of it."""
+        """Ask the process to end, wait for the time in the plan, and kill what is left of its tree."""
         self._end_probe()
         if self._process is not None:
             child_process.stop_child(self._process, self._mark, self.plan.stop_within_s, self.plan.terminate)
@@ -191,24 +221,27 @@ class Part:
         self.state = STOPPED
 
     def kill(self) -> None:
-        """Kill the part and all that it started, as a fault would."""
+        """Kill the process and all that it started, without warning, as a fault would."""
         self._end_probe()
         if self._process is not None:
             child_process.end_child(self._process, self._mark)
 
     def schedule(self) -> None:
-        """Let `look_after` start the part as soon as it may start."""
+        """Let the next call of `look_after` start the part."""
         self.state = WAITING
         self._retry_at = 0.0
 
     def look_after(self, *, may_start: bool = True) -> bool:
-        """Start the part when it is due, and again when it has died, after growing pauses. Never blocks.
+        """Start the part when it is due, and check the running one. Call it a few times a second.
+
+        A part that has died is started again after growing pauses. Failures of the part are printed and stored
+        in `error`. The call does not wait for the part.
 
         Args:
             may_start: whether the part may be started now.
 
         Returns:
-            Whether anything has changed.
+            Whether the part's state has changed.
         """
         now = time.monotonic()
         if self.state == WAITING:
@@ -276,14 +309,17 @@ class Part:
 
     @property
     def failure(self) -> str | None:
-        """The last failure, as a sentence without its subject, which is the part."""
+        """The last failure as a text that follows the part's name, such as `ended with exit code 1`.
+
+        None means that the part has not failed since it was ready.
+        """
         if self.error is None:
             return None
         found = self.error.failure if isinstance(self.error, PartFailed) else f"cannot be started: {self.error}"
         return found[:_FAILURE_CHARACTERS]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the part's entry in the state file."""
+        """Return the part's entry in the state file: state, process, restarts, last failure and log."""
         named: dict[str, Any] = {"pid": None, "created": None}
         if self.pid is not None:
             with suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""Observe a part from outside: the progress of its start, and whether it answers. Lower its priority."""
+"""Observes a part's process from outside: whether its start makes progress, and whether it still answers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,16 @@ _PASSES = 10
 
 
 class AnswerProbe:
-    """Asks a ready part every few seconds whether it still answers, on a thread of its own.
+    """A thread that asks a ready part every three seconds whether it still answers. End it with `end`.
 
-    So no caller waits for an answer that does not come. `is_silent` is True after three requests without one.
+    So no caller waits for an answer that does not come. The thread starts at once.
+
+    Args:
+        name: The part's name.
+        is_well: Asks the part. It returns whether it answered, and may take seconds.
+
+    Attributes:
+        is_silent: True after three requests in a row without an answer, False after an answer.
     """
 
     def __init__(self, name: str, is_well: Callable[[], bool]) -> None:
@@ -35,7 +42,7 @@ class AnswerProbe:
         self._thread.start()
 
     def end(self) -> None:
-        """Send no more requests. Does not wait for the one that is in progress."""
+        """Send no more requests. The call does not wait for a request that is in progress."""
         self._over.set()
 
     def _ask(self) -> None:
@@ -46,9 +53,13 @@ class AnswerProbe:
 
 
 class StartProgress:
-    """The progress of one start: processes use the processor, or the log grows.
+    """A measure of the progress of one start of a part: its processes use the processor, or its log grows.
 
     A start on a slow machine takes longer and still makes progress, so the duration of a start has no limit.
+
+    Args:
+        pid: The part's process.
+        log: The part's log file.
     """
 
     def __init__(self, pid: int, log: Path) -> None:
@@ -58,7 +69,7 @@ class StartProgress:
         self._sampled_at = self._moved_at = time.monotonic()
 
     def stalled_for_s(self) -> float:
-        """Return for how many seconds nothing has changed. Measures at most once a second."""
+        """Return for how many seconds the start has made no progress. It measures at most once a second."""
         now = time.monotonic()
         if now - self._sampled_at >= _SAMPLE_S:
             self._sampled_at = now
@@ -82,7 +93,7 @@ class StartProgress:
 
 
 def processes_below(pid: int) -> list[psutil.Process]:
-    """Return the process `pid` and all that it started; none if it has ended."""
+    """Return the process `pid` and all its running descendants; none if it has ended."""
     with suppress(psutil.Error):
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
@@ -93,8 +104,8 @@ def set_niceness(pid: int, niceness: int) -> None:
     """Raise the nice value of the process `pid`, of all that it started, and of their session.
 
     New threads and processes inherit the value. Linux has a nice value for each thread (setpriority(2)): a
-    change for the process alone would skip the other threads of a JVM. Processes that have ended, or belong
-    to another user, are skipped.
+    change for the process alone would skip the other threads of a JVM. Processes that have ended, or belong to
+    another user, are skipped.
 
     Args:
         pid: the first process.

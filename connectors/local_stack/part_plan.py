@@ -1,4 +1,4 @@
-"""The plan of a part: all that the stack needs to run it. The parts' names and their order."""
+"""The plan of a part, which has all that the stack needs to run it, and the names of the parts in order."""
 
 from __future__ import annotations
 
@@ -21,17 +21,25 @@ STOP_ORDER = (BRIDGE, FILES, XML_PUMP, GATEWAY, STREAMS, MOSQUITTO, KAFKA)
 
 @dataclass(frozen=True)
 class PartPlan:
-    """How to start one part, when it is ready, and how long its end may take.
+    """The instructions to start, check and stop one part of the stack.
 
     Attributes:
+        name: the part's name; its log is `<name>.log`.
+        summary: a text for people, such as `Kafka on 127.0.0.1:9092`.
+        command: returns the program and its arguments.
+        is_ready: returns whether the running process is ready. It must return soon.
+        stop_within_s: how long the process may take to end before it is killed, in seconds.
+        cwd: the folder in which the process runs.
         stalled_after_s: a start without progress for so many seconds has failed.
         prepare: runs before each start.
         terminate: asks the process with this id to end.
         on_first_ready: runs after the first start until it has succeeded once; only then the part is ready.
+        environment: variables in addition to the settings.
         credentials: returns variables with secrets, at each start.
-        group: the part of ALL_PARTS of which this is one more process.
+        group: the part of ALL_PARTS of which this is one more process. None: the part is its own group.
         niceness: how much the nice value is raised once the part is ready.
-        is_well: returns whether a ready part still answers. Called on its own thread; may take seconds.
+        is_well: returns whether a ready part still answers. Called on its own thread; may take seconds. None:
+            the part is not asked.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Ports on loopback: find free ones, and name the program that uses a wanted one."""
+"""TCP ports on loopback: finds free ones, and names the program that uses a wanted one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _taken: dict[int, int] = {}
 
 
 def port_is_free(port: int) -> bool:
-    """Return whether a server could listen on this port of loopback now."""
+    """Return whether a server could listen on this TCP port of loopback now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # As servers do: a port is free although connections of its last owner are still closing.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -31,9 +31,13 @@ def port_is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """Return a free port of loopback that neither this process nor another running one got before.
+    """Return a free TCP port of loopback that no other running process got from this function.
 
-    A server may take seconds until it listens, and meanwhile other processes look for ports, too.
+    The port stays reserved until this process ends. A server may take seconds until it listens, and meanwhile
+    other processes look for ports, too.
+
+    Raises:
+        TrunklineError: No port is free.
     """
     choice = random.SystemRandom()
     for _ in range(1000):
@@ -58,9 +62,10 @@ def _take(port: int) -> bool:
 
 
 def port_owner(port: int) -> str:
-    """Return the owner of a port as far as it is visible: `pid 123 (java)`, or `another program`.
+    """Return a text that names the program that listens on a port, as far as this user may see it.
 
-    For a port in the kernel's range for outgoing connections the text says that it may be such a connection.
+    It is `pid 123 (java)`, or `another program`. For a port in the kernel's range for outgoing connections the
+    text says that it may be such a connection.
     """
     try:
         for connection in psutil.net_connections(kind="tcp"):
@@ -84,7 +89,12 @@ def _outgoing_hint(port: int) -> str:
 
 
 def require_free(port: int, setting: str) -> None:
-    """Raise an error that names port, setting and owner unless the port is free."""
+    """Raise TrunklineError if a port of loopback is taken. The message names the setting and the owner.
+
+    Args:
+        port: The port.
+        setting: The setting with the port, such as `mqtt.port`.
+    """
     if not port_is_free(port):
         variable = "TRUNKLINE__" + setting.upper().replace(".", "__")
         raise TrunklineError(

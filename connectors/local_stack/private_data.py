@@ -1,4 +1,4 @@
-"""Keep the data directory private: find files that are open to other users, and close them."""
+"""Keeps the data directory private: finds files that other users can open, and closes them to them."""
 
 from __future__ import annotations
 
@@ -46,10 +46,13 @@ _NAMED: Final = 3
 
 @dataclass
 class OpenData:
-    """The files and folders below a data directory that are open to other users.
+    """Files and folders below a data directory that other users can open.
 
-    `left` are the paths that stay open: those of another user; the data directory itself, if it has other
-    files, too; and secrets. A program refuses a secret that others may have read, and says so.
+    Attributes:
+        folders: The folders. `find_open` with `close` has made them private.
+        files: The files. `find_open` with `close` has made them private.
+        left: Paths that stay open: those of another user; the data directory itself, if it has other files,
+            too; and secrets. A program refuses a secret that others may have read, and says so.
     """
 
     folders: list[str] = field(default_factory=list)
@@ -61,10 +64,17 @@ class OpenData:
 
 
 def find_open(root: Path, *, close: bool = False) -> OpenData:
-    """Return the paths below `root` that give rights to group or others; with `close`, remove these rights.
+    """Return the files and folders below the data directory `root` that other users can open.
 
-    Links are not followed. Safe while programs of the same user run. Raises OSError when one of Trunkline's
-    folders cannot be read, or a mode cannot be changed.
+    Only names that Trunkline creates are looked at. Links are not followed. It is safe while programs of the
+    same user run.
+
+    Args:
+        root: The data directory.
+        close: Remove the rights of group and others from the found paths, except from those in `left`.
+
+    Raises:
+        OSError: One of Trunkline's folders cannot be read, or a mode cannot be changed.
     """
     found = OpenData()
     for path, status in _ours(root, found):
@@ -85,7 +95,14 @@ def find_open(root: Path, *, close: bool = False) -> OpenData:
 
 
 def describe_repair(root: Path, closed: OpenData) -> list[str]:
-    """Return lines for the user about the paths that `find_open` closed, none if there were none."""
+    """Return lines that tell the user which paths `find_open` has closed or left open.
+
+    The list is empty if there were none.
+
+    Args:
+        root: The data directory.
+        closed: The result of `find_open` with `close`.
+    """
     lines = []
     if closed.files or closed.folders:
         lines.append(f"Other users could open {closed} in {root}: now only you can")
@@ -95,7 +112,7 @@ def describe_repair(root: Path, closed: OpenData) -> list[str]:
 
 
 def named(paths: list[str]) -> str:
-    """Return the first few of the paths, and how many more there are."""
+    """Return the first three paths as one text, with the number of the others."""
     more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
     return ", ".join(paths[:_NAMED]) + more
 

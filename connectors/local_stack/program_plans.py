@@ -1,4 +1,4 @@
-"""The plans of Trunkline's programs: bridges, gateway, XML pump, and the streaming jobs under spark-submit."""
+"""The plans by which the stack runs Trunkline's programs: bridges, gateway, XML pump, and the Spark jobs."""
 
 from __future__ import annotations
 
@@ -62,20 +62,21 @@ def _program_plan(settings: Settings, name: str, summary: str, command: Callable
 
 
 def bridge_plan(settings: Settings) -> PartPlan:
-    """Return the plan of the bridge from MQTT to Kafka."""
+    """Return the plan by which the stack runs the bridge from MQTT to Kafka."""
     plan = _program_plan(settings, BRIDGE, "MQTT bridge", _python("mqtt_bridge"))
     return replace(plan, credentials=lambda: _bridge_credentials(settings))
 
 
 def files_plan(settings: Settings) -> PartPlan:
-    """Return the plan of the bridge between the file queue and the mailboxes."""
+    """Return the plan by which the stack runs the bridge between the file queue and the mailboxes."""
     return _program_plan(settings, FILES, f"file bridge at {queue_root(settings)}", _python("file_bridge"))
 
 
 def gateway_plan(settings: Settings) -> PartPlan:
-    """Return the plan of the gateway.
+    """Return the plan by which the stack runs the gateway.
 
-    Raises SettingsError for listeners that would be open to other machines without TLS.
+    Raises:
+        SettingsError: The gateway would be open to other machines without TLS.
     """
     check_listeners(settings)
     plan = _program_plan(settings, GATEWAY, f"gateway on {settings.gateway_url}", _python("gateway_program"))
@@ -95,7 +96,10 @@ def gateway_plan(settings: Settings) -> PartPlan:
 
 
 def xml_pump_plan(settings: Settings, number: int = 1) -> PartPlan:
-    """Return the plan of a process of the XML pump. From the second on, names contain the number."""
+    """Return the plan by which the stack runs one process of the XML pump.
+
+    `number` counts the processes from 1. From the second on, the part's name contains it.
+    """
     name = XML_PUMP if number == 1 else f"{XML_PUMP}_{number}"
     plan = _program_plan(settings, name, f"XML pump for {settings.gateway_url}", _python("xml_pump"))
     return replace(plan, group=XML_PUMP)
@@ -139,7 +143,13 @@ def _terminate_driver(pid: int) -> None:
 
 
 def streams_plan(settings: Settings) -> PartPlan:
-    """Return the plan of the jobs that settle events and build the views, in one JVM."""
+    """Return the plan by which the stack runs the Spark jobs that settle events and build the views.
+
+    They run in one JVM.
+
+    Raises:
+        TrunklineError: Java 17 or Spark is not installed.
+    """
     scratch = settings.data_path / "spark-scratch"
     plan = _program_plan(settings, STREAMS, "streaming jobs (Spark)", lambda: _spark_submit(settings, scratch))
 

@@ -1,4 +1,4 @@
-"""Find the external programs: Java 17, Mosquitto, Spark, and the jars that `./trunkline` has downloaded."""
+"""Finds the installed external programs: Java 17, Mosquitto, Spark, and the jars of Kafka and Spark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SET_UP = "run ./trunkline doctor in the checkout, which sets up what is missing
 
 
 def java_version(java: Path) -> str | None:
-    """Return the version of a Java, or None if the program is not Java."""
+    """Return the version of the Java program at this path, such as `17.0.9`, or None if it is not Java."""
     # The file `release` has the version, so no JVM needs to start.
     release = java.resolve().parent.parent / "release"
     if release.is_file():
@@ -34,7 +34,11 @@ def java_version(java: Path) -> str | None:
 
 
 def find_java() -> Path:
-    """Return a Java 17, from JAVA_HOME, from PATH, or from Debian's folder."""
+    """Return the path of a Java 17 program, from JAVA_HOME, from PATH, or from Debian's folder.
+
+    Raises:
+        TrunklineError: There is none.
+    """
     known = [Path(home) / "bin" / "java" for home in [os.environ.get("JAVA_HOME")] if home]
     known += [Path(found) for found in [shutil.which("java")] if found]
     for java in [*known, *sorted(Path("/usr/lib/jvm").glob("*17*/bin/java"))]:
@@ -44,12 +48,16 @@ def find_java() -> Path:
 
 
 def java_home() -> Path:
-    """Return the folder of that Java, for programs that need JAVA_HOME."""
+    """Return the folder of the Java 17 that `find_java` finds, for programs that need JAVA_HOME."""
     return find_java().resolve().parent.parent
 
 
 def find_mosquitto() -> Path:
-    """Return Mosquitto, also from Debian's folder, which is only in root's PATH."""
+    """Return the path of the program Mosquitto, from PATH or from folders that are only in root's PATH.
+
+    Raises:
+        TrunklineError: There is none.
+    """
     found = shutil.which("mosquitto", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
     if not found:
         raise TrunklineError("Mosquitto is not found: sudo apt-get install -y mosquitto")
@@ -57,7 +65,11 @@ def find_mosquitto() -> Path:
 
 
 def spark_home() -> Path:
-    """Return the Spark in the installed pyspark."""
+    """Return the folder of the Spark that the installed Python package pyspark contains.
+
+    Raises:
+        TrunklineError: pyspark is not installed.
+    """
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise TrunklineError(f"pyspark is not installed: {_SET_UP}")
@@ -65,7 +77,13 @@ def spark_home() -> Path:
 
 
 def jar_files(part: str) -> list[Path]:
-    """Return the jars of `kafka` or `spark`, sorted by name."""
+    """Return the paths of the jars that `./trunkline` has downloaded, sorted by name.
+
+    `part` is `kafka` or `spark`.
+
+    Raises:
+        TrunklineError: There are none.
+    """
     found = sorted((JARS / part).glob("*.jar"))
     if not found:
         raise TrunklineError(f"no jars in .jars/{part}: {_SET_UP}")

@@ -1,4 +1,4 @@
-"""Probe the brokers and the gateway: one request in the protocol of each, without a client library."""
+"""Checks whether Kafka, an MQTT broker or an HTTP server answers, by one request without a client library."""
 
 from __future__ import annotations
 
@@ -15,15 +15,28 @@ _CONNACK, _DISCONNECT = 0x20, b"\xe0\x00"
 
 
 def kafka_answers(host: str, port: int, timeout_s: float = 1.0, context: ssl.SSLContext | None = None) -> bool:
-    """Return whether a Kafka broker handles requests here; with `context` over TLS.
+    """Return whether a Kafka broker handles requests at this address.
 
     An open port alone does not mean that. Kafka answers this request before a login.
+
+    Args:
+        host: The host name or address.
+        port: The TCP port.
+        timeout_s: How long to wait for the connection and for each answer, in seconds.
+        context: Connect over TLS with it. None: without TLS.
     """
     return _answer(host, port, timeout_s, context, _API_VERSIONS, 8)[4:] == struct.pack(">i", 7)
 
 
 def mqtt_answers(host: str, port: int, timeout_s: float = 1.0, context: ssl.SSLContext | None = None) -> bool:
-    """Return whether an MQTT broker answers a connect here, accepted or refused; with `context` over TLS."""
+    """Return whether an MQTT broker answers at this address. A refused login counts as an answer.
+
+    Args:
+        host: The host name or address.
+        port: The TCP port.
+        timeout_s: How long to wait for the connection and for each answer, in seconds.
+        context: Connect over TLS with it. None: without TLS.
+    """
     answer = _answer(host, port, timeout_s, context, _CONNECT, 4, farewell=_DISCONNECT)
     return answer[:1] == bytes([_CONNACK])
 
@@ -53,9 +66,10 @@ def _answer(
 
 
 def http_answers(host: str, port: int, path: str, timeout_s: float = 2.0, *, is_tls: bool = False) -> bool:
-    """Return whether an HTTP server answers a GET here, with any status.
+    """Return whether an HTTP server answers a GET of `path` at this address, with any status.
 
-    The certificate is not verified: the identity of the server does not matter.
+    With `is_tls` it connects over TLS. The certificate is not verified: the identity of the server does not
+    matter.
     """
     connection: http.client.HTTPConnection
     if is_tls:

@@ -1,4 +1,4 @@
-"""Options of spark-submit for where tasks run: in the driver, or on a cluster's executors."""
+"""Options of spark-submit that say where tasks run: in the driver, or on a cluster's executors."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ DELTA_CONF: Final = {
 
 
 def is_local(master: str) -> bool:
-    """Return whether driver and tasks share one process."""
+    """Return whether this value of `spark.master` runs driver and tasks in one process, such as `local[2]`."""
     return master.partition("[")[0] == "local"
 
 
 def log_option() -> str:
-    """Return the option of a JVM that configures its log like that of the other parts."""
+    """Return the JVM option that configures a Java program's log by `conf/log4j2.properties`."""
     return f"-Dlog4j2.configurationFile={(PROJECT_ROOT / 'conf' / 'log4j2.properties').as_uri()}"
 
 
 def class_path() -> str:
-    """Return the jars of Spark's connectors and of the local file system.
+    """Return the class path of Spark's connectors and of the local file system, for driver and executors.
 
-    Hadoop looks for them before Spark has added its jars.
+    Hadoop looks for these jars before Spark has added its own. Raises TrunklineError if they are not installed.
     """
     return os.pathsep.join(str(jar) for jar in jar_files("spark"))
 
@@ -58,7 +58,10 @@ def executor_conf(spark: SparkSettings) -> dict[str, str]:
 
 
 def place_options(spark: SparkSettings) -> list[str]:
-    """Return the options of spark-submit that say where tasks run."""
+    """Return the options of spark-submit that say where tasks run, by `spark.master`.
+
+    On a cluster they include the executors' properties.
+    """
     where = ["--master", spark.master]
     if is_local(spark.master):
         return where

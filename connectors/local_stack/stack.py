@@ -1,4 +1,4 @@
-"""The local stack: start, supervise and stop its parts together, on loopback."""
+"""The local stack: starts, supervises and stops its parts together, on loopback."""
 
 from __future__ import annotations
 
@@ -40,7 +40,11 @@ class StackRuns(Refused):
 
 
 def check_parts(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the parts in the order of their start. Raises UsageError for an unknown name."""
+    """Return these names of parts in the order of their start, without duplicates.
+
+    Raises:
+        UsageError: A name is unknown, or there is none.
+    """
     wanted = set(names)
     unknown = sorted(wanted - set(ALL_PARTS))
     if unknown or not wanted:
@@ -51,7 +55,14 @@ def check_parts(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_addition(present: Iterable[str], missing: Iterable[str]) -> None:
-    """Raise Refused for parts that cannot be added to a stack with these parts."""
+    """Raise Refused if parts cannot be added to a running stack.
+
+    Mosquitto cannot be added to bridge or gateway, because they were started for another MQTT broker.
+
+    Args:
+        present: The parts that run.
+        missing: The parts to add.
+    """
     if MOSQUITTO in missing and {BRIDGE, GATEWAY} & set(present):
         raise Refused(
             "mosquitto cannot be added while bridge or gateway run: they were started for another MQTT broker. "
@@ -60,7 +71,11 @@ def check_addition(present: Iterable[str], missing: Iterable[str]) -> None:
 
 
 def stack_settings(settings: Settings, parts: Iterable[str]) -> Settings:
-    """Return the settings for the parts: with Mosquitto among them, its accounts' folder is set."""
+    """Return the settings with which the stack starts its parts.
+
+    If Mosquitto is among the parts, `mqtt.accounts_dir` is set to the folder of its accounts. Otherwise the
+    settings are unchanged.
+    """
     if MOSQUITTO not in parts:
         return settings
     mqtt = settings.mqtt.model_copy(update={"accounts_dir": accounts_dir(settings)})
@@ -68,7 +83,7 @@ def stack_settings(settings: Settings, parts: Iterable[str]) -> Settings:
 
 
 def plans_of(settings: Settings, names: Iterable[str]) -> list[PartPlan]:
-    """Return the plans of the parts. The settings say how many plans the XML pump has."""
+    """Return the plans of these parts. The XML pump has one for each of `xml_pump.processes`."""
     plans = [PLANS[name](settings) for name in names if name != XML_PUMP]
     if XML_PUMP in names:
         plans += [xml_pump_plan(settings, number + 1) for number in range(settings.xml_pump.processes)]
@@ -76,16 +91,17 @@ def plans_of(settings: Settings, names: Iterable[str]) -> list[PartPlan]:
 
 
 def shown_settings(settings: Settings) -> dict[str, str]:
-    """Return the settings that differ from the defaults, as variables and without secrets.
+    """Return the settings that differ from the defaults as environment variables, without secrets.
 
-    The folder of the MQTT accounts is left out, because the stack sets it itself.
+    They are stored in the state file, so that `up` can compare them. `mqtt.accounts_dir` is left out, because
+    the stack sets it itself.
     """
     own = settings.model_copy(update={"mqtt": settings.mqtt.model_copy(update={"accounts_dir": None})})
     return {name: value for name, value in settings_environment(own).items() if name not in SECRET_VARIABLES}
 
 
 class LocalStack:
-    """Runs parts of the stack as children of this process. A context manager, which ends all parts at its end.
+    """Parts of the stack as children of this process. A context manager, which ends all parts at its end.
 
     Start it from a thread that lasts, such as the main one: the kernel ends the parts when the thread that
     started them ends. A second stack for the same data directory is refused. This process and the parts have
@@ -94,6 +110,11 @@ class LocalStack:
         with LocalStack(settings, parts=("kafka", "mosquitto")) as stack:
             stack["kafka"].kill()
             stack["kafka"].start()
+
+    Args:
+        settings: The settings of all parts.
+        parts: The names of the parts to run.
+        detached: Whether this process is the background supervisor, which `up` and `down` may control.
     """
 
     def __init__(self, settings: Settings, parts: Iterable[str] = ALL_PARTS, *, detached: bool = False) -> None:
@@ -124,9 +145,12 @@ class LocalStack:
         self.stop()
 
     def start(self, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Start all parts and wait until they are ready, without a limit, or until `should_stop` returns True.
+        """Start all parts and wait until they are ready. There is no limit of time.
 
-        When a part fails, stop all parts and raise its error.
+        When a part fails, all parts are stopped and its error is raised.
+
+        Args:
+            should_stop: Called repeatedly. When it returns True, the wait ends, and the parts go on running.
         """
         self.begin()
         try:
@@ -143,7 +167,13 @@ class LocalStack:
             raise
 
     def begin(self) -> None:
-        """Lock the data directory; `look_after` then starts the parts. Raises StackRuns."""
+        """Lock the data directory and prepare the start. The parts are then started by `look_after`.
+
+        Processes that an earlier, killed stack has left are killed.
+
+        Raises:
+            StackRuns: Another process runs a stack with this data directory.
+        """
         self._take_lock()
         try:
             self._phase, self._started_at = state_file.STARTING, time.time()
@@ -156,7 +186,7 @@ class LocalStack:
             raise
 
     def add(self, names: Iterable[str]) -> None:
-        """Add the parts that the stack lacks; `look_after` starts them.
+        """Add the named parts that the stack lacks. They are then started by `look_after`.
 
         Raises:
             UsageError: a name is unknown.
@@ -187,7 +217,7 @@ class LocalStack:
         return KAFKA if part.state == WAITING else None
 
     def look_after(self) -> None:
-        """Start the parts that are due or have died, and limit the size of the logs.
+        """Start the parts that are due or have died, write the state file, and limit the size of the logs.
 
         Call it a few times a second. A failed part or a full disk is reported and does not affect other parts.
         """
@@ -205,7 +235,7 @@ class LocalStack:
             self.keep_bounded(part.log_path)
 
     def keep_bounded(self, path: Path) -> None:
-        """Cut a log that has grown too large. A failure of the disk is reported, and the cut is tried again."""
+        """Limit the size of one log file. A failure of the disk is printed, and a later call tries again."""
         what = f"the log {path.name} cannot be kept bounded"
         if self._disk.is_due(what):
             with self._disk.tolerated(what):
@@ -217,7 +247,10 @@ class LocalStack:
             self._is_state_due = False
 
     def stop(self) -> None:
-        """End all parts in order, and kill what is left of them. Does nothing if the stack does not run."""
+        """End all parts in order, kill what is left of them, and release the data directory.
+
+        Launched agents are ended, too. The call does nothing if the stack does not run.
+        """
         if self._lock is None:
             return
         try:
@@ -251,7 +284,11 @@ class LocalStack:
         self._lock = lock
 
     def write_state(self) -> None:
-        """Write the state of the stack for other processes."""
+        """Write the state of the stack and its parts to the state file, for `up`, `status` and `down`.
+
+        Raises:
+            OSError: The disk has no room.
+        """
         parts = {
             name: {**part.as_json(), "waits_for": self._waits_for(part)} for name, part in self.parts.items()
         }

@@ -1,4 +1,4 @@
-"""The files in `data_dir/run` through which `up`, `status` and `down` communicate with a running supervisor.
+"""The files in `data_dir/run` through which `up`, `status` and `down` communicate with the stack's supervisor.
 
 The state file `stack.state` has two slots of fixed size. Their blocks are allocated when the file is made. A
 new state overwrites the older slot, so it needs no room on a full disk, and a reader meanwhile finds the
@@ -34,9 +34,14 @@ GIVE_UP_AFTER = 3
 
 
 def is_settled(parts: dict[str, Any], name: str) -> bool:
-    """Return whether no caller needs to wait for this part of a state any longer.
+    """Return whether a caller that waits for a part to become ready can stop to wait.
 
-    The part is ready or was ready, or it or the part that it waits for has failed several times in a row.
+    True if the part is or was ready, or has failed three times in a row. A part that waits for another one is
+    settled when that one is.
+
+    Args:
+        parts: The entries of all parts in the state file, by name.
+        name: The part.
     """
     part = parts[name]
     if part["state"] in ("ready", "unresponsive") or part["failures"] >= GIVE_UP_AFTER:
@@ -45,14 +50,17 @@ def is_settled(parts: dict[str, Any], name: str) -> bool:
 
 
 def state_path(settings: Settings) -> Path:
-    """Return the path of the state file of these settings' stack."""
+    """Return the path of the state file of the stack with this data directory, whether it exists or not."""
     return settings.data_path / "run" / "stack.state"
 
 
 def write_state(settings: Settings, state: dict[str, Any]) -> None:
-    """Write the state over the older one of the two that the file has.
+    """Write the stack's state to the state file. Only the supervisor calls this.
 
-    Raises OSError when there is no room to make the file, or the state is too large for it.
+    The state replaces the older one of the two in the file, so that a reader always finds a complete one.
+
+    Raises:
+        OSError: The disk has no room to make the file, or the state is too large for it.
     """
     path = state_path(settings)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +97,10 @@ def _slot(line: bytes) -> tuple[int, dict[str, Any]] | None:
 
 
 def read_state(settings: Settings) -> dict[str, Any] | None:
-    """Return the newest state, or None. It may be of a stack that was killed: see `is_alive`."""
+    """Return the newest state in the state file, or None if there is none.
+
+    The stack may have been killed since. `is_alive` checks its supervisor.
+    """
     for _ in range(_READ_ATTEMPTS):
         whole = [slot for slot in _slots(state_path(settings)) if slot is not None]
         if whole:
@@ -101,18 +112,25 @@ def read_state(settings: Settings) -> dict[str, Any] | None:
 
 
 def remove_state(settings: Settings) -> None:
-    """Remove the state file."""
+    """Delete the state file, if it exists. `down` and the end of the supervisor do this."""
     state_path(settings).unlink(missing_ok=True)
 
 
 def identity(pid: int | None = None) -> dict[str, Any]:
-    """Return a process's id and start time, so that a later process with this id is not mistaken for it."""
+    """Return a process's id and start time, by which `is_alive` recognises the process.
+
+    A later process may get the same id, but not the same start time. `pid` None means this process.
+    """
     process = psutil.Process(pid or os.getpid())
     return {"pid": process.pid, "created": process.create_time()}
 
 
 def is_alive(named: dict[str, Any] | None) -> bool:
-    """Return whether the process of this identity still runs."""
+    """Return whether the process that `identity` described still runs.
+
+    Args:
+        named: The result of `identity`, or None for no process, which does not run.
+    """
     if not named or not named.get("pid"):
         return False
     try:
@@ -125,7 +143,10 @@ def is_alive(named: dict[str, Any] | None) -> bool:
 
 @contextmanager
 def requested(settings: Settings, names: Iterable[str]) -> Iterator[None]:
-    """Request these parts from the supervisor. The end of the block withdraws a request that was not read."""
+    """Ask the running supervisor to start these parts, in a `with` block.
+
+    The request is a file. If the supervisor has not read it by the end of the block, it is withdrawn.
+    """
     file = state_path(settings).with_name(f"add-{secrets.token_hex(8)}.json")
     replace_file(file, json.dumps(sorted(names)).encode())
     try:
@@ -135,7 +156,10 @@ def requested(settings: Settings, names: Iterable[str]) -> Iterator[None]:
 
 
 def take_requests(settings: Settings) -> set[str]:
-    """Return the requested parts, and remove the requests. Removes also files that are no valid request."""
+    """Return the names of the parts that `requested` asked for, and delete these request files.
+
+    Files that are no valid request are deleted, too. Only the supervisor calls this.
+    """
     found: set[str] = set()
     for file in state_path(settings).parent.glob("add-*.json"):
         try:

@@ -1,4 +1,4 @@
-"""The process behind `trunkline up`: it starts the stack, supervises it, and stops it in order on SIGTERM.
+"""The program behind `trunkline up`: it starts the stack, supervises it, and stops it in order on SIGTERM.
 
 Run it as `python -m connectors.local_stack.supervisor kafka mosquitto …`; the settings come from the
 environment. It writes its progress, and the reason of a failure, to the state file.
@@ -46,9 +46,13 @@ def _add_requested(stack: LocalStack, settings: Settings) -> None:
 
 
 def supervise(settings: Settings, parts: list[str]) -> int:
-    """Run the stack until a signal asks for the end, and return the exit code.
+    """Run these parts of the stack until a signal asks for the end, then stop them, and return the exit code.
 
-    The code is ANOTHER_RUNS when another process runs a stack with this data directory.
+    The signals are SIGTERM, SIGINT and SIGHUP. Progress and failures are written to the state file.
+
+    Returns:
+        0 after a signal, ANOTHER_RUNS when another process runs a stack with this data directory, else the code
+        of the error.
     """
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
