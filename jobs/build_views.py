@@ -126,7 +126,9 @@ class ViewThread(BackgroundThread):
 
 
 def read_changes(ledger: DeltaTable, first: int, last: int) -> pa.Table:
-    """Return the rows that the ledger's commits `first` to `last` added, with the columns CHANGE_COLUMNS.
+    """Return the rows that the ledger's commits `first` to `last` added, both inclusive, in no order.
+
+    The rows have the columns that `changes_of` needs (CHANGE_COLUMNS).
 
     Raises:
         Refused: The commits cannot be read, for example because maintenance has removed them.

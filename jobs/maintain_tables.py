@@ -116,9 +116,10 @@ class Maintenance(BackgroundThread):
                 print(f"maintain_tables: done in {time.monotonic() - began:.1f} s", file=sys.stderr)
 
     def tidy(self) -> None:
-        """Maintain the views and the ledger once, unless the ledger has no new commit since the last round.
+        """Compact the views and the ledger and delete their unused files, unless the ledger is idle.
 
-        An idle ledger is left alone, because each round adds commits to its log.
+        It is idle if it has no new commit since the last round. Each round itself adds commits to the ledger's
+        log.
         """
         path = self._settings.table_path(LEDGER)
         if self._tidied == DeltaTable(path).version():

@@ -123,7 +123,10 @@ def is_outdated(removed: dict[tuple[str, Key], int], name: str, key: Key, change
 
 
 def chunks(ledger: DeltaTable) -> Iterator[pa.Table]:
-    """Yield the columns CHANGE_COLUMNS of all ledger rows, in tables of about 200,000 rows, in no order."""
+    """Yield all ledger rows in tables of about 200,000 rows, in no order.
+
+    The rows have the columns that `changes_of` needs (CHANGE_COLUMNS).
+    """
     held: list[pa.RecordBatch] = []
     count = 0
     for batch in dataset_of(ledger).to_batches(columns=list(CHANGE_COLUMNS)):
@@ -137,7 +140,7 @@ def chunks(ledger: DeltaTable) -> Iterator[pa.Table]:
 
 
 def swap(path: Path) -> None:
-    """Replace the directory `path` by `<path>.new`, and delete the old one.
+    """Replace the table's directory `path` by `<path>.new`, and delete the old one.
 
     Readers can still read the old files that they have open.
     """

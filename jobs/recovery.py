@@ -146,6 +146,8 @@ def _recovery(spark: SparkSession, settings: Settings) -> Recovery:
 def ledger_ends(spark: SparkSession, settings: Settings, version: int) -> dict[int, int]:
     """Return for each Kafka partition the first offset that is not in the ledger at `version`.
 
+    It counts all rows of the ledger with Spark.
+
     Raises:
         RecoveryRefused: An offset is missing or twice in the ledger, or the ledger has records of another
             topic.

@@ -59,7 +59,7 @@ class CheckResult(msgspec.Struct):
     offsets: dict[int, int] = msgspec.field(default_factory=dict)
 
     def differ(self, text: str) -> None:
-        """Count a difference, and keep its text if it is among the first 50."""
+        """Count a difference between ledger, refold and views. Its text is kept if it is among the first 50."""
         self.different += 1
         if len(self.differences) < _SHOWN:
             self.differences.append(text)
@@ -139,7 +139,10 @@ class Refold:
         entries.take_writes()
 
     def finish(self) -> None:
-        """Add to `result` the refolded changes that are missing in the ledger. Call it after the last row."""
+        """Add to `result` a difference for each refolded change that no ledger row has.
+
+        Call it after the last row.
+        """
         for key, changes in self._changes.items():
             name = (key or b"").decode("ascii", "replace")
             self._result.differ(f"{name}: {len(changes)} changes stand in no ledger row")

@@ -55,7 +55,7 @@ def read_records(
 ) -> DataFrame:
     """Return the Kafka topic as a streaming frame, with headers, from the topic's beginning.
 
-    `options` are further options of Spark's Kafka source, which replace the usual ones.
+    `options` are further options of Spark's Kafka source, which replace the usual ones. None: there are none.
     """
     return (
         spark.readStream.format("kafka")
@@ -81,7 +81,9 @@ def settled_rows(
     keyring_source: Callable[[], Keyring] | None = None,
     state: GroupedData | None = None,
 ) -> DataFrame:
-    """Return a streaming frame that settles Kafka records: each cell has packed ledger rows (PACKED_ROWS).
+    """Return a streaming frame that settles Kafka records and has the resulting ledger rows.
+
+    Each cell has many ledger rows as an Arrow IPC stream (PACKED_ROWS).
 
     Args:
         records: The stream of records, as `read_records` returns it.
@@ -103,21 +105,25 @@ def settled_rows(
 
 
 def settle_frame(rows: DataFrame, settings: Settings) -> DataFrame:
-    """Return a frame that writes packed ledger rows into data files, with one row of LEDGER_FILE for each.
+    """Return a frame that writes packed ledger rows into data files of the ledger.
 
-    The files are written when Spark evaluates the frame. They are part of the ledger after a commit
-    (once_sink.py).
+    It has one row for each file: path, size, statistics and Merkle roots (LEDGER_FILE). The files are written
+    when Spark evaluates the frame. They are part of the ledger after a commit (once_sink.py).
+
+    Args:
+        rows: The frame that `settled_rows` returned.
+        settings: The settings with the path of the ledger.
     """
     return rows.mapInArrow(functools.partial(write_file, settings.table_path(LEDGER)), LEDGER_FILE)
 
 
 def bucketed(records: DataFrame, settings: Settings) -> DataFrame:
-    """Return the records with the columns `bucket` and RECORD_COLUMNS, their headers in two flat columns.
+    """Return the Kafka records with their bucket, and with their headers in two flat columns.
 
-    Spark computes the size of the Arrow batch after each record, and for a list column that takes as long as
-    the batch is. So the usual headers travel as one binary cell, `usual_headers`, with separated values.
-    Unusual headers (other names, missing values, values with the separator) travel as JSON, `odd_headers`. A
-    record without headers has neither.
+    The columns are `bucket` and RECORD_COLUMNS. Spark computes the size of the Arrow batch after each record,
+    and for a list column that takes as long as the batch is. So the usual headers travel as one binary cell,
+    `usual_headers`, with separated values. Unusual headers (other names, missing values, values with the
+    separator) travel as JSON, `odd_headers`. A record without headers has neither.
     """
     separator = F.lit(SEPARATOR)
     values = [F.get(F.col("headers"), F.lit(i))["value"] for i in range(len(STANDARD_HEADERS))]

@@ -48,7 +48,7 @@ class Commit(NamedTuple):
     actions: list[dict[str, Any]]
 
     def named(self, kind: str) -> list[dict[str, Any]]:
-        """Return the bodies of the commit's actions of one kind, such as `add` or `txn`."""
+        """Return the bodies of this commit's actions of one kind, such as `add` or `txn`."""
         return [action[kind] for action in self.actions if kind in action]
 
 

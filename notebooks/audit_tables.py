@@ -314,7 +314,7 @@ def lasting(values: pd.Series) -> pd.Series:
 
 
 def whole_numbers(axis: Axis) -> None:
-    """Let an axis of counts have ticks at whole numbers only."""
+    """Set the ticks of an axis of counts to whole numbers."""
     axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 

@@ -56,7 +56,7 @@ class LedgerPart(NamedTuple):
         return reduce(lambda left, right: left | right, terms)
 
     def rows_of(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Return the rows of `batch` that belong to the part, in no or several batches."""
+        """Return the rows of `batch` that belong to this part of the ledger; an empty list if none does."""
         expression = self.expression()
         if expression is None:
             return [batch] if batch.num_rows else []
@@ -92,7 +92,7 @@ class LedgerFiles:
         self.paths = sorted(unquote(name) for name in actions.column("path").to_pylist())
 
     def log_lines(self) -> list[ChainLine]:
-        """Return the audit chain's entries that Delta's log still has, up to this version."""
+        """Return the audit chain's entries that the ledger's Delta log still has, up to the opened version."""
         return [line for line in lines_in_log(self._storage).lines if line.version <= self.version]
 
     def hiding(self, encodings: Iterable[int]) -> list[str]:

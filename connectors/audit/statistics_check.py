@@ -37,7 +37,7 @@ _NO_ROWS: Final = Bounds(0, None, None)
 class Said:
     """Stored statistics of a file or a row group: the number of rows, and the bounds of columns.
 
-    None for `rows` means that it is not stored. Actual times may be greater than the bounds by `times_lose_us`
+    `rows` is None if it is not stored. Actual times may be greater than the bounds by `times_lose_us`
     microseconds.
     """
 
@@ -54,7 +54,7 @@ class Seen:
     bounds: dict[str, Bounds]
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Count the rows of `batch`, too, and widen the bounds."""
+        """Count the rows of `batch` in these statistics, and widen the bounds."""
         self.rows += batch.num_rows
         for name in self.bounds:
             column = comparable(batch.column(name))
@@ -62,7 +62,10 @@ class Seen:
             self._widen(name, Bounds(column.null_count, found["min"], found["max"]))
 
     def merge(self, other: Seen) -> None:
-        """Include the statistics of another row group, which must have the same columns or more."""
+        """Add the statistics of another row group of the same file to these.
+
+        `other` must have the same columns or more.
+        """
         self.rows += other.rows
         for name in self.bounds:
             self._widen(name, other.bounds[name])
@@ -88,7 +91,7 @@ class RowGroup(NamedTuple):
 
 
 def comparable(column: pa.Array) -> pa.Array:
-    """Return the column as statistics have its values: times as integers in microseconds, texts as bytes."""
+    """Return the column in the form in which statistics are compared: times as microseconds, texts as bytes."""
     if pa.types.is_timestamp(column.type):
         return column.cast(LEDGER_ARROW.field("logged_at").type).cast(pa.int64())
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):

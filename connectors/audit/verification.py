@@ -146,7 +146,7 @@ def anchors_place(settings: Settings, named: Path | None) -> Path:
 
     Args:
         settings: The settings with the default path.
-        named: The file, or a folder that has it. None: the default path.
+        named: The file, or the folder in which it is. None: the default path.
     """
     default = anchors_file(settings)
     if named is None:

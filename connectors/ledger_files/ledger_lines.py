@@ -38,9 +38,9 @@ _TEXT_LIMIT: Final = 120
 
 
 def text_line(row: dict[str, Any], *, coloured: bool = False) -> str:
-    """Return a ledger row as one line of aligned text, under the heading LINE_HEADING.
+    """Return a ledger row as one line of aligned text: time, stream, seq, event, verdict, and detail or reason.
 
-    Control characters in texts of agents are escaped, and long texts are cut.
+    Control characters in texts of agents are escaped, and long texts are cut. LINE_HEADING is the heading.
 
     Args:
         row: The row, with the columns LINE_COLUMNS.

@@ -56,7 +56,7 @@ def export_file(settings: Settings) -> Path:
 
 
 def export_messages(settings: Settings, file: Path, is_stopping: Callable[[], bool] = lambda: False) -> Export:
-    """Write all messages of all mailboxes into the Parquet file `file`, and return its size.
+    """Write all messages of all mailboxes into the Parquet file `file`, and return their number and its size.
 
     An older export at this path is replaced at once, when the new one is complete.
 

@@ -53,9 +53,10 @@ class TablesUnread(TrunklineError):
 
 
 def exported_messages(settings: Settings) -> Iterator[pa.Table]:
-    """Yield all messages of all mailboxes in tables with the columns EXPORT_SCHEMA, in no particular order.
+    """Yield all messages of all mailboxes as Arrow tables, in no particular order.
 
-    It reads the Delta tables, so messages that are not settled yet are absent.
+    The columns are those of EXPORT_SCHEMA: id, sender, recipient, content, times, and whether the message was
+    read. It reads the Delta tables, so messages that are not settled yet are absent.
 
     Raises:
         NotFound: There are no tables yet.

@@ -66,7 +66,7 @@ class PartStatus:
 
 
 def running_state(settings: Settings) -> dict[str, Any] | None:
-    """Return the state of the stack if its supervisor is running, else None."""
+    """Return the stack's state as its supervisor has written it, or None if no supervisor runs."""
     state = state_file.read_state(settings)
     return state if state is not None and state_file.is_alive(state.get("supervisor")) else None
 
@@ -118,9 +118,13 @@ def start_detached(
 
 
 def differing_settings(state: dict[str, Any], settings: Settings) -> list[str]:
-    """Return the settings, as names of variables, that differ between the running stack and `settings`.
+    """Return the names of environment variables that differ between the running stack and `settings`.
 
-    Secrets are not compared. `state` is the stack's state.
+    Secrets are not compared.
+
+    Args:
+        state: The running stack's state, which has its settings.
+        settings: The caller's settings.
     """
     own, theirs = shown_settings(settings), state["settings"]
     return sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name))
@@ -246,7 +250,10 @@ def _all_ready(state: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, Any]
 
 
 def part_reason(part: dict[str, Any]) -> str:
-    """Return why a part is not ready, as a text that follows its name. `part` is its entry in the state."""
+    """Return why a part of the stack is not ready, as a text that follows the part's name.
+
+    `part` is the part's entry in the stack's state.
+    """
     if part["waits_for"]:
         return f"waits for {part['waits_for']}"
     if part["state"] == "unresponsive":

@@ -1,4 +1,4 @@
-"""Keeps the data directory private: finds files that other users can open, and closes them to them."""
+"""Keeps the data directory private: finds files that other users can open, and removes their rights."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class StackRuns(Refused):
 
 
 def check_parts(names: Iterable[str]) -> tuple[str, ...]:
-    """Return these names of parts in the order of their start, without duplicates.
+    """Check names of parts of the stack. Return them in the order of their start, without duplicates.
 
     Raises:
         UsageError: A name is unknown, or there is none.
@@ -167,7 +167,7 @@ class LocalStack:
             raise
 
     def begin(self) -> None:
-        """Lock the data directory and prepare the start. The parts are then started by `look_after`.
+        """Lock the data directory and mark all parts to be started. `look_after` then starts them.
 
         Processes that an earlier, killed stack has left are killed.
 
@@ -186,7 +186,7 @@ class LocalStack:
             raise
 
     def add(self, names: Iterable[str]) -> None:
-        """Add the named parts that the stack lacks. They are then started by `look_after`.
+        """Add the named parts that the stack lacks. `look_after` then starts them.
 
         Raises:
             UsageError: a name is unknown.

@@ -34,7 +34,7 @@ GIVE_UP_AFTER = 3
 
 
 def is_settled(parts: dict[str, Any], name: str) -> bool:
-    """Return whether a caller that waits for a part to become ready can stop to wait.
+    """Return whether a caller may stop waiting for a part of the stack to become ready.
 
     True if the part is or was ready, or has failed three times in a row. A part that waits for another one is
     settled when that one is.
@@ -117,7 +117,7 @@ def remove_state(settings: Settings) -> None:
 
 
 def identity(pid: int | None = None) -> dict[str, Any]:
-    """Return a process's id and start time, by which `is_alive` recognises the process.
+    """Return a process's id and start time for the state file. `is_alive` recognises the process by them.
 
     A later process may get the same id, but not the same start time. `pid` None means this process.
     """

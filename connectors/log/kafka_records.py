@@ -84,8 +84,8 @@ def records_between(kafka: KafkaSettings, partition: int, first: int, last: int)
     It blocks until it has read them. The result maps offsets to records. Offsets without a record are absent.
 
     Raises:
-        BackboneUnreachable: Kafka is unreachable, the records did not arrive within REACH_TIMEOUT_S, or the
-            first one was deleted from the log.
+        BackboneUnreachable: Kafka is unreachable, the records did not arrive within 10 s, or the first one was
+            deleted from the log.
     """
     repair_kafka_client()
     where = TopicPartition(kafka.topic, partition)

@@ -129,7 +129,7 @@ def _left(until: float) -> float:
 
 
 def record_ends(settings: Settings, settled: Mapping[int, int]) -> dict[int, int]:
-    """Return for each partition the offset up to which a program must settle the log to have all its records.
+    """Return the offset that a program must reach in each partition to have settled all records.
 
     This is the log's end. If no record follows the offset in `settled`, it is that offset: the end of a
     transaction takes an offset without being a record, and no program ever settles it.

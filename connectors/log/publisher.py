@@ -171,12 +171,12 @@ class Publisher:
         return append
 
     def has_room(self, record: OutgoingRecord) -> bool:
-        """Return whether `append` would return at once now, instead of waiting for earlier records."""
+        """Return whether `append` of this record would return at once now, without a wait for earlier ones."""
         size = len(record.value) + _RECORD_OVERHEAD_BYTES
         return self._failure is not None or self._outstanding_bytes + size <= OUTSTANDING_LIMIT_BYTES
 
     def append_cut(self, record: OutgoingRecord) -> Append:
-        """Append the first KiB of a record whose size Kafka has refused, marked as cut."""
+        """Append only the first KiB of a record that Kafka has refused for its size, and return its future."""
         limit = min(OVERSIZE_PREFIX_BYTES, max(0, len(record.value) - 1))
         return self.append(oversized(record, limit))
 

@@ -50,7 +50,10 @@ _BATCH_BYTES: Final = 512 * 1024
 
 
 class TopicState(NamedTuple):
-    """The first offset and the end of each partition of the topic, and whether a rebuild is unfinished."""
+    """The extent of the topic: the first offset and the end of each partition.
+
+    `is_rebuilding`: a rebuild of the log into this topic has begun and is not complete.
+    """
 
     begins: dict[int, int]
     ends: dict[int, int]
@@ -58,7 +61,7 @@ class TopicState(NamedTuple):
 
 
 def topic_state(kafka: KafkaSettings) -> TopicState | None:
-    """Return the extent of the topic, or None if there is no topic.
+    """Return the first offset and the end of each partition of the topic, or None if there is no topic.
 
     Raises:
         BackboneUnreachable: Kafka does not answer.
@@ -85,7 +88,10 @@ def topic_state(kafka: KafkaSettings) -> TopicState | None:
 
 
 def make_topic(kafka: KafkaSettings) -> None:
-    """Create the empty topic in the state of a rebuild, in which every other program refuses it.
+    """Create the empty topic for a rebuild of the log.
+
+    It keeps the times that a producer gives (`message.timestamp.type` CreateTime). While it does, every other
+    program refuses it. `end_rebuilding` changes that.
 
     Raises:
         BackboneUnreachable: Kafka does not answer.
@@ -115,12 +121,13 @@ def delete_topic(kafka: KafkaSettings) -> None:
 
 
 def begin_rebuilding(kafka: KafkaSettings) -> None:
-    """Put the existing topic into the state of a rebuild: it keeps the times that a producer gives.
+    """Prepare the existing topic for a rebuild of the log, and wait until Kafka has applied the change.
 
-    Every other program refuses the topic in this state.
+    It then keeps the times that a producer gives (`message.timestamp.type` CreateTime). While it does, every
+    other program refuses it. `end_rebuilding` changes that.
 
     Raises:
-        BackboneUnreachable: Kafka does not answer, or does not apply the change within REACH_TIMEOUT_S.
+        BackboneUnreachable: Kafka does not answer, or does not apply the change within 10 s.
     """
     _alter(kafka, _REBUILDING)
     # A broker reports the new configuration a moment before it applies it. A record that is stamped in between
@@ -129,10 +136,12 @@ def begin_rebuilding(kafka: KafkaSettings) -> None:
 
 
 def end_rebuilding(kafka: KafkaSettings) -> None:
-    """Put the topic back into its usual state, in which Kafka sets the time of each record.
+    """Let Kafka set the time of each record in the topic again, after the log is rebuilt.
+
+    It waits until Kafka has applied the change. Then programs accept the topic.
 
     Raises:
-        BackboneUnreachable: Kafka does not answer, or does not apply the change within REACH_TIMEOUT_S.
+        BackboneUnreachable: Kafka does not answer, or does not apply the change within 10 s.
     """
     wanted = topic_config(kafka)
     _alter(kafka, {name: wanted.get(name) for name in _REBUILDING})

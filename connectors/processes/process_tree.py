@@ -100,7 +100,7 @@ def reap() -> None:
 
 
 def start_time(pid: int) -> str | None:
-    """Return a text that says when a process started: clock ticks since boot, and the start of the boot's id.
+    """Return a text that says when a process started: clock ticks since boot, and the boot's id.
 
     None: the process does not exist, or is a zombie.
     """
@@ -137,7 +137,7 @@ def first_process(handle: str) -> psutil.Process | None:
 
 
 def mark_of(process: psutil.Process, variable: str) -> str | None:
-    """Return the value of a variable in a process's environment.
+    """Return the value of an environment variable of another process.
 
     None: the variable is missing, the process has ended, or its environment may not be read.
     """
@@ -147,7 +147,7 @@ def mark_of(process: psutil.Process, variable: str) -> str | None:
 
 
 def running_processes() -> Iterator[psutil.Process]:
-    """Return the processes of this machine that are no zombies."""
+    """Yield the processes of this machine that are no zombies."""
     return (process for process in psutil.process_iter() if process_handle(process.pid) is not None)
 
 
@@ -212,7 +212,10 @@ class ProcessTrees:
 
 
 def send_signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
-    """Send a signal to each process. A process that has ended or belongs to another user is skipped."""
+    """Send a signal to each process, without waiting.
+
+    A process that has ended or belongs to another user is skipped.
+    """
     for process in processes:
         with suppress(psutil.Error):
             process.send_signal(number)

@@ -96,9 +96,10 @@ def _drift_of(row: Row, job_status: Callable[[str], str | None], *, is_dead: boo
 
 
 def dead_here(host: SessionHost) -> Callable[[Row], bool]:
-    """Return the function `is_dead_here` for `find_drift`.
+    """Return a function that checks whether a running session's process has ended on this machine.
 
-    It takes a session's row and returns whether the row names this machine and a run on it that has ended.
+    It takes the session's row. It returns False for a row without a handle or of another machine. `find_drift`
+    needs it.
     """
 
     def is_dead(row: Row) -> bool:

@@ -51,7 +51,10 @@ _LOG_BYTES: Final = 16 * 1024 * 1024
 
 
 def host_name() -> str:
-    """Return this machine's name as the registries store it: characters that a name may not have are dashes."""
+    """Return this machine's name as the registries store it.
+
+    Characters that a name may not have are replaced by dashes.
+    """
     name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).lstrip("._-")
     return name[:128] or "localhost"
 
@@ -78,7 +81,7 @@ class SessionHost:
         self.name = host_name()
 
     def folder(self, session: str) -> Path:
-        """Return the path of the folder with a session's command, screen log, captures and exit code."""
+        """Return the path of a session's folder: it has the command, screen log, captures and exit code."""
         return self._folder / session
 
     def prepare(
@@ -90,11 +93,18 @@ class SessionHost:
         environment: dict[str, str],
         instructions: str | None = None,
     ) -> Path:
-        """Write the command of a session to a new file and return its path.
+        """Write the command of a session to a new file of mode 0600, and return its path.
 
         Each call makes a file of its own, so two callers that want one name do not run each other's command.
         After `keep`, the file stays for a resume until `forget`. The command runs with the umask of the user of
         this process.
+
+        Args:
+            session: the session's name.
+            command: the program and its arguments.
+            folder: the folder in which the command runs.
+            environment: its whole environment.
+            instructions: the text on its standard input. None: it has no such text.
         """
         spec = SessionSpec(session, list(command), str(folder), environment, instructions, user_umask())
         path = self.folder(session) / f"spec-{secrets.token_hex(8)}.json"
@@ -106,7 +116,7 @@ class SessionHost:
         return path
 
     def keep(self, session: str, spec: Path) -> None:
-        """Make a file from `prepare` the session's own, which a later `start` without a file runs.
+        """Make a file from `prepare` the session's kept command, which `start` runs when no file is given.
 
         Call it after the registry has accepted the session.
         """
@@ -119,14 +129,14 @@ class SessionHost:
             raise TrunklineError(f"cannot write the session's command to {kept}: {error.strerror}") from error
 
     def is_prepared(self, session: str) -> bool:
-        """Return whether `start` can run this session without a file, because `keep` was called for it."""
+        """Return whether this machine has a kept command for the session, so that `start` can run it."""
         return self._spec(session).exists()
 
     def start(self, session: str, spec: Path | None = None) -> str:
-        """Start the runner of a session and return the handle of this run.
+        """Start the runner of a session, and return the handle that names this run.
 
-        The command itself begins with `release`, so that the registry knows the session before the command does
-        anything. A runner that is not released ends after a minute.
+        The runner waits for `release` before it runs the command. So the registry knows the session before the
+        command does anything. A runner that is not released ends after a minute.
 
         Args:
             session: its name.
@@ -146,16 +156,19 @@ class SessionHost:
         return self._start_tmux(session, spec) if self._use_tmux else self._start_process(session, spec)
 
     def release(self, session: str, handle: str) -> None:
-        """Let the command of this run begin. Call it after `start`, when the registry has the run's handle."""
+        """Let the runner that `start` has started run the session's command.
+
+        Call it when the registry has the run's handle.
+        """
         release_file(self._spec(session), handle).touch(0o600)
 
     def alive(self, handle: str) -> bool:
-        """Return whether the first process of this run still runs on this machine."""
+        """Return whether the session's runner with this handle still runs on this machine."""
         process_tree.reap()
         return handle in self._first_alive([handle])
 
     def left_of(self, handles: Collection[str]) -> set[str]:
-        """Return those of the runs of which any process still runs on this machine.
+        """Return those handles of session runs of which any process still runs on this machine.
 
         It looks once at all processes, however many handles there are.
         """
@@ -169,7 +182,10 @@ class SessionHost:
         return {handle for handle in handles if first(handle) is not None or self._tmux_name(handle) in names}
 
     def running(self) -> dict[str, str]:
-        """Return the runs of this data directory that still run on this machine: session name by handle."""
+        """Return the session runs of this data directory whose runner still runs on this machine.
+
+        The result maps the run's handle to the session's name.
+        """
         found: dict[str, str] = {}
         for process in process_tree.running_processes():
             with suppress(psutil.Error, OSError):
@@ -184,7 +200,7 @@ class SessionHost:
         return found
 
     def send(self, handle: str, number: signal.Signals) -> set[psutil.Process]:
-        """Send a signal to all processes of a run, and return these processes without waiting for them.
+        """Send a signal to all processes of a session's run, and return these processes without waiting.
 
         The result includes processes of other users, which this process may not signal.
         """
@@ -193,7 +209,7 @@ class SessionHost:
         return found
 
     def stop(self, handle: str, *, grace_s: float = 0.0) -> bool:
-        """End all processes of a run, and wait until they have ended.
+        """End all processes of a session's run, and wait until they have ended.
 
         Args:
             handle: the handle of the run. A run that has ended is no error.
@@ -236,16 +252,20 @@ class SessionHost:
             return ""
 
     def keep_capture(self, session: str, handle: str | None, capture_id: str) -> Path:
-        """Write the result of `capture` to a file in the session's folder and return its path."""
+        """Write the text on a session's screen to a file in its folder, and return the file's path.
+
+        The file is `captures/<capture_id>.txt`. Without a screen, the end of the session's log is written, as
+        `capture` returns it.
+        """
         path = self.folder(session) / "captures" / f"{capture_id}.txt"
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.write_text(self.capture(session, handle), encoding="utf-8")
         return path
 
     def end_of(self, session: str, handle: str) -> SessionEnd | None:
-        """Return the exit code of this run's command, if it has ended by itself.
+        """Return the exit code with which the command of a session's run has ended.
 
-        None: the command still runs, its runner was killed with it, or the session has a newer end.
+        None: the command still runs, its runner was killed with it, or a later run of the session has ended.
         """
         try:
             found = msgspec.json.decode(end_file(self._spec(session)).read_bytes(), type=SessionEnd)

@@ -60,7 +60,7 @@ class SessionEnd(msgspec.Struct, frozen=True):
 
 
 def release_file(spec_path: Path, handle: str) -> Path:
-    """Return the path of the file that releases a run: the runner starts the command when this file exists.
+    """Return the path of the file that lets a session's runner start the command, when it exists.
 
     `spec_path` is the session's spec file, and `handle` names the run.
     """
@@ -76,9 +76,9 @@ def end_file(spec_path: Path) -> Path:
 
 
 def main(arguments: list[str]) -> int:
-    """Wait until the run is released, run the session's command to its end, and return its exit code.
+    """Wait until this run is released, run the session's command to its end, and return its exit code.
 
-    Signals that end programs are ignored here: the command gets them, too, and the runner waits for it. The
+    SIGTERM, SIGINT and SIGHUP are ignored here: the command gets them, too, and the runner waits for it. The
     code is 127 if the run was not released within a minute or the command cannot be started.
 
     Args:

@@ -55,10 +55,10 @@ class AuditTrail:
         self._anchored_at = -float("inf")
 
     def catch_up(self) -> None:
-        """Append all entries of the audit chain that the chain file lacks.
+        """Copy all entries of the audit chain that the chain file lacks from the ledger's Delta log into it.
 
-        They are found by a list of all files of the ledger's Delta log. If older entries are no longer in that
-        log, the newer ones are appended all the same.
+        Delta removes old commits from its log, and the chain file keeps all entries. If some entries are
+        already removed, the newer ones are copied all the same.
         """
         self._look()
         found = lines_in_log(self._storage, -1 if self._last is None else self._last.version)
@@ -66,9 +66,10 @@ class AuditTrail:
         self._seen = found.version
 
     def follow(self) -> None:
-        """Append the entries of the ledger's commits since the last call to the chain file.
+        """Copy the audit chain's entries of the ledger's new commits into the chain file.
 
-        The first call does the same as `catch_up`. Later ones only read the new files of the Delta log.
+        The chain file keeps all entries. The first call does the same as `catch_up`. Later ones only read the
+        commits since the last call.
         """
         if self._seen is None:
             self.catch_up()
@@ -83,7 +84,7 @@ class AuditTrail:
         self._seen = version
 
     def anchor(self, *, at_once: bool = False) -> bool:
-        """Sign the chain's newest entry and append it to the anchors file, if an anchor is due.
+        """Sign the audit chain's newest entry and append it to the anchors file, if an anchor is due.
 
         An anchor is due if the chain has grown since the last one and `audit.anchor_interval_s` has passed. The
         first call makes the key that signs. The public key is stored beside it.

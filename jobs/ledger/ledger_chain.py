@@ -41,7 +41,9 @@ class LedgerChain:
         self._head: ChainEntry | FirstEntry | None = None
 
     def holds(self, query: str, batch: int, roots: Iterable[str]) -> bool:
-        """Return whether the ledger already has this micro-batch, as after a crash between two commits.
+        """Return whether the ledger already has this micro-batch, so that it must not be committed again.
+
+        It has it if Spark was killed between the ledger's commit and its own, and now repeats the micro-batch.
 
         Args:
             query: The id of the query.
@@ -66,7 +68,9 @@ class LedgerChain:
         return False
 
     def entry(self, query: str, batch: int, roots: Iterable[str]) -> ChainEntry:
-        """Return the chain entry for the next commit. Call `committed` with it after the commit.
+        """Return the audit chain's entry for the ledger's next commit.
+
+        Call `committed` with it after the commit.
 
         Args:
             query: The id of the query.
@@ -81,7 +85,7 @@ class LedgerChain:
         return self._head
 
     def committed(self, entry: ChainEntry) -> None:
-        """Make `entry` the newest one of the chain, after its commit has succeeded."""
+        """Make `entry` the newest one of the audit chain, after its commit to the ledger has succeeded."""
         self._head = entry
 
 

@@ -30,9 +30,10 @@ SKIPPING_COLUMNS: Final = ("partition", "offset", "logged_at", "verdict")
 
 
 class FileStatistics:
-    """Statistics of one data file: its number of rows, and the bounds of the columns SKIPPING_COLUMNS.
+    """Statistics of one data file of the ledger, by which readers skip files.
 
-    These columns are never null. Call `add` for each batch of rows, then `to_json`.
+    They are its number of rows, and the least and greatest value of the columns SKIPPING_COLUMNS, which are
+    never null. Call `add` for each batch of rows, then `to_json`.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,7 @@ class FileStatistics:
         self._bounds: dict[str, list[Any]] = {name: [] for name in SKIPPING_COLUMNS}
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Include the rows of `batch`, which must have at least one."""
+        """Count the rows of `batch`, at least one, and widen the least and greatest values."""
         self._rows += batch.num_rows
         for name, bounds in self._bounds.items():
             found = pc.min_max(batch.column(name)).as_py()
@@ -70,12 +71,12 @@ def _plain(value: Any) -> Any:
 def write_file(table: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write packed ledger rows into one new Parquet file, and yield one row that describes the file.
 
-    The function for `mapInArrow`, called once in each Spark task. The file is not part of the table until a
+    The function for Spark's `mapInArrow`, called once in each task. The file is not part of the table until a
     commit names it.
 
     Args:
         table: The path or URI of the ledger. The file is written into this directory.
-        batches: Batches with the column `rows`, whose cells are packed ledger rows (record_packing.py).
+        batches: Batches with the column `rows`. Each cell has ledger rows as an Arrow IPC stream.
 
     Yields:
         A row with the columns of LEDGER_FILE: path, size, statistics and Merkle roots. No row and no file if
@@ -115,7 +116,7 @@ class FileRoots:
         self._offsets: dict[int, tuple[int, int]] = {}
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Hash the rows of `batch`, which must have at least one.
+        """Hash the rows of `batch`, at least one, which follow those of earlier calls.
 
         Raises:
             ValueError: Rows of a partition are not in the order of their offsets.
@@ -132,5 +133,5 @@ class FileRoots:
             self._leaves.setdefault(partition, []).extend(ledger_leaves(rows, ENCODINGS[NEWEST_ENCODING]))
 
     def to_json(self) -> str:
-        """Return the roots as JSON, for the column `roots` of LEDGER_FILE."""
+        """Return the Merkle root of each Kafka partition as JSON, for the column `roots` of LEDGER_FILE."""
         return roots_text(partition_root(p, self._offsets[p], leaves) for p, leaves in self._leaves.items())

@@ -27,7 +27,7 @@ def keep_old_files_h(settings: Settings) -> int:
 
 
 def create_ledger(settings: Settings) -> None:
-    """Create an empty ledger if there is none, because a Spark stream cannot read a missing table."""
+    """Create an empty ledger unless there is one, because a Spark stream cannot read a missing table."""
     path = settings.table_path(LEDGER)
     if not DeltaTable.is_deltatable(path):
         columns = with_comments(LEDGER_ARROW, LedgerRow)
@@ -80,14 +80,17 @@ class LedgerCheckpoints:
         self._commits = EVERY_COMMITS
 
     def committed(self, batch_id: int) -> None:
-        """Count one committed micro-batch. Its number, `batch_id`, is not used."""
+        """Count one committed micro-batch for `write_if_due`. Its number, `batch_id`, is not used."""
         self._commits += 1
 
     def write_if_due(self) -> bool:
-        """Write a checkpoint after every 100 commits, and return whether this call wrote one.
+        """Write a Delta checkpoint of the ledger's log if 100 commits were counted since the last one.
 
         The first call of an object always tries. An error is printed to stderr, and the next attempt follows
         after another 100 commits.
+
+        Returns:
+            Whether this call wrote a checkpoint.
         """
         if self._commits < EVERY_COMMITS:
             return False

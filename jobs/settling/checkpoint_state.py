@@ -52,7 +52,7 @@ class CheckpointFolder:
         self._read = jvm.org.apache.hadoop.io.IOUtils.readFullyToByteArray
 
     def look(self) -> Checkpoint:
-        """Read the checkpoint's files, and return its state. Nothing is changed.
+        """Read the files of a query's checkpoint, and return its state. Nothing is changed.
 
         Raises:
             CheckpointDamaged: Files are missing, unreadable or unknown.
@@ -81,7 +81,7 @@ class CheckpointFolder:
         return Checkpoint(self.path, True, query_id, last)
 
     def discard(self) -> None:
-        """Delete the checkpoint's directory.
+        """Delete the directory of a query's checkpoint.
 
         If this is interrupted, the remaining files count as no checkpoint.
         """

@@ -41,10 +41,11 @@ class OrderError(Exception):
 
 
 def unpack_runs(frames: Iterable[pd.DataFrame]) -> list[Record]:
-    """Return the Kafka records that are packed in `frames`, in the order of their offsets within the bucket.
+    """Return one bucket's Kafka records of a micro-batch, in the order of their offsets.
 
     Args:
-        frames: Rows with the columns `first_offset` and `records`, of one bucket, in any order.
+        frames: Rows in any order. The column `records` has a run of records as an Arrow IPC stream, and
+            `first_offset` the offset of the first one.
     """
     runs = [run for frame in frames for run in zip(frame["first_offset"], frame["records"], strict=True)]
     runs.sort(key=lambda run: run[0])
@@ -151,8 +152,11 @@ class SettleStreams(StatefulProcessor):
 
         Args:
             key: The bucket's key, not used.
-            rows: Frames of packed records, with the columns of PACKED_RECORDS.
+            rows: Frames of packed records, for `unpack_runs`.
             timerValues: Spark's clock, not used.
+
+        Yields:
+            Frames with the column `rows`. Each cell has ledger rows as an Arrow IPC stream.
         """
         if self._keyring is None:
             self._keyring = self._keyring_source()

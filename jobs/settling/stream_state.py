@@ -50,9 +50,10 @@ class StreamState:
         self._name = map_state._stateName
 
     def load(self, streams: Sequence[str]) -> dict[str, dict[str, bytes]]:
-        """Return the entries of each of these streams, without those that have rows of their own.
+        """Return the entries of each of these streams from Spark's state store.
 
-        A new stream has no entries.
+        Entries that are stored apart, whose keys begin with APART, are not included. A new stream has no
+        entries.
 
         Raises:
             StateError: The JVM could not serve the state.
@@ -68,7 +69,7 @@ class StreamState:
         }
 
     def load_apart(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], bytes | None]:
-        """Return entries that have rows of their own; None for an entry that does not exist.
+        """Return entries that are stored apart, whose keys begin with APART; None for one that does not exist.
 
         Args:
             wanted: Pairs of a stream and an entry's key. They are also the keys of the result.
@@ -80,9 +81,10 @@ class StreamState:
         return {(stream, key): found[f"{stream} {key}"].get(_ONLY) for stream, key in wanted}
 
     def store(self, entries: Mapping[str, Mapping[str, bytes]]) -> None:
-        """Replace the stored entries of these streams.
+        """Replace the entries of these streams in Spark's state store.
 
-        Entries with rows of their own are different: an entry that is not given stays as it is.
+        Entries that are stored apart, whose keys begin with APART, are only added or changed, and never
+        deleted.
 
         Args:
             entries: For each stream its entries by key.

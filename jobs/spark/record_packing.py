@@ -50,14 +50,14 @@ def from_cell(cell: bytes | pa.Buffer) -> pa.RecordBatch:
 
 
 def pack_records(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Pack Kafka records into one cell for each batch and bucket. The function for `mapInArrow`.
+    """Pack Kafka records into cells, one for each batch and bucket. The function for Spark's `mapInArrow`.
 
     Args:
-        batches: Rows with the columns `bucket` and RECORD_COLUMNS.
+        batches: Rows with the bucket and the record (`bucket` and RECORD_COLUMNS).
 
     Yields:
-        Rows with the columns of PACKED_RECORDS: `bucket`, the offset of the first packed record, and the packed
-        cell.
+        Rows with the bucket, the offset of the first packed record, and the cell with all of them
+        (PACKED_RECORDS).
     """
     for batch in batches:
         for bucket in pc.unique(batch.column("bucket")):
@@ -74,7 +74,10 @@ def pack_records(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def records_of(batch: pa.RecordBatch) -> list[Record]:
-    """Return the Kafka records in a batch with the columns RECORD_COLUMNS, in the order of its rows."""
+    """Return the Kafka records in a batch, one for each row, in the same order.
+
+    The batch has the columns RECORD_COLUMNS, as `pack_records` packs them.
+    """
     columns = {name: batch.column(name) for name in RECORD_COLUMNS}
     columns["timestamp"] = columns["timestamp"].cast(pa.int64())
     cells = zip(*(column.to_pylist() for column in columns.values()), strict=True)

@@ -39,8 +39,7 @@ def key_columns(table: str) -> tuple[str, ...]:
 class RowChange(NamedTuple):
     """The state of one view row after the record at `offset` of `partition`.
 
-    `row` has the cells without the columns `partition` and `last_offset`. None means that the record removed
-    the row.
+    `row` has the cells without the columns `partition` and `last_offset`. None: the record removed the row.
     """
 
     partition: int
@@ -70,7 +69,7 @@ _decode_changes: Final = msgspec.json.Decoder(list[_JsonChange]).decode
 
 
 def changes_of(ledger: pa.Table) -> Changes:
-    """Reduce ledger rows to the last change of each view row.
+    """Reduce ledger rows to the last change of each view row and each entry of a stream, and return these.
 
     Args:
         ledger: Ledger rows in any order, with the columns CHANGE_COLUMNS.

@@ -36,7 +36,10 @@ _LOOSE_FILES: Final = 32
 
 
 class Held(NamedTuple):
-    """The shelf of a stored row, and the offset of the record that last changed the row."""
+    """The shelf of a stored row, and the offset of the record that last changed the row.
+
+    A shelf is a group of rows that are stored in the same files.
+    """
 
     shelf: int
     offset: int
@@ -47,7 +50,10 @@ class WrongViewTable(TrunklineError):
 
 
 def table_schema(table: str) -> pa.Schema:
-    """Return the Arrow schema of a stored view table: the columns of the view, and `shelf`."""
+    """Return the Arrow schema of the stored view table `table`.
+
+    It has the columns of the view, and `shelf`, the group of rows that are stored in the same files.
+    """
     comment = {"comment": "Group of rows that are stored in the same files."}
     return VIEW_ARROW[table].append(pa.field(SHELF, pa.int32(), nullable=False, metadata=comment))
 
@@ -127,14 +133,14 @@ class ViewTable:
         return len(self._index)
 
     def apply(self, changes: Mapping[Key, RowChange], progress: ViewProgress | None = None) -> bool:
-        """Write the changes that are newer than the stored rows, and return whether there was a commit.
+        """Write the changes that are newer than the table's rows, and return whether there was a commit.
 
         All changes are written in one commit. The same changes applied again have no effect.
 
         Args:
             changes: The last change of each row, by key.
             progress: Recorded in the same commit, for `stream_entries` only. It is committed even if no row
-                changes.
+                changes. None: the progress stays the same.
         """
         fresh = {key: change for key, change in changes.items() if self._is_news(key, change)}
         if not fresh:
@@ -155,7 +161,7 @@ class ViewTable:
         return True
 
     def note(self, progress: ViewProgress) -> None:
-        """Record `progress` in a commit that changes no row. Only for the table `stream_entries`."""
+        """Record `progress` in a commit that changes no row. Call it only for the table `stream_entries`."""
         self.delta.create_write_transaction(
             [],
             mode="append",
@@ -247,7 +253,10 @@ class ViewTable:
                 self.compact_shelf(shelf)
 
     def compact_shelf(self, shelf: int) -> None:
-        """Join the data files of one shelf into fewer, in one commit. No row is changed."""
+        """Join the data files of one shelf, a group of rows that are stored together, in one commit.
+
+        No row is changed.
+        """
         self._loose[shelf] = 0
         self.delta.optimize.compact(
             partition_filters=[(SHELF, "=", str(shelf))], commit_properties=self._commit()
@@ -256,7 +265,7 @@ class ViewTable:
     def tidy(self, keep_h: float) -> None:
         """Compact the table, delete unused files, and shorten the Delta log. No row is changed.
 
-        Shelves without changes since the last call are joined.
+        Groups of rows (shelves) without changes since the last call are joined.
 
         Args:
             keep_h: Replaced files are deleted after this number of hours.
