@@ -49,8 +49,8 @@ def tidy_ledger(settings: Settings, keep_h: int | None = None) -> None:
 
     Args:
         settings: The settings of the tables.
-        keep_h: Delete files that were replaced more than this many hours ago. None: as `keep_old_files_h`
-            returns.
+        keep_h: Delete files that were replaced more than this many hours ago. None: `views.keep_old_files_h`,
+            at least 1.
     """
     table = DeltaTable(settings.table_path(LEDGER))
     compact_ledger(table)

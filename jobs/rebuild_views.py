@@ -170,10 +170,13 @@ def _print_check(settings: Settings, *, as_json: bool) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the program with `arguments` (None: the command line's), and return its exit code.
+    """Rebuild the view tables, or with `--check` compare them with a refold of the ledger.
 
-    It rebuilds the view tables, or with `--check` compares them with the ledger. The module's docstring lists
-    the exit codes.
+    Args:
+        arguments: The options. None: those of the command line.
+
+    Returns:
+        The exit code: 0 built or equal, 3 no ledger, 4 differences or another process writes the views.
     """
     parser = argparse.ArgumentParser(prog="rebuild_views", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(

@@ -72,7 +72,8 @@ def run(
         The reason of a failure; None after a stop without one.
 
     Raises:
-        TrunklineError: A part cannot start. See `settle_events.start` and `build_views.prepare`.
+        TrunklineError: A part cannot start, for example because its checkpoint is damaged or Kafka does not
+            answer.
     """
     with ExitStack() as parts:
         checkpoints = LedgerCheckpoints(settings)

@@ -168,7 +168,8 @@ def start(
             nothing is called.
 
     Raises:
-        TrunklineError: The query cannot start; see `recovery.find_start`.
+        TrunklineError: The checkpoint is damaged, a start would lose or repeat records, or Kafka does not
+            answer.
     """
     checkpoint = f"{settings.checkpoints_root}/{QUERY_NAME}"
     recovery = find_start(spark, settings, checkpoint)

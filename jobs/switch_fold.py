@@ -58,7 +58,7 @@ def state_of(settings: Settings) -> dict[str, Any]:
 
 
 def switch(settings: Settings, ends: dict[str, int]) -> dict[str, Any]:
-    """Switch the ledger to this program's fold version, and return the new state as `state_of` does.
+    """Switch the ledger to this program's fold version, and return the new state (see `state_of`).
 
     Views that lack records of the ledger are first brought to its end.
 

@@ -31,7 +31,7 @@ def port_is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """Return a free TCP port of loopback that no other running process got from this function.
+    """Return a free TCP port of loopback that neither this process nor another running one got before.
 
     The port stays reserved until this process ends. A server may take seconds until it listens, and meanwhile
     other processes look for ports, too.

@@ -122,9 +122,10 @@ class LogRebuild:
         """Compare the topic with the ledger and return the steps of the rebuild. Nothing is changed.
 
         Raises:
-            Refused: The ledger is of another topology, the topic has records that differ from the ledger, or
-                the topic no longer has its first record.
-            TrunklineError: The ledger cannot be read or used (see LedgerLog), or Kafka is unreachable.
+            Refused: The ledger is of another topology, has gaps, or is sealed under a missing master key. Or
+                the topic has records that differ from the ledger, or no longer has its first record.
+            NotFound: There is no ledger, or it has no rows.
+            BackboneUnreachable: Kafka does not answer.
         """
         ledger = self._ledger = LedgerLog(self._settings, self._keyring)
         self._check_topology(ledger)

@@ -28,7 +28,10 @@ class Backoff:
         self._pause_s = self._first_s
 
     def next_s(self) -> float:
-        """Return for how many seconds to wait before the next attempt. The next call returns a longer pause."""
+        """Return for how many seconds to wait before the next attempt.
+
+        Each call returns twice as much as the one before, up to `most_s`.
+        """
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, self._most_s)
         return pause_s
 
@@ -49,7 +52,7 @@ def retry(action: Callable[[], T], on: tuple[type[Exception], ...], times: int, 
     Args:
         action: The call to repeat.
         on: The exceptions after which it is called again. Others are raised at once.
-        times: Call it at most so often. The exception of the last call is raised.
+        times: Call it at most this many times. The exception of the last call is raised.
         pause_s: The pause between two calls, in seconds.
     """
     for _ in range(times - 1):

@@ -68,7 +68,7 @@ def new_authority(now: datetime | None = None) -> Pair:
     """Make a new certificate authority: a key and a self-signed certificate, valid for ten years.
 
     Args:
-        now: The begin of the validity. None: the present time.
+        now: The time from which it is valid. None: the present time.
     """
     # Two authorities with the same name and different keys would confuse a client that has both certificates.
     name = f"Trunkline CA {x509.random_serial_number() & 0xFFFFFFFF:08x}"
@@ -89,7 +89,7 @@ def new_leaf(authority: Pair | None, name: str, hosts: Iterable[str] = (), now: 
             trusts no other certificate.
         name: The common name in the certificate.
         hosts: The names and addresses of the server. Empty: the certificate is for a client.
-        now: The begin of the validity. None: the present time.
+        now: The time from which it is valid. None: the present time.
 
     Raises:
         UsageError: A host is neither a name nor an IP address.

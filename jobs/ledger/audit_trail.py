@@ -68,8 +68,8 @@ class AuditTrail:
     def follow(self) -> None:
         """Copy the audit chain's entries of the ledger's new commits into the chain file.
 
-        The chain file keeps all entries. The first call does the same as `catch_up`. Later ones only read the
-        commits since the last call.
+        The chain file keeps all entries. The first call copies all entries that it lacks. Later calls only read
+        the commits since the last one.
         """
         if self._seen is None:
             self.catch_up()

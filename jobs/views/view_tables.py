@@ -83,7 +83,12 @@ def create_table(path: str, table: str, keep_h: float) -> DeltaTable:
 
 
 def open_table(path: str, table: str, keep_h: float) -> DeltaTable:
-    """Open the view table at `path`, or create it if it is missing. The arguments are those of `create_table`.
+    """Open the view table at `path`, or create an empty one if it is missing.
+
+    Args:
+        path: The path or URI of the table.
+        table: The name of the view table.
+        keep_h: For how many hours a new table keeps replaced files.
 
     Raises:
         WrongViewTable: The table has other columns than this version writes.
