@@ -3,7 +3,7 @@
     .venv/bin/python -m tests.class_archives
 
 A JVM that maps an archive (class data sharing of the JDK) starts Kafka with 0.6 and Spark with 0.65 of the
-processor's time. A run of all tests makes the archives if they are missing, beside the first tests. A JVM whose
+processor's time. A run of all tests first makes the archives if they are missing, in half a minute. A JVM whose
 class path does not begin with that of the archive ignores it.
 """
 
@@ -46,6 +46,8 @@ def archive(part: str) -> Path:
 
 def use_archives() -> bool:
     """Let all JVMs that are started from now on use the archives. Returns whether both exist."""
+    if not FOLDER.is_dir():
+        return False
     files = {part: archive(part) for part in VARIABLES}
     if not all(file.exists() for file in files.values()):
         return False

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 os.environ["JDK_JAVA_OPTIONS"] = QUICK_JVM
+use_archives()
 
 # A program that may not keep its bytecode compiles all our modules anew, a quarter of its start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -45,25 +46,11 @@ hypothesis.settings.load_profile("unhurried")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-_archives: dict[str, Any] = {}
-
-
+@pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Let a run of all tests make the class archives that are missing, beside its first tests."""
+    """Make the class archives that are missing before a run of all tests; the workers start after this."""
     if os.environ.get("TRUNKLINE_TESTS") == "all" and not hasattr(session.config, "workerinput"):
-        _archives["maker"] = subprocess.Popen([sys.executable, "-m", "tests.class_archives"], cwd=PROJECT_ROOT)
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Let JVMs use the class archives as soon as they exist."""
-    if not _archives.get("used") and not STARTS_A_JVM.isdisjoint(mark.name for mark in item.iter_markers()):
-        _archives["used"] = use_archives()
-
-
-def pytest_sessionfinish() -> None:
-    """Wait for the program that makes the class archives."""
-    if "maker" in _archives:
-        _archives["maker"].wait()
+        subprocess.run([sys.executable, "-m", "tests.class_archives"], cwd=PROJECT_ROOT, check=False)
 
 
 # Fixtures that start something beside Python, and the marker of the tests that use them.
@@ -84,9 +71,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     for fixture in NEEDS.keys() & set(getattr(item, "fixturenames", ())):
         item.add_marker(NEEDS[fixture])
 
-
-# Markers of tests that start a JVM.
-STARTS_A_JVM = {"kafka", "spark", "stack"}
 
 QUICK_EXAMPLES = 20
 
