@@ -1,4 +1,4 @@
-"""The address of the dashboard, for people and for programs that show it to them."""
+"""The dashboard's URL, for people and for programs that print it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from schemas.settings.settings import Settings
 
 
 def address_of(settings: Settings) -> str:
-    """Return the URL at which a browser on this machine finds the dashboard.
+    """Return the URL of the dashboard for a browser on this machine.
 
-    The caller checks that `dashboard.port` is not 0, which means that there is no dashboard.
+    It ends with a slash. Do not call this function when `dashboard.port` is 0: then there is no dashboard.
     """
     host = settings.dashboard.host
     if host in ("0.0.0.0", "::"):  # noqa: S104  a wildcard includes this machine

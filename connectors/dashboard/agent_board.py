@@ -1,4 +1,4 @@
-"""The agents as the dashboard shows them: participants, and agents that only work on a task."""
+"""The dashboard's rows of agents: participants, and agents that exist only for a running task."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ _STOPPED_SHOWN: Final = 50
 
 
 def worker_key(task_id: str) -> str:
-    """Return the key of the row of an agent that works on a task without having joined."""
+    """Return `task:<task id>`, the row key of an agent that runs for a task and is no participant."""
     return f"task:{task_id}"
 
 
 class AgentBoard:
-    """The rows of agents. The `key` of a row is the participant's name or `task:<task id>`."""
+    """The dashboard's rows of agents as JSON, made from the live view at each call.
+
+    A row's `key` is the participant's name, or `task:<task id>` for an agent that is no participant.
+    """
 
     def __init__(self, live_view: LiveView, mailboxes: MailboxIndex) -> None:
         self._live_view = live_view
         self._mailboxes = mailboxes
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the participants by name, then agents of running tasks, then stopped participants."""
+        """Return the participants by name, then agents of running tasks, then the 50 that stopped last."""
         participants = self._live_view.all(ParticipantRow)
         stopped = sorted((p for p in participants if p.status == STOPPED), key=lambda p: -(p.stopped_at or 0))
         present = sorted((p for p in participants if p.status != STOPPED), key=lambda p: p.agent_name)
@@ -48,10 +51,16 @@ class AgentBoard:
     def changed(
         self, agents: Iterable[str], tasks: Iterable[str], turned: Container[str]
     ) -> list[dict[str, Any]]:
-        """Return the current rows of these agents and of the agents that work on these tasks.
+        """Return the current rows of some agents and tasks, to update a page that already has earlier rows.
 
-        A row that was removed has `gone`. `turned` are the agents that have joined or stopped: by that, the row
-        of the task that they were spawned for may be removed or added.
+        A removed row is only its `key` and `gone: true`. The row of a task is removed when the task ends, or
+        when its agent joins and so has a row of its own.
+
+        Args:
+            agents: Names of participants whose rows may have changed. Unknown names are ignored.
+            tasks: Ids of tasks whose rows may have changed.
+            turned: The names of the agents that have joined or stopped. The rows of the tasks for which they
+                were started are returned, too.
         """
         found: list[dict[str, Any]] = []
         touched = set(tasks)

@@ -1,6 +1,6 @@
 """The dashboard's web application (AM-11 to AM-13): the page, its data, and who may read it.
 
-**Delivers** the state of the live view, as it changes. It only reads; the one record that it appends is that of
+**Delivers** the state of the live view, as it changes. It only reads. The one record that it appends is that of
 a refused request, as the hub does.
 """
 
@@ -47,14 +47,14 @@ INDEX: Final = "index.html"
 
 
 class PageFile(NamedTuple):
-    """One file of the page."""
+    """One file of the web page: its bytes, its media type, and its ETag (a hash of the bytes)."""
 
     content: bytes
     media_type: str
     etag: str
 
     def answer(self, request: Request) -> Response:
-        """Return the response with the file, or status 304 if the browser has it already."""
+        """Return the HTTP response with the file, or status 304 if the browser's copy has the same ETag."""
         headers = {"ETag": self.etag, "Cache-Control": "no-cache"}
         if request.headers.get("if-none-match") == self.etag:
             return Response(status_code=304, headers=headers)
@@ -62,7 +62,10 @@ class PageFile(NamedTuple):
 
 
 def page_files() -> dict[str, PageFile]:
-    """Return all files of the page by name. They are read once; no other file is served."""
+    """Read the HTML, CSS, JavaScript and SVG files of the web page from disk, and return them by file name.
+
+    It is called once at the start. The dashboard serves no other file.
+    """
     found = {}
     for path in sorted(_FOLDER.iterdir()):
         if path.suffix in _TYPES:
@@ -73,7 +76,11 @@ def page_files() -> dict[str, PageFile]:
 
 
 class Dashboard:
-    """The application over a hub that is not open yet. Call `opened` when it is."""
+    """The dashboard's ASGI application `app`, for a hub that is not open yet.
+
+    Create it before `Hub.open`, because it registers callbacks of the live view. Call `opened` after
+    `Hub.open`.
+    """
 
     send_buffer_bytes = SEND_BUFFER_BYTES
 
@@ -88,7 +95,10 @@ class Dashboard:
         self.app = self._application()
 
     def opened(self) -> None:
-        """Start at the end of the log. Earlier rejections are read from the ledger in the background."""
+        """Start the live events at the end of the log, and load the ledger's rejections in a background thread.
+
+        Call it once, when the hub is open and before `app` serves requests.
+        """
         self.pulse.begin()
         self.broadcast.start_here()
         settings, live_view = self._hub.settings, self._hub.live_view

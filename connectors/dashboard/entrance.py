@@ -1,8 +1,9 @@
 """Authentication at the dashboard: a bearer token, or the cookie that a login with such a token gives.
 
 The cookie is not a token. A browser sends cookies to every port of a host, so another program that listens on
-this machine may see it. It opens only the dashboard, which only reads. It names its principal and part of the
-token's hash, under a MAC that every gateway of this log can check. It is invalid once the token is revoked.
+this machine may see the cookie. With it, that program can only read the dashboard. The cookie contains the
+principal, an expiry time and a part of the token's hash. A MAC protects it, and every gateway of this log can
+check it. The cookie is invalid after seven days, and as soon as the token is revoked.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ NEEDED: Final = Action.EVENTS_READ
 
 
 class Logins:
-    """Issues cookies and checks them. `clock` returns seconds since 1970 UTC."""
+    """Issues and checks login cookies. `clock` returns the time in seconds since 1970 UTC."""
 
     def __init__(
         self,
@@ -51,13 +52,20 @@ class Logins:
         self._clock = clock
 
     def caller_of(self, authorization: str | None, cookie: str | None) -> Caller | Unidentified:
-        """Return the caller, by the header if there is one, else by the cookie."""
+        """Return the caller that an `Authorization` header or, without one, a login cookie belongs to.
+
+        Both may be None. `Unidentified` is returned for a missing, wrong, expired or revoked token or cookie.
+        The caller's right to see the dashboard is not checked here.
+        """
         if authorization is not None or cookie is None:
             return self._identities.identify(authorization)
         return self._of_cookie(cookie)
 
     def cookie_for(self, token: str) -> tuple[Caller | Unidentified, str]:
-        """Return the owner of a token and a cookie for it. The cookie is "" for an owner who may not look."""
+        """Return the owner of a token, and a new login cookie that is valid for seven days.
+
+        The cookie is "" if the token is invalid (`Unidentified`) or its owner may not see the dashboard.
+        """
         caller = self._identities.identify(f"Bearer {token}")
         if isinstance(caller, Unidentified) or not decide(caller, NEEDED).allowed:
             return caller, ""
@@ -89,7 +97,7 @@ _TOKEN_LIMIT: Final = 1024
 
 
 class Entrance:
-    """The check that each handler calls with the template of its route."""
+    """Authentication and authorization of requests to the dashboard. Each handler calls `admit` first."""
 
     def __init__(
         self, logins: Logins, refusals: RefusalRecorder, port: int, *, is_secure: bool = False
@@ -102,9 +110,17 @@ class Entrance:
         self.cookie_name = f"trunkline_{port}"
 
     def admit(self, request: Request, route: str) -> Caller:
-        """Return the caller of a request.
+        """Return the caller of a request, or append the refusal to the log and raise ApiError.
 
-        Raises ApiError: 401 for an unknown caller, 403 for one without the right to look.
+        A request without a token and without a cookie is refused, too, but not recorded: each browser starts
+        so.
+
+        Args:
+            request: The HTTP request. Its scope gets the route and the principal, for the access log.
+            route: The path template of the route, such as `/api/jobs/{job_id}`.
+
+        Raises:
+            ApiError: 401 for an unknown caller, 403 for one that may not see the dashboard.
         """
         request.scope["trunkline_route"] = route
         caller = self._caller(request)
@@ -115,7 +131,17 @@ class Entrance:
     def check(
         self, request: Request, caller: Caller | Unidentified, route: str, is_recorded: bool = True
     ) -> Caller:
-        """Return the caller if it may look; else record the refusal and raise ApiError."""
+        """Return the caller if it may see the dashboard; otherwise record the refusal and raise ApiError.
+
+        Args:
+            request: The HTTP request. Its scope gets the principal, for the access log.
+            caller: The result of `Logins.caller_of` or `Logins.cookie_for`.
+            route: Method and path template, such as `GET /api/jobs`, for the record of the refusal.
+            is_recorded: Whether a refusal with status 401 is appended to the log. One with 403 always is.
+
+        Raises:
+            ApiError: 401 for an unknown caller, 403 for one that may not see the dashboard.
+        """
         if isinstance(caller, Unidentified):
             if is_recorded:
                 self._refusals.record(UNAUTHORIZED, caller.why, caller.principal, route)
@@ -129,7 +155,10 @@ class Entrance:
         return caller
 
     def still_holds(self, request: Request, caller: Caller) -> bool:
-        """Return whether the caller of a long answer may still look."""
+        """Return whether the token or cookie of this request is still valid, for the same principal and role.
+
+        A stream of events calls it again and again, and ends when a login expires or a token is revoked.
+        """
         return self._caller(request) == caller
 
     def _caller(self, request: Request) -> Caller | Unidentified:
@@ -138,18 +167,21 @@ class Entrance:
         )
 
     def set_cookie(self, answer: Response, value: str) -> None:
-        """Set the browser's cookie; the value "" deletes it."""
+        """Add a `Set-Cookie` header with the login cookie to a response.
+
+        The value "" deletes the browser's cookie.
+        """
         life = f"Max-Age={SESSION_S if value else 0}"
         flags = "Path=/; HttpOnly; SameSite=Strict" + ("; Secure" if self._is_secure else "")
         answer.headers["set-cookie"] = f"{self.cookie_name}={value}; {life}; {flags}"
 
 
 def add_login_routes(app: FastAPI, entrance: Entrance, body_limit_bytes: int) -> None:
-    """Add `/api/login` and `/api/logout`."""
+    """Add the routes `/api/login` and `/api/logout`. `body_limit_bytes` bounds the body of a login."""
 
     @app.post("/api/login")
     async def login(request: Request) -> Response:
-        """Check a token and set a cookie."""
+        """Check the token in the JSON body, set the login cookie, and return the principal and its role."""
         request.scope["trunkline_route"] = "/api/login"
         # Only a script of our own page can send this type; a form of another page cannot.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
@@ -166,7 +198,7 @@ def add_login_routes(app: FastAPI, entrance: Entrance, body_limit_bytes: int) ->
 
     @app.post("/api/logout")
     async def logout(request: Request) -> Response:
-        """Delete the cookie."""
+        """Delete the browser's login cookie. The token stays valid."""
         request.scope["trunkline_route"] = "/api/logout"
         answer = json_answer({})
         entrance.set_cookie(answer, "")

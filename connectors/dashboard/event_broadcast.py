@@ -35,9 +35,9 @@ _FORM: Final = re.compile(r"e(\d{1,9}):((?:\d{1,15}\.)*\d{1,15})").fullmatch
 
 @dataclass
 class LogPosition:
-    """A position in the log: the next offset of each partition, in one epoch of the topic.
+    """A position in the log: the next offset of each partition, in one epoch of the log.
 
-    It is the id of an event, and is the same at every gateway.
+    As text (`e1:17.4.9`) it is the id of an event, and is valid at every gateway.
     """
 
     epoch: int
@@ -47,17 +47,20 @@ class LogPosition:
         return f"e{self.epoch}:" + ".".join(str(self.offsets[number]) for number in sorted(self.offsets))
 
     def advance(self, records: Iterable[SettledRecord]) -> None:
-        """Move the position behind these records."""
+        """Change this position so that it is behind all of these records. It never moves back."""
         for record in records:
             partition, offset = record.position
             self.offsets[partition] = max(self.offsets.get(partition, 0), offset + 1)
 
     def is_ahead_of(self, other: LogPosition) -> bool:
-        """Return whether this position is beyond the other in any partition."""
+        """Return whether this position has a higher offset than the other one in at least one partition."""
         return any(offset > other.offsets.get(number, 0) for number, offset in self.offsets.items())
 
     def up_to(self, other: LogPosition) -> dict[int, tuple[int, int]]:
-        """Return the range of offsets from here to the other position, by partition; the end is exclusive."""
+        """Return the offsets from this position to a later one, as `(first, end)` for each partition.
+
+        The end is exclusive. Partitions in which the other position is not later are left out.
+        """
         return {
             number: (offset, other.offsets[number])
             for number, offset in self.offsets.items()
@@ -66,7 +69,10 @@ class LogPosition:
 
 
 def parsed_position(text: str, epoch: int, partitions: int) -> LogPosition | None:
-    """Return the position that a reader has sent, or None for a text that is no position of this log."""
+    """Parse the event id that a reader has sent back, such as `e1:17.4.9`.
+
+    Returns None for a text of another form, another epoch, or another number of partitions.
+    """
     found = _FORM(text) if len(text) <= LENGTH_LIMIT else None
     if found is None or int(found[1]) != epoch:
         return None
@@ -94,7 +100,11 @@ _TICK_S: Final = 1.0
 
 
 class EventBroadcast:
-    """The ring of frames. Run `run` in the event loop that `follow` is used in."""
+    """A ring of the newest frames (bytes of server-sent events), from which all readers are served.
+
+    Call `start_here` once, and run `run` and `follow` in the same event loop. `readers` is the number of
+    connected readers.
+    """
 
     def __init__(self, hub: Hub, writer: FrameWriter, pulse: Pulse, rejections: Rejections) -> None:
         self._hub = hub
@@ -111,7 +121,10 @@ class EventBroadcast:
         self.readers = 0
 
     def start_here(self) -> None:
-        """Start with the records that are settled from now on. Call it when the live view is open."""
+        """Set the position to the present end of the live view, so that frames contain only later records.
+
+        Call it when the live view is open, before `run`.
+        """
         # The feed has records a moment before the offsets include them. Without `advance` some would never be
         # sent.
         # Records that arrive meanwhile are sent twice.
@@ -121,11 +134,14 @@ class EventBroadcast:
 
     @property
     def position(self) -> str:
-        """The position in the log where the newest frame ends."""
+        """The log position after the newest frame, as text: the id of that frame's last event."""
         return str(self._at)
 
     async def run(self) -> None:
-        """Write frames until cancelled."""
+        """Append frames of settled records, and the figures of each second, to the ring until cancelled.
+
+        While there are no readers, no frames are written.
+        """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_feed())
             tasks.create_task(self._beat())
@@ -174,9 +190,16 @@ class EventBroadcast:
     async def follow(
         self, role: str, last_event_id: str | None, goes_on: Callable[[], bool]
     ) -> AsyncIterator[bytes]:
-        """Yield the events for one reader: `hello` or the missed records, then everything from now on.
+        """Yield the server-sent events for one reader as bytes, until the reader or the gateway stops.
 
-        Ends when the reader is too far behind.
+        A new reader first gets the event `hello` with the present position. A reader that reconnects first gets
+        the events that it missed, or `reset` if they are no longer available. The stream also ends when the
+        reader is further behind than the frames in memory.
+
+        Args:
+            role: The reader's role. Only the operator gets the verdicts of principals' and control records.
+            last_event_id: The id of the last event that the reader received before. None for a new reader.
+            goes_on: Called at least once a second. The stream ends when it returns False.
         """
         self.readers += 1
         self._hub.metrics.readers(DOOR, 1)

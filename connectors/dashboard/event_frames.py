@@ -1,8 +1,8 @@
 """Server-sent events made of settled records: rows that have changed, and the verdict of each record.
 
-A frame holds all that was settled in a short time. A row that changed several times in it is sent once, in its
-current state; each record has its verdict. Only the last event of a frame has an id, the log position after the
-frame. A reader that loses its connection within a frame gets the whole frame again.
+A frame holds the events of all records that were settled in a short time. A row that changed several times in
+it is sent once, in its current state. Each record has its verdict. Only the last event of a frame has an id:
+the log position after the frame. A reader that loses its connection within a frame gets the whole frame again.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ _SAID: Final = ("message_id", "from", "kind", "priority")
 
 
 class Frame(NamedTuple):
-    """The bytes of a frame for the operator, and for all other readers."""
+    """The bytes of a frame in two versions: `full` for the operator, `public` for all other readers."""
 
     full: bytes
     public: bytes
 
     def of(self, role: str) -> bytes:
-        """Return the bytes for this role."""
+        """Return the frame's bytes for a reader with this role."""
         return self.full if role == OPERATOR else self.public
 
 
 def events_text(events: Mapping[str, Any], position: str) -> bytes:
-    """Return the text of these events; the last event has the position as its id."""
+    """Return these events in the format of server-sent events. The last one has `position` as its id."""
     # orjson escapes line breaks, so each event's data is one line.
     parts = [f"event: {name}\ndata: ".encode() + orjson.dumps(data) for name, data in events.items()]
     return b"\n\n".join(parts) + f"\nid: {position}\n\n".encode()
 
 
 class FrameWriter:
-    """Writes frames. It asks the live view for the current rows."""
+    """Makes frames from settled records, with the current rows of the live view."""
 
     def __init__(self, hub: Hub, board: AgentBoard) -> None:
         self._live_view = hub.live_view
@@ -57,7 +57,11 @@ class FrameWriter:
         self._board = board
 
     def frame(self, records: Sequence[SettledRecord], position: str) -> Frame:
-        """Return the frame of the records that were settled up to a position."""
+        """Return the frame for these records. `position` is the log position after them, as text.
+
+        Accepted records give the changed rows of agents, jobs, tasks and mailboxes. Each record gives its
+        verdict.
+        """
         changes = self._changes([record for record in records if record.verdict == ACCEPTED])
         public = [verdict_as_json(record) for record in records if is_shown(record, VIEWER)]
         shown = events_text({**changes, "verdict": public}, position)

@@ -1,7 +1,7 @@
-"""The first check of a request to the dashboard (AM-13): Host and Origin; it also adds headers to each answer.
+"""The first check of a request to the dashboard (AM-13): its Host and Origin. It also adds security headers.
 
-A page of another site, in the same browser, may send requests to a loopback port under any name that resolves
-to it (DNS rebinding), and from any origin. Such a request is answered with 403.
+A page of another site, in the same browser, may send requests to a loopback port from any origin. With DNS
+rebinding it may do so under any name that resolves to that port's address. Such a request is answered with 403.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ _HEADERS: Final = {
 
 
 class Guard:
-    """ASGI middleware. `scheme`, `host` and `port` are the address that the dashboard listens on."""
+    """ASGI middleware that refuses requests of other sites. It wraps the dashboard's application.
+
+    `scheme`, `host` and `port` are the address that the dashboard listens on.
+    """
 
     def __init__(self, app: ASGIApp, host: str, port: int, scheme: str = "http") -> None:
         self._app = app
@@ -57,7 +60,10 @@ class Guard:
         self._hosts = set(self._written((*_LOOPBACK_NAMES, host)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a request of another site, or pass it on. Either way the answer gets the headers."""
+        """Answer a request of another site with 403, and pass any other request on to the application.
+
+        Every answer gets the security headers, such as `content-security-policy`.
+        """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

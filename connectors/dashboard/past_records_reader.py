@@ -1,4 +1,4 @@
-"""Settled records of the past, read from memory and from the ledger.
+"""Reads of past settled records from memory and from the ledger.
 
 They are the records that a reader missed, one job's history, and rejections before the start of the gateway.
 """
@@ -29,9 +29,10 @@ HISTORY_RECORDS: Final = 500
 
 
 def records_between(settings: Settings, ranges: Mapping[int, tuple[int, int]]) -> list[SettledRecord]:
-    """Return the records of these ranges of offsets, by partition, as far as the ledger has them.
+    """Read the records in these ranges of offsets from the ledger, and return them in no order.
 
-    A range's end is exclusive. Raises TrunklineError.
+    `ranges` maps a partition to `(first, end)`; the end is exclusive. Records that are not in the ledger yet
+    are missing in the result. Raises TrunklineError if the ledger cannot be read.
     """
     terms = [
         (pc.field("partition") == partition) & (pc.field("offset") >= first) & (pc.field("offset") < end)
@@ -41,17 +42,27 @@ def records_between(settings: Settings, ranges: Mapping[int, tuple[int, int]]) -
 
 
 def history_of_job(settings: Settings, job_id: str) -> list[SettledRecord]:
-    """Return the newest records of a job. Raises TrunklineError."""
+    """Read the newest 500 records of a job from the ledger, and return them oldest first.
+
+    Raises TrunklineError if the ledger cannot be read.
+    """
     return newest_where(settings, LedgerFilter(stream_kind=JOB, stream_id=job_id), HISTORY_RECORDS)
 
 
 def newest_rejected(settings: Settings, count: int) -> list[SettledRecord]:
-    """Return the newest records that were rejected, oldest first. Raises TrunklineError."""
+    """Read the newest `count` rejected records from the ledger, and return them oldest first.
+
+    Raises TrunklineError if the ledger cannot be read.
+    """
     return newest_where(settings, LedgerFilter(verdict=REJECTED), count)
 
 
 def rejected_before(settings: Settings, offsets: Mapping[int, int]) -> dict[str, int]:
-    """Return the number of rejected records before these offsets, by reason. Raises TrunklineError."""
+    """Count the ledger's rejected records by reason, in each partition only those before the given offset.
+
+    `offsets` maps a partition to an offset; other partitions are not counted. The result is empty if there is
+    no ledger. Raises TrunklineError if the ledger cannot be read.
+    """
     path = settings.table_path(LEDGER)
     terms = [
         (pc.field("partition") == partition) & (pc.field("offset") < offset)
@@ -74,10 +85,16 @@ _ALL: Final = 1_000_000
 def job_history(
     settings: Settings, live_view: LiveView, job_id: str, after: int | None
 ) -> tuple[list[SettledRecord], bool]:
-    """Return the newest records of a job after this offset, and whether older ones may be left out.
+    """Return a job's newest records, at most 500 and oldest first, and whether older ones may be missing.
 
-    The records come from memory and from the ledger, oldest first. `after` is an offset of the job's partition.
-    Raises TrunklineError when the ledger cannot be read.
+    Args:
+        settings: The settings, for the path of the ledger.
+        live_view: The live view, whose records in memory are newer than the ledger's.
+        job_id: The id of the job.
+        after: Return only records beyond this offset of the job's partition. None means from the beginning.
+
+    Raises:
+        TrunklineError: The ledger cannot be read. It is not read if memory has all records after `after`.
     """
     stream = stream_key(JOB, job_id)
     in_memory = [record for record in records_in_memory(live_view.feed) if record.stream == stream]
@@ -91,7 +108,7 @@ def job_history(
 
 
 def records_in_memory(feed: SettledFeed) -> list[SettledRecord]:
-    """Return all records that a feed holds, in the order of settling."""
+    """Return all records that this feed still has in memory, in the order in which they were settled."""
     cursor = 0
     while True:
         try:

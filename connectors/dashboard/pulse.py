@@ -1,6 +1,7 @@
-"""The figures of each second: records settled, lag of the live view and the tables, depth of the mailboxes.
+"""The dashboard's figures of each second: settled records, lag of live view and tables, depth of mailboxes.
 
-The rates are those of this gateway. The log, the tables and the mailboxes are the same at all gateways.
+The rates and the live view's lag are those of this gateway. The log, the tables and the mailboxes are the same
+at all gateways.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SHOWN: Final = 200
 
 
 class MailboxDepths:
-    """The depth and the oldest message of each mailbox. For one thread at a time."""
+    """The depth of each mailbox, and the post time of its oldest waiting message. Not thread-safe."""
 
     def __init__(self, live_view: LiveView, index: MailboxIndex) -> None:
         self._live_view = live_view
@@ -36,7 +37,12 @@ class MailboxDepths:
         self._oldest: dict[Mailbox, tuple[str, int]] = {}
 
     def deepest(self) -> dict[str, Any]:
-        """Return the deepest mailboxes, and the sums over all mailboxes."""
+        """Return the 200 deepest mailboxes as JSON, deepest first, and two sums over all mailboxes.
+
+        `messages` is the number of waiting messages, leased ones included, and `total` the number of mailboxes
+        that are not empty. A mailbox's `oldest_ms` is when its oldest waiting message was posted, in
+        milliseconds since 1970 UTC.
+        """
         depths = self._index.depths()
         for gone in self._oldest.keys() - depths.keys():
             del self._oldest[gone]
@@ -79,7 +85,11 @@ _HISTORY: Final = 300
 
 
 class Pulse:
-    """The figures. `settled` is called on the live view's thread, `beat` by one thread at a time."""
+    """The figures of the dashboard, computed once a second, with a history of five minutes.
+
+    The live view's thread calls `settled`. Only one thread at a time may call `beat`. `mailboxes` is the result
+    of `MailboxDepths.deepest` at the last beat.
+    """
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -96,13 +106,20 @@ class Pulse:
         self.mailboxes: dict[str, Any] = {"mailboxes": [], "messages": 0, "total": 0}
 
     def begin(self) -> None:
-        """Forget the records that were settled to catch up with the log, whose lag says nothing about now."""
+        """Reset the counts and the lag when the live view is open.
+
+        While it opens, the live view settles old records of the log. They would show a lag that is not the
+        present one.
+        """
         with self._lock:
             self._verdicts.clear()
             self._lag_s = 0.0
 
     def settled(self, records: Sequence[SettledRecord]) -> None:
-        """Count settled records and the time since Kafka received them."""
+        """Count records by verdict for the next `beat`, and remember the longest time since Kafka received one.
+
+        The live view calls this method with each batch of records that it has settled.
+        """
         if not records:
             return
         now = time.time()
@@ -115,7 +132,12 @@ class Pulse:
                 self._jobs_changed = self._jobs_changed or record.stream.startswith(job)
 
     def beat(self) -> dict[str, Any]:
-        """Return the figures since the last call."""
+        """Return the figures since the last call as JSON, and append them to the history.
+
+        It reads the progress of the view tables from disk, so it must not run in the event loop.
+        `tables_behind_records` and `tables_behind_ms` are None while there are no tables or they cannot be
+        read.
+        """
         with self._lock:
             verdicts, self._verdicts = self._verdicts, Counter()
             lag_s, self._lag_s = self._lag_s, 0.0
@@ -155,5 +177,8 @@ class Pulse:
         return sum(lag.records.values()), round(lag.seconds * 1000)
 
     def history(self) -> list[dict[str, Any]]:
-        """Return the figures of the last minutes, oldest first."""
+        """Return the figures of the last 300 beats (about five minutes), oldest first.
+
+        They lack `jobs` and `kafka_is_away`, which matter only for the present.
+        """
         return list(self._history)

@@ -1,4 +1,4 @@
-"""Rejected records by reason: their number, and the newest records of each reason."""
+"""The dashboard's rejected records: the count of each reason, and the newest records of each reason."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ _LOADED: Final = 1000
 
 
 class Rejections:
-    """The rejections since the start, and those of the ledger before it. Thread-safe."""
+    """Counts of rejected records by reason, and the newest 200 records of each reason. Thread-safe.
+
+    `settled` adds records from the start of the gateway on. `load` adds the earlier ones from the ledger.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,7 +43,10 @@ class Rejections:
         self._newest: dict[str, list[SettledRecord]] = {}
 
     def settled(self, records: Sequence[SettledRecord]) -> None:
-        """Add settled records; called on the live view's thread."""
+        """Count and keep the rejected records of a batch.
+
+        The live view's thread calls this method with each batch of settled records.
+        """
         with self._lock:
             for record in records:
                 self._first.setdefault(record.position.partition, record.position.offset)
@@ -49,9 +55,11 @@ class Rejections:
                     self._keep(record)
 
     def load(self, settings: Settings, live_view: LiveView) -> None:
-        """Add the rejections of the ledger before the first record that `settled` received.
+        """Add the ledger's rejected records that are older than the first record that `settled` received.
 
-        All are counted, but only the newest are kept. Logs a ledger that cannot be read.
+        All are counted, but of the newest 1,000 only those records are kept that are among the 200 newest of
+        their reason. It blocks while it reads the ledger, so it runs in a thread of its own. If the ledger
+        cannot be read, it logs a warning and adds nothing.
         """
         with self._lock:
             before = {**live_view.next_offsets(), **self._first}
@@ -68,7 +76,11 @@ class Rejections:
                     self._keep(record)
 
     def by_reason(self, role: str) -> list[dict[str, Any]]:
-        """Return each reason with its count and the time of its newest record, the most frequent first."""
+        """Return `reason`, `count` and `last_ms` of each reason, the most frequent reason first.
+
+        `last_ms` is the log time of the newest record that this role may see, in ms since 1970 UTC. It is None
+        if there is no such record in memory.
+        """
         with self._lock:
             return [
                 {"reason": reason, "count": count, "last_ms": self._last_ms(reason, role)}
@@ -76,7 +88,10 @@ class Rejections:
             ]
 
     def newest(self, reason: str | None, role: str, limit: int) -> list[SettledRecord]:
-        """Return the newest records that were rejected for this reason, or for any, newest first."""
+        """Return at most `limit` rejected records that this role may see, newest first.
+
+        `reason` None means all reasons. Values of more than 8,192 bytes are left out (None).
+        """
         with self._lock:
             kept = self._newest.values() if reason is None else [self._newest.get(reason, [])]
             held = sorted(chain.from_iterable(kept), key=_when, reverse=True)

@@ -1,4 +1,4 @@
-"""The page's data: live events, snapshot, agents, mailboxes, jobs, one job's timeline, rejections."""
+"""The dashboard's JSON routes (snapshot, agents, mailboxes, jobs, rejections) and its stream of live events."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Offset = Annotated[int, Query(ge=-1, le=_OFFSET_LIMIT)]
 
 
 class Shown(NamedTuple):
-    """The parts of the dashboard that its page reads from."""
+    """The objects that the dashboard's routes read from."""
 
     board: AgentBoard
     pulse: Pulse
@@ -47,7 +47,7 @@ class Shown(NamedTuple):
 
 
 def add_data_routes(app: FastAPI, hub: Hub, entrance: Entrance, shown: Shown) -> None:
-    """Add the routes of the page's data."""
+    """Add the routes that answer with JSON: snapshot, agents, mailboxes, jobs, rejections, single records."""
     _add_snapshot(app, hub, entrance, shown)
     _add_jobs(app, hub, entrance)
     _add_rejections(app, hub, entrance, shown)
@@ -66,9 +66,9 @@ def _add_snapshot(app: FastAPI, hub: Hub, entrance: Entrance, shown: Shown) -> N
 
     @app.get("/api/snapshot")
     async def show_snapshot(request: Request) -> Response:
-        """Return all that a page starts with.
+        """Return all data that the web page shows at first, and the log position of this data.
 
-        A page asks for it after the event `hello`, so that there is no gap to the live events.
+        A browser requests it after it has received the event `hello`, so that no change is missed in between.
         """
         caller = entrance.admit(request, "/api/snapshot")
         position = shown.broadcast.position
@@ -78,13 +78,13 @@ def _add_snapshot(app: FastAPI, hub: Hub, entrance: Entrance, shown: Shown) -> N
 
     @app.get("/api/agents")
     async def list_agents(request: Request) -> Response:
-        """Return participants, then agents of running tasks, then participants that have stopped."""
+        """Return participants, then agents of running tasks, then the 50 participants that stopped last."""
         entrance.admit(request, "/api/agents")
         return json_answer({"agents": await asyncio.to_thread(shown.board.rows)})
 
     @app.get("/api/mailboxes")
     async def list_mailboxes(request: Request) -> Response:
-        """Return the deepest mailboxes, at most a second old."""
+        """Return the 200 deepest mailboxes as of the last beat, at most about a second ago."""
         entrance.admit(request, "/api/mailboxes")
         return json_answer(shown.pulse.mailboxes)
 
@@ -99,16 +99,20 @@ def _add_jobs(app: FastAPI, hub: Hub, entrance: Entrance) -> None:
         after: Annotated[str | None, Query(pattern=JOB_ID_PATTERN)] = None,
         limit: Limit = LIST_LIMIT,
     ) -> Response:
-        """Return a page of jobs, newest first.
+        """Return at most `limit` jobs in one state (without `state`: in any), newest first.
 
-        `next` is the `after` of the following page, null for the last page.
+        `next` in the answer is the `after` of the following page, and null on the last page.
         """
         entrance.admit(request, "/api/jobs")
         return json_answer(await asyncio.to_thread(jobs_page, hub.live_view, state, after, limit))
 
     @app.get("/api/jobs/{job_id}")
     async def show_job(request: Request, job_id: JobPath, after: Offset | None = None) -> Response:
-        """Return one job and its records, oldest first; with `after` only the records beyond that offset."""
+        """Return one job and its newest records, oldest first, from memory and the ledger.
+
+        With `after`, only the records beyond that offset. `older_left_out` is true if earlier records may be
+        missing. If the ledger cannot be read, the answer has no records, and `why` says why.
+        """
         caller = entrance.admit(request, "/api/jobs/{job_id}")
         if hub.job_row(job_id) is None:
             raise not_found("no job with this id")
@@ -145,7 +149,10 @@ def _add_rejections(app: FastAPI, hub: Hub, entrance: Entrance, shown: Shown) ->
         reason: Annotated[str | None, Query(pattern=r"^[a-z_]{1,40}$")] = None,
         limit: Annotated[int, Query(ge=1, le=KEPT)] = _FIRST_REJECTED,
     ) -> Response:
-        """Return each reason with its count, and the newest records rejected for one reason, or for any."""
+        """Return each reason with its count, and the newest `limit` records rejected for `reason`.
+
+        Without `reason`, the records are those of all reasons.
+        """
         caller = entrance.admit(request, "/api/rejections")
         return json_answer(await asyncio.to_thread(_rejections, shown, reason, caller.role, limit))
 
@@ -155,7 +162,10 @@ def _add_rejections(app: FastAPI, hub: Hub, entrance: Entrance, shown: Shown) ->
         partition: Annotated[int, Path(ge=0, le=1023)],
         offset: Annotated[int, Path(ge=0, le=_OFFSET_LIMIT)],
     ) -> Response:
-        """Return one settled record, from memory or from the ledger."""
+        """Return the settled record at a position of the log, from memory or from the ledger.
+
+        The answer is 404 while no record is settled there, and for a record that the caller's role may not see.
+        """
         caller = entrance.admit(request, "/api/records/{partition}/{offset}")
         position = Position(partition, offset)
         found = hub.live_view.feed.find(position)
@@ -175,7 +185,7 @@ SEND_BUFFER_BYTES: Final = 256 * 1024
 
 
 def add_event_routes(app: FastAPI, hub: Hub, entrance: Entrance, broadcast: EventBroadcast) -> None:
-    """Add `/api/events`, the stream of server-sent events."""
+    """Add `/api/events`, the stream of server-sent events with which the web page updates itself."""
     places = StreamPlaces()
 
     @app.get(EVENTS)
@@ -184,9 +194,11 @@ def add_event_routes(app: FastAPI, hub: Hub, entrance: Entrance, broadcast: Even
         last_event_id: Annotated[str | None, Header(alias="Last-Event-ID", max_length=LENGTH_LIMIT)] = None,
         after: Annotated[str | None, Query(max_length=LENGTH_LIMIT)] = None,
     ) -> Response:
-        """Stream agents, jobs, tasks, messages and verdicts.
+        """Stream changes of agents, jobs, tasks and messages, and the verdict of each record.
 
-        `after` is the same as Last-Event-ID, for a client that reconnects by itself.
+        The stream ends when the client disconnects or is too slow, its login becomes invalid, or the gateway
+        stops. `after` is the same as `Last-Event-ID`: the id of the last event received. It is for a client
+        that reconnects by itself.
         """
         caller = entrance.admit(request, EVENTS)
         if not places.take(caller.principal):

@@ -1,4 +1,4 @@
-"""Rows and records in the form of the dashboard's answers. Times are milliseconds since 1970 UTC."""
+"""Rows and records in the JSON form of the dashboard's answers. Times are milliseconds since 1970 UTC."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ _OPERATORS_KINDS: Final = frozenset({PRINCIPAL, CONTROL})
 
 
 def milliseconds(moment: int | None) -> int | None:
-    """Return microseconds since 1970 as milliseconds."""
+    """Convert a time in microseconds since 1970 UTC to milliseconds. None, for an unknown time, stays None."""
     return None if moment is None else moment // 1000
 
 
 def shortened(text: str | None) -> str | None:
-    """Return the beginning of a text that may be long."""
+    """Return a text cut to 300 characters, with `…` as the last one if it was longer. None stays None."""
     return text if text is None or len(text) <= _TEXT else text[: _TEXT - 1] + "…"
 
 
 def job_as_json(live_view: LiveView, row: JobRow) -> dict[str, Any]:
-    """Return a job as JSON. Of two versions of one job, the one with the higher `offset` is newer."""
+    """Return the row of a job as JSON for the dashboard, with long texts cut.
+
+    Of two versions of one job, the one with the higher `offset` is newer.
+    """
     return {
         "job_id": row.job_id,
         "status": row.status,
@@ -49,7 +52,10 @@ def job_as_json(live_view: LiveView, row: JobRow) -> dict[str, Any]:
 
 
 def task_as_json(live_view: LiveView, row: TaskRow) -> dict[str, Any]:
-    """Return a task as JSON."""
+    """Return the row of a task as JSON for the dashboard, with long texts cut.
+
+    Of two versions of one task, the one with the higher `offset` is newer.
+    """
     return {
         "task_id": row.task_id,
         "status": row.status,
@@ -66,7 +72,17 @@ def _moments(row: JobRow | TaskRow, *names: str) -> dict[str, int | None]:
 
 
 def jobs_page(live_view: LiveView, state: str | None, after: str | None, limit: int) -> dict[str, Any]:
-    """Return at most `limit` jobs in this state, newest first. `after` is the last job of the page before."""
+    """Return one page of jobs as JSON, newest first, and in `next` the `after` of the following page.
+
+    Args:
+        live_view: The view that the jobs are read from.
+        state: Only jobs in this state, such as `running`. None means all states.
+        after: The id of the last job of the previous page. None, or an unknown id, means the first page.
+        limit: The most jobs on the page.
+
+    Returns:
+        `jobs` and `next`, which is None on the last page.
+    """
     rows: Iterable[JobRow] = (row for row in live_view.all(JobRow) if state in (None, row.status))
     last = None if after is None else live_view.get(JobRow, after)
     if last is not None:
@@ -80,7 +96,7 @@ def jobs_page(live_view: LiveView, state: str | None, after: str | None, limit: 
 
 
 def jobs_by_state(live_view: LiveView) -> dict[str, int]:
-    """Return the number of jobs in each state."""
+    """Return the number of jobs in each state. A state without jobs is not a key of the result."""
     return Counter(row.status for row in live_view.all(JobRow))
 
 
@@ -89,17 +105,20 @@ def _age(row: JobRow) -> tuple[int, str]:
 
 
 def is_shown(record: SettledRecord, role: str) -> bool:
-    """Return whether a caller with this role may know that the record exists."""
+    """Return whether a caller with this role may see that the record exists.
+
+    Only the operator may see records of the streams `principal/...` and `control/...`.
+    """
     return role == OPERATOR or kind_of(record) not in _OPERATORS_KINDS
 
 
 def kind_of(record: SettledRecord) -> str:
-    """Return the kind of a record's stream."""
+    """Return the kind of a record's stream, such as `job` for the stream `job/0a1b2c3d`."""
     return record.stream.partition("/")[0]
 
 
 def verdict_as_json(record: SettledRecord) -> dict[str, Any]:
-    """Return the verdict of a record, without the record's body."""
+    """Return a record's position, stream, type, verdict, reason and log time as JSON, without its body."""
     return {
         "position": list(record.position),
         "stream": record.stream,
@@ -111,10 +130,10 @@ def verdict_as_json(record: SettledRecord) -> dict[str, Any]:
 
 
 def record_as_json(record: SettledRecord, role: str) -> dict[str, Any]:
-    """Return a settled record with its body, masked as in the ledger.
+    """Return a settled record as JSON with its body, in which secrets are masked.
 
-    A caller who is not the operator sees only the bodies of jobs and sessions. `raw` is the beginning of a body
-    that is no JSON object.
+    For a role other than operator, `body` is None unless the record belongs to a job or a session. If the body
+    is no JSON object, `raw` is the beginning of its text. Otherwise `raw` is None.
     """
     found = settled_as_json(record)
     found["logged_ms"] = record.logged_at_us // 1000
