@@ -1,7 +1,4 @@
-"""The registered keys of agents: an index of the live view that each request is checked against.
-
-Requirements AM-02 and AM-03.
-"""
+"""An index of the registered public keys of agents, against which the agent MCP server checks each request."""
 
 from __future__ import annotations
 
@@ -31,7 +28,11 @@ _DIGEST: Final = Prehashed(hashes.SHA256())
 
 
 class AgentKeys(RowIndex[AgentKeyRow]):
-    """The keys of agents. `clock` returns seconds since 1970 UTC."""
+    """An index of the valid public keys of all agents (AM-02, AM-03), kept up to date by the live view.
+
+    Thread-safe for one thread that calls `changed` and any number of readers. `clock` returns seconds since
+    1970 UTC.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         super().__init__(AgentKeyRow)
@@ -48,15 +49,21 @@ class AgentKeys(RowIndex[AgentKeyRow]):
                 del self._keys[row.agent_name]
 
     def is_registered(self, agent_name: str) -> bool:
-        """Return whether the agent has a key."""
+        """Return whether the agent has at least one registered key. Without one it can sign no request."""
         with self._lock:
             return agent_name in self._keys
 
     def verify_signature(self, agent_name: str, timestamp: str, body: bytes, signature: str) -> str | None:
-        """Return why the signature is not the agent's, or None if it is.
+        """Return None if a request has a valid signature of this agent, otherwise the reason to refuse it.
 
-        For an unknown agent the text and the work are the same as for a wrong signature, so that neither
-        reveals which agents exist.
+        For an unknown agent the reason and the time of the check are the same as for a wrong signature. So
+        neither reveals which agents exist.
+
+        Args:
+            agent_name: The name of the agent that the request claims to come from.
+            timestamp: Seconds since 1970 UTC in decimal. It may differ from this clock by `WINDOW_S` at most.
+            body: The raw body of the request. The signature covers the timestamp and the body.
+            signature: The RSA signature in base64.
         """
         now = self._clock()
         seconds = timestamp_seconds(timestamp)

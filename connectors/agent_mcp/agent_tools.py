@@ -1,4 +1,4 @@
-"""The functions of the agent MCP server's tools (AM-04, AM-05), for the agent that signed the call.
+"""The functions behind the agent MCP server's tools (AM-04, AM-05), such as `send_to_agent`.
 
 **Delivers** a message once for each idempotency key. **Acknowledges when** the message is in the log and
 settled. **Loses when** never silently: a call that ended in an error may or may not have had its effect.
@@ -54,16 +54,22 @@ _ANSWER_CHARACTERS: Final = 4 * 1024 * 1024
 
 
 class AgentTools:
-    """The tools over an open hub.
+    """The functions of the tools: one method for each tool, with the tool's name.
 
-    Each raises ApiError with the reason of a refusal, and BackboneUnreachable while Kafka is away.
+    `agent` is the name of the agent that signed the call, and `asked` are the tool's arguments. Each method
+    returns the tool's result as JSON. Each raises ApiError with the reason of a refusal. A method that changes
+    something raises BackboneUnreachable while Kafka is unreachable.
     """
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
 
     async def discover_agents(self, agent: str, asked: DiscoverAgents) -> dict[str, Any]:
-        """Return the agents that take part, by name."""
+        """Return the agents that have the wanted status and capability, sorted by name.
+
+        Without a wanted status, all agents that have not stopped are returned. `agent`, the caller, does not
+        matter.
+        """
         rows = [
             row
             for row in self._hub.live_view.all(ParticipantRow)
@@ -73,10 +79,15 @@ class AgentTools:
         return {"agents": [_agent_as_json(row) for row in sorted(rows, key=lambda row: row.agent_name)]}
 
     async def send_to_agent(self, agent: str, asked: SendToAgent) -> dict[str, Any]:
-        """Put a message into the mailbox of another agent, or of the sender itself.
+        """Put a message into the mailbox of another agent, and return its id when the message is settled.
 
-        With `ttl_seconds` the message expires this long after the first call with its idempotency key. A
-        repeated call is the same message with the same expiry.
+        The recipient may also be the sender itself or `operator`. A second call with the same idempotency key
+        sends nothing and returns the same id. With `ttl_seconds` the message expires that many seconds after
+        the first call.
+
+        Raises:
+            ApiError: 404 for an unknown recipient, 413 for a text over the limit, and 409 for an idempotency
+                key that was used for another message.
         """
         caller = Caller(agent, AGENT)
         decision = evaluate_message(self._hub.live_view, caller, asked.target_agent_id, KIND)
@@ -106,7 +117,12 @@ class AgentTools:
         return {"messageId": message_id, "timestamp": None if row is None else row.posted_at // 1000}
 
     async def broadcast_message(self, agent: str, asked: BroadcastMessage) -> dict[str, Any]:
-        """Put a message into the mailbox of each other agent that takes part now, and of the operator."""
+        """Put a message into the mailbox of the operator and of each participant, except the sender `agent`.
+
+        Returns the id of the broadcast and the number of recipients, when all messages are settled.
+        Participants that have stopped get no message. Raises ApiError if a message is rejected, or the text is
+        over the limit.
+        """
         self._check_length(asked.message)
         broadcast_id = request_uuid(f"{DOOR}/{agent}", asked.idempotency_key)
         recipients = broadcast_recipients(self._hub.live_view, agent)
@@ -119,10 +135,10 @@ class AgentTools:
         return {"messageId": str(broadcast_id), "recipientCount": len(recipients)}
 
     async def get_my_messages(self, agent: str, asked: GetMyMessages) -> dict[str, Any]:
-        """Return the agent's own messages and their number. The messages stay in the mailbox.
+        """Return the messages in the agent's own mailbox, by priority and age, and statistics of the mailbox.
 
-        `more` is the number of messages that match and are left out, because of the limit or the length of the
-        answer.
+        The messages stay in the mailbox and stay unread. `more` is the number of further messages that match.
+        They are left out because of `asked.limit` or the length of the answer.
         """
         ids = self._hub.mailboxes.messages((DEFAULT_REALM, agent))
         if len(ids) <= _AT_ONCE:
@@ -145,14 +161,21 @@ class AgentTools:
         return {"messages": shown, "more": len(wanted) - len(shown), "statistics": statistics(rows)}
 
     async def mark_read(self, agent: str, asked: MarkRead) -> dict[str, Any]:
-        """Mark the agent's own messages as read. The answer names the ids that are not in its mailbox."""
+        """Mark messages in the agent's own mailbox as read, and return how many this call marked.
+
+        The answer also lists the ids that are not in the mailbox (`unknown`). `notMarked` are ids of messages
+        that were leased or ended in another way.
+        """
         marks = await mark_read(
             self._hub, [(DEFAULT_REALM, agent)], asked.message_ids, door=DOOR, principal=agent
         )
         return {"marked": len(marks.marked), "unknown": marks.unknown, "notMarked": marks.not_marked}
 
     async def update_my_status(self, agent: str, asked: UpdateMyStatus) -> dict[str, Any]:
-        """Record the agent's status and capabilities."""
+        """Append a record with the agent's new status and capabilities, and wait until it is settled.
+
+        None leaves the status, or the capabilities, as they are.
+        """
         body = AgentUpdated(
             agent_name=agent,
             request_id=str(request_uuid(f"{DOOR}/{agent}", asked.idempotency_key)),
@@ -201,7 +224,7 @@ class AgentTools:
 
 
 def statistics(rows: Iterable[MessageRow]) -> dict[str, Any]:
-    """Return the number of messages in all, unread, by sender and by priority."""
+    """Return how many messages there are in all, unread, from each sender and of each priority."""
     rows = list(rows)
     by_priority = Counter(row.priority for row in rows)
     return {

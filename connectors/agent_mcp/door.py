@@ -57,7 +57,10 @@ class _WithoutText(logging.Handler):
 
 
 def keep_texts_out_of_log() -> None:
-    """Log records of the `mcp` library from WARNING on, without their text, in this process."""
+    """Configure the logger of the `mcp` library: records from WARNING on, without their text.
+
+    The texts may quote bodies, headers and addresses of requests. The change affects the whole process.
+    """
     library = logging.getLogger(_LIBRARY)
     library.handlers[:] = [_WithoutText(logging.WARNING)]
     library.setLevel(logging.WARNING)
@@ -76,7 +79,11 @@ _INSTRUCTIONS: Final = (
 
 
 class AgentMcp:
-    """The application over a hub that is not open yet. Call `opened` when it is; `app` has a lifespan."""
+    """The agent MCP server's ASGI application `app`, for a hub that is not open yet.
+
+    Create it before `Hub.open`, because it registers a callback of the live view. Call `opened` after
+    `Hub.open`. The server of `app` must run its lifespan.
+    """
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -121,7 +128,7 @@ class AgentMcp:
         self.app = AccessLog(routes, hub.metrics, hub.strangers)
 
     def opened(self) -> None:
-        """Load the keys from the live view, which is open now."""
+        """Load the agents' keys from the live view. Call it once, when the hub is open and before requests."""
         self._keys.load(self._hub.live_view.all(AgentKeyRow))
 
     async def _list(self, context: Any, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:

@@ -1,4 +1,4 @@
-"""Building blocks of our MCP servers: a tool as `tools/list` describes it, its arguments, and its results."""
+"""Building blocks of the two MCP servers: descriptions of tools, their arguments, and results of calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic.alias_generators import to_camel, to_snake
 
 
 class ToolArguments(BaseModel):
-    """The arguments of a tool: names in camel case, no unknown names, no values of another type.
+    """The base class of tool arguments: names in camel case, no unknown names, no conversion of types.
 
     The name of a subclass is the name of its tool in camel case. Its docstring describes the tool to the
     clients, as the text of `tools/list`.
@@ -22,7 +22,7 @@ class ToolArguments(BaseModel):
 
 
 def tools_by_name(*models: type[ToolArguments]) -> dict[str, type[ToolArguments]]:
-    """Return the arguments of tools by the names of the tools."""
+    """Return the models of tools' arguments by the names of the tools: `SendToAgent` by `send_to_agent`."""
     return {to_snake(model.__name__): model for model in models}
 
 
@@ -33,10 +33,15 @@ def described_tools(
     idempotent: Container[str],
     destroys: Container[str] = (),
 ) -> list[types.Tool]:
-    """Return tools as `tools/list` shows them, with the JSON schemas of their arguments.
+    """Return the descriptions of tools for `tools/list`, with the JSON schemas of their arguments.
 
-    The last three arguments name the tools with these hints. No tool of ours reaches beyond the backbone, so
-    `open_world_hint` is always false.
+    No tool of ours reaches beyond the backbone, so `openWorldHint` is always false.
+
+    Args:
+        arguments: The model of each tool's arguments, by the tool's name.
+        only_reads: The names of tools that change nothing (`readOnlyHint`).
+        idempotent: The names of tools that have no further effect when repeated (`idempotentHint`).
+        destroys: The names of tools that end or delete something (`destructiveHint`).
     """
     found = []
     for name, model in arguments.items():
@@ -54,13 +59,16 @@ def described_tools(
 
 
 def tool_result(answer: dict[str, Any]) -> types.CallToolResult:
-    """Return the result of a call, as structured content and as text for clients that read only text."""
+    """Return the result of a successful call, as structured content and the same JSON as text.
+
+    The text is for clients that do not read structured content.
+    """
     text = types.TextContent(type="text", text=json.dumps(answer, ensure_ascii=False))
     return types.CallToolResult(content=[text], structured_content=answer)
 
 
 def tool_error(reason: str, message: str) -> types.CallToolResult:
-    """Return the result of a call that failed."""
+    """Return the result of a failed call: the reason (a code such as `malformed`) and a message for people."""
     text = types.TextContent(type="text", text=f"{reason}: {message}")
     said = {"reason": reason, "message": message}
     return types.CallToolResult(content=[text], structured_content=said, is_error=True)

@@ -1,9 +1,9 @@
-"""The middleware that lets only signed requests through (AM-02). It checks the raw body before any other code.
+"""The middleware of the agent MCP server that passes on only requests that an agent has signed (AM-02).
 
-**Refused**: missing, unknown, wrong or old signatures (403), a signature that is used again for a call that
-changes something (403), a body over the limit (413), and a body that is not JSON by CM-02 (400). **Recorded**:
-each refusal, as `request.refused`; each call that changes something, as `agent.called`, before it is carried
-out.
+It checks the raw body before any other code. **Refused**: missing, unknown, wrong or old signatures (403), a
+signature that is used again for a call that changes something (403), a body over the limit (413), and a body
+that is not JSON by CM-02 (400). **Recorded**: each refusal, as `request.refused`; each call that changes
+something, as `agent.called`, before it is carried out.
 """
 
 from __future__ import annotations
@@ -45,15 +45,23 @@ _ROUTE: Final = "MCP"
 
 
 def body_limit_bytes(payload_bytes: int) -> int:
-    """Return the largest size of a request when a message may have `payload_bytes`."""
+    """Return the largest size of a request in bytes when a message's text may have `payload_bytes` bytes.
+
+    It allows for JSON escapes and for the JSON-RPC fields around the text.
+    """
     return _ESCAPES * payload_bytes + _AROUND_BYTES
 
 
 class SignedRequests:
-    """ASGI middleware that checks signatures.
+    """ASGI middleware that checks the signature of each request.
 
-    `only_reads` returns whether a tool changes nothing; each other tool may be called once per signature.
-    `paths` are the paths that metrics and log name.
+    Args:
+        app: The application that gets the admitted requests.
+        hub: The hub, for its log, limits and refusals.
+        keys: The public keys of the agents.
+        only_reads: Returns whether the tool of this name changes nothing. A signature is valid for one call of
+            any other tool.
+        paths: The paths that metrics and access log may name.
     """
 
     def __init__(
@@ -72,7 +80,10 @@ class SignedRequests:
         self._limit_bytes = body_limit_bytes(hub.settings.limits.payload_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check one request and pass it on."""
+        """Pass a correctly signed request on to the application, or answer it with an error.
+
+        A refusal is recorded in the log. A call that changes something is recorded before it is passed on.
+        """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -38,7 +38,10 @@ _CHECK_S: Final = 1.0
 
 
 class SseSessions:
-    """The connections: the ASGI application of the stream, and with `post` that of messages posted to it."""
+    """The SSE connections of all agents, as an ASGI application that serves one connection for each request.
+
+    `post` is the ASGI application for the messages that agents post to their connections.
+    """
 
     def __init__(
         self,
@@ -58,7 +61,10 @@ class SseSessions:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection until its end."""
+        """Serve one agent's event stream until the client disconnects or stops reading, or its key is removed.
+
+        An agent may have eight connections. A further one is answered with 429.
+        """
         # The transport checks this too, but raises an error that nothing handles.
         refused = await self._security.validate_request(Request(scope), is_post=False)
         agent = scope[PRINCIPAL]
@@ -76,7 +82,11 @@ class SseSessions:
             self._metrics.readers(DOOR, -1)
 
     async def post(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Accept one message for a connection of the same agent."""
+        """Accept an MCP message for an event stream that the same agent has opened.
+
+        The answer to the message comes on the stream. While 32 answers wait to be read, further messages are
+        answered with 429.
+        """
         if self._unsent[scope[PRINCIPAL]] >= _UNSENT:
             await _busy("read the answers first")(scope, receive, send)
             return

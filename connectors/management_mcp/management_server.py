@@ -1,4 +1,4 @@
-"""The management MCP server (AM-09), which serves one MCP host over stdin and stdout.
+"""The management MCP server (AM-09), with which an operator's MCP host starts agents, over stdin and stdout.
 
 It writes only JSON-RPC to stdout, and its own messages to stderr. All state is in the gateway, so any number of
 these servers may run, and agents outlive them. When stdin ends, open calls are finished and answered first. A
@@ -46,7 +46,7 @@ _REASONS: Final = (
 
 
 class ManagementMcp:
-    """The server over one pair of streams."""
+    """The management MCP server for one client, over a pair of streams of MCP messages."""
 
     def __init__(self, settings: Settings) -> None:
         self._tools = ManagementTools(settings)
@@ -60,7 +60,7 @@ class ManagementMcp:
         requests: ObjectReceiveStream[SessionMessage | Exception],
         answers: ObjectSendStream[SessionMessage],
     ) -> None:
-        """Serve until `requests` ends and all open requests are answered."""
+        """Answer MCP requests until `requests` ends; then wait up to 45 s for the answers of open requests."""
         to_server, from_client = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         to_client, from_server = anyio.create_memory_object_stream[SessionMessage](0)
         open_calls = _OpenCalls()
@@ -155,10 +155,10 @@ async def _serve(settings: Settings) -> None:
 
 
 def serve(settings: Settings) -> int:
-    """Serve stdin and stdout until stdin ends, and return the exit code.
+    """Serve one MCP host over stdin and stdout until stdin ends. Returns the exit code 0.
 
-    A signal ends the process at once: a thread reads stdin, and only a line or the end of stdin would wake it
-    up.
+    SIGINT and SIGTERM end the process at once. Only a line or the end of stdin would wake the thread that reads
+    it.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
@@ -167,7 +167,10 @@ def serve(settings: Settings) -> int:
 
 
 def main() -> int:
-    """Serve with the settings of the environment and return the exit code."""
+    """Run the server with the settings of the environment until stdin ends, and return the exit code.
+
+    The exit code is 2 for invalid settings.
+    """
     try:
         return serve(load_settings())
     except SettingsError as error:

@@ -1,4 +1,4 @@
-"""The tools of the management MCP server (AM-09): their arguments and their functions.
+"""The functions behind the management MCP server's tools (AM-09), such as `spawn_agent`, and their arguments.
 
 Each function asks the gateway as the operator. **Delivers** each spawn and each message once for each
 idempotency key. Without a key from the caller, the key is made of this server's own id and the id of the call.
@@ -83,9 +83,11 @@ class MarkMessagesRead(ToolArguments):
 
 
 class ManagementTools:
-    """The tools. Each raises the errors of GatewayClient, with the gateway's own text.
+    """The functions of the tools: one method for each tool, with the tool's name.
 
-    The functions block, so none may be called on the thread of an event loop.
+    `asked` are the tool's arguments. `call` is the id of the MCP request; a default idempotency key is made of
+    it. Each method returns the tool's result as JSON, and raises the errors of GatewayClient. The methods
+    block, so none may be called on the thread of an event loop.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -93,9 +95,10 @@ class ManagementTools:
         self._own = uuid.uuid4()
 
     def spawn_agent(self, asked: SpawnAgent, call: str) -> dict[str, Any]:
-        """Start an agent and wait until it runs. The answer has the dashboard's address, if there is one.
+        """Start an agent and wait until it runs. Returns the agent, and the dashboard's URL if there is one.
 
-        Raises Refused with the reason when the agent was not started.
+        `call`, the id of the MCP request, makes the idempotency key if `asked` has none. Raises Refused with
+        the gateway's reason when the agent was not started.
         """
         body = {"agent_name": asked.agent_id, "task": asked.task, "capabilities": asked.capabilities}
         path = path_of("participants", "spawn")
@@ -105,31 +108,48 @@ class ManagementTools:
         return shown
 
     def list_agents(self, asked: ListAgents, call: str) -> dict[str, Any]:
-        """Return the agents that take part now, by name, whether or not they were spawned."""
+        """Return all participants that have not stopped, sorted by name.
+
+        They include agents that nobody spawned but that joined by themselves. `call` is not used.
+        """
         with GatewayClient(self._settings) as gateway:
             found = gateway.get(path_of("participants"))
         return {"agents": [_shown(row) for row in found["participants"]]}
 
     def stop_agent(self, asked: StopAgent, call: str) -> dict[str, Any]:
-        """Stop an agent; an agent that has stopped is left as it is. Raises NotFound."""
+        """Stop an agent and return its state. An agent that has stopped already is left as it is.
+
+        Raises NotFound for an unknown name. `call` is not used.
+        """
         with GatewayClient(self._settings) as gateway:
             return _shown(gateway.post(path_of("participants", asked.agent_id, "stop")))
 
     def send_message(self, asked: SendMessage, call: str) -> dict[str, Any]:
-        """Send a message in the operator's name. Raises NotFound for an unknown recipient."""
+        """Send a text as the operator to the mailbox of this name, and return the message's id.
+
+        `call`, the id of the MCP request, makes the idempotency key if `asked` has none. Raises NotFound for an
+        unknown mailbox.
+        """
         body = {"recipient": asked.target_agent_id, "type": "message", "payload": {"text": asked.message}}
         sent = self._post_once(path_of("messages"), body, "send", asked, call, "the message was sent")
         return {"messageId": sent["message_id"]}
 
     def get_messages(self, asked: GetMessages, call: str) -> dict[str, Any]:
-        """Read the operator's mailbox and take nothing out of it."""
+        """Return messages of the operator's mailbox, and the number of all. Reading marks none of them as read.
+
+        These are the newest messages, or with `unread_only` the oldest unread ones. `call` is not used.
+        """
         wanted = {"limit": asked.limit, "pending": "true" if asked.unread_only else None}
         with GatewayClient(self._settings) as gateway:
             found = gateway.get(path_of("mailboxes", DEFAULT_REALM, OPERATOR), wanted)
         return {"messages": [_message_shown(row) for row in found["messages"]], "total": found["total"]}
 
     def mark_messages_read(self, asked: MarkMessagesRead, call: str) -> dict[str, Any]:
-        """Mark messages of the operator's mailbox as read. A repeated call changes nothing."""
+        """Mark messages of the operator's mailbox as read, and return the ids by what became of them.
+
+        The lists are `read`, `notMarked` (leased, or ended in another way) and `unknown`. A repeated call has
+        no further effect. `call` is not used.
+        """
         with GatewayClient(self._settings) as gateway:
             marks = gateway.post(path_of("messages", "read"), {"message_ids": asked.message_ids})
         return {"read": marks["read"], "notMarked": marks["not_marked"], "unknown": marks["unknown"]}
